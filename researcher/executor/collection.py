@@ -58,8 +58,13 @@ class Collected:
     """Versions of the client's code, and how many episodes each ended."""
 
 
-async def collect(swarm: SwarmClient, blueprint: TrialBlueprint, metrics: Sequence[Metric] = ()) -> Collected:
+async def collect(
+    swarm: SwarmClient, blueprint: TrialBlueprint, metrics: Sequence[Metric] = (), *, partner: bool = False
+) -> Collected:
     """Everything recorded of a finished trial. metrics: the plan's, for what episodes have to report.
+
+    partner: of a further model of the trial. Where a held-out episode went by without a call of it, the team counts all the same,
+    and its own part in that episode is no measurement.
 
     Raises: EvidenceMissing when the run is not complete, a step is missing, or evaluation episodes are; or what these report.
     """
@@ -68,7 +73,9 @@ async def collect(swarm: SwarmClient, blueprint: TrialBlueprint, metrics: Sequen
         raise EvidenceMissing(f"the run is {report.status} at step {report.step}: {report.reason or 'no reason given'}")
     entries = [entry async for entry in swarm.ledger(run_id=report.run_id)]
     own = [entry for entry in entries if entry.client_id == client_id(blueprint.trial_key)]
-    series = _steps(report) | _evaluations(blueprint, own, report, metrics) | outcomes.trained(metrics, own)
+    series = (
+        _steps(report) | _evaluations(blueprint, own, report, metrics, partner=partner) | outcomes.trained(metrics, own)
+    )
     status = await swarm.status()
     hosted = HostedModel(
         name=hosted_name(status.model),
@@ -100,7 +107,7 @@ async def collect_whole(
     for role, run in blueprint.partners.items():
         try:
             asked = [metric for metric in metrics if metric.role == role]
-            own = await collect(others[role], blueprint.model_copy(update={"run_id": run.run_id}), asked)
+            own = await collect(others[role], blueprint.model_copy(update={"run_id": run.run_id}), asked, partner=True)
         except EvidenceMissing as missing:
             raise EvidenceMissing(f"of the {role}: {missing}") from missing
         series |= {f"{role}/{name}": line for name, line in own.series.items()}
@@ -142,14 +149,21 @@ def _steps(report: RunReport) -> dict[str, list[tuple[int, float]]]:
 
 
 def _evaluations(
-    blueprint: TrialBlueprint, own: list[LedgerEntry], report: RunReport, metrics: Sequence[Metric]
+    blueprint: TrialBlueprint, own: list[LedgerEntry], report: RunReport, metrics: Sequence[Metric], *, partner: bool
 ) -> dict[str, list[tuple[int, float]]]:
-    before, after = (_evaluation(blueprint, own, *when, metrics) for when in (("before", 0), ("after", report.step)))
+    evaluations = (("before", 0), ("after", report.step))
+    before, after = (_evaluation(blueprint, own, *when, metrics, partner=partner) for when in evaluations)
     return before | after
 
 
 def _evaluation(
-    blueprint: TrialBlueprint, own: list[LedgerEntry], when: str, step: int, metrics: Sequence[Metric]
+    blueprint: TrialBlueprint,
+    own: list[LedgerEntry],
+    when: str,
+    step: int,
+    metrics: Sequence[Metric],
+    *,
+    partner: bool,
 ) -> dict[str, list[tuple[int, float]]]:
     """Held-out rewards, successes and what else episodes report, under the weights of `step`, in the order of the tasks, equal in every arm.
 
@@ -159,7 +173,7 @@ def _evaluation(
     for entry in own:
         if entry.kind == "eval" and entry.claimed_step == step:
             tried[entry.task_id].append(entry)
-    kept = _kept(blueprint, tried, when)
+    kept = _kept(blueprint, tried, when, partner=partner)
     rewards = [(index, entry.reward) for index, entry in kept.items()]
     successes = [(index, entry.success) for index, entry in kept.items()]
     series = {f"eval_reward_{when}": [(index, value) for index, value in rewards if value is not None]}
@@ -168,10 +182,13 @@ def _evaluation(
     return {**series, f"eval_success_{when}": known} if known else series
 
 
-def _kept(blueprint: TrialBlueprint, tried: Mapping[str, list[LedgerEntry]], when: str) -> dict[int, LedgerEntry]:
+def _kept(
+    blueprint: TrialBlueprint, tried: Mapping[str, list[LedgerEntry]], when: str, *, partner: bool
+) -> dict[int, LedgerEntry]:
     """Episodes of one evaluation by index: those of the n-th task begin at n times the episodes of each.
 
-    tried: attempts by task. Tasks that were set aside leave gaps. Raises: EvidenceMissing where any other is missing, or all are.
+    tried: attempts by task. Tasks that were set aside leave gaps, and so does what a partner was not called for. Raises:
+    EvidenceMissing where any other is missing, or all are.
     """
     wanted = blueprint.heldout
     # A client that was killed while it evaluated may have done an episode more than it was asked for.
@@ -187,7 +204,8 @@ def _kept(blueprint: TrialBlueprint, tried: Mapping[str, list[LedgerEntry]], whe
         whole
         and len(ended) == wanted.tasks
         and all(
-            len(entries) == wanted.episodes or _used_up(tried[task], blueprint.retries)
+            len(entries) + (_uncalled(tried[task]) if partner else 0) >= wanted.episodes
+            or _used_up(tried[task], blueprint.retries)
             for task, entries in ended.items()
         )
     ):
@@ -206,9 +224,14 @@ def _used_up(tried: Sequence[LedgerEntry], retries: int) -> bool:
     return Tries(charged=charged, deaths=deaths).used_up(retries)
 
 
+def _uncalled(tried: Sequence[LedgerEntry]) -> int:
+    """Committed with a team in which nobody called this model."""
+    return sum(entry.reason is DropReason.NO_CALLS and lost_to(entry) is Cause.ROLLOUT for entry in tried)
+
+
 def _versions(own: list[LedgerEntry]) -> dict[str, int]:
     """The first one first."""
-    return dict(Counter(entry.client_version for entry in own if entry.reward is not None))
+    return dict(Counter(entry.client_version for entry in own if _counts(entry)))
 
 
 def _evidence(
@@ -232,7 +255,7 @@ def _evidence(
 
 
 def _tasks(entries: list[LedgerEntry], kind: str) -> list[str]:
-    return sorted({entry.task_id for entry in entries if entry.kind == kind and entry.reward is not None})
+    return sorted({entry.task_id for entry in entries if entry.kind == kind and _counts(entry)})
 
 
 def _joined(entries: list[LedgerEntry], mine: str) -> dict[str, int] | None:
@@ -258,6 +281,11 @@ def attrition(own: list[LedgerEntry]) -> Attrition:
             first[cause] = redact(entry.detail)[:LONGEST_TRACEBACK]
     train, evaluated = ([entry for entry in closed if entry.kind == kind] for kind in ("train", "eval"))
     return Attrition(train=_attempts(train), eval=_attempts(evaluated), first=first)
+
+
+def _counts(entry: LedgerEntry) -> bool:
+    """Whether it ended with a reward that counts."""
+    return entry.reward is not None and lost_to(entry) is None
 
 
 def lost_to(entry: LedgerEntry) -> Cause | None:

@@ -37,7 +37,7 @@ from swarm.protocol.episodes import (
     LedgerEntry,
     WeightsVersion,
 )
-from swarm.protocol.teams import EpisodePreparation
+from swarm.protocol.teams import EpisodePreparation, TeamReceipt
 
 EPISODE_S = 20.0
 _LOOKED_THROUGH = 5000
@@ -104,7 +104,7 @@ class _Desk:
     async def prepare(self, episode_id: str, preparation: EpisodePreparation) -> object:
         raise TypeError("a rehearsal has no teams")
 
-    async def commit(self, episode_id: str, lease: str, patience: Patience | None = None) -> object:
+    async def commit(self, episode_id: str, lease: str, patience: Patience | None = None) -> TeamReceipt:
         raise TypeError("a rehearsal has no teams")
 
 

@@ -36,7 +36,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def try_rollout(args: argparse.Namespace) -> int:
-    """Exit code 0 when the rollout came to a reward, 1 when it crashed."""
+    """Exit code 0 when the rollout came to a reward that counts, 1 when it did not."""
     import asyncio
 
     from swarm.cli.trace import trace_text
@@ -95,5 +95,8 @@ async def _try(args: argparse.Namespace, rollout: Rollout, task: Task) -> _Attem
                 attempt.failure = sendable(traceback.format_exc())
                 if episode.receipt is None:
                     episode.abort(attempt.failure, cause=episode.blame(error))
+        if episode.receipt is not None and episode.receipt.dropped is not None:
+            attempt.reward = None
+            attempt.failure = attempt.failure or f"the episode does not count: {episode.receipt.dropped}"
         attempt.trace = await swarm.trace(episode.id, text=True)
     return attempt

@@ -48,7 +48,8 @@ _MARGIN_S = 30.0
 
 @dataclass(slots=True)
 class Attempt:
-    """What became of it. status: `pooled`, `aborted`, or `lost` where the server had closed it before."""
+    """What became of it. status: `pooled` (to be trained), `evaluated`, `dropped` as it ended, `aborted`, or `lost` where the server had closed it
+    before."""
 
     task_id: str
     episode_id: str = ""
@@ -184,7 +185,7 @@ class Runner:
         if episode.lost.is_set():
             attempt.status = "lost"
         elif episode.receipt is not None:
-            _note_receipt(attempt, episode.receipt, episode.reward)
+            _note_receipt(attempt, episode.receipt, episode)
 
     async def _claimed(self, episode: Episode, attempt: Attempt) -> bool:
         """False where a person stopped it before it began: what was granted meanwhile is given back."""
@@ -311,9 +312,9 @@ class Runner:
             attempt.reason += f" (its record cannot be read: {error})"
 
 
-def _note_receipt(attempt: Attempt, receipt: EpisodeReceipt, reward: float | None) -> None:
+def _note_receipt(attempt: Attempt, receipt: EpisodeReceipt, episode: Episode) -> None:
     """A result that was stored, and may have been dropped at once."""
-    attempt.status, attempt.reward = "pooled", reward
+    attempt.status, attempt.reward = "evaluated" if episode.claim.kind == "eval" else "pooled", episode.reward
     if receipt.dropped is not None:
         attempt.status = "dropped"
         cause = Cause.SERVER if receipt.dropped is DropReason.TAINTED else Cause.ROLLOUT

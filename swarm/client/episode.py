@@ -21,7 +21,7 @@ from swarm.client.messages import require_finite_metadata, with_text_keys, writt
 from swarm.client.wire import Patience
 from swarm.protocol.episodes import Cause, EpisodeClaim, EpisodeGrant, EpisodeReceipt, EpisodeResult, LedgerEntry
 from swarm.protocol.errors import SwarmError
-from swarm.protocol.teams import EpisodePreparation
+from swarm.protocol.teams import EpisodePreparation, TeamReceipt
 
 RENEWALS_PER_IDLE_LIMIT = 3
 LATE_S = 0.5
@@ -55,7 +55,7 @@ class EpisodeDesk(Protocol):
 
     async def prepare(self, episode_id: str, preparation: EpisodePreparation) -> object: ...
 
-    async def commit(self, episode_id: str, lease: str, patience: Patience | None = None) -> object: ...
+    async def commit(self, episode_id: str, lease: str, patience: Patience | None = None) -> TeamReceipt: ...
 
 
 class Ending:
@@ -135,11 +135,13 @@ class Episode:
         agent_rewards: Mapping[str, float] | None = None,
         metadata: Mapping[str, Any] | None = None,
         despite: str | None = None,
+        by_hand: bool = False,
     ) -> Ending:
         """Hand the result in. Sent when the block is left, or at once when awaited; then `receipt` is there.
 
         An episode is not trained when a call of it failed on the server's side (`receipt.dropped` is `tainted`). despite: how
-        the agent recovered; then it counts.
+        the agent recovered; then it counts. Nor does one count that never called the model (`no_calls`), in training or
+        evaluation. by_hand: a person answered in its place; then such an evaluation counts.
         Raises: NoReward (a ValueError) for a reward that is no finite number, InvalidSpec for metadata that is no JSON.
         """
         self._result = self.result_of(
@@ -149,6 +151,7 @@ class Episode:
             agent_rewards=agent_rewards,
             metadata=metadata,
             despite=despite,
+            by_hand=by_hand,
         )
         return Ending(self)
 
@@ -161,6 +164,7 @@ class Episode:
         agent_rewards: Mapping[str, float] | None = None,
         metadata: Mapping[str, Any] | None,
         despite: str | None = None,
+        by_hand: bool = False,
     ) -> EpisodeResult:
         """What `end` would hand in, checked and kept nowhere. Raises: what `end` raises."""
         if self._result is not None or self._abort_reason is not None:
@@ -174,6 +178,7 @@ class Episode:
                 agent_rewards=None if agent_rewards is None else dict(agent_rewards),
                 metadata=with_text_keys(metadata),
                 despite=despite,
+                by_hand=by_hand,
                 idempotency_key=f"end-{self.id}",
             )
         except ValidationError as error:

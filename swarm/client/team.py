@@ -29,7 +29,7 @@ from swarm.client.errors import (
 from swarm.client.wire import Patience
 from swarm.protocol.episodes import Cause, DropReason, EpisodeKind, EpisodeReceipt
 from swarm.protocol.errors import ErrorCode, SwarmError
-from swarm.protocol.teams import Decider, EpisodePreparation, TeamResult
+from swarm.protocol.teams import Decider, EpisodePreparation, TeamReceipt, TeamResult
 
 TELL_PATIENCE = Patience(connect_s=2.0, later_s=2.0)
 """For telling the others what was decided: a server that cannot be told asks by itself."""
@@ -144,7 +144,7 @@ class Team:
         try:
             await self._prepare()
             self._asked_to_commit = True
-            await self._commit(self._decider)
+            decided = await self._commit(self._decider)
         except (LeaseLost, NotFound) as lost:
             tainted = lost.fields.get("dropped") == DropReason.TAINTED
             cause = Cause.SERVER if tainted else await self._lost_by() or Cause.CLIENT
@@ -159,7 +159,7 @@ class Team:
                 raise TeamUndecided(f"the decider gave no answer to the commit: {error}") from error
             raise
         self.committed = True
-        await self._tell()
+        await self._tell(decided)
 
     async def _prepare(self) -> None:
         """The decider last: once it is prepared, everyone who may be in doubt has somebody to ask."""
@@ -174,19 +174,23 @@ class Team:
             wish = EpisodePreparation(lease=lease, decider=decider, result=result, patience_s=self._patience_s)
             await episode.desk.prepare(episode.id, wish)
 
-    async def _commit(self, name: str, patience: Patience | None = None) -> None:
+    async def _commit(self, name: str, patience: Patience | None = None) -> TeamReceipt:
         episode = self.members[name]
-        await episode.desk.commit(episode.id, episode.grant.lease, patience)
+        return await episode.desk.commit(episode.id, episode.grant.lease, patience)
 
-    async def _tell(self) -> None:
+    async def _tell(self, decided: TeamReceipt) -> None:
         """Best effort: a server that does not hear it asks the decider."""
         others = [name for name in self.members if name != self._decider]
         telling = (self._commit(name, TELL_PATIENCE) for name in others)
+        outcomes: list[TeamReceipt | BaseException] = []
         try:
             outcomes = await asyncio.gather(*telling, return_exceptions=True)
         finally:
+            heard = [decided, *(outcome for outcome in outcomes if isinstance(outcome, TeamReceipt))]
+            dropped = {receipt.episode_id: receipt.dropped for receipt in heard}
             for episode in self.members.values():
-                await episode.let_go(EpisodeReceipt(episode_id=episode.id, status="pooled"))
+                receipt = EpisodeReceipt(episode_id=episode.id, status="pooled", dropped=dropped.get(episode.id))
+                await episode.let_go(receipt)
         for name, outcome in zip(others, outcomes, strict=True):
             if isinstance(outcome, SwarmError):
                 log.info("the server of %s will ask the decider by itself: %s", name, outcome)

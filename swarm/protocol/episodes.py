@@ -107,6 +107,8 @@ class EpisodeResult(StrictModel):
     despite: Despite = None
     """How the agent recovered from a call that failed on the server's side. Without it such an episode is `tainted` and not
     trained."""
+    by_hand: Annotated[bool, Field(exclude_if=lambda value: not value)] = False
+    """A person answered in the model's place: an evaluation then counts without a call."""
     idempotency_key: IdempotencyKey = None
 
 

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, Field, field_validator
 
 from foundation.strict import StrictModel
-from swarm.protocol.episodes import Cause, Despite, Finite, Reward
+from swarm.protocol.episodes import Cause, Despite, DropReason, Finite, Reward
 from swarm.protocol.quantities import NotBoolean
 
 TeamOutcome = Literal["committed", "aborted"]
@@ -73,6 +73,8 @@ class TeamReceipt(BaseModel):
 
     episode_id: str
     status: Literal["prepared", "committed", "aborted"]
+    dropped: DropReason | None = None
+    """As in `EpisodeReceipt`, of a member that was committed."""
 
 
 class TeamDecision(BaseModel):

@@ -205,7 +205,15 @@ def left_behind() -> None:
     os.wait()
 
 
+def play() -> None:
+    """The call that makes its episode one that counts."""
+    body = {"model": "policy", "messages": [{"role": "user", "content": "hello"}]}
+    if asked(str(MODEL.hostname), int(MODEL.port or 0), "POST", f"{MODEL.path}/chat/completions", body) is None:
+        raise SystemExit("the model did not answer")
+
+
 if __name__ == "__main__":
+    play()
     found = {
         way.__name__: [each for each in way() if each]
         for way in (environment, processes, signals, files, routes, smuggled, sockets)

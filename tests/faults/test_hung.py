@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import logging
 import os
 import signal
@@ -17,13 +18,15 @@ import pytest
 from foundation.clock import ManualClock, SystemClock
 from swarm.engine.limits import LEAST_LIMIT_S
 from swarm.engine.local.engine import LocalEngine
-from swarm.engine.local.supervisor import BackOff
+from swarm.engine.local.supervisor import BackOff, Supervisor
 from swarm.engine.seam import Engine
+from swarm.engine.verl.engine import VerlEngine, VerlLayout
 from swarm.models.folder import ModelFolder
 from swarm.protocol.episodes import EpisodeAbort
 from swarm.protocol.status import Hang, Phase
 from tests.fakes.engine import FaultyEngine
 from tests.fakes.training_engine import TrainingEngine
+from tests.swarm.engine.verl.platform_environment import ENVIRONMENT
 from tests.swarm.server.coordinator.world import World
 
 pytestmark = [pytest.mark.campaign, pytest.mark.anyio]
@@ -75,6 +78,48 @@ def stop(pid: int) -> float:
     return time.time()
 
 
+def api_server(guardian: int) -> list[int]:
+    """vLLM's, once it is there."""
+    return below(guardian)[:1]
+
+
+def engine_core(guardian: int) -> list[int]:
+    """vLLM's, which the API server forked, once it is there."""
+    return [pid for server in api_server(guardian) for pid in below(server) if b"forking_server" in command_line(pid)]
+
+
+def ranks(guardian: int) -> list[int]:
+    """verl's, once they are there."""
+    return [pid for pid in below(guardian) if command_line(pid).startswith(b"ray::RankWorker")]
+
+
+def command_line(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+        return b""
+
+
+def boot_limit_s(supervisor: Supervisor) -> float:
+    """How long the next start may take."""
+    return supervisor._boots.limit_s(supervisor._boot)
+
+
+async def started_anew(world: World, guardian: Callable[[], int | None], victims: Callable[[int], list[int]]) -> int:
+    """Kill what the guardian started, all of it; the first of the victims as soon as it is there again, in mid-start."""
+    first = guardian()
+    os.kill(below(first or 0)[0], signal.SIGKILL)
+    found: list[int] = []
+
+    def there() -> bool:
+        current = guardian()
+        found[:] = [] if current is None or current == first else victims(current)
+        return found != []
+
+    await until(world, there)
+    return found[0]
+
+
 def stops_before(patch: pytest.MonkeyPatch, owner: Any, method: str, victim: Callable[[], int]) -> list[float]:
     """The next call of the method stops the victim first; the list gets when."""
     usual, stopped = getattr(owner, method), list[float]()
@@ -101,8 +146,8 @@ async def named_and_over(world: World, stopped: list[float], limit_s: float) -> 
     assert over is not None
     assert over.over_at is not None
     took = (hang.found_at - stopped[-1], over.over_at - stopped[-1])
-    _LOG.warning("stopped, found %.1f s later, over %.1f s later: %s", *took, hang.reason)
-    return hang
+    _LOG.warning("stopped (limit %.0f s), found %.1f s later, over %.1f s later: %s", limit_s, *took, hang.reason)
+    return over
 
 
 async def once(world: World, steps: int) -> None:
@@ -145,7 +190,7 @@ async def test_a_trainer_that_is_stopped_while_it_starts_is_named_and_started_ag
             world,
             lambda: engine.trainer.process_id not in (None, first) and below(engine.trainer.process_id or 0) != [],
         )
-        limit_s = engine.trainer._supervisor._boots.limit_s(engine.trainer._supervisor._boot)
+        limit_s = boot_limit_s(engine.trainer._supervisor)
         stopped = [stop(below(engine.trainer.process_id or 0)[0])]
         hang = await named_and_over(world, stopped, limit_s)
         assert "was not ready" in hang.reason
@@ -160,25 +205,21 @@ async def test_inference_that_is_stopped_is_named_and_served_again_whichever_pro
         tiny_llama, logs=tmp_path / "logs", clock=SystemClock(), max_model_len=512, back_off=BackOff(first_s=0.05)
     )
 
-    def process(name: str) -> int:
-        """vLLM's API server, or its engine core, which it started."""
-        server = below(engine.inference.process_id or 0)[0]
-        others = [pid for pid in below(server) if b"resource_tracker" not in Path(f"/proc/{pid}/cmdline").read_bytes()]
-        return others[0] if name == "core" else server
-
     async with serving(tmp_path / "state", engine) as world:
         await begin(world, 3)
         await world.batch()
         await until(world, lambda: world.step == 1)
-        for name in ("core", "api"):
+        for victims in (engine_core, api_server):
             lease = await world.claim("t-1")
-            stopped = [stop(process(name))]
+            stopped = [stop(victims(engine.inference.process_id or 0)[0])]
             call = asyncio.create_task(world.call(lease))
             hang = await named_and_over(world, stopped, LEAST_LIMIT_S)
             assert "no sign of life" in hang.reason
             await asyncio.gather(call, return_exceptions=True)
             await world.desk.abort(lease.episode_id, EpisodeAbort(lease=lease.lease, reason="its call failed"))
-        stopped = stops_before(monkeypatch, engine.inference, "publish", lambda: process("core"))
+        stopped = stops_before(
+            monkeypatch, engine.inference, "publish", lambda: engine_core(engine.inference.process_id or 0)[0]
+        )
         playing = asyncio.create_task(world.batch())
         hang = await named_and_over(world, stopped, LEAST_LIMIT_S)
         assert "weights are changed" in hang.reason
@@ -186,3 +227,54 @@ async def test_inference_that_is_stopped_is_named_and_served_again_whichever_pro
         await until(world, lambda: world.step >= 2)
         await world.batch()
         await once(world, 3)
+
+
+@pytest.mark.parametrize("victims", [engine_core, api_server], ids=["core", "api"])
+async def test_inference_that_is_stopped_while_it_starts_is_named_and_started_again(
+    tiny_llama: ModelFolder, tmp_path: Path, victims: Callable[[int], list[int]]
+) -> None:
+    engine = LocalEngine(
+        tiny_llama, logs=tmp_path / "logs", clock=SystemClock(), max_model_len=512, back_off=BackOff(first_s=0.05)
+    )
+    async with serving(tmp_path / "state", engine) as world:
+        await begin(world, 2)
+        await world.batch()
+        await until(world, lambda: world.step == 1)
+        limit_s = boot_limit_s(engine.inference._supervisor)
+        victim = await started_anew(world, lambda: engine.inference.process_id, victims)
+        hang = await named_and_over(world, [stop(victim)], limit_s)
+        assert "was not ready" in hang.reason
+        assert hang.over_at is not None
+        assert hang.over_at - hang.found_at <= limit_s
+        await world.batch()
+        await once(world, 2)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("verl") is None, reason="needs verl: `make verl`")
+async def test_a_rank_of_verl_that_is_stopped_while_it_starts_is_named_and_all_is_started_again(
+    tiny_llama: ModelFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    layout = VerlLayout(
+        max_model_len=512,
+        ranks_per_node=2,
+        tensor_parallel=2,
+        max_num_seqs=16,
+        sampling_memory=0.05,
+        kv_cache_bytes=64 << 20,
+        tokens_per_rank=2048,
+    )
+    engine = VerlEngine(tiny_llama, layout, logs=tmp_path / "logs", clock=SystemClock())
+    async with serving(tmp_path / "state", engine) as world:
+        await begin(world, 2)
+        await world.batch()
+        await until(world, lambda: world.step == 1)
+        limit_s = boot_limit_s(engine.driver._supervisor)
+        victim = await started_anew(world, lambda: engine.driver.process_id, ranks)
+        hang = await named_and_over(world, [stop(victim)], limit_s)
+        assert "was not ready" in hang.reason
+        assert hang.over_at is not None
+        assert hang.over_at - hang.found_at <= limit_s
+        await world.batch()
+        await once(world, 2)

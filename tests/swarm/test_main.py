@@ -340,6 +340,9 @@ async def stored(episode, task):
     await episode.end(reward=0.5)
     raise KeyError("after the end")
 
+async def silent(episode, task):
+    return 1.0
+
 async def given_up(episode, task):
     episode.abort("the sandbox did not start")
 
@@ -366,6 +369,7 @@ def test_a_rollout_is_tried_without_training(tmp_path: Path, capsys: Capture) ->
     assert shown.splitlines()[-1] == "KeyError: 'nemo'"
     for name, said in (
         ("stored", "KeyError: 'after the end'"),
+        ("silent", "the episode does not count: no_calls"),
         ("given_up", "the sandbox did not start"),
         ("half", "no such tool: \\ud83d"),
     ):

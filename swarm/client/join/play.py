@@ -235,4 +235,5 @@ def _hand_in(episode: Episode, result: dict[str, Any], hand: Hand, refused_rewar
             "played": "by hand" if hand.by_hand else "drafts",
             "written": hand.written,
         },
+        by_hand=hand.by_hand,
     )

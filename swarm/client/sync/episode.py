@@ -60,10 +60,12 @@ class Episode:
         agent_rewards: Mapping[str, float] | None = None,
         metadata: Mapping[str, Any] | None = None,
         despite: str | None = None,
+        by_hand: bool = False,
     ) -> EpisodeReceipt | None:
         """Hand the result in; when this returns, it is stored durably. Raises: LeaseLost.
 
         despite: how the agent recovered from a call that failed on the server's side; without it such an episode is not trained.
+        by_hand: a person answered in the model's place; then an evaluation counts without a call.
         None: it belongs to a team, which sends the results of its members when its block is left.
         """
 
@@ -75,6 +77,7 @@ class Episode:
                 agent_rewards=agent_rewards,
                 metadata=metadata,
                 despite=despite,
+                by_hand=by_hand,
             )
             return None if self.inner.in_team else await ending
 

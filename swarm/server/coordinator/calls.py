@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
 
 from foundation.nearest import nearest
 from foundation.strict import FieldError
@@ -74,7 +74,7 @@ Outcome = Literal["answered", "failed", "left"]
 
 @dataclass(slots=True, kw_only=True)
 class CallAttempt:
-    """One request of an agent and how it went: what tells whether a failure was made good. Kept in memory only."""
+    """One request of an agent and how it went: what tells whether a failure was made good."""
 
     asked: str
     """Digest of dialect, agent and body: equal for the same request again."""
@@ -87,6 +87,10 @@ class CallAttempt:
     """Positions in the order of all beginnings and ends of requests."""
     outcome: Outcome
     """left: its client went away, or its episode ended, while nothing was wrong."""
+    left_at: float | None = None
+    """Unix time at which its client gave up on it, where the engine may yet be found to have hung by then."""
+    call_ids: frozenset[str] = frozenset()
+    """Its records, where `left_at` is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,6 +135,22 @@ def _made_good(attempts: Sequence[CallAttempt]) -> bool:
         elif not marked:
             unmarked += 1
     return not waiting and not (unmarked and unrelated)
+
+
+def suspicion(attempts: Sequence[CallAttempt]) -> dict[str, Any] | None:
+    """What is kept of the requests of an episode that is over, while one may yet be found to have failed; None where none may.
+
+    at: Unix time at which a client gave up last.
+    """
+    left = [attempt.left_at for attempt in attempts if attempt.outcome == "left" and attempt.left_at is not None]
+    if not left:
+        return None
+    return {"at": max(left), "attempts": [{**asdict(one), "call_ids": sorted(one.call_ids)} for one in attempts]}
+
+
+def attempts_of(suspected: Mapping[str, Any]) -> list[CallAttempt]:
+    """The requests that `suspicion` kept."""
+    return [CallAttempt(**{**one, "call_ids": frozenset(one["call_ids"])}) for one in suspected["attempts"]]
 
 
 def with_failure(calls: Sequence[RecordedCall], call_ids: frozenset[str], failure: CallFailure) -> list[RecordedCall]:

@@ -31,7 +31,7 @@ from swarm.server.coordinator.waiting import Waiter, Waiting
 from swarm.server.pool.commit import GroupCommit
 from swarm.server.pool.reader import PoolReader
 from swarm.server.pool.reading import ReadThread
-from swarm.server.pool.rows import PutMeta
+from swarm.server.pool.rows import LIVED_AT, PutMeta
 from swarm.server.pool.store import PoolStore
 
 _LOG = logging.getLogger(__name__)
@@ -39,6 +39,8 @@ T = TypeVar("T")
 PAUSE_AFTER_FAILED_WRITE_S = 1.0
 RECORD_LIMIT_S = 2.0
 """So long an episode's end waits for the records of calls that it broke off."""
+UNNOTICED_S = 600.0
+"""No hang of the engine stays unnoticed so long after a client gave up on it."""
 POOL = "the pool"
 """What there may be no room for."""
 
@@ -86,6 +88,10 @@ class Clerk:
         run = book.state.run
         if run is not None and not run.row.released and (why := refused_now(run)) is not None:
             _LOG.warning("%s", why)
+        self.situation.lived_at = self.store.read.lived_at()
+        for row in self.store.read.suspected(self.situation.lived_at):
+            calls = self.store.read.calls(row.seq) or []
+            book.episodes.fail_unsettled(row, calls, self.situation.lived_at)
         server_id = snapshot.server_id or self._ids.new("srv")
         self.store.write([*book.state.take_changes(), PutMeta("server_id", server_id)])
         book.state.closing.clear()
@@ -267,6 +273,14 @@ class Clerk:
         self._rearm.set()
         self.turn()
 
+    def engine_lived(self, at: float) -> None:
+        """It lived at that Unix time. Written only where somebody gave up on it before, and seldom."""
+        situation = self.situation
+        if situation.lived_at < situation.suspected_at <= at:
+            situation.lived_at = at
+            self._book.state.changes.append(PutMeta(LIVED_AT, repr(at)))
+            self.turn()
+
     def _note_hang(self, health: EngineHealth) -> None:
         situation, known = self.situation, self.situation.hang
         if health.hung_since is not None and (known is None or known.since != health.hung_since):
@@ -386,6 +400,8 @@ class Clerk:
                 who = f"client {found.client_id}" if found.client_id is not None else "a client: its slots are free"
                 self.feed.log(f"the run waits for {who}, task {found.task_id!r}")
             situation.waiting_for = found
+            if situation.engine_ready and situation.suspected_at <= self.clock.now() - UNNOTICED_S:
+                self.engine_lived(situation.suspected_at)
             self._publish()
 
     async def _watch_limits(self) -> None:

@@ -354,6 +354,14 @@ class Desk:
         if live is not None:
             live.attempted(attempt)
 
+    def suspect(self, at: float) -> None:
+        """A client gave up on a recorded call at that Unix time, and the engine may be found to have hung by then."""
+        self.clerk.situation.suspected_at = at
+
+    def engine_lived(self, at: float) -> None:
+        """It lived at that Unix time: whoever gave up before met no hang."""
+        self.clerk.engine_lived(at)
+
     def fail_open(self, found: FailedCall) -> bool:
         """A recorded call failed on the server's side after all. False: its episode has ended; then `fail_closed`."""
         self.clerk.failed_calls.update([found.failure.reason])

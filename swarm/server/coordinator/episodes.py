@@ -17,6 +17,7 @@ import orjson
 from foundation.ids import derived_seed
 from foundation.strict import FieldError
 from swarm.protocol.episodes import (
+    CallFailure,
     Cause,
     DropReason,
     EpisodeClaim,
@@ -36,9 +37,11 @@ from swarm.server.coordinator.calls import (
     Ending,
     FailedCall,
     OpenCall,
+    attempts_of,
     is_tainted,
     nothing_answered,
     refuse_misspelt_agents,
+    suspicion,
     why_tainted,
     with_failure,
 )
@@ -52,6 +55,7 @@ from swarm.server.pool.rows import EpisodeRow, FreeCalls, GroupRow, PutCalls, Pu
 LEASE_PREFIX = "swl_"
 TRACES_KEPT = 2_000
 """Of this many newest episodes the calls are kept, though no replay needs them, so that people can look at them."""
+_UNSETTLED = "its client gave up, and the server was restarted before its engine was heard of again"
 FREED_EVERY = 100
 """Claims, evaluations too: a run that is complete may be evaluated for ever."""
 
@@ -238,11 +242,15 @@ class EpisodeBook:
     def end(self, episode_id: str, result: EpisodeResult) -> EpisodeReceipt:
         """Close an open episode with its reward. Only for ids that `is_open`; others are judged by `late_end`.
 
-        One with a failed call that nothing made good is dropped as tainted, unless the result says `despite`.
+        One with a failed call that nothing made good is dropped as tainted, unless the result says `despite`. One without calls is
+        dropped too, unless a person played it by hand.
         """
         state = self._state
         live = self.held(episode_id, result.lease)
         refuse_misspelt_agents(live.calls, result.agent_rewards)
+        if result.by_hand and live.row.kind == "train":
+            fault = FieldError(field="by_hand", problem="what a person wrote is never trained; claim with kind eval")
+            raise invalid_spec([fault])
         row, body = live.row, self.calls_of(live)
         store_result(row, result)
         row.end_key = result.idempotency_key
@@ -253,12 +261,12 @@ class EpisodeBook:
         group = state.groups.get(row.group_id) if row.group_id else None
         if row.tainted and row.despite is None:
             state.close(live, DropReason.TAINTED, why_tainted(live.calls), cause=Cause.SERVER)
-        elif row.kind == "eval":
-            state.close(live, DropReason.EVAL, cause=None)
         elif row.tainted and nothing_answered(live.calls):
             state.close(live, DropReason.NO_CALLS, "all of its calls failed", cause=Cause.SERVER)
-        elif not live.calls:
+        elif not live.calls and not result.by_hand:
             state.close(live, DropReason.NO_CALLS, "ended without any recorded call", cause=Cause.ROLLOUT)
+        elif row.kind == "eval":
+            state.close(live, DropReason.EVAL, cause=None)
         else:
             assert group is not None
             state.leave(live)
@@ -421,6 +429,7 @@ class EpisodeBook:
         if row is None or row.state in (EpisodeState.IN_STEP, EpisodeState.TRAINED):
             return
         found.attempt.outcome = "failed"
+        row.suspected = suspicion(found.attempts)
         marked = with_failure(calls, found.call_ids, found.failure)
         if marked:
             state.changes.append(PutCalls(row.seq, encode(marked)))
@@ -433,6 +442,26 @@ class EpisodeBook:
             row.cause = blamed(row.cause, tainted=row.tainted)
         state.changes.append(PutEpisode(row))
 
+    def fail_unsettled(self, on_disk: EpisodeRow, calls: Sequence[RecordedCall], lived_at: float) -> None:
+        """After a restart: nobody can find out any more whether the engine, gone since, hung when clients gave up on it.
+
+        So a call that was given up after `lived_at` failed on the server's side: an outage must not count as a wrong answer.
+        """
+        attempts = attempts_of(on_disk.suspected or {"attempts": []})
+        unsettled = [
+            one for one in attempts if one.outcome == "left" and one.left_at is not None and one.left_at > lived_at
+        ]
+        for attempt in unsettled:
+            attempt.outcome = "failed"
+        found = FailedCall(
+            episode_id=on_disk.episode_id,
+            call_ids=frozenset[str]().union(*(attempt.call_ids for attempt in unsettled)),
+            failure=CallFailure(cause=Cause.SERVER, reason="engine_down", detail=_UNSETTLED),
+            attempt=unsettled[-1],
+            attempts=attempts,
+        )
+        self.fail_closed(found, on_disk, calls)
+
 
 def claim_digest(claim: EpisodeClaim) -> str:
     return digest(claim.model_dump_json(exclude={"wait_s", "idempotency_key"}))
@@ -443,6 +472,8 @@ def result_digest(result: EpisodeResult) -> str:
     stated: list[Any] = [result.reward, result.agent_rewards, result.success, result.metrics, result.metadata]
     if result.despite is not None:
         stated.append(result.despite)
+    if result.by_hand:
+        stated.append({"by_hand": True})
     try:
         json.dumps(result.metadata, allow_nan=False)  # the other writes nothing in place of what is no number
         return digest(orjson.dumps(stated, option=orjson.OPT_SORT_KEYS))

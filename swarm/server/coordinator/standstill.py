@@ -13,7 +13,7 @@ from swarm.server.coordinator.groups import Group
 from swarm.server.coordinator.mix import in_force
 from swarm.server.coordinator.runs import Run
 from swarm.server.coordinator.state import BookState
-from swarm.server.pool.rows import Change, EpisodeRow, FreeCalls, PutCalls, PutEpisode
+from swarm.server.pool.rows import Change, EpisodeRow, FreeCalls, PutCalls, PutEpisode, PutMeta
 
 QUIET_S = 10.0
 """Seconds without a claim or an end, while nobody else may claim for the next step."""
@@ -48,7 +48,9 @@ def waiting_for(state: BookState, quiet_since: float) -> WaitingFor | None:
 
 def stirs(changes: Sequence[Change]) -> bool:
     """Whether these changes bring the next step nearer, or take away from it. Evaluations do neither."""
-    return any(not isinstance(change, PutCalls | FreeCalls) and not _of_evaluation(change) for change in changes)
+    return any(
+        not isinstance(change, PutCalls | FreeCalls | PutMeta) and not _of_evaluation(change) for change in changes
+    )
 
 
 def _of_evaluation(change: Change) -> bool:

@@ -14,6 +14,7 @@ from swarm.engine.seam import EngineInfo
 from swarm.protocol.episodes import Cause, DropReason, EpisodeState
 from swarm.protocol.status import Failure, Hang, Phase, WaitingFor
 from swarm.server.coordinator.batches import draw, most_flat, one_batch
+from swarm.server.coordinator.calls import suspicion
 from swarm.server.coordinator.groups import Group, Groups
 from swarm.server.coordinator.leases import Deadlines, LeaseClock, LiveEpisode
 from swarm.server.coordinator.mix import Awaited, Turns, family_of, in_force
@@ -71,6 +72,10 @@ class Situation:
     """Unix time of the newest claim, end or step, or anything else that bears on the next step."""
     waiting_for: WaitingFor | None = None
     """What was found then to hold the run up."""
+    suspected_at: float = 0.0
+    """Unix time at which a client gave up last on a call that the engine may be found to have left without an answer."""
+    lived_at: float = 0.0
+    """Unix time: whoever gave up before this met no hang. Also on disk, for the time after a restart."""
     no_room: dict[str, Failure] = field(default_factory=dict)
     """What could not be written when it was last tried (`the pool`, `checkpoints`), and why."""
     checkpoint_wanted: bool = False
@@ -318,6 +323,7 @@ class BookState:
         """Take an episode out of the open ones; its row says already how it ended."""
         row = live.row
         row.ended_at = self.clock.now()
+        row.suspected = suspicion(live.attempts)
         self.live.pop(row.episode_id, None)
         self.closing[row.episode_id] = live
         live.ending.come()

@@ -16,7 +16,15 @@ from swarm.protocol.errors import ErrorCode, Refusal
 from swarm.protocol.teams import EpisodePreparation, EpisodeResolution, TeamDecision, TeamOutcome, TeamReceipt
 from swarm.server.coordinator.batches import count_tokens
 from swarm.server.coordinator.calls import nothing_answered, refuse_misspelt_agents, why_tainted
-from swarm.server.coordinator.episodes import EpisodeBook, blamed, held_it, lost, result_digest, store_result
+from swarm.server.coordinator.episodes import (
+    EpisodeBook,
+    blamed,
+    dropped_at_end,
+    held_it,
+    lost,
+    result_digest,
+    store_result,
+)
 from swarm.server.coordinator.leases import digest
 from swarm.server.coordinator.prepared import Prepared
 from swarm.server.coordinator.state import BookState
@@ -88,7 +96,7 @@ class TeamBook:
             raise Refusal(ErrorCode.INVALID_SPEC, detail, errors=[])
         prepared = self._prepared(episode_id, lease)
         decide(self._state, prepared, "committed", how="client")
-        return TeamReceipt(episode_id=episode_id, status="committed")
+        return TeamReceipt(episode_id=episode_id, status="committed", dropped=dropped_at_end(prepared.row))
 
     def abort(self, episode_id: str, lease: str, words: str, cause: Cause | None = None) -> LedgerEntry:
         """The client gives the team up, for the cause it states. Only for ids that are prepared. Codes: lease_lost."""
@@ -194,11 +202,11 @@ def decide(
         row.detail = "its run had been restored when its team's decision came"
         state.changes.append(PutEpisode(row))
         return
-    if row.kind == "eval":
-        row.reason = DropReason.EVAL
-    elif not row.calls:
+    if not row.calls:
         row.reason, row.detail = DropReason.NO_CALLS, "committed without any recorded call"
         row.cause = Cause.ROLLOUT
+    elif row.kind == "eval":
+        row.reason = DropReason.EVAL
     else:
         row.reason, row.detail = DropReason.RUN_ENDED, "its run had ended when its team's decision came"
         row.cause = Cause.SERVER
@@ -234,7 +242,7 @@ def late_commit(row: EpisodeRow | None, team: TeamRow | None, episode_id: str, l
     """Codes: not_found, lease_lost."""
     if row is None or team is None or not held_it(row, lease) or team.outcome != "committed":
         raise lost(row, episode_id)
-    return TeamReceipt(episode_id=episode_id, status="committed")
+    return TeamReceipt(episode_id=episode_id, status="committed", dropped=dropped_at_end(row))
 
 
 def late_resolve(

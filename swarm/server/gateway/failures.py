@@ -89,9 +89,12 @@ class Failures:
     def engine_lives(self) -> None:
         """It sampled something: who gave up before met no crash. Another replica of it may hang all the same."""
         self._lived_at = self._clock.now()
+        self._desk.engine_lived(self._lived_at)
 
     def left(self, call: KeptCall) -> None:
         """Its client gave up, and nothing is known to be wrong."""
+        call.attempt.left_at, call.attempt.call_ids = call.at, call.call_ids
+        self._desk.suspect(call.at)
         self._left.append(call)
 
     def on_health(self, health: EngineHealth) -> None:

@@ -15,6 +15,7 @@ from swarm.protocol.summary import LedgerSummary
 from swarm.server.pool import schema, summary
 from swarm.server.pool.codec import decode
 from swarm.server.pool.rows import (
+    LIVED_AT,
     ConfigRow,
     EpisodeRow,
     GroupRow,
@@ -159,6 +160,15 @@ class PoolReader:
 
     def episode(self, episode_id: str) -> EpisodeRow | None:
         return next(iter(self._episodes("episode_id = ?", (episode_id,))), None)
+
+    def lived_at(self) -> float:
+        """Unix time: whoever gave up on the engine before this met no hang."""
+        found = self._db.execute("SELECT value FROM meta WHERE name = ?", (LIVED_AT,)).fetchone()
+        return float(found[0]) if found else 0.0
+
+    def suspected(self, since: float) -> list[EpisodeRow]:
+        """Episodes with a reward that counts, and a call that its client gave up later than `since`."""
+        return self._episodes(schema.SUSPECTED, (since,))
 
     def calls(self, seq: int) -> list[RecordedCall] | None:
         """Of the episode with this seq; None when there are none or they were freed."""

@@ -58,6 +58,8 @@ class EpisodeRow:
     """A call of it failed on the server's side."""
     despite: str | None = None
     """Why its client lets it count even when it is tainted. Kept from its end on: a call may be found to have failed later."""
+    suspected: dict[str, Any] | None = None
+    """Its requests (`calls.suspicion`), where a call that its client gave up may yet be found to have met an engine that hung."""
 
     def entry(self) -> LedgerEntry:
         """As clients see it."""
@@ -298,6 +300,10 @@ class PutStep:
 @dataclass(frozen=True, slots=True)
 class PutVersion:
     row: VersionRow
+
+
+LIVED_AT = "lived_at"
+"""Name of the pool's note on when the engine was known to live."""
 
 
 @dataclass(frozen=True, slots=True)

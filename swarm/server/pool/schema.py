@@ -154,6 +154,7 @@ EPISODE_BODY = (
     "cause",
     "tainted",
     "despite",
+    "suspected",
 )
 """Fields of an episode that have no column, in the order they stand in its body. New ones go to the end: a pool of an older
 server lacks them."""
@@ -163,6 +164,15 @@ def of_body(name: str) -> str:
     """SQL for a field of an episode's body."""
     return f"json_extract(CAST(body AS TEXT), '$[{EPISODE_BODY.index(name)}]')"
 
+
+_SUSPECTED_AT = f"json_extract(CAST(body AS TEXT), '$[{EPISODE_BODY.index('suspected')}].at')"
+BY_SUSPICION = f"""
+CREATE INDEX IF NOT EXISTS episodes_suspected ON episodes ({_SUSPECTED_AT}) WHERE {_SUSPECTED_AT} IS NOT NULL;
+"""
+SUSPECTED = (
+    f"{_SUSPECTED_AT} IS NOT NULL AND {_SUSPECTED_AT} > ? AND (state IN ('ended', 'prepared') OR reason = 'eval')"
+)
+"""A condition on episodes: a reward that counts, and a call that its client gave up later than that."""
 
 _OLD_CAUSE = """CASE WHEN reason = 'server_restarted' THEN 'server' WHEN reason = 'no_calls' THEN 'rollout'
     WHEN reason IN ('run_ended', 'superseded') AND reward IS NULL THEN 'server' END"""
@@ -180,7 +190,7 @@ SELECT {CAUSE}, count(*) FROM episodes WHERE run_id = ? AND ({CAUSE}) IS NOT NUL
 HELD_OUT = f"""
 SELECT claimed_step, avg(reward), count(*) FROM episodes
 WHERE run_id = ? AND kind = 'eval' AND reason = 'eval' AND reward IS NOT NULL
-  AND {of_body("oldest_step")} = claimed_step AND {of_body("step_tokens")} = claimed_step * sampled_tokens
+  AND {of_body("calls")} > 0 AND {of_body("oldest_step")} = claimed_step AND {of_body("step_tokens")} = claimed_step * sampled_tokens
 GROUP BY claimed_step ORDER BY claimed_step
 """
-"""Of the episodes that the weights of their step played alone, to the last token."""
+"""Of the episodes that the weights of their step played alone, to the last token; none that a person played by hand."""

@@ -75,7 +75,7 @@ class PoolStore:
         db.execute(f"PRAGMA cache_size = -{PAGE_CACHE_KIB}")
         found = db.execute("PRAGMA user_version").fetchone()[0]
         if found == schema.SCHEMA_VERSION:
-            db.executescript(schema.ADDED + schema.BY_CAUSE)
+            db.executescript(schema.ADDED + schema.BY_CAUSE + schema.BY_SUSPICION)
             return
         if found != 0 or db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
             raise PoolUnreadable(
@@ -83,7 +83,8 @@ class PoolStore:
                 "start it with another state directory"
             )
         db.executescript(
-            f"BEGIN;{schema.SCHEMA}{schema.ADDED}{schema.BY_CAUSE}PRAGMA user_version = {schema.SCHEMA_VERSION};COMMIT;"
+            f"BEGIN;{schema.SCHEMA}{schema.ADDED}{schema.BY_CAUSE}{schema.BY_SUSPICION}"
+            f"PRAGMA user_version = {schema.SCHEMA_VERSION};COMMIT;"
         )
 
     def close(self) -> None:

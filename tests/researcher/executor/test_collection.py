@@ -105,10 +105,10 @@ def server(run: RunReport, entries: list[LedgerEntry]) -> Callable[[httpx.Reques
     return answer
 
 
-async def collected(run: RunReport, entries: list[LedgerEntry], *metrics: Metric) -> Any:
+async def collected(run: RunReport, entries: list[LedgerEntry], *metrics: Metric, partner: bool = False) -> Any:
     transport = httpx.MockTransport(server(run, entries))
     async with SwarmClient("http://server", transport=transport) as swarm:
-        return await collect(swarm, BLUEPRINT, metrics)
+        return await collect(swarm, BLUEPRINT, metrics, partner=partner)
 
 
 async def test_series_come_from_steps_and_ledger_in_the_order_of_the_tasks() -> None:
@@ -273,6 +273,16 @@ def without(task: str, step: int, left: int = 0) -> list[LedgerEntry]:
     """A whole trial less what ended of this evaluation of one task; `left`: episodes that did."""
     those = [entry for entry in whole() if (entry.kind, entry.task_id, entry.claimed_step) == ("eval", task, step)]
     return [entry for entry in whole() if entry not in those] + those[:left]
+
+
+async def test_a_held_out_episode_in_which_a_partner_was_not_called_is_no_measurement_of_it() -> None:
+    idle = episode("a", 0, 1.0, reason=DropReason.NO_CALLS, cause=Cause.ROLLOUT)
+    entries = [idle, *without("a", 0, left=1)]
+    found = await collected(report(), entries, partner=True)
+    assert found.series["eval_reward_before"] == [(0, 0.0), (2, 0.0), (3, 0.0)]
+    assert found.evidence.attrition.eval.lost == {Cause.ROLLOUT: 1}
+    with pytest.raises(EvidenceMissing, match="before training: 3 of 4"):
+        await collected(report(), entries)
 
 
 GRADED, DIED = (Cause.GRADER, Cause.ROLLOUT, Cause.LIMIT), (Cause.CLIENT,) * 3

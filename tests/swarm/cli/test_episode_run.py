@@ -96,6 +96,10 @@ def guarded(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
 
 
 PYTHON = [sys.executable, "agent.py"]
+PLAYS = (
+    "import contextlib, io, runpy\nwith contextlib.redirect_stdout(io.StringIO()):\n    runpy.run_path('agent.py')\n"
+)
+"""An agent begins with it where its call is not what the test is about."""
 KEEP = "import os, pathlib, sys; pathlib.Path(os.environ['OUT']).write_text(sys.stdin.read()); print(0)"
 
 
@@ -133,7 +137,7 @@ def attack(place: Place, *options: str) -> dict[str, list[str]]:
         OUT=str(found),
         SWARM_TOKEN=place.token or ADMIN,
     )
-    assert (ran.code, ran.said["status"], ran.said["reward"]) == (0, "pooled", 0.0), ran
+    assert (ran.code, ran.said["status"], ran.said["reward"]) == (0, "evaluated", 0.0), ran
     asleep = subprocess.run(["pgrep", "-f", f"sleep {known['nap']}"], capture_output=True, text=True, check=False)
     assert asleep.stdout == "", "what the agent left behind lives on"
     assert place.entry(ran.said["episode_id"]).reward == 0.0
@@ -160,7 +164,7 @@ def test_an_agent_gets_the_models_address_its_key_and_nothing_else_of_ours(place
     agent = [
         sys.executable,
         "-c",
-        "import json, os; print(json.dumps([dict(os.environ), os.listdir('/proc/self/fd')]))",
+        PLAYS + "import json, os; print(json.dumps([dict(os.environ), os.listdir('/proc/self/fd')]))",
     ]
     ran = place.run(
         _keeping(place),
@@ -278,6 +282,17 @@ def test_an_agent_that_fails_is_not_scored(
     assert said in (place.entry(ran.said["episode_id"]).detail or "")
 
 
+@pytest.mark.parametrize(("kind", "status"), [("train", "pooled"), ("eval", "evaluated")])
+def test_what_became_of_an_episode_is_said_as_it_is(place: Place, kind: str, status: str) -> None:
+    played = place.run("echo 1", PYTHON, "--query", "Repeat red", "--kind", kind)
+    assert (played.code, played.said["status"], played.said["cause"]) == (0, status, None), played
+    silent = place.run("echo 1", shell("echo red"), "--kind", kind)
+    assert (silent.code, silent.said["status"], silent.said["cause"]) == (6, "dropped", "rollout"), silent
+    assert "no_calls" in silent.said["reason"]
+    entry = place.entry(silent.said["episode_id"])
+    assert (entry.state, entry.reason, entry.cause) == ("dropped", DropReason.NO_CALLS, Cause.ROLLOUT)
+
+
 def test_a_score_may_say_more_than_a_number(place: Place) -> None:
     score = {"reward": 0.5, "success": True, "metrics": {"turns": 3}, "metadata": {"note": "x"}}
     (place.folder / "score").write_text(json.dumps(score))
@@ -295,7 +310,8 @@ def test_a_scorer_gets_the_answer_and_the_task_and_no_key(place: Place) -> None:
         "import json, os, sys\n"
         "json.dump([sys.stdin.read(), dict(os.environ)], open(os.environ['OUT'], 'w'))\nprint('noise')\nprint(1)\n"
     )
-    ran = place.run(f"{sys.executable} score.py", ["cat"], "--query", "a\nb", "--scorer-env", "OUT", OUT=str(out))
+    agent = [sys.executable, "-c", PLAYS + "import sys; sys.stdout.write(sys.stdin.read())"]
+    ran = place.run(f"{sys.executable} score.py", agent, "--query", "a\nb", "--scorer-env", "OUT", OUT=str(out))
     assert ran.code == 0, ran
     answer, environ = json.loads(out.read_text())
     assert answer == "a\nb"

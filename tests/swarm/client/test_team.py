@@ -36,7 +36,7 @@ from swarm.client import (
 )
 from swarm.client.episode import Episode
 from swarm.client.team import Team
-from swarm.protocol.episodes import LedgerEntry
+from swarm.protocol.episodes import Cause, EpisodeKind, LedgerEntry
 
 pytestmark = pytest.mark.anyio
 
@@ -341,6 +341,24 @@ async def test_a_team_inside_a_crew_counts_for_the_crew(pair: Pair) -> None:
         assert (report.ended, report.crashed, report.lost) == (4, 0, 0)
         rewards = [[entry.reward async for entry in swarm.ledger(kind="train")] for swarm in (both.a, both.b)]
     assert rewards == [[1.0] * 4, [0.5] * 4]
+
+
+@pytest.mark.parametrize("kind", ["train", "eval"])
+async def test_a_team_in_which_nobody_called_the_crews_model_does_not_count_for_the_crew(
+    pair: Pair, kind: EpisodeKind
+) -> None:
+    async with swarms(pair) as both:
+
+        async def rollout(episode: Episode, task: Task) -> None:
+            async with team(solver=episode, planner=both.b) as ep:
+                await call(ep["planner"])
+                ep.end(rewards={"planner": 0.5, "solver": 1.0})
+            assert ep.committed
+
+        report = await both.a.run_tasks([Task("t-1", "")], rollout, kind=kind, retries=0, progress=False)
+        assert (report.ended, set(report.causes)) == (0, {Cause.ROLLOUT})
+        assert {entry.reason async for entry in both.a.ledger()} == {"no_calls"}
+        assert {entry.calls async for entry in both.b.ledger()} == {1}
 
 
 async def test_a_crew_stops_once_the_run_of_its_partner_was_stopped(pair: Pair) -> None:

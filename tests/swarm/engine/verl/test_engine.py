@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import logging
 import math
 import os
 import signal
@@ -31,6 +32,7 @@ pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("verl") is None, reason="needs verl: `make verl`"),
 ]
 
+_LOG = logging.getLogger(__name__)
 MEAN_TOLERANCE = 0.1
 """Two bfloat16 implementations of one small random model."""
 NAMED_S = 30.0
@@ -203,8 +205,10 @@ async def test_a_rank_that_is_stopped_is_named_and_all_is_started_anew_whether_i
     async with asyncio.timeout(LEAST_LIMIT_S + NAMED_S):
         with pytest.raises(TrainerCrashed, match="has not answered"):
             await engine.train(second)
+    found_at = time.time()
     assert _hung_since(heard) == pytest.approx(stopped_at, abs=5)
     assert await engine.open_run(run) == 1
+    _log_figures("while it works", stopped_at, found_at)
     again = await engine.train(second)
     for name in ("loss", "grad_norm", "weights_change"):
         assert again.metrics[name] == pytest.approx(expected.metrics[name], rel=1e-6)
@@ -217,9 +221,16 @@ async def test_a_rank_that_is_stopped_is_named_and_all_is_started_anew_whether_i
             if not engine.driver.health.ready:
                 break
             await asyncio.sleep(0.05)
-    assert stopped_at - NAMED_S <= _hung_since(heard) <= time.time()
+    found_at = time.time()
+    assert stopped_at - NAMED_S <= _hung_since(heard) <= found_at
     assert await engine.open_run(run) == 1
+    _log_figures("while it rests", stopped_at, found_at)
     assert (await engine.sample(request(chat("Say red")))).choices[0].versions[0].version.step == 1
+
+
+def _log_figures(when: str, stopped_at: float, found_at: float) -> None:
+    took = (found_at - stopped_at, time.time() - stopped_at)
+    _LOG.warning("a rank was stopped %s, found %.1f s later, over %.1f s later", when, *took)
 
 
 def _hung_since(heard: list[EngineHealth]) -> float:

@@ -84,15 +84,18 @@ async def test_silence_is_the_clients_loss_and_time_that_ran_out_the_limits(worl
     assert await causes(world) == [Cause.CLIENT, Cause.LIMIT, Cause.LIMIT]
 
 
-async def test_an_end_without_a_call_is_the_rollouts_loss_and_its_receipt_says_so_each_time(world: World) -> None:
-    lease = await world.claim()
+@pytest.mark.parametrize("kind", ["train", "eval"])
+async def test_an_end_without_a_call_is_the_rollouts_loss_and_its_receipt_says_so_each_time(
+    world: World, kind: str
+) -> None:
+    lease = await world.claim(kind=kind)
     receipts = [await world.end(lease) for _ in range(2)]
     assert [(one.status, one.dropped) for one in receipts] == [
         ("pooled", DropReason.NO_CALLS),
         ("already_ended", DropReason.NO_CALLS),
     ]
     assert await causes(world) == [Cause.ROLLOUT]
-    whole = await world.claim()
+    whole = await world.claim(kind=kind)
     await world.call(whole)
     assert (await world.end(whole)).dropped is None
 

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from swarm.protocol.episodes import DropReason
+from swarm.protocol.errors import ErrorCode
 from swarm.server.coordinator.held_out import best_of, kept_steps
-from swarm.server.pool.rows import HeldOutRow
+from swarm.server.pool.rows import HeldOutRow, LedgerFilter
 from tests.swarm.server.coordinator.world import World, running
 
 pytestmark = pytest.mark.anyio
@@ -57,6 +59,35 @@ async def test_the_best_checkpoint_is_marked_in_the_report_and_can_be_restored(t
             "step-00000001.json",
             "step-00000004.json",
         ]
+
+
+async def test_an_evaluation_without_a_call_counts_nowhere_and_its_number_is_given_again(tmp_path: Path) -> None:
+    async with running(tmp_path) as world:
+        await world.begin()
+        silent = await world.claim("held-out", kind="eval")
+        await world.end(silent, 1.0)
+        entry = await world.desk.entry(silent.episode_id)
+        assert (entry.state, entry.reason, entry.cause) == ("dropped", DropReason.NO_CALLS, "rollout")
+        assert world.store.read.held_out(world.run_id) == []
+        assert await world.desk.tasks() == []
+        await evaluate(world, 0.25)
+        ordinals = [row.ordinal for row in world.store.read.ledger(LedgerFilter(), 0, 10)]
+        assert ordinals == [0, 0]
+        (held_out,) = world.store.read.held_out(world.run_id)
+        assert (held_out.reward, held_out.episodes) == (0.25, 1)
+
+
+async def test_what_a_person_played_by_hand_is_an_evaluation_and_no_score_of_the_weights(tmp_path: Path) -> None:
+    async with running(tmp_path) as world:
+        await world.begin()
+        lease = await world.claim("held-out", kind="eval")
+        assert (await world.end(lease, 1.0, by_hand=True)).dropped is None
+        entry = await world.desk.entry(lease.episode_id)
+        assert (entry.reason, entry.cause, entry.reward) == (DropReason.EVAL, None, 1.0)
+        assert world.store.read.held_out(world.run_id) == []
+        train = await world.claim()
+        refusal = await world.refused(world.end(train, 1.0, by_hand=True))
+        assert (refusal.code, refusal.fields["errors"][0]["field"]) == (ErrorCode.INVALID_SPEC, "by_hand")
 
 
 async def test_an_evaluation_counts_for_weights_that_played_all_of_it_alone(tmp_path: Path) -> None:

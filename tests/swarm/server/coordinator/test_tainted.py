@@ -11,9 +11,11 @@ from swarm.protocol.errors import ErrorCode
 from swarm.protocol.teams import Decider, EpisodeCommit, EpisodePreparation, TeamResult
 from swarm.server.coordinator.calls import CallAttempt, FailedCall
 from swarm.server.coordinator.calls import Outcome as CallOutcome
+from swarm.server.coordinator.clerk import UNNOTICED_S
 from swarm.server.coordinator.desk import GrantedLease
 from swarm.server.coordinator.held_out import best_of
 from swarm.server.coordinator.team_desk import TeamDesk
+from swarm.server.gateway.failures import Failures, KeptCall
 from swarm.server.pool.rows import LedgerFilter
 from tests.swarm.server.coordinator.world import World, running
 
@@ -86,10 +88,11 @@ async def test_it_is_trained_despite_the_failure_where_its_client_says_so_and_th
         assert (entry.step, entry.tainted, entry.despite, entry.calls) == (1, True, "it asked again", 2)
 
 
-async def test_an_episode_all_of_whose_calls_failed_has_nothing_to_train(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["train", "eval"])
+async def test_an_episode_all_of_whose_calls_failed_says_nothing_of_the_model(tmp_path: Path, kind: str) -> None:
     async with running(tmp_path) as world:
         await world.begin()
-        lease = await world.claim()
+        lease = await world.claim(kind=kind)
         await broken_call(world, lease)
         assert (await world.end(lease, despite="it guessed")).dropped is DropReason.NO_CALLS
         assert (await world.desk.entry(lease.episode_id)).cause is Cause.SERVER
@@ -200,6 +203,123 @@ async def test_an_episode_that_expires_after_a_failure_is_tainted_too(tmp_path: 
         assert (entry.reason, entry.tainted) == ("expired", True)
 
 
+# -- a client gave up, and the server is restarted before anyone knows why ----------------------------------------------
+
+
+async def given_up(world: World, lease: GrantedLease) -> Failures:
+    """One call was answered, and a client gave up on the next; the gateway's view of it."""
+    await world.call(lease)
+    found = await broken_call(world, lease, "left")
+    failures = Failures(world.desk, world.clock)
+    kept = KeptCall(
+        at=world.clock.now(),
+        episode_id=lease.episode_id,
+        call_ids=found.call_ids,
+        attempt=found.attempt,
+        attempts=found.attempts,
+    )
+    failures.left(kept)
+    return failures
+
+
+@pytest.mark.parametrize("kind", ["train", "eval"])
+async def test_a_call_given_up_shortly_before_a_restart_counts_as_failed_and_the_episode_is_offered_again(
+    tmp_path: Path, kind: str
+) -> None:
+    async with running(tmp_path) as world:
+        run_id = await world.begin()
+        lease, despite = await world.claim("t-1", kind=kind), await world.claim("t-2", kind=kind)
+        for one in (lease, despite):
+            await given_up(world, one)
+        assert (await world.end(lease, 0.0)).dropped is None
+        assert (await world.end(despite, 0.0, despite="it asked somebody else")).dropped is None
+    for _ in range(2):
+        async with running(tmp_path) as world:
+            world.run_id = run_id
+            entry = await world.desk.entry(lease.episode_id)
+            assert (entry.state, entry.reason, entry.cause) == ("dropped", "tainted", "server")
+            assert "before its engine was heard of again" in (entry.detail or "")
+            for one in (lease, despite):
+                trace = await world.desk.trace(one.episode_id)
+                assert trace.entry.tainted
+                assert [call.failure and call.failure.reason for call in trace.calls] == [None, "engine_down"]
+            assert trace.entry.reason is (DropReason.EVAL if kind == "eval" else None)
+            assert [progress.task_id for progress in await world.desk.tasks()] == ["t-2"]
+    async with running(tmp_path) as world:
+        world.run_id = run_id
+        again = await world.claim("t-1", kind=kind, wait_s=1e2)
+        assert (again.group_id, again.slot) == (lease.group_id, lease.slot)
+
+
+async def test_a_call_given_up_on_an_engine_that_lived_on_is_no_failure_after_a_restart(tmp_path: Path) -> None:
+    async with running(tmp_path) as world:
+        await world.begin()
+        lease = await world.claim()
+        failures = await given_up(world, lease)
+        await world.end(lease, 0.0)
+        world.clock.advance(1)
+        failures.engine_lives()
+    async with running(tmp_path) as world:
+        entry = await world.desk.entry(lease.episode_id)
+        assert (entry.state, entry.tainted) == ("ended", False)
+
+
+async def test_an_engine_that_was_not_found_hung_for_long_was_not_hung(tmp_path: Path) -> None:
+    async with running(tmp_path) as world:
+        await world.begin()
+        lease = await world.claim(kind="eval")
+        await given_up(world, lease)
+        await world.end(lease, 0.0)
+        await world.passes(UNNOTICED_S)
+        await world.passes(10)
+    async with running(tmp_path) as world:
+        entry = await world.desk.entry(lease.episode_id)
+        assert (entry.reason, entry.tainted) == (DropReason.EVAL, False)
+
+
+async def test_what_was_answered_after_all_is_known_after_a_restart(tmp_path: Path) -> None:
+    async with running(tmp_path) as world:
+        await world.begin()
+        lease = await world.claim()
+        await given_up(world, lease)
+        opened = world.desk.open_call(lease.episode_id, lease.lease)
+        answered = CallAttempt(asked="the same", began=8, ended=9, outcome="answered")
+        world.desk.close_call(opened, await world.sampled(opened), answered)
+        await world.end(lease, 0.0)
+    async with running(tmp_path) as world:
+        trace = await world.desk.trace(lease.episode_id)
+        assert (trace.entry.state, trace.entry.tainted) == ("ended", False)
+        assert [call.failure is None for call in trace.calls] == [True, False, True]
+
+
+async def test_what_a_step_has_taken_stays_as_it_was_trained_over_a_restart(tmp_path: Path) -> None:
+    async with running(tmp_path) as world:
+        await world.begin()
+        lease = await world.claim("t-1")
+        await given_up(world, lease)
+        await world.end(lease, 0.0)
+        for task, reward in (("t-1", 1.0), ("t-2", 1.0), ("t-2", 0.0)):
+            await world.episode(task, reward)
+        await world.until_step(1)
+        before = await world.desk.trace(lease.episode_id)
+    async with running(tmp_path) as world:
+        assert await world.desk.trace(lease.episode_id) == before
+
+
+async def test_a_prepared_member_that_a_client_gave_up_on_is_dropped_when_its_team_commits_after_a_restart(
+    tmp_path: Path,
+) -> None:
+    async with running(tmp_path) as world:
+        await world.begin()
+        lease = await world.claim()
+        await given_up(world, lease)
+        await TeamDesk(world.desk.clerk).prepare(lease.episode_id, preparation(lease), "sealed")
+    async with running(tmp_path) as world:
+        commit = EpisodeCommit(lease=lease.lease)
+        receipt = await TeamDesk(world.desk.clerk).commit(lease.episode_id, commit)
+        assert (receipt.status, receipt.dropped) == ("committed", DropReason.TAINTED)
+
+
 # -- teams --------------------------------------------------------------------------------------------------------------
 
 
@@ -231,6 +351,21 @@ async def test_a_tainted_member_that_counts_despite_it_is_prepared_and_committed
         await desk.commit(lease.episode_id, EpisodeCommit(lease=lease.lease))
         entry = await world.desk.entry(lease.episode_id)
         assert (entry.state, entry.tainted, entry.despite) == ("ended", True, "it asked again")
+
+
+async def test_a_member_that_nobody_called_counts_neither_in_training_nor_in_an_evaluation(tmp_path: Path) -> None:
+    async with running(tmp_path) as world:
+        await world.begin()
+        desk = TeamDesk(world.desk.clerk)
+        for kind in ("train", "eval"):
+            lease = await world.claim(kind=kind)
+            await desk.prepare(lease.episode_id, preparation(lease), "sealed")
+            for _ in range(2):
+                receipt = await desk.commit(lease.episode_id, EpisodeCommit(lease=lease.lease))
+                assert (receipt.status, receipt.dropped) == ("committed", DropReason.NO_CALLS)
+            entry = await world.desk.entry(lease.episode_id)
+            assert (entry.state, entry.reason, entry.cause) == ("dropped", "no_calls", "rollout")
+        assert world.store.read.held_out(world.run_id) == []
 
 
 async def test_a_member_found_tainted_after_it_was_prepared_is_dropped_by_itself(tmp_path: Path) -> None:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from foundation.clock import SystemClock
+from foundation.ids import RandomIds
+from swarm.engine.echo import EchoEngine
 from swarm.engine.seam import Engine, EngineHealth
-from swarm.protocol.episodes import CallFailure, RecordedCall
+from swarm.protocol.episodes import CallFailure, LedgerEntry, RecordedCall
+from swarm.server.coordinator.desk import Desk
 from tests.fakes.ailing_engine import AilingEngine
 from tests.swarm.server.gateway.conftest import Episode, Served
 
@@ -176,6 +182,30 @@ def test_calls_given_up_before_the_engine_hung_are_no_failures(ailing: Served, e
     engine.tell(EngineHealth(ready=False, hung_since=time.time(), failures=1, reason="hangs"))
     assert reasons(episode) == []
     assert episode.end().json()["dropped"] is None
+
+
+@pytest.mark.parametrize("lives", [False, True])
+def test_calls_given_up_on_an_engine_that_is_never_found_hung_since_the_server_is_restarted_are_marked_then(
+    serve: Callable[[Engine], AbstractContextManager[Served]], engine: AilingEngine, tmp_path: Path, lives: bool
+) -> None:
+    with serve(engine) as served:
+        episode, other = served.claim(), served.claim()
+        engine.ailment = "hung"
+        gives_up(episode)
+        assert episode.end().json()["dropped"] is None
+        if lives:
+            engine.ailment = None
+            assert ask(other).status_code == 200
+    entry = asyncio.run(after_a_restart(tmp_path, episode.id))
+    assert (entry.state, entry.tainted) == (("ended", False) if lives else ("dropped", True))
+
+
+async def after_a_restart(state_dir: Path, episode_id: str) -> LedgerEntry:
+    desk = Desk.open(state_dir / "pool", EchoEngine(model="echo").info, clock=SystemClock(), ids=RandomIds())
+    try:
+        return await desk.entry(episode_id)
+    finally:
+        await desk.close()
 
 
 def test_a_token_of_one_replica_says_nothing_of_calls_given_up_on_another_that_hangs(
