@@ -1,12 +1,12 @@
 """Transcripts of plannings: what was asked and answered, in a JSON-lines file that a person can read, and that can be replayed.
 
-One line per answer: its purpose and form, the messages that were new in its request (of the first, only what was asked for), and the raw
-answer, or why the endpoint refused. The prompt's own words are not kept: it may be rewritten, and the transcripts still hold.
+One line per request: its purpose and form, the messages that are new in it, and the raw answer, or why there was none. The prompt and
+the tools stand where they change, so that every request is kept whole; a replay looks at neither: both may be rewritten, and the
+transcript still holds.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,36 +20,43 @@ from researcher.planner.replies import form_of
 
 
 class Turn(BaseModel):
-    """asked: the request without the prompt's own words: topic, fixed fields, answers of people."""
+    """asked: topic, fixed fields, answers of people; empty where the request plans nothing. prompt, fields: the messages before those
+    in `new`, and the rest of the request, where they are others than the turn's before. outage: the same was asked again."""
 
     purpose: str
     model: str = ""
     form: str
     asked: str
+    prompt: list[dict[str, Any]] = []
+    fields: dict[str, Any] = {}
     new: list[dict[str, Any]] = []
     answer: dict[str, Any] | None = None
-    refused: str | None = None
+    error: str | None = None
+    outage: bool = False
 
 
-def save_transcript(path: Path, calls: Sequence[LlmCall]) -> None:
-    """The calls of one planning. Outages that were waited out are left out; so are calls with another purpose than to plan."""
-    planned = [call for call in calls if request_of(call.request["messages"]) is not None]
-    kept = [call for call, after in zip(planned, [*planned[1:], None], strict=True) if not _is_outage(call, after)]
-    before, lines = list[dict[str, Any]](), list[str]()
-    for call in kept:
-        messages = call.request["messages"]
-        known = len(before) if messages[: len(before)] == before else 2
+def save_transcript(path: Path, calls: Sequence[LlmCall], *, prompts: bool = True) -> None:
+    """The calls of one planning, whatever became of it. prompts: leave them out for what is only replayed."""
+    lines = list[str]()
+    before, fields = list[dict[str, Any]](), dict[str, Any]()
+    for call, after in zip(calls, [*calls[1:], None], strict=True):
+        messages, rest = call.request["messages"], {k: v for k, v in call.request.items() if k != "messages"}
+        goes_on = len(before) > 0 and messages[: len(before)] == before
+        known = len(before) if goes_on else min(2, len(messages))
         turn = Turn(
             purpose=call.purpose,
             model=call.model,
             form=form_of(call.request),
             asked=request_of(messages) or "",
-            new=messages[max(known, 2) :],
+            prompt=messages[:known] if prompts and not goes_on else [],
+            fields=rest if prompts and rest != fields else {},
+            new=messages[known:],
             answer=call.answer,
-            refused=call.error,
+            error=call.error,
+            outage=call.answer is None and after is not None and after.request == call.request,
         )
-        before = messages
-        lines.append(turn.model_dump_json(exclude_none=True))
+        before, fields = messages, rest
+        lines.append(turn.model_dump_json(exclude_defaults=True))
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
 
@@ -66,7 +73,8 @@ class ReplayEndpoint:
     def __init__(self, transcripts: Iterable[Path]) -> None:
         """transcripts: files, or folders of `*.jsonl`."""
         files = [file for each in transcripts for file in (sorted(each.glob("*.jsonl")) if each.is_dir() else [each])]
-        self._turns = {turns[0].asked: turns for file in files if (turns := read_transcript(file))}
+        read = [[turn for turn in read_transcript(file) if turn.asked and not turn.outage] for file in files]
+        self._turns = {turns[0].asked: turns for turns in read if turns}
         self.left: list[Turn] = []
 
     async def answer(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -88,10 +96,5 @@ class ReplayEndpoint:
                 f"and the request is {form} after {roles[1]}"
             )
         if turn.answer is None:
-            raise LlmRefused(turn.refused or "refused")
+            raise LlmRefused(turn.error or "refused")
         return turn.answer
-
-
-def _is_outage(call: LlmCall, after: LlmCall | None) -> bool:
-    """Whether the same request was put again."""
-    return call.answer is None and after is not None and json.dumps(after.request) == json.dumps(call.request)

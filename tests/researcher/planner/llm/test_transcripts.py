@@ -16,7 +16,7 @@ import pytest
 from foundation.clock import ManualClock, SystemClock
 from researcher.design.planning import plan_of
 from researcher.instruments.catalogue import available
-from researcher.llm.endpoint import Endpoint, LlmOutage, LlmRefused, LlmUnusable
+from researcher.llm.endpoint import Endpoint, LlmOutage, LlmUnusable
 from researcher.llm.settings import LlmSettings
 from researcher.models import LlmCall
 from researcher.planner.agent import LlmPlanner
@@ -24,7 +24,7 @@ from researcher.planner.outcome import Asked, Declined, NeedsEdit, Outcome, Prop
 from researcher.planner.transcripts import ReplayEndpoint, read_transcript, save_transcript
 from researcher.refusals import PlanningRefused
 from researcher.study.spec import StudySpec
-from tests.fakes.scripted_llm import SENSIBLE, ScriptedLlm, said
+from tests.fakes.scripted_llm import ScriptedLlm, called, completion, proposed
 
 pytestmark = pytest.mark.anyio
 HERE = Path(__file__).parent
@@ -116,11 +116,10 @@ async def test_a_planning_that_goes_another_way_is_refused_with_the_place(tmp_pa
         await replayed(ReplayEndpoint([file]), case, tmp_path)
 
 
-async def test_kept_calls_become_a_transcript_without_outages_that_comes_to_the_same(tmp_path: Path) -> None:
+async def test_kept_calls_become_a_transcript_with_every_request_whole_that_comes_to_the_same(tmp_path: Path) -> None:
     calls: list[LlmCall] = []
-    answer = said({"ending": "propose", **SENSIBLE})
-    llm = ScriptedLlm(LlmOutage("no route"), LlmRefused("no tools"), answer)
-    clock = ManualClock()
+    look = called(("instrument", {"name": "arithmetic"}))
+    llm, clock = ScriptedLlm(LlmOutage("no route"), look, completion("?"), proposed()), ManualClock()
     topic = TopicRequest(topic="Is 1e-4 better than 1e-5?", instruments=[*FOLDERS.values()])
     planner = LlmPlanner(llm, LlmSettings(model="some-llm"), clock, keep=calls.append)
     planning = asyncio.create_task(planner.propose(topic))
@@ -128,11 +127,16 @@ async def test_kept_calls_become_a_transcript_without_outages_that_comes_to_the_
         await asyncio.sleep(0)
         clock.advance(1.0)
     found = await planning
+    calls.insert(
+        0, calls[0].model_copy(update={"purpose": "write", "request": {"messages": [{"role": "user", "content": "?"}]}})
+    )
     file = tmp_path / "kept.jsonl"
     save_transcript(file, calls)
-    assert [(turn.form, turn.answer is None) for turn in read_transcript(file)] == [
-        ("tools", True), ("json_schema", False)
-    ]  # fmt: skip
+    turns, messages, fields = read_transcript(file), list[dict[str, Any]](), dict[str, Any]()
+    for turn, call in zip(turns, calls, strict=True):
+        messages, fields = (turn.prompt or messages) + turn.new, turn.fields or fields
+        assert call.request == {**fields, "messages": messages} or call.purpose == "write"
+        assert (turn.answer, turn.error) == (call.answer, call.error)
     again = LlmPlanner(ReplayEndpoint([file]), LlmSettings(model="some-llm"), SystemClock())
     assert await again.propose(topic) == found
     with pytest.raises(LlmUnusable):
