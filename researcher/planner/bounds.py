@@ -38,13 +38,15 @@ _COUNTS = {
 _WRITTEN = "|".join(sorted(map(re.escape, _WORDS), key=len, reverse=True))
 _N = rf"(?:\d{{1,3}}(?:,\d{{3}})+|\d+(?:[.,]\d+)?(?:e\d+)?|(?:{_WRITTEN}))"
 _FREE = r"(?<![A-Za-z0-9_.])"
-_TO = r"\s*(?:-|–|\.\.|to|or|and|bis|oder|und|à|a|到|至)\s*"
+_TO = r"\s*(?:-|–|\.\.|to|or|bis|oder|à|a|到|至)\s*"
+_LESS = re.compile(r"(?:fewer|less|under|below|weniger als|moins de|menos de|少于)\s*(?:than)?\s*$", re.IGNORECASE)
+_MORE = re.compile(r"(?:more|over|above|mehr als|plus de|más de|多于)\s*(?:than)?\s*$", re.IGNORECASE)
 _SCALES = {"": 1.0, "k": 1e3, "m": 1e6, "million": 1e6, "millions": 1e6}
 
 _COMPOUND = re.compile(rf"{_FREE}\d+\s*h\s*\d+\s*m(?:in)?\b", re.IGNORECASE)
 _SHORT_MINUTES = re.compile(r"(?<![\w.-])(\d+)m\b(?!\s*-?\s*(?:param|model|weights|net|token))")
 _CLOCK = re.compile(
-    r"(?<![\d:.])(?:(\d{1,2}):(\d{2})(?:\s*([ap])\.?m\b)?|(\d{1,2})\s*([ap])\.?m\b)(?![\d:])", re.IGNORECASE
+    r"(?<![\d:.])(?:(\d{1,2}):(\d{2})(?:\s*([ap])\.?m\b)?|(\d{1,2})\s*([ap])\.?m\b)(?!:?\d)", re.IGNORECASE
 )
 _FULL_HOUR = re.compile(rf"(?<![\d:.])(?:(\d{{1,2}}){_TO})?(\d{{1,2}})\s*(?:uhr\b|点)", re.IGNORECASE)
 _HUB = re.compile(r"(?<![\w./:@-])(hf:)?([A-Za-z][\w.-]+/[\w.-]*\w)(?![\w/])")
@@ -54,11 +56,12 @@ _FILE = re.compile(r"[^\s\"'`“”‘’,;?()<>]+\.jsonl\b")
 
 @dataclass(frozen=True, slots=True)
 class Stated:
-    """kind: time, window, seeds, trials, steps, tokens or name. text: as it stands in the topic."""
+    """kind: time, window, seeds, trials, steps, tokens or name. text: as it stands in the topic. meant: of "fewer than 6", 5."""
 
     kind: str
     text: str
     value: float | str
+    meant: float | None = None
 
 
 _FIELDS = {
@@ -136,10 +139,12 @@ def _counts(topic: str) -> Iterator[Stated]:
         for match in re.finditer(
             rf"{_FREE}(?:({_N}){_TO})?({_N}){scale}[\s-]*(?:{noun})(?![A-Za-zäöü])", topic, re.IGNORECASE
         ):
-            factor = _SCALES[(match[3] or "").lower()]
+            factor, before = _SCALES[(match[3] or "").lower()], topic[: match.start()]
+            beside = -1 if _LESS.search(before) else 1 if _MORE.search(before) else 0
             for number in (match[1], match[2]):
                 if number is not None and not (kind != "seeds" and number.lower() in ("one", "an", "eine", "一")):
-                    yield Stated(kind, match.group(), factor * _number(number))
+                    value = factor * _number(number)
+                    yield Stated(kind, match.group(), value, value + beside if beside else None)
     for match in re.finditer(rf"\bseeds?\s*[:=]?\s*(\d+){_TO}(\d+)", topic, re.IGNORECASE):
         yield from (Stated("seeds", match.group(), float(number)) for number in match.groups())
 
@@ -169,16 +174,17 @@ def _holds(spec: StudySpec, each: Stated) -> bool:
         document = spec.document() | {"question": ""}
         written = str(each.value).casefold() in json.dumps(document, ensure_ascii=False).casefold()
         return written or models.hosted_name(str(each.value)) in map(models.hosted_name, _asked_models(spec))
-    value = float(each.value)
+    value, meant = float(each.value), each.meant
     if each.kind == "time":
         days = None if spec.schedule.days is None else spec.schedule.days * _DAY_S
         return any(held is not None and abs(held - value) < 0.01 * value for held in (spec.budget.wall, days))
     if each.kind == "seeds":
         seeds = spec.seeds
         last = [seeds.first + count - 1 for count in (seeds.min, seeds.max) if count is not None]
-        return value in (seeds.min, seeds.max, seeds.first, *last)
+        return bool(({value, meant} - {None}) & {seeds.min, seeds.max, seeds.first, *last})
     own = {"trials": (spec.budget.trials, spec.fine), "tokens": (spec.budget.tokens,), "steps": (spec.steps,)}
-    return value in own[each.kind] or value in [level for _, level in _settings(spec) if not isinstance(level, str)]
+    levels = [level for _, level in _settings(spec) if not isinstance(level, str)]
+    return bool(({value, meant} - {None}) & {*own[each.kind], *levels})
 
 
 def _settings(spec: StudySpec) -> Iterator[tuple[str, Scalar]]:

@@ -127,7 +127,9 @@ def _proposed(made: _Propose, request: TopicRequest, author: str) -> Ended:
     verdict = judged(made.spec, request)
     problems, overruled = list(verdict.problems), list[str]()
     if verdict.spec is not None:
-        open_bounds, overruled = lost(request.topic, verdict.spec, made.uncovered, request.given)
+        open_bounds, overruled = lost(
+            "\n".join([request.topic, *request.answers]), verdict.spec, made.uncovered, request.given
+        )
         problems += open_bounds
     paths = paths_of(verdict.fields)
     problems += [

@@ -29,7 +29,8 @@ def spec(**fields: Any) -> StudySpec:
         ("用3个种子，最多两个小时", [("time", 2 * HOUR), ("seeds", 3)]),
         ("3 to 5 seeds; seeds 10 to 14", [("seeds", 3), ("seeds", 5), ("seeds", 10), ("seeds", 14)]),
         ("at least five seeds, 1,000 steps, 50M tokens", [("seeds", 5), ("steps", 1000), ("tokens", 5e7)]),
-        ("22:00-07:00, from 10 pm", [("window", "22:00"), ("window", "07:00")]),
+        ("Between 22:00 and 07:00: from 10 pm", [("window", "22:00"), ("window", "07:00")]),
+        ("a temperature of 1 and 5 seeds", [("seeds", 5)]),
         ("Qwen/Qwen3-0.6B, Qwen3-1.7B and a 135m model", [("name", "Qwen/Qwen3-0.6B"), ("name", "Qwen3-1.7B")]),
         ("hf:openai/webgpt or data/train.jsonl", [("name", "data/train.jsonl"), ("name", "openai/webgpt")]),
         (
@@ -50,6 +51,8 @@ def test_times_counts_and_names_are_found_and_levels_are_none(topic: str, found:
         ("for 3 days", {"schedule": {"days": 3}}),
         ("from 22:00 to 7:00", {"schedule": {"windows": ["22:00-07:00"]}}),
         ("with 4 seeds", {"seeds": {"min": 4, "max": 4}}),
+        ("fewer than 6 seeds", {"seeds": {"max": 5}}),
+        ("more than 6 steps", {"steps": 7}),
         ("seeds 10 to 14", {"seeds": {"min": 5, "max": 5, "first": 10}}),
         ("20 trials", {"budget": {"trials": 20}}),
         ("2 steps of warmup", {"set": {"warmup": 2}}),
