@@ -13,9 +13,9 @@ from langgraph.checkpoint.sqlite import SqliteSaver
 
 from foundation.clock import Clock, ManualClock, SystemClock
 from researcher.instruments.catalogue import InstrumentFolder, available
-from researcher.llm.asking import Asker, Purse
+from researcher.llm.asking import Purse
 from researcher.llm.endpoint import Endpoint, LlmOutage, LlmRefused, LlmUnusable, OpenAIEndpoint
-from researcher.llm.settings import LlmSettings, llm_settings
+from researcher.llm.settings import LlmSettings
 from researcher.models import LONGEST_TOPIC, LlmCall
 from researcher.planner.agent import LlmPlanner
 from researcher.planner.graph import ATTEMPTS, MOST_LOOK_UPS
@@ -400,48 +400,3 @@ async def test_a_database_that_is_held_at_any_write_costs_no_question_and_takes_
     llm = ScriptedLlm(called(("instruments", {})), proposed(metric="happiness"), proposed())
     assert isinstance(await planner(llm, place=tmp_path).propose(request()), Proposed)
     assert len(llm.asked) == 3
-
-
-async def test_all_who_ask_for_one_study_share_its_purse_with_calls_that_are_under_way() -> None:
-    answered, asking = asyncio.Event(), asyncio.Event()
-
-    class Slow:
-        async def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-            asking.set()
-            await answered.wait()
-            return completion("yes", prompt_tokens=10, completion_tokens=90)
-
-    settings = LlmSettings(model="some-llm", max_tokens=1000, answer_tokens=600)
-    purse, calls = Purse(), list[LlmCall]()
-    one, other = (
-        Asker(Slow(), settings, SystemClock(), keep=calls.append, tell=lambda _: None, purse=purse) for _ in range(2)
-    )
-    question: dict[str, Any] = {"messages": []}
-    first = asyncio.ensure_future(one.ask("first", question))
-    await asking.wait()
-    with pytest.raises(LlmUnusable, match="cap of 1000 tokens"):
-        await other.ask("second", question)
-    answered.set()
-    await first
-    for _ in range(3):
-        await other.ask("second", question)
-    assert purse == Purse(tokens=400) == Purse.of(calls)
-    with pytest.raises(LlmUnusable, match="cap of 1000 tokens"):
-        await one.ask("third", question)
-
-
-def test_settings_come_from_the_environment_and_say_what_is_missing() -> None:
-    assert llm_settings({}) is None
-    named = {"RESEARCHER_LLM_MODEL": "m", "RESEARCHER_LLM_API_KEY": "secret"}
-    found = llm_settings({**named, "RESEARCHER_LLM_MAX_TOKENS": "9", "RESEARCHER_LLM_ANSWER_TOKENS": "20000"})
-    assert found is not None
-    assert (found.model, found.max_tokens, found.answer_tokens) == ("m", 9, 20_000)
-    assert "secret" not in repr(found)
-    for environ, says in (
-        ({"RESEARCHER_LLM_API_KEY": "k"}, "RESEARCHER_LLM_MODEL"),
-        ({**named, "RESEARCHER_LLM_MAX_COST": "lots"}, "no number"),
-        ({**named, "RESEARCHER_LLM_MAX_COST": "2"}, "RESEARCHER_LLM_PRICE_IN"),
-        ({**named, "RESEARCHER_LLM_ANSWER_TOKENS": "0"}, "RESEARCHER_LLM_ANSWER_TOKENS"),
-    ):
-        with pytest.raises(PlanningRefused, match=says):
-            llm_settings(environ)
