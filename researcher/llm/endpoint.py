@@ -81,4 +81,6 @@ def as_object(text: str) -> dict[str, Any]:
 def _by_status(status: int, text: str, retry_after: str | None) -> LlmError:
     if status in _PASSING or status >= 500:
         return LlmOutage(text, float(retry_after) if retry_after and retry_after.isdigit() else None)
-    return LlmUnusable(text) if status in _HOPELESS else LlmRefused(text)
+    # Routers answer 404 where none of their endpoints for a model takes tools.
+    no_tools = status == 404 and "tool" in text.lower()
+    return LlmUnusable(text) if status in _HOPELESS and not no_tools else LlmRefused(text)

@@ -13,14 +13,16 @@ from typing import Any
 
 @dataclass
 class LlmServer:
-    """asked: the body of every request. refuses: fields of a request that are answered with 400, as by an endpoint without them."""
+    """asked: the body of every request. refuses: fields of a request that are answered with an error, as by an endpoint without them."""
 
     url: str
     asked: list[dict[str, Any]] = field(default_factory=list)
 
 
 @contextmanager
-def llm_server(answers: Sequence[dict[str, Any]], refuses: Sequence[str] = ()) -> Iterator[LlmServer]:
+def llm_server(
+    answers: Sequence[dict[str, Any]], refuses: Sequence[str] = (), status: int = 400
+) -> Iterator[LlmServer]:
     """Answers in turn, those that are refused not counted."""
     waiting = list(answers)
 
@@ -32,7 +34,7 @@ def llm_server(answers: Sequence[dict[str, Any]], refuses: Sequence[str] = ()) -
             if self.path != "/v1/chat/completions" or not (unknown or waiting):
                 self._send(404, {"error": {"message": "nothing is here"}})
             elif unknown:
-                self._send(400, {"error": {"message": f"unknown field: {unknown}"}})
+                self._send(status, {"error": {"message": f"unknown field: {unknown}"}})
             else:
                 self._send(200, waiting.pop(0))
 

@@ -309,8 +309,9 @@ async def test_an_ending_is_found_in_prose_also_where_tools_are_ignored(text: st
     assert "response_format" in llm.asked[1]
 
 
-async def test_over_http_an_endpoint_that_refuses_tools_gets_one_request_by_schema() -> None:
-    with llm_server([said({"ending": "decline", **REFUSAL})], refuses=["tools"]) as server:
+@pytest.mark.parametrize("status", [400, 404, 422])
+async def test_over_http_an_endpoint_that_refuses_tools_gets_one_request_by_schema(status: int) -> None:
+    with llm_server([said({"ending": "decline", **REFUSAL})], refuses=["tools"], status=status) as server:
         endpoint = OpenAIEndpoint(LlmSettings(model="some-llm", base_url=server.url))
         assert isinstance(await planner(endpoint, answer_tokens=999).propose(request()), Declined)
     assert [sorted({"tools", "response_format"} & set(body)) for body in server.asked] == [
