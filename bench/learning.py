@@ -40,7 +40,7 @@ from foundation.arguments import count, number
 from foundation.paths import visible_files
 from foundation.strict import explain
 from researcher.executor.collection import collect_whole
-from researcher.instruments.catalogue import DECLARATION, InstrumentFolder, read_instrument
+from researcher.instruments.catalogue import DECLARATION, OLD_DECLARATION, InstrumentFolder, read_instrument
 from swarm.client import RunSpec, SwarmClient
 from swarm.client.trial import client_id, run_blueprint
 from swarm.engine.local.device import compute_type, device_for
@@ -113,7 +113,7 @@ class Trial:
         (names of factors, words) changes no trial."""
         code = hashlib.sha256(self.folder.instrument.defaults.model_dump_json().encode())
         for name, file in visible_files(self.folder.path):
-            if name != DECLARATION:
+            if name not in (DECLARATION, OLD_DECLARATION):
                 code.update(f"{name}\0".encode() + file.read_bytes())
         return f"{code.hexdigest()[:16]}/{json.dumps(self.changes, sort_keys=True)}/{self.arm}/{self.seed}"
 

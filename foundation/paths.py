@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
-import sys
 import sysconfig
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 import foundation
+
+if TYPE_CHECKING:
+    from platformdirs import PlatformDirs
+
+_IN_CLONE = {"studies": "studies", "migrations": "db/migrations"}
 
 
 def packages_root() -> Path:
@@ -28,36 +32,35 @@ def python_path(environ: Mapping[str, str]) -> str:
     return os.pathsep.join([*own, *filter(None, [environ.get("PYTHONPATH")])])
 
 
+def shipped(name: str) -> Path:
+    """Where files lie that we ship beside our code: `studies`, `migrations`. In a wheel all of them are data of one package (setup.py)."""
+    installed = packages_root() / "researcher" / "shipped" / name
+    return installed if installed.is_dir() else packages_root() / _IN_CLONE[name]
+
+
 def user_data_dir(environ: Mapping[str, str] | None = None) -> Path:
     """Home of studies and records: `RESEARCHER_HOME`, else the platform's user data directory."""
-    env = os.environ if environ is None else environ
-    if env.get("RESEARCHER_HOME"):
-        return Path(env["RESEARCHER_HOME"]).expanduser().resolve()
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Application Support" / "swarm-researcher"
-    return _xdg(env, "XDG_DATA_HOME", Path.home() / ".local" / "share") / "swarm-researcher"
+    given = (os.environ if environ is None else environ).get("RESEARCHER_HOME")
+    return Path(given).expanduser().resolve() if given else _platform().user_data_path
 
 
 def model_cache_dir(environ: Mapping[str, str] | None = None) -> Path:
     """Where fetched models are kept: `SWARM_MODELS`, else in the user's cache."""
-    env = os.environ if environ is None else environ
-    if env.get("SWARM_MODELS"):
-        return Path(env["SWARM_MODELS"]).expanduser().resolve()
-    return user_cache_dir(env) / "models"
+    given = (os.environ if environ is None else environ).get("SWARM_MODELS")
+    return Path(given).expanduser().resolve() if given else user_cache_dir() / "models"
 
 
-def user_cache_dir(environ: Mapping[str, str] | None = None) -> Path:
+def user_cache_dir() -> Path:
     """What can be made again, in the platform's cache directory."""
-    env = os.environ if environ is None else environ
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "swarm-researcher"
-    return _xdg(env, "XDG_CACHE_HOME", Path.home() / ".cache") / "swarm-researcher"
+    return _platform().user_cache_path
 
 
-def _xdg(env: Mapping[str, str], name: str, usual: Path) -> Path:
-    """Relative paths are ignored. Source: XDG Base Directory Specification 0.8."""
-    given = Path(os.path.expanduser(env.get(name, "")))
-    return given if given.is_absolute() else usual
+def _platform() -> PlatformDirs:
+    from platformdirs import (
+        PlatformDirs,
+    )  # not above: clients on other machines have no use for it, nor perhaps the package
+
+    return PlatformDirs("swarm-researcher", appauthor=False)
 
 
 def memory_dir() -> Path:

@@ -1,6 +1,6 @@
 """The Python under which an instrument's clients run, and whether its tasks can be had there.
 
-An instrument may pin packages of its own (`requirements` in its study.toml). Where this Python has all of them, clients run
+An instrument may pin packages of its own (`requirements` in its instrument.toml). Where this Python has all of them, clients run
 under it; else under an environment of the instrument's own, which lies on top of this one and is made once, by
 `researcher instruments --install`. Nothing else of the product ever sees it.
 """

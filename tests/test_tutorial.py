@@ -67,7 +67,7 @@ def reader(tmp_path: Path) -> Iterator[Reader]:
 
 
 def test_the_page_shows_three_whole_files() -> None:
-    assert [name for name, _ in FILES] == ["last_word/reward.py", "last_word/workflow.py", "last_word/study.toml"]
+    assert [name for name, _ in FILES] == ["last_word/reward.py", "last_word/workflow.py", "last_word/instrument.toml"]
 
 
 @pytest.mark.campaign

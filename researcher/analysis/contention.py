@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from researcher.analysis.sightings import SentinelFinding, finding, series, unchecked
+from researcher.instruments.instrument import TIMED
 from researcher.models import TrialRecord
 from researcher.study.plan import Plan
 
@@ -53,7 +54,7 @@ def contention(name: str, plan: Plan, done: Sequence[TrialRecord]) -> list[Senti
 
 
 def _timed(plan: Plan) -> bool:
-    return any(plan.metric(hypothesis.metric).kind == "wall_s" for hypothesis in plan.hypotheses)
+    return any(plan.metric(hypothesis.metric).kind in TIMED for hypothesis in plan.hypotheses)
 
 
 def _seconds(trial: TrialRecord, *, whole: bool) -> float:

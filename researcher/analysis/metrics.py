@@ -1,6 +1,6 @@
 """A trial's metrics, computed from what the server recorded. A client never reports one of these numbers itself.
 
-Knows the kinds of `researcher.models.Metric` and the names of docs/metrics.md; nothing of arms, plans or verdicts.
+Knows the kinds of `Metric` and the names of docs/metrics.md; nothing of arms, plans or verdicts.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from researcher.instruments.instrument import Metric, heldout_outcome, trained_outcome
+from researcher.instruments.instrument import UNTIL, Metric, heldout_outcome, trained_outcome
 
 Series = Mapping[str, Sequence[tuple[int, float]]]
 
@@ -25,7 +25,8 @@ def finals(metrics: Sequence[Metric], series: Series) -> dict[str, float]:
     Args:  series: per-step metrics and `eval_reward_before|after`, `eval_success_before|after` by episode index.
     Raises: MetricMissing when a series is absent, has gaps or holds what is no finite number.
 
-    A `steps_to_threshold` that was never reached is one more than the last step (see `never_reached`).
+    A threshold that was never reached counts as reached one step after the last (see `never_reached`); that step takes as long as
+    the others did on average.
     """
     return {metric.name: _final(metric, of_role(series, metric.role)) for metric in metrics}
 
@@ -39,11 +40,8 @@ def of_role(series: Series, role: str | None) -> Series:
 
 
 def never_reached(metric: Metric, series: Series) -> bool:
-    """Whether a `steps_to_threshold` metric stands for "not within this trial"."""
-    if metric.kind != "steps_to_threshold":
-        return False
-    _, values = _steps(metric, of_role(series, metric.role), "reward_mean")
-    return not bool(np.any(values >= _threshold(metric)))
+    """Whether the metric counts until a threshold that this trial did not reach."""
+    return metric.kind in UNTIL and _reached_at(metric, of_role(series, metric.role)) is None
 
 
 def _final(metric: Metric, series: Series) -> float:
@@ -55,16 +53,35 @@ def _final(metric: Metric, series: Series) -> float:
             return float(values[0]) if len(values) == 1 else float(np.trapezoid(values, steps) / (steps[-1] - steps[0]))
         case "final_reward":
             _, values = _steps(metric, series, "reward_mean")
-            return float(np.mean(values[-math.ceil(len(values) / 4) :]))
+            return float(np.mean(_last_quarter(values)))
+        case "entropy_final":
+            _, values = _steps(metric, series, "entropy")
+            return float(np.mean(_last_quarter(values)))
         case "steps_to_threshold":
-            steps, values = _steps(metric, series, "reward_mean")
-            reached = np.flatnonzero(values >= _threshold(metric))
-            return float(steps[reached[0]]) if len(reached) else float(steps[-1] + 1)
+            steps, reached = _steps(metric, series, "reward_mean")[0], _reached_at(metric, series)
+            return float(steps[-1] + 1) if reached is None else float(steps[reached])
+        case "seconds_to_threshold":
+            seconds, reached = _steps(metric, series, "step_s")[1], _reached_at(metric, series)
+            return float(np.sum(seconds) + np.mean(seconds) if reached is None else np.sum(seconds[: reached + 1]))
         case "outcome":
             return _outcome(metric, series)
         case "wall_s":
             _, values = _steps(metric, series, "step_s")
             return float(np.sum(values))
+        case "tokens_sampled":
+            _, values = _values(metric, series, "tokens_sampled")
+            return float(np.sum(values))
+
+
+def _last_quarter(values: np.ndarray) -> np.ndarray:
+    return values[-math.ceil(len(values) / 4) :]
+
+
+def _reached_at(metric: Metric, series: Series) -> int | None:
+    """The place, among the steps, of the first whose mean training reward reaches the threshold; None where none does."""
+    _, values = _steps(metric, series, "reward_mean")
+    reached = np.flatnonzero(values >= _threshold(metric))
+    return int(reached[0]) if len(reached) else None
 
 
 def _outcome(metric: Metric, series: Series) -> float:
@@ -121,5 +138,5 @@ def _values(metric: Metric, series: Series, name: str) -> tuple[np.ndarray, np.n
 
 def _threshold(metric: Metric) -> float:
     if metric.threshold is None:
-        raise MetricMissing(f"metric {metric.name!r} of kind steps_to_threshold states no threshold")
+        raise MetricMissing(f"metric {metric.name!r} of kind {metric.kind} states no threshold")
     return metric.threshold

@@ -50,7 +50,13 @@ def check_balance(question: Question, instrument: Instrument) -> tuple[Question,
         f"one is taken to cost more. {costs[0].name} is reported beside it."
     )
     spec = question.spec.model_copy(update={"claim": "none"})
-    return replace(question, spec=spec, varied=(Varied(factor=factor, levels=tuple(levels)),)), note
+    reported = named or not (question.secondary or costs[0].on_request)
+    return replace(
+        question,
+        spec=spec,
+        varied=(Varied(factor=factor, levels=tuple(levels)),),
+        secondary=question.secondary if reported else (*question.secondary, costs[0]),
+    ), note
 
 
 def balances(arms: Sequence[str], metric: Metric, stage: str, alpha: float) -> list[Branch]:

@@ -11,7 +11,16 @@ from dataclasses import dataclass, replace
 from foundation.nearest import nearest
 from researcher.design.hosting import model_factor
 from researcher.instruments.catalogue import level_problem
-from researcher.instruments.instrument import STUDY_MODEL, STUDY_STEPS, Direction, Factor, Instrument, Metric, Scalar
+from researcher.instruments.instrument import (
+    STUDY_MODEL,
+    STUDY_STEPS,
+    UNTIL,
+    Direction,
+    Factor,
+    Instrument,
+    Metric,
+    Scalar,
+)
 from researcher.instruments.levels import as_level
 from researcher.refusals import SpecRefused
 from researcher.study.spec import Compared, StudySpec
@@ -188,9 +197,9 @@ def _compared(known: _Known, name: str, given: Compared) -> Varied:
 def _refuse_lengths(question: Question, instrument: Instrument) -> None:
     """Raises: SpecRefused for steps until a threshold, counted over arms of which one has less time to reach it."""
     varied = next((factor.name for factor in question.factors if STUDY_STEPS in factor.targets), None)
-    if varied is None or question.metric.kind not in ("steps_to_threshold", "seconds_to_threshold"):
+    if varied is None or question.metric.kind not in UNTIL:
         return
-    others = [metric.name for metric in instrument.metrics if not metric.kind.endswith("_to_threshold")]
+    others = [metric.name for metric in instrument.metrics if metric.kind not in UNTIL]
     raise SpecRefused(
         "metric",
         f"{question.metric.name} cannot compare arms that differ in {varied}: an arm that ends before it reaches the "

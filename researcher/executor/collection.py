@@ -76,6 +76,7 @@ async def collect(
     series = (
         _steps(report) | _evaluations(blueprint, own, report, metrics, partner=partner) | outcomes.trained(metrics, own)
     )
+    series["tokens_sampled"] = _sampled(entries, report.step)
     status = await swarm.status()
     hosted = HostedModel(
         name=hosted_name(status.model),
@@ -146,6 +147,15 @@ def _steps(report: RunReport) -> dict[str, list[tuple[int, float]]]:
     for name, step, value in points(found):
         series[name].append((step, value))
     return dict(series)
+
+
+def _sampled(entries: list[LedgerEntry], last: int) -> list[tuple[int, float]]:
+    """Tokens of training episodes, dropped ones too, by the step that they were sampled for."""
+    tokens = Counter[int]()
+    for entry in entries:
+        if entry.kind == "train":
+            tokens[min(entry.claimed_step + 1, last)] += entry.sampled_tokens
+    return [(step, float(count)) for step, count in sorted(tokens.items())]
 
 
 def _evaluations(

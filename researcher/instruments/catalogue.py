@@ -1,7 +1,7 @@
-"""Instruments on this machine: found, read from `study.toml`, validated, hashed.
+"""Instruments on this machine: found, read from `instrument.toml`, validated, hashed.
 
 Looks in `studies/` of the clone and in the folders of `RESEARCHER_STUDIES`; a folder may also be given directly. What any run
-can vary is declared once, in `training.toml`: every instrument has these factors beside its own.
+can vary and what is measured of it is declared once, in `factors.toml` and `metrics.toml`: every instrument has these beside its own.
 """
 
 from __future__ import annotations
@@ -19,18 +19,28 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from foundation.nearest import nearest
-from foundation.paths import visible_files
+from foundation.nearest import MOST_NAMES, a_few, nearest
+from foundation.paths import shipped, visible_files
 from foundation.strict import explain
 from researcher.design.shares import share_problem, with_shares_marked
-from researcher.instruments.instrument import OUTCOME_NAME, STUDY_MODEL, STUDY_STEPS, Factor, Instrument, Metric, Scalar
+from researcher.instruments.instrument import (
+    COSTS,
+    OUTCOME_NAME,
+    STUDY_MODEL,
+    STUDY_STEPS,
+    UNTIL,
+    Factor,
+    Instrument,
+    Metric,
+    Scalar,
+)
 from researcher.refusals import PlanningRefused
 from researcher.study.plan import leaf_at, nested
 from swarm.protocol.runspec import RunSpec, merge_patch
 
-DECLARATION = "study.toml"
-OWN_STUDIES = Path(__file__).resolve().parents[2] / "studies"
-_TRAINING = Path(__file__).with_name("factors.toml")
+DECLARATION, OLD_DECLARATION = "instrument.toml", "study.toml"
+"""The file that makes a folder an instrument, and the name that it had when nothing else was called a study."""
+OWN_STUDIES = shipped("studies")
 
 _UNITS = {"m": 1e6, "million": 1e6, "b": 1e9, "billion": 1e9}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)(m|b)(?![a-z0-9])", re.IGNORECASE)
@@ -64,7 +74,7 @@ def open_instrument(name: str, environ: Mapping[str, str] | None = None) -> Inst
 
     Raises: PlanningRefused with the nearest names.
     """
-    if (Path(name) / DECLARATION).is_file():
+    if declaration_in(Path(name)) is not None:
         return read_instrument(Path(name))
     if os.sep in name:
         raise PlanningRefused(f"no instrument in {name!r}: the folder holds no {DECLARATION}")
@@ -74,8 +84,8 @@ def open_instrument(name: str, environ: Mapping[str, str] | None = None) -> Inst
             return each
     names = [each.instrument.name for each in known]
     guess = nearest(name, names)
-    hint = f"did you mean {guess!r}?" if guess else f"there are: {', '.join(names) or 'none'}"
-    raise PlanningRefused(f"no instrument is called {name!r}; {hint}", [guess] if guess else names)
+    hint = f"did you mean {guess!r}?" if guess else _listed(a_few(name, names), names)
+    raise PlanningRefused(f"no instrument is called {name!r}; {hint}", [guess] if guess else a_few(name, names))
 
 
 def read_instrument(path: Path) -> InstrumentFolder:
@@ -83,9 +93,9 @@ def read_instrument(path: Path) -> InstrumentFolder:
 
     Raises: PlanningRefused naming the file and each bad field, misspelt ones with the nearest name.
     """
-    file = path / DECLARATION
+    file = declaration_in(path) or path / DECLARATION
     try:
-        instrument = Instrument.model_validate(_with_training_factors(tomllib.loads(file.read_text(encoding="utf-8"))))
+        instrument = Instrument.model_validate(_with_shared(tomllib.loads(file.read_text(encoding="utf-8"))))
     except (OSError, UnicodeDecodeError) as error:
         raise PlanningRefused(f"{file} cannot be read: {error}") from error
     except tomllib.TOMLDecodeError as error:
@@ -104,6 +114,19 @@ def read_instrument(path: Path) -> InstrumentFolder:
     return InstrumentFolder(instrument, path.resolve(), folder_digest(path))
 
 
+def declaration_in(folder: Path) -> Path | None:
+    """The file that declares the folder's instrument; None where it is none.
+
+    Raises: PlanningRefused when there are two.
+    """
+    found = [folder / name for name in (DECLARATION, OLD_DECLARATION) if (folder / name).is_file()]
+    if len(found) > 1:
+        raise PlanningRefused(
+            f"{folder} holds {DECLARATION} and {OLD_DECLARATION}, an instrument's old and new declaration; keep one of them"
+        )
+    return found[0] if found else None
+
+
 def folder_digest(path: Path) -> str:
     """SHA-256 over names and contents of the folder's files."""
     digest = hashlib.sha256()
@@ -116,8 +139,12 @@ def folder_digest(path: Path) -> str:
 def level_problem(factor: Factor, level: Scalar) -> str | None:
     """Why a factor cannot take this level, in words; None when it can."""
     if factor.type in ("choice", "bool"):
-        allowed = factor.choices if factor.type == "choice" else (False, True)
-        return None if level in allowed else f"{factor.name} is one of {', '.join(map(str, allowed))}, not {level}"
+        allowed = [*map(str, factor.choices)] if factor.type == "choice" else ["on", "off"]
+        if level in (factor.choices or (False, True)):
+            return None
+        more = len(allowed) - MOST_NAMES
+        shown = allowed if more <= 0 else a_few(str(level), allowed)
+        return f"{factor.name} is one of {', '.join(shown)}{f' and {more} more' if more > 0 else ''}, not {level}"
     if factor.type in ("text", "data"):
         return f"{factor.name} is a text, not {level}" if not isinstance(level, str) else None
     if isinstance(level, bool | str):
@@ -131,6 +158,11 @@ def level_problem(factor: Factor, level: Scalar) -> str | None:
     return None
 
 
+def _listed(shown: Sequence[str], names: Sequence[str]) -> str:
+    more = len(names) - len(shown)
+    return f"there are {', '.join(shown) or 'none'}{f' and {more} more' if more else ''} (`researcher instruments`)"
+
+
 def size_of(model: str) -> float | None:
     """Parameters of a model, as its name says (`name-135m`); None where it says nothing."""
     found = _SIZE.findall(model)
@@ -142,27 +174,66 @@ def parameters(number: str, unit: str) -> float:
     return float(number) * _UNITS[unit.lower()]
 
 
-def _with_training_factors(declared: dict[str, Any]) -> dict[str, Any]:
-    """A declaration with the factors of `training.toml` behind its own, their defaults as its runs have them.
+def _with_shared(declared: dict[str, Any]) -> dict[str, Any]:
+    """A declaration with what all instruments share behind its own factors and metrics.
 
-    A factor of the same name changes the fields that it gives. What is no list of named tables is left for validation.
+    What is no list of named tables is left for validation.
     """
-    own = declared.get("factors", [])
-    if not isinstance(own, list) or not all(isinstance(each, dict) for each in own):
-        return declared
+    for what, merged in (("factors", _with_shared_factors), ("metrics", _with_shared_metrics)):
+        own = declared.get(what, [])
+        if isinstance(own, list) and all(isinstance(each, dict) for each in own):
+            declared = declared | {what: merged(own, declared)}
+    return declared
+
+
+def _with_shared_factors(own: list[dict[str, Any]], declared: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """One of the same name changes the fields that it gives; a default of the declaration's runs is the factor's."""
     shared = {
         each["name"]: each | _default_of(each["target"], declared)
-        for each in _training_factors()
+        for each in _shared("factors")
         if each["target"] != STUDY_MODEL or (declared.get("model") in each["choices"] and not declared.get("roles"))
     }
-    laid_over = [shared.get(each.get("name"), {}) | each for each in own]
     names = {each.get("name") for each in own}
-    return declared | {"factors": [*laid_over, *(each for name, each in shared.items() if name not in names)]}
+    laid_over = [shared.get(each.get("name"), {}) | each for each in own]
+    return [*laid_over, *(each for name, each in shared.items() if name not in names)]
+
+
+def _with_shared_metrics(own: list[dict[str, Any]], declared: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """One of the same name changes the fields that it gives; one of another kind stands alone. Words that an instrument gives to
+    a metric are no longer those of a shared one."""
+    shared = {each["name"]: each for each in _shared("metrics")}
+    taken = {alias.casefold() for each in own for alias in _texts(each.get("aliases"))}
+    for name, each in shared.items():
+        shared[name] = each | {"aliases": [alias for alias in each["aliases"] if alias.casefold() not in taken]}
+    names = {each.get("name") for each in own}
+    named = declared.get("defaults", {}).get("metric") if isinstance(declared.get("defaults"), dict) else None
+    laid_over = [
+        base | each if each.get("kind", base.get("kind")) == base.get("kind") else each
+        for each in own
+        for base in [shared.get(each.get("name"), {})]
+    ]
+    further = [each | {"on_request": name != named} for name, each in shared.items() if name not in names]
+    return [*laid_over, *further]
+
+
+def _texts(given: object) -> list[str]:
+    return [each for each in given if isinstance(each, str)] if isinstance(given, list) else []
+
+
+def shared_factors() -> list[Factor]:
+    """What any run can vary, as it is where an instrument says nothing of it."""
+    return [Factor.model_validate(each) for each in _shared("factors")]
+
+
+def shared_metrics() -> list[Metric]:
+    """What is measured of any run, as it is where an instrument says nothing of it."""
+    return [Metric.model_validate(each) for each in _shared("metrics")]
 
 
 @cache
-def _training_factors() -> list[dict[str, Any]]:
-    return list(tomllib.loads(_TRAINING.read_text(encoding="utf-8"))["factors"])
+def _shared(what: str) -> list[dict[str, Any]]:
+    """What is in `factors.toml` or `metrics.toml`."""
+    return list(tomllib.loads(Path(__file__).with_name(f"{what}.toml").read_text(encoding="utf-8"))[what])
 
 
 def _default_of(target: str, declared: Mapping[str, Any]) -> dict[str, Any]:
@@ -183,9 +254,9 @@ def _roots(environ: Mapping[str, str] | None) -> list[Path]:
 
 
 def _declared(root: Path) -> Iterable[Path]:
-    if (root / DECLARATION).is_file():
+    if declaration_in(root) is not None:
         return [root]
-    return sorted(file.parent for file in root.glob(f"*/{DECLARATION}"))
+    return sorted(folder for folder in root.glob("*") if declaration_in(folder) is not None)
 
 
 def _inconsistencies(instrument: Instrument) -> Iterable[str]:
@@ -231,12 +302,12 @@ def _shared_aliases(what: str, named: Sequence[Factor] | Sequence[Metric]) -> It
 def _wrong_metric(metric: Metric) -> Iterable[str]:
     if metric.margin <= 0:
         yield f"metrics.{metric.name}.margin: must be above 0"
-    if metric.kind == "steps_to_threshold" and metric.threshold is None:
-        yield f"metrics.{metric.name}.threshold: steps_to_threshold needs one"
-    if metric.kind in ("steps_to_threshold", "wall_s") and "direction" not in metric.model_fields_set:
+    if metric.kind in UNTIL and metric.threshold is None:
+        yield f"metrics.{metric.name}.threshold: {metric.kind} needs one"
+    if metric.kind in COSTS and "direction" not in metric.model_fields_set:
         yield f'metrics.{metric.name}.direction: {metric.kind} needs one; "decrease" where less is better'
-    if metric.kind != "steps_to_threshold" and metric.threshold is not None:
-        yield f"metrics.{metric.name}.threshold: {metric.kind} has none; only steps_to_threshold does"
+    if metric.kind not in UNTIL and metric.threshold is not None:
+        yield f"metrics.{metric.name}.threshold: {metric.kind} has none; only {' and '.join(UNTIL)} do"
     if not (metric.kind.startswith("heldout_") or metric.kind == "outcome") and "when" in metric.model_fields_set:
         yield f"metrics.{metric.name}.when: {metric.kind} has none; only heldout_accuracy, heldout_reward and outcome do"
     elif metric.kind != "outcome" and metric.when == "training":

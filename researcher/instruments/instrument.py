@@ -14,6 +14,8 @@ STUDY_STEPS, STUDY_MODEL = "study.steps", "study.model"
 """Targets of factors that are no field of a run: the length of a trial, and the model that its server hosts."""
 RUN_PARAMETERS = "run.parameters"
 """The target of all weights (`full`) or adapters (`lora`), which a server shows with their rank and alpha."""
+ALGORITHM = "run.algorithm.name"
+"""The target of the algorithm, whose own defaults go before those of the instrument."""
 LEARNING_RATE = "run.optimizer.learning_rate"
 """At 0 a run trains nothing, and all else of it is as it would be: a control."""
 
@@ -67,18 +69,36 @@ class Factor(StrictModel):
         return self.target, *self.also
 
 
+MetricKind = Literal[
+    "heldout_accuracy",
+    "heldout_reward",
+    "auc_reward",
+    "final_reward",
+    "entropy_final",
+    "steps_to_threshold",
+    "seconds_to_threshold",
+    "wall_s",
+    "tokens_sampled",
+    "outcome",
+]
+TIMED: tuple[MetricKind, ...] = ("wall_s", "seconds_to_threshold")
+"""Kinds that depend on how busy the machine is."""
+UNTIL: tuple[MetricKind, ...] = ("steps_to_threshold", "seconds_to_threshold")
+"""Kinds that count until a threshold is reached, which a trial may never do."""
+COSTS: tuple[MetricKind, ...] = (*UNTIL, "wall_s", "tokens_sampled")
+"""Kinds of which less is mostly better: a declaration has to say which way."""
+
+
 class Metric(StrictModel):
     """One number of a trial, computed by `researcher.analysis.metrics` from recorded series, never by a client.
 
-    kind: heldout_accuracy, heldout_reward (each with `when` before, after or gain), auc_reward, final_reward,
-    steps_to_threshold (with `threshold`), wall_s; outcome: a number that each episode reports in `Outcome.metrics` (`when` before,
-    after or gain over held-out episodes, or training, the mean over all steps).
+    kind: heldout_accuracy, heldout_reward (each with `when` before, after or gain), auc_reward, final_reward, entropy_final,
+    steps_to_threshold, seconds_to_threshold (each with `threshold`), wall_s, tokens_sampled; outcome: a number that each episode
+    reports in `Outcome.metrics` (`when` before, after or gain over held-out episodes, or training, the mean over all steps).
     """
 
     name: str
-    kind: Literal[
-        "heldout_accuracy", "heldout_reward", "auc_reward", "final_reward", "steps_to_threshold", "wall_s", "outcome"
-    ]
+    kind: MetricKind
     when: Literal["before", "after", "gain", "training"] = "after"
     source: Annotated[OutcomeName | None, Field(exclude_if=lambda source: source is None)] = None
     """outcome: its name in `Outcome.metrics`; None is the metric's own name."""
@@ -88,13 +108,20 @@ class Metric(StrictModel):
     """Of a further model; None: of the instrument's own."""
     threshold: float | None = None
     direction: Direction = "increase"
-    """Which way is better. A study.toml has to say it for steps_to_threshold and wall_s, where less mostly is."""
+    """Which way is better. An instrument.toml has to say it for the kinds in COSTS."""
     margin: float
     """Smallest effect of interest, in the metric's own unit."""
     sigma: float | None = None
     """Standard deviation between seeds at the defaults, as measured; a price estimate, never a substitute for the noise floor."""
+    on_request: Annotated[bool, Field(exclude_if=lambda on_request: not on_request)] = False
+    """Shared by all instruments and not named by this one: in a plan only where the study asks for it."""
     aliases: tuple[str, ...] = ()
     description: str = ""
+
+    @property
+    def asked(self) -> Metric:
+        """The same, for a plan that needs it."""
+        return self.model_copy(update={"on_request": False})
 
     @property
     def reported_as(self) -> str:
@@ -143,7 +170,7 @@ class Role(StrictModel):
 
 
 class Instrument(StrictModel):
-    """A study environment under `studies/`: read from its `study.toml`."""
+    """A study environment under `studies/`: read from its `instrument.toml`."""
 
     name: str
     version: str

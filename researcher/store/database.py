@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import sqlite3
-import sysconfig
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from sqlalchemy import Connection, Engine, create_engine, event, inspect, text
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DatabaseError
 
-from foundation.paths import user_data_dir
+from foundation.paths import shipped, user_data_dir
 from researcher.store.errors import DatabaseRefused
 from researcher.store.outages import is_held
 from researcher.store.tables import SCHEMA_REVISION
@@ -111,22 +110,6 @@ def _advice(engine: Engine, error: DatabaseError) -> str:
     return "the file is damaged: put a backup in its place, or move it away to begin with an empty database"
 
 
-def migrations_dir() -> Path:
-    """`db/migrations` of the clone, or where an installed package has put it: for all, or (`pip install --user`) for one user.
-
-    Raises: DatabaseRefused when it is in none of them.
-    """
-    data = (sysconfig.get_path("data"), sysconfig.get_path("data", sysconfig.get_preferred_scheme("user")))
-    places = (
-        Path(__file__).resolve().parents[2] / "db" / "migrations",
-        *(Path(each) / "share" / "swarm-researcher" / "migrations" for each in data),
-    )
-    for place in places:
-        if (place / "env.py").is_file():
-            return place
-    raise DatabaseRefused(f"database migrations are missing; looked in {', '.join(map(str, places))}: install again")
-
-
 def _parse(url: str) -> URL:
     try:
         parsed = make_url(url)
@@ -177,7 +160,7 @@ def _migrate(connection: Connection, shown: str) -> None:
     from alembic.script import ScriptDirectory
 
     config = Config()
-    config.set_main_option("script_location", str(migrations_dir()).replace("%", "%%"))
+    config.set_main_option("script_location", str(shipped("migrations")).replace("%", "%%"))
     config.attributes["connection"] = connection
     known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
     current = _revision(connection)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self
 
@@ -15,6 +15,7 @@ from pydantic import Field, model_validator
 
 from foundation.strict import StrictModel
 from researcher.instruments.instrument import (
+    ALGORITHM,
     RUN_PARAMETERS,
     STUDY_MODEL,
     STUDY_STEPS,
@@ -24,7 +25,8 @@ from researcher.instruments.instrument import (
     Scalar,
 )
 from researcher.study.shares import family_of, with_shares
-from swarm.protocol.runspec import merge_patch
+from swarm.models.catalogue import hosted_name
+from swarm.protocol.runspec import merge_patch, own_defaults
 
 
 def _is_unset(value: object) -> bool:
@@ -69,6 +71,9 @@ class Hypothesis(StrictModel):
     baseline_arms: Annotated[tuple[str, ...], Field(exclude_if=_is_unset)] = ()
     """Where a side is the mean over several arms (a main effect, an interaction): those arms; `baseline` is then a label."""
     treatment_arms: Annotated[tuple[str, ...], Field(exclude_if=_is_unset)] = ()
+    between_arms: Annotated[tuple[str, ...], Field(exclude_if=_is_unset)] = ()
+    """A trend: the arms whose levels lie between the lowest (`baseline`) and the highest (`treatment`). What is claimed is the change
+    of the metric from one end to the other, along a line that is fitted to all of these arms on the factor's own scale."""
 
     @property
     def baselines(self) -> tuple[str, ...]:
@@ -83,7 +88,7 @@ class Hypothesis(StrictModel):
     @property
     def sides(self) -> frozenset[str]:
         """Every arm that the hypothesis speaks of."""
-        return frozenset((*self.baselines, *self.treatments))
+        return frozenset((*self.baselines, *self.between_arms, *self.treatments))
 
 
 class StageKind(StrEnum):
@@ -92,6 +97,8 @@ class StageKind(StrEnum):
     """A rung of a race over many arms: explores, gives no verdict."""
     FINE = "fine"
     """Optuna picks among the stage's arms, one after the other: explores, gives no verdict."""
+    SCREEN = "screen"
+    """Main effects of many factors, each over all runs of a two-level design: explores, gives no verdict."""
     COMPARE = "compare"
     CONFIRM = "confirm"
 
@@ -118,7 +125,7 @@ class Stage(StrictModel):
     @property
     def explores(self) -> bool:
         """What such a stage finds is a guess, to be confirmed on fresh seeds."""
-        return self.kind in (StageKind.COARSE, StageKind.FINE)
+        return self.kind in (StageKind.COARSE, StageKind.FINE, StageKind.SCREEN)
 
 
 Relation = Literal["≪", "≈", "≫"]
@@ -172,8 +179,30 @@ class Budget(StrictModel):
 
 
 class PlanModel(StrictModel):
+    """A model that servers host: known by its name, or, where it is a folder, by its weights."""
+
     name: str
+    """A known name, a hub name OWNER/NAME, or what the folder is called."""
     fingerprint: str | None = None
+    """SHA-256 over the folder's weight files, as servers compute it. None: the weights that the first trial finds."""
+    path: Annotated[str | None, Field(exclude_if=_is_unset)] = None
+    """The folder, absolute, on the machine where the plan was made."""
+
+    @property
+    def source(self) -> str:
+        """What `swarm serve --model` takes."""
+        return self.path or self.name
+
+    @property
+    def title(self) -> str:
+        """Its name, with the beginning of the fingerprint where the name alone does not say which weights are meant."""
+        return self.name if self.fingerprint is None else f"{self.name}@{self.fingerprint[:12]}"
+
+    def is_hosted(self, name: str, fingerprint: str | None, engine: str | None) -> bool:
+        """Whether a server hosts it that says this of itself. The echo engine has no weights: there the name decides."""
+        if self.fingerprint is None or fingerprint is None or engine == "echo":
+            return hosted_name(self.name) == hosted_name(name)
+        return self.fingerprint == fingerprint
 
 
 class PlanRole(StrictModel):
@@ -229,6 +258,9 @@ class Plan(StrictModel):
     steps: Annotated[int, Field(ge=1)]
     run: dict[str, Any]
     """Partial RunSpec shared by all arms."""
+    stated: Annotated[tuple[str, ...] | None, Field(exclude_if=lambda stated: stated is None)] = None
+    """Where arms differ by their algorithm, and its own defaults are others than the instrument's: the fields of `run` that the
+    study states. The others yield to an algorithm's defaults. None: no field does, as in all plans made before this was kept."""
     roles: Annotated[dict[str, PlanRole], Field(exclude_if=_is_unset)] = {}
     """Models beside `model`, by role: a trial takes as many more servers, all at once or none."""
     task: dict[str, Scalar]
@@ -276,6 +308,8 @@ class Plan(StrictModel):
     def run_fields(self, levels: Mapping[str, Scalar], role: str | None = None) -> dict[str, Any]:
         """A partial RunSpec: of the instrument's own model, or of a further role's. levels: an arm's, by factors' targets."""
         fields: Any = self.run
+        if self.stated is not None and ALGORITHM in levels:
+            fields = with_algorithm(fields, str(levels[ALGORITHM]), self.stated)
         for target, level in levels.items():
             if target.startswith("run.") and not _has_adapters(fields, target, level):
                 fields = merge_patch(fields, nested(target.removeprefix("run."), level))
@@ -322,10 +356,13 @@ class Plan(StrictModel):
     def held(self) -> list[tuple[str, object]]:
         """What is the same in all arms: settings of the run, by their names in a RunSpec, and of the tasks."""
         varied = self.levels_of(self.arms[0]) | self.shared_out(self.arms[0])
+        ran = [dict(leaves(self.run_fields(self.levels_of(arm)), "run.")) for arm in self.arms]
         return [
             (path.removeprefix("run."), value)
             for path, value in self.settings.items()
-            if path not in varied and not path.startswith("roles.")
+            if path not in varied
+            and not path.startswith("roles.")
+            and (self.stated is None or all(fields.get(path, value) == value for fields in ran))
         ]
 
     def arm(self, name: str) -> Arm:
@@ -359,6 +396,11 @@ class Plan(StrictModel):
         own = self._level(self.arm(arm), STUDY_MODEL)
         return self.model if own is None else next(model for model in self.models if model.name == own)
 
+    def model_of_role(self, role: str) -> PlanModel:
+        """What has to be hosted for a further model."""
+        name = self.roles[role].model
+        return self.model if name == self.model.name else PlanModel(name=name)
+
     @property
     def hosted(self) -> tuple[PlanModel, ...]:
         """Every model that arms train."""
@@ -367,7 +409,7 @@ class Plan(StrictModel):
     @property
     def models_text(self) -> str:
         """`model NAME`, or `models NAME and NAME`, for people."""
-        names = [model.name for model in self.hosted]
+        names = [model.title for model in self.hosted]
         return f"model{'s' if len(names) > 1 else ''} {' and '.join(names)}"
 
     def _level(self, arm: Arm, target: str) -> Scalar | None:
@@ -410,6 +452,14 @@ def leaves(settings: Mapping[str, object], beneath: str = "") -> Iterator[tuple[
             yield from leaves(value, f"{beneath}{key}.")
         else:
             yield f"{beneath}{key}", value
+
+
+def with_algorithm(run: Mapping[str, Any], algorithm: str, stated: Collection[str] = ()) -> dict[str, Any]:
+    """A partial RunSpec under an algorithm: its own defaults go before what is there, but for the fields that are stated."""
+    for path, value in leaves(own_defaults(algorithm)):
+        if path not in stated and leaf_at(run, path.split(".")) is not None:
+            run = merge_patch(run, nested(path, value))
+    return dict(run)
 
 
 def _has_adapters(fields: Mapping[str, Any], target: str, level: Scalar) -> bool:

@@ -143,16 +143,21 @@ def check_comparable(before: Rehearsal, fault: Diagnosis) -> None:
 
 
 def compare(before: Rehearsal, after: Rehearsal) -> str:
-    """In words, what was compared. Raises: Unfit when something changed that was no failure."""
+    """In words, what was compared.
+
+    Raises: Unfit when something changed that was no failure, or an episode that failed is now worth more than the least that the
+    old code gave its task (where it gave that none, than the least it gave any).
+    """
     for split, tasks in before.tasks.items():
         if tasks and tasks != after.tasks.get(split):
             raise Unfit(f"it has other {split} tasks than before; mend the fault and change nothing else")
     now = {each.name: each for each in after.played}
     same = 0
     for old in before.played:
-        if not old.ended:
-            continue
         new = now.get(old.name)
+        if not old.ended:
+            _check_worth(before, old, new)
+            continue
         if new is None or (new.reward, new.success) != (old.reward, old.success):
             raise Unfit(
                 f"{old.split} task {old.task!r} is rewarded {new.reward if new else None} where the old code gave "
@@ -161,8 +166,23 @@ def compare(before: Rehearsal, after: Rehearsal) -> str:
         if new.asked != old.asked:
             raise Unfit(f"{old.split} task {old.task!r} is asked in other words than before; mend the fault alone")
         same += 1
+    failed = len(before.played) - same
     kept = f"{same} of them had ended before too, with the same calls and rewards" if same else "none ended before"
-    return f"{len(after.played)} episodes were rehearsed against fixed answers and came to a reward; {kept}"
+    worth = f"; the {failed} that had failed are worth no more than the worst of these" if same and failed else ""
+    return f"{len(after.played)} episodes were rehearsed against fixed answers and came to a reward; {kept}{worth}"
+
+
+def _check_worth(before: Rehearsal, failed: Played, now: Played | None) -> None:
+    """Raises: Unfit for a failed episode that a mended version makes worth something."""
+    ended = [each for each in before.played if each.ended]
+    rewards = [each.reward for each in ended if (each.split, each.task) == (failed.split, failed.task)]
+    rewards = rewards or [each.reward for each in ended]
+    least = min((reward for reward in rewards if reward is not None), default=None)
+    if least is not None and now is not None and now.reward is not None and now.reward > least:
+        raise Unfit(
+            f"{failed.split} task {failed.task!r} failed before and is now rewarded {now.reward:g}; an answer that could not be scored "
+            f"may not be worth more than {least:g}, the least that the old code gave"
+        )
 
 
 def _last_line(error: str) -> str:

@@ -25,7 +25,7 @@ from researcher.executor.blueprint import Code
 from researcher.executor.diagnosis import Cause, Diagnosis
 from researcher.executor.errors import MendByHand, Unmended
 from researcher.executor.mending import Case
-from researcher.instruments.catalogue import DECLARATION, InstrumentFolder
+from researcher.instruments.catalogue import InstrumentFolder, declaration_in
 from researcher.llm.endpoint import LlmError, LlmUnusable
 from researcher.llm.templates import filled
 from researcher.models import PERSON, RepairRecord
@@ -161,9 +161,9 @@ class Workshop:
         before, after = texts(failing) if failing else {}, texts(self._own.path)
         workflow = self._own.instrument.workflow
         check_entries(workflow, after[workflow])
-        if failing and before.get(DECLARATION) != after.get(DECLARATION):
+        if failing and _declared(failing) != _declared(self._own.path):
             raise Unfit(
-                f"{self._own.path / DECLARATION} was changed, and the plan was made for the old one; put it back"
+                f"{declaration_in(self._own.path)} was changed, and the plan was made for the old one; put it back"
             )
         self._versions.keep(self._own.path)
         record = RepairRecord(
@@ -373,3 +373,9 @@ class Workshop:
             left_out=left_out,
         )
         return [{"role": "system", "content": prompt("repair.md")}, {"role": "user", "content": question}]
+
+
+def _declared(folder: Path) -> bytes | None:
+    """What the folder's declaration says, whatever it is called."""
+    file = declaration_in(folder)
+    return None if file is None else file.read_bytes()

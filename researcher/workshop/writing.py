@@ -1,7 +1,8 @@
 """An instrument that an LLM writes for a topic: declared by code, tried in the sandbox, kept only where it holds.
 
 ask → parses, defines what is called → every rehearsed episode comes to a reward → a right answer is worth more than a wrong one,
-and a wrong one no less than none → held-out tasks are the same for every seed, and none of them is trained on
+and a wrong one no less than none → held-out tasks are the same for every seed, and none of them is trained on → all this holds at two
+levels of each of its factors, and these differ in their tasks or rewards
 """
 
 from __future__ import annotations
@@ -9,14 +10,15 @@ from __future__ import annotations
 import math
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, StringConstraints, ValidationError
+from pydantic import Field, StringConstraints, ValidationError, ValidationInfo, field_validator, model_validator
 
-from foundation.strict import StrictModel, explain
-from researcher.instruments.catalogue import DECLARATION, InstrumentFolder, read_instrument
+from foundation.strict import StrictModel, explain, misfit
+from researcher.instruments.catalogue import DECLARATION, InstrumentFolder, read_instrument, shared_factors
+from researcher.instruments.instrument import Scalar
 from researcher.llm.endpoint import LlmUnusable
 from researcher.llm.templates import filled
 from researcher.refusals import PlanningRefused
@@ -30,8 +32,21 @@ ANSWERS = 3
 EXAMPLES = ("right", "wrong", "empty")
 _WORKFLOW, _REWARD = "workflow.py", "reward.py"
 _HELDOUT, _LISTED = 24, 500
+_MOST_FACTORS = 6
+_TAKEN = ("split", "seed", "count")
 
 _TEXT, _COUNT = {"type": "string"}, {"type": "integer"}
+_BOUND = {"type": ["number", "null"]}
+_FACTOR = strict(
+    name=_TEXT,
+    type={"type": "string", "enum": ["int", "float", "bool", "choice"]},
+    default={"type": ["number", "string", "boolean"]},
+    low=_BOUND,
+    high=_BOUND,
+    choices={"type": "array", "items": _TEXT},
+    aliases={"type": "array", "items": _TEXT},
+    description=_TEXT,
+)
 _FORM = Form(
     "instrument",
     "workflow",
@@ -41,6 +56,7 @@ _FORM = Form(
         description=_TEXT,
         keywords={"type": "array", "items": _TEXT},
         max_tokens=_COUNT,
+        factors={"type": "array", "items": _FACTOR},
         workflow=_TEXT,
         reward=_TEXT,
     ),
@@ -49,14 +65,61 @@ _FORM = Form(
 Line = Annotated[str, StringConstraints(min_length=1, max_length=400, pattern=r"^[^\n]*$")]
 
 
+Name = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]{1,31}$")]
+
+
+class WrittenFactor(StrictModel):
+    """What a study of the instrument can vary in its tasks: a parameter of `tasks` by this name."""
+
+    name: Name
+    type: Literal["int", "float", "bool", "choice"]
+    default: Scalar
+    low: float | None = None
+    high: float | None = None
+    choices: tuple[str, ...] = ()
+    aliases: tuple[Line, ...] = ()
+    description: Line
+
+    @field_validator("default")
+    @classmethod
+    def _of_its_type(cls, default: Scalar, info: ValidationInfo) -> Scalar:
+        whole = info.data.get("type") == "int" and isinstance(default, float) and default.is_integer()
+        return int(default) if whole else default
+
+    @model_validator(mode="after")
+    def _has_two_levels(self) -> Self:
+        if self.name in {factor.name for factor in shared_factors()}:
+            raise misfit({"name": f"every run can vary {self.name} already; leave it out"})
+        if self.name in _TAKEN:
+            raise misfit({"name": f"tasks has an argument {self.name} already; choose another"})
+        if self.type in ("int", "float") and (self.low is None or self.high is None or self.low >= self.high):
+            raise misfit({"low": "a number needs bounds, low below high"})
+        if self.type == "choice" and len(set(self.choices)) < 2:
+            raise misfit({"choices": "needs two choices at least"})
+        return self
+
+    @property
+    def ends(self) -> tuple[Scalar, Scalar]:
+        """Two levels, as far apart as it has them."""
+        match self.type:
+            case "bool":
+                return False, True
+            case "choice":
+                return self.choices[0], self.choices[-1]
+            case "int":
+                return int(self.low or 0), int(self.high or 0)
+        return float(self.low or 0), float(self.high or 0)
+
+
 class WrittenInstrument(StrictModel):
     """What the LLM says."""
 
-    name: Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]{1,31}$")]
+    name: Name
     title: Line
     description: Annotated[str, StringConstraints(min_length=1, max_length=2000)]
     keywords: Annotated[tuple[Line, ...], Field(min_length=1, max_length=40)]
-    max_tokens: Annotated[int, Field(ge=1, le=512)]
+    max_tokens: Annotated[int, Field(ge=1, le=131_072)]
+    factors: Annotated[tuple[WrittenFactor, ...], Field(max_length=_MOST_FACTORS)] = ()
     workflow: Annotated[str, StringConstraints(min_length=1)]
     reward: Annotated[str, StringConstraints(min_length=1)]
 
@@ -108,7 +171,7 @@ async def _tried(written: WrittenInstrument, author: str, root: Path, model: str
     place = _laid_down(written, author, root, model)
     try:
         found = read_instrument(place)
-        await _self_test(found.path)
+        await _self_test(found.path, written.factors)
         return _moved(found, root / f"{written.name}-{found.code[:8]}")
     finally:
         shutil.rmtree(place, ignore_errors=True)
@@ -118,8 +181,8 @@ def _laid_down(written: WrittenInstrument, author: str, root: Path, model: str) 
     """The three files, in a folder that is not yet an instrument's."""
     root.mkdir(parents=True, exist_ok=True)
     place = Path(tempfile.mkdtemp(dir=root, prefix=".new-"))
-    fields = written.model_dump(include={"name", "title", "description", "keywords", "max_tokens"})
-    declaration = filled(PROMPTS, "study.toml.jinja", **fields, model=model, generated=author)
+    fields = written.model_dump(include={"name", "title", "description", "keywords", "max_tokens", "factors"})
+    declaration = filled(PROMPTS, "instrument.toml.jinja", **fields, model=model, generated=author)
     for name, text in ((DECLARATION, declaration), (_WORKFLOW, written.workflow), (_REWARD, written.reward)):
         (place / name).write_text(text, encoding="utf-8")
     return place
@@ -133,18 +196,63 @@ def _moved(found: InstrumentFolder, home: Path) -> InstrumentFolder:
     return read_instrument(home)
 
 
-async def _self_test(folder: Path) -> None:
+async def _self_test(folder: Path, factors: Sequence[WrittenFactor]) -> None:
     """folder: a whole path. Raises: Unfit."""
-    request = RehearsalRequest(folder=str(folder), workflow=_WORKFLOW, examples=True, heldout=_HELDOUT, listed=_LISTED)
-    first = await rehearse(request)
-    check(first)
-    check_scores(first)
-    other = await rehearse(request.model_copy(update={"seed": 1, "plays": False}))
+    usual = {factor.name: factor.default for factor in factors}
+    request = RehearsalRequest(
+        folder=str(folder),
+        workflow=_WORKFLOW,
+        parameters=usual,
+        examples=True,
+        heldout=_HELDOUT,
+        listed=_LISTED,
+    )
+    first = await _sound(request)
+    listed = request.model_copy(update={"plays": False})
+    if (await rehearse(listed)).tasks != first.tasks:
+        raise Unfit(
+            "tasks(…) gives other tasks when it is called again with the same seed; draw from random.Random(seed)"
+        )
+    other = await rehearse(listed.model_copy(update={"seed": 1}))
     if other.tasks.get("heldout") != first.tasks["heldout"]:
         raise Unfit("tasks('heldout', …) differ with the seed; every seed is evaluated on the same")
-    shared = {*first.tasks["heldout"]} & {*first.tasks["train"], *other.tasks.get("train", [])}
-    if shared:
+    _check_apart(first, other)
+    for factor in factors:
+        levels = [request.model_copy(update={"parameters": {**usual, factor.name: level}}) for level in factor.ends]
+        low, high = [await _sound(each) for each in levels]
+        if _shown(low) == _shown(high):
+            raise Unfit(
+                f"the factor {factor.name!r} changes nothing: with {factor.ends[0]} and with {factor.ends[1]} tasks(…) gives the same "
+                "tasks, and every answer gets the same reward; have it change the tasks, or leave it out"
+            )
+
+
+async def _sound(request: RehearsalRequest) -> Rehearsal:
+    """Raises: Unfit, with the parameters where there are some."""
+    found = await rehearse(request)
+    try:
+        check(found)
+        check_scores(found)
+        _check_apart(found)
+    except Unfit as error:
+        at = ", ".join(f"{name}={level}" for name, level in request.parameters.items())
+        raise Unfit(f"with {at}: {error}" if at else str(error)) from error
+    return found
+
+
+def _check_apart(*rehearsals: Rehearsal) -> None:
+    """Raises: Unfit when a held-out task is a train task, too."""
+    heldout, train = (
+        {task for each in rehearsals for task in each.tasks.get(split, [])} for split in ("heldout", "train")
+    )
+    if shared := heldout & train:
         raise Unfit(f"held-out tasks are among the train tasks: {', '.join(sorted(shared))}")
+
+
+def _shown(rehearsal: Rehearsal) -> object:
+    """All in which the tasks of a rehearsal and their rewards can differ from another's."""
+    played = [(each.name, each.reward, each.success, each.asked) for each in rehearsal.played]
+    return rehearsal.tasks, played
 
 
 def check_scores(rehearsal: Rehearsal) -> None:

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, StringConstraints, ValidationInfo, field_validator, model_validator
 
 from foundation.strict import StrictModel, misfit
+from swarm.protocol.algorithms import DEFAULTS
 from swarm.protocol.algorithms import AlgorithmSpec as AlgorithmSpec
 from swarm.protocol.quantities import MOST, Count, NonNegative, NotBoolean, Positive
 
@@ -19,6 +20,7 @@ ComputeType = Literal["bfloat16", "float32"]
 """What matrices are multiplied in."""
 AS_STORED = {"as": "stored"}
 """Pydantic's context for specs that a server has accepted: what an older version took is read, shown and stopped all the same."""
+_USUAL_POOL = 4096
 _PAIR = 2
 """The least number of episodes that can be compared."""
 UNCUT: dict[str, tuple[int, ...]] = {"top_p": (1,), "top_k": (0, -1)}
@@ -67,8 +69,9 @@ class BatchSpec(StrictModel):
     """What becomes of a group whose patience ran out with slots missing."""
     partial_min: Count = Field(default=None, validate_default=True)
     """With `train`, the least number of ended episodes that makes a group worth training. Not given: 2, or 1 of groups of one."""
-    max_pool_episodes: Count = 4096
-    """So many episodes may be ended or expected at once, outside journalled batches; then no more groups are opened."""
+    max_pool_episodes: Count = Field(default=None, validate_default=True)
+    """So many episodes may be ended or expected at once, outside journalled batches; then no more groups are opened. Not given:
+    4096, or the episodes of two steps where these are more."""
     mix: dict[MixName, MixSpec] = {}
     """Families of tasks and their shares of the groups that enter optimiser steps; claims then name one of them.
 
@@ -79,6 +82,16 @@ class BatchSpec(StrictModel):
     @classmethod
     def _at_most_the_group(cls, given: Any, info: ValidationInfo) -> Any:
         return _least_of(info.data.get("group_size", _PAIR)) if given is None else given
+
+    @field_validator("max_pool_episodes", mode="before")
+    @classmethod
+    def _at_least_two_steps(cls, given: Any, info: ValidationInfo) -> Any:
+        if given is not None:
+            return given
+        known = info.data
+        groups = known.get("tasks", 1) * known.get("group_size", 1)
+        step = (known.get("episodes") or 1) if known.get("rule") == "episodes" else groups
+        return min(MOST, max(_USUAL_POOL, 2 * step))
 
     @model_validator(mode="after")
     def _rule_has_its_count(self) -> BatchSpec:
@@ -234,7 +247,7 @@ class RunSpec(StrictModel):
         algorithm, batch = data.get("algorithm"), data.get("batch", {})
         name = algorithm.get("name") if isinstance(algorithm, dict) else getattr(algorithm, "name", None)
         if name == "dapo" and isinstance(batch, dict) and "rule" not in batch:
-            return {**data, "batch": {**batch, "rule": "informative_tasks"}}
+            return merge_patch(data, _DYNAMIC_SAMPLING)
         return data
 
     @model_validator(mode="after")
@@ -258,6 +271,15 @@ class RunSpec(StrictModel):
 
 TUNABLE: frozenset[str] = frozenset({"algorithm", "optimizer", "batch", "sampling", "limits", "max_staleness"})
 """Top-level fields that a PATCH may change while a run goes on."""
+
+
+_DYNAMIC_SAMPLING = {"batch": {"rule": "informative_tasks"}}
+
+
+def own_defaults(algorithm: str) -> dict[str, Any]:
+    """Of an algorithm by this name, as a partial RunSpec: what it has by default that others have not."""
+    own = {"algorithm": dict(DEFAULTS.get(algorithm, {}))}
+    return own | _DYNAMIC_SAMPLING if algorithm == "dapo" else own
 
 
 def merge_patch(target: Any, patch: Any) -> Any:

@@ -36,7 +36,7 @@ def test_attempts_that_one_arm_loses_take_the_verdict_and_stand_in_sql_report_an
 def test_the_same_study_with_a_grader_that_holds_keeps_its_verdict(tmp_path: Path) -> None:
     sound = tmp_path / "sound"
     shutil.copytree(BRITTLE, sound)
-    settings = sound / "study.toml"
+    settings = sound / "instrument.toml"
     settings.write_text(settings.read_text().replace("brittle = true", "brittle = false"))
     machine = Machine(tmp_path / "home")
     ended = machine.researcher(

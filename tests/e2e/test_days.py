@@ -66,7 +66,7 @@ class Play:
         self.clock = self.town.clock
         self.instrument = folder / "repeat"
         shutil.copytree(REPEAT, self.instrument, ignore=shutil.ignore_patterns("__pycache__"))
-        _make_light(self.instrument / "study.toml")
+        _make_light(self.instrument / "instrument.toml")
         arranged = {"seeds": 3, "windows": [], "days": None, "budget_s": 30 * HOUR_S, **facts}
         known = {"instrument": str(self.instrument), "servers": servers, **arranged}
         (folder / "town.json").write_text(json.dumps(known))

@@ -80,11 +80,11 @@ def broken(tmp_path: Path) -> Path:
     folder = tmp_path / "words"
     shutil.copytree(FOLDER, folder, ignore=shutil.ignore_patterns("__pycache__"))
     (folder / "workflow.py").write_text(NINTH_TASK)
-    declaration = (folder / "study.toml").read_text()
+    declaration = (folder / "instrument.toml").read_text()
     # A group that the client of before began is not filled by the next: do not wait a minute for it.
     impatient = declaration.replace("[defaults.run.batch]\n", "[defaults.run.batch]\ngroup_patience_s = 2.0\n")
     assert impatient != declaration
-    (folder / "study.toml").write_text(impatient)
+    (folder / "instrument.toml").write_text(impatient)
     return folder
 
 

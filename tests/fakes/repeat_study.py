@@ -17,7 +17,7 @@ CODE_VERSION = "0" * 64
 
 
 def repeat_instrument() -> Instrument:
-    return Instrument.model_validate(tomllib.loads((FOLDER / "study.toml").read_text()))
+    return Instrument.model_validate(tomllib.loads((FOLDER / "instrument.toml").read_text()))
 
 
 def repeat_setup(studies: Path, folder: Path = FOLDER) -> Setup:

@@ -51,6 +51,18 @@ async def close():
     if client is not None:
         await client.aclose()
 """
+LENGTH = {
+    "name": "parts",
+    "type": "int",
+    "default": 2,
+    "low": 1,
+    "high": 3,
+    "choices": [],
+    "aliases": ["syllables", "word length"],
+    "description": "Syllables of a word.",
+}
+WITH_LENGTH = WORKFLOW.replace("seed, count):", "seed, count, *, parts=2):").replace("repeat=2", "repeat=parts")
+"""The same with a factor of its own, `LENGTH`."""
 REWARD = """
 def score(answer, right):
     return 1.0 if answer.strip() == right else 0.0
@@ -64,6 +76,7 @@ def written(workflow: str = WORKFLOW, reward: str = REWARD, **changes: Any) -> d
         "description": "The model repeats a word.",
         "keywords": ["parrot", "repeat", "word"],
         "max_tokens": 8,
+        "factors": [],
         "workflow": workflow,
         "reward": reward,
         **changes,

@@ -34,9 +34,17 @@ def test_where_we_are_installed_our_neighbours_do_not_stand_before_the_packages_
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="XDG is for Linux")
-def test_folders_of_xdg_begin_at_the_root_or_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folders_of_xdg_begin_at_the_root_or_are_the_usual_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert user_data_dir({"XDG_DATA_HOME": "~/data"}) == tmp_path / "data/swarm-researcher"
-    assert user_data_dir({"XDG_DATA_HOME": "/data"}) == Path("/data/swarm-researcher")
-    assert user_data_dir({"XDG_DATA_HOME": "data"}) == tmp_path / ".local/share/swarm-researcher"
-    assert user_cache_dir({"XDG_CACHE_HOME": "cache"}) == tmp_path / ".cache/swarm-researcher"
+    monkeypatch.delenv("RESEARCHER_HOME", raising=False)
+    for given, expected in (
+        ("/data", Path("/data")),
+        ("data", tmp_path / ".local/share"),
+        ("", tmp_path / ".local/share"),
+    ):
+        monkeypatch.setenv("XDG_DATA_HOME", given)
+        assert user_data_dir() == expected / "swarm-researcher"
+    monkeypatch.setenv("XDG_CACHE_HOME", "cache")
+    assert user_cache_dir() == tmp_path / ".cache/swarm-researcher"

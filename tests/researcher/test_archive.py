@@ -101,9 +101,9 @@ def test_a_plan_that_was_changed_is_refused(archive: Path) -> None:
 
 
 def test_an_instrument_that_was_changed_is_refused(archive: Path) -> None:
-    text = (FOLDER / "study.toml").read_bytes() + b"\n# changed\n"
+    text = (FOLDER / "instrument.toml").read_bytes() + b"\n# changed\n"
     with pytest.raises(ArchiveRefused, match="not the one"):
-        _read(_rewritten(archive, "instrument/study.toml", text)).instrument()
+        _read(_rewritten(archive, "instrument/instrument.toml", text)).instrument()
 
 
 @pytest.mark.parametrize("content", [b"", b"no archive", b"\x1f\x8b\x08\x00broken"])

@@ -39,7 +39,7 @@ def with_code(folder: Path, text: str) -> InstrumentFolder:
 
 def with_pins(folder: Path, text: str) -> InstrumentFolder:
     (folder / "requirements.txt").write_text(text)
-    page = folder / "study.toml"
+    page = folder / "instrument.toml"
     page.write_text('requirements = "requirements.txt"\n' + page.read_text())
     return read_instrument(folder)
 
@@ -54,7 +54,7 @@ def test_what_an_llm_wrote_draws_its_tasks_in_the_sandbox_without_secrets(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RESEARCHER_LLM_API_KEY", "a secret")
-    page = folder / "study.toml"
+    page = folder / "instrument.toml"
     page.write_text('generated = "some-llm"\n' + page.read_text())
     (found,) = rehearsed(with_code(folder, SOUND), sys.executable, [{}], 8)
     assert found["heldout"] == 8
@@ -149,7 +149,7 @@ def test_a_line_that_pins_nothing_is_refused_with_its_number(folder: Path) -> No
 
 
 def test_a_requirements_file_that_is_not_there_is_refused(folder: Path) -> None:
-    page = folder / "study.toml"
+    page = folder / "instrument.toml"
     page.write_text('requirements = "needs.txt"\n' + page.read_text())
     with pytest.raises(PlanningRefused, match=r"requirements: there is no file 'needs\.txt'"):
         read_instrument(folder)

@@ -1,4 +1,4 @@
-"""What every instrument's `study.toml` must keep: read by the planner's loader, defaults that agree with its factors."""
+"""What every instrument's `instrument.toml` must keep: read by the planner's loader, defaults that agree with its factors."""
 
 from __future__ import annotations
 

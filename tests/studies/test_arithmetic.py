@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import itertools
-import tomllib
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from researcher.instruments.instrument import Instrument
 from studies.arithmetic import workflow
 from studies.arithmetic.reward import score
 from swarm.client import Task
-from swarm.protocol.runspec import LoraSpec, RunSpec
+from tests.studies.declarations import assert_declaration_fits_the_code
 
 FOLDER = Path(__file__).parents[2] / "studies" / "arithmetic"
 
@@ -81,30 +79,5 @@ def test_an_answer_counts_when_its_last_number_is_the_sum(answer: str, reward: f
     assert score(answer, 8) == reward
 
 
-def _adapters(path: str) -> LoraSpec:
-    """What a rank or an alpha alone makes of a run without adapters; a ratio has no default of its own, but that of the two."""
-    usual = LoraSpec()
-    return LoraSpec(alpha_ratio=usual.alpha / usual.rank) if path.endswith("alpha_ratio") else usual
-
-
 def test_its_description_fits_the_code() -> None:
-    instrument = Instrument.model_validate(tomllib.loads((FOLDER / "study.toml").read_text()))
-    assert (FOLDER / instrument.workflow).is_file()
-    spec = RunSpec.model_validate(instrument.defaults.run)
-    known: dict[str, object] = {"steps": instrument.defaults.steps, **instrument.defaults.task}
-    for factor in instrument.factors:
-        room, _, path = factor.target.partition(".")
-        at_default: object = spec
-        for part in path.split("."):
-            at_default = getattr(at_default, part) if room == "run" else known[part]
-            at_default = _adapters(path) if at_default == "full" else at_default
-        assert at_default == factor.default, factor.name
-        if factor.type == "choice":
-            assert factor.default in factor.choices
-            continue
-        assert factor.low is not None
-        assert factor.high is not None
-        assert factor.low <= float(factor.default) <= factor.high
-    assert instrument.defaults.metric in {metric.name for metric in instrument.metrics}
-    aliases = [alias for thing in (*instrument.factors, *instrument.metrics) for alias in thing.aliases]
-    assert len(aliases) == len(set(aliases))
+    assert_declaration_fits_the_code("arithmetic")

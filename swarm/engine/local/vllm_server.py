@@ -261,7 +261,7 @@ def _compiled_code(environ: Mapping[str, str]) -> dict[str, str]:
     Without headers compiled in advance, which torch keeps among the temporary files and would make for each child.
     """
     try:
-        folder = user_cache_dir(environ) / "inductor"
+        folder = user_cache_dir() / "inductor"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except (OSError, RuntimeError):  # no room for it, or no home
         return {}

@@ -111,6 +111,12 @@ async def collected(run: RunReport, entries: list[LedgerEntry], *metrics: Metric
         return await collect(swarm, BLUEPRINT, metrics, partner=partner)
 
 
+async def test_tokens_of_training_are_counted_for_the_step_that_they_were_sampled_for_dropped_ones_too() -> None:
+    dropped = {"kind": "train", "sampled_tokens": 5, "state": EpisodeState.DROPPED, "reason": DropReason.RUN_ENDED}
+    entries = [*whole(), episode("t", 1, None, **dropped), episode("u", STEPS, None, **dropped)]
+    assert (await collected(report(), entries)).series["tokens_sampled"] == [(1, 3.0), (2, 10.0)]
+
+
 async def test_series_come_from_steps_and_ledger_in_the_order_of_the_tasks() -> None:
     entries = whole()
     entries[2] = episode("a", 0, 1.0)

@@ -54,10 +54,11 @@ async def test_settings_hold_for_all_arms() -> None:
     assert plan.run["sampling"] == ARITHMETIC.instrument.defaults.run["sampling"]
 
 
-async def test_every_metric_is_recorded_and_the_asked_one_comes_first() -> None:
+async def test_every_metric_that_the_instrument_names_is_recorded_and_the_asked_one_comes_first() -> None:
     plan = await planned("Does lr 1e-4 raise held-out accuracy on sums more than 1e-5?")
     assert plan.metrics[0].name == plan.hypotheses[0].metric == "heldout_accuracy"
-    assert {metric.name for metric in plan.metrics} == {metric.name for metric in ARITHMETIC.instrument.metrics}
+    named = {metric.name for metric in ARITHMETIC.instrument.metrics if not metric.on_request}
+    assert {metric.name for metric in plan.metrics} == named
 
 
 async def test_seeds_that_a_person_gives_are_neither_less_nor_more() -> None:
@@ -252,9 +253,9 @@ async def test_a_clip_range_is_the_same_below_and_above() -> None:
 
 async def test_numbers_that_no_plan_takes_are_refused_by_name(tmp_path: Path) -> None:
     folder = Path(shutil.copytree(KITCHEN.path, tmp_path / "kitchen"))
-    text = (folder / "study.toml").read_text()
+    text = (folder / "instrument.toml").read_text()
     steps = '[[factors]]\nname = "steps"\nlow = 0\n\n[[metrics]]'
-    (folder / "study.toml").write_text(text.replace("[[metrics]]", steps, 1))
+    (folder / "instrument.toml").write_text(text.replace("[[metrics]]", steps, 1))
     topic = "Does a learning rate of 1e-3 cook better than 1e-5 with steps=0?"
     with pytest.raises(PlanningRefused, match="makes no plan: steps: should be greater than or equal to 1, got 0"):
         await plan_study(topic, PlanOptions(instrument=str(folder)))

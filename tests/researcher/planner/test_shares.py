@@ -87,7 +87,7 @@ async def test_the_sentinel_holds_the_whole_mix_against_the_plan(words: float, l
 
 def test_a_factor_whose_words_say_share_is_one_without_a_flag(tmp_path: Path) -> None:
     folder = Path(shutil.copytree(KITCHEN, tmp_path / "kitchen"))
-    file = folder / "study.toml"
+    file = folder / "instrument.toml"
     added = """
 [[factors]]
 name = "soup"

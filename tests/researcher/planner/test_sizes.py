@@ -124,8 +124,8 @@ async def test_turns_on_one_machine_are_in_the_price() -> None:
 )
 def test_a_declaration_of_models_that_cannot_be_right_is_refused(wrong: str, says: str, tmp_path) -> None:  # type: ignore[no-untyped-def]
     own = open_instrument("arithmetic").path
-    declared = (own / "study.toml").read_text()
-    (tmp_path / "study.toml").write_text(f'{declared}\n[[factors]]\nname = "model_size"\n{wrong}\n')
+    declared = (own / "instrument.toml").read_text()
+    (tmp_path / "instrument.toml").write_text(f'{declared}\n[[factors]]\nname = "model_size"\n{wrong}\n')
     (tmp_path / "workflow.py").write_text("")
     with pytest.raises(PlanningRefused, match=says):
         read_instrument(tmp_path)

@@ -16,7 +16,6 @@ from tests.researcher.planner.test_topics import ACC, AUC, STEPS, refusal
         ("Does group size {a} need more rollouts than {b}?", "group_size can be set"),
         ("Is lr {a}e-5 cheaper than {b}e-5 in tokens on sums?", "max_tokens can be set"),
         ("Does a group size of {a} need less wall time than {b} to reach a reward of 0.5?", "wall_s is that of whole"),
-        ("Does a KL penalty of 0.0{a} keep entropy higher than none on sums?", "entropy can be set"),
     ],
 )
 def test_an_outcome_that_is_not_measured_is_refused(topic: str, says: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,10 +14,10 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Engine, text
 
+from foundation.paths import shipped
 from researcher.analysis.knowledge import findings_of
 from researcher.models import VerdictRecord
-from researcher.store.database import connect, migrations_dir, upgrade
-from researcher.store.errors import DatabaseRefused
+from researcher.store.database import connect, upgrade
 from researcher.store.store import Store
 from researcher.store.tables import SCHEMA_REVISION, Base
 from researcher.study.plan import Verdict
@@ -148,7 +147,7 @@ def test_records_of_the_first_release_are_kept(url: str) -> None:
 
 def _config() -> Config:
     config = Config()
-    config.set_main_option("script_location", str(migrations_dir()))
+    config.set_main_option("script_location", str(shipped("migrations")))
     return config
 
 
@@ -160,14 +159,3 @@ def test_the_code_names_the_newest_migration() -> None:
 def test_there_is_no_way_down_rather_than_half_of_one() -> None:
     scripts = ScriptDirectory.from_config(_config()).walk_revisions()
     assert [script.revision for script in scripts if hasattr(script.module, "downgrade")] == []
-
-
-def test_migrations_that_were_installed_for_one_user_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("researcher.store.database.__file__", f"{tmp_path}/site-packages/researcher/store/database.py")
-    monkeypatch.setattr(sysconfig, "get_path", lambda name, scheme="posix_prefix": f"{tmp_path}/{scheme}")
-    with pytest.raises(DatabaseRefused, match="posix_user"):
-        migrations_dir()
-    place = tmp_path / "posix_user/share/swarm-researcher/migrations"
-    place.mkdir(parents=True)
-    (place / "env.py").touch()
-    assert migrations_dir() == place

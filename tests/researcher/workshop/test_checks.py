@@ -10,7 +10,7 @@ OLD = {
     "workflow.py": "LIMIT = 3\n\ndef tasks(split, seed, count, *, digits=1):\n    return []\n\nasync def rollout(episode, task):\n"
     "    return _one()\n\ndef _one():\n    return 1.0\n",
     "reward.py": "def score(answer, right):\n    return 1.0\n",
-    "study.toml": 'name = "x"\n',
+    "instrument.toml": 'name = "x"\n',
 }
 
 
@@ -30,7 +30,7 @@ def test_private_names_and_bodies_may_change() -> None:
         ({"reward.py": OLD["reward.py"]}, "nothing was changed"),
         ({"other.py": "x = 1\n"}, "no file of the instrument"),
         ({"../reward.py": "x = 1\n"}, "no file of the instrument"),
-        ({"study.toml": 'name = "y"\n'}, "may not be changed"),
+        ({"instrument.toml": 'name = "y"\n'}, "may not be changed"),
         ({"reward.py": "def score(answer, right:\n"}, "reward.py:1: does not parse"),
         ({"reward.py": "def score(answer):\n    return 1.0\n"}, r"`def score\(answer, right\)` has to stay"),
         ({"reward.py": "x = 1\n"}, "is gone"),

@@ -147,6 +147,27 @@ def test_what_changed_and_was_no_failure_is_found() -> None:
             compare(rehearsal(), other)
 
 
+def test_an_episode_that_failed_may_not_be_worth_more_than_the_worst_that_ended() -> None:
+    def rehearsal(*rewards: float | None) -> Rehearsal:
+        """Two answers to each of two tasks; None: it failed."""
+        places = [("t", 0), ("t", 1), ("u", 0), ("u", 1)]
+        played = [
+            Played(split="train", task=task, answer=answer, reward=reward, error="" if reward is not None else "no")
+            for (task, answer), reward in zip(places, rewards, strict=True)
+        ]
+        return Rehearsal(tasks={"train": ["t", "u"], "heldout": ["h"]}, played=played)
+
+    half = rehearsal(0.5, None, 0.1, 1.0)
+    assert "the 1 that had failed" in compare(half, rehearsal(0.5, 0.5, 0.1, 1.0))
+    with pytest.raises(Unfit, match=r"task 't' failed before and is now rewarded 1; .* more than 0\.5"):
+        compare(half, rehearsal(0.5, 1.0, 0.1, 1.0))
+    whole_task = rehearsal(0.5, 0.2, None, None)
+    compare(whole_task, rehearsal(0.5, 0.2, 0.2, 0.0))
+    with pytest.raises(Unfit, match=r"task 'u' failed before and is now rewarded 0\.5; .* more than 0\.2"):
+        compare(whole_task, rehearsal(0.5, 0.2, 0.5, 0.0))
+    assert "none ended before" in compare(rehearsal(None, None, None, None), rehearsal(1.0, 0.0, 1.0, 0.0))
+
+
 FAULT = Diagnosis(cause=Cause.CODE, why="its own", error="KeyError: 'wrod'", place="workflow.py:66")
 
 

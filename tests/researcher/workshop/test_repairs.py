@@ -111,7 +111,7 @@ async def test_answers_that_cannot_be_used_are_told_so_and_the_next_is_taken(mak
         (completion("I would rather not."), "no whole JSON object"),
         (mended("def tasks(:\n"), "does not parse"),
         (mended(WORKFLOW, name="/etc/passwd"), "no file of the instrument"),
-        (mended("name = 'other'\n", name="study.toml"), "may not be changed"),
+        (mended("name = 'other'\n", name="instrument.toml"), "may not be changed"),
         (mended(NINTH_TASK), "nothing was changed"),
         (mended(WORKFLOW.replace("async def rollout(episode", "async def rollout(game")), "has to stay as it is"),
         (mended(WORKFLOW.replace("reward=float(right)", "reward=1.0")), "change no reward"),
@@ -162,7 +162,7 @@ async def test_what_the_sandbox_cannot_rehearse_is_mended_by_a_person_and_no_llm
 
 async def test_episodes_that_need_further_models_cannot_be_rehearsed(make: Make) -> None:
     study = make(llm=ScriptedLlm(mended()))
-    page = study.folder / "study.toml"
+    page = study.folder / "instrument.toml"
     page.write_text(page.read_text() + "\n[roles.solver.run.sampling]\nmax_tokens = 8\n")
     workshop = study.workshop()
     with pytest.raises(MendByHand, match="its episodes need further models"):
@@ -262,9 +262,9 @@ async def test_a_person_may_not_change_what_the_plan_was_made_for(make: Make) ->
     with pytest.raises(Unfit, match=r"workflow.py:1: does not parse"):
         study.workshop().by_hand()
     (study.folder / "workflow.py").write_text(WORKFLOW)
-    declaration = study.folder / "study.toml"
+    declaration = study.folder / "instrument.toml"
     declaration.write_text(declaration.read_text().replace("steps = 6", "steps = 7"))
-    with pytest.raises(Unfit, match=r"study.toml was changed"):
+    with pytest.raises(Unfit, match=r"instrument.toml was changed"):
         study.workshop().by_hand()
 
 

@@ -17,7 +17,8 @@ from researcher.refusals import PlanningRefused
 from researcher.workshop.asking import Llm
 from researcher.workshop.writing import write_instrument
 from tests.fakes.scripted_llm import Answer, ScriptedLlm, completion, said
-from tests.fakes.written_instrument import WORKFLOW, written
+from tests.fakes.specs import planned
+from tests.fakes.written_instrument import LENGTH, WITH_LENGTH, WORKFLOW, written
 
 pytestmark = pytest.mark.anyio
 
@@ -37,15 +38,33 @@ async def test_an_instrument_that_holds_is_kept_and_marked(tmp_path: Path) -> No
     assert read_instrument(found.path) == found
     assert found.path.parent == tmp_path
     assert (found.instrument.name, found.instrument.generated, found.instrument.model) == ("parrot", "some-llm", "echo")
-    assert set(os.listdir(found.path)) == {"study.toml", "workflow.py", "reward.py"}
+    assert set(os.listdir(found.path)) == {"instrument.toml", "workflow.py", "reward.py"}
     assert os.listdir(tmp_path) == [found.path.name]
     assert TOPIC in llm.asked[0]["messages"][1]["content"]
     assert "no whole JSON object" in llm.asked[1]["messages"][-1]["content"]
 
 
+async def test_a_factor_of_its_own_can_be_asked_about(tmp_path: Path) -> None:
+    hint = {**LENGTH, "name": "hint", "type": "bool", "default": False, "low": None, "high": None, "aliases": []}
+    text = WITH_LENGTH.replace("parts=2):", "parts=2, hint=False):").replace(
+        'query=f"Repeat', 'query=("Listen. " if hint else "") + f"Repeat'
+    )
+    found, llm = await write(tmp_path, said(written(text, factors=[LENGTH, hint])))
+    assert found.instrument.defaults.task == {"parts": 2, "hint": False}
+    plan = planned(found, compare={"parts": {"baseline": 1, "levels": [3]}}, set={"hint": True})
+    assert [plan.levels_of(arm) for arm in plan.arms] == [{"task.parts": 1}, {"task.parts": 3}]
+    assert "Factors" in llm.asked[0]["messages"][0]["content"]
+
+
 @pytest.mark.parametrize(
     ("wrong", "why"),
     [
+        (written(WITH_LENGTH.replace("repeat=parts", "repeat=2"), factors=[LENGTH]), "'parts' changes nothing: with 1"),
+        (written(factors=[LENGTH]), "unexpected keyword argument 'parts'"),
+        (written(WITH_LENGTH.replace("repeat=parts", "repeat=2 // (3 - parts)"), factors=[LENGTH]), "with parts=3: it"),
+        (written(WITH_LENGTH, factors=[{**LENGTH, "name": "group_size"}]), "every run can vary group_size already"),
+        (written(WITH_LENGTH, factors=[{**LENGTH, "high": None}]), "a number needs bounds"),
+        (written(WORKFLOW.replace("else seed)", "else None)")), "called again with the same seed"),
         (written(reward="def score(answer, right):\n    return 0.0\n"), "right > wrong >= empty"),
         (written(reward="def score(answer, right):\n    return float(not answer)\n"), "right > wrong >= empty"),
         (written(reward="def score(answer, right):\n    return 1.0 + len(answer) / 0\n"), "ZeroDivisionError"),

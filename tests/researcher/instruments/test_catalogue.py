@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from researcher.instruments.catalogue import available, folder_digest, open_instrument, read_instrument
+from researcher.instruments.catalogue import available, folder_digest, level_problem, open_instrument, read_instrument
 from researcher.refusals import PlanningRefused
 from tests.contracts.planner_contract import ROOT
+from tests.fakes.specs import planned
 
 KITCHEN = ROOT / "tests" / "instruments" / "kitchen"
 OURS = ("arithmetic", "cocktail", "countdown", "dataset", "frozenlake", "guess_number", "reasoning_gym", "team")
@@ -21,7 +22,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def edit(folder: Path, old: str, new: str) -> None:
-    file = folder / "study.toml"
+    file = folder / "instrument.toml"
     text = file.read_text()
     assert old in text
     file.write_text(text.replace(old, new, 1))
@@ -39,8 +40,25 @@ def test_an_instrument_is_opened_by_name_or_by_folder(folder: Path) -> None:
     assert open_instrument(str(folder), {}).instrument.name == "kitchen"
     with pytest.raises(PlanningRefused, match="did you mean 'arithmetic'"):
         open_instrument("arithmetics", {})
-    with pytest.raises(PlanningRefused, match=r"holds no study\.toml"):
+    with pytest.raises(PlanningRefused, match=r"holds no instrument\.toml"):
         open_instrument(str(folder.parent), {})
+
+
+def test_a_declaration_under_its_old_name_still_counts_with_the_digest_that_it_had_and_two_are_refused(
+    folder: Path,
+) -> None:
+    renamed = folder / "study.toml"
+    text = (folder / "instrument.toml").read_text()
+    (folder / "instrument.toml").rename(renamed)
+    found = open_instrument(str(folder), {})
+    assert (found.instrument.name, found.code) == ("kitchen", folder_digest(folder))
+    assert "kitchen" in [each.instrument.name for each in available({"RESEARCHER_STUDIES": str(folder.parent)})]
+    renamed.write_text(text.replace("trial_s", "trial"))
+    with pytest.raises(PlanningRefused, match=r"study\.toml: defaults"):
+        read_instrument(folder)
+    (folder / "instrument.toml").write_text(text)
+    with pytest.raises(PlanningRefused, match=r"holds instrument\.toml and study\.toml"):
+        available({"RESEARCHER_STUDIES": str(folder.parent)})
 
 
 def test_two_instruments_of_one_name_are_refused(folder: Path, tmp_path: Path) -> None:
@@ -77,7 +95,7 @@ def test_a_folder_that_is_named_twice_counts_once_and_one_that_is_missing_is_nam
             'kind = "steps_to_threshold"\nthreshold = 0.5',
             "direction: steps_to_threshold needs one",
         ),
-        ('kind = "wall_s"\ndirection = "decrease"', 'kind = "wall_s"', "direction: wall_s needs one"),
+        ('"final_reward"\nkind = "final_reward"', '"final_reward"\nkind = "wall_s"', "direction: wall_s needs one"),
         ('kind = "final_reward"', 'kind = "final_reward"\nwhen = "gain"', "when: final_reward has none"),
         ('kind = "final_reward"', 'kind = "outcome"', "direction: outcome needs one"),
         ('kind = "final_reward"', 'kind = "outcome"\ndirection = "increase"\nsource = "a b"', "source"),
@@ -105,7 +123,7 @@ def test_a_wrong_declaration_is_refused_naming_the_field(folder: Path, old: str,
     with pytest.raises(PlanningRefused) as refused:
         read_instrument(folder)
     assert says in str(refused.value)
-    assert "study.toml" in str(refused.value)
+    assert "instrument.toml" in str(refused.value)
 
 
 def test_what_is_misspelt_in_the_run_of_all_trials_is_said_once(folder: Path) -> None:
@@ -133,7 +151,7 @@ def test_what_any_run_can_vary_is_a_factor_of_every_instrument_with_the_defaults
     folder = tmp_path / "short"
     folder.mkdir()
     (folder / "workflow.py").write_text("")
-    (folder / "study.toml").write_text(
+    (folder / "instrument.toml").write_text(
         """
 name = "short"
 version = "1"
@@ -162,3 +180,42 @@ group_size = 4
     factors = {factor.name: factor for factor in read_instrument(folder).instrument.factors}
     assert (factors["group_size"].default, factors["steps"].default, factors["kl"].default) == (4, 7, 0.0)
     assert (factors["max_tokens"].high, factors["max_tokens"].low) == (2048, 1)
+
+
+def test_what_is_measured_of_any_run_is_a_metric_of_every_instrument_and_in_its_plans_where_it_names_it(
+    folder: Path,
+) -> None:
+    instrument = read_instrument(folder).instrument
+    metrics = {metric.name: metric for metric in instrument.metrics}
+    assert {"entropy_final", "seconds_to_threshold", "tokens_sampled", "heldout_accuracy"} <= set(metrics)
+    assert (metrics["wall_s"].margin, metrics["wall_s"].direction, metrics["wall_s"].aliases) == (
+        5.0,
+        "decrease",
+        ("wall time",),
+    )
+    assert metrics["final_reward"].sigma == 0.2
+    assert metrics["final_reward"].description.startswith("Mean training reward over the last quarter")
+    assert [name for name, metric in metrics.items() if not metric.on_request] == ["final_reward", "wall_s"]
+    plan = planned(folder, metric="entropy_final")
+    assert [metric.name for metric in plan.metrics] == ["entropy_final", "final_reward", "wall_s"]
+    plan = planned(folder, metric="final_reward", secondary=["tokens_sampled"])
+    assert [metric.name for metric in plan.metrics] == ["final_reward", "tokens_sampled"]
+    assert not any(metric.on_request for metric in plan.metrics)
+
+
+def test_bounds_are_no_laptops() -> None:
+    sizes = {"max_tokens": 131_072, "tasks_per_step": 4096, "group_size": 1024, "steps": 1_000_000}
+    for folder in available({}):
+        factors = {factor.name: factor for factor in folder.instrument.factors}
+        assert [level_problem(factors[name], level) for name, level in sizes.items()] == [None] * len(sizes)
+    with pytest.raises(PlanningRefused, match="group_size goes from 2 to 1024; 2000 lies outside"):
+        planned(set={"group_size": 2000})
+
+
+def test_a_word_that_an_instrument_gives_to_a_metric_of_its_own_is_no_longer_that_of_a_shared_one(folder: Path) -> None:
+    edit(folder, 'aliases = ["reward"]', 'aliases = ["reward", "Accuracy"]')
+    metrics = {metric.name: metric for metric in read_instrument(folder).instrument.metrics}
+    assert "accuracy" not in metrics["heldout_accuracy"].aliases
+    assert "exact match" in metrics["heldout_accuracy"].aliases
+    edit(folder, 'kind = "final_reward"', 'kind = "outcome"\ndirection = "decrease"')
+    assert read_instrument(folder).instrument.metrics[0].direction == "decrease"
