@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from researcher.analysis.knowledge import spread, told_of
 from researcher.design.pricing import price_of
-from researcher.instruments.catalogue import InstrumentFolder
+from researcher.instruments.catalogue import InstrumentFolder, shared_factors, shared_metrics
 from researcher.instruments.instrument import STUDY_MODEL, STUDY_STEPS, Factor, Instrument, Metric
 from researcher.instruments.levels import level_text
 from researcher.models import Finding
@@ -19,7 +18,6 @@ from researcher.planner.replies import Call
 from researcher.study.plan import Plan
 from researcher.study.spec import StudySpec, duration_text
 
-T = TypeVar("T")
 MOST_FINDINGS, _MOST_CHOICES = 12, 12
 _LONGEST, _LONGEST_FINDING, _LONGEST_LIST = 12_000, 700, 8_000
 """Characters of a look-up's result, of one finding in it, of the list of instruments in the first prompt."""
@@ -163,35 +161,27 @@ def _hours(seconds: float) -> str:
 
 
 def catalogue_text(folders: Sequence[InstrumentFolder]) -> str:
-    """All that can be studied: what most instruments share once, and one line for each instrument."""
-    instruments = [folder.instrument for folder in folders]
-    factors, metrics = _shared_factors(instruments), _shared_metrics(instruments)
-    parts = []
-    if factors:
-        lines = [f"- {_factor_line(each)}" for each in factors]
-        parts.append("\n".join([f"Factors of {_whose(instruments)} (defaults differ: see `instrument`):", *lines]))
-    if metrics:
-        lines = [f"- {each.name} ({_better(each)}): {_first_sentence(each.description)}" for each in metrics]
-        parts.append("\n".join([f"Metrics of {_whose(instruments)}:", *lines]))
-    parts.append("Instruments:\n" + instrument_list(folders, _LONGEST_LIST))
-    return "\n\n".join(parts)
+    """All that can be studied: what all instruments share once, and one line for each instrument."""
+    factors = [f"- {_factor_line(each)}" for each in shared_factors() if _is_varied(each)]
+    metrics = [f"- {each.name} ({_better(each)}): {_first_sentence(each.description)}" for each in shared_metrics()]
+    titles = "Factors of every instrument (defaults differ: see `instrument`):", "Metrics of every instrument:"
+    parts = [[titles[0], *factors], [titles[1], *metrics], ["Instruments:", instrument_list(folders, _LONGEST_LIST)]]
+    return "\n\n".join("\n".join(part) for part in parts)
 
 
 def instrument_list(folders: Sequence[InstrumentFolder], longest: int = _LONGEST) -> str:
-    instruments = [folder.instrument for folder in folders]
-    shared = {each.name for each in _shared_factors(instruments)} | {each.name for each in _shared_metrics(instruments)}
+    common = {each.name for each in shared_metrics()}
     lines: list[str] = []
-    for each in instruments:
-        own = [_bounds(factor) for factor in _varied(each) if factor.name not in shared]
-        measured = [metric.name for metric in each.metrics if metric.name not in shared]
-        also = "".join(
-            f"; {what} {', '.join(names)}" for what, names in (("factors", own), ("metrics", measured)) if names
-        )
+    for each in (folder.instrument for folder in folders):
+        own, _ = _own_and_shared(each)
+        measured = [metric.name for metric in each.metrics if metric.name not in common]
+        names = (("factors", [*map(_bounds, own)]), ("metrics", measured))
+        also = "".join(f"; {what} {', '.join(found)}" for what, found in names if found)
         general = "general; " if each.general else ""
         usual = f"{each.defaults.steps} steps, about {_hours(each.defaults.trial_s)} a trial, decides by {each.defaults.metric}"
         lines.append(f"- {each.name} ({general}{usual}{also}): {each.title}")
         if sum(map(len, lines)) > longest:
-            return "\n".join([*lines[:-1], f"… {len(instruments) - len(lines) + 1} more: call `instruments`"])
+            return "\n".join([*lines[:-1], f"… {len(folders) - len(lines) + 1} more: call `instruments`"])
     return "\n".join(lines)
 
 
@@ -199,61 +189,34 @@ def _described(name: str, folders: Sequence[InstrumentFolder]) -> str:
     instrument = next((each.instrument for each in folders if each.instrument.name == name), None)
     if instrument is None:
         return f"no instrument is called {name!r}; there are: {', '.join(each.instrument.name for each in folders)}"
-    shared = {each.name for each in _shared_factors([folder.instrument for folder in folders])}
-    defaults = instrument.defaults
+    defaults, (own, shared) = instrument.defaults, _own_and_shared(instrument)
+    further = [f"Further models, trained beside it: {', '.join(instrument.roles)}"] if instrument.roles else []
+    many = [each for each in own if len(each.choices) > _MOST_CHOICES]
     lines = [
         f"{instrument.name}: {instrument.title}. {instrument.description}",
         f"Model {instrument.model}; {defaults.steps} steps; {_span(defaults.seeds, defaults.max_seeds)} seeds; decides by "
         f"{defaults.metric}; a trial takes about {_hours(defaults.trial_s)}.",
-        *([f"Further models, trained beside it: {', '.join(instrument.roles)}"] if instrument.roles else []),
-        "Its own factors:"
-        if any(each.name not in shared for each in _varied(instrument))
-        else "No factors of its own.",
-        *(
-            f"- {_factor_line(each)} Default {_default(each)}."
-            for each in _varied(instrument)
-            if each.name not in shared
-        ),
-        *(
-            f"All of {each.name}: {', '.join(map(level_text, each.choices))}"
-            for each in _varied(instrument)
-            if len(each.choices) > _MOST_CHOICES
-        ),
-        "Defaults of the shared factors: "
-        + ", ".join(f"{each.name}={_default(each)}" for each in _varied(instrument) if each.name in shared),
+        *further,
+        "Its own factors:" if own else "No factors of its own.",
+        *(f"- {_factor_line(each)} Default {_default(each)}." for each in own),
+        *(f"All of {each.name}: {', '.join(map(level_text, each.choices))}" for each in many),
+        f"Defaults of the shared factors: {', '.join(f'{each.name}={_default(each)}' for each in shared)}",
         "Metrics:",
         *(_metric_line(each) for each in instrument.metrics),
     ]
     return "\n".join(lines)
 
 
-def _varied(instrument: Instrument) -> list[Factor]:
-    """What `compare`, `arms` and `set` may name; models and steps have fields of their own."""
-    return [each for each in instrument.factors if each.target not in (STUDY_MODEL, STUDY_STEPS)]
+def _is_varied(factor: Factor) -> bool:
+    """Whether `compare`, `arms` and `set` may name it; models and steps have fields of their own."""
+    return factor.target not in (STUDY_MODEL, STUDY_STEPS)
 
 
-def _shared_factors(instruments: Sequence[Instrument]) -> list[Factor]:
-    """Of most instruments, with the same bounds; each as the first has it."""
-    return _shared([_varied(each) for each in instruments], lambda each: (_bounds(each), each.target))
-
-
-def _shared_metrics(instruments: Sequence[Instrument]) -> list[Metric]:
-    return _shared(
-        [each.metrics for each in instruments], lambda each: (each.name, each.kind, each.when, each.direction)
-    )
-
-
-def _shared(owned: Sequence[Iterable[T]], key: Callable[[T], Any]) -> list[T]:
-    if len(owned) < 2:
-        return []
-    counts = Counter(key(each) for items in owned for each in items)
-    first = {key(each): each for items in reversed(owned) for each in items}
-    order = dict.fromkeys(key(each) for items in owned for each in items)
-    return [first[name] for name in order if counts[name] > len(owned) / 2]
-
-
-def _whose(instruments: Sequence[Instrument]) -> str:
-    return f"the {len(instruments)} instruments, unless one lists its own"
+def _own_and_shared(instrument: Instrument) -> tuple[list[Factor], list[Factor]]:
+    """Its factors; one of a shared one's name with other bounds is its own."""
+    common = {_bounds(each) for each in shared_factors()}
+    varied = [each for each in instrument.factors if _is_varied(each)]
+    return [each for each in varied if _bounds(each) not in common], [e for e in varied if _bounds(e) in common]
 
 
 def _factor_line(factor: Factor) -> str:
