@@ -37,10 +37,13 @@ def as_level(factor: Factor, given: Scalar) -> Scalar:
         return next((choice for choice in factor.choices if str(choice) == str(given)), given)
     if isinstance(given, str):
         try:
-            given = float(given)
+            number = float(given)
         except ValueError:
             return given
-    if isinstance(given, bool) or not math.isfinite(given):
+        if not math.isfinite(number):
+            return given
+        given = number
+    if isinstance(given, bool):
         return given
     return int(given) if factor.type == "int" and given == int(given) else float(given)
 
