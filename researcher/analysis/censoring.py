@@ -37,10 +37,13 @@ def censored(plan: Plan, hypothesis: Hypothesis, trials: Sequence[TrialRecord]) 
 
     Raises: MetricMissing where their metric is a threshold's and the series behind it was not recorded.
     """
+    between = hypothesis.between_arms  # which may tilt a line either way
     within, metric = seeds_of(plan, judged_stage(plan, hypothesis, trials), trials), plan.metric(hypothesis.metric)
     return Censored(
-        baseline=count_censored(metric, [trial for trial in within if trial.arm in hypothesis.baselines]),
-        treatment=count_censored(metric, [trial for trial in within if trial.arm in hypothesis.treatments]),
+        baseline=count_censored(metric, [trial for trial in within if trial.arm in (*hypothesis.baselines, *between)]),
+        treatment=count_censored(
+            metric, [trial for trial in within if trial.arm in (*hypothesis.treatments, *between)]
+        ),
     )
 
 

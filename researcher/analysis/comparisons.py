@@ -17,7 +17,8 @@ from foundation.ids import derived_seed
 
 Values = Mapping[int, float]
 """A metric's value by seed."""
-Method = Literal["welch", "paired", "bootstrap_iqm"]
+Method = Literal["welch", "paired", "bootstrap_iqm", "slope", "main_effects"]
+"""The last two: `researcher.analysis.fits`."""
 
 BOOTSTRAP_FROM = 20
 """Seeds per arm from which the interquartile mean is bootstrapped; below it t intervals cover better."""
@@ -71,7 +72,7 @@ def compare(
         return means
     middles = _Bootstrap.of(baseline, treatment)
     low, high = middles.interval(alpha)
-    return means if not means.flat and _is_flat(high - low, *middles.centres) else middles
+    return means if not means.flat and is_flat(high - low, *middles.centres) else middles
 
 
 def pairing_pays(baseline: Values, treatment: Values, n: int) -> bool:
@@ -110,7 +111,7 @@ class _T:
 
         b, t = DescrStatsW(np.array(list(baseline.values()))), DescrStatsW(np.array(list(treatment.values())))
         spread = math.hypot(b.std_mean, t.std_mean)
-        return cls("welch", (float(b.mean), float(t.mean)), CompareMeans(t, b), _is_flat(spread, b.mean, t.mean))
+        return cls("welch", (float(b.mean), float(t.mean)), CompareMeans(t, b), is_flat(spread, b.mean, t.mean))
 
     @classmethod
     def paired(cls, baseline: Values, treatment: Values, seeds: list[int]) -> _T:
@@ -119,7 +120,7 @@ class _T:
         b, t = np.array([baseline[seed] for seed in seeds]), np.array([treatment[seed] for seed in seeds])
         test = DescrStatsW(t - b)
         centres = (float(b.mean()), float(t.mean()))
-        return cls("paired", centres, test, _is_flat(float(test.std_mean), *centres))
+        return cls("paired", centres, test, is_flat(float(test.std_mean), *centres))
 
     @property
     def diff(self) -> float:
@@ -128,7 +129,7 @@ class _T:
     @property
     def p_value(self) -> float:
         if self.flat:
-            return 1.0 if _is_flat(abs(self.diff), *self.centres) else 0.0
+            return 1.0 if is_flat(abs(self.diff), *self.centres) else 0.0
         if self.method == "paired":
             return float(self.test.ttest_mean(0.0)[1])
         return float(self.test.ttest_ind(usevar="unequal")[1])
@@ -201,5 +202,5 @@ def _iqm_difference(treatment: np.ndarray, baseline: np.ndarray, axis: int = -1)
     return stats.trim_mean(treatment, 0.25, axis=axis) - stats.trim_mean(baseline, 0.25, axis=axis)
 
 
-def _is_flat(spread: float, *sizes: float) -> bool:
+def is_flat(spread: float, *sizes: float) -> bool:
     return spread <= _FLAT * max(1.0, *(abs(size) for size in sizes))

@@ -1,5 +1,7 @@
 """The effects of a plan: treatment minus baseline for every hypothesis, with Holm-adjusted intervals.
 
+Those of a screen are not adjusted: it tests nothing, and ranks.
+
 The hypotheses that one stage decides are a family, and each of them counts in its adjustment, also one that could not be
 tested; not those that a race left behind, which fresh seeds never test, nor those of a stage that the plan's branches passed
 by. At a look of a sequential design the level is what the look may spend (`power.may_spend`).
@@ -11,9 +13,10 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from researcher.analysis.comparisons import Comparison, compare, pairing_pays
+from researcher.analysis.fits import Fit, regressors
 from researcher.analysis.power import may_spend
 from researcher.analysis.race import left_behind
-from researcher.analysis.samples import NotEnoughTrials, Sample, deciding_stage, judged_stage, seeds_of, side
+from researcher.analysis.samples import NotEnoughTrials, Sample, deciding_stage, judged_stage, sample, seeds_of, side
 from researcher.models import Effect, TrialRecord
 from researcher.study.plan import Hypothesis, Plan, StageKind
 
@@ -41,8 +44,10 @@ def effects(plan: Plan, trials: Sequence[TrialRecord]) -> dict[str, Effect | Not
             except NotEnoughTrials as reason:
                 missing[hypothesis.id] = reason
         p_values = [compared[h.id].p_value if h.id in compared else 1.0 for h in family]
-        adjusted |= zip((h.id for h in family), holm_p_values(p_values), strict=True)
-        levels |= zip((h.id for h in family), holm_alphas(p_values, alpha), strict=True)
+        explores = deciding_stage(plan, family[0]).explores
+        adjusted |= zip((h.id for h in family), p_values if explores else holm_p_values(p_values), strict=True)
+        alphas = [alpha] * len(family) if explores else holm_alphas(p_values, alpha)
+        levels |= zip((h.id for h in family), alphas, strict=True)
     return {
         h.id: missing[h.id]
         if h.id in missing
@@ -112,28 +117,51 @@ def _samples(plan: Plan, hypothesis: Hypothesis, trials: Sequence[TrialRecord]) 
 def _comparison(
     plan: Plan, hypothesis: Hypothesis, trials: Sequence[TrialRecord], alpha: float, tests: int
 ) -> Comparison:
-    baseline, treatment = _samples(plan, hypothesis, seeds_of(plan, judged_stage(plan, hypothesis, trials), trials))
+    stage = judged_stage(plan, hypothesis, trials)
+    within = seeds_of(plan, stage, trials)
+    baseline, treatment = _samples(plan, hypothesis, within)
+    if stage.explores:
+        return _fit(plan, hypothesis, within)
     for arm, values in ((hypothesis.baseline, baseline.values), (hypothesis.treatment, treatment.values)):
         if len(values) < 2:
             some = "only one finished trial" if values else "no finished trial"
             raise NotEnoughTrials(f"{'side' if hypothesis.baseline_arms else 'arm'} {arm!r} has {some}")
+    if hypothesis.between_arms:
+        return _fit(plan, hypothesis, within)
     method = method_for(plan, hypothesis, trials)
     if method == "paired" and len(_shared(baseline.values, treatment.values)) < 2:
         raise NotEnoughTrials("fewer than two seeds finished in both arms, and the comparison is paired")
     return compare(baseline.values, treatment.values, method, alpha=alpha, tests=tests)
 
 
+def _fit(plan: Plan, hypothesis: Hypothesis, within: Sequence[TrialRecord]) -> Fit:
+    method, columns = regressors(plan, hypothesis)
+    values = {arm: list(sample(within, arm, hypothesis.metric).values.values()) for arm in columns}
+    try:
+        return Fit.of(method, values, columns)
+    except ValueError as error:
+        raise NotEnoughTrials(str(error)) from error
+
+
 def _effect(
     plan: Plan, hypothesis: Hypothesis, trials: Sequence[TrialRecord], compared: Comparison, p: float, alpha: float
 ) -> Effect:
-    baseline, treatment = _samples(plan, hypothesis, seeds_of(plan, judged_stage(plan, hypothesis, trials), trials))
-    shared = len(_shared(baseline.values, treatment.values))
+    within = seeds_of(plan, judged_stage(plan, hypothesis, trials), trials)
+    baseline, treatment = _samples(plan, hypothesis, within)
+    counts = [len(baseline.values), len(treatment.values)]
+    if compared.method == "paired":
+        counts = 2 * [len(_shared(baseline.values, treatment.values))]
+    elif compared.method == "main_effects":
+        counts = [_finished(within, arms, hypothesis.metric) for arms in (hypothesis.baselines, hypothesis.treatments)]
+    between = [sample(within, arm, hypothesis.metric) for arm in hypothesis.between_arms]
     low, high = compared.interval(alpha)
     return Effect(
         hypothesis=hypothesis.id,
         metric=hypothesis.metric,
-        n_baseline=shared if compared.method == "paired" else len(baseline.values),
-        n_treatment=shared if compared.method == "paired" else len(treatment.values),
+        n_baseline=counts[0],
+        n_treatment=counts[1],
+        n_between=sum(len(each.values) for each in between),
+        failed_between=sum(each.failed for each in between),
         failed_baseline=baseline.failed,
         failed_treatment=treatment.failed,
         mean_baseline=compared.centres[0],
@@ -146,7 +174,12 @@ def _effect(
         p_value=compared.p_value,
         p_adjusted=p,
         p_equivalence=compared.p_equivalence(hypothesis.margin),
+        p_lack_of_fit=compared.p_lack_of_fit if isinstance(compared, Fit) else None,
     )
+
+
+def _finished(within: Sequence[TrialRecord], arms: Sequence[str], metric: str) -> int:
+    return sum(len(sample(within, arm, metric).values) for arm in arms)
 
 
 def _shared(baseline: Mapping[int, float], treatment: Mapping[int, float]) -> set[int]:

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 from researcher.analysis.rounding import reaches
+from researcher.analysis.samples import deciding_stage
 from researcher.instruments.instrument import Direction, Scalar
 from researcher.models import Effect, Finding, TrialRecord, VerdictRecord
 from researcher.study.plan import Hypothesis, Known, Plan, Verdict, trial_key
-from swarm.models.catalogue import hosted_name
 
 MOST_KNOWN = 50
 """Findings that a plan quotes: those that ask the same first, then the newest."""
@@ -36,16 +36,17 @@ def trained_models(plan: Plan, arms: Iterable[str], trials: Sequence[TrialRecord
     """
     found: list[str] = []
     for arm in arms:
-        planned = plan.model_of(arm).name
-        told = [t.evidence.model.trained for t in trials if t.arm == arm and t.evidence and t.evidence.model]
-        found += [planned if name == hosted_name(planned) else name for name in told] or [planned]
+        planned = plan.model_of(arm)
+        told = [t.evidence.model for t in trials if t.arm == arm and t.evidence and t.evidence.model]
+        found += [planned.title if one.is_of(planned) else one.trained for one in told] or [planned.title]
     return list(dict.fromkeys(found))
 
 
 def findings_of(
     study_id: str, plan: Plan, verdicts: Sequence[VerdictRecord], at: float, trials: Sequence[TrialRecord] = ()
 ) -> list[Finding]:
-    """One for each hypothesis with a verdict. What a sentinel called invalid is no finding."""
+    """One for each hypothesis with a verdict. What a sentinel called invalid is no finding, nor is what a screen explored: its effects
+    stand with the study, and no later one may take them for tested claims."""
     plan_hash = plan.digest()
     own = {trial.seed for trial in trials if trial.key == trial_key(plan_hash, trial.arm, trial.seed)}
     seeds = tuple(sorted(own)) or None
@@ -68,18 +69,19 @@ def findings_of(
             treatment=_levels(plan, hypothesis.treatments),
             verdict=given[hypothesis.id].verdict,
             effect=given[hypothesis.id].effect,
-            scope=scope_of(plan),
+            scope=scope_of(plan, hypothesis),
             seeds=seeds,
             at=at,
         )
         for hypothesis in plan.hypotheses
-        if hypothesis.id in given
+        if hypothesis.id in given and not deciding_stage(plan, hypothesis).explores
     ]
 
 
-def scope_of(plan: Plan) -> dict[str, Any]:
-    """What was held fixed in all arms, and how trials were evaluated."""
-    return {
+def scope_of(plan: Plan, hypothesis: Hypothesis) -> dict[str, Any]:
+    """What was held fixed in all arms, how trials were evaluated, and the levels between the two ends of a trend."""
+    fitted = {"fitted_over": list(_levels(plan, hypothesis.between_arms))} if hypothesis.between_arms else {}
+    return fitted | {
         "steps": plan.steps,
         "run": dict(plan.run),
         "task": dict(plan.task),
@@ -268,7 +270,8 @@ def known_to(plan: Plan, findings: Sequence[Finding]) -> tuple[Known, ...]:
 
 def _asked(plan: Plan, hypothesis: Hypothesis) -> Scope | None:
     record = VerdictRecord(hypothesis=hypothesis.id, verdict=Verdict.INCONCLUSIVE, reason="", effect=None)
-    return scope(findings_of("", plan.model_copy(update={"hypotheses": (hypothesis,)}), [record], 0.0)[0])
+    found = findings_of("", plan.model_copy(update={"hypotheses": (hypothesis,)}), [record], 0.0)
+    return scope(found[0]) if found else None
 
 
 def _known(finding: Finding, asked: Sequence[tuple[Hypothesis, Scope | None]]) -> Known:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from researcher.analysis.comparisons import BOOTSTRAP_FROM
+from researcher.analysis.fits import places
 from researcher.analysis.race import family_size, is_raced, most_rung_seeds, rung_seeds, winning_chance
 from researcher.analysis.samples import NotEnoughTrials, deciding_stage, sample, seeds_of
 from researcher.instruments.instrument import Metric
@@ -158,7 +159,7 @@ def hypothesis_power(plan: Plan, hypothesis: Hypothesis, trials: Sequence[TrialR
     Of a raced hypothesis: that its arm wins the race, and then is confirmed.
     """
     noise = measured_noise(plan, trials, hypothesis.metric)
-    sigma, alpha = side_sigma(hypothesis, noise.upper), planning_alpha(plan, hypothesis)
+    sigma, alpha = side_sigma(plan, hypothesis, noise.upper), planning_alpha(plan, hypothesis)
     power = max(
         power_of(seeds, sigma=sigma, effect=plan.planned_effect, alpha=alpha)
         for seeds in _strongest(deciding_stage(plan, hypothesis))
@@ -178,7 +179,7 @@ def _strongest(stage: Stage) -> list[int]:
 def hypothesis_seeds(plan: Plan, hypothesis: Hypothesis, trials: Sequence[TrialRecord]) -> int:
     """Seeds per arm that the planned effect takes, on the noise floor's upper bound."""
     noise = measured_noise(plan, trials, hypothesis.metric)
-    sigma = side_sigma(hypothesis, noise.upper)
+    sigma = side_sigma(plan, hypothesis, noise.upper)
     alpha = planning_alpha(plan, hypothesis)
     return seeds_needed(sigma=sigma, effect=plan.planned_effect, alpha=alpha, power=wanted_power(plan, hypothesis))
 
@@ -219,6 +220,12 @@ def wanted_power(plan: Plan, hypothesis: Hypothesis) -> float:
     return math.sqrt(plan.power) if is_raced(plan, hypothesis) else plan.power
 
 
-def side_sigma(hypothesis: Hypothesis, sigma: float) -> float:
-    """Between seeds, of a side: the mean over several arms varies less than one."""
+def side_sigma(plan: Plan, hypothesis: Hypothesis, sigma: float) -> float:
+    """Between seeds, of a side: the mean over several arms varies less than one.
+
+    Of a trend: that of two arms whose difference varies as the fitted change does, σ² / Σ (x - mean x)² over the levels' places x
+    from 0 to 1. So three levels an equal step apart tell as much as their two ends alone, and further ones add to it.
+    """
+    if hypothesis.between_arms:
+        return sigma / math.sqrt(2 * len(hypothesis.sides) * float(np.var([*places(plan, hypothesis).values()])))
     return sigma / math.sqrt(min(len(hypothesis.baselines), len(hypothesis.treatments)))

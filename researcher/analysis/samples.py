@@ -64,7 +64,9 @@ def side(plan: Plan, trials: Sequence[TrialRecord], arms: Sequence[str], metric:
 
 
 def deciding_stage(plan: Plan, hypothesis: Hypothesis) -> Stage:
-    """The last stage that runs all arms of the hypothesis and does more than explore: its verdict rests on that stage's seeds."""
+    """The last stage that runs all arms of the hypothesis and does more than explore: its verdict rests on that stage's seeds.
+
+    Of a screen, which does no more: the screen itself."""
     return _deciding_stages(plan, hypothesis)[-1]
 
 
@@ -88,7 +90,9 @@ def _deciding_stages(plan: Plan, hypothesis: Hypothesis) -> list[Stage]:
     stages = [
         stage
         for stage in plan.stages
-        if hypothesis.sides <= set(stage.arms) and stage.kind is not StageKind.NOISE_FLOOR and not stage.explores
+        if hypothesis.sides <= set(stage.arms)
+        and stage.kind is not StageKind.NOISE_FLOOR
+        and (stage.kind is StageKind.SCREEN or not stage.explores)
     ]
     if not stages:
         raise ValueError(f"no stage of the plan compares the arms of {hypothesis.id}")

@@ -281,11 +281,19 @@ def settings_of(plan: Plan, trial: TrialRecord) -> dict[str, Any]:
     factors = {factor.name: factor for factor in plan.factors}
     for name, level in plan.arm(trial.arm).levels.items():
         for target in _targets(factors, name):
-            wanted[target] = hosted_name(str(level)) if target == STUDY_MODEL else level
+            wanted[target] = _hosted_as(plan, trial) if target == STUDY_MODEL else level
     wanted |= plan.shared_out(plan.arm(trial.arm))
     if wanted.get(RUN_PARAMETERS) == "full":
         return {path: value for path, value in wanted.items() if not path.startswith(f"{RUN_PARAMETERS}.")}
     return wanted
+
+
+def _hosted_as(plan: Plan, trial: TrialRecord) -> str:
+    """The name under which a server hosts the model of the trial's arm: that which this trial's said, where it hosts it."""
+    model, found = plan.model_of(trial.arm), trial.evidence.model if trial.evidence is not None else None
+    if found is not None and model.is_hosted(found.name, found.fingerprint, found.engine):
+        return found.name
+    return hosted_name(model.name)
 
 
 def _learning_rate(plan: Plan, trial: TrialRecord, role: str | None) -> Any:

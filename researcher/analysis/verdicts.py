@@ -15,6 +15,8 @@ from researcher.analysis.sightings import SentinelFinding
 from researcher.models import Effect, TrialRecord, VerdictRecord
 from researcher.study.plan import Hypothesis, Plan, Verdict
 
+SCREENED = "a screen explores and gives no verdict: a comparison of this factor on fresh seeds would"
+
 
 def verdict(
     plan: Plan,
@@ -29,6 +31,9 @@ def verdict(
     if fired:
         reason = "; ".join(f"{finding.name}: {finding.text}" for finding in fired)
         return _record(hypothesis, Verdict.INVALID, reason, measured)
+    if judged_stage(plan, hypothesis, trials).explores:
+        reason = SCREENED if measured is not None else f"{effect}; and {SCREENED}"
+        return _record(hypothesis, Verdict.INCONCLUSIVE, reason, measured)
     if measured is None:
         return _record(hypothesis, Verdict.INCONCLUSIVE, str(effect), None)
     if _unfinished(plan, hypothesis, trials):

@@ -59,9 +59,10 @@ def reproduce_command(args: argparse.Namespace) -> int:
         for name in sorted({*then.finals, *now.finals})
     ]
     computed = {"then": _computed_in(then), "now": _computed_in(now)}
+    weights = {"then": _weights(then), "now": _weights(now)}
     if args.json:
         told = {"study": study_id, "trial": now.key, "status": now.status, "reason": now.reason, "metrics": rows}
-        say_json(told | {"computed_in": computed})
+        say_json(told | {"computed_in": computed, "weights": weights})
     else:
         say(f"{now.key}: {now.status}{f' ({now.reason})' if now.reason else ''}")
         say(f"{'metric':26} {'then':>12} {'now':>12}")
@@ -69,6 +70,8 @@ def reproduce_command(args: argparse.Namespace) -> int:
             say(f"{row['metric']:26} {_number(row['then']):>12} {_number(row['now']):>12}")
         if None not in computed.values() and computed["then"] != computed["now"]:
             say(f"computed in {computed['then']} then and in {computed['now']} now, which round differently")
+        if None not in weights.values() and weights["then"] != weights["now"]:
+            say(f"began with the weights {weights['then']} then and {weights['now']} now")
     return DONE if now.status is TrialStatus.DONE else FAILED
 
 
@@ -76,6 +79,12 @@ def _computed_in(trial: TrialRecord) -> str | None:
     """None: not recorded."""
     spec = trial.evidence.spec if trial.evidence is not None else None
     return None if spec is None else spec.get("dtype")
+
+
+def _weights(trial: TrialRecord) -> str | None:
+    """The beginning of the hosted model's fingerprint. None: not recorded."""
+    found = trial.evidence.model if trial.evidence is not None else None
+    return None if found is None or found.fingerprint is None else found.fingerprint[:12]
 
 
 async def _again(
@@ -93,7 +102,7 @@ async def _again(
             store.save_plan(study_id, archive.plan)
             store.record_event(study_id, "reproduces", {"study": archive.study_id, "trial": then.key})
             (trial,) = store.ensure_trials(study_id, then.stage, [(then.arm, then.seed)])
-            await have_models(archive.plan, choices)
+            await have_models(archive.plan, choices, arm=then.arm)
             pool = pool_of(home, store, study_id, archive.plan, choices, clock)
             async with pool:
                 mended = archive.sandboxed(instrument.code) or instrument.instrument.generated is not None

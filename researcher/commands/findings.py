@@ -23,6 +23,7 @@ from researcher.store.errors import FindingConflict
 from researcher.store.store import Store
 from researcher.study.edits import options_of
 from researcher.study.spec import StudySpec
+from swarm.models.catalogue import hosted_name
 
 GROUP = "RESEARCHER_GROUP"
 """Environment variable: whose findings these are, where --by does not say it."""
@@ -78,6 +79,11 @@ def _none_of(others: Sequence[Finding], args: argparse.Namespace) -> str:
     return f"none of the {len(others)} findings is of {' and '.join(told)}"
 
 
+def _is_about(finding: Finding, model: str) -> bool:
+    """model: however it is written; with a fingerprint, these weights alone."""
+    return model in finding.models or ("@" not in model and hosted_name(model) in map(hosted_name, finding.models))
+
+
 def _chosen(store: Store, args: argparse.Namespace) -> tuple[list[Finding], list[Contradiction]]:
     """The findings that were asked for, and the contradictions in which they stand."""
     everything = store.findings()
@@ -86,7 +92,7 @@ def _chosen(store: Store, args: argparse.Namespace) -> tuple[list[Finding], list
         each
         for each in everything
         if all(value in (None, getattr(each, name)) for name, value in wanted.items())
-        and (args.model is None or args.model in each.models)
+        and (args.model is None or _is_about(each, args.model))
     ]
     ids = {each.id for each in chosen}
     return chosen, [

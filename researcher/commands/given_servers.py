@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Mapping, Sequence
 
 from foundation.commandline import UsageError
 from researcher.executor.servers import one_server, server_token
-from researcher.study.plan import Plan
+from researcher.executor.weights import hosted, misfit, serving
+from researcher.study.plan import Plan, PlanModel
 from swarm.client import Forbidden, NotASwarmServer, Patience, SwarmClient, SwarmError, Unauthorized
-from swarm.models.catalogue import hosted_name, known_names
 from swarm.protocol.status import ServerStatus
 
 
-def check_servers(plan: Plan, urls: list[str]) -> None:
-    """Raises: UsageError when servers are given and too few for one trial, when one refuses our token, when two are the same
-    or one is none, or when none hosts the model of an arm."""
+def check_servers(plan: Plan, urls: list[str], seen: Mapping[str, str] | None = None) -> None:
+    """seen: the weights that the study's trials had so far (`weights_seen`).
+
+    Raises: UsageError when servers are given and too few for one trial, when one refuses our token, when two are the same
+    or one is none, or when one hosts another model than the plan trains.
+    """
     urls = list(dict.fromkeys(url.rstrip("/") for url in urls))
     given, needed = len(urls), 1 + len(plan.roles)
     if 0 < given < needed:
@@ -27,7 +31,7 @@ def check_servers(plan: Plan, urls: list[str]) -> None:
     statuses = dict(zip(urls, asyncio.run(_statuses(urls)), strict=True))
     if urls:
         _check_different(statuses)
-        _check_models(plan, statuses)
+        _check_models(plan, statuses, seen or {})
 
 
 def _check_different(statuses: dict[str, ServerStatus | None]) -> None:
@@ -37,24 +41,47 @@ def _check_different(statuses: dict[str, ServerStatus | None]) -> None:
             raise UsageError(f"--server: {one_server(first, url)}")
 
 
-def _check_models(plan: Plan, statuses: dict[str, ServerStatus | None]) -> None:
-    hosted = {url: hosted_name(status.model) for url, status in statuses.items() if status is not None}
-    there = [f"{url} hosts {model}" for url, model in hosted.items()]
-    there += [f"{url} does not answer" for url, status in statuses.items() if status is None]
+def _check_models(plan: Plan, statuses: Mapping[str, ServerStatus | None], seen: Mapping[str, str]) -> None:
+    """Of the servers that answer; the others are checked when they are first used."""
+    answers = {url: status for url, status in statuses.items() if status is not None}
     if plan.models:
-        missing = [model.name for model in plan.models if hosted_name(model.name) not in hosted.values()]
-        if missing:
+        _check_each_is_hosted(plan.models, statuses)
+    places = [plan.model, *(plan.model_of_role(role) for role in plan.roles)]
+    found: dict[str, tuple[str, ServerStatus]] = {}
+    for place, url in enumerate(statuses):
+        if (status := answers.get(url)) is None:
+            continue
+        model = _of_those(plan.models, url, status) if plan.models else places[place % len(places)]
+        problem = misfit(model, url, status, seen.get(model.name))
+        if problem is not None:
+            raise UsageError(problem)
+        first, other = found.setdefault(model.name, (url, status))
+        if other.model_fingerprint != status.model_fingerprint:
             raise UsageError(
-                f"the arms train {' and '.join(model.name for model in plan.models)}, and no server given hosts "
-                f"{' or '.join(missing)} ({'; '.join(there)}): start one with `swarm serve --model {missing[0]}`, or give "
-                "no --server, and they take turns on this machine"
+                f"{first} hosts {hosted(other)} and {url} hosts {hosted(status)}: all trials of {model.name} have to begin with "
+                "the same weights; give servers that host the same"
             )
-    elif not plan.roles:
-        known, wanted = set(known_names()), hosted_name(plan.model.name)
-        if wanted in known and set(hosted.values()) & (known - {wanted}):
-            raise UsageError(
-                f"the plan trains {wanted} ({'; '.join(there)}): give servers that host it, or name the other model in the topic"
-            )
+
+
+def _of_those(models: Sequence[PlanModel], url: str, status: ServerStatus) -> PlanModel:
+    """The one that is hosted there, else the first, which then is missed there."""
+    return next((model for model in models if misfit(model, url, status) is None), models[0])
+
+
+def _check_each_is_hosted(models: Sequence[PlanModel], statuses: Mapping[str, ServerStatus | None]) -> None:
+    """Raises: UsageError when there is a model that neither a server hosts nor one of those that do not answer may host."""
+    answers = [(url, status) for url, status in statuses.items() if status is not None]
+    missing = [model for model in models if all(misfit(model, *answer) for answer in answers)]
+    if len(missing) <= len(statuses) - len(answers):
+        return
+    there = [
+        f"{url} hosts {hosted(status)}" if status else f"{url} does not answer" for url, status in statuses.items()
+    ]
+    raise UsageError(
+        f"the arms train {' and '.join(model.title for model in models)}, and no server given hosts "
+        f"{' or '.join(model.title for model in missing)} ({'; '.join(there)}): start one with {serving(missing[0])}, or give no --server, "
+        "and they take turns on this machine"
+    )
 
 
 async def _statuses(urls: list[str]) -> list[ServerStatus | None]:

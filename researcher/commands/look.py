@@ -25,6 +25,7 @@ from researcher.models import (
 from researcher.ownership import living_owner
 from researcher.schedule.timetable import Timetable
 from researcher.store.errors import NotFound
+from researcher.study.plan import PlanModel
 from researcher.view import losses_by_arm, losses_text, sparkline
 
 _SHORTEST_HASH = 8
@@ -147,6 +148,7 @@ def status_json(home: Home, study: StudyRecord) -> dict[str, object]:
         "amendments": told("amended"),
         "repairs": told("repaired"),
         "decisions": told("decision"),
+        "trains": [model.model_dump(mode="json") for model in _trained(home, study)],
         "models": next(iter(told(MODELS_KEPT, MODELS_NOT_KEPT)[-1:]), None),
         "trials": [trial.model_dump(mode="json", exclude={"series", "evidence"}) for trial in trials],
         "attrition": {arm: found.model_dump(mode="json") for arm, found in losses_by_arm(trials).items()},
@@ -157,6 +159,7 @@ def status_json(home: Home, study: StudyRecord) -> dict[str, object]:
 def _as_lines(home: Home, study: StudyRecord) -> list[str]:
     worker = worker_of(home, study.id)
     lines = [f"{study.id}  {study.status}{f' ({study.reason})' if study.reason else ''}", one_line(study.topic)]
+    lines += [f"trains {model.title}{f' from {model.path}' if model.path else ''}" for model in _trained(home, study)]
     trials = home.store.trials(study.id)
     lines += [_trial_line(trial) for trial in trials]
     lines += [f"{arm}: {said}" for arm, found in losses_by_arm(trials).items() if (said := losses_text(found))]
@@ -170,6 +173,11 @@ def _as_lines(home: Home, study: StudyRecord) -> list[str]:
     if not study.status.ended:
         lines.append(f"worked on by {worker}" if worker else unattended(home, study))
     return lines
+
+
+def _trained(home: Home, study: StudyRecord) -> tuple[PlanModel, ...]:
+    """The models of its plan, as far as there is one."""
+    return () if study.plan_version is None else home.store.frozen_plan(study.id)[0].hosted
 
 
 def _kept(home: Home, study: StudyRecord) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from foundation.clock import Clock
@@ -12,8 +13,8 @@ from researcher.commands.home import Home
 from researcher.executor.local_server import LocalServer
 from researcher.executor.servers import ServerPool
 from researcher.store.store import Store
-from researcher.study.plan import Plan
-from swarm.models import resolve
+from researcher.study.plan import Plan, PlanModel
+from swarm.models import ModelUnavailable, resolve
 from swarm.models.catalogue import hosted_name
 
 
@@ -52,10 +53,12 @@ def pool_of(
     )
 
 
-async def have_models(plan: Plan, choices: dict[str, Any], tell: Callable[[str], None] = lambda _: None) -> None:
+async def have_models(
+    plan: Plan, choices: dict[str, Any], tell: Callable[[str], None] = lambda _: None, *, arm: str | None = None
+) -> None:
     """What servers that start here will host, in the cache of models: fetched or made before any of them starts.
 
-    tell: told how it goes, where that takes time. Raises: ModelUnavailable.
+    arm: the only one whose trials run; None: all. tell: told how it goes, where that takes time. Raises: ModelUnavailable, also for a folder that changed since it was planned.
     """
     if choices["servers"] or choices.get("engine", "local") == "echo":
         return
@@ -63,13 +66,26 @@ async def have_models(plan: Plan, choices: dict[str, Any], tell: Callable[[str],
     progress.addHandler(teller)
     progress.setLevel(logging.INFO)
     try:
-        for model in dict.fromkeys(
-            [*(each.name for each in plan.hosted), *(role.model for role in plan.roles.values())]
-        ):
-            await asyncio.to_thread(resolve, model)
+        hosted = plan.hosted if arm is None else (plan.model_of(arm),)
+        for model in dict.fromkeys([*hosted, *map(plan.model_of_role, plan.roles)]):
+            await asyncio.to_thread(_have, model)
     finally:
         progress.removeHandler(teller)
         progress.setLevel(logging.NOTSET)
+
+
+def _have(model: PlanModel) -> None:
+    elsewhere = "or give a --server that hosts these weights"
+    if model.path is not None and not Path(model.path).is_dir():
+        raise ModelUnavailable(
+            f"the plan trains {model.title} from the folder {model.path}, which is not on this machine; put it there, {elsewhere}"
+        )
+    found = resolve(model.source)
+    if model.fingerprint not in (None, found.fingerprint):
+        raise ModelUnavailable(
+            f"{model.path} holds other weights ({found.fingerprint[:12]}) than when the study was planned ({model.title}); put "
+            f"those back, {elsewhere}, or start a new study"
+        )
 
 
 class _Teller(logging.Handler):
@@ -89,10 +105,15 @@ def _local_servers(home: Home, study_id: str, plan: Plan, choices: dict[str, Any
     engine, longest = choices.get("engine", "local"), plan.run.get("max_model_len")
     arguments = ("--max-model-len", str(longest)) if longest else ()
     if plan.models:
-        models = {f"server-{hosted_name(each.name)}": each.name for each in plan.models}
+        models = {f"server-{hosted_name(each.name)}": each for each in plan.models}
     else:
-        models = {"server": plan.model.name, **{f"server-{role}": each.model for role, each in plan.roles.items()}}
+        models = {"server": plan.model, **{f"server-{role}": plan.model_of_role(role) for role in plan.roles}}
     return [
-        LocalServer(model=model, folder=home.studies / study_id / name, engine=engine, arguments=arguments)
+        LocalServer(
+            model=model.name if engine == "echo" else model.source,
+            folder=home.studies / study_id / name,
+            engine=engine,
+            arguments=arguments,
+        )
         for name, model in models.items()
     ]

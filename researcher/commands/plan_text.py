@@ -19,6 +19,7 @@ def plan_lines(plan: Plan) -> list[str]:
         f"hash        {plan.digest()}  (version {plan.version})",
         f"instrument  {plan.instrument} {plan.instrument_version}, {plan.models_text}, {length}",
     ]
+    lines += [f"folder      {model.name}: {model.path}" for model in plan.hosted if model.path is not None]
     lines += [f"and         {role}: {each.model}, on a server of its own" for role, each in plan.roles.items()]
     lines += [f"arm         {_arm_text(arm)}" for arm in plan.arms]
     if plan.held:

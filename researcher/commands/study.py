@@ -23,6 +23,7 @@ from researcher.commands.sitting import keep, sit
 from researcher.conduct import Outcome
 from researcher.executor.keeping import Keeping
 from researcher.executor.leftovers import end_left_of
+from researcher.executor.weights import weights_seen
 from researcher.instruments.catalogue import open_instrument
 from researcher.models import StudyStatus
 from researcher.ownership import owned, owned_now
@@ -73,7 +74,7 @@ def _move(home: Home, study_id: str, urls: list[str]) -> None:
         raise UsageError(
             "--server: the study keeps its models, which only servers that it starts itself do; leave it out"
         )
-    check_servers(plan, urls)
+    check_servers(plan, urls, weights_seen(home.store, study_id))
     if options.get("clients", "local") != "local":
         folder = open_instrument(options["instrument"])
         check_cluster(options["clients"], plan, folder, urls, say)

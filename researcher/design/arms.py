@@ -15,11 +15,15 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 
 from researcher.design.question import Question, Varied
+from researcher.design.screening import screen_runs
 from researcher.design.stages import ALPHA
+from researcher.design.trend import trend_of
 from researcher.instruments.instrument import Factor, Scalar
 from researcher.instruments.levels import level_text, number_text
 from researcher.study.plan import Arm, Hypothesis
 
+CROSSED = ("factorial", "screen")
+"""Designs whose arms set every factor to one of two levels."""
 FULL_UP_TO = 3
 _BETWEEN = 3
 """Arms of the fine grid in each gap between two neighbouring levels."""
@@ -37,11 +41,11 @@ def arms_of(question: Question) -> tuple[Arm, ...]:
             Arm(name=name, levels={factor.name: level for factor, level in settings})
             for name, settings in question.bundles.items()
         )
-    if question.spec.design == "factorial":
+    if question.spec.design in CROSSED:
         sides = [_named(each.factor, each.levels) for each in question.varied]
-        design = runs(len(sides))
         return tuple(
-            _joined(question, *(two[sign > 0] for two, sign in zip(sides, run, strict=True))) for run in design
+            _joined(question, *(two[sign > 0] for two, sign in zip(sides, run, strict=True)))
+            for run in _design(question)
         )
     if question.spec.design == "sequence":
         return tuple({arm.name: arm for _, group in groups_of(question) for arm in group}.values())
@@ -70,10 +74,12 @@ def arms_between(varied: Varied) -> tuple[Arm, ...]:
 
 
 def hypotheses_of(question: Question, arms: Sequence[Arm]) -> tuple[Hypothesis, ...]:
-    """One for each treatment against the baseline; of crossed factors, main effects and interactions of two; of a balance,
-    each level against the next smaller one."""
-    if question.spec.design == "factorial":
+    """One for each treatment against the baseline; of crossed factors, main effects and interactions of two, of screened ones main
+    effects alone; of a balance, each level against the next smaller one; of a trend, the change over its levels."""
+    if question.spec.design in CROSSED:
         return _crossed_hypotheses(question, arms)
+    if question.spec.design == "trend":
+        return (trend_of(question, arms, hypothesis_of(question, 1, question.factors[0].name, arms[-1], arms[0])),)
     if question.spec.design == "sequence":
         pairs = [(factor.name, arm, group[0]) for factor, group in groups_of(question) for arm in group[1:]]
     elif question.bundles:
@@ -102,6 +108,11 @@ def groups_of(question: Question) -> list[tuple[Factor, tuple[Arm, ...]]]:
     for each in first:
         found.append((two.factor, tuple(_joined(question, each, own) for own in second)))
     return found
+
+
+def _design(question: Question) -> list[_Signs]:
+    factors = len(question.varied)
+    return screen_runs(factors) if question.spec.design == "screen" else runs(factors)
 
 
 def runs(factors: int) -> list[_Signs]:
@@ -195,8 +206,8 @@ def _joined(question: Question, *parts: _Named) -> Arm:
 
 
 def _crossed_hypotheses(question: Question, arms: Sequence[Arm]) -> tuple[Hypothesis, ...]:
-    """Main effects are claimed as the spec says; nobody claims an interaction."""
-    design = runs(len(question.varied))
+    """Main effects are claimed as the spec says; nobody claims an interaction, nor anything of a screen."""
+    design, screens = _design(question), question.spec.design == "screen"
     found: list[Hypothesis] = []
     for place, each in enumerate(question.varied):
         baseline, treatment = names_of(each.factor, each.levels)
@@ -204,14 +215,25 @@ def _crossed_hypotheses(question: Question, arms: Sequence[Arm]) -> tuple[Hypoth
             f"{treatment} has {_more(question)} {question.metric.name} than {baseline}, over all levels of the others"
             f"{_assumed(question)}"
         )
+        if screens:
+            words = (
+                f"{treatment} changes {question.metric.name} against {baseline}, over the runs of the screen (explored)"
+            )
         signs = [run[place] for run in design]
         labels = (baseline, treatment)
         found.append(
             _contrast(
-                question, arms, signs, len(found) + 1, each.factor.name, labels, words, question.direction_assumed
+                question,
+                arms,
+                signs,
+                len(found) + 1,
+                each.factor.name,
+                labels,
+                words,
+                screens or question.direction_assumed,
             )
         )
-    for one, other in _separate_pairs(len(question.varied)):
+    for one, other in [] if screens else _separate_pairs(len(question.varied)):
         names = [question.varied[place].factor.name for place in (one, other)]
         at = names_of(question.varied[other].factor, question.varied[other].levels)[1]
         words = (

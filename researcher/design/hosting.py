@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from researcher.instruments.instrument import STUDY_MODEL, Factor
 from researcher.study.plan import Arm, Plan, PlanModel
@@ -11,15 +11,15 @@ BOOT_S = 45.0
 """Until a server that starts on two cores takes runs."""
 
 
-def models_of(arms: Sequence[Arm], factors: Sequence[Factor]) -> tuple[PlanModel, ...]:
-    """The models that arms are told apart by, in the arms' order; empty where they are not."""
+def models_of(arms: Sequence[Arm], factors: Sequence[Factor], named: Mapping[str, PlanModel]) -> tuple[PlanModel, ...]:
+    """The models in which arms differ, in the arms' order; empty where they do not. named: those that the spec names."""
     names = [factor.name for factor in factors if factor.target == STUDY_MODEL]
     found = dict.fromkeys(str(arm.levels[name]) for arm in arms for name in names if name in arm.levels)
-    return tuple(PlanModel(name=model) for model in found)
+    return tuple(named.get(model) or PlanModel(name=model) for model in found)
 
 
 def model_factor(models: Sequence[str]) -> Factor:
-    """The models that arms are told apart by, as a factor."""
+    """The models in which arms differ, as a factor. models: their names (`with_models`), the default first."""
     return Factor(name="model", target=STUDY_MODEL, type="choice", default=models[0], choices=tuple(models))
 
 

@@ -1,4 +1,4 @@
-"""How a question is laid out in stages: a comparison of all arms, looks, a race, a fine stage, one factor after the other.
+"""How a question is laid out in stages: a comparison of all arms, looks, a race, a fine stage, one factor after the other, a screen.
 
 What was asked for and a design of this kind cannot have is refused.
 """
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from researcher.design import succession
 from researcher.design.arms import arms_between, hypothesis_of
 from researcher.design.question import Question
-from researcher.design.stages import compared, raced
+from researcher.design.stages import compared, raced, screened
 from researcher.instruments.instrument import LEARNING_RATE
 from researcher.refusals import SpecRefused
 from researcher.study.plan import Arm, Hypothesis, Stage
@@ -26,6 +26,8 @@ def laid_out(
     spec = question.spec
     between = arms_between(question.varied[0]) if spec.fine and question.varied else ()
     _refuse_extras(question, fits_fine=bool(between))
+    if spec.design == "screen":
+        return arms, hypotheses, screened([arm.name for arm in arms], seeds[0])
     if spec.design == "sequence":
         _refuse_wide(question)
         return arms, hypotheses, succession.stages_of(question, seeds)
@@ -60,8 +62,8 @@ def _refuse_extras(question: Question, *, fits_fine: bool) -> None:
     spec = question.spec
     if spec.design == "race" and len(spec.arms or question.varied[0].levels) < 3:
         raise SpecRefused("design", "a race needs two treatments or more; compare takes one")
-    if spec.looks > 1 and (spec.design in ("sequence", "race") or spec.fine):
-        which = f"a {spec.design}" if spec.design in ("sequence", "race") else "a study with a fine stage"
+    if spec.looks > 1 and (spec.design in ("sequence", "race", "screen") or spec.fine):
+        which = f"a {spec.design}" if spec.design in ("sequence", "race", "screen") else "a study with a fine stage"
         raise SpecRefused("looks", f"{which} has no looks; leave them out")
     if not spec.fine:
         return
@@ -74,6 +76,9 @@ def _refuse_extras(question: Question, *, fits_fine: bool) -> None:
 
 
 def _noisy_arm(question: Question, arms: Sequence[Arm]) -> str:
-    """The arm whose noise is measured beforehand: the baseline, but for a control that trains nothing and so hardly varies."""
+    """The arm whose noise is measured beforehand: the baseline, but for a control that trains nothing and so hardly varies; of a
+    trend the middle level, as both ends may be far from all others."""
+    if question.spec.design == "trend":
+        return arms[len(arms) // 2].name
     rate = next((factor.name for factor in question.factors if factor.target == LEARNING_RATE), "")
     return next((arm.name for arm in arms if arm.levels.get(rate) != 0), arms[0].name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import ValidationError
@@ -12,16 +12,18 @@ from foundation.strict import explain
 from researcher.analysis.knowledge import known_to
 from researcher.analysis.sentinels import PLANNED
 from researcher.design import succession
-from researcher.design.arms import arms_of, hypotheses_of
+from researcher.design.arms import CROSSED, arms_of, hypotheses_of
 from researcher.design.balance import balances, check_balance
 from researcher.design.hosting import models_of
 from researcher.design.layout import laid_out
+from researcher.design.models import with_models
 from researcher.design.own_seeds import with_own_seeds
 from researcher.design.pricing import fitted, longest_trial_s
 from researcher.design.question import Question, Setting, question_of
 from researcher.design.shares import refuse_held_share, with_held_shares, with_mixes_stated
 from researcher.design.sources import pinned
-from researcher.design.stages import ALPHA, POWER, branches, check_seeds
+from researcher.design.stages import ALPHA, POWER, SCREEN_SEEDS, branches, check_seeds
+from researcher.design.trend import check_trend
 from researcher.instruments.catalogue import InstrumentFolder
 from researcher.instruments.instrument import ALGORITHM, RUN_PARAMETERS, Instrument, Metric, Scalar
 from researcher.models import Finding
@@ -67,9 +69,10 @@ def plan_of(
     Raises: PlanningRefused, one line that says what to change.
     """
     _refuse_unsupported(spec)
+    spec, models = with_models(spec, folder.instrument)
     question = pinned(question_of(spec, folder.instrument))
     try:
-        plan = _designed(question, folder, allow_underpowered=allow_underpowered)
+        plan = _designed(question, folder, models, allow_underpowered=allow_underpowered)
     except ValidationError as error:
         problems = [str(problem) for problem in explain(error, Plan)]
         raise PlanningRefused(f"this makes no plan: {'; '.join(problems)}", problems) from error
@@ -91,14 +94,19 @@ def _refuse_unsupported(spec: StudySpec) -> None:
         raise SpecRefused("budget.tokens", "tokens of agents' calls are not capped yet; give wall or trials")
 
 
-def _designed(question: Question, folder: InstrumentFolder, *, allow_underpowered: bool) -> Plan:
+def _designed(
+    question: Question, folder: InstrumentFolder, models: Mapping[str, PlanModel], *, allow_underpowered: bool
+) -> Plan:
+    """models: those that the spec names, by name."""
     spec, instrument, defaults = question.spec, folder.instrument, folder.instrument.defaults
     if spec.design == "factorial" and len(question.varied) > MOST_CROSSED:
         raise SpecRefused(
             "design",
             f"a factorial crosses {MOST_CROSSED} factors at most, and the spec compares {len(question.varied)}; use screen",
         )
+    _refuse_many_levels(question)
     question, note = check_balance(question, instrument) if spec.design == "balance" else (question, None)
+    question = check_trend(question) if spec.design == "trend" else question
     arms = arms_of(question)
     hypotheses = hypotheses_of(question, arms)
     seeds = _seeds(instrument, spec)
@@ -107,14 +115,14 @@ def _designed(question: Question, folder: InstrumentFolder, *, allow_underpowere
     stages = tuple(each.model_copy(update={"first_seed": each.first_seed + first}) for each in stages)
     settings = dict(_by_target(question.settings))
     refuse_held_share(question.factors, [factor for factor, _ in question.settings])
-    model = spec.models[0] if spec.models else instrument.model
+    model = models[spec.models[0]] if spec.models else PlanModel(name=instrument.model)
     plan = Plan(
         question=spec.question,
         instrument=instrument.name,
         instrument_version=instrument.version,
         instrument_code=folder.code,
-        model=PlanModel(name=model),
-        models=models_of(arms, question.factors),
+        model=model,
+        models=models_of(arms, question.factors, models),
         hypotheses=hypotheses,
         arms=arms,
         factors=question.factors,
@@ -122,7 +130,7 @@ def _designed(question: Question, folder: InstrumentFolder, *, allow_underpowere
         branches=_branches(question, arms, hypotheses, stages, allow_underpowered=allow_underpowered),
         steps=spec.steps or defaults.steps,
         run=_run(instrument, settings, question.settings),
-        roles=_roles(instrument, settings, model),
+        roles=_roles(instrument, settings, model.name),
         task=_task(instrument, settings),
         heldout_tasks=defaults.heldout_tasks,
         heldout_episodes=defaults.heldout_episodes,
@@ -154,6 +162,15 @@ def _with_algorithms_first(plan: Plan, settings: dict[str, Any]) -> Plan:
     return plan if same else yielding
 
 
+def _refuse_many_levels(question: Question) -> None:
+    """Raises: SpecRefused for a crossed factor that has not two levels: a spec may name more models."""
+    wide = [each for each in question.varied if len(each.levels) != 2]
+    if question.spec.design in CROSSED and wide:
+        name, count = wide[0].factor.name, len(wide[0].levels)
+        said = f"{question.spec.design} takes two levels of each factor, and {name} has {count}"
+        raise SpecRefused(name if name not in question.spec.compare else f"compare.{name}.levels", said, [name])
+
+
 def _metrics(question: Question, instrument: Instrument) -> tuple[Metric, ...]:
     """The one that decides, those that the spec names besides (where it names none, all that the instrument names), and what a
     sentinel needs."""
@@ -166,6 +183,11 @@ def _metrics(question: Question, instrument: Instrument) -> tuple[Metric, ...]:
 def _assumed(question: Question) -> list[str]:
     """What the spec leaves open, in words."""
     metric = question.metric
+    if question.spec.design == "screen":
+        claimed = "" if question.spec.claim == "none" else f" The claim ({question.spec.claim}) is not tested."
+        return [
+            f"A screen explores: it ranks the factors by their effects on {metric.name}, without a verdict.{claimed}"
+        ]
     if question.spec.claim == "equal":
         return [f"The claim is that {metric.name} is the same: the verdict `equivalent` confirms it."]
     if question.spec.claim == "none":
@@ -235,7 +257,10 @@ def _branches(
 
 
 def _seeds(instrument: Instrument, spec: StudySpec) -> tuple[int, int]:
-    """The least and the most seeds per arm. A bound that the spec gives moves its own end only."""
+    """The least and the most seeds per arm. A bound that the spec gives moves its own end only; nothing asks a screen for more than
+    its least."""
+    if spec.design == "screen":
+        return (spec.seeds.min or SCREEN_SEEDS,) * 2
     usual, least, most = instrument.defaults, spec.seeds.min, spec.seeds.max
     least = least or min(usual.seeds, most or usual.seeds)
     return least, most or max(usual.max_seeds, least + usual.max_seeds - usual.seeds)

@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from researcher.analysis.power import power_of, seeds_needed
+from researcher.analysis.power import power_of, seeds_needed, side_sigma
 from researcher.analysis.samples import deciding_stage
 from researcher.design.hosting import boots_s
 from researcher.design.stages import ALPHA, cost, with_most
@@ -134,13 +134,14 @@ def _episodes(run: dict[str, Any], levels: dict[str, Scalar]) -> float:
 
 def _expected_seeds(plan: Plan) -> int | None:
     """Seeds per arm by the σ that the instrument states, if it states one. A price, never the noise floor itself."""
-    metric = plan.metric(plan.hypotheses[0].metric)
-    if metric.sigma is None:
+    asked, metric = plan.hypotheses[0], plan.metric(plan.hypotheses[0].metric)
+    if metric.sigma is None or plan.stages[-1].explores:
         return None
+    sigma = side_sigma(plan, asked, metric.sigma) if asked.between_arms else metric.sigma
     alpha = ALPHA / max(Counter(deciding_stage(plan, each).id for each in plan.hypotheses).values())
-    if power_of(plan.stages[-1].seeds, sigma=metric.sigma, effect=plan.planned_effect, alpha=alpha) >= plan.power:
+    if power_of(plan.stages[-1].seeds, sigma=sigma, effect=plan.planned_effect, alpha=alpha) >= plan.power:
         return plan.stages[-1].seeds
-    return seeds_needed(sigma=metric.sigma, effect=plan.planned_effect, alpha=alpha, power=plan.power)
+    return seeds_needed(sigma=sigma, effect=plan.planned_effect, alpha=alpha, power=plan.power)
 
 
 def _time(seconds: float) -> str:

@@ -17,7 +17,9 @@ from researcher.refusals import PlanningRefused
 from researcher.study.plan import Branch, Condition, Hypothesis, Plan, Stage, StageKind
 
 ALPHA, POWER = 0.05, 0.8
-NOISE_FLOOR, COMPARE, CONFIRM, FINE = "noise-floor", "compare", "confirm", "fine"
+NOISE_FLOOR, COMPARE, CONFIRM, FINE, SCREEN = "noise-floor", "compare", "confirm", "fine", "screen"
+SCREEN_SEEDS = 2
+"""Seeds per arm unless the spec says otherwise: each effect of a screen is over half of all its trials."""
 LAST_SEED = 2**31 - 1
 """The greatest seed that a run takes (swarm.protocol.runspec.RunSpec)."""
 _RUNG_SEEDS = 2
@@ -43,6 +45,11 @@ def compared(arms: Sequence[str], noisy: str, seeds: tuple[int, int], looks: int
         )
         for number, (share, spends) in enumerate(zip(shares, spending(shares), strict=True), start=1)
     )
+
+
+def screened(arms: Sequence[str], seeds: int) -> tuple[Stage, ...]:
+    """All arms at once, without a noise floor: a screen tests nothing that could lack power."""
+    return (Stage(id=SCREEN, kind=StageKind.SCREEN, arms=tuple(arms), seeds=seeds, max_seeds=seeds),)
 
 
 def spending(shares: Sequence[float], alpha: float = ALPHA) -> list[float]:
@@ -121,6 +128,9 @@ def branches(
 
     at_end: what else the last stage may decide, before anything but a sentinel that fired.
     """
+    if stages[-1].kind is StageKind.SCREEN:
+        reason = "every planned trial has ended; a screen explores and gives no verdict"
+        return (Branch(stage=stages[-1].id, when=Condition(kind="always"), then="stop", reason=reason),)
     found = [] if allow_underpowered else [too_loud()]
     found.append(
         onward(

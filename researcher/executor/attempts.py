@@ -220,7 +220,8 @@ class AttemptRun:
         """
         keys = {role: f"{attempt.idempotency_key}/{role}" for role in self._beside}
         for role, slot in self._beside.items():
-            await slot.start(run_spec(self._work, self._trial, role), keys[role])
+            model = self._work.plan.model_of_role(role)
+            await slot.start(run_spec(self._work, self._trial, role), keys[role], model)
         spec = RunSpec.model_validate(attempt.spec)
         model = self._work.plan.model_of(self._trial.arm)
         report = await self._slot.start(spec, attempt.idempotency_key, model)

@@ -24,10 +24,9 @@ from researcher.executor.errors import NoServersLeft, ServerUnfit
 from researcher.executor.local_server import LocalLimits, LocalProcess, LocalServer
 from researcher.store.errors import DatabaseAway, LeaseHeld, LeaseSuperseded, StorageFailed
 from researcher.store.store import Store
-from researcher.study.plan import Plan
+from researcher.study.plan import Plan, PlanModel
 from swarm.client import Patience, ServerUnreachable, SwarmClient
 from swarm.client.wire import checked_token
-from swarm.models.catalogue import hosted_name
 from swarm.protocol.errors import SwarmError
 from swarm.protocol.status import Phase, ServerStatus
 
@@ -62,11 +61,14 @@ class Server:
         """Started by this study: nobody else's runs are on it."""
         self._runs = runs
         """Where its runs keep their checkpoints, which go when the next run begins; None: they stay."""
-        self.model: str | None = None
-        """What it hosts, by the name that `hosted_name` gives; None until it has said so."""
-        self.server_id: str | None = None
-        """Its own name for itself, under whatever address; None until it has said so."""
+        self.status: ServerStatus | None = None
+        """As it was when it was last seen ready: what it hosts, and its own name for itself under whatever address."""
         self.unfit: str | None = None
+
+    def hosts(self, model: PlanModel) -> bool:
+        """Whether it has said so."""
+        found = self.status
+        return found is not None and model.is_hosted(found.model, found.model_fingerprint, found.engine.backend)
 
     def check(self) -> None:
         """Raises: ServerUnfit."""
@@ -90,7 +92,7 @@ class Server:
                     reason = status.failed.reason if status.failed else "its engine failed"
                     raise ServerUnfit(f"{self.url}: {reason}", self.url)
                 if status.phase is not Phase.BOOTING:
-                    self.model, self.server_id = hosted_name(status.model), status.server_id
+                    self.status = status
                     return status
                 if clock.monotonic() >= deadline:
                     break
@@ -117,7 +119,7 @@ class Site:
 
     def takes(self, plan: Plan, arm: str) -> bool:
         """Whether the arm's model is hosted here. Where arms do not differ by it, every site takes them all."""
-        return not plan.models or hosted_name(plan.model_of(arm).name) == self.main.model
+        return not plan.models or self.main.hosts(plan.model_of(arm))
 
     def check(self) -> None:
         """Raises: ServerUnfit."""
@@ -259,22 +261,22 @@ class ServerPool:
             raise
         return self.servers
 
-    async def turn_to(self, model: str) -> None:
+    async def turn_to(self, model: PlanModel) -> None:
         """Where servers take turns: have the one that hosts `model` run, in place of any other; its folder, and so its port
         and its runs, stay from turn to turn. Where they do not: nothing.
 
         Raises: NoServersLeft when it does not start, or was lost in its turn.
         """
-        own = [server for server in self._servers if server.model == hosted_name(model)]
+        own = [server for server in self._servers if server.hosts(model)]
         if not self.by_turns or any(server.unfit is None for server in own):
             return
         if own:
             raise NoServersLeft(self.reasons())
-        local = next((each for each in self._starts if hosted_name(each.model) == hosted_name(model)), None)
+        local = next((each for each in self._starts if each.model in (model.name, model.source)), None)
         if local is None:
-            raise NoServersLeft(f"no server here hosts {model}")
+            raise NoServersLeft(f"no server here hosts {model.name}")
         await self.close()
-        self.tell(f"starting a server of {model} ...")
+        self.tell(f"starting a server of {model.name} ...")
         try:
             await self._add(local)
         except (ServerUnfit, LeaseHeld) as error:
@@ -335,7 +337,7 @@ class ServerPool:
     def _check_other_than(self, server: Server) -> None:
         """Under two addresses one server would be taken for two, whose trials end each other's runs. Raises: ServerUnfit."""
         for other in self.servers:
-            if other is not server and other.server_id == server.server_id:
+            if other is not server and _is_one(other.status, server.status):
                 raise ServerUnfit(one_server(other.url, server.url), server.url)
 
     async def _answering(self, url: str, token: str | None) -> None:
@@ -392,6 +394,10 @@ class ServerPool:
                 return
             except (DatabaseAway, StorageFailed) as error:  # what is left of the lease bridges a short one
                 _log.warning("the lease on %s was not renewed, it is tried again: %s", server.url, error)
+
+
+def _is_one(status: ServerStatus | None, other: ServerStatus | None) -> bool:
+    return status is not None and other is not None and status.server_id == other.server_id
 
 
 async def _keep_alive(process: LocalProcess, server: Server) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from foundation.clock import Clock
 from researcher.executor.errors import AttemptFailed, RunLost, ServerUnfit
 from researcher.executor.servers import Server
+from researcher.executor.weights import misfit, note_weights, weights_seen
 from researcher.models import StudyStatus
 from researcher.store.errors import NotFound as NoStudy
 from researcher.store.store import Store
@@ -52,16 +53,16 @@ class Slot:
         self.run_id: str | None = None
         """The run that it started or found, also where whoever asked for it was cancelled meanwhile."""
 
-    async def start(self, spec: RunSpec, idempotency_key: str, model: PlanModel | None = None) -> RunReport:
-        """The run under this key, started now or found again. model: what the server has to host; None: anything.
+    async def start(self, spec: RunSpec, idempotency_key: str, model: PlanModel) -> RunReport:
+        """The run under this key, started now or found again. model: what the server has to host.
 
-        Raises: AttemptFailed when the server refuses it; ServerUnfit when it hosts other weights, or another run keeps it;
+        Raises: AttemptFailed when the server refuses it; ServerUnfit when it hosts another model or other weights, or another run
+        keeps it;
         StudyHalted while another run keeps it.
         """
         status = await self.server.ready(self._clock, self._busy_s)
         deadline = self._clock.monotonic() + self._busy_s
-        if model is not None:
-            self._check_weights(model, status)
+        self._check_weights(model, status)
         while True:
             self.server.check()
             try:
@@ -82,28 +83,13 @@ class Slot:
         return report
 
     def _check_weights(self, model: PlanModel, status: ServerStatus) -> None:
-        """Against the plan's fingerprint, else against what this study saw first under the model's name.
-
-        Raises: ServerUnfit.
-        """
-        found = status.model_fingerprint
-        if found is None:
-            return
-        seen = {
-            event.detail["model"]: event.detail["fingerprint"]
-            for event in self._store.events(self._study_id, kind="weights")
-        }
-        wanted = model.fingerprint or seen.get(model.name)
-        if wanted is None:
-            self._store.record_event(
-                self._study_id, "weights", {"model": model.name, "fingerprint": found, "hosted": status.model}
-            )
-        elif wanted != found:
-            raise ServerUnfit(
-                f"{self.server.url} hosts other weights than this study trains as {model.name}: {status.model}, not "
-                f"{wanted[:12]}; start a new study for them",
-                self.server.url,
-            )
+        """Against the plan, and against what this study's trials had before. Raises: ServerUnfit."""
+        seen = weights_seen(self._store, self._study_id).get(model.name)
+        problem = misfit(model, self.server.url, status, seen)
+        if problem is not None:
+            raise ServerUnfit(problem, self.server.url)
+        if seen is None and status.model_fingerprint is not None:
+            note_weights(self._store, self._study_id, model, status)
 
     def check(self, status: ServerStatus, run_id: str) -> None:
         """Raises: ServerUnfit; AttemptFailed when the run was taken off the server."""

@@ -176,7 +176,7 @@ class Executor:
             return
         due = under_way or _of_first_seed(plan, planned)
         if not any(site.takes(plan, trial.arm) for trial in due for site in self._pool.sites()):
-            await self._pool.turn_to(plan.model_of(due[0].arm).name)
+            await self._pool.turn_to(plan.model_of(due[0].arm))
 
     async def _withdraw(self, work: Work, trial: TrialRecord, attempt: AttemptRecord) -> None:
         job = self._clients.job(work.folder(trial, attempt.number), attempt.idempotency_key)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from researcher.instruments.instrument import Direction, Scalar
 from researcher.study.plan import Verdict
 
 
 class Effect(BaseModel):
-    """Treatment minus baseline on one metric, over trials."""
+    """Treatment minus baseline on one metric, over trials.
+
+    slope: of a trend, both as they lie on the fitted line at the highest and the lowest level. main_effects: of a screen's factor, with
+    all other factors at their mean.
+    """
 
     hypothesis: str
     metric: str
@@ -25,12 +29,17 @@ class Effect(BaseModel):
     low: float
     high: float
     level: float
-    method: Literal["welch", "paired", "bootstrap_iqm"]
+    method: Literal["welch", "paired", "bootstrap_iqm", "slope", "main_effects"]
     """bootstrap_iqm: `mean_*` and `diff` are interquartile means, not means."""
     p_value: float
     p_adjusted: float
     p_equivalence: float = 1.0
     """Two one-sided tests: that the true difference lies outside ± margin."""
+    n_between: Annotated[int, Field(exclude_if=lambda count: not count)] = 0
+    """slope: finished trials of the levels between."""
+    failed_between: Annotated[int, Field(exclude_if=lambda count: not count)] = 0
+    p_lack_of_fit: Annotated[float | None, Field(exclude_if=lambda found: found is None)] = None
+    """slope: that the means of the levels lie on a line. None: not known."""
 
 
 class VerdictRecord(BaseModel):

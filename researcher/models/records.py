@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field
 from researcher.models.attrition import Attrition
 from researcher.models.conclusions import Finding, VerdictRecord
 from researcher.models.repairs import RepairRecord
-from researcher.study.plan import Plan
+from researcher.study.plan import Plan, PlanModel
 from swarm.protocol.runspec import ComputeType
 
 OVER_BUDGET = "over_budget"
@@ -71,6 +71,12 @@ class HostedModel(BaseModel):
     def trained(self) -> str:
         """The name of what learns: the model's own, or `echo`."""
         return "echo" if self.engine == "echo" else self.name
+
+    def is_of(self, model: PlanModel) -> bool:
+        """Whether what learns is that model, and nothing that stands in for it."""
+        if self.trained != self.name:
+            return self.trained == model.name
+        return model.is_hosted(self.name, self.fingerprint, self.engine)
 
 
 class TrialEvidence(BaseModel):

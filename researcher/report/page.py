@@ -82,6 +82,16 @@ class Page:
         return any(part.stage.keep is not None for part in self.hypotheses)
 
     @property
+    def screened(self) -> bool:
+        """Whether main effects are explored, and nothing is tested."""
+        return any(part.explored for part in self.hypotheses)
+
+    @property
+    def ranked(self) -> list[HypothesisPart]:
+        """In the plan's order; of a screen, the largest effect first."""
+        return _ranked(self.hypotheses)
+
+    @property
     def looked(self) -> bool:
         """Whether the same comparison is looked at by several stages, as its seeds come in."""
         return any(stage.spends is not None for stage in self.plan.stages)
@@ -98,7 +108,7 @@ class Page:
             return []
         if self.outcome == "underpowered":
             return list({part.claims["seeds_needed"].value: part for part in reversed(self.hypotheses)}.values())[::-1]
-        return self.hypotheses
+        return self.ranked[:1] if self.screened else self.hypotheses
 
     @property
     def amendments(self) -> list[dict[str, Any]]:
@@ -108,7 +118,7 @@ class Page:
     @property
     def stood_in(self) -> list[str]:
         """What was trained in the place of the plan's models, such as the echo engine."""
-        planned = {model.name for model in self.plan.hosted}
+        planned = {model.title for model in self.plan.hosted}
         trained = trained_models(self.plan, [arm.name for arm in self.plan.arms], self.data.trials)
         return [name for name in trained if name not in planned]
 
@@ -166,9 +176,13 @@ def page(records: Records) -> Page:
         censored=_censored(ledger, plan, metrics),
         metrics=metrics,
         curves=learning_curves(_by_arm(records), _CURVE, "mean training reward"),
-        effects=effects([_interval(part) for part in hypotheses if part.measured]),
+        effects=effects([_interval(part) for part in _ranked(hypotheses) if part.measured]),
         claims=ledger.claims,
     )
+
+
+def _ranked(parts: list[HypothesisPart]) -> list[HypothesisPart]:
+    return sorted(parts, key=lambda part: -part.size) if any(part.explored for part in parts) else parts
 
 
 def _metrics(plan: Plan) -> list[Metric]:
@@ -210,7 +224,18 @@ def _hypothesis(ledger: Ledger, records: Records, hypothesis: Hypothesis) -> Hyp
         "most_seeds": (call("most_seeds", id), Style.COUNT),
         "detectable": (call("detectable", id), Style.VALUE),
     }
-    asked |= {field: (f"{call('effect', id)}.{field}", style) for field, style in _EFFECT.items()}
+    effect = call("effect", id)
+    asked |= {field: (f"{effect}.{field}", style) for field, style in _EFFECT.items()}
+    if hypothesis.between_arms:
+        counts = " + ".join(f"{effect}.{side}" for side in ("n_baseline", "n_between", "n_treatment"))
+        asked |= {
+            "from": (call("level", hypothesis.baseline, hypothesis.factor), Style.PLAIN),
+            "to": (call("level", hypothesis.treatment, hypothesis.factor), Style.PLAIN),
+            "trials": (counts, Style.COUNT),
+            "n_between": (f"{effect}.n_between", Style.COUNT),
+            "failed_between": (f"{effect}.failed_between", Style.COUNT),
+            "p_lack_of_fit": (f"{effect}.p_lack_of_fit", Style.P),
+        }
     claims = {name: ledger.claim(f"{id}.{name}", text, style, decimals) for name, (text, style) in asked.items()}
     record = records.conclusions.verdict(id)
     return HypothesisPart(
@@ -223,6 +248,7 @@ def _hypothesis(ledger: Ledger, records: Records, hypothesis: Hypothesis) -> Hyp
         left_behind=_left_behind(records, hypothesis),
         crossed=bool(hypothesis.treatment_arms)
         and hypothesis.factor not in {each.name for each in records.plan.factors},
+        log_scale=any(each.name == hypothesis.factor and each.scale == "log" for each in records.plan.factors),
         claims=claims,
     )
 

@@ -27,7 +27,31 @@ class HypothesisPart:
     """Why the plan's own rules left it untested; None where they did not."""
     crossed: bool
     """It is an interaction: its sides are no levels of a factor."""
+    log_scale: bool
+    """A trend over the logarithm of its levels."""
     claims: Claims
+
+    @property
+    def trend(self) -> bool:
+        """Whether it is about the change along a fitted line."""
+        return bool(self.hypothesis.between_arms)
+
+    @property
+    def explored(self) -> bool:
+        """Whether it is the main effect of a screen's factor, which is not tested."""
+        return self.stage.explores
+
+    @property
+    def bends(self) -> bool:
+        """Whether the levels of a trend do not lie on its line."""
+        lacks = self.claims["p_lack_of_fit"].value if self.trend else None
+        return isinstance(lacks, float) and lacks < self.hypothesis.alpha
+
+    @property
+    def size(self) -> float:
+        """Of its effect, either way; below 0 where there is none."""
+        diff = self.claims["diff"].value
+        return abs(diff) if isinstance(diff, int | float) else -1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from researcher.report.claims import Ledger, Style
 from researcher.report.expressions import call
 from researcher.report.parts import Claims, KnownPart
-from researcher.study.plan import Known, Stage
+from researcher.study.plan import Known, Stage, StageKind
 
 
 def study_claims(ledger: Ledger) -> Claims:
@@ -39,7 +39,7 @@ def budget_claims(ledger: Ledger) -> Claims:
 
 
 def stage_claims(ledger: Ledger, stage: Stage) -> Claims:
-    """Its seeds, its trials, and what it may spend of alpha where it is a look."""
+    """Its seeds, its trials, what it may spend of alpha where it is a look, and the first fresh seed after a screen."""
     claims = {
         name: ledger.claim(f"stage.{stage.id}.{name}", f"{call('stage', stage.id)}.{name}", Style.COUNT)
         for name in ("seeds", "max_seeds", "first_seed")
@@ -47,6 +47,9 @@ def stage_claims(ledger: Ledger, stage: Stage) -> Claims:
     if stage.spends is not None:
         spends = f"{call('stage', stage.id)}.spends"
         claims["spends"] = ledger.claim(f"stage.{stage.id}.spends", spends, Style.PLAIN)
+    if stage.kind is StageKind.SCREEN:
+        after = f"{call('stage', stage.id)}.first_seed + {call('stage', stage.id)}.max_seeds"
+        claims["fresh"] = ledger.claim(f"stage.{stage.id}.fresh", after, Style.COUNT)
     made = call("count_trials", stage=stage.id)
     return {**claims, "trials": ledger.claim(f"stage.{stage.id}.trials", made, Style.COUNT)}
 

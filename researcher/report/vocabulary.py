@@ -52,7 +52,7 @@ class Vocabulary(LossWords):
         """Fields of the effect (researcher.models.Effect), or None."""
         self._check(hypothesis)
         found = self._records.conclusions.effects[hypothesis]
-        return found.model_dump() if isinstance(found, Effect) else None
+        return {name: getattr(found, name) for name in Effect.model_fields} if isinstance(found, Effect) else None
 
     def verdict(self, hypothesis: str) -> Value:
         self._check(hypothesis)
@@ -98,7 +98,7 @@ class Vocabulary(LossWords):
             return None
         seeds = min(found.n_baseline, found.n_treatment)
         alpha = min(planning_alpha(self._plan, asked), 1 - found.level)
-        sigma = side_sigma(asked, noise.upper)
+        sigma = side_sigma(self._plan, asked, noise.upper)
         if sigma == 0:
             return None
         size = detectable_effect(seeds, sigma=sigma, alpha=alpha, power=self._plan.power)

@@ -29,12 +29,15 @@ def tags_of(plan: Plan | None, trial: TrialRecord, blueprint: Mapping[str, Any])
         concerned = [one.id for one in plan.hypotheses if trial.arm in one.sides]
         tags["swarm.hypothesis"] = ",".join(concerned)
         tags["swarm.plan_hash"] = plan.digest()
-        tags["swarm.model"] = plan.model_of(trial.arm).name
+        tags["swarm.model"] = plan.model_of(trial.arm).title
     hosted = trial.evidence.model if trial.evidence is not None else None
     if hosted is not None:
         if hosted.engine is not None:
             tags["swarm.engine"] = hosted.engine
-        tags["swarm.model"] = hosted.name if hosted.fingerprint is None else f"{hosted.name}@{hosted.fingerprint[:12]}"
+        planned = None if plan is None else plan.model_of(trial.arm)
+        known = planned is not None and planned.is_hosted(hosted.name, hosted.fingerprint, hosted.engine)
+        name = planned.name if planned is not None and known else hosted.name
+        tags["swarm.model"] = name if hosted.fingerprint is None else f"{name}@{hosted.fingerprint[:12]}"
     if "code_version" in blueprint:
         tags["swarm.code_version"] = str(blueprint["code_version"])
     return tags

@@ -25,6 +25,7 @@ from researcher.instruments.instrument import (
     Scalar,
 )
 from researcher.study.shares import family_of, with_shares
+from swarm.models.catalogue import hosted_name
 from swarm.protocol.runspec import merge_patch, own_defaults
 
 
@@ -70,6 +71,9 @@ class Hypothesis(StrictModel):
     baseline_arms: Annotated[tuple[str, ...], Field(exclude_if=_is_unset)] = ()
     """Where a side is the mean over several arms (a main effect, an interaction): those arms; `baseline` is then a label."""
     treatment_arms: Annotated[tuple[str, ...], Field(exclude_if=_is_unset)] = ()
+    between_arms: Annotated[tuple[str, ...], Field(exclude_if=_is_unset)] = ()
+    """A trend: the arms whose levels lie between the lowest (`baseline`) and the highest (`treatment`). What is claimed is the change
+    of the metric from one end to the other, along a line that is fitted to all of these arms on the factor's own scale."""
 
     @property
     def baselines(self) -> tuple[str, ...]:
@@ -84,7 +88,7 @@ class Hypothesis(StrictModel):
     @property
     def sides(self) -> frozenset[str]:
         """Every arm that the hypothesis speaks of."""
-        return frozenset((*self.baselines, *self.treatments))
+        return frozenset((*self.baselines, *self.between_arms, *self.treatments))
 
 
 class StageKind(StrEnum):
@@ -93,6 +97,8 @@ class StageKind(StrEnum):
     """A rung of a race over many arms: explores, gives no verdict."""
     FINE = "fine"
     """Optuna picks among the stage's arms, one after the other: explores, gives no verdict."""
+    SCREEN = "screen"
+    """Main effects of many factors, each over all runs of a two-level design: explores, gives no verdict."""
     COMPARE = "compare"
     CONFIRM = "confirm"
 
@@ -119,7 +125,7 @@ class Stage(StrictModel):
     @property
     def explores(self) -> bool:
         """What such a stage finds is a guess, to be confirmed on fresh seeds."""
-        return self.kind in (StageKind.COARSE, StageKind.FINE)
+        return self.kind in (StageKind.COARSE, StageKind.FINE, StageKind.SCREEN)
 
 
 Relation = Literal["≪", "≈", "≫"]
@@ -173,8 +179,30 @@ class Budget(StrictModel):
 
 
 class PlanModel(StrictModel):
+    """A model that servers host: known by its name, or, where it is a folder, by its weights."""
+
     name: str
+    """A known name, a hub name OWNER/NAME, or what the folder is called."""
     fingerprint: str | None = None
+    """SHA-256 over the folder's weight files, as servers compute it. None: the weights that the first trial finds."""
+    path: Annotated[str | None, Field(exclude_if=_is_unset)] = None
+    """The folder, absolute, on the machine where the plan was made."""
+
+    @property
+    def source(self) -> str:
+        """What `swarm serve --model` takes."""
+        return self.path or self.name
+
+    @property
+    def title(self) -> str:
+        """Its name, with the beginning of the fingerprint where the name alone does not say which weights are meant."""
+        return self.name if self.fingerprint is None else f"{self.name}@{self.fingerprint[:12]}"
+
+    def is_hosted(self, name: str, fingerprint: str | None, engine: str | None) -> bool:
+        """Whether a server hosts it that says this of itself. The echo engine has no weights: there the name decides."""
+        if self.fingerprint is None or fingerprint is None or engine == "echo":
+            return hosted_name(self.name) == hosted_name(name)
+        return self.fingerprint == fingerprint
 
 
 class PlanRole(StrictModel):
@@ -368,6 +396,11 @@ class Plan(StrictModel):
         own = self._level(self.arm(arm), STUDY_MODEL)
         return self.model if own is None else next(model for model in self.models if model.name == own)
 
+    def model_of_role(self, role: str) -> PlanModel:
+        """What has to be hosted for a further model."""
+        name = self.roles[role].model
+        return self.model if name == self.model.name else PlanModel(name=name)
+
     @property
     def hosted(self) -> tuple[PlanModel, ...]:
         """Every model that arms train."""
@@ -376,7 +409,7 @@ class Plan(StrictModel):
     @property
     def models_text(self) -> str:
         """`model NAME`, or `models NAME and NAME`, for people."""
-        names = [model.name for model in self.hosted]
+        names = [model.title for model in self.hosted]
         return f"model{'s' if len(names) > 1 else ''} {' and '.join(names)}"
 
     def _level(self, arm: Arm, target: str) -> Scalar | None:

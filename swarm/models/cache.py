@@ -28,18 +28,19 @@ log = logging.getLogger(__name__)
 
 def resolve(name_or_path: str, *, cache: Path | None = None) -> ModelFolder:
     """The model called or at `name_or_path`: a local folder as it is, else from the cache, else fetched into it or made there.
+    A known name is never a folder: `./NAME` is one.
 
     Takes seconds to minutes when it is not there yet, and blocks. Raises: ModelUnavailable saying what to do.
     """
     cache = cache or model_cache_dir()
-    local = Path(name_or_path).expanduser()
-    try:
-        if local.is_dir():
-            return _local(local.resolve(), cache)
-    except OSError as error:
-        raise ModelUnavailable(f"{name_or_path} cannot be read: {error.strerror or error}") from error
     known = catalogue.find(name_or_path)
     if known is None:
+        local = Path(name_or_path).expanduser()
+        try:
+            if local.is_dir():
+                return _local(local.resolve(), cache)
+        except OSError as error:
+            raise ModelUnavailable(f"{name_or_path} cannot be read: {error.strerror or error}") from error
         known = _hub_repository(name_or_path)
     found = _cached(known, cache)
     return found or _fetch(known, cache)
@@ -112,7 +113,7 @@ def _fetch(known: KnownModel, cache: Path) -> ModelFolder:
                 if made is not None:
                     return made
     raise ModelUnavailable(
-        f"{known.name} cannot be had ({'; '.join(failures)}); connect this machine and try again, "
+        f"{known.name} cannot be had ({'; '.join(failures)}); connect this machine and try `swarm models get {known.name}`, "
         f"or give a local checkpoint folder in its place"
     )
 

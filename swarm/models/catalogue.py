@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 
@@ -50,6 +51,9 @@ class KnownModel:
         return [source.folder for source in (self.hub, self.wheel, self.distilled) if source is not None]
 
 
+_FINGERPRINT = re.compile(r"@[0-9a-f]{12,64}\Z")
+"""As a server puts it behind the name."""
+
 CATALOGUE: tuple[KnownModel, ...] = (
     KnownModel(
         name="smollm2-135m",
@@ -91,7 +95,7 @@ def known_names() -> list[str]:
 def hosted_name(text: str) -> str:
     """What a model is called, however it is written: `text` is a name, an alias, a hub name OWNER/NAME, the path of a
     folder, or what a server says that it hosts (NAME@FINGERPRINT). Equal for all of one model."""
-    plain = text.partition("@")[0].rstrip("/")
+    plain = _FINGERPRINT.sub("", text).rstrip("/")
     known = find(plain)
     if known is not None:
         return known.name

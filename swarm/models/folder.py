@@ -17,6 +17,7 @@ from foundation.paths import write_atomically
 from swarm.protocol.errors import SwarmError
 
 MANIFEST = "swarm-manifest.json"
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 
 
 class CorruptModel(SwarmError):
@@ -52,6 +53,11 @@ class Manifest(BaseModel):
 def is_checkpoint(path: Path) -> bool:
     """Whether `path` is a folder with a config and weights in it."""
     return (path / "config.json").is_file() and bool(weight_files(path))
+
+
+def has_tokenizer(path: Path) -> bool:
+    """Whether `path` holds what text is turned into token ids with."""
+    return any((path / name).is_file() for name in TOKENIZERS)
 
 
 def weight_files(path: Path) -> list[Path]:

@@ -1,4 +1,4 @@
-"""What every planner keeps, whoever makes its plans. Subclass it and give a `planner`."""
+"""What every planner keeps, whoever drafts its studies. Subclass it and give a `planner`."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from researcher.analysis.sentinels import SENTINELS
+from researcher.design.planning import plan_of
 from researcher.instruments.catalogue import read_instrument
-from researcher.planner.seam import Planner, PlanOptions, PlanRequest
-from researcher.refusals import PlanningRefused
-from researcher.study.plan import StageKind
-from swarm.protocol.runspec import RunSpec
+from researcher.planner.outcome import Declined, Outcome, Planner, Proposed, TopicRequest
+from researcher.study.spec import StudySpec
 
 ROOT = Path(__file__).parents[2]
 ARITHMETIC = read_instrument(ROOT / "studies" / "arithmetic")
@@ -19,8 +17,13 @@ KITCHEN = read_instrument(ROOT / "tests" / "instruments" / "kitchen")
 TOPIC = "Does GRPO learn one-digit sums faster with a learning rate of 1e-4 than with 1e-5?"
 
 
-def request(topic: str = TOPIC, **options: object) -> PlanRequest:
-    return PlanRequest(topic=topic, options=PlanOptions(**options), instruments=[ARITHMETIC, KITCHEN])  # type: ignore[arg-type]
+def request(topic: str = TOPIC, **given: object) -> TopicRequest:
+    return TopicRequest(topic=topic, instruments=[ARITHMETIC, KITCHEN], given=given)
+
+
+def spec_of(outcome: Outcome) -> StudySpec:
+    assert isinstance(outcome, Proposed), outcome
+    return StudySpec.model_validate(outcome.draft.fields)
 
 
 class PlannerContract:
@@ -30,48 +33,39 @@ class PlannerContract:
     def planner(self) -> Planner:
         raise NotImplementedError("a subclass gives its planner")
 
-    async def test_a_plan_says_who_made_it_and_for_which_code(self, planner: Planner) -> None:
-        plan = await planner.plan(request())
-        assert plan.planner == planner.name
-        assert plan.instrument_code == ARITHMETIC.code
-        assert plan.question == TOPIC
-
-    async def test_the_same_request_gives_the_same_plan(self, planner: Planner) -> None:
-        assert (await planner.plan(request())).digest() == (await planner.plan(request())).digest()
-
-    async def test_the_arms_differ_in_the_factor_and_could_be_run(self, planner: Planner) -> None:
-        plan = await planner.plan(request())
-        assert {factor.name for factor in plan.factors} == {"learning_rate"}
+    async def test_a_proposal_is_a_whole_spec_that_can_be_planned(self, planner: Planner) -> None:
+        spec = spec_of(await planner.propose(request()))
+        plan = plan_of(spec, ARITHMETIC)
         assert {arm.levels["learning_rate"] for arm in plan.arms} == {1e-4, 1e-5}
-        RunSpec.model_validate(plan.run)
 
-    async def test_noise_is_measured_before_anything_is_compared(self, planner: Planner) -> None:
-        plan = await planner.plan(request())
-        floor, compare = plan.stages
-        assert floor.kind is StageKind.NOISE_FLOOR
-        assert set(floor.arms) < set(compare.arms)
-        assert floor.first_seed == compare.first_seed == 0
-        assert [b.when.kind for b in plan.branches if b.stage == floor.id] == ["power_below", "always"]
+    async def test_it_says_who_drafted_it_and_quotes_the_topic(self, planner: Planner) -> None:
+        outcome = await planner.propose(request())
+        assert isinstance(outcome, Proposed)
+        assert outcome.draft.author == planner.name
+        assert outcome.draft.fields["question"] == TOPIC
 
-    async def test_every_stage_ends_in_a_decision_whatever_happens(self, planner: Planner) -> None:
-        plan = await planner.plan(request())
-        for stage in plan.stages:
-            assert [b for b in plan.branches if b.stage == stage.id][-1].when.kind == "always"
+    async def test_the_treatment_is_what_the_topic_claims_something_of(self, planner: Planner) -> None:
+        spec = spec_of(await planner.propose(request()))
+        assert spec.compare["learning_rate"].baseline == 1e-5
+        assert spec.compare["learning_rate"].levels == (1e-4,)
+        assert spec.claim == "increase"
 
-    async def test_hypotheses_speak_of_arms_and_metrics_that_exist(self, planner: Planner) -> None:
-        plan = await planner.plan(request())
-        for hypothesis in plan.hypotheses:
-            assert plan.arm(hypothesis.treatment) != plan.arm(hypothesis.baseline)
-            assert hypothesis.margin == plan.metric(hypothesis.metric).margin
-        assert plan.planned_effect == pytest.approx(1.5 * plan.hypotheses[0].margin)
-        assert set(plan.sentinels) <= set(SENTINELS)
+    async def test_every_setting_says_where_it_came_from(self, planner: Planner) -> None:
+        outcome = await planner.propose(request())
+        assert isinstance(outcome, Proposed)
+        named = {path.partition(".")[0] for path in outcome.draft.sources}
+        assert set(outcome.draft.fields) - {"question"} <= named
 
-    async def test_what_cannot_be_asked_is_refused_in_one_line_with_what_could_be(self, planner: Planner) -> None:
-        with pytest.raises(PlanningRefused) as refused:
-            await planner.plan(request("Is the moon made of cheese?"))
-        assert "\n" not in str(refused.value)
-        assert "learning_rate" in refused.value.nearest
+    async def test_the_same_request_gives_the_same_spec(self, planner: Planner) -> None:
+        assert spec_of(await planner.propose(request())) == spec_of(await planner.propose(request()))
 
-    async def test_a_budget_that_does_not_fit_is_refused_with_one_that_would(self, planner: Planner) -> None:
-        with pytest.raises(PlanningRefused, match=r"--budget 6m"):
-            await planner.plan(request(budget_s=60.0))
+    async def test_what_a_person_has_fixed_holds_whatever_the_topic_says(self, planner: Planner) -> None:
+        outcome = await planner.propose(request(steps=25, seeds={"min": 4, "max": 6}))
+        spec = spec_of(outcome)
+        assert (spec.steps, spec.seeds.min, spec.seeds.max) == (25, 4, 6)
+
+    async def test_what_no_instrument_can_answer_is_declined_with_what_could_be_asked(self, planner: Planner) -> None:
+        outcome = await planner.propose(request("Is the moon made of cheese?"))
+        assert isinstance(outcome, Declined)
+        assert outcome.reason
+        assert 1 <= len(outcome.nearest) <= 5

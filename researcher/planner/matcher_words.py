@@ -1,0 +1,298 @@
+"""The words of a topic: bounds taken out, then every word named as a factor, a level, a metric, an instrument or a way to compare.
+
+Knows what instruments declare and the tables of `matcher.toml`; how a study follows from it is for `matcher.py`.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+from foundation.durations import duration_s
+from researcher.instruments.catalogue import InstrumentFolder
+from researcher.instruments.instrument import STUDY_MODEL, Instrument, Scalar
+from researcher.study.spec import duration_text
+from swarm.models.catalogue import CATALOGUE
+
+_TABLE: dict[str, Any] = tomllib.loads(Path(__file__).with_name("matcher.toml").read_text(encoding="utf-8"))
+_SHARED: dict[str, Any] = _TABLE["shared"]
+SCREENED: list[str] = _SHARED["screen"]
+SWITCHED_ON: dict[str, float] = _SHARED["on"]
+_NUMERALS = "two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen"
+_DIGITS = {word: str(n) for n, word in enumerate(_NUMERALS.split(), 2)} | {
+    "twenty": "20",
+    "thirty": "30",
+    "fifty": "50",
+}
+_NUMBER = r"\d+(?:\.\d+)?(?:e[-+]?\d+)?|\.\d+"
+_LENGTH = (
+    r"\d+(?:\.\d+)? ?(?:hours?|hrs?|h|minutes?|mins?|min|m|seconds?|secs?|days?|d)(?: ?\d+ ?(?:minutes?|min|m))?\b"
+)
+_TOKEN = re.compile(
+    rf"(?P<times>(?:{_NUMBER})[x×](?![a-z0-9]))|(?P<number>(?:{_NUMBER})(?![\w%]|\.\d))"
+    r"|(?P<word>[a-z][a-z0-9+]*(?:'[a-z]+)?)|(?P<odd>[\w.]*\w%?)|(?P<mark>->|[^\s\w])"
+)
+_HUB = re.compile(r"(?<![\w/.:-])[A-Za-z][\w.-]*/([A-Za-z][\w.-]*\w)")
+_DATA = re.compile(r"hf:[\w.-]+/[\w.-]*\w|(?<![\w/.])[\w./~-]+\.jsonl\b")
+_MARKS = frozenset(",.?!:;()[]{}/-|&'\"`*~=") | {"->"}
+_COUNTED = frozenset(["numbers", "problems", "questions", "models", "tasks", "agents", "sizes", "values", "runs"])
+_GENERIC = {"number", "digit", "together", "mix", "mixed", "share", "range", "model"}
+"""Keywords of instruments that say little by themselves."""
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A phrase that is understood, or one word that is not. kind: factor, level, number, times, metric, instrument, model, mark,
+    unknown, or a class of the table. what: a factor's, metric's or instrument's name. value: of a level or a number; of a metric
+    the way it is said to go. led: the preposition before it."""
+
+    kind: str
+    text: str
+    what: str = ""
+    value: Scalar = 0
+    led: str = ""
+
+    def isa(self, *kinds: str) -> bool:
+        return self.kind in kinds
+
+
+NOTHING = Item("", "")
+
+
+class Items(list[Item]):
+    """The phrases of a topic in order."""
+
+    def at(self, i: int) -> Item:
+        return self[i] if 0 <= i < len(self) else NOTHING
+
+    def places(self, *kinds: str) -> list[int]:
+        return [i for i, item in enumerate(self) if item.kind in kinds]
+
+    def has(self, *kinds: str) -> bool:
+        return any(item.kind in kinds for item in self)
+
+
+@dataclass(slots=True)
+class Said:
+    """A topic without its bounds, models and data. bounds: what they say, by dotted path of the spec."""
+
+    text: str = ""
+    bounds: dict[str, Any] = field(default_factory=dict)
+    models: list[str] = field(default_factory=list)
+    data: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+
+def said(topic: str) -> Said:
+    """The topic with its models and bounds taken out, in the words that the tables know."""
+    found = Said()
+
+    def file(match: re.Match[str]) -> str:
+        found.data.append(match[0])
+        return f" datafile{len(found.data)} "
+
+    text = normal(_without_models(_DATA.sub(file, topic), found))
+    for pattern, meant in _TABLE["rewrites"]:
+        text = re.sub(pattern, meant, text)
+    for pattern, fields in _TABLE["bounds"]:
+        whole = pattern.replace("{n}", r"(?P<n>\d+)").replace("{d}", f"(?P<d>{_LENGTH})")
+        behind = r"(?! (?:per|each|a|apart)\b)" if "{d}" in pattern else ""
+        bounded = rf"(?<![\w.]){whole}(?![\w-]|\.\d){behind}"
+        text = re.sub(bounded, partial(_bound, fields=fields, found=found), text)
+    found.text = text
+    return found
+
+
+def normal(text: str) -> str:
+    """Lower case, plain dashes and quotes, powers of ten and numerals in digits."""
+    superscripts = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺", "0123456789-+")
+    text = re.sub("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺]+", lambda match: "^" + match[0].translate(superscripts), text)
+    dashes: dict[str, str | int | None] = {
+        "−": "-",
+        "–": "-",
+        "—": " - ",
+        "‐": "-",
+        "‑": "-",
+        "’": "'",
+        "→": "->",
+        "β": " beta ",
+        "η": " learning rate ",
+    }
+    text = re.sub(r"\bN(?= ?=)", "sample-size", text.translate(str.maketrans(dashes))).lower()
+    text = re.sub(r"(\d+(?:\.\d+)?)\s*[x×*·]\s*10\s*(?:\^|\*\*)?\s*[({]?(-\d+)[)}]?", r"\1e\2", text)
+    text = re.sub(r"\b10\s*(?:\^|\*\*)\s*[({]?(-\d+)[)}]?", r"1e\1", text)
+    return re.sub(r"\b[a-z]+\b", lambda match: _DIGITS.get(match[0], match[0]), text)
+
+
+def _without_models(topic: str, found: Said) -> str:
+    def named(match: re.Match[str]) -> str:
+        sized = re.search(r"\d[bm]\b", match[0], re.IGNORECASE)
+        if not sized and not (re.search("[A-Z]", match[1]) and re.search(r"-|\d", match[1])):
+            return match[0]
+        found.models.append(match[0])
+        return " modelname "
+
+    text = _HUB.sub(named, topic)
+    for known in CATALOGUE:
+        size = known.name.rpartition("-")[2]
+        for name in (
+            *sorted((known.name, *known.aliases), key=len, reverse=True),
+            rf"{size}(?: (?:parameter )?models?)?",
+        ):
+            text, count = re.subn(rf"(?<![\w/.-]){name}(?![\w-])", " modelname ", text, flags=re.IGNORECASE)
+            found.models += [known.name] * bool(count)
+    found.models[:] = sorted(
+        dict.fromkeys(found.models), key=lambda name: topic.lower().find(name.split("-")[-1].lower())
+    )
+    return text
+
+
+def _bound(match: re.Match[str], fields: dict[str, str], found: Said) -> str:
+    for group, path in fields.items():
+        if (written := match[group]) is None:
+            continue
+        value: Any = written
+        if path == "budget.wall":
+            text = re.sub(
+                r"(h)(ou)?rs?|(m)in(ute)?s?|(s)ec(ond)?s?|(d)ays?", lambda unit: unit[0][0], written.replace(" ", "")
+            )
+            days = re.fullmatch(r"(\d+)d", text)
+            path = "schedule.days" if days else path
+            value = int(days[1]) if days else duration_text(duration_s(text) or 0)
+        elif path == "schedule.windows":
+            value = f"{found.bounds[path]}-{written}" if group == "b" else written
+        elif path != "budget.tokens":
+            value = float(written) if path == "margin" else int(written)
+        if path in found.bounds and group != "b":
+            found.problems.append(f"The topic gives {path} twice: {found.bounds[path]} and {value}.")
+        found.bounds[path] = value
+    return " | "
+
+
+@cache
+def keys(text: str) -> tuple[str, ...]:
+    """The words of a phrase as they are compared: singular, without hyphens."""
+    return tuple(_key(token) for token in re.findall(r"[\w+']+|[/:]", re.sub(r"[_-]", " ", normal(text))))
+
+
+def _key(word: str) -> str:
+    word = word.removesuffix("'s")
+    if len(word) > 4 and word.endswith(("ches", "shes", "sses", "xes")):
+        return word[:-2]
+    kept = word.endswith(("ss", "us", "is")) or word == "seconds"  # of time, and no ordinal
+    return word[:-1] if len(word) > 3 and word.endswith("s") and not kept else word
+
+
+@cache
+def _classes() -> dict[tuple[str, ...], Item]:
+    listed = {keys(word): Item("stop", word) for word in _TABLE["stop"].split()}
+    for name, line in _TABLE["classes"].items():
+        listed |= {keys(word): Item(name, word) for word in line.split()}
+    return listed
+
+
+def _vocabulary(instrument: Instrument, named: Iterable[str], data: Sequence[str]) -> dict[tuple[str, ...], Item]:
+    """Every phrase of one instrument and of the tables. named: factors that the topic names, whose choices may stand alone."""
+    factors = [factor for factor in instrument.factors if factor.target != STUDY_MODEL]  # models go by their names
+    classes, names = _classes(), {factor.name for factor in factors}
+    listed = classes | {keys(instrument.model.partition("-")[0]): Item("stop", ""), ("modelname",): Item("model", "")}
+    for word in (instrument.name, *instrument.keywords):
+        if len(keys(word)) > 1 or keys(word) not in classes:
+            listed[keys(word)] = Item("instrument", "", instrument.name)
+    for metric in instrument.metrics:
+        for name in (metric.name, *metric.aliases):
+            says = {classes[(word,)].kind for word in keys(name) if (word,) in classes}
+            way = 1 if says & {"more", "better", "faster"} else -1 if says & {"less", "worse", "slower"} else 0
+            if not way or not all((word,) in classes for word in keys(name)):
+                listed[keys(name)] = Item("metric", "", metric.name, way)
+    listed |= {keys(word): Item("metric", "", name, way) for word, (name, way) in _SHARED["metrics"].items()}
+    listed |= {keys(word): Item("factor", "", name) for word, name in _SHARED["factors"].items() if name in names}
+    for factor in factors:
+        listed |= {keys(name): Item("factor", "", factor.name) for name in (factor.name, *factor.aliases)}
+        if factor.name in _SHARED["bare"] or factor.proper or factor.name in named:
+            alone = [choice for choice in factor.choices if choice not in ("none", "full")]
+            listed |= {keys(str(each)): Item("level", "", factor.name, each) for each in alone}
+            listed |= {keys(f"{factor.name} {each}"): Item("level", "", factor.name, each) for each in factor.choices}
+    for word, (name, value) in _SHARED["levels"].items():
+        listed |= {keys(word): Item("level", "", name, value)} if name in names else {}
+    if "data" in names:
+        listed |= {(f"datafile{n}",): Item("level", "", "data", path) for n, path in enumerate(data, 1)}
+    return listed
+
+
+def choose_instrument(text: str, folders: Sequence[InstrumentFolder]) -> tuple[list[InstrumentFolder], bool]:
+    """The instruments that the topic may be about, and whether it names one. A general one answers where none is named."""
+    words = keys(text)
+    ordinary = {key for phrase in _classes() for key in phrase} | _GENERIC
+    hits: dict[str, set[int]] = {}
+    for folder in folders:
+        instrument = folder.instrument
+        phrases = [keys(word) for word in (instrument.name, *instrument.keywords)]
+        own = [each for each in instrument.factors if each.target.startswith(("task.", "roles.", "run.batch.mix"))]
+        phrases += [keys(name) for each in own for name in (each.name, *each.aliases) if len(keys(name)) > 1]
+        takes_data = any(factor.type == "data" for factor in instrument.factors)
+        for phrase in [*phrases, ("datafile1",)] if takes_data else phrases:
+            for i in range(len(words) - len(phrase) + 1):
+                if words[i : i + len(phrase)] == phrase and not (len(phrase) == 1 and phrase[0] in ordinary):
+                    hits.setdefault(instrument.name, set()).update(range(i, i + len(phrase)))
+    whole = [name for name, at in hits.items() if not any(at < other for other in hits.values())]
+    spelled = [name for name in whole if f" {' '.join(keys(name))} " in f" {' '.join(words)} "]
+    chosen = [folder for folder in folders if folder.instrument.name in (spelled or whole)]
+    general = [folder for folder in folders if folder.instrument.general] or list(folders)
+    return chosen or general, bool(chosen)
+
+
+def items(text: str, instrument: Instrument, data: Sequence[str] = ()) -> Items:
+    """The topic, phrase by phrase, the longest first; words without content are left out."""
+    plain = re.sub(r"(?<=[a-z0-9])-(?=[a-z])|(?<=[a-z]{2})-(?=\d)|_", " ", text)
+    if any(factor.share for factor in instrument.factors):
+        plain = re.sub(r"\b(\d+) ?%", lambda match: f"{int(match[1]) / 100:g}", plain)
+    tokens = [(match.lastgroup or "", match[0]) for match in _TOKEN.finditer(plain)]
+    known = _named(tokens, _vocabulary(instrument, (), data))
+    named = {item.what for item in known if item.isa("factor", "level")}
+    return _led(_named(tokens, _vocabulary(instrument, named, data)))
+
+
+def _named(tokens: Sequence[tuple[str, str]], listed: dict[tuple[str, ...], Item]) -> list[Item]:
+    words, longest = [_key(text) for _, text in tokens], max(map(len, listed))
+    result: list[Item] = []
+    i = 0
+    while i < len(tokens):
+        kind, text = tokens[i]
+        lengths = range(min(longest, len(tokens) - i), 0, -1) if kind != "number" else ()
+        length = next((n for n in lengths if tuple(words[i : i + n]) in listed), 0)
+        lettered = length == 1 and len(text) == 1 and listed[(words[i],)].isa("factor")  # `n=8`, and no letter else
+        if lettered and not (i + 1 < len(tokens) and (tokens[i + 1][1] in "=:" or tokens[i + 1][0] == "number")):
+            length = 0
+        if length:
+            phrase = " ".join(text for _, text in tokens[i : i + length])
+            result.append(replace(listed[tuple(words[i : i + length])], text=phrase))
+        elif kind in ("number", "times"):
+            result.append(Item(kind, text, value=float(text.rstrip("x×"))))
+        else:
+            result.append(Item("mark", text) if text in _MARKS else Item("unknown", text))
+        i += length or 1
+    return result
+
+
+def _led(found: Sequence[Item]) -> Items:
+    """Without words of no content; each knows its preposition. `with` before a bare factor stays, as it may switch it on."""
+    result, led = Items(), ""
+    for i, item in enumerate(found):
+        behind = next((other for other in found[i + 1 :] if not other.isa("stop")), NOTHING)
+        if item.isa("stop"):
+            if item.text in _COUNTED and i and found[i - 1].isa("number"):  # `3 numbers`
+                result[-1] = Item("unknown", f"{found[i - 1].text} {item.text}")
+        elif item.isa("prep") or (item.isa("on") and item.text == "with" and not behind.isa("list")):
+            led = item.text
+            if behind.isa("factor") and item.isa("on"):
+                result.append(item)
+        else:
+            result.append(replace(item, led=led))
+            led = ""
+    return result

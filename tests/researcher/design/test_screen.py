@@ -1,0 +1,135 @@
+"""Screens: main effects of many factors, explored over a two-level design, never tested."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bench.made_up_studies import World, instrument, simulate
+from researcher.analysis.knowledge import findings_of, known_to
+from researcher.analysis.sightings import SentinelFinding
+from researcher.analysis.verdicts import verdict
+from researcher.design.planning import plan_of
+from researcher.design.pricing import price_of
+from researcher.design.screening import screen_runs
+from researcher.design.stages import with_seeds
+from researcher.refusals import PlanningRefused
+from researcher.study.plan import Plan, StageKind, Verdict
+from researcher.study.spec import StudySpec
+
+TWO = {"learning_rate": {"levels": [1e-5, 4e-5]}, "temperature": {"levels": [1.0, 0.7]}}
+
+
+def screen(**changes: Any) -> Plan:
+    fields = {"question": "What matters?", "instrument": "simulation", "design": "screen", "compare": TWO, **changes}
+    return plan_of(StudySpec.model_validate(fields), instrument())
+
+
+def world(plan: Plan) -> World:
+    means = {arm.name: 0.2 * (arm.levels["learning_rate"] == 4e-5) for arm in plan.arms}
+    return World(means=means, sigma=0.05, seed=1)
+
+
+@pytest.mark.parametrize(
+    ("factors", "runs"), [(2, 4), (3, 4), (4, 8), (7, 8), (8, 12), (11, 12), (15, 16), (19, 20), (25, 32)]
+)
+def test_the_design_has_the_fewest_runs_and_keeps_main_effects_apart(factors: int, runs: int) -> None:
+    design = np.array(screen_runs(factors))
+    assert design.shape == (runs, factors)
+    assert set(design[0]) == {-1}
+    assert set(np.unique(design)) == {-1, 1}
+    assert (design.sum(axis=0) == 0).all()
+    assert (design.T @ design == runs * np.eye(factors)).all()
+
+
+def test_four_factors_are_kept_apart_from_interactions_too() -> None:
+    design = np.array(screen_runs(4))
+    pairs = [design[:, one] * design[:, other] for one in range(4) for other in range(one)]
+    assert all((design.T @ pair == 0).all() for pair in pairs)
+
+
+def test_a_screen_runs_each_arm_of_its_design_on_two_seeds_and_measures_no_noise_floor() -> None:
+    plan = screen()
+    [stage] = plan.stages
+    assert (stage.kind, stage.seeds, stage.max_seeds) == (StageKind.SCREEN, 2, 2)
+    assert plan.arms[0].name == "learning_rate=1e-5,temperature=1"
+    assert {tuple(arm.levels.values()) for arm in plan.arms} == {*itertools.product((1e-5, 4e-5), (1.0, 0.7))}
+    assert [(each.factor, each.baseline, each.treatment) for each in plan.hypotheses] == [
+        ("learning_rate", "learning_rate=1e-5", "learning_rate=4e-5"),
+        ("temperature", "temperature=1", "temperature=0.7"),
+    ]
+    assert plan.budget.trials == 8
+    assert price_of(plan, instrument().instrument, servers=1).trials == (8, 8)
+
+
+def test_seeds_budget_and_models_are_as_the_spec_says() -> None:
+    plan = screen(seeds={"min": 3, "first": 7}, model=["one", "two"], compare={"temperature": TWO["temperature"]})
+    assert [(stage.seeds, stage.max_seeds, stage.first_seed) for stage in plan.stages] == [(3, 3, 7)]
+    assert [each.factor for each in plan.hypotheses] == ["model", "temperature"]
+    assert {model.name for model in plan.models} == {"one", "two"}
+    [more] = with_seeds(plan.stages, 5)
+    assert (more.seeds, more.max_seeds) == (5, 5)
+    with pytest.raises(PlanningRefused, match="8 trials are the least, and 7 are given"):
+        screen(budget={"trials": 7})
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"looks": 2}, "a screen has no looks"),
+        ({"fine": 2}, "a screen study has no fine stage"),
+        ({"model": ["a", "b", "c"]}, "two levels of each factor, and model has 3"),
+    ],
+)
+def test_what_a_screen_cannot_have_is_refused(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(PlanningRefused, match=said):
+        screen(**changes)
+
+
+def test_a_claim_is_not_tested_and_the_plan_says_so() -> None:
+    assert "The claim (increase) is not tested." in screen(claim="increase").assumptions[0]
+
+
+def test_whatever_its_effects_a_screen_gives_no_verdict_and_leaves_no_finding() -> None:
+    plan = screen()
+    ending = simulate(plan, world(plan))
+    assert (ending.action, ending.trials) == ("stop", 8)
+    for record in ending.verdicts:
+        assert record.verdict is Verdict.INCONCLUSIVE
+        assert "a screen explores and gives no verdict" in record.reason
+    assert ending.verdicts[0].effect is not None
+    assert ending.verdicts[0].effect.low > 0
+    assert findings_of("st-1", plan, ending.verdicts, 0.0) == []
+    assert known_to(plan, []) == ()
+
+
+def test_a_sentinel_that_fired_makes_an_effect_invalid() -> None:
+    plan = screen()
+    ending = simulate(plan, world(plan))
+    [first, second] = plan.hypotheses
+    fired = SentinelFinding(
+        name="leak", severity="invalid", text="a leak", arms=plan.stages[0].arms, hypotheses=("H1",)
+    )
+    found = [
+        verdict(plan, each, record.effect, [fired], ending.records)  # type: ignore[arg-type]
+        for each, record in zip((first, second), ending.verdicts, strict=True)
+    ]
+    assert [record.verdict for record in found] == [Verdict.INVALID, Verdict.INCONCLUSIVE]
+
+
+def test_only_a_screen_loads_the_library_of_designs() -> None:
+    code = (
+        "import sys, researcher.main, researcher.report.page, researcher.conduct\n"
+        "from bench.made_up_studies import instrument\n"
+        "from researcher.design.planning import plan_of\n"
+        "from researcher.study.spec import StudySpec\n"
+        "spec = {'question': 'q', 'instrument': 'simulation', 'compare': {'learning_rate': {'levels': [1e-5, 4e-5]}}}\n"
+        "plan_of(StudySpec.model_validate(spec), instrument())\n"
+        "sys.exit('pydoe' in sys.modules)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,128 @@
+"""A screen and a trend on the echo engine: from the spec through executor, store, MLflow and web page to a report that recomputes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from foundation.clock import SystemClock
+from researcher.analysis.metrics import finals
+from researcher.commands.home import Home
+from researcher.conduct import Conduct
+from researcher.design.planning import plan_of
+from researcher.executor.blueprint import Setup
+from researcher.executor.local_server import LocalServer
+from researcher.executor.servers import ServerPool
+from researcher.executor.trials import Executor
+from researcher.instruments.catalogue import read_instrument
+from researcher.models import StudyStatus, TrialStatus, VerdictRecord
+from researcher.report.verify import verify
+from researcher.store.mlflow_sink import MlflowSink
+from researcher.store.store import Store
+from researcher.study.plan import Plan, Verdict
+from researcher.study.spec import StudySpec
+from researcher.view import StudyPicture
+from tests.fakes.repeat_study import FOLDER
+from tests.fakes.web_page import WebPage
+
+pytestmark = [pytest.mark.anyio, pytest.mark.campaign]
+RATES = [1e-5, 1e-4, 1e-3]
+
+
+class _Quiet:
+    """Neither view nor copy."""
+
+    def show(self, picture: StudyPicture) -> None: ...
+
+    def say(self, line: str) -> None: ...
+
+    def close(self) -> None: ...
+
+    def drain(self, study_id: str | None = None) -> int:
+        return 0
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("RESEARCHER_HOME", str(tmp_path))
+    for name in ("RESEARCHER_DATABASE_URL", "MLFLOW_TRACKING_URI", "RESEARCHER_UI_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+async def carried_out(home: Path, store: Store, plan: Plan) -> tuple[str, list[VerdictRecord], str]:
+    """The study's id, its verdicts and its report's answer; everything that is recorded recomputes."""
+    folder = read_instrument(FOLDER)
+    setup = Setup(
+        instrument=folder.instrument,
+        instrument_dir=folder.path,
+        code_version=folder.code,
+        finals=finals,
+        studies=home / "studies",
+    )
+    study = store.create_study(plan.question, {})
+    store.save_plan(study, plan)
+    server = LocalServer(model="echo", engine="echo", folder=home / "server")
+    async with ServerPool(store, f"study {study}", local=server) as pool:
+        conduct = Conduct(store, Executor(store, pool, setup), _Quiet(), _Quiet(), SystemClock(), home / "studies")
+        outcome = await conduct.carry_out(study)
+    assert outcome.status is StudyStatus.DONE
+    data = store.study_data(study)
+    assert all(trial.status is TrialStatus.DONE for trial in data.trials)
+    assert verify(data, store.claims(study), store.report_files(study), store.report_seal(study)) == []
+    text = (home / "studies" / study / "report.md").read_text()
+    return study, list(store.verdicts(study)), text.split("## Answer")[1].split("## Plan")[0]
+
+
+def planned(design: str, compare: dict[str, Any], **more: Any) -> Plan:
+    spec = {"question": "What makes it learn?", "instrument": "repeat", "design": design, "compare": compare, **more}
+    return plan_of(StudySpec.model_validate(spec), read_instrument(FOLDER))
+
+
+@pytest.mark.filterwarnings("ignore")  # MLflow's own deprecations, which are not ours to mend
+async def test_a_screen_ends_with_ranked_effects_and_no_verdict(home: Path) -> None:
+    url = f"sqlite:///{home}/researcher.db"
+    store = Store.open(url)
+    compare = {"learning_rate": {"levels": [1e-5, 1e-3]}, "group_size": {"levels": [4, 8]}}
+    plan = planned("screen", compare)
+    study, verdicts, answer = await carried_out(home, store, plan)
+    assert len(store.trials(study)) == plan.budget.trials == 8
+    assert {record.verdict for record in verdicts} == {Verdict.INCONCLUSIVE}
+    assert "it explores and gives no verdict" in answer
+    assert answer.index("learning_rate") < answer.index("group_size")
+    assert store.findings() == []
+
+    sink = MlflowSink(store, f"sqlite:///{home}/mlflow.db")
+    while sink.drain():
+        pass
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(sink.tracking_uri)
+    runs = client.search_runs([each.experiment_id for each in client.search_experiments()])
+    tags = [run.data.tags for run in runs if "swarm.arm" in run.data.tags]
+    assert len(tags) == 8
+    assert {each[f"swarm.verdict.H{number}"] for each in tags for number in (1, 2)} == {"inconclusive"}
+    async with WebPage(Home(home, store), url).browser() as browser:
+        page = await browser.get(f"/studies/{study}")
+    assert "with the other factors fitted (explored)" in page.text
+    store.close()
+
+
+async def test_a_trend_ends_with_a_verdict_on_its_slope(home: Path) -> None:
+    url = f"sqlite:///{home}/researcher.db"
+    store = Store.open(url)
+    plan = planned("trend", {"learning_rate": {"levels": RATES}}, claim="increase")
+    study, [record], answer = await carried_out(home, store, plan)
+    assert record.verdict is Verdict.SUPPORTED
+    assert record.effect is not None
+    assert record.effect.method == "slope"
+    assert "Yes: `auc_reward` rises with `learning_rate`: by +" in answer
+    assert "from 1e-05 to 0.001, on a log scale" in answer
+    [found] = store.findings()
+    assert found.scope["fitted_over"] == [{"learning_rate": 1e-4}]
+    async with WebPage(Home(home, store), url).browser() as browser:
+        page = await browser.get(f"/studies/{study}")
+    assert "along the fitted line from learning_rate=1e-5 to learning_rate=0.001" in page.text
+    store.close()
