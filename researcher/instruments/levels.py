@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 from researcher.instruments.catalogue import level_problem
@@ -39,7 +40,7 @@ def as_level(factor: Factor, given: Scalar) -> Scalar:
             given = float(given)
         except ValueError:
             return given
-    if isinstance(given, bool):
+    if isinstance(given, bool) or not math.isfinite(given):
         return given
     return int(given) if factor.type == "int" and given == int(given) else float(given)
 

@@ -1,12 +1,12 @@
 """The researcher's processes in a town with a clock of its own: `python -m tests.fakes.town PART ...`.
 
-    plan TOPIC          plan with an LLM, freeze, hand over to the daemon; prints the study's id
+    plan                plan, freeze, hand over to the daemon; prints the study's id
     daemon              carry studies on until none is left
     sit STUDY           work on a study while its window is open, as the daemon has it done
     sit STUDY --host H  the same on another machine, as far as leases know
 
-Everything is the product's own, put together with the town's clock, an LLM that is out until a given time, and a copy of
-the records that can be taken away. The folder of the town comes by the environment.
+Everything is the product's own, put together with the town's clock and a copy of the records that can be taken away. The
+folder of the town comes by the environment.
 """
 
 from __future__ import annotations
@@ -27,12 +27,7 @@ from researcher.commands.home import Home
 from researcher.commands.sitting import sit
 from researcher.executor.errors import ExecutorError
 from researcher.executor.processes import child_environ
-from researcher.llm.endpoint import LlmOutage
-from researcher.llm.settings import LlmSettings
-from researcher.models import LlmCall
 from researcher.ownership import owned_now
-from researcher.planner.graph import BuiltinPlanner, PlanOptions, plan_study
-from researcher.planner.llm.planner import LlmPlanner
 from researcher.schedule.daemon import Carrier
 from researcher.schedule.timetable import Timetable
 from researcher.store.errors import StoreError
@@ -41,7 +36,7 @@ from researcher.store.sink import CopyFailed, CopySink
 from researcher.store.store import Store
 from researcher.view import PlainView
 from swarm.protocol.errors import SwarmError
-from tests.fakes.scripted_llm import Answer, ScriptedLlm, said
+from tests.fakes.specs import planned
 from tests.fakes.town_clock import TownClock
 
 TOWN = "TOWN_FOLDER"
@@ -66,7 +61,7 @@ class Town:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What the test has arranged: instrument, servers, windows, days, seeds, llm_back_at."""
+        """What the test has arranged: instrument, servers, windows, days, seeds, budget_s."""
         found: dict[str, Any] = json.loads((self.folder / "town.json").read_text())
         return found
 
@@ -120,36 +115,21 @@ class Copy(CopySink):
         return str(self._town.copied)
 
 
-def plan(town: Town, topic: str) -> None:
+def plan(town: Town) -> None:
     home, facts = town.open_home(), town.facts
-    choice = {
-        "instrument": "repeat",
-        "factors": [{"name": "learning_rate", "baseline": 1e-5, "treatments": [1e-3]}],
-        "metric": "auc_reward",
-        "direction": "increase",
-        "settings": [],
-    }
-
-    def answer(_: dict[str, Any]) -> Answer:
-        out = town.clock.now() < facts.get("llm_back_at", 0.0)
-        return LlmOutage("no route to host") if out else said(choice)
-
-    calls: list[LlmCall] = []
-    settings = LlmSettings(model="town-llm")
-    llm = LlmPlanner(ScriptedLlm(when=answer), settings, town.clock, BuiltinPlanner(), keep=calls.append, tell=_say)
-    options = PlanOptions(
-        instrument=facts["instrument"],
-        planner="auto",
-        seeds=facts["seeds"],
-        budget_s=facts["budget_s"],
+    made = planned(
+        Path(facts["instrument"]),
+        question="Does a learning rate of 1e-3 repeat words faster than 1e-5?",
+        compare={"learning_rate": {"baseline": 1e-5, "levels": [1e-3]}},
+        claim="increase",
+        metric="auc_reward",
+        seeds={"min": facts["seeds"], "max": facts["seeds"]},
+        budget={"wall": facts["budget_s"]},
         servers=len(facts["servers"]),
     )
-    made = asyncio.run(plan_study(topic, options, llm=llm))
     timetable = Timetable.of(facts["windows"], facts["days"], town.clock.now(), zone="UTC")
     chosen = {"instrument": facts["instrument"], "servers": facts["servers"], "engine": "echo", "approve": "never"}
-    study_id = home.store.create_study(topic, chosen)
-    for call in calls:
-        home.store.record_llm_call(study_id, call)
+    study_id = home.store.create_study(made.question, chosen)
     home.store.save_schedule(study_id, {"timetable": timetable.model_dump(mode="json"), "carried": True})
     with owned_now(home.store, study_id) as store:
         store.save_plan(study_id, made)
@@ -195,7 +175,7 @@ def main() -> int:
     if given.host:
         socket.gethostname = lambda: str(given.host)
     if given.part == "plan":
-        plan(town, given.what)
+        plan(town)
     elif given.part == "daemon":
         asyncio.run(daemon(town))
     else:
