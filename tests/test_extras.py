@@ -79,7 +79,7 @@ def test_an_extra_declares_what_its_packages_import(extra: str, folders: list[st
     [
         ("sqlalchemy", "researcher list", "researcher list: needs sqlalchemy"),
         ("jinja2", "researcher ui --no-browser", "[researcher]'"),
-        ("sqlalchemy", "researcher start --topic x --json", '{"error": "needs sqlalchemy'),
+        ("sqlalchemy", "researcher start study.yaml --json", '{"error": "needs sqlalchemy'),
         (
             "uvicorn",
             "swarm serve --engine echo",

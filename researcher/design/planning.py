@@ -210,7 +210,8 @@ def checked(plan: Plan) -> Plan:
         )
     for arm in plan.arms:
         levels = plan.levels_of(arm)
-        if RUN_PARAMETERS in levels and any(target.startswith(f"{RUN_PARAMETERS}.") for target in levels):
+        full = levels.get(RUN_PARAMETERS, "lora") != "lora"
+        if full and any(target.startswith(f"{RUN_PARAMETERS}.") for target in levels):
             raise PlanningRefused(
                 f"arm {arm.name} cannot be: all weights have no rank and no alpha; compare LoRA with full fine-tuning, or "
                 "LoRA's ranks with each other"

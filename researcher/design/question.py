@@ -186,7 +186,9 @@ def _compared(known: _Known, name: str, given: Compared) -> Varied:
     if given.baseline is not None:
         return Varied(factor=factor, levels=(known.setting(name, given.baseline, "compare")[1], *levels))
     if factor.default in levels and len(levels) > 1:
-        return Varied(factor=factor, levels=(factor.default, *(level for level in levels if level != factor.default)))
+        others = list(levels)
+        others.remove(factor.default)
+        return Varied(factor=factor, levels=(factor.default, *others))
     if len(levels) > 1:
         return Varied(factor=factor, levels=levels)
     if factor.default == "":

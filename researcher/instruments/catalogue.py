@@ -7,6 +7,7 @@ can vary and what is measured of it is declared once, in `factors.toml` and `met
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import re
 import tomllib
@@ -147,7 +148,7 @@ def level_problem(factor: Factor, level: Scalar) -> str | None:
         return f"{factor.name} is one of {', '.join(shown)}{f' and {more} more' if more > 0 else ''}, not {level}"
     if factor.type in ("text", "data"):
         return f"{factor.name} is a text, not {level}" if not isinstance(level, str) else None
-    if isinstance(level, bool | str):
+    if isinstance(level, bool | str) or not math.isfinite(level):
         return f"{factor.name} takes numbers, not {level}"
     if factor.type == "int" and level != int(level):
         return f"{factor.name} takes whole numbers, not {level:g}"

@@ -37,13 +37,10 @@ def as_level(factor: Factor, given: Scalar) -> Scalar:
         return next((choice for choice in factor.choices if str(choice) == str(given)), given)
     if isinstance(given, str):
         try:
-            number = float(given)
+            given = float(given)
         except ValueError:
             return given
-        if not math.isfinite(number):
-            return given
-        given = number
-    if isinstance(given, bool):
+    if isinstance(given, bool) or not math.isfinite(given):
         return given
     return int(given) if factor.type == "int" and given == int(given) else float(given)
 

@@ -22,7 +22,8 @@ def edited(draft: Draft, edits: Mapping[str, Any]) -> Draft:
     fields, sources = dict(draft.fields), dict(draft.sources)
     for name, value in edits.items():
         replaced = name in _WHOLE or not isinstance(value, Mapping)
-        fields[name] = value if replaced else {**fields.get(name, {}), **value}
+        before = fields.get(name)
+        fields[name] = {**before, **value} if isinstance(before, Mapping) and not replaced else value
         if replaced:
             sources = {path: source for path, source in sources.items() if path.partition(".")[0] != name}
         sources |= dict.fromkeys(paths_of({name: value}), "flag")

@@ -52,6 +52,14 @@ for _tag, _pattern, _first in (
     _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"^(?:{_pattern})$"), list(_first))
 
 
+def _whole(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
+    """Decimal, where YAML 1.1 reads 010 as eight."""
+    return int(loader.construct_scalar(node))
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _whole)
+
+
 def scalar(text: str) -> Any:
     """A value as it would be read from a study file: `1e-5` is a number, `true` a truth, `grpo` a word."""
     try:

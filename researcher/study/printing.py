@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -14,6 +15,8 @@ from researcher.study.spec import StudySpec
 
 _WIDTH, _COMMENT_AT = 100, 56
 _PLAIN_MARKS = frozenset(" -_./@+=()")
+_UNPRINTABLE = re.compile(r"[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
+"""What JSON writes as it is, and YAML takes for a line break or refuses."""
 _FROM = {
     "topic": "from the topic",
     "planner": "chosen by the planner",
@@ -70,11 +73,9 @@ def _flow(value: Any) -> str:
 def _text(value: str) -> str:
     """Bare where it is read as the same text, else in quotes."""
     bare = value and value[0].isalnum() and value[-1] != " " and all(c.isalnum() or c in _PLAIN_MARKS for c in value)
-    return (
-        value
-        if bare and scalar(value) == value and value.lower() not in ("null",)
-        else json.dumps(value, ensure_ascii=False)
-    )
+    if bare and scalar(value) == value and value.lower() != "null":
+        return value
+    return _UNPRINTABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(value, ensure_ascii=False))
 
 
 def _comment(text: str) -> list[str]:

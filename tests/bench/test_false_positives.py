@@ -2,33 +2,40 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from bench.false_positives import DESIGNS, Tally, judged
 from bench.made_up_studies import INSTRUMENT, Laboratory, World, simulate
-from researcher.instruments.catalogue import read_instrument
-from researcher.planner.graph import PlanOptions, plan_study
 from researcher.study.plan import Plan, Verdict
+from tests.fakes.specs import planned as designed
 
 pytestmark = pytest.mark.anyio
 
-TWO = "Does a learning rate of 2e-5 give a higher final reward than 1e-5?"
-RACE = "Does a learning rate of 2e-5, 4e-5, 8e-5 or 1.6e-4 give a higher final reward than 1e-5?"
-CROSSED = "Do a learning rate of 1e-5 or 4e-5 and a temperature of 0.5 or 1.0 interact in final reward?"
+TWO = {"compare": {"learning_rate": {"levels": [2e-5]}}, "claim": "increase"}
+RACE = {
+    "compare": {"learning_rate": {"levels": [1e-5, 2e-5, 4e-5, 8e-5, 1.6e-4]}},
+    "claim": "increase",
+    "design": "race",
+}
+CROSSED = {
+    "compare": {"learning_rate": {"levels": [1e-5, 4e-5]}, "temperature": {"levels": [0.5, 1.0]}},
+    "design": "factorial",
+}
 
 
-async def planned(topic: str, *, looks: int = 1, fine: int = 0) -> Plan:
-    options = PlanOptions(planner="builtin", looks=looks, fine=fine)
-    return await plan_study(topic, options, instruments=[read_instrument(INSTRUMENT)])
+def planned(fields: dict[str, Any], *, looks: int = 1, fine: int = 0) -> Plan:
+    return designed(INSTRUMENT, **fields, looks=looks, fine=fine)
 
 
 @pytest.mark.parametrize(
-    ("topic", "looks", "fine"), [(TWO, 1, 0), (TWO, 2, 0), (TWO, 1, 2), (RACE, 1, 0), (CROSSED, 1, 0)]
+    ("fields", "looks", "fine"), [(TWO, 1, 0), (TWO, 2, 0), (TWO, 1, 2), (RACE, 1, 0), (CROSSED, 1, 0)]
 )
 async def test_a_study_comes_out_the_same_by_simulation_and_through_the_whole_executor(
-    topic: str, looks: int, fine: int
+    fields: dict[str, Any], looks: int, fine: int
 ) -> None:
-    plan = await planned(topic, looks=looks, fine=fine)
+    plan = planned(fields, looks=looks, fine=fine)
     best = plan.arms[-1].name
     world = World(means={best: 0.4}, sigma=0.03, seed=7)
     async with Laboratory() as laboratory:
@@ -41,15 +48,15 @@ async def test_a_study_comes_out_the_same_by_simulation_and_through_the_whole_ex
     assert Verdict.SUPPORTED in {record.verdict for record in whole.verdicts} or fine
 
 
-async def test_a_fine_stage_leaves_no_treatment_that_was_asked_about_untested() -> None:
-    plan = await planned(TWO, fine=4)
+def test_a_fine_stage_leaves_no_treatment_that_was_asked_about_untested() -> None:
+    plan = planned(TWO, fine=4)
     asked = plan.hypotheses[0]
     ending = simulate(plan, World(means={asked.treatment: 0.4}, sigma=0.02, seed=3))
     assert ending.verdicts[0].verdict is Verdict.SUPPORTED
 
 
-async def test_an_interaction_is_found_where_there_is_one_and_not_where_effects_add_up() -> None:
-    plan = await planned(CROSSED)
+def test_an_interaction_is_found_where_there_is_one_and_not_where_effects_add_up() -> None:
+    plan = planned(CROSSED)
     low, high = (sorted(h.treatments) for h in plan.hypotheses[:2])
     corner = next(arm for arm in low if arm in high)
     additive = {arm.name: 0.2 * (arm.name in low) + 0.2 * (arm.name in high) for arm in plan.arms}

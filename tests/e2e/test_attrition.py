@@ -10,14 +10,13 @@ import pytest
 from tests.e2e.test_studies import ROOT, Machine
 
 BRITTLE = ROOT / "tests" / "instruments" / "brittle"
-TOPIC = "Are numbers of 4 digits learned faster than numbers of 3 digits?"
+ASKED = ("--vary", "digits=3,4", "--claim", "increase", "--engine", "echo", "--seeds", "4")
 
 
 @pytest.mark.campaign
 def test_attempts_that_one_arm_loses_take_the_verdict_and_stand_in_sql_report_and_status(tmp_path: Path) -> None:
     machine = Machine(tmp_path / "home")
-    words = ("--engine", "echo", "--seeds", "4", "--topic", TOPIC)
-    ended = machine.researcher("start", "--instrument", str(BRITTLE), *words)
+    ended = machine.researcher("start", "--instrument", str(BRITTLE), *ASKED)
     assert ended.returncode == 0, ended.stderr
     assert machine.researcher("verify", "latest").returncode == 0
     (verdict,) = machine.status()["verdicts"]
@@ -39,9 +38,7 @@ def test_the_same_study_with_a_grader_that_holds_keeps_its_verdict(tmp_path: Pat
     settings = sound / "instrument.toml"
     settings.write_text(settings.read_text().replace("brittle = true", "brittle = false"))
     machine = Machine(tmp_path / "home")
-    ended = machine.researcher(
-        "start", "--instrument", str(sound), "--engine", "echo", "--seeds", "4", "--topic", TOPIC
-    )
+    ended = machine.researcher("start", "--instrument", str(sound), *ASKED)
     assert ended.returncode == 0, ended.stderr
     assert "invalid" not in {verdict["verdict"] for verdict in machine.status()["verdicts"]}
     (report,) = machine.home.glob("studies/*/report.md")

@@ -26,10 +26,10 @@ def researcher(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=LIMIT_S, check=False)
 
 
-def started(home: Path, instrument: str, topic: str) -> tuple[str, Store]:
+def started(home: Path, instrument: str, *asked: str) -> tuple[str, Store]:
     """A finished study's report in Markdown, and its records."""
-    words = ("--instrument", str(INSTRUMENTS / instrument), "--engine", "echo", "--seeds", "3", "--topic", topic)
-    done = researcher(home, "start", *words)
+    words = ("--instrument", str(INSTRUMENTS / instrument), "--engine", "echo", "--seeds", "3")
+    done = researcher(home, "start", *words, *asked, "--claim", "increase")
     assert done.returncode == 0, done.stderr
     [report] = (home / "studies").glob("*/report.md")
     verified = researcher(home, "verify", "latest")
@@ -38,7 +38,7 @@ def started(home: Path, instrument: str, topic: str) -> tuple[str, Store]:
 
 
 def test_a_study_whose_reward_pays_for_failing_is_invalid_and_shows_what_was_said(tmp_path: Path) -> None:
-    report, store = started(tmp_path, "flattery", "Do words of 3 syllables learn faster than words of 2 syllables?")
+    report, store = started(tmp_path, "flattery", "--vary", "syllables=2,3")
     study = store.study_data(store.studies()[0].id)
     assert [record.verdict.value for record in study.verdicts] == ["invalid"]
     assert "episodes with more honesty get less reward" in study.verdicts[0].reason
@@ -49,7 +49,7 @@ def test_a_study_whose_reward_pays_for_failing_is_invalid_and_shows_what_was_sai
 
 
 def test_equal_arms_are_no_copies_of_each_other_and_an_honest_reward_is_left_in_peace(tmp_path: Path) -> None:
-    report, store = started(tmp_path, "repeat", "Does a learning rate of 1e-3 repeat words faster than 0.001?")
+    report, store = started(tmp_path, "repeat", "--vary", "learning_rate=1e-3,0.001")
     study = store.study_data(store.studies()[0].id)
     seeds = {arm.name: {trial.seed for trial in study.trials if trial.arm == arm.name} for arm in study.plan.arms}
     first, second = seeds.values()

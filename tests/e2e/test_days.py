@@ -31,7 +31,6 @@ from tests.fakes.town_clock import TownClock
 pytestmark = pytest.mark.campaign
 
 T = TypeVar("T")
-TOPIC = "Does a learning rate of 1e-3 repeat words faster than 1e-5?"
 LATENCY = ("--echo-latency-s", "0.4")
 HOUR_S = 3600.0
 STEPS, SEEDS = 6, 4
@@ -84,13 +83,9 @@ class Play:
         process.kill()
         assert process.wait() == -signal.SIGKILL
 
-    def plan(self, meanwhile: Callable[[], None] = lambda: None) -> None:
-        planning = self.begin("plan", TOPIC, log="plan.log")
-        while planning.poll() is None:
-            meanwhile()
-            with suppress(subprocess.TimeoutExpired):
-                planning.wait(0.02)
-        assert planning.returncode == 0, self.said("plan.log")
+    def plan(self) -> None:
+        planning = self.begin("plan", log="plan.log")
+        assert planning.wait(timeout=LIMIT_S) == 0, self.said("plan.log")
         self.store = Store.open(self.town.database, clock=self.clock)
         self._stack.callback(self.store.close)
         self.study = self.store.resolve_study("latest")
@@ -200,7 +195,7 @@ def test_three_days_of_trouble_end_within_budget_in_the_verdict_of_a_quiet_study
     tmp_path: Path, stack: ExitStack, undisturbed: Play
 ) -> None:
     one, other = (server(stack, tmp_path / name, *LATENCY) for name in ("a", "b"))
-    facts = {"windows": ["22:00-07:00"], "days": 3, "seeds": SEEDS, "llm_back_at": at("2026-03-02 14:00")}
+    facts = {"windows": ["22:00-07:00"], "days": 3, "seeds": SEEDS}
     play = Play(tmp_path / "town", stack, [one.url, other.url], **facts)
     daemon = _monday(play)
     daemon = _first_night(play, daemon, one, other)
@@ -221,9 +216,8 @@ def test_three_days_of_trouble_end_within_budget_in_the_verdict_of_a_quiet_study
 
 
 def _monday(play: Play) -> subprocess.Popen[bytes]:
-    """The planner's LLM is out for two hours; the daemon is killed before it had anything to do."""
-    play.plan(meanwhile=lambda: play.clock.pass_time(30) if "does not answer" in play.said("plan.log") else None)
-    assert at("2026-03-02 14:00") <= play.clock.now() < at("2026-03-02 22:00")
+    """The daemon is killed before it had anything to do."""
+    play.plan()
     daemon = play.begin("daemon")
     play.until("the daemon looks", lambda: "the daemon looks" in play.said())
     play.kill(daemon)
@@ -306,8 +300,6 @@ def _assert_as_good_as_quiet(play: Play, undisturbed: Play) -> None:
 
 
 def _assert_the_journal_explains_it(play: Play, lost: ServerProcess) -> None:
-    errors = [call.error for call in play.store.llm_calls(play.study)]
-    assert errors.count("no route to host") == len(errors) - 1 > 10
     assert len(play.events("taken_over")) == 1
     paused, continued = play.events("trial_paused"), play.events("trial_continued")
     assert {detail["because"] for detail in paused} == {"its window closed", "interrupted"}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.test_studies import REPEAT, TOPIC, Machine
+from tests.e2e.test_studies import ASKED, FASTER, Machine
 from tests.ray_fixture import lacking
 
 pytestmark = [
@@ -19,9 +19,9 @@ pytestmark = [
 def test_a_study_whose_clients_are_ray_jobs_ends_with_a_report_that_recomputes(
     ray_cluster: str, tmp_path: Path
 ) -> None:
-    machine, asked = Machine(tmp_path), ("--instrument", str(REPEAT), "--engine", "echo", "--seeds", "2")
+    machine, asked = Machine(tmp_path), (*ASKED, FASTER, "--engine", "echo", "--seeds", "2")
     try:
-        done = machine.researcher("start", "--topic", TOPIC, *asked, "--clients", f"ray={ray_cluster}")
+        done = machine.researcher(*asked, "--clients", f"ray={ray_cluster}")
         assert done.returncode == 0, done.stderr
         assert machine.researcher("verify").returncode == 0
         trials = dict(machine.rows("select key, status from trials"))

@@ -23,6 +23,7 @@ from tests.fakes.written_instrument import written
 
 ROOT = Path(__file__).parents[2]
 TOPIC = "Does a learning rate of 1e-3 repeat words faster than 1e-5 with 3 steps?"
+ASKED = ("--vary", "learning_rate=1e-5,1e-3", "--claim", "increase", "--steps", "3")
 LIMIT_S = 580
 
 
@@ -51,8 +52,8 @@ class Desk:
         return subprocess.run(program, env=environ, capture_output=True, text=True, timeout=LIMIT_S, check=False)
 
     def start(self, instrument: str, *words: str) -> subprocess.CompletedProcess[str]:
-        fixed = ("--planner", "builtin", "--engine", "echo", "--seeds", "2", "--instrument", instrument)
-        return self.researcher("start", "--topic", TOPIC, *fixed, *words)
+        fixed = ("--engine", "echo", "--seeds", "2", "--instrument", instrument)
+        return self.researcher("start", *(words or ASKED), *fixed)
 
     def report(self) -> str:
         [file] = self.home.glob("studies/*/report.md")
@@ -132,7 +133,7 @@ def test_without_an_llm_the_study_says_where_to_mend_and_resume_takes_it(desk: D
 @pytest.mark.campaign
 def test_an_instrument_that_an_llm_wrote_waits_for_a_person_and_runs_in_a_sandbox(desk: Desk) -> None:
     desk.configure(written())
-    waiting = desk.start("new")
+    waiting = desk.start("new", "--topic", TOPIC, "--planner", "builtin")
     assert waiting.returncode == 3, waiting.stdout + waiting.stderr
     assert "read it before you approve" in waiting.stdout
     assert desk.researcher("approve").returncode == 0
@@ -145,6 +146,6 @@ def test_an_instrument_that_an_llm_wrote_waits_for_a_person_and_runs_in_a_sandbo
 
 
 def test_a_new_instrument_needs_an_llm(desk: Desk) -> None:
-    refused = desk.start("new")
+    refused = desk.start("new", "--topic", TOPIC, "--planner", "builtin")
     assert refused.returncode == 2
     assert "RESEARCHER_LLM_MODEL" in refused.stderr

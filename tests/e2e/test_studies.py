@@ -28,7 +28,8 @@ from tests.command import LOOKING, looked
 
 ROOT = Path(__file__).parents[2]
 REPEAT = ROOT / "tests" / "instruments" / "repeat"
-TOPIC = "Does a learning rate of 1e-3 repeat words faster than 1e-5?"
+ASKED = ("start", "--instrument", str(REPEAT), "--claim", "increase", "--vary")
+FASTER = "learning_rate=1e-5,1e-3"
 LIMIT_S = 300
 
 
@@ -54,9 +55,8 @@ class Machine:
             check=False,
         )
 
-    def start(self, topic: str = TOPIC, moment: str | None = None) -> subprocess.CompletedProcess[str]:
-        words = ("start", "--topic", topic, "--instrument", str(REPEAT), "--engine", "echo", "--seeds", "3")
-        return self.researcher(*words, moment=moment)
+    def start(self, vary: str = FASTER, moment: str | None = None) -> subprocess.CompletedProcess[str]:
+        return self.researcher(*ASKED, vary, "--engine", "echo", "--seeds", "3", moment=moment)
 
     def status(self) -> dict[str, Any]:
         return json.loads(self.researcher("status", "--json").stdout)
@@ -114,8 +114,8 @@ def test_a_study_ends_with_a_verdict_and_a_report_that_recomputes(undisturbed: M
 def test_what_a_study_found_is_known_to_the_next_and_its_copies_are_whole(undisturbed: Machine) -> None:
     [found] = json.loads(undisturbed.researcher("findings", "--json").stdout)["findings"]
     assert (found["verdict"], found["recomputable"], found["effect"]["n_treatment"]) == ("supported", True, 3)
-    asked = ("start", "--topic", TOPIC, "--instrument", str(REPEAT), "--dry-run", "--json")
-    [known] = json.loads(undisturbed.researcher(*asked).stdout)["known"]
+    shown = undisturbed.researcher(*ASKED, FASTER, "--dry-run", "--json")
+    [known] = json.loads(shown.stdout)["plan"]["known"]
     assert (known["id"], known["same_as"]) == (found["id"], {"H1": 1})
     copied = undisturbed.researcher("copy", "--sink", "mlflow", "--sink", "tensorboard", "--json")
     assert copied.returncode == 0, copied.stderr
@@ -174,7 +174,7 @@ def test_a_study_whose_researcher_was_killed_holds_no_server_while_it_rests(
 
 
 def test_a_study_whose_terminal_is_closed_holds_no_server(machine: Machine) -> None:
-    words = ["start", "--topic", TOPIC, "--instrument", str(REPEAT), "--engine", "echo", "--seeds", "3"]
+    words = [*ASKED, FASTER, "--engine", "echo", "--seeds", "3"]
     environ = {**os.environ, "RESEARCHER_HOME": str(machine.home), "PYTHONPATH": str(ROOT)}
     environ.pop("RESEARCHER_DATABASE_URL", None)
     environ.pop("MLFLOW_TRACKING_URI", None)
@@ -222,8 +222,8 @@ def test_swapping_the_arms_flips_the_sign_and_equal_arms_are_not_supported(
     swapped, equal = Machine(tmp_path / "swapped"), Machine(tmp_path / "equal")
     try:
         with ThreadPoolExecutor() as side_by_side:
-            flipped = side_by_side.submit(swapped.start, "Does a learning rate of 1e-5 repeat words faster than 1e-3?")
-            assert equal.start("Does a learning rate of 1e-4 repeat words faster than 1e-4?").returncode == 0
+            flipped = side_by_side.submit(swapped.start, "learning_rate=1e-3,1e-5")
+            assert equal.start("learning_rate=1e-4,1e-4").returncode == 0
             assert flipped.result().returncode == 0
         effects = [each.status()["verdicts"][0]["effect"]["diff"] for each in (undisturbed, swapped)]
         assert effects[0] > 0 > effects[1]
@@ -234,16 +234,13 @@ def test_swapping_the_arms_flips_the_sign_and_equal_arms_are_not_supported(
 
 
 @pytest.mark.parametrize(
-    ("topic", "says"),
-    [
-        ("Is the moon made of cheese?", "learning_rate"),
-        ("Does a learning rat of 1e-3 repeat words faster than 1e-5?", "learning_rate"),
-    ],
+    ("vary", "says"),
+    [("moon=cheese", "there are learning_rate"), ("learning_rat=1e-5,1e-3", "did you mean learning_rate?")],
 )
 def test_what_cannot_be_asked_is_one_clear_error_with_the_nearest_things(
-    topic: str, says: str, machine: Machine
+    vary: str, says: str, machine: Machine
 ) -> None:
-    refused = machine.start(topic)
+    refused = machine.start(vary)
     assert refused.returncode == 2
     assert says in refused.stderr
     assert "Traceback" not in refused.stderr

@@ -16,7 +16,7 @@ BASE = "lr=base"
 def race_plan(fine: int = 0) -> Plan:
     plan = study_plan(LEVELS)
     competing, between = (ARMS[:2], ARMS[2:]) if fine else (ARMS, ())
-    stages = raced(competing, between, BASE, (3, 6), fine)
+    stages = raced(competing, between, BASE, (3, 6), fine, racing=not fine)
     ends = tuple(Branch(stage=s.id, when=Condition(kind="always"), then="stop", reason="") for s in stages)
     return plan.model_copy(update={"stages": stages, "branches": ends})
 

@@ -1,12 +1,12 @@
 """The researcher's processes in a town with a clock of its own: `python -m tests.fakes.town PART ...`.
 
-    plan TOPIC          plan with an LLM, freeze, hand over to the daemon; prints the study's id
+    plan                plan, freeze, hand over to the daemon; prints the study's id
     daemon              carry studies on until none is left
     sit STUDY           work on a study while its window is open, as the daemon has it done
     sit STUDY --host H  the same on another machine, as far as leases know
 
-Everything is the product's own, put together with the town's clock, an LLM that is out until a given time, and a copy of
-the records that can be taken away. The folder of the town comes by the environment.
+Everything is the product's own, put together with the town's clock and a copy of the records that can be taken away. The
+folder of the town comes by the environment.
 """
 
 from __future__ import annotations
@@ -25,26 +25,18 @@ from typing import Any
 from foundation import logs
 from researcher.commands.home import Home
 from researcher.commands.sitting import sit
-from researcher.design.planning import plan_of
 from researcher.executor.errors import ExecutorError
 from researcher.executor.processes import child_environ
-from researcher.instruments.catalogue import open_instrument
-from researcher.llm.endpoint import LlmOutage
-from researcher.llm.settings import LlmSettings
-from researcher.models import LlmCall
 from researcher.ownership import owned_now
-from researcher.planner.agent import LlmPlanner
-from researcher.planner.outcome import Proposed, TopicRequest
 from researcher.schedule.daemon import Carrier
 from researcher.schedule.timetable import Timetable
 from researcher.store.errors import StoreError
 from researcher.store.outbox import Message
 from researcher.store.sink import CopyFailed, CopySink
 from researcher.store.store import Store
-from researcher.study.spec import StudySpec
 from researcher.view import PlainView
 from swarm.protocol.errors import SwarmError
-from tests.fakes.scripted_llm import Answer, ScriptedLlm, called
+from tests.fakes.specs import planned
 from tests.fakes.town_clock import TownClock
 
 TOWN = "TOWN_FOLDER"
@@ -69,7 +61,7 @@ class Town:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What the test has arranged: instrument, servers, windows, days, seeds, llm_back_at."""
+        """What the test has arranged: instrument, servers, windows, days, seeds, budget_s."""
         found: dict[str, Any] = json.loads((self.folder / "town.json").read_text())
         return found
 
@@ -123,38 +115,21 @@ class Copy(CopySink):
         return str(self._town.copied)
 
 
-def plan(town: Town, topic: str) -> None:
+def plan(town: Town) -> None:
     home, facts = town.open_home(), town.facts
-    proposal = {
-        "spec": {
-            "instrument": "repeat",
-            "compare": {"learning_rate": {"baseline": 1e-5, "levels": [1e-3]}},
-            "metric": "auc_reward",
-            "claim": "increase",
-        },
-        "because": "The topic compares two learning rates.",
-    }
-
-    def answer(_: dict[str, Any]) -> Answer:
-        out = town.clock.now() < facts.get("llm_back_at", 0.0)
-        return LlmOutage("no route to host") if out else called(("propose", proposal))
-
-    calls: list[LlmCall] = []
-    settings = LlmSettings(model="town-llm")
-    llm = LlmPlanner(ScriptedLlm(when=answer), settings, town.clock, keep=calls.append, tell=_say)
-    folder, servers = open_instrument(facts["instrument"]), len(facts["servers"])
-    given: dict[str, Any] = {"instrument": facts["instrument"], "budget": {"wall": facts["budget_s"]}}
-    if facts["seeds"] is not None:
-        given["seeds"] = {"min": facts["seeds"], "max": facts["seeds"]}
-    asked = TopicRequest(topic=topic, instruments=[folder], given=given, servers=servers)
-    found = asyncio.run(llm.propose(asked))
-    assert isinstance(found, Proposed), found
-    made = plan_of(StudySpec.model_validate(found.draft.fields), folder, servers=servers)
+    made = planned(
+        Path(facts["instrument"]),
+        question="Does a learning rate of 1e-3 repeat words faster than 1e-5?",
+        compare={"learning_rate": {"baseline": 1e-5, "levels": [1e-3]}},
+        claim="increase",
+        metric="auc_reward",
+        seeds={"min": facts["seeds"], "max": facts["seeds"]},
+        budget={"wall": facts["budget_s"]},
+        servers=len(facts["servers"]),
+    )
     timetable = Timetable.of(facts["windows"], facts["days"], town.clock.now(), zone="UTC")
     chosen = {"instrument": facts["instrument"], "servers": facts["servers"], "engine": "echo", "approve": "never"}
-    study_id = home.store.create_study(topic, chosen)
-    for call in calls:
-        home.store.record_llm_call(study_id, call)
+    study_id = home.store.create_study(made.question, chosen)
     home.store.save_schedule(study_id, {"timetable": timetable.model_dump(mode="json"), "carried": True})
     with owned_now(home.store, study_id) as store:
         store.save_plan(study_id, made)
@@ -200,7 +175,7 @@ def main() -> int:
     if given.host:
         socket.gethostname = lambda: str(given.host)
     if given.part == "plan":
-        plan(town, given.what)
+        plan(town)
     elif given.part == "daemon":
         asyncio.run(daemon(town))
     else:

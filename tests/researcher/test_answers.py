@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy.exc import IntegrityError
@@ -15,12 +16,10 @@ from researcher.gates import GIVEN
 from researcher.main import main
 from researcher.models import StudyStatus
 from researcher.planner.gate import Answer, Gate
-from researcher.planner.graph import PlanOptions, plan_study
 from researcher.store.errors import WrongState
 from tests.fakes.shown_study import at_gate, opened, planned, running
+from tests.fakes.specs import planned as designed
 from tests.fakes.study import study_plan
-
-pytestmark = pytest.mark.anyio
 
 ADA = Answer(verdict="approve", words="worth it", by="ada")
 
@@ -124,24 +123,20 @@ def test_answers_are_told_as_sentences() -> None:
     assert answer_text(Answer(verdict="reject")) == "rejected"
 
 
-ARITHMETIC = "Does GRPO learn one-digit sums faster with a learning rate of 4e-5 than with 1e-5?"
-RACE = "Which learning rate is best for one-digit sums: 1e-6, 5e-6, 1e-5, 2e-5, 4e-5, 1e-4?"
+RACE = {"compare": {"learning_rate": {"levels": [1e-6, 5e-6, 1e-5, 2e-5, 4e-5, 1e-4]}}, "design": "race"}
 
 
-@pytest.mark.parametrize(
-    ("topic", "layout"),
-    [(ARITHMETIC, {}), (ARITHMETIC, {"looks": 3}), (ARITHMETIC, {"fine": 5}), (RACE, {}), (RACE, {"first_seed": 50})],
-)
+@pytest.mark.parametrize(("layout", "first"), [({}, 0), ({"looks": 3}, 0), ({"fine": 5}, 0), (RACE, 0), (RACE, 50)])
 @pytest.mark.parametrize("seeds", [2, 25])
-async def test_a_plan_amended_to_other_seeds_is_laid_out_as_one_that_was_asked_for_with_them(
-    home: Path, topic: str, layout: dict[str, int], seeds: int
+def test_a_plan_amended_to_other_seeds_is_laid_out_as_one_that_was_asked_for_with_them(
+    home: Path, layout: dict[str, Any], first: int, seeds: int
 ) -> None:
     """Looks keep their shares, confirmations their fresh seeds, and the budget pays for all trials."""
     found, url = opened(home)
-    plan = await plan_study(topic, PlanOptions(planner="builtin", budget_s=1e6, **layout))
-    study = planned(found.store, topic, plan=plan)
+    layout = {**layout, "budget": {"wall": 1e6}}
+    study = planned(found.store, plan=designed(**layout, seeds={"first": first}))
     amended = amend(found.store, url, study, Amendment(seeds=seeds), because="more", by="ada")
-    wanted = await plan_study(topic, PlanOptions(planner="builtin", budget_s=1e6, seeds=seeds, **layout))
+    wanted = designed(**layout, seeds={"min": seeds, "max": seeds, "first": first})
     assert amended.stages == wanted.stages
     assert amended.budget == wanted.budget
     found.store.close()
@@ -155,7 +150,7 @@ def test_an_amendment_that_its_budget_does_not_pay_for_is_refused_as_a_start_wit
     for change in (["--seeds", "200"], ["--budget", "1m"]):
         assert main(["amend", study, *change, "--because", "more"]) == OUT_OF_BUDGET
         said = capsys.readouterr().err
-        assert "the budget is" in said
+        assert "budget: " in said
         assert "give --budget" in said
     assert main(["amend", study, "--seeds", "200", "--budget", "24h", "--because", "more"]) == DONE
     assert found.store.plan(study).version == 2

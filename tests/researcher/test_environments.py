@@ -11,8 +11,8 @@ import pytest
 
 from researcher.environments import check_tasks, install, interpreter, pins, rehearsed
 from researcher.instruments.catalogue import InstrumentFolder, read_instrument
-from researcher.planner.graph import PlanOptions, plan_study
 from researcher.refusals import PlanningRefused
+from tests.fakes.specs import planned
 
 REPEAT = Path(__file__).parents[1] / "instruments" / "repeat"
 SOUND = """
@@ -69,12 +69,9 @@ def test_what_an_llm_wrote_draws_its_tasks_in_the_sandbox_without_secrets(
         rehearsed(with_code(folder, forking), sys.executable, [{}], 8)
 
 
-@pytest.mark.anyio
-async def test_a_study_is_evaluated_on_as_many_held_out_tasks_as_every_arm_has(folder: Path) -> None:
+def test_a_study_is_evaluated_on_as_many_held_out_tasks_as_every_arm_has(folder: Path) -> None:
     few = SOUND.replace("[:count]", "[: min(count, 3 if split == 'heldout' else 500)]")
-    plan = await plan_study(
-        "Does a learning rate of 1e-3 repeat words faster than 1e-5?", PlanOptions(instrument=str(folder))
-    )
+    plan = planned(folder)
     assert check_tasks(plan, with_code(folder, SOUND), sys.executable) == plan
     fewer = check_tasks(plan, with_code(folder, few), sys.executable)
     assert fewer.heldout_tasks == 3
@@ -122,16 +119,11 @@ def test_parameters_that_factors_set_have_to_be_there(folder: Path) -> None:
     rehearsed(anything, sys.executable, [{}], 8, names=["sylables"])
 
 
-@pytest.mark.anyio
-async def test_every_arm_of_a_plan_is_tried(folder: Path) -> None:
+def test_every_arm_of_a_plan_is_tried(folder: Path) -> None:
     code = SOUND.replace("    names", "    if syllables == 3: raise ValueError('three are too many')\n    names", 1)
     instrument = with_code(folder, code)
-    options = PlanOptions(planner="builtin", instrument=str(folder))
-    rate = await plan_study("Does lr 1e-3 repeat words faster than 1e-5?", options, instruments=[instrument])
-    check_tasks(rate, instrument, sys.executable)
-    length = await plan_study(
-        "Are words of 3 syllables repeated faster than 2 syllables?", options, instruments=[instrument]
-    )
+    check_tasks(planned(instrument), instrument, sys.executable)
+    length = planned(instrument, compare={"syllables": {"baseline": 2, "levels": [3]}})
     with pytest.raises(PlanningRefused, match="three are too many"):
         check_tasks(length, instrument, sys.executable)
 

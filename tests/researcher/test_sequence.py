@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import pytest
 
-from bench.made_up_studies import Laboratory, World, instrument, simulate
+from bench.made_up_studies import INSTRUMENT, Laboratory, World, simulate
 from researcher.models import TrialStatus
-from researcher.planner.graph import PlanOptions, plan_study
 from researcher.report.page import page
 from researcher.report.records import Records
 from researcher.report.verify import verify
 from researcher.report.writer import render
 from researcher.study.plan import Plan, Verdict
+from tests.fakes.specs import planned as designed
 
 pytestmark = pytest.mark.anyio
 
-TOPIC = (
-    "Which learning rate is best for the final reward, 1e-5, 2e-5 or 4e-5, and then which temperature, 0.7, 1.0 or 1.3?"
-)
+COMPARED = {"learning_rate": {"levels": [1e-5, 2e-5, 4e-5]}, "temperature": {"levels": [0.7, 1.0, 1.3]}}
 FIRST, SECOND = "compare-learning_rate", "compare-temperature-at-learning_rate="
 
 
-async def planned() -> Plan:
-    return await plan_study(TOPIC, PlanOptions(planner="builtin"), instruments=[instrument()])
+def planned() -> Plan:
+    return designed(INSTRUMENT, compare=COMPARED, design="sequence", claim="increase")
 
 
 def world(plan: Plan, effects: dict[str, float]) -> World:
@@ -33,7 +31,7 @@ def world(plan: Plan, effects: dict[str, float]) -> World:
 
 
 async def test_the_best_level_goes_on_and_the_report_says_so_and_verifies() -> None:
-    plan = await planned()
+    plan = planned()
     truth = world(plan, {"learning_rate=2e-5": 0.2, "learning_rate=4e-5": 0.4, "temperature=0.7": 0.3})
     async with Laboratory() as laboratory:
         ending = await laboratory.carry_out(plan, truth)
@@ -67,8 +65,8 @@ async def test_the_best_level_goes_on_and_the_report_says_so_and_verifies() -> N
     assert f"{SECOND}1e-5" not in path
 
 
-async def test_where_no_level_is_better_the_default_goes_on() -> None:
-    plan = await planned()
+def test_where_no_level_is_better_the_default_goes_on() -> None:
+    plan = planned()
     ending = simulate(plan, world(plan, {"learning_rate=2e-5": -0.2, "temperature=1.3": 0.3}))
     said = {plan.hypotheses[number].treatment: record for number, record in enumerate(ending.verdicts)}
     assert said["learning_rate=2e-5,temperature=1"].verdict is Verdict.REFUTED
@@ -77,7 +75,7 @@ async def test_where_no_level_is_better_the_default_goes_on() -> None:
 
 
 async def test_a_study_that_is_resumed_in_its_second_comparison_goes_the_same_way() -> None:
-    plan = await planned()
+    plan = planned()
     truth = world(plan, {"learning_rate=4e-5": 0.4})
     async with Laboratory() as laboratory:
         whole = await laboratory.carry_out(plan, truth)

@@ -9,20 +9,16 @@ import pytest
 from bench.made_up_studies import INSTRUMENT, World, simulate
 from researcher.analysis.conclusions import conclude
 from researcher.design.stages import ALPHA
-from researcher.instruments.catalogue import read_instrument
 from researcher.models import TrialRecord
-from researcher.planner.graph import PlanOptions, plan_study
 from researcher.study.plan import Plan, Verdict
+from tests.fakes.specs import planned
 from tests.fakes.study import done_trial
 
-pytestmark = pytest.mark.anyio
 
-TOPIC = "Does a learning rate of 2e-5 give a higher final reward than 1e-5?"
-
-
-async def looked_at(looks: int, seeds: int) -> Plan:
-    options = PlanOptions(planner="builtin", looks=looks, seeds=seeds)
-    return await plan_study(TOPIC, options, instruments=[read_instrument(INSTRUMENT)])
+def looked_at(looks: int, seeds: int) -> Plan:
+    compared = {"learning_rate": {"baseline": 1e-5, "levels": [2e-5]}}
+    number = {"min": seeds, "max": seeds}
+    return planned(INSTRUMENT, compare=compared, claim="increase", looks=looks, seeds=number)
 
 
 def drawn(plan: Plan, seeds: int) -> list[TrialRecord]:
@@ -44,31 +40,31 @@ def level(plan: Plan, trials: list[TrialRecord]) -> float:
 
 
 @pytest.mark.parametrize(("looks", "seeds"), [(2, 2), (3, 2), (5, 2), (5, 3), (5, 4)])
-async def test_after_the_last_look_all_of_alpha_is_spent(looks: int, seeds: int) -> None:
-    plan = await looked_at(looks, seeds)
+def test_after_the_last_look_all_of_alpha_is_spent(looks: int, seeds: int) -> None:
+    plan = looked_at(looks, seeds)
     levels = {level(plan, drawn(plan, each.max_seeds)) for each in plan.stages if each.spends is not None}
     assert sum(1 - each for each in levels) == pytest.approx(ALPHA)
     last = [each.spends for each in plan.stages if each.spends is not None and each.max_seeds == seeds]
     assert 1 - level(plan, drawn(plan, seeds)) == pytest.approx(math.fsum(last))
 
 
-async def test_looks_that_each_add_seeds_spend_what_the_plan_says() -> None:
-    plan = await looked_at(3, 9)
+def test_looks_that_each_add_seeds_spend_what_the_plan_says() -> None:
+    plan = looked_at(3, 9)
     for look in plan.stages[1:]:
         assert 1 - level(plan, drawn(plan, look.max_seeds)) == pytest.approx(look.spends)
 
 
-async def test_a_plan_from_before_looks_were_merged_is_judged_as_it_was() -> None:
-    plan = (await looked_at(3, 2)).model_copy(update={"merged_looks": False})
+def test_a_plan_from_before_looks_were_merged_is_judged_as_it_was() -> None:
+    plan = looked_at(3, 2).model_copy(update={"merged_looks": False})
     assert 1 - level(plan, drawn(plan, 2)) == pytest.approx(plan.stages[1].spends)
 
 
-async def test_a_plan_without_looks_says_nothing_of_merged_ones() -> None:
-    assert "merged_looks" not in (await looked_at(1, 2)).canonical()
+def test_a_plan_without_looks_says_nothing_of_merged_ones() -> None:
+    assert "merged_looks" not in looked_at(1, 2).canonical()
 
 
-async def test_two_seeds_looked_at_three_times_have_the_promised_power() -> None:
-    plan = await looked_at(3, 2)
+def test_two_seeds_looked_at_three_times_have_the_promised_power() -> None:
+    plan = looked_at(3, 2)
     means = {plan.arms[-1].name: plan.planned_effect}
     sigma = plan.planned_effect / 10
     endings = [simulate(plan, World(means=means, sigma=sigma, seed=seed)) for seed in range(120)]

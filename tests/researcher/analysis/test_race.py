@@ -98,7 +98,7 @@ def test_rungs_grow_with_the_noise_and_power_counts_the_race() -> None:
 
 def test_levels_that_optuna_tries_beside_a_race_make_it_no_easier_to_win() -> None:
     plain = race_plan()
-    stages = raced(ARMS, ("lr=3e-05", "lr=5e-05"), BASE, (3, 6), 2)
+    stages = raced(ARMS, ("lr=3e-05", "lr=5e-05"), BASE, (3, 6), 2, racing=True)
     searched = plain.model_copy(update={"stages": stages})
     for seeds in (2, 4, 8):
         chances = [winning_chance(plan, first_rung_seeds=seeds, sigma=0.15, effect=0.15) for plan in (plain, searched)]

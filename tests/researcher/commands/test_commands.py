@@ -21,9 +21,10 @@ from foundation.clock import SystemClock
 from foundation.commandline import UsageError
 from foundation.paths import user_data_dir
 from researcher.commands import _HOMES, FAILED, OUT_OF_BUDGET, USAGE, WAITING, Interrupted, machine, run, watch
+from researcher.commands.asking import seconds
 from researcher.commands.home import Home
 from researcher.commands.look import event_text
-from researcher.commands.study import _to_its_end, seconds
+from researcher.commands.study import _to_its_end
 from researcher.conduct import Outcome
 from researcher.executor.processes import Berth
 from researcher.executor.servers import server_token
@@ -43,6 +44,7 @@ from tests.fakes.repeat_study import FOLDER
 from tests.fakes.shown_study import at_gate, meet_gate, opened, running
 
 TOPIC = "Does a learning rate of 4e-5 learn sums faster than 1e-5?"
+ASKED = ["start", "--instrument", "arithmetic", "--vary", "learning_rate=1e-5,1e-4", "--claim", "increase"]
 
 
 @pytest.fixture(autouse=True)
@@ -81,8 +83,8 @@ def test_a_misspelt_option_is_named_before_what_is_missing(
 
 
 def test_days_beyond_ten_years_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["start", "--topic", "x", "--days", "3000000"]) == USAGE
-    assert "at most 3650 days" in capsys.readouterr().err
+    assert main([*ASKED, "--days", "3000000"]) == USAGE
+    assert "schedule.days: should be less than or equal to 3650" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -106,7 +108,7 @@ def test_a_command_line_that_asks_for_json_is_refused_in_json(
     assert told["nearest"] == nearest
 
 
-@pytest.mark.parametrize("command", [["start", "--topic", TOPIC, "--engine", "echo"], ["resume"], ["daemon"]])
+@pytest.mark.parametrize("command", [[*ASKED, "--engine", "echo"], ["resume"], ["daemon"]])
 def test_a_log_level_that_is_none_is_refused_before_there_is_a_study(
     command: list[str], home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -121,7 +123,7 @@ def test_a_token_that_is_none_is_refused_by_the_name_of_its_variable(
     token: str, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("SWARM_TOKEN", token)
-    assert main(["start", "--topic", TOPIC, "--server", "http://127.0.0.1:1"]) == USAGE
+    assert main([*ASKED, "--server", "http://127.0.0.1:1"]) == USAGE
     assert capsys.readouterr().err.startswith("researcher start: SWARM_TOKEN: a token is one line of ASCII")
     assert not home.exists()
     with pytest.raises(UsageError):
@@ -160,7 +162,7 @@ def test_what_writing_an_instrument_cost_counts_against_the_cap_of_its_planning(
         calls.append(LlmCall(purpose="write", model="m", request={}, prompt_tokens=settings.max_tokens, at=0.0))
         return read_instrument(FOLDER)
 
-    monkeypatch.setattr("researcher.commands.study.new_instrument", wrote)
+    monkeypatch.setattr("researcher.commands.writing.new_instrument", wrote)
     for name, value in (("MODEL", "m"), ("API_KEY", "k"), ("BASE_URL", "http://127.0.0.1:9"), ("PATIENCE_S", "0")):
         monkeypatch.setenv(f"RESEARCHER_LLM_{name}", value)
     assert main(["start", "--topic", TOPIC, "--dry-run", "--instrument", "new"]) == 0
@@ -170,15 +172,16 @@ def test_what_writing_an_instrument_cost_counts_against_the_cap_of_its_planning(
 def test_a_budget_that_pays_for_nothing_ends_with_the_code_for_budgets_and_says_what_it_was(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main(["start", "--topic", TOPIC, "--dry-run", "--budget", "1s"]) == OUT_OF_BUDGET
+    assert main([*ASKED, "--dry-run", "--budget", "1s"]) == OUT_OF_BUDGET
     said = capsys.readouterr().err
-    assert "the budget is 1 s" in said
+    assert "budget: " in said
+    assert "1 s are given" in said
     assert said.count("\n") == 1
 
 
 def test_seeds_that_no_run_takes_are_refused_beforehand(capsys: pytest.CaptureFixture[str]) -> None:
     """Also where only the most seeds of the last stage reach so far."""
-    command = ["start", "--topic", TOPIC, "--planner", "builtin", "--dry-run", "--first-seed"]
+    command = [*ASKED, "--dry-run", "--first-seed"]
     assert main([*command, str(2**31 - 5)]) == 0
     capsys.readouterr()
     assert main([*command, str(2**31 - 4)]) == USAGE
@@ -191,9 +194,9 @@ def test_seeds_that_no_run_takes_are_refused_beforehand(capsys: pytest.CaptureFi
 def test_a_budget_that_is_no_time_is_one_line_that_says_how_to_write_it(
     budget: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["start", "--topic", TOPIC, "--dry-run", "--budget", budget]) == USAGE
+    assert main([*ASKED, "--dry-run", "--budget", budget]) == USAGE
     said = capsys.readouterr().err
-    assert f"{budget!r} is no time" in said
+    assert f"{budget!r} is no" in said
     assert "write 8h, 90m" in said
     with pytest.raises(UsageError):
         seconds(budget)
@@ -223,10 +226,10 @@ def test_a_topic_that_cannot_be_recorded_is_one_clear_line(
 
 
 def test_a_question_without_a_direction_says_so_in_its_plan(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["start", "--topic", "Compare group sizes 4 and 8 for one-digit sums", "--dry-run"]) == 0
-    assert "(the direction is assumed: the topic claims none)" in capsys.readouterr().out
-    assert main(["start", "--topic", TOPIC, "--dry-run"]) == 0
-    assert "the direction is assumed" not in capsys.readouterr().out
+    assert main([*ASKED[:-2], "--dry-run"]) == 0
+    assert "No direction is claimed: tested as higher" in capsys.readouterr().out
+    assert main([*ASKED, "--dry-run"]) == 0
+    assert "No direction is claimed" not in capsys.readouterr().out
 
 
 def test_a_server_that_refuses_our_token_is_named_before_there_is_a_study(
@@ -236,7 +239,7 @@ def test_a_server_that_refuses_our_token_is_named_before_there_is_a_study(
     with ServerProcess(tmp_path / "state", "--log-level", "warning", environ=tokens) as server:
         for token, told in (("", "no token was sent"), ("swt_other-0123456789", "is none of this server's")):
             monkeypatch.setenv("SWARM_TOKEN", token)
-            assert main(["start", "--topic", TOPIC, "--server", server.url]) == USAGE
+            assert main([*ASKED, "--server", server.url]) == USAGE
             said = capsys.readouterr().err
             assert server.url in said
             assert told in said
@@ -245,8 +248,7 @@ def test_a_server_that_refuses_our_token_is_named_before_there_is_a_study(
 
 
 def test_a_plan_says_what_is_the_same_in_all_arms(capsys: pytest.CaptureFixture[str]) -> None:
-    topic = "Does a learning rate of 4e-5 learn one-digit sums faster than 1e-5 with group size 16?"
-    assert main(["start", "--topic", topic, "--dry-run"]) == 0
+    assert main([*ASKED, "--set", "group_size=16", "--dry-run"]) == 0
     line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("the same"))
     assert "batch.group_size=16" in line
     assert "task.digits=1" in line
@@ -305,13 +307,13 @@ def test_a_plan_is_shown_by_its_hash(study: str, capsys: pytest.CaptureFixture[s
 
 
 def test_an_engine_for_servers_that_are_given_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["start", "--topic", TOPIC, "--engine", "echo", "--server", "http://127.0.0.1:1"]) == USAGE
+    assert main([*ASKED, "--engine", "echo", "--server", "http://127.0.0.1:1"]) == USAGE
     assert "leave one of the two out" in capsys.readouterr().err
     assert Store.open().studies() == []
 
 
 def test_several_servers_are_given_at_once_or_one_by_one() -> None:
-    given = ["start", "--topic", "x", "--server", "http://a", "http://b", "--server", "http://c"]
+    given = ["start", "study.yaml", "--server", "http://a", "http://b", "--server", "http://c"]
     assert parser().parse_args(given).server == ["http://a", "http://b", "http://c"]
 
 
@@ -379,7 +381,7 @@ def test_a_reader_that_went_away_is_a_success_only_for_commands_that_only_show(
     def broken(_: Namespace) -> int:
         raise BrokenPipeError
 
-    homes = {"start": "study", "resume": "study", "list": "look", "watch": "watch"}
+    homes = {"start": "starting", "resume": "study", "list": "look", "watch": "watch"}
     __import__(f"researcher.commands.{homes[command]}")
     monkeypatch.setattr(f"researcher.commands.{homes[command]}.{command}_command", broken)
     with (tmp_path / "out").open("w") as out:
@@ -545,7 +547,7 @@ def test_a_reproduction_is_not_taken_for_a_study_to_go_on_with(
     store.record_event(again, "reproduces", {"study": "st-1", "trial": "k/a/0"})
     store.close()
     conducted: list[str] = []
-    monkeypatch.setattr("researcher.commands.study._conduct", lambda home, study, **_: conducted.append(study) or 0)
+    monkeypatch.setattr("researcher.commands.study.conduct", lambda home, study, **_: conducted.append(study) or 0)
     assert main(["resume", again]) == FAILED
     assert conducted == []
     assert "researcher reproduce" in capsys.readouterr().err
@@ -595,8 +597,8 @@ def test_a_start_that_was_interrupted_while_it_planned_points_at_no_study(
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("researcher.commands.study.plan_study", interrupted)
-    assert main(["start", "--topic", TOPIC]) == 130
+    monkeypatch.setattr("researcher.commands.starting.plan_of", interrupted)
+    assert main(ASKED) == 130
     assert "resume" not in capsys.readouterr().err
 
 

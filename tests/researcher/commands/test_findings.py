@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ from researcher.models import Effect, VerdictRecord
 from researcher.store.store import Store
 from researcher.study.plan import Plan, Verdict
 
-TOPIC = "Does a learning rate of 4e-5 learn sums faster than 1e-5?"
+ASKED = ["start", "--instrument", "arithmetic", "--vary", "learning_rate=1e-5,1e-4", "--claim", "increase"]
 
 
 class Homes:
@@ -36,21 +37,28 @@ def homes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Homes:
     return Homes(tmp_path, monkeypatch)
 
 
+def dry_run(capsys: pytest.CaptureFixture[str], *more: str) -> dict[str, Any]:
+    """What it prints."""
+    assert main([*ASKED, "--dry-run", "--json", *more]) == 0
+    return json.loads(capsys.readouterr().out)  # type: ignore[no-any-return]
+
+
 def the_plan(capsys: pytest.CaptureFixture[str], *more: str) -> Plan:
-    assert main(["start", "--topic", TOPIC, "--planner", "builtin", "--dry-run", "--json", *more]) == 0
-    return Plan.model_validate_json(capsys.readouterr().out)
+    return Plan.model_validate(dry_run(capsys, *more)["plan"])
 
 
 def a_study(capsys: pytest.CaptureFixture[str], verdict: Verdict, diff: float, at: float = 1.0, *more: str) -> str:
-    """A finished study of the topic in this home, with that finding."""
-    plan = the_plan(capsys, *more)
+    """A finished study in this home, with that finding."""
+    shown = dry_run(capsys, *more)
+    plan = Plan.model_validate(shown["plan"])
     effect = Effect(
         hypothesis="H1", metric=plan.hypotheses[0].metric, n_baseline=3, n_treatment=3, mean_baseline=0.1,
         mean_treatment=0.1 + diff, diff=diff, low=diff - 0.01, high=diff + 0.01, level=0.95, method="welch",
         p_value=0.01, p_adjusted=0.01,
     )  # fmt: skip
     store = Store.open()
-    study = store.create_study(TOPIC, {})
+    request = {name: shown[name] for name in ("spec", "author", "sources", "because", "uncovered")}
+    study = store.create_study(plan.question, {"request": request})
     store.save_plan(study, plan)
     record = VerdictRecord(hypothesis="H1", verdict=verdict, reason="", effect=effect)
     store.save_findings(study, findings_of(study, plan, [record], at))
@@ -94,7 +102,7 @@ def test_findings_go_from_one_home_to_another_and_are_planned_with(
     [known] = plan.known
     assert not isinstance(known, str)
     assert (known.id, known.origin, known.same_as) == (f"{theirs}/H1", "Group 7", {"H1": 1})
-    assert main(["start", "--topic", TOPIC, "--planner", "builtin", "--dry-run"]) == 0
+    assert main([*ASKED, "--dry-run"]) == 0
     assert f"already known: {known.statement}: supported, +0.3" in capsys.readouterr().out
 
 
@@ -115,8 +123,8 @@ def test_a_contradiction_proposes_a_replication_that_can_be_planned(
     assert isinstance(replication, dict)
     words = shlex.split(str(replication["command"]))
     assert words[0] == "researcher"
-    assert main([*words[1:], "--planner", "builtin", "--dry-run", "--json"]) == 0
-    again = Plan.model_validate_json(capsys.readouterr().out)
+    assert main([*words[1:], "--dry-run", "--json"]) == 0
+    again = Plan.model_validate(json.loads(capsys.readouterr().out)["plan"])
     first = the_plan(capsys)
     assert [arm.levels for arm in again.arms] == [arm.levels for arm in first.arms]
     assert again.stages[-1].seeds == 6

@@ -106,5 +106,5 @@ def test_models_are_kept_whole_or_their_servers_records_stay(
 def test_keeping_models_is_refused_where_there_will_be_none_to_keep(
     home: Path, capsys: Capture, other: tuple[str, str]
 ) -> None:
-    assert main(["start", "--topic", "Compare group sizes 4 and 8 for one-digit sums", "--keep-models", *other]) == 2
+    assert main(["start", "--instrument", "arithmetic", "--vary", "group_size=4,8", "--keep-models", *other]) == 2
     assert "--keep-models" in capsys.readouterr().err

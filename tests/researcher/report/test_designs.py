@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bench.made_up_studies import INSTRUMENT
-from researcher.instruments.catalogue import read_instrument
-from researcher.planner.graph import PlanOptions, plan_study
 from researcher.report.page import page
 from researcher.report.records import Records
 from researcher.report.verify import verify
@@ -17,14 +16,14 @@ from researcher.report.writer import marked_claims, write_report
 from researcher.study.plan import Branch, Condition, Plan
 from tests.fakes.concluded_study import concluded
 from tests.fakes.raced_study import race_plan, run
+from tests.fakes.specs import planned as designed
 from tests.fakes.study import done_trial
 
-pytestmark = pytest.mark.anyio
+TWO = {"learning_rate": {"levels": [2e-5]}}
 
 
-async def planned(topic: str, looks: int = 1) -> Plan:
-    options = PlanOptions(planner="builtin", looks=looks, seeds=6)
-    return await plan_study(topic, options, instruments=[read_instrument(INSTRUMENT)])
+def planned(**fields: Any) -> Plan:
+    return designed(INSTRUMENT, **{"compare": TWO, "claim": "increase", "seeds": {"min": 6, "max": 6}, **fields})
 
 
 def files(plan: Plan, folder: Path, *values: float) -> tuple[str, str]:
@@ -41,8 +40,8 @@ def files(plan: Plan, folder: Path, *values: float) -> tuple[str, str]:
     return Path(written.files["markdown"]).read_text(), Path(written.files["html"]).read_text()
 
 
-async def test_a_report_says_what_each_look_may_spend(tmp_path: Path) -> None:
-    plan = await planned("Does a learning rate of 2e-5 give a higher final reward than 1e-5?", looks=2)
+def test_a_report_says_what_each_look_may_spend(tmp_path: Path) -> None:
+    plan = planned(looks=2)
     claims = {claim.name: claim for claim in page(Records(concluded(plan, []))).claims}
     markdown, html = files(plan, tmp_path)
     looks = [stage for stage in plan.stages if stage.spends is not None]
@@ -55,8 +54,8 @@ async def test_a_report_says_what_each_look_may_spend(tmp_path: Path) -> None:
     assert "on average too large" in markdown.split("## Limits")[1]
 
 
-async def test_a_study_without_looks_says_nothing_of_them(tmp_path: Path) -> None:
-    markdown, _ = files(await planned("Does a learning rate of 2e-5 give a higher final reward than 1e-5?"), tmp_path)
+def test_a_study_without_looks_says_nothing_of_them(tmp_path: Path) -> None:
+    markdown, _ = files(planned(), tmp_path)
     assert "may spend" not in markdown
 
 
@@ -82,8 +81,9 @@ def test_a_race_that_was_never_begun_was_not_run_and_takes_one_line_of_advice(tm
     ("values", "said"),
     [((0.1, 0.1, 0.5, 0.5), "each level may be chosen by itself"), ((0.1, 0.2, 0.5, 0.9), "depends")],
 )
-async def test_an_interaction_is_told_as_what_it_is(values: tuple[float, ...], said: str, tmp_path: Path) -> None:
-    plan = await planned("Do a learning rate of 1e-5 or 4e-5 and a group size of 4 or 8 interact?")
+def test_an_interaction_is_told_as_what_it_is(values: tuple[float, ...], said: str, tmp_path: Path) -> None:
+    crossed = {"learning_rate": {"levels": [1e-5, 4e-5]}, "group_size": {"levels": [4, 8]}}
+    plan = planned(compare=crossed, design="factorial", claim="none")
     markdown, html = files(plan, tmp_path, *values)
     assert ": unlike" not in markdown + html
     assert "the interaction `learning_rate x group_size` on" in markdown

@@ -204,7 +204,7 @@ def test_start_refuses_a_sink_that_is_not_installed_before_anything_is_planned(
 ) -> None:
     monkeypatch.setenv("RESEARCHER_HOME", str(tmp_path))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert main(["start", "--topic", "x", "--sink", "tensorboard", "--dry-run"]) == FAILED
+    assert main(["start", "study.yaml", "--sink", "tensorboard", "--dry-run"]) == FAILED
     assert "swarm-researcher[tensorboard]" in capsys.readouterr().err
 
 

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(PROGRAM is None, reason="there is no Chromium he
 
 ROOT = Path(__file__).parents[3]
 REPEAT = ROOT / "tests" / "instruments" / "repeat"
-TOPIC = "Does a learning rate of 1e-3 repeat words faster than 1e-5?"
+QUESTION = "Compare learning_rate 1e-5, 1e-3"
 NASTY = "<script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'>"
 LIMIT_S = 300
 
@@ -66,15 +66,15 @@ def _harmless(tab: Tab) -> None:
 
 def test_a_study_from_its_gate_to_its_report_without_a_reload(chrome: Browser, tmp_path: Path) -> None:
     home = tmp_path / "home"
-    words = ("--instrument", str(REPEAT), "--engine", "echo", "--seeds", "3", "--approve", "plan")
-    assert researcher(home, "start", "--topic", TOPIC, *words) == 3
+    asked = ("--instrument", str(REPEAT), "--vary", "learning_rate=1e-5,1e-3", "--claim", "increase")
+    assert researcher(home, "start", *asked, "--engine", "echo", "--seeds", "3", "--approve", "plan") == 3
     with served(home) as url:
         tab = chrome.tab()
         tab.go(url)
         tab.wait("document.querySelector('.study .asks')")
         tab.click(".study")
         tab.wait("document.querySelector('#gate button[value=approve]')")
-        assert TOPIC in tab.text()
+        assert QUESTION in tab.text()
         tab.type("#gate input[name=by]", "ada")
         tab.type("#gate input[name=words]", "worth it")
         tab.click("#gate button[value=approve]")
@@ -88,7 +88,7 @@ def test_a_study_from_its_gate_to_its_report_without_a_reload(chrome: Browser, t
         assert tab.run("document.querySelectorAll('#trials .spark').length") == 6
         assert "supported" in tab.text()
         tab.click("#head .links a")
-        tab.wait("document.title.startsWith('Does a')")
+        tab.wait("document.title.startsWith('Compare learning_rate')")
         assert tab.run("document.querySelector('section.answer') !== null")
         _harmless(tab)
 

@@ -9,27 +9,23 @@ from pathlib import Path
 import pytest
 
 from researcher.analysis.sentinels import inspect
-from researcher.instruments.catalogue import InstrumentFolder, open_instrument, read_instrument
+from researcher.instruments.catalogue import read_instrument
 from researcher.instruments.instrument import Factor
 from researcher.models import TrialEvidence
-from researcher.planner.graph import PlanOptions, plan_study
 from researcher.refusals import PlanningRefused
 from researcher.study.plan import Plan
 from researcher.study.shares import with_shares
 from swarm.protocol.runspec import RunSpec
-from tests.contracts.planner_contract import ROOT
+from tests.fakes.specs import planned
 from tests.fakes.study import done_trial
 
-pytestmark = pytest.mark.anyio
-
-KITCHEN = ROOT / "tests" / "instruments" / "kitchen"
-COCKTAIL = open_instrument("cocktail", {})
-TOPIC = "On cocktail, a share of sums of 70 % is better than 40 %"
+KITCHEN = Path(__file__).parents[2] / "instruments" / "kitchen"
+SUMS = {"sums_ratio": {"baseline": 0.4, "levels": [0.7]}}
 TARGET = "run.batch.mix.{}.ratio"
 
 
-async def planned(topic: str = TOPIC, folder: InstrumentFolder = COCKTAIL) -> Plan:
-    return await plan_study(topic, PlanOptions(), instruments=[folder], known=[])
+def mixed() -> Plan:
+    return planned("cocktail", compare=SUMS, claim="increase")
 
 
 def mixes(plan: Plan) -> dict[str, dict[str, float]]:
@@ -42,17 +38,8 @@ def mixes(plan: Plan) -> dict[str, dict[str, float]]:
     return found
 
 
-@pytest.mark.parametrize(
-    "topic",
-    [
-        TOPIC,
-        "On cocktail, is a share of sums of 70% better than a share of sums of 40%?",
-        "On cocktail, is a share of sums of 0.7 better than 0.4?",
-        "On cocktail, a fraction of sums of 0.7 is better than 0.4",
-    ],
-)
-async def test_a_share_of_a_topic_is_the_share_that_runs(topic: str) -> None:
-    plan = await planned(topic)
+def test_a_share_of_a_spec_is_the_share_that_runs() -> None:
+    plan = mixed()
     assert mixes(plan) == {
         "sums_ratio=0.4": {"sums": 0.4, "words": 0.3, "larger": 0.3},
         "sums_ratio=0.7": {"sums": 0.7, "words": 0.15, "larger": 0.15},
@@ -61,20 +48,20 @@ async def test_a_share_of_a_topic_is_the_share_that_runs(topic: str) -> None:
     assert not [name for name, _ in plan.held if ".mix." in name]
 
 
-async def test_a_share_that_all_arms_have_is_one_too() -> None:
-    plan = await planned("On cocktail with a share of sums of 70 %, does lr 1e-4 learn faster than 1e-5?")
+def test_a_share_that_all_arms_have_is_one_too() -> None:
+    plan = planned("cocktail", set={"sums_ratio": 0.7})
     assert set(map(str, mixes(plan).values())) == {str({"sums": 0.7, "words": 0.15, "larger": 0.15})}
 
 
-@pytest.mark.parametrize("share", ["120 %", "1.5"])
-async def test_what_is_no_share_is_refused(share: str) -> None:
-    with pytest.raises(PlanningRefused, match="share"):
-        await planned(f"On cocktail, a share of sums of {share} is better than 40 %")
+@pytest.mark.parametrize("level", [1.2, 0, "70 %"])
+def test_what_is_no_share_of_a_whole_is_refused(level: float | str) -> None:
+    with pytest.raises(PlanningRefused, match=r"^compare\.sums_ratio: sums_ratio (is a share|takes numbers)"):
+        planned("cocktail", compare={"sums_ratio": {"baseline": 0.4, "levels": [level]}})
 
 
 @pytest.mark.parametrize(("words", "larger", "fits"), [(0.15, 0.15, True), (0.3, 0.3, False)])
-async def test_the_sentinel_holds_the_whole_mix_against_the_plan(words: float, larger: float, fits: bool) -> None:
-    plan = (await planned()).model_copy(update={"sentinels": ("factor_not_applied",)})
+def test_the_sentinel_holds_the_whole_mix_against_the_plan(words: float, larger: float, fits: bool) -> None:
+    plan = mixed().model_copy(update={"sentinels": ("factor_not_applied",)})
     fields = plan.run_fields(plan.levels_of(plan.arms[1]))
     spec = RunSpec.model_validate(fields).model_dump(mode="json")
     spec["batch"]["mix"]["words"]["ratio"], spec["batch"]["mix"]["larger"]["ratio"] = words, larger
@@ -120,8 +107,8 @@ def test_shares_leave_the_rest_to_the_others_in_their_own_proportion() -> None:
         with_shares({"a": {"ratio": 1.0}}, {"a": 0.5})
 
 
-async def test_plans_that_were_frozen_with_a_weight_keep_it_and_their_hash() -> None:
-    plan = await planned()
+def test_plans_that_were_frozen_with_a_weight_keep_it_and_their_hash() -> None:
+    plan = mixed()
     old = plan.model_copy(update={"factors": tuple(each.model_copy(update={"share": None}) for each in plan.factors)})
     assert "share" not in Factor.model_validate(old.factors[0].model_dump()).model_dump(mode="json")
     assert mixes(old)["sums_ratio=0.7"]["sums"] == pytest.approx(0.7 / 1.3, abs=1e-6)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 
@@ -11,17 +12,14 @@ from researcher.analysis.effects import method_for
 from researcher.analysis.race import due
 from researcher.design.own_seeds import with_own_seeds
 from researcher.design.stages import LAST_SEED, with_seeds
-from researcher.instruments.catalogue import open_instrument
 from researcher.instruments.instrument import Factor
 from researcher.models import Effect
-from researcher.planner.graph import PlanOptions, plan_study
 from researcher.refusals import PlanningRefused
 from researcher.study.plan import Arm, Plan
+from tests.fakes.specs import planned
 from tests.fakes.study import done_trial, study_plan
 
-pytestmark = pytest.mark.anyio
-
-TOPIC = "Compare learning rates 4e-5 and 4e-5 for one-digit sums"
+EQUAL = {"compare": {"learning_rate": {"baseline": 4e-5, "levels": [4e-5]}}}
 SCHEDULE = Factor(
     name="schedule",
     target="run.optimizer.schedule",
@@ -30,10 +28,6 @@ SCHEDULE = Factor(
     choices=("constant", "linear", "cosine"),
 )
 DIGITS = Factor(name="digits", target="task.digits", type="int", default=1, low=1, high=3)
-
-
-async def planned(topic: str = TOPIC, **options: int) -> Plan:
-    return await plan_study(topic, PlanOptions(**options), instruments=[open_instrument("arithmetic", {})], known=[])  # type: ignore[arg-type]
 
 
 def seeds(plan: Plan) -> dict[str, set[int]]:
@@ -50,16 +44,16 @@ def disjoint(plan: Plan) -> bool:
 
 
 @pytest.mark.parametrize(
-    "topic",
+    "fields",
     [
-        TOPIC,
-        "Is a learning rate of 0.00004 better than 4e-5 for one-digit sums?",
-        "Does lr 4e-5 learn one-digit sums faster than a learning rate of 0.00004?",
+        EQUAL,
+        {"compare": {"learning_rate": {"levels": ["0.00004", 4e-5]}}},
+        {"arms": {"usual": {}, "said": {"learning_rate": 4e-5}}},
     ],
 )
-@pytest.mark.parametrize("options", [{}, {"looks": 3}, {"seeds": 4}, {"first_seed": 1000}])
-async def test_equal_arms_run_on_disjoint_seeds_that_the_plan_says(topic: str, options: dict[str, int]) -> None:
-    plan = await planned(topic, **options)
+@pytest.mark.parametrize("more", [{}, {"looks": 3}, {"seeds": {"min": 4, "max": 4}}, {"seeds": {"first": 1000}}])
+def test_equal_arms_run_on_disjoint_seeds_that_the_plan_says(fields: dict[str, Any], more: dict[str, Any]) -> None:
+    plan = planned(**fields, **more)
     assert disjoint(plan)
     assert plan == Plan.model_validate_json(plan.canonical())
     assert any("runs the same as" in line for line in plan.assumptions)
@@ -68,8 +62,8 @@ async def test_equal_arms_run_on_disjoint_seeds_that_the_plan_says(topic: str, o
     assert len({seed for _, seed in pairs}) == len(pairs) == 2 * stage.seeds
 
 
-async def test_arms_that_differ_share_their_seeds_and_their_plan_says_nothing_new() -> None:
-    plan = await planned("Compare learning rates 4e-5 and 1e-5 for one-digit sums")
+def test_arms_that_differ_share_their_seeds_and_their_plan_says_nothing_new() -> None:
+    plan = planned()
     assert "seed_offset" not in plan.canonical()
     first, second = seeds(plan).values()
     assert first == second
@@ -94,16 +88,16 @@ def test_what_is_the_same_is_judged_on_what_runs(
     assert disjoint(found) is equal
 
 
-async def test_a_plan_that_is_amended_to_more_seeds_keeps_its_arms_apart() -> None:
-    plan = await planned(seeds=3)
+def test_a_plan_that_is_amended_to_more_seeds_keeps_its_arms_apart() -> None:
+    plan = planned(**EQUAL, seeds={"min": 3, "max": 3})
     more = with_own_seeds(plan.model_copy(update={"stages": with_seeds(plan.stages, 30)}))
     assert disjoint(more)
     assert more.assumptions == plan.assumptions
 
 
-async def test_seeds_that_no_run_takes_are_refused_for_the_last_arm_too() -> None:
+def test_seeds_that_no_run_takes_are_refused_for_the_last_arm_too() -> None:
     with pytest.raises(PlanningRefused, match="give --first-seed"):
-        await planned(seeds=5, first_seed=LAST_SEED - 5)
+        planned(**EQUAL, seeds={"min": 5, "max": 5, "first": LAST_SEED - 5})
 
 
 def test_equal_arms_are_compared_unpaired_and_differ_by_chance() -> None:

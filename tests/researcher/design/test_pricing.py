@@ -1,0 +1,79 @@
+"""What a plan costs, and what a budget pays for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from researcher.design.pricing import price_of
+from researcher.instruments.catalogue import open_instrument, read_instrument
+from researcher.refusals import BudgetTooSmall
+from tests.fakes.specs import planned
+
+ARITHMETIC = open_instrument("arithmetic", {}).instrument
+KITCHEN = read_instrument(Path(__file__).parents[2] / "instruments" / "kitchen")
+TRIAL_S = ARITHMETIC.defaults.trial_s
+HINTS = {"compare": {"hints": {"baseline": False, "levels": [True]}}, "claim": "increase"}
+
+
+def test_a_price_follows_length_size_and_servers() -> None:
+    usual = price_of(planned(), ARITHMETIC, servers=1)
+    assert (usual.trials, usual.wall_s) == ((6, 10), (6 * TRIAL_S, 10 * TRIAL_S))
+    for fields in ({"steps": 12}, {"set": {"group_size": 8}}):
+        assert price_of(planned(**fields), ARITHMETIC, servers=1).wall_s[0] == 2 * usual.wall_s[0]
+    assert price_of(planned(), ARITHMETIC, servers=2).wall_s[0] == usual.wall_s[0] / 2
+
+
+def test_a_budget_that_does_not_pay_for_the_least_is_refused_with_what_would() -> None:
+    with pytest.raises(
+        BudgetTooSmall, match=r"^budget: 6 trials take about 12 min, and 10 min are given: give --budget 12m"
+    ):
+        planned(steps=12, budget={"wall": "10m"})
+    planned(steps=12, budget={"wall": "10m"}, servers=2)
+    with pytest.raises(BudgetTooSmall, match=r"^budget\.trials: 6 trials are the least, and 5 are given"):
+        planned(budget={"trials": 5})
+
+
+@pytest.mark.parametrize("budget", [{"wall": 8.5 * 60}, {"trials": 8}])
+def test_a_budget_between_least_and_most_takes_seeds_away_and_says_so(budget: dict[str, float]) -> None:
+    plan = planned(budget=budget)
+    assert (plan.stages[-1].seeds, plan.stages[-1].max_seeds) == (3, 4)
+    assert plan.budget.trials == 8
+    assert "The budget pays for 4 seeds per arm at the most, not 5." in plan.assumptions
+
+
+def test_an_instruments_own_sigma_prices_seeds_and_warns() -> None:
+    plan = planned(KITCHEN, **HINTS)
+    assert any("probably end the study as underpowered" in line for line in plan.assumptions)
+    needed = price_of(plan, KITCHEN.instrument, servers=1).seeds_needed
+    assert needed is not None
+    paid = planned(KITCHEN, **HINTS, budget={"wall": "24h"})
+    assert paid.stages[-1].max_seeds == needed > plan.stages[-1].max_seeds
+    assert not any("underpowered" in line for line in paid.assumptions)
+
+
+def test_a_race_counts_each_trial_once() -> None:
+    levels = [2e-5, 4e-5, 8e-5, 1e-4, 2e-4, 4e-4]
+    race = {"compare": {"learning_rate": {"baseline": 1e-5, "levels": levels}}, "design": "race"}
+    plan = planned(**race, seeds={"min": 3, "max": 3})
+    # floor 3; six arms on 2 seeds; three on 2 more; two on 4 more; baseline and winner on 3 fresh ones.
+    least = 3 + 6 * 2 + 3 * 2 + 2 * 4 + 2 * 3
+    assert price_of(plan, ARITHMETIC, servers=1).trials[0] == least < plan.budget.trials
+
+
+def test_a_sequence_counts_one_of_its_second_comparisons_and_that_the_dearest() -> None:
+    seeds = {"seeds": {"min": 3, "max": 3}, "design": "sequence"}
+    ranks = {"lora_alpha_ratio": {"levels": [1, 2, 4]}, "lora_rank": {"levels": [8, 16, 32]}}
+    assert planned(compare=ranks, **seeds).budget.trials == 3 * 3 + 3 * 3
+    steps = {"steps": {"baseline": 6, "levels": [30]}, "learning_rate": {"baseline": 4e-5, "levels": [1e-5]}}
+    longer = planned(compare=steps, **seeds)
+    assert longer.trial_s == 5 * TRIAL_S
+    assert price_of(longer, ARITHMETIC, servers=1).wall_s[0] == 3 * (TRIAL_S + 5 * TRIAL_S) + 3 * 2 * 5 * TRIAL_S
+
+
+def test_models_that_take_turns_on_one_machine_cost_boots() -> None:
+    models = planned(model=["smollm2-135m", "qwen2.5-0.5b"], seeds={"min": 3, "max": 3})
+    alone, side_by_side = (price_of(models, ARITHMETIC, servers=servers) for servers in (1, 2))
+    assert alone.wall_s[0] > 6 * TRIAL_S
+    assert side_by_side.wall_s[0] == 3 * TRIAL_S

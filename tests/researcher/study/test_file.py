@@ -1,0 +1,129 @@
+"""Study files: how values are read, where keys stand, and what is no study file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from researcher.refusals import PlanningRefused
+from researcher.study.file import read_study_file, scalar, spec_of
+
+YAML = """\
+# A comment.
+question: Is it better?
+instrument: arithmetic
+compare:
+  learning_rate: {baseline: 1e-5, levels: [4e-5, 1E-4]}
+set:
+  hints: on
+  name: no
+schedule: {windows: [22:00-07:00]}
+"""
+TOML = """\
+question = "Is it better?"
+instrument = "arithmetic"
+set.hints = "on"
+
+[compare.learning_rate]  # of the optimiser
+baseline = 1e-5
+levels = [
+  4e-5,
+]
+
+[seeds]
+min = 3
+"""
+
+
+def written(folder: Path, text: str, name: str = "study.yaml") -> Path:
+    (folder / name).write_text(text)
+    return folder / name
+
+
+def test_yaml_is_read_as_people_write_it(tmp_path: Path) -> None:
+    data, lines = read_study_file(written(tmp_path, YAML))
+    assert data["compare"]["learning_rate"] == {"baseline": 1e-5, "levels": [4e-5, 1e-4]}
+    assert data["set"] == {"hints": "on", "name": "no"}
+    assert data["schedule"] == {"windows": ["22:00-07:00"]}
+    places = ("instrument", "compare.learning_rate.levels", "set.name", "schedule.windows.0", "set.other.part", "seeds")
+    file = tmp_path / "study.yaml"
+    assert [lines.at(path) for path in places] == [f"{file}:{line}" for line in (3, 5, 8, 9, 6)] + [str(file)]
+
+
+def test_toml_is_read_with_its_lines(tmp_path: Path) -> None:
+    file = written(tmp_path, TOML, "study.toml")
+    data, lines = read_study_file(file)
+    found = spec_of(data, lines)
+    assert found.compare["learning_rate"].levels == (4e-5,)
+    assert (found.set, found.seeds.min) == ({"hints": "on"}, 3)
+    places = ("set.hints", "compare.learning_rate", "compare.learning_rate.levels", "seeds.min", "seeds.max")
+    assert [lines.at(path) for path in places] == [f"{file}:{line}" for line in (3, 5, 7, 12, 11)]
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("1e-5", 1e-5), ("1E-5", 1e-5), ("-3", -3), (".5", 0.5), ("1_000", 1000), ("4e-5", 4e-5), ("true", True), ("on", "on"),
+     ("no", "no"), ("grpo", "grpo"), ("0x10", "0x10"), ("22:00", "22:00"), ("2026-01-01", "2026-01-01"), ("null", "null"),
+     ("[1, 2]", "[1, 2]"), ("a: b: c", "a: b: c"), ("nan", "nan"), ("012", 12)],
+)  # fmt: skip
+def test_a_value_is_a_number_a_truth_or_a_text(text: str, value: object) -> None:
+    found = scalar(text)
+    assert (found, type(found)) == (value, type(value))
+
+
+def problems(tmp_path: Path, text: str, name: str = "study.yaml") -> PlanningRefused:
+    with pytest.raises(PlanningRefused) as refused:
+        spec_of(*read_study_file(written(tmp_path, text, name)))
+    assert str(tmp_path / name) in str(refused.value)
+    return refused.value
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says", "nearest"),
+    [
+        ("instrument:", "instrumnt:", ["study.yaml:3: instrumnt: unknown field", "study.yaml: instrument: "], "instrument"),
+        ("baseline:", "base_line:", ["study.yaml:5: compare.learning_rate.base_line: unknown field"], "compare.learning_rate.baseline"),
+        ("schedule:", "shedule:", ["study.yaml:9: shedule: unknown field (did you mean 'schedule'?)"], "schedule"),
+        ("[22:00-07:00]", "22", ["study.yaml:9: schedule.windows: "], None),
+        ("  name: no\n", "  hints: off\n", ["study.yaml:8: set.hints stands twice; the first is in line 7"], None),
+        ("schedule: {", "schedule: {{", ["study.yaml:", "this is no YAML"], None),
+        (YAML, "", ["is no study file: it holds no keys"], None),
+        (YAML, "- a\n- b\n", ["is no study file"], None),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_named_with_its_line(
+    tmp_path: Path, old: str, new: str, says: list[str], nearest: str | None
+) -> None:
+    refused = problems(tmp_path, YAML.replace(old, new))
+    assert all(text in str(refused) for text in says)
+    assert nearest is None or nearest in refused.nearest
+
+
+def test_wrong_toml_is_named_too(tmp_path: Path) -> None:
+    for old, new, says in (
+        ("min = 3", "mni = 3", "study.toml:12: seeds.mni: unknown field (did you mean 'seeds.min'?)"),
+        ("min = 3", "min = 3\nmin = 4", "this is no TOML"),
+        ("min = 3", "min = ", "this is no TOML"),
+    ):
+        assert says in str(problems(tmp_path, TOML.replace(old, new), "study.toml"))
+
+
+def test_the_file_of_an_instrument_is_no_study_file(tmp_path: Path) -> None:
+    refused = problems(tmp_path, 'name = "mine"\nworkflow = "workflow.py"\n[defaults]\nsteps = 3\n', "study.toml")
+    assert "describes an instrument, not a study" in str(refused)
+    assert f"--instrument {tmp_path}" in str(refused)
+
+
+def test_a_file_that_cannot_be_read_is_one_clear_line(tmp_path: Path) -> None:
+    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
+    for name, says in (("nope.yaml", "No such file"), ("binary.yaml", "is not text in UTF-8"), (".", "Is a directory")):
+        with pytest.raises(PlanningRefused, match=says):
+            read_study_file(tmp_path / name)
+
+
+def test_a_wrong_value_is_shown_without_its_file_where_it_came_from_options() -> None:
+    fields: dict[str, Any] = {"question": "q", "instrument": "i", "compare": {"kl": {"levels": [0.1]}}, "claim": "up"}
+    with pytest.raises(PlanningRefused, match=r"^claim: "):
+        spec_of(fields)

@@ -1,0 +1,92 @@
+"""What a study spec takes, how it is written back, and what it refuses by the path of the field."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from foundation.strict import explain
+from researcher.study.spec import StudySpec, count_text, duration_text
+
+LR = {"learning_rate": {"levels": [1e-5, 4e-5]}}
+KL = {"kl": {"levels": [0.0, 0.1]}}
+
+
+def spec(**fields: Any) -> StudySpec:
+    return StudySpec.model_validate({"question": "Is it better?", "instrument": "arithmetic", **fields})
+
+
+def test_a_spec_is_written_back_as_what_was_set() -> None:
+    given = {
+        "question": "Is it better?", "instrument": "arithmetic", "model": ["a", "b"], "compare": KL, "design": "factorial",
+        "set": {"epochs": 2}, "claim": "increase", "margin": 0.05, "seeds": {"min": 3, "first": 7},
+        "budget": {"wall": "8h", "trials": 60, "tokens": "50M"}, "schedule": {"windows": ["22:00-07:00"], "days": 3},
+    }  # fmt: skip
+    found = StudySpec.model_validate(given)
+    assert found.document() == given
+    assert StudySpec.model_validate(found.document()) == found
+    assert list(found.document()) == [name for name in StudySpec.model_fields if name in given]
+
+
+@pytest.mark.parametrize(
+    ("given", "seconds", "written"),
+    [("8h", 28800, "8h"), ("90m", 5400, "90m"), ("1h30m", 5400, "90m"), ("1 h", 3600, "1h"), (45, 45, "45s"), (0.5, 0.5, "0.5s")],
+)  # fmt: skip
+def test_times_are_read_as_people_write_them(given: object, seconds: float, written: str) -> None:
+    assert spec(compare=LR, budget={"wall": given}).budget.wall == seconds
+    assert duration_text(seconds) == written
+
+
+@pytest.mark.parametrize(
+    ("given", "count", "written"), [("50M", 50_000_000, "50M"), ("1.5k", 1500, "1500"), (7, 7, "7")]
+)
+def test_counts_are_read_as_people_write_them(given: object, count: int, written: str) -> None:
+    assert spec(compare=LR, budget={"tokens": given}).budget.tokens == count
+    assert count_text(count) == written
+
+
+def test_the_models_of_a_spec_are_one_or_several() -> None:
+    assert spec(compare=LR).models == ()
+    assert spec(compare=LR, model="a").models == ("a",)
+    assert spec(model=["a", "b"]).models == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("fields", "path", "says"),
+    [
+        ({}, "compare", "nothing says what differs"),
+        ({"compare": LR, "arms": {"a": {}, "b": {}}}, "arms", "cannot stand beside compare"),
+        ({"arms": {"a": {}}}, "arms", "needs at least two arms"),
+        ({"arms": {"a b": {}, "c": {}}}, "arms.a b.[key]", ""),
+        ({"compare": LR | KL}, "design", "takes one factor, and the spec compares 2"),
+        ({"compare": LR, "design": "factorial"}, "design", "takes two factors or more"),
+        ({"compare": LR, "design": "sequence"}, "design", "takes two factors, one after the other"),
+        ({"arms": {"a": {}, "b": {}}, "design": "balance"}, "design", "balance needs compare"),
+        (
+            {"compare": {**KL, "lr": {"levels": [1, 2, 3]}}, "design": "factorial"},
+            "compare.lr.levels",
+            "two levels of each",
+        ),
+        ({"compare": {"kl": {"levels": []}}}, "compare.kl.levels", "needs at least one level"),
+        ({"compare": {"kl": {"levels": [0.1, 0.1]}}}, "compare.kl.levels", "names a level twice"),
+        ({"compare": LR, "set": {"learning_rate": 1e-5}}, "set.learning_rate", "is under compare already"),
+        ({"model": ["a", "a"]}, "model", "names a model twice"),
+        ({"compare": LR, "seeds": {"min": 5, "max": 3}}, "seeds.max", "must not be below min (5), got 3"),
+        ({"compare": LR, "seeds": {"min": 1}}, "seeds.min", "greater than or equal to 2"),
+        ({"compare": LR, "claim": "up"}, "claim", "'increase'"),
+        ({"compare": LR, "margin": 0}, "margin", "greater than 0"),
+        ({"compare": LR, "looks": 9}, "looks", "less than or equal to 5"),
+        ({"compare": LR, "budget": {"wall": "soon"}}, "budget.wall", "write a time such as 8h"),
+        ({"compare": LR, "budget": {"tokens": "many"}}, "budget.tokens", "write a number such as 50M"),
+        ({"compare": LR, "budget": {"hours": 8}}, "budget.hours", "unknown field"),
+        ({"compare": LR, "question": " "}, "question", "say in words what the study asks"),
+    ],
+)
+def test_what_is_no_spec_is_refused_by_its_path(fields: dict[str, Any], path: str, says: str) -> None:
+    with pytest.raises(ValidationError) as refused:
+        spec(**fields)
+    found = {problem.field: str(problem) for problem in explain(refused.value, StudySpec)}
+    assert path in found
+    assert says in found[path]
