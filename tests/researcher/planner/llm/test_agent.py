@@ -116,10 +116,6 @@ async def test_nothing_here_can_answer_it() -> None:
         (proposed(seed=3), "seed: unknown field (did you mean 'seeds'?)"),
         (proposed(budget={"wall": "1m"}), "give --budget"),
         (proposed(model="Qwen/Qwen3-4B"), "'Qwen/Qwen3-4B' does not stand in the topic as it is"),
-        (
-            proposed({**SENSIBLE, "from_topic": ["seeds.min"]}),
-            "from_topic names 'seeds.min', which the spec does not set",
-        ),
         (proposed({**SENSIBLE, "because": None}), "because"),
         (called(("propose", {"spec": "lr"})), "spec"),
         (called(("propose", '{"spec": {"instrument"')), "the arguments are not a JSON object"),
