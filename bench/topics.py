@@ -107,21 +107,21 @@ def planner_of(name: str, transcripts: Path | None) -> Planner:
     if name == "builtin":
         return Matcher()
     from foundation.clock import SystemClock
-    from researcher.llm.endpoint import OpenAIEndpoint
+    from researcher.llm.endpoint import Endpoint, OpenAIEndpoint
     from researcher.llm.settings import LlmSettings, llm_settings
+
+    settings = LlmSettings(model="replay") if name == "replay" else llm_settings(os.environ)
+    if settings is None:
+        raise SystemExit(
+            "--planner llm needs a planner LLM: set RESEARCHER_LLM_MODEL, and RESEARCHER_LLM_BASE_URL or _API_KEY"
+        )
+    if name == "replay" and (transcripts is None or not transcripts.is_dir()):
+        raise SystemExit("--planner replay needs --transcripts FOLDER, with the transcripts of these topics")
     from researcher.planner.agent import LlmPlanner
     from researcher.planner.transcripts import ReplayEndpoint
 
-    if name == "replay":
-        if transcripts is None or not transcripts.is_dir():
-            raise SystemExit("--planner replay needs --transcripts FOLDER, with the transcripts of these topics")
-        return LlmPlanner(ReplayEndpoint([transcripts]), LlmSettings(model="replay"), SystemClock())
-    settings = llm_settings(os.environ)
-    if settings is None:
-        raise SystemExit(
-            "--planner llm needs a planner LLM: set RESEARCHER_LLM_MODEL and RESEARCHER_LLM_BASE_URL or _API_KEY"
-        )
-    return LlmPlanner(OpenAIEndpoint(settings), settings, SystemClock())
+    endpoint: Endpoint = OpenAIEndpoint(settings) if transcripts is None else ReplayEndpoint([transcripts])
+    return LlmPlanner(endpoint, settings, SystemClock())
 
 
 def _shown(outcome: Outcome) -> Any:

@@ -102,7 +102,7 @@ def written(findings: Iterable[Finding], by: str) -> str:
 
 
 def _shared(finding: Finding, by: str) -> SharedFinding:
-    fields = finding.model_dump(mode="json", exclude={"origin", "imported_at"})
+    fields = finding.model_dump(mode="json", exclude={"origin": True, "imported_at": True, "effect": {"trial_s"}})
     fields["question"] = finding.question[:_LONGEST_QUESTION]  # topics had no bound once
     return SharedFinding.model_validate({**fields, "schema_version": SCHEMA, "by": finding.origin or by})
 

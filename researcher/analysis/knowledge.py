@@ -68,7 +68,7 @@ def findings_of(
             baseline=_levels(plan, hypothesis.baselines),
             treatment=_levels(plan, hypothesis.treatments),
             verdict=given[hypothesis.id].verdict,
-            effect=given[hypothesis.id].effect,
+            effect=_with_cost(given[hypothesis.id].effect, [t for t in trials if t.arm in hypothesis.sides]),
             scope=scope_of(plan, hypothesis),
             seeds=seeds,
             at=at,
@@ -76,6 +76,11 @@ def findings_of(
         for hypothesis in plan.hypotheses
         if hypothesis.id in given and not deciding_stage(plan, hypothesis).explores
     ]
+
+
+def _with_cost(effect: Effect | None, trials: Sequence[TrialRecord]) -> Effect | None:
+    took = [t.ended_at - t.started_at for t in trials if t.ended_at is not None and t.started_at is not None]
+    return effect.model_copy(update={"trial_s": sum(took) / len(took)}) if effect is not None and took else effect
 
 
 def scope_of(plan: Plan, hypothesis: Hypothesis) -> dict[str, Any]:
@@ -336,5 +341,27 @@ def _percent(level: float) -> str:
 
 
 def told_of(finding: Finding) -> str:
-    """As `told`, of a finding that no plan quotes."""
-    return told(_known(finding, ()))
+    """As `told`, of a finding that no plan quotes, with all that it holds for: instrument, model, steps, means, time of a trial."""
+    echo = "echo" in finding.models
+    effect, steps = finding.effect, finding.scope.get("steps")
+    parts = [
+        f"{finding.instrument} {finding.instrument_version}".strip(),
+        "echo engine: no model was trained, and this says nothing about training" if echo else finding.model,
+        f"{steps} steps" if steps is not None else "",
+    ]
+    if effect is not None:
+        parts.append(f"{finding.metric} {effect.mean_treatment:.3g} against {effect.mean_baseline:.3g}")
+        parts.append("" if effect.trial_s is None else f"{effect.trial_s:.0f} s a trial")
+    return f"{told(_known(finding, ()))}; {', '.join(part for part in parts if part)}"
+
+
+def spread(effect: Effect) -> float | None:
+    """Standard deviation between seeds, as the effect's interval implies it; None where it is not of a t-test of two sides."""
+    freedom = effect.n_baseline + effect.n_treatment - 2
+    if effect.method != "welch" or freedom < 1:
+        return None
+    # Here and not above: scipy takes half a second, and most callers never ask.
+    from scipy import stats
+
+    error = (effect.high - effect.low) / 2 / float(stats.t.ppf((1 + effect.level) / 2, freedom))
+    return error / math.sqrt(1 / effect.n_baseline + 1 / effect.n_treatment)

@@ -105,11 +105,9 @@ def _chosen(store: Store, args: argparse.Namespace) -> tuple[list[Finding], list
 def _lines(finding: Finding) -> list[str]:
     whose = "" if finding.recomputable else f"; imported {when(finding.imported_at or 0)}"
     checked = f"researcher verify {finding.study_id}" if finding.recomputable else f"ask {finding.origin}"
-    steps = f", {finding.scope['steps']} steps" if "steps" in finding.scope else ""
     return [
         told_of(finding),
-        f"    {finding.instrument} {finding.instrument_version}, {finding.model}, {finding.metric}{steps}; "
-        f"{when(finding.at)}{whose}; plan {finding.plan_hash[:16]}, to check it: {checked}",
+        f"    {when(finding.at)}{whose}; plan {finding.plan_hash[:16]}, to check it: {checked}",
     ]
 
 

@@ -132,7 +132,7 @@ class Asker:
 
     def _most(self, request: dict[str, Any]) -> tuple[int, float]:
         """The most tokens and money that the call may take: it is paid for before it is made. Raises: LlmUnusable."""
-        asked, said = _letters(request["messages"]), self._settings.answer_tokens
+        asked, said = _letters(request), self._settings.answer_tokens
         tokens, cost, purse = asked + said, self._price(asked, said, None) or 0.0, self.purse
         if purse.tokens + purse.held_tokens + tokens > self._settings.max_tokens:
             raise LlmUnusable(
@@ -162,7 +162,7 @@ def _counted(request: dict[str, Any], answer: dict[str, Any]) -> tuple[int, int]
     counts = usage if isinstance(usage, dict) else {}
     asked, said = counts.get("prompt_tokens"), counts.get("completion_tokens")
     return (
-        asked if type(asked) is int and asked >= 0 else _letters(request["messages"]),
+        asked if type(asked) is int and asked >= 0 else _letters(request),
         said if type(said) is int and said >= 0 else _letters(answer.get("choices", answer)),
     )
 

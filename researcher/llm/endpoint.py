@@ -9,12 +9,10 @@ LlmError
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from typing import Any, Protocol
 
 from foundation.logs import redact
 from researcher.llm.settings import LlmSettings
-from researcher.models import LlmCall
 
 _TIMEOUT_S = 300.0
 _PASSING = (408, 409, 425, 429)
@@ -72,24 +70,6 @@ class OpenAIEndpoint:
         return as_object(raw.text)
 
 
-class Replayed:
-    """Answers from recorded calls: the same requests get the same answers, and nobody is asked."""
-
-    def __init__(self, calls: Sequence[LlmCall]) -> None:
-        self._answers: dict[str, list[dict[str, Any]]] = {}
-        for call in calls:
-            if call.answer is not None:
-                self._answers.setdefault(_key(call.request), []).append(call.answer)
-
-    async def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        waiting = self._answers.get(_key(request))
-        if not waiting:
-            raise LlmUnusable(
-                "no recorded answer fits this request: code, topic or instruments are not those of the record"
-            )
-        return waiting.pop(0)
-
-
 def as_object(text: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
@@ -101,8 +81,6 @@ def as_object(text: str) -> dict[str, Any]:
 def _by_status(status: int, text: str, retry_after: str | None) -> LlmError:
     if status in _PASSING or status >= 500:
         return LlmOutage(text, float(retry_after) if retry_after and retry_after.isdigit() else None)
-    return LlmUnusable(text) if status in _HOPELESS else LlmRefused(text)
-
-
-def _key(request: dict[str, Any]) -> str:
-    return json.dumps(request, sort_keys=True)
+    # Routers answer 404 where none of their endpoints for a model takes tools.
+    no_tools = status == 404 and "tool" in text.lower()
+    return LlmUnusable(text) if status in _HOPELESS and not no_tools else LlmRefused(text)

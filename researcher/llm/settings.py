@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from researcher.refusals import PlanningRefused
 
 PREFIX = "RESEARCHER_LLM_"
-MAX_TOKENS, PATIENCE_S = 200_000, 6 * 3600.0
-_NUMBERS = ("MAX_TOKENS", "MAX_COST", "PRICE_IN", "PRICE_OUT", "PATIENCE_S")
+MAX_TOKENS, ANSWER_TOKENS, PATIENCE_S = 200_000, 8192, 6 * 3600.0
+_NUMBERS = ("MAX_TOKENS", "ANSWER_TOKENS", "MAX_COST", "PRICE_IN", "PRICE_OUT", "PATIENCE_S")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,7 +18,8 @@ class LlmSettings:
     """An OpenAI-compatible endpoint, a swarm server included.
 
     max_tokens, max_cost: of one study's planning, prompts and answers together. price_in, price_out: money per million
-    tokens, for endpoints that do not state the cost of a call. patience_s: how long an outage is waited out.
+    tokens, for endpoints that do not state the cost of a call. patience_s: how long an outage is waited out. answer_tokens: the
+    longest answer, thoughts of a reasoning model included.
     """
 
     model: str
@@ -29,10 +30,11 @@ class LlmSettings:
     price_in: float | None = None
     price_out: float | None = None
     patience_s: float = PATIENCE_S
-    answer_tokens: int = 4096
-    """Longest answer."""
+    answer_tokens: int = ANSWER_TOKENS
 
     def __post_init__(self) -> None:
+        if self.answer_tokens < 1:
+            raise ValueError(f"{PREFIX}ANSWER_TOKENS must be at least 1, got {self.answer_tokens}")
         if self.max_cost is not None and self.price_in is None and self.price_out is None:
             raise ValueError(
                 f"a cost cap needs prices: set {PREFIX}PRICE_IN and {PREFIX}PRICE_OUT (per million tokens)"
@@ -58,6 +60,7 @@ def llm_settings(environ: Mapping[str, str]) -> LlmSettings | None:
             base_url=given.get("BASE_URL"),
             api_key=given.get("API_KEY"),
             max_tokens=int(numbers.get("MAX_TOKENS", MAX_TOKENS)),
+            answer_tokens=int(numbers.get("ANSWER_TOKENS", ANSWER_TOKENS)),
             max_cost=numbers.get("MAX_COST"),
             price_in=numbers.get("PRICE_IN"),
             price_out=numbers.get("PRICE_OUT"),

@@ -40,6 +40,8 @@ class Effect(BaseModel):
     failed_between: Annotated[int, Field(exclude_if=lambda count: not count)] = 0
     p_lack_of_fit: Annotated[float | None, Field(exclude_if=lambda found: found is None)] = None
     """slope: that the means of the levels lie on a line. None: not known."""
+    trial_s: Annotated[float | None, Field(exclude_if=lambda seconds: seconds is None)] = None
+    """Mean wall time of a trial of both sides, in a finding of our own: what asking again would cost. Not verified, not exported."""
 
 
 class VerdictRecord(BaseModel):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any
 
 from foundation.durations import duration_s
 from researcher.instruments.catalogue import InstrumentFolder
-from researcher.instruments.instrument import STUDY_MODEL, Instrument, Scalar
+from researcher.instruments.instrument import STUDY_MODEL, Factor, Instrument, Scalar
 from researcher.study.spec import duration_text
 from swarm.models.catalogue import CATALOGUE
 
@@ -34,11 +34,10 @@ _LENGTH = (
     r"\d+(?:\.\d+)? ?(?:hours?|hrs?|h|minutes?|mins?|min|m|seconds?|secs?|days?|d)(?: ?\d+ ?(?:minutes?|min|m))?\b"
 )
 _TOKEN = re.compile(
-    rf"(?P<times>(?:{_NUMBER})[x×](?![a-z0-9]))|(?P<number>(?:{_NUMBER})(?![\w%]|\.\d))"
+    rf"(?P<number>(?:{_NUMBER})(?![\w%]|\.\d))"
     r"|(?P<word>[a-z][a-z0-9+]*(?:'[a-z]+)?)|(?P<odd>[\w.]*\w%?)|(?P<mark>->|[^\s\w])"
 )
 _HUB = re.compile(r"(?<![\w/.:-])[A-Za-z][\w.-]*/([A-Za-z][\w.-]*\w)")
-_DATA = re.compile(r"hf:[\w.-]+/[\w.-]*\w|(?<![\w/.])[\w./~-]+\.jsonl\b")
 _MARKS = frozenset(",.?!:;()[]{}/-|&'\"`*~=") | {"->"}
 _COUNTED = frozenset(["numbers", "problems", "questions", "models", "tasks", "agents", "sizes", "values", "runs"])
 _GENERIC = {"number", "digit", "together", "mix", "mixed", "share", "range", "model"}
@@ -47,7 +46,7 @@ _GENERIC = {"number", "digit", "together", "mix", "mixed", "share", "range", "mo
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A phrase that is understood, or one word that is not. kind: factor, level, number, times, metric, instrument, model, mark,
+    """A phrase that is understood, or one word that is not. kind: factor, level, number, metric, instrument, model, mark,
     unknown, or a class of the table. what: a factor's, metric's or instrument's name. value: of a level or a number; of a metric
     the way it is said to go. led: the preposition before it."""
 
@@ -79,12 +78,11 @@ class Items(list[Item]):
 
 @dataclass(slots=True)
 class Said:
-    """A topic without its bounds, models and data. bounds: what they say, by dotted path of the spec."""
+    """A topic without its bounds and models. bounds: what they say, by dotted path of the spec."""
 
     text: str = ""
     bounds: dict[str, Any] = field(default_factory=dict)
     models: list[str] = field(default_factory=list)
-    data: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
 
@@ -92,11 +90,7 @@ def said(topic: str) -> Said:
     """The topic with its models and bounds taken out, in the words that the tables know."""
     found = Said()
 
-    def file(match: re.Match[str]) -> str:
-        found.data.append(match[0])
-        return f" datafile{len(found.data)} "
-
-    text = normal(_without_models(_DATA.sub(file, topic), found))
+    text = normal(_without_models(topic, found))
     for pattern, meant in _TABLE["rewrites"]:
         text = re.sub(pattern, meant, text)
     for pattern, fields in _TABLE["bounds"]:
@@ -196,8 +190,8 @@ def _classes() -> dict[tuple[str, ...], Item]:
     return listed
 
 
-def _vocabulary(instrument: Instrument, named: Iterable[str], data: Sequence[str]) -> dict[tuple[str, ...], Item]:
-    """Every phrase of one instrument and of the tables. named: factors that the topic names, whose choices may stand alone."""
+def _vocabulary(instrument: Instrument) -> dict[tuple[str, ...], Item]:
+    """Every phrase of one instrument and of the tables."""
     factors = [factor for factor in instrument.factors if factor.target != STUDY_MODEL]  # models go by their names
     classes, names = _classes(), {factor.name for factor in factors}
     listed = classes | {keys(instrument.model.partition("-")[0]): Item("stop", ""), ("modelname",): Item("model", "")}
@@ -214,20 +208,26 @@ def _vocabulary(instrument: Instrument, named: Iterable[str], data: Sequence[str
     listed |= {keys(word): Item("factor", "", name) for word, name in _SHARED["factors"].items() if name in names}
     for factor in factors:
         listed |= {keys(name): Item("factor", "", factor.name) for name in (factor.name, *factor.aliases)}
-        if factor.name in _SHARED["bare"] or factor.proper or factor.name in named:
-            alone = [choice for choice in factor.choices if choice not in ("none", "full")]
-            listed |= {keys(str(each)): Item("level", "", factor.name, each) for each in alone}
-            listed |= {keys(f"{factor.name} {each}"): Item("level", "", factor.name, each) for each in factor.choices}
-    for word, (name, value) in _SHARED["levels"].items():
-        listed |= {keys(word): Item("level", "", name, value)} if name in names else {}
-    if "data" in names:
-        listed |= {(f"datafile{n}",): Item("level", "", "data", path) for n, path in enumerate(data, 1)}
-    return listed
+        if factor.name in _SHARED["bare"] or factor.proper:
+            listed |= _choices(factor)
+        listed |= {keys(f"{factor.name} {each}"): Item("level", "", factor.name, each) for each in factor.choices}
+    levels = _SHARED["levels"].items()
+    return listed | {keys(word): Item("level", "", name, value) for word, (name, value) in levels if name in names}
+
+
+def _choices(factor: Factor) -> dict[tuple[str, ...], Item]:
+    return {
+        keys(str(each)): Item("level", "", factor.name, each) for each in factor.choices if each not in ("none", "full")
+    }
 
 
 def choose_instrument(text: str, folders: Sequence[InstrumentFolder]) -> tuple[list[InstrumentFolder], bool]:
     """The instruments that the topic may be about, and whether it names one. A general one answers where none is named."""
     words = keys(text)
+    places: dict[tuple[str, ...], set[int]] = {}
+    for i in range(len(words)):
+        for n in range(1, 6):
+            places.setdefault(words[i : i + n], set()).update(range(i, i + n))
     ordinary = {key for phrase in _classes() for key in phrase} | _GENERIC
     hits: dict[str, set[int]] = {}
     for folder in folders:
@@ -235,27 +235,26 @@ def choose_instrument(text: str, folders: Sequence[InstrumentFolder]) -> tuple[l
         phrases = [keys(word) for word in (instrument.name, *instrument.keywords)]
         own = [each for each in instrument.factors if each.target.startswith(("task.", "roles.", "run.batch.mix"))]
         phrases += [keys(name) for each in own for name in (each.name, *each.aliases) if len(keys(name)) > 1]
-        takes_data = any(factor.type == "data" for factor in instrument.factors)
-        for phrase in [*phrases, ("datafile1",)] if takes_data else phrases:
-            for i in range(len(words) - len(phrase) + 1):
-                if words[i : i + len(phrase)] == phrase and not (len(phrase) == 1 and phrase[0] in ordinary):
-                    hits.setdefault(instrument.name, set()).update(range(i, i + len(phrase)))
+        for phrase in phrases:
+            if phrase in places and not (len(phrase) == 1 and phrase[0] in ordinary):
+                hits.setdefault(instrument.name, set()).update(places[phrase])
     whole = [name for name, at in hits.items() if not any(at < other for other in hits.values())]
-    spelled = [name for name in whole if f" {' '.join(keys(name))} " in f" {' '.join(words)} "]
-    chosen = [folder for folder in folders if folder.instrument.name in (spelled or whole)]
+    chosen = [each for each in folders if each.instrument.name in ([n for n in whole if keys(n) in places] or whole)]
     general = [folder for folder in folders if folder.instrument.general] or list(folders)
     return chosen or general, bool(chosen)
 
 
-def items(text: str, instrument: Instrument, data: Sequence[str] = ()) -> Items:
+def items(text: str, instrument: Instrument) -> Items:
     """The topic, phrase by phrase, the longest first; words without content are left out."""
     plain = re.sub(r"(?<=[a-z0-9])-(?=[a-z])|(?<=[a-z]{2})-(?=\d)|_", " ", text)
     if any(factor.share for factor in instrument.factors):
         plain = re.sub(r"\b(\d+) ?%", lambda match: f"{int(match[1]) / 100:g}", plain)
     tokens = [(match.lastgroup or "", match[0]) for match in _TOKEN.finditer(plain)]
-    known = _named(tokens, _vocabulary(instrument, (), data))
-    named = {item.what for item in known if item.isa("factor", "level")}
-    return _led(_named(tokens, _vocabulary(instrument, named, data)))
+    listed = _vocabulary(instrument)
+    named = {item.what for item in _named(tokens, listed) if item.isa("factor", "level")}
+    for factor in [factor for factor in instrument.factors if factor.name in named and factor.choices]:
+        listed |= _choices(factor)  # `a schedule: linear or cosine`
+    return _led(_named(tokens, listed))
 
 
 def _named(tokens: Sequence[tuple[str, str]], listed: dict[tuple[str, ...], Item]) -> list[Item]:
@@ -272,8 +271,8 @@ def _named(tokens: Sequence[tuple[str, str]], listed: dict[tuple[str, ...], Item
         if length:
             phrase = " ".join(text for _, text in tokens[i : i + length])
             result.append(replace(listed[tuple(words[i : i + length])], text=phrase))
-        elif kind in ("number", "times"):
-            result.append(Item(kind, text, value=float(text.rstrip("x×"))))
+        elif kind == "number":
+            result.append(Item(kind, text, value=float(text)))
         else:
             result.append(Item("mark", text) if text in _MARKS else Item("unknown", text))
         i += length or 1

@@ -84,8 +84,9 @@ def _says_the_same(one: Finding, other: Finding) -> bool:
 
 
 def _said(finding: Finding) -> Finding:
-    """Without how it came here."""
-    return finding.model_copy(update={"origin": None, "imported_at": None})
+    """Without how it came here, and without what its trials took, which is not exported."""
+    effect = None if finding.effect is None else finding.effect.model_copy(update={"trial_s": None})
+    return finding.model_copy(update={"origin": None, "imported_at": None, "effect": effect})
 
 
 def _row(finding: Finding) -> FindingRow:

@@ -9,29 +9,50 @@ from typing import Any
 Answer = dict[str, Any] | BaseException
 
 SENSIBLE = {
-    "instrument": "arithmetic",
-    "factors": [{"name": "learning_rate", "baseline": 1e-5, "treatments": [1e-4]}],
-    "metric": "auc_reward",
-    "direction": "increase",
-    "settings": [],
+    "spec": {
+        "instrument": "arithmetic",
+        "compare": {"learning_rate": {"baseline": 1e-5, "levels": [1e-4]}},
+        "metric": "auc_reward",
+        "claim": "increase",
+    },
+    "because": "The topic compares two learning rates.",
+    "uncovered": [],
+    "from_topic": ["compare.learning_rate"],
 }
+"""A proposal."""
 
 
 def completion(text: str | None, *, finish: str = "stop", **usage: Any) -> dict[str, Any]:
     """A chat completion that says `text`."""
+    return _completed({"role": "assistant", "content": text}, finish, **usage)
+
+
+def called(*calls: tuple[str, Any], **usage: Any) -> dict[str, Any]:
+    """A chat completion that calls tools: their names, and arguments as an object or as text."""
+    made = [
+        {"id": f"call_{number}", "type": "function", "function": {"name": name, "arguments": _text(arguments)}}
+        for number, (name, arguments) in enumerate(calls)
+    ]
+    return _completed({"role": "assistant", "content": None, "tool_calls": made}, "tool_calls", **usage)
+
+
+def proposed(proposal: dict[str, Any] = SENSIBLE, /, **spec: Any) -> dict[str, Any]:
+    """A chat completion that proposes; fields of the spec may differ."""
+    return called(("propose", {**proposal, "spec": {**proposal["spec"], **spec}}))
+
+
+def said(answer: Any) -> dict[str, Any]:
+    """A chat completion that says this as JSON."""
+    return completion(json.dumps(answer))
+
+
+def _completed(message: dict[str, Any], finish: str, **usage: Any) -> dict[str, Any]:
     counts = {"prompt_tokens": 100, "completion_tokens": 20, **usage}
-    message = {"role": "assistant", "content": text}
     return {"choices": [{"index": 0, "message": message, "finish_reason": finish}], "usage": counts}
 
 
-def called(arguments: str) -> dict[str, Any]:
-    """A chat completion that calls the tool."""
-    call = {"id": "c", "type": "function", "function": {"name": "choose_plan", "arguments": arguments}}
-    return {"choices": [{"index": 0, "message": {"role": "assistant", "content": None, "tool_calls": [call]}}]}
-
-
-def said(choice: Any) -> dict[str, Any]:
-    return completion(json.dumps(choice))
+def _text(arguments: Any) -> str:
+    return arguments if isinstance(arguments, str) else json.dumps(arguments)
 
 
 class ScriptedLlm:

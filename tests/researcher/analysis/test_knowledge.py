@@ -13,6 +13,7 @@ from researcher.analysis.knowledge import (
     findings_of,
     known_to,
     scope,
+    spread,
     told,
     told_of,
 )
@@ -192,14 +193,30 @@ def test_a_plan_quotes_what_is_known_and_which_of_its_hypotheses_ask_the_same() 
     assert known[1].origin == "Others"
     again = plan.model_copy(update={"known": known})
     assert Plan.model_validate_json(again.canonical()) == again
-    assert told(known[0]) == told_of(same)
+    assert told_of(same).startswith(told(known[0]))
 
 
 def test_the_quotation_has_effect_interval_confidence_and_n() -> None:
     said = told_of(a_finding("st-1", S, an_effect(0.3)))
-    assert said.endswith(": supported, +0.3 [+0.25, +0.35] at 95 % confidence, n = 3 against 3 (st-1/H1)")
+    assert ": supported, +0.3 [+0.25, +0.35] at 95 % confidence, n = 3 against 3 (st-1/H1); " in said
     assert "nothing was measured" in told_of(a_finding("st-1", U, None))
     assert "by Group 7: not recomputable here" in told_of(a_finding("st-1", S, an_effect(0.3), origin="Group 7"))
+
+
+def test_a_finding_is_told_with_all_that_it_holds_for() -> None:
+    plan = study_plan()
+    trials = [
+        done_trial(plan, arm.name, 0, 0.3).model_copy(update={"started_at": 10.0, "ended_at": 70.0})
+        for arm in plan.arms
+    ]
+    record = VerdictRecord(hypothesis=plan.hypotheses[0].id, verdict=S, reason="", effect=an_effect(0.3))
+    [found] = findings_of("st-1", plan, [record], 0.0, trials)
+    told_so = told_of(found).partition("; ")[2]
+    for part in (plan.instrument, plan.model.name, f"{plan.steps} steps", "0.5 against 0.2", "60 s a trial"):
+        assert part in told_so
+    assert "no model was trained" in told_of(found.model_copy(update={"model": "echo"}))
+    assert spread(an_effect(0.3, half=0.05, n=3)) == pytest.approx(0.05 / 2.776 / (2 / 3) ** 0.5, rel=1e-3)
+    assert spread(an_effect(0.3).model_copy(update={"method": "paired"})) is None
 
 
 def test_a_studys_verdict_is_held_against_what_was_known() -> None:

@@ -69,11 +69,11 @@ def test_a_screen_runs_each_arm_of_its_design_on_two_seeds_and_measures_no_noise
 
 def test_seeds_budget_and_models_are_as_the_spec_says() -> None:
     plan = screen(
-        seeds={"min": 3, "first": 7}, model=["own/one", "own/two"], compare={"temperature": TWO["temperature"]}
+        seeds={"min": 3, "first": 7}, model=["lab/one", "lab/two"], compare={"temperature": TWO["temperature"]}
     )
     assert [(stage.seeds, stage.max_seeds, stage.first_seed) for stage in plan.stages] == [(3, 3, 7)]
     assert [each.factor for each in plan.hypotheses] == ["model", "temperature"]
-    assert {model.name for model in plan.models} == {"own/one", "own/two"}
+    assert {model.name for model in plan.models} == {"lab/one", "lab/two"}
     [more] = with_seeds(plan.stages, 5)
     assert (more.seeds, more.max_seeds) == (5, 5)
     with pytest.raises(PlanningRefused, match="8 trials are the least, and 7 are given"):
@@ -85,7 +85,7 @@ def test_seeds_budget_and_models_are_as_the_spec_says() -> None:
     [
         ({"looks": 2}, "a screen has no looks"),
         ({"fine": 2}, "a screen study has no fine stage"),
-        ({"model": ["own/a", "own/b", "own/c"]}, "two levels of each factor, and model has 3"),
+        ({"model": ["lab/a", "lab/b", "lab/c"]}, "two levels of each factor, and model has 3"),
     ],
 )
 def test_what_a_screen_cannot_have_is_refused(changes: dict[str, Any], said: str) -> None:

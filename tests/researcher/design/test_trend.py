@@ -68,7 +68,7 @@ def test_without_a_direction_the_statement_says_so(claim: str, said: str) -> Non
     ("changes", "said"),
     [
         ({"levels": (1e-5, 2e-5)}, "needs 3 or more levels of one number, and learning_rate has 2"),
-        ({"compare": {}, "model": ["own/a", "own/b", "own/c"]}, "and model has 0"),
+        ({"compare": {}, "model": ["lab/a", "lab/b", "lab/c"]}, "and model has 0"),
         ({"fine": 3}, "a trend study has no fine stage"),
     ],
 )

@@ -13,7 +13,6 @@ from bench.topics import TOPICS, main, read_cases, scored, tried
 from researcher.instruments.catalogue import available
 from researcher.planner.matcher import Matcher, match
 from researcher.planner.outcome import Declined, NeedsEdit, Outcome, Planner, Proposed, TopicRequest
-from researcher.refusals import PlanningRefused
 from researcher.study.spec import StudySpec
 from tests.contracts.planner_contract import PlannerContract
 
@@ -156,7 +155,7 @@ def test_bundles_and_lists_of_arms_become_arms() -> None:
         ("Is lr 4e-5 not better than 1e-5?", "'not'"),
         ("Is lr 4e-5 better than 1e-5 unless the group size is 16?", "'unless'"),
         ("Is lr 4e-5 better than 1e-5 after pre-heating?", "'heating'"),
-        ("lr 4e-5 vs 1e-5, 32 heads", "'32'"),
+        ("lr 4e-5 vs 1e-5, 32 heads", "'heads'"),
         ("Does RLOO learn faster and reach a higher accuracy than GRPO?", "several metrics"),
         ("Does GRPO with lr 1e-5 and group size 16 beat GRPO with lr 4e-5?", "one side only"),
         ("Does increasing the temperature from 1.0 to 0.7 help?", "go one way"),
@@ -229,6 +228,7 @@ def test_the_bench_counts_only_stated_fields_and_any_order(tmp_path: Path, capsy
 
 
 def test_a_planner_that_is_not_configured_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("RESEARCHER_LLM_MODEL", raising=False)
-    with pytest.raises((SystemExit, PlanningRefused), match="llm|RESEARCHER_LLM_MODEL"):
+    for name in ("MODEL", "BASE_URL", "API_KEY"):
+        monkeypatch.delenv(f"RESEARCHER_LLM_{name}", raising=False)
+    with pytest.raises(SystemExit, match="RESEARCHER_LLM_MODEL"):
         main(["--planner", "llm"])

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from researcher.executor.errors import MendByHand, Unmended
-from researcher.llm.endpoint import LlmUnusable, Replayed
+from researcher.llm.endpoint import LlmUnusable
 from researcher.models import TrialStatus
 from researcher.sandbox.launch import sandbox
 from researcher.workshop.checks import Unfit
@@ -71,7 +71,7 @@ async def test_a_client_that_fails_by_its_code_is_mended_in_the_running_run_and_
     assert "KeyError: 'wrod'" in asked["messages"][1]["content"]
     [call] = study.store.llm_calls(study.study)
     assert call.purpose.startswith("repair 1 of ")
-    assert (await Replayed([call]).answer(call.request)) == call.answer
+    assert (call.request, call.answer is not None) == (asked, True)
     [budget] = [each for each in study.store.budget(study.study) if each.kind == "repairs"]
     assert (budget.spent, budget.reserved) == (1, 0)
 

@@ -1,0 +1,184 @@
+"""What an LLM ends with, held against everything that can be checked: form, instrument, design, price, and the topic's bounds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import Field, ValidationError
+
+from foundation.nearest import nearest
+from foundation.strict import StrictModel, explain
+from researcher.design.planning import plan_of
+from researcher.instruments.catalogue import InstrumentFolder
+from researcher.planner.bounds import invented, lost
+from researcher.planner.outcome import Asked, Declined, TopicRequest
+from researcher.planner.replies import Call
+from researcher.refusals import PlanningRefused
+from researcher.study.draft import Draft, Source
+from researcher.study.edits import edited, paths_of
+from researcher.study.plan import Plan
+from researcher.study.spec import StudySpec
+
+_Text = Annotated[str, Field(min_length=1, max_length=4000)]
+_Texts = Annotated[tuple[_Text, ...], Field(max_length=50)]
+
+
+class _Propose(StrictModel):
+    spec: dict[str, Any]
+    because: _Text
+    uncovered: _Texts = ()
+    from_topic: _Texts = ()
+
+
+class _Ask(StrictModel):
+    question: _Text
+
+
+class _Decline(StrictModel):
+    reason: _Text
+    nearest: _Texts = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """A spec that was checked. fields: with what a person has fixed. plan: where there are no problems."""
+
+    fields: dict[str, Any]
+    problems: tuple[str, ...] = ()
+    spec: StudySpec | None = None
+    folder: InstrumentFolder | None = None
+    plan: Plan | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """How the planning ends, or why it does not: problems for the LLM to read. draft: of a proposal."""
+
+    outcome: Asked | Declined | None = None
+    draft: Draft | None = None
+    problems: tuple[str, ...] = ()
+
+
+def ended(call: Call, request: TopicRequest, author: str) -> Ended:
+    """author: the LLM's name, which signs the draft."""
+    if call.arguments is None:
+        return Ended(problems=(call.problem,))
+    forms: dict[str, type[StrictModel]] = {"propose": _Propose, "ask": _Ask, "decline": _Decline}
+    form = forms[call.name]
+    given = {name: each for name, each in _pruned(call.arguments).items() if name in form.model_fields}
+    for name in ("uncovered", "from_topic", "nearest"):
+        if isinstance(given.get(name), str):
+            given[name] = [given[name]]
+    try:
+        made = form.model_validate(given)
+    except ValidationError as error:
+        return Ended(problems=tuple(str(problem) for problem in explain(error, form)))
+    if isinstance(made, _Ask):
+        return Ended(outcome=Asked(question=made.question))
+    if isinstance(made, _Decline):
+        return Ended(outcome=Declined(reason=made.reason, nearest=made.nearest))
+    assert isinstance(made, _Propose)
+    return _proposed(made, request, author)
+
+
+def judged(given: Any, request: TopicRequest) -> Judged:
+    """The spec, merged with what a person has fixed, and planned; all that is wrong with it.
+
+    Files that the spec names are only looked at once it is sure that a person has named them.
+    """
+    if not isinstance(given, dict):
+        return Judged(
+            fields=_with_given({}, request), problems=("spec: must be an object with the fields of a study spec",)
+        )
+    fields = _with_given(_pruned(given), request)
+    try:
+        spec = StudySpec.model_validate(fields)
+    except ValidationError as error:
+        return Judged(fields=fields, problems=tuple(str(problem) for problem in explain(error, StudySpec)))
+    fixed = "instrument" in request.given and len(request.instruments) == 1  # perhaps as the path of its folder
+    folder = next((each for each in request.instruments if fixed or each.instrument.name == spec.instrument), None)
+    fields = spec.document()
+    if folder is None:
+        names = [each.instrument.name for each in request.instruments]
+        guess = nearest(spec.instrument, names)
+        hint = f"did you mean {guess!r}?" if guess else f"there are: {', '.join(names)}"
+        problem = f"instrument: no instrument is called {spec.instrument!r}; {hint}"
+        return Judged(fields=fields, spec=spec, problems=(problem,))
+    unknown = tuple(invented(spec, folder.instrument, _said(request)))
+    if unknown:
+        return Judged(fields=fields, spec=spec, folder=folder, problems=unknown)
+    try:
+        plan = plan_of(spec, folder, known=request.known, servers=request.servers)
+    except PlanningRefused as error:
+        return Judged(fields=fields, spec=spec, folder=folder, problems=(str(error),))
+    return Judged(fields=fields, spec=spec, folder=folder, plan=plan)
+
+
+def bare_draft(request: TopicRequest, author: str) -> Draft:
+    """What is known where an LLM has proposed nothing that can be read."""
+    fields = _with_given({}, request)
+    return Draft(fields=fields, sources=_sources(fields, request, ()), author=author, uncovered=(request.topic,))
+
+
+def _proposed(made: _Propose, request: TopicRequest, author: str) -> Ended:
+    verdict = judged(made.spec, request)
+    problems, overruled = list(verdict.problems), list[str]()
+    if verdict.spec is not None:
+        open_bounds, overruled = lost(
+            "\n".join([request.topic, *request.answers]), verdict.spec, made.uncovered, request.given
+        )
+        problems += open_bounds
+    paths = paths_of(verdict.fields)
+    problems += [
+        f"from_topic names {path!r}, which the spec does not set"
+        for path in made.from_topic
+        if not any(_covers(path, each) for each in paths) and path.partition(".")[0] not in ("question", "uncovered")
+    ]
+    draft = Draft(
+        fields=verdict.fields,
+        sources=_sources(verdict.fields, request, made.from_topic),
+        author=author,
+        because=made.because,
+        uncovered=(*made.uncovered, *overruled),
+    )
+    return Ended(draft=draft, problems=tuple(problems))
+
+
+def _with_given(fields: dict[str, Any], request: TopicRequest) -> dict[str, Any]:
+    """The fields with the topic as their question, and with what a person has fixed laid over them."""
+    return edited(Draft(fields={**fields, "question": request.topic}, author=""), request.given).fields
+
+
+def _said(request: TopicRequest) -> str:
+    """All that people wrote."""
+    return "\n".join([request.topic, *request.answers, json.dumps(request.given, ensure_ascii=False, default=str)])
+
+
+def _sources(fields: dict[str, Any], request: TopicRequest, from_topic: Sequence[str]) -> dict[str, Source]:
+    fixed = paths_of(request.given)
+    found: dict[str, Source] = {}
+    for path in paths_of(fields):
+        stated = path == "question" or any(_covers(each, path) for each in from_topic)
+        found[path] = "flag" if any(_covers(each, path) for each in fixed) else "topic" if stated else "planner"
+    return found
+
+
+def _covers(stated: str, path: str) -> bool:
+    """`seeds` and `compare.learning_rate.levels` stand for `seeds.min` and `compare.learning_rate`."""
+    return stated == path or path.startswith(f"{stated}.") or stated.startswith((f"{path}.", f"{path}["))
+
+
+def _pruned(value: Any) -> Any:
+    """Without what LLMs write for "not set": null, and empty lists, objects and texts. An empty arm is all defaults, and stays."""
+    if not isinstance(value, dict):
+        return value
+    arms = value.get("arms")
+    pruned = {name: _pruned(each) for name, each in value.items() if name != "arms"}
+    if isinstance(arms, dict) and arms:
+        pruned["arms"] = {name: {} if each is None else each for name, each in arms.items()}
+    elif arms:
+        pruned["arms"] = arms
+    return {name: each for name, each in pruned.items() if each is not None and each not in ("", [], {}, ())}

@@ -1,0 +1,165 @@
+"""How one and the same request is put to an endpoint, and how its answer is read.
+
+tools        look-ups and endings are OpenAI function tools
+json_schema  one object by a schema, constrained by the endpoint; no look-ups
+prompted     the same object in plain text, mended where only commas or fences are wrong
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+FORMS = ("tools", "json_schema", "prompted")
+ENDINGS = ("propose", "ask", "decline")
+_LONGEST, _MOST_OBJECTS, _MOST_CALLS = 100_000, 100, 16
+"""Letters of an answer that are read, places in it where an object may begin, calls of one answer."""
+_KEPT = ("content", "tool_calls", "reasoning_content", "reasoning_details")
+"""Of an answer with tool calls: some endpoints refuse the next request where their own reasoning is left out."""
+
+
+class Unreadable(ValueError):
+    """The answer holds neither a call nor an ending. The text says why, for the LLM to read."""
+
+
+class AnswerSpent(Exception):
+    """The answer's tokens ran out before anything was said: a reasoning model thought them all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """id: None where it did not come as a tool call. arguments: None where they are not a JSON object; problem says so."""
+
+    id: str | None
+    name: str
+    arguments: dict[str, Any] | None
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """message: the assistant's, as it is sent again with the next request."""
+
+    message: dict[str, Any]
+    calls: list[Call] = field(default_factory=list)
+
+
+def form_fields(form: str, tools: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What a request has besides its messages."""
+    if form == "tools":
+        return {"tools": list(tools), "tool_choice": "auto"}
+    if form == "json_schema":
+        wanted = {"name": "ending", "strict": False, "schema": ending_schema(tools)}
+        return {"response_format": {"type": "json_schema", "json_schema": wanted}}
+    return {}
+
+
+def form_of(request: dict[str, Any]) -> str:
+    """The form in which a request is put."""
+    return "tools" if "tools" in request else "json_schema" if "response_format" in request else "prompted"
+
+
+def ending_schema(tools: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """One object for all three endings: the fields of the tools, and which one it is."""
+    parameters = [tool["function"]["parameters"] for tool in tools if tool["function"]["name"] in ENDINGS]
+    fields = {name: schema for each in parameters for name, schema in each["properties"].items()}
+    properties = {"ending": {"type": "string", "enum": list(ENDINGS)}, **fields}
+    return {"type": "object", "properties": properties, "required": ["ending"], "additionalProperties": False}
+
+
+def read_reply(raw: dict[str, Any]) -> Reply:
+    """Raises: Unreadable, AnswerSpent."""
+    choices = raw.get("choices")
+    choice = choices[0] if isinstance(choices, list) and choices else None
+    message = choice.get("message") if isinstance(choice, dict) else None
+    if not isinstance(choice, dict) or not isinstance(message, dict):
+        raise Unreadable("the answer is no chat completion")
+    cut = choice.get("finish_reason") == "length"
+    made = [each for each in message.get("tool_calls") or () if isinstance(each, dict)][:_MOST_CALLS]
+    text = _text(message.get("content"))
+    if made:
+        named = [{**each, "id": str(each.get("id") or f"call-{number}")} for number, each in enumerate(made)]
+        calls = [_call(each, cut=cut) for each in named]
+        kept = {name: message[name] for name in _KEPT if message.get(name)} | {"tool_calls": named}
+        return Reply(storable({"role": "assistant", "content": None, **kept}), calls)
+    if not text.strip():
+        if cut:
+            raise AnswerSpent
+        raise Unreadable("the answer is empty")
+    found = _ending(text)
+    if found is None:
+        raise Unreadable("the answer was cut off: be shorter" if cut else "the answer holds no call and no JSON object")
+    name = str(found.pop("ending"))
+    return Reply(storable({"role": "assistant", "content": text}), [Call(None, name, storable(found))])
+
+
+def said_in(raw: dict[str, Any]) -> dict[str, Any]:
+    """An unreadable answer as the assistant's message."""
+    text = json.dumps(raw.get("choices", raw), ensure_ascii=False)[:4000]
+    return {"role": "assistant", "content": storable(text)}
+
+
+def storable(value: Any) -> Any:
+    """Half a surrogate pair, as a cut-off answer may end in, is no text that could be sent or kept; nor is a number of more than
+    64 bits one."""
+    if isinstance(value, str):
+        return value.encode("utf-8", errors="replace").decode()
+    if isinstance(value, int) and value.bit_length() > 63:
+        return f"a number of {value.bit_length()} bits"
+    if isinstance(value, dict):
+        return {storable(name): storable(each) for name, each in value.items()}
+    return [storable(each) for each in value] if isinstance(value, list) else value
+
+
+def _call(made: dict[str, Any], *, cut: bool) -> Call:
+    function = made.get("function")
+    function = function if isinstance(function, dict) else {}
+    name, given = str(function.get("name", "")), function.get("arguments") or "{}"
+    if isinstance(given, dict):
+        return Call(made["id"], name, storable(given))
+    text = str(given)[:_LONGEST]
+    found = next(_objects(text[text.find("{") :], most=1), None)
+    problem = "the arguments were cut off: be shorter" if cut else "the arguments are not a JSON object"
+    return Call(made["id"], name, storable(found), "" if found is not None else problem)
+
+
+def _ending(text: str) -> dict[str, Any] | None:
+    """The first object that ends the planning, in prose, in a fence, or with commas too many; also where it is written as a
+    call: {"name": "propose", "arguments": {…}}."""
+    for found in _objects(text[:_LONGEST]):
+        if found.get("ending") in ENDINGS:
+            return dict(found)
+        arguments = found.get("arguments", found.get("parameters"))
+        if found.get("name") in ENDINGS and isinstance(arguments, dict):
+            return {**arguments, "ending": found["name"]}
+        for name in ENDINGS:
+            if isinstance(found.get(name), dict) and len(found) == 1:
+                return {**found[name], "ending": name}
+    return None
+
+
+def _objects(text: str, most: int = _MOST_OBJECTS) -> Iterator[dict[str, Any]]:
+    decoder = json.JSONDecoder(parse_constant=_no_constant)
+    for candidate in (text, re.sub(r",(\s*[}\]])", r"\1", text)):
+        for start in itertools.islice((match.start() for match in re.finditer(r"\{", candidate)), most):
+            try:
+                found, _ = decoder.raw_decode(candidate, start)
+            except (ValueError, RecursionError):
+                continue
+            if isinstance(found, dict):
+                yield found
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _text(content: Any) -> str:
+    """Plain text, or the text parts of a list of parts."""
+    if isinstance(content, list):
+        return "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
+    return content if isinstance(content, str) else ""

@@ -1,0 +1,143 @@
+"""Answers as a strong model gives them, written by hand: each covers its topic, says what it leaves out, or declines.
+
+`cases.jsonl` says what each transcript has to come to: `expect` is a partial spec (null: not set; names of arms are free),
+`decline`, or `draft`; `uncovered` are words that have to be named there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from foundation.clock import ManualClock, SystemClock
+from researcher.design.planning import plan_of
+from researcher.instruments.catalogue import available
+from researcher.llm.endpoint import Endpoint, LlmOutage, LlmUnusable
+from researcher.llm.settings import LlmSettings
+from researcher.models import LlmCall
+from researcher.planner.agent import LlmPlanner
+from researcher.planner.outcome import Asked, Declined, NeedsEdit, Outcome, Proposed, TopicRequest
+from researcher.planner.transcripts import ReplayEndpoint, read_transcript, save_transcript
+from researcher.refusals import PlanningRefused
+from researcher.study.spec import StudySpec
+from tests.fakes.scripted_llm import ScriptedLlm, called, completion, proposed
+
+pytestmark = pytest.mark.anyio
+HERE = Path(__file__).parent
+TRANSCRIPTS = HERE / "transcripts"
+CASES = [json.loads(line) for line in (HERE / "cases.jsonl").read_text(encoding="utf-8").splitlines()]
+FOLDERS = {folder.instrument.name: folder for folder in available({})}
+
+
+async def replayed(endpoint: Endpoint, case: dict[str, Any], place: Path) -> Outcome:
+    """Asked as often as there are answers."""
+    answers: list[str] = []
+    while True:
+        planner = LlmPlanner(
+            endpoint, LlmSettings(model="a-strong-model"), SystemClock(), checkpoints=f"sqlite:///{place}/researcher.db"
+        )
+        request = TopicRequest(
+            topic=case["topic"], instruments=[*FOLDERS.values()], given=case.get("given", {}), answers=answers
+        )
+        found = await planner.propose(request)
+        if not isinstance(found, Asked):
+            return found
+        answers.append(case["answers"][len(answers)])
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case["file"].removesuffix(".jsonl") for case in CASES])
+async def test_the_topic_is_covered_or_it_says_what_is_not_or_declines(case: dict[str, Any], tmp_path: Path) -> None:
+    endpoint = ReplayEndpoint([TRANSCRIPTS / case["file"]])
+    found = await replayed(endpoint, case, tmp_path)
+    assert not endpoint.left
+    if case["expect"] == "decline":
+        assert isinstance(found, Declined)
+        assert found.nearest
+        return
+    if case["expect"] == "draft":
+        assert isinstance(found, NeedsEdit)
+        return
+    assert isinstance(found, Proposed), found
+    spec = StudySpec.model_validate(found.draft.fields)
+    assert spec.question == case["topic"]
+    assert plan_of(spec, FOLDERS[spec.instrument]).question == case["topic"]
+    assert _differences(case["expect"], found.draft.fields) == []
+    named = " ".join(found.draft.uncovered)
+    assert [word for word in case.get("uncovered", ()) if word not in named] == []
+    assert bool(found.draft.uncovered) == bool(case.get("uncovered") or case.get("given"))
+
+
+def _differences(expected: dict[str, Any], fields: dict[str, Any]) -> list[str]:
+    """What is stated and differs."""
+    found = []
+    for name, value in expected.items():
+        given = fields.get(name)
+        if name == "arms":
+            value, given = list(value.values()), list((given or {}).values())
+        if isinstance(value, dict) and isinstance(given, dict):
+            found += [f"{name}.{each}" for each in _differences(value, given)]
+        elif value != given:
+            found.append(f"{name}: {given!r} is not {value!r}")
+    return found
+
+
+def test_there_are_enough_of_them_and_each_is_expected_to_come_to_something() -> None:
+    assert len(CASES) >= 25
+    assert {case["file"] for case in CASES} == {file.name for file in TRANSCRIPTS.glob("*.jsonl")}
+
+
+async def test_all_of_a_folder_are_replayed_by_what_is_asked(tmp_path: Path) -> None:
+    endpoint = ReplayEndpoint([TRANSCRIPTS])
+    for case in (CASES[-1], CASES[0]):
+        (tmp_path / case["file"]).mkdir()
+        await replayed(endpoint, case, tmp_path / case["file"])
+        assert not endpoint.left
+
+
+@pytest.mark.parametrize("change", [{"topic": "Is a group size of 8 better on sums?"}, {"given": {"steps": 7}}])
+async def test_another_request_is_refused(change: dict[str, Any], tmp_path: Path) -> None:
+    case = next(case for case in CASES if case["file"] == "factorial.jsonl") | change
+    with pytest.raises(PlanningRefused, match="no transcript answers this request"):
+        await replayed(ReplayEndpoint([TRANSCRIPTS / "factorial.jsonl"]), case, tmp_path)
+
+
+async def test_a_planning_that_goes_another_way_is_refused_with_the_place(tmp_path: Path) -> None:
+    """The error that the recorded second answer mends is gone."""
+    turns = read_transcript(TRANSCRIPTS / "lost_bound.jsonl")
+    file = tmp_path / "other.jsonl"
+    looked = turns[1].model_copy(update={"new": [*turns[1].new, {"role": "user", "content": "?"}]})
+    file.write_text("".join(f"{turn.model_dump_json()}\n" for turn in (turns[0], looked)))
+    case = next(case for case in CASES if case["file"] == "lost_bound.jsonl")
+    with pytest.raises(PlanningRefused, match="the transcript differs from here on"):
+        await replayed(ReplayEndpoint([file]), case, tmp_path)
+
+
+async def test_kept_calls_become_a_transcript_with_every_request_whole_that_comes_to_the_same(tmp_path: Path) -> None:
+    calls: list[LlmCall] = []
+    look = called(("instrument", {"name": "arithmetic"}))
+    llm, clock = ScriptedLlm(LlmOutage("no route"), look, completion("?"), proposed()), ManualClock()
+    topic = TopicRequest(topic="Is 1e-4 better than 1e-5?", instruments=[*FOLDERS.values()])
+    planner = LlmPlanner(llm, LlmSettings(model="some-llm"), clock, keep=calls.append)
+    planning = asyncio.create_task(planner.propose(topic))
+    while not planning.done():
+        await asyncio.sleep(0)
+        clock.advance(1.0)
+    found = await planning
+    calls.insert(
+        0, calls[0].model_copy(update={"purpose": "write", "request": {"messages": [{"role": "user", "content": "?"}]}})
+    )
+    file = tmp_path / "kept.jsonl"
+    save_transcript(file, calls)
+    turns, messages, fields = read_transcript(file), list[dict[str, Any]](), dict[str, Any]()
+    for turn, call in zip(turns, calls, strict=True):
+        messages, fields = (turn.prompt or messages) + turn.new, turn.fields or fields
+        assert call.request == {**fields, "messages": messages} or call.purpose == "write"
+        assert (turn.answer, turn.error) == (call.answer, call.error)
+    again = LlmPlanner(ReplayEndpoint([file]), LlmSettings(model="some-llm"), SystemClock())
+    assert await again.propose(topic) == found
+    with pytest.raises(LlmUnusable):
+        await ReplayEndpoint([file]).answer({"messages": []})
