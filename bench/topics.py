@@ -1,9 +1,10 @@
 """How many topics become the study that they ask for, and how many a wrong one without a word?
 
-`python -m bench.topics [--planner builtin|llm|replay] [--file FILE] [--verbose]` prints JSON lines. `expect` of a topic is a partial study spec of
-which only the stated fields count, `decline`, or `{"any_of": [...]}`. Levels are `{"any_order": [...]}`, or `{}` where any do; arms
+`python -m bench.topics [--planner builtin|llm|replay] [--file FILE] [--verbose]` prints JSON lines. `expect` of a topic is a
+partial study spec of which only the stated fields count, `decline`, or `{"any_of": [...]}`. Levels are `{"any_order": [...]}`, or `{}` where any do; arms
 may have any names. right: the spec, or a refusal where one is expected; draft: handed to a person; wrong_silently: a proposal
-that differs from what is expected, or where none should be.
+that differs from what is expected, or where none should be; unanswered: the LLM, or the transcripts of a replay, gave
+nothing that could be read.
 """
 
 from __future__ import annotations
@@ -23,10 +24,11 @@ from bench.command import run
 from researcher.instruments.catalogue import InstrumentFolder, available
 from researcher.planner.matcher import Matcher
 from researcher.planner.outcome import Asked, Declined, Outcome, Planner, Proposed, TopicRequest
+from researcher.refusals import PlanningRefused
 from researcher.study.spec import StudySpec
 
 TOPICS = Path(__file__).with_name("topics.jsonl")
-VERDICTS = ("right", "draft", "declined", "wrong_silently", "crash")
+VERDICTS = ("right", "draft", "declined", "wrong_silently", "crash", "unanswered")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -63,6 +65,8 @@ async def tried(planner: Planner, case: dict[str, Any], folders: Sequence[Instru
     """The verdict on one topic, and what the planner answered."""
     try:
         outcome = await planner.propose(TopicRequest(topic=case["topic"], instruments=folders))
+    except PlanningRefused as error:  # a replay has no transcript of it, or the LLM gave nothing that could be read
+        return "unanswered", str(error)
     except Exception as error:  # noqa: BLE001 - whatever a planner raises is a crash, and is counted as one
         return "crash", repr(error)
     return scored(outcome, case["expect"], folders), _shown(outcome)

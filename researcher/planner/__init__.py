@@ -1,1 +1,1 @@
-"""Topic → frozen plan. Start at graph.py (`plan_study`). Knows no executor and no SQL; runs nothing."""
+"""Topic → draft of a study spec: by an LLM (`agent.py`) or word by word (`matcher.py`). Knows no executor and no SQL; runs nothing."""

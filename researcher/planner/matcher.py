@@ -30,12 +30,14 @@ from researcher.planner.matcher_levels import (
     on_level,
     spread,
 )
-from researcher.planner.matcher_words import SCREENED, SWITCHED_ON, Said, choose_instrument, said
+from researcher.planner.matcher_words import Said, choose_instrument, said, table
 from researcher.planner.outcome import Declined, NeedsEdit, Outcome, Proposed, TopicRequest
 from researcher.refusals import PlanningRefused
 from researcher.study.draft import Draft, Source
 from researcher.study.spec import StudySpec
 
+_ALIASED = dict.fromkeys(["faster", "slower"], "faster") | dict.fromkeys(["more_accurate", "less_accurate"], "accuracy")
+"""By which alias of a metric such words are known."""
 FEWEST_RACED = 4
 """Treatments against one baseline from which a race is cheaper than all comparisons."""
 
@@ -49,9 +51,7 @@ class Matcher:
         outcome = match(request.topic, request.instruments, request.given)
         if isinstance(outcome, Proposed):
             spec = StudySpec.model_validate(outcome.draft.fields)
-            folder = next(
-                each for each in request.instruments if spec.instrument in (each.instrument.name, str(each.path))
-            )
+            folder = next(each for each in request.instruments if spec.instrument in _names(each))
             try:
                 plan_of(spec, folder, known=request.known, servers=request.servers)
             except PlanningRefused as refusal:
@@ -62,7 +62,7 @@ class Matcher:
 def match(topic: str, folders: Sequence[InstrumentFolder], given: dict[str, Any]) -> Outcome:
     """given: fields of the spec that hold whatever the topic says."""
     wanted = given.get("instrument")
-    known = [each for each in folders if wanted in (None, each.instrument.name, str(each.path))]
+    known = [each for each in folders if wanted is None or wanted in _names(each)]
     if not known or not topic.strip():
         return Declined(reason="There is no topic." if known else f"There is no instrument {wanted or 'to ask'}.")
     words = said(topic)
@@ -74,6 +74,10 @@ def match(topic: str, folders: Sequence[InstrumentFolder], given: dict[str, Any]
         study.stop(f"The topic fits {names}; choose one with --instrument.")
     study.read()
     return study.outcome(given)
+
+
+def _names(folder: InstrumentFolder) -> tuple[str, str]:
+    return folder.instrument.name, str(folder.path)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -113,17 +117,16 @@ class _Study(Levels):
     def outcome(self, given: dict[str, Any]) -> Outcome:
         if self.declined and not given.keys() & {"compare", "arms"}:
             names = [item.what for item in self.items if item.isa("factor", "level", "metric")]
-            return Declined(reason=self.declined, nearest=tuple(dict.fromkeys([*names, *SCREENED]))[:5])
-        if given.keys() & {"compare", "arms"}:
-            self.fields = {
-                name: value for name, value in self.fields.items() if name not in ("compare", "arms", "design")
-            }
+            nearest = dict.fromkeys([*names, *table()["shared"]["screen"]])
+            return Declined(reason=self.declined, nearest=tuple(nearest)[:5])
+        for name in ("compare", "arms", "design") if given.keys() & {"compare", "arms"} else ():
+            self.fields.pop(name, None)
         for name, value in given.items():
-            whole = not isinstance(value, dict) or name in ("compare", "arms")
-            for path, each in (
-                {name: value} if whole else {f"{name}.{key}": inner for key, inner in value.items()}
-            ).items():
-                self.put(path, each, "flag")
+            if not isinstance(value, dict) or name in ("compare", "arms"):
+                self.put(name, value, "flag")
+            else:
+                for key, inner in value.items():
+                    self.put(f"{name}.{key}", inner, "flag")
         try:
             StudySpec.model_validate(self.fields)
         except ValidationError as error:
@@ -193,9 +196,7 @@ class _Study(Levels):
         elif len(varied) > 1 and not bare and not has("interact"):
             self._bundles(varied)
         elif (varied and not has("interact")) or (bare and asked):
-            raise TwoReadings(
-                f"The topic names {bare[0]} without a level beside {(varied + asked)[0]}: say which is compared."
-            )
+            raise TwoReadings(f"The topic names {bare[0]} without a level beside {(varied + asked)[0]}.")
         elif len(varied + bare) > 1 or not (bare or asked):
             self._explore(varied + bare)
         elif bare:
@@ -310,7 +311,7 @@ class _Study(Levels):
             values = spread(factor)
         elif way is None and default != off:
             default, values = factor.off or 0, [factor.default]
-        elif way is None or (way > 0 and factor.name in SWITCHED_ON):
+        elif way is None or (way > 0 and factor.name in table()["shared"]["on"]):
             values = [on_level(factor)]
         else:
             values = [each for each in [moved_from_default(factor, way)] if each is not None]
@@ -327,7 +328,8 @@ class _Study(Levels):
         if not asked and (self.items.has(*SIDES) or not self.items.has("which", "best")):
             raise TwoReadings(f"The topic names {' and '.join(names)}, and not how they are compared.")
         settled = {level.factor.name for level in self.levels}
-        for name in names or [name for name in SCREENED if name in self.factors and name not in settled]:
+        screened = [name for name in table()["shared"]["screen"] if name in self.factors and name not in settled]
+        for name in names or screened:
             factor, levels = self.factors[name], self._of(name)
             if len(levels) > 2:
                 raise TwoReadings(f"{name} has {len(levels)} levels; where several factors are varied, each has two.")
@@ -358,9 +360,8 @@ class _Study(Levels):
         first = min(level.at for level in self.levels if level.factor.name in varied)
         cuts = [i for i in self.items.places(*SIDES) if i > first]
         if len(cuts) != 1:
-            raise TwoReadings(
-                f"The topic varies {' and '.join(varied)}: ask about one, or whether they interact, or name the arms."
-            )
+            both = " and ".join(varied)
+            raise TwoReadings(f"The topic varies {both}: ask about one, or whether they interact, or name the arms.")
         sides = [[level for level in self.levels if (level.at < cuts[0]) is early] for early in (False, True)]
         arms = [{level.factor.name: level.value for level in side} for side in sides]
         if arms[0].keys() != arms[1].keys() or any(len(arm) < len(side) for arm, side in zip(arms, sides, strict=True)):
@@ -410,20 +411,13 @@ class _Study(Levels):
         for i, item in enumerate(found):
             if item.kind in CLAIMS:
                 signs.append(CLAIMS[item.kind])
-                word = (
-                    "accuracy"
-                    if item.kind.endswith("accurate")
-                    else "faster"
-                    if item.isa("faster", "slower")
-                    else item.text
-                )
-                implied += [
-                    each.name for each in instrument.metrics if word in each.aliases and not item.isa("beat", "lose")
-                ][:1]
+                word = _ALIASED.get(item.kind, item.text)
+                known = [each.name for each in instrument.metrics if word in each.aliases]
+                implied += known[:1] if not item.isa("beat", "lose") else []
             elif (
                 item.isa("more", "less")
                 and i not in self.used
-                and (found.at(i - 1).isa("metric") or found.at(i + 1).isa("metric"))
+                and "metric" in (found.at(i - 1).kind, found.at(i + 1).kind)
             ):
                 raw.append(1 if item.isa("more") else -1)
             elif item.isa("metric") and item.value:
@@ -440,9 +434,7 @@ class _Study(Levels):
         if found.has("balance"):
             decided = [name for name in decided if name != "wall_s"] or decided
         if len(decided) > 1:
-            self.stop(
-                f"The topic names several metrics ({', '.join(decided)}), and one decides: move the others to secondary."
-            )
+            self.stop(f"The topic names several metrics ({', '.join(decided)}), and one decides: leave the others out.")
         if decided:
             self.put("metric", decided[0], "topic" if explicit else "planner")
         name = decided[0] if decided else instrument.defaults.metric
@@ -495,9 +487,8 @@ class _Study(Levels):
         if len(found) < 2 or not re.search(r"rollout|task|prompt|group|sample|episode|completion", self.words.text):
             return {}
         rest = re.sub(pair, " , ", self.words.text)
-        if any(a * b != int(each) for each in re.findall(total, rest) for a, b in found) or len(set(found)) < len(
-            found
-        ):
+        totals = {int(each) for each in re.findall(total, rest)}
+        if any(a * b != each for each in totals for a, b in found) or len(set(found)) < len(found):
             self.stop("The splits do not come to the total that the topic gives, or one is named twice.")
         self._rest(re.sub(rf"\b(?:splits?|divisions?)\b|{total}", " ", rest), {"tasks_per_step", "group_size"})
         return {f"{a}x{b}": {"tasks_per_step": a, "group_size": b} for a, b in found}

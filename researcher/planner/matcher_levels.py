@@ -12,38 +12,15 @@ from dataclasses import dataclass, field
 from researcher.instruments.catalogue import level_problem
 from researcher.instruments.instrument import Factor, Instrument, Scalar
 from researcher.instruments.levels import as_level, off_level
-from researcher.planner.matcher_words import SWITCHED_ON, Item, Items, items
+from researcher.planner.matcher_words import Item, Items, items, table
 from researcher.study.draft import Source
 
 SIDES = ("vs", "than", "beat", "lose", "equal")
 """Words between what is compared."""
-CLAIMS = {
-    "best": 1,
-    "better": 1,
-    "worse": -1,
-    "faster": 1,
-    "slower": -1,
-    "more_accurate": 1,
-    "less_accurate": -1,
-    "beat": 1,
-    "lose": -1,
-}
+_GOOD, _BAD = ("best", "better", "faster", "more_accurate", "beat"), ("worse", "slower", "less_accurate", "lose")
+CLAIMS = dict.fromkeys(_GOOD, 1) | dict.fromkeys(_BAD, -1)
 """Words that say which way is better."""
-_JOINS = (
-    *SIDES,
-    *CLAIMS,
-    "list",
-    "to",
-    "from",
-    "between",
-    "more",
-    "less",
-    "base",
-    "default",
-    "which",
-    "balance",
-    "learns",
-)
+_JOINS = (*SIDES, *CLAIMS, "list", "to", "from", "between", "more", "less", "default", "which", "balance", "learns")
 _PASSED = (*_JOINS, "metric", "number", "instrument", "level")
 _LEADS = ("list", "to", "from", "better", "worse", "faster", "slower", *SIDES)
 _APART = ("on", "for", "in", "with", "when", "using", "under", "by")
@@ -106,19 +83,21 @@ class Levels:
     def _place(self) -> None:
         """Each number goes to the factor beside it, else to the last without one, else along a list, else to the only one left."""
         found, at, filled = self.items, dict[int, Factor](), set[int]()
-        numbers = found.places("number")
+        numbers = [i for i in found.places("number") if found[i].led != "by"]  # `raised by 4` is no level
         for near in (self._beside, self._before):
             for i in numbers:
                 free = [j for j in near(i) if i not in at and j not in filled]
                 for j in sorted(free, key=lambda j: not self._takes(self.factors[found[j].what], i))[:1]:
                     at[i] = self.factors[found[j].what]
                     filled |= {
-                        k for k in (j, i - 1, i + 1) if found.at(k).isa("factor") and found[k].what == found[j].what
+                        k
+                        for k in (j, i - 1, i + 1)
+                        if (found.at(k).kind, found.at(k).what) == ("factor", found[j].what)
                     }
         for listed in (True, False):
             for i in [*numbers, *numbers[::-1]]:
                 anew = (
-                    listed and found.at(i - 1).isa("mark") and not found.at(i - 2).isa("number") and self._bare(filled)
+                    listed and self._bare(filled) and found.at(i - 1).isa("mark") and not found.at(i - 2).isa("number")
                 )
                 ways = [each for way in (-1, 1) if (each := self._along(i, way, at, filled)) and self._takes(each, i)]
                 if i not in at and ways and not anew:
@@ -184,11 +163,8 @@ class Levels:
             if way < 0 and j in filled:
                 return self.factors[item.what]
             ends = item.text in ".;!|?" or (item.text in ":(" and self._bare(filled))
-            if (
-                not item.isa(*_PASSED, "mark")
-                or (item.isa("mark") and ends)
-                or (way > 0 and item.led not in ("", "of"))
-            ):
+            ends = ends if item.isa("mark") else way > 0 and item.led not in ("", "of")
+            if ends or not item.isa(*_PASSED, "mark"):
                 return None
             j += way
 
@@ -201,9 +177,8 @@ class Levels:
             near = target.isa("factor", "level") and (found[i].isa("off", "off_behind") or not target.led)
             factor = self.factors[target.what] if near and not found[i].isa("none") else self._last_factor(i)
             numbered = any(level.at == j + 1 and found[level.at].isa("number") for level in self.levels)
-            if found[i].isa("default") and (
-                target.isa("number") or numbered or (factor and target.value == factor.default)
-            ):
+            usual = target.isa("number") or numbered or (factor is not None and target.value == factor.default)
+            if found[i].isa("default") and usual:
                 self.used.add(i)  # `the default of 8`, `vanilla GRPO`
                 continue
             value = None if factor is None else factor.default if found[i].isa("default") else off_level(factor)
@@ -274,11 +249,12 @@ def is_scenery(level: Level) -> bool:
 
 def on_level(factor: Factor) -> Scalar:
     """A level at which it does something: the default, another choice, or a usual one."""
-    if factor.default != off_level(factor) and factor.name not in SWITCHED_ON:
+    usual: Scalar | None = table()["shared"]["on"].get(factor.name)
+    if factor.default != off_level(factor) and usual is None:
         return factor.default
     if factor.type in ("choice", "bool"):
         return next((each for each in factor.choices if each != factor.off), True)
-    return as_level(factor, SWITCHED_ON.get(factor.name, 1 if factor.type == "int" else 0.1))
+    return as_level(factor, usual or (1 if factor.type == "int" else 0.1))
 
 
 def moved_from_default(factor: Factor, way: int) -> Scalar | None:

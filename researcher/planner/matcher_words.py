@@ -19,20 +19,10 @@ from researcher.instruments.instrument import STUDY_MODEL, Factor, Instrument, S
 from researcher.study.spec import duration_text
 from swarm.models.catalogue import CATALOGUE
 
-_TABLE: dict[str, Any] = tomllib.loads(Path(__file__).with_name("matcher.toml").read_text(encoding="utf-8"))
-_SHARED: dict[str, Any] = _TABLE["shared"]
-SCREENED: list[str] = _SHARED["screen"]
-SWITCHED_ON: dict[str, float] = _SHARED["on"]
 _NUMERALS = "two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen"
-_DIGITS = {word: str(n) for n, word in enumerate(_NUMERALS.split(), 2)} | {
-    "twenty": "20",
-    "thirty": "30",
-    "fifty": "50",
-}
+_DIGITS = {word: str(n) for n, word in enumerate(_NUMERALS.split(), 2)} | {"twenty": "20", "thirty": "30"}
 _NUMBER = r"\d+(?:\.\d+)?(?:e[-+]?\d+)?|\.\d+"
-_LENGTH = (
-    r"\d+(?:\.\d+)? ?(?:hours?|hrs?|h|minutes?|mins?|min|m|seconds?|secs?|days?|d)(?: ?\d+ ?(?:minutes?|min|m))?\b"
-)
+_LENGTH = r"\d+(?:\.\d+)? ?(?:h(?:ours?|rs?)?|m(?:in(?:ute)?s?)?|s(?:ec(?:ond)?s?)|d(?:ays?)?)(?: ?\d+ ?m(?:in(?:ute)?s?)?)?\b"
 _TOKEN = re.compile(
     rf"(?P<number>(?:{_NUMBER})(?![\w%]|\.\d))"
     r"|(?P<word>[a-z][a-z0-9+]*(?:'[a-z]+)?)|(?P<odd>[\w.]*\w%?)|(?P<mark>->|[^\s\w])"
@@ -86,14 +76,20 @@ class Said:
     problems: list[str] = field(default_factory=list)
 
 
+@cache
+def table() -> dict[str, Any]:
+    """`matcher.toml`."""
+    return tomllib.loads(Path(__file__).with_name("matcher.toml").read_text(encoding="utf-8"))
+
+
 def said(topic: str) -> Said:
     """The topic with its models and bounds taken out, in the words that the tables know."""
     found = Said()
 
     text = normal(_without_models(topic, found))
-    for pattern, meant in _TABLE["rewrites"]:
+    for pattern, meant in table()["rewrites"]:
         text = re.sub(pattern, meant, text)
-    for pattern, fields in _TABLE["bounds"]:
+    for pattern, fields in table()["bounds"]:
         whole = pattern.replace("{n}", r"(?P<n>\d+)").replace("{d}", f"(?P<d>{_LENGTH})")
         behind = r"(?! (?:per|each|a|apart)\b)" if "{d}" in pattern else ""
         bounded = rf"(?<![\w.]){whole}(?![\w-]|\.\d){behind}"
@@ -106,18 +102,10 @@ def normal(text: str) -> str:
     """Lower case, plain dashes and quotes, powers of ten and numerals in digits."""
     superscripts = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺", "0123456789-+")
     text = re.sub("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺]+", lambda match: "^" + match[0].translate(superscripts), text)
-    dashes: dict[str, str | int | None] = {
-        "−": "-",
-        "–": "-",
-        "—": " - ",
-        "‐": "-",
-        "‑": "-",
-        "’": "'",
-        "→": "->",
-        "β": " beta ",
-        "η": " learning rate ",
-    }
-    text = re.sub(r"\bN(?= ?=)", "sample-size", text.translate(str.maketrans(dashes))).lower()
+    for written, plain in (("→", "->"), ("β", " beta "), ("η", " learning rate "), ("—", " - ")):
+        text = text.replace(written, plain)
+    text = text.translate(str.maketrans("−–‐‑’", "----'"))
+    text = re.sub(r"\bN(?= ?=)", "sample-size", text).lower()
     text = re.sub(r"(\d+(?:\.\d+)?)\s*[x×*·]\s*10\s*(?:\^|\*\*)?\s*[({]?(-\d+)[)}]?", r"\1e\2", text)
     text = re.sub(r"\b10\s*(?:\^|\*\*)\s*[({]?(-\d+)[)}]?", r"1e\1", text)
     return re.sub(r"\b[a-z]+\b", lambda match: _DIGITS.get(match[0], match[0]), text)
@@ -134,15 +122,11 @@ def _without_models(topic: str, found: Said) -> str:
     text = _HUB.sub(named, topic)
     for known in CATALOGUE:
         size = known.name.rpartition("-")[2]
-        for name in (
-            *sorted((known.name, *known.aliases), key=len, reverse=True),
-            rf"{size}(?: (?:parameter )?models?)?",
-        ):
+        whole = sorted((known.name, *known.aliases), key=len, reverse=True)
+        for name in (*whole, rf"{size}(?: (?:parameter )?models?)?"):
             text, count = re.subn(rf"(?<![\w/.-]){name}(?![\w-])", " modelname ", text, flags=re.IGNORECASE)
-            found.models += [known.name] * bool(count)
-    found.models[:] = sorted(
-        dict.fromkeys(found.models), key=lambda name: topic.lower().find(name.split("-")[-1].lower())
-    )
+            found.models += [known.name] * (bool(count) and known.name not in found.models)
+    found.models.sort(key=lambda name: topic.lower().find(name.split("-")[-1].lower()))
     return text
 
 
@@ -152,9 +136,7 @@ def _bound(match: re.Match[str], fields: dict[str, str], found: Said) -> str:
             continue
         value: Any = written
         if path == "budget.wall":
-            text = re.sub(
-                r"(h)(ou)?rs?|(m)in(ute)?s?|(s)ec(ond)?s?|(d)ays?", lambda unit: unit[0][0], written.replace(" ", "")
-            )
+            text = re.sub("([hmsd])[a-z]*", r"\1", written.replace(" ", ""))
             days = re.fullmatch(r"(\d+)d", text)
             path = "schedule.days" if days else path
             value = int(days[1]) if days else duration_text(duration_s(text) or 0)
@@ -184,8 +166,8 @@ def _key(word: str) -> str:
 
 @cache
 def _classes() -> dict[tuple[str, ...], Item]:
-    listed = {keys(word): Item("stop", word) for word in _TABLE["stop"].split()}
-    for name, line in _TABLE["classes"].items():
+    listed = {keys(word): Item("stop", word) for word in table()["stop"].split()}
+    for name, line in table()["classes"].items():
         listed |= {keys(word): Item(name, word) for word in line.split()}
     return listed
 
@@ -204,21 +186,21 @@ def _vocabulary(instrument: Instrument) -> dict[tuple[str, ...], Item]:
             way = 1 if says & {"more", "better", "faster"} else -1 if says & {"less", "worse", "slower"} else 0
             if not way or not all((word,) in classes for word in keys(name)):
                 listed[keys(name)] = Item("metric", "", metric.name, way)
-    listed |= {keys(word): Item("metric", "", name, way) for word, (name, way) in _SHARED["metrics"].items()}
-    listed |= {keys(word): Item("factor", "", name) for word, name in _SHARED["factors"].items() if name in names}
+    listed |= {keys(word): Item("metric", "", name, way) for word, (name, way) in table()["shared"]["metrics"].items()}
+    words = table()["shared"]["factors"].items()
+    listed |= {keys(word): Item("factor", "", name) for word, name in words if name in names}
     for factor in factors:
         listed |= {keys(name): Item("factor", "", factor.name) for name in (factor.name, *factor.aliases)}
-        if factor.name in _SHARED["bare"] or factor.proper:
+        if factor.name in table()["shared"]["bare"] or factor.proper:
             listed |= _choices(factor)
         listed |= {keys(f"{factor.name} {each}"): Item("level", "", factor.name, each) for each in factor.choices}
-    levels = _SHARED["levels"].items()
+    levels = table()["shared"]["levels"].items()
     return listed | {keys(word): Item("level", "", name, value) for word, (name, value) in levels if name in names}
 
 
 def _choices(factor: Factor) -> dict[tuple[str, ...], Item]:
-    return {
-        keys(str(each)): Item("level", "", factor.name, each) for each in factor.choices if each not in ("none", "full")
-    }
+    alone = [each for each in factor.choices if each not in ("none", "full")]
+    return {keys(str(each)): Item("level", "", factor.name, each) for each in alone}
 
 
 def choose_instrument(text: str, folders: Sequence[InstrumentFolder]) -> tuple[list[InstrumentFolder], bool]:
