@@ -38,8 +38,8 @@ from researcher.planner.replies import (
     read_reply,
     said_in,
 )
-from researcher.planner.saving import PLANNING_PATIENCE_S, caught_up, with_saver
 from researcher.planner.tools import catalogue_text, findings_text, look_up, tool_schemas
+from researcher.store.checkpoints import PLANNING_PATIENCE_S, caught_up, with_saver
 from researcher.study.draft import Draft
 from swarm.models.catalogue import known_names
 

@@ -6,13 +6,13 @@ import sqlite3
 from pathlib import Path
 
 import pytest
+from researcher.planner.llm.graph import Conversation
 
 from researcher.planner import graph, saving
-from researcher.planner.gate import Gate
 from researcher.planner.graph import BuiltinPlanner
-from researcher.planner.llm.graph import Conversation
 from researcher.planner.seam import Planner
 from researcher.refusals import PlanningRefused
+from researcher.store.checkpoints import Gate
 from researcher.store.store import Store
 from tests.contracts.planner_contract import PlannerContract, request
 from tests.fakes.postgres import fresh_database, postgres

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-
 from researcher.design.reading import Reading
+
 from researcher.planner.matching import example, read
 from researcher.refusals import PlanningRefused
 from tests.contracts.planner_contract import ARITHMETIC, KITCHEN
