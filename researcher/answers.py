@@ -15,7 +15,7 @@ from foundation.paths import user_data_dir
 from researcher.gates import GIVEN, Gates, Halted, open_gate, rejection
 from researcher.models import StudyStatus
 from researcher.ownership import owned_now
-from researcher.planner.gate import Answer, Gate
+from researcher.store.checkpoints import Answer, Gate
 from researcher.store.errors import LeaseHeld, WrongState
 from researcher.store.store import Store
 from researcher.study.plan import Plan

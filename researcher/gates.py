@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from researcher.models import StudyStatus
-from researcher.planner.gate import Answer
+from researcher.store.checkpoints import Answer
 from researcher.store.store import Store
 from researcher.study.plan import Plan, Stage
 

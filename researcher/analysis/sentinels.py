@@ -16,9 +16,10 @@ from researcher.analysis.attrition import attrition
 from researcher.analysis.contention import contention, shared_machine
 from researcher.analysis.proxies import reward_against_success
 from researcher.analysis.sightings import SentinelFinding, Severity, Unchecked, ends, finding, points, series, unchecked
+from researcher.instruments.dotted import leaf_at
 from researcher.instruments.instrument import RUN_PARAMETERS, STUDY_MODEL, STUDY_STEPS, Factor
 from researcher.models import TrialRecord, TrialStatus
-from researcher.study.plan import Plan, leaf_at
+from researcher.study.plan import Plan
 from swarm.models.catalogue import hosted_name
 from swarm.protocol.mismatch import MISMATCH, STALENESS, outgrown
 

@@ -19,9 +19,9 @@ from researcher.instruments.catalogue import (
     shared_factors,
     shared_metrics,
 )
+from researcher.instruments.dotted import leaves
 from researcher.instruments.instrument import LEARNING_RATE, STUDY_MODEL, Factor, Instrument, Metric, Scalar
 from researcher.instruments.levels import level_text, number_text
-from researcher.study.plan import leaves
 from researcher.workshop.reported import check_reported
 
 _WIDTH = 100

@@ -20,7 +20,7 @@ from researcher.executor.leftovers import end_left_of
 from researcher.gates import STOPPED_ON_REQUEST, STOPPED_UNPLANNED
 from researcher.models import StudyRecord, StudyStatus
 from researcher.ownership import lives_here, owned_now
-from researcher.planner.gate import Answer
+from researcher.store.checkpoints import Answer
 from researcher.store.database import default_url
 from researcher.store.errors import LeaseHeld, WrongState
 

@@ -31,8 +31,8 @@ from researcher.gates import Gates, Halted, heed
 from researcher.instruments.catalogue import InstrumentFolder, open_instrument
 from researcher.models import StudyStatus
 from researcher.ownership import owned
-from researcher.planner.gate import Gate
 from researcher.schedule.timetable import Timetable
+from researcher.store.checkpoints import Gate
 from researcher.store.database import default_url
 from researcher.store.mlflow_sink import MlflowSink
 from researcher.store.sinks import open_sink

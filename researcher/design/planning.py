@@ -25,6 +25,7 @@ from researcher.design.sources import pinned
 from researcher.design.stages import ALPHA, POWER, SCREEN_SEEDS, branches, check_seeds
 from researcher.design.trend import check_trend
 from researcher.instruments.catalogue import InstrumentFolder
+from researcher.instruments.dotted import nested
 from researcher.instruments.instrument import ALGORITHM, RUN_PARAMETERS, Instrument, Metric, Scalar
 from researcher.models import Finding
 from researcher.refusals import PlanningRefused, SpecRefused
@@ -37,7 +38,6 @@ from researcher.study.plan import (
     PlanModel,
     PlanRole,
     Stage,
-    nested,
     with_algorithm,
 )
 from researcher.study.spec import StudySpec

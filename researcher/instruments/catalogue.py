@@ -23,7 +23,7 @@ from pydantic import ValidationError
 from foundation.nearest import MOST_NAMES, a_few, nearest
 from foundation.paths import shipped, visible_files
 from foundation.strict import explain
-from researcher.design.shares import share_problem, with_shares_marked
+from researcher.instruments.dotted import leaf_at, nested
 from researcher.instruments.instrument import (
     COSTS,
     OUTCOME_NAME,
@@ -35,8 +35,8 @@ from researcher.instruments.instrument import (
     Metric,
     Scalar,
 )
+from researcher.instruments.shares import share_problem, with_shares_marked
 from researcher.refusals import PlanningRefused
-from researcher.study.plan import leaf_at, nested
 from swarm.protocol.runspec import RunSpec, merge_patch
 
 DECLARATION, OLD_DECLARATION = "instrument.toml", "study.toml"

@@ -38,12 +38,14 @@ from researcher.planner.replies import (
     read_reply,
     said_in,
 )
-from researcher.planner.saving import PLANNING_PATIENCE_S, caught_up, with_saver
 from researcher.planner.tools import catalogue_text, findings_text, look_up, tool_schemas
+from researcher.store.checkpoints import PLANNING_PATIENCE_S, caught_up, with_saver
 from researcher.study.draft import Draft
 from swarm.models.catalogue import known_names
 
 ATTEMPTS, MOST_LOOK_UPS, MOST_QUESTIONS = 3, 24, 3
+FIRST_FINDINGS = 4
+"""In a prompt without look-ups, which has to stay short."""
 _PROMPTS = Path(__file__).parent / "prompts"
 _TOPIC = "\nThe topic, as a JSON string:\n"
 _NO_MORE = "no look-ups are left: end with propose, ask or decline"
@@ -279,7 +281,7 @@ def first_messages(request: TopicRequest, form: str) -> list[dict[str, Any]]:
         "request.md.jinja",
         catalogue=catalogue_text(request.instruments),
         models=known_names(),
-        findings="" if look_ups else findings_text(request),
+        findings="" if look_ups else findings_text(request, most=FIRST_FINDINGS),
         schema="" if look_ups else json.dumps(ending_schema(tool_schemas())),
         request=_asked_for(request),
     )

@@ -131,12 +131,6 @@ def _proposed(made: _Propose, request: TopicRequest, author: str) -> Ended:
             "\n".join([request.topic, *request.answers]), verdict.spec, made.uncovered, request.given
         )
         problems += open_bounds
-    paths = paths_of(verdict.fields)
-    problems += [
-        f"from_topic names {path!r}, which the spec does not set"
-        for path in made.from_topic
-        if not any(_covers(path, each) for each in paths) and path.partition(".")[0] not in ("question", "uncovered")
-    ]
     draft = Draft(
         fields=verdict.fields,
         sources=_sources(verdict.fields, request, made.from_topic),

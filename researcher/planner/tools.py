@@ -19,7 +19,7 @@ from researcher.study.plan import Plan
 from researcher.study.spec import StudySpec, duration_text
 
 MOST_FINDINGS, _MOST_CHOICES = 12, 12
-_LONGEST, _LONGEST_FINDING, _LONGEST_LIST = 12_000, 700, 8_000
+_LONGEST, _LONGEST_FINDING, _LONGEST_LIST = 12_000, 700, 6_000
 """Characters of a look-up's result, of one finding in it, of the list of instruments in the first prompt."""
 _DOCS = re.compile(r" \(docs/[^)]*\)")
 _UNUSED = ("title", "default", "description", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "minLength", "maxLength",

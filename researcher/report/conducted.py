@@ -10,10 +10,11 @@ from collections.abc import Iterator, Mapping
 
 from researcher.analysis.sentinels import as_set, settings_of
 from researcher.analysis.sightings import Unchecked
+from researcher.instruments.dotted import leaf_at, leaves
 from researcher.models import AttemptRecord, TrialRecord, TrialStatus
 from researcher.report.differences import Difference, same, shown
 from researcher.report.records import Records
-from researcher.study.plan import Plan, leaf_at, leaves
+from researcher.study.plan import Plan
 
 _OUTCOMES = {
     TrialStatus.DONE: ("done",),

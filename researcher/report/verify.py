@@ -290,7 +290,9 @@ def _findings(records: Records) -> Iterator[Difference]:
             problem = "it is not on record" if name not in then else "the study's verdicts leave no such finding"
             yield Difference(claim=f"finding {name}", problem=problem)
             continue
-        old, new = (found[name].model_dump(mode="json", exclude={"at": True, "effect": {"trial_s"}}) for found in (then, now))
+        old, new = (
+            found[name].model_dump(mode="json", exclude={"at": True, "effect": {"trial_s"}}) for found in (then, now)
+        )
         for field in (field for field in new if not alike(old[field], new[field])):
             told = {"reported": shown(old[field]), "recomputed": shown(new[field])}
             problem = "the recorded finding does not follow from the study"

@@ -30,8 +30,8 @@ from researcher.executor.processes import child_environ
 from researcher.gates import open_gate
 from researcher.models import StudyRecord
 from researcher.ownership import is_dead, living_owner
-from researcher.planner.gate import Gate
 from researcher.schedule.timetable import Timetable, Unreadable
+from researcher.store.checkpoints import Gate
 from researcher.store.database import connect, default_url, place_of
 from researcher.store.store import Store
 

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from foundation.strict import StrictModel
+from researcher.instruments.dotted import leaf_at, leaves, nested
 from researcher.instruments.instrument import (
     ALGORITHM,
     RUN_PARAMETERS,
@@ -24,7 +25,7 @@ from researcher.instruments.instrument import (
     Metric,
     Scalar,
 )
-from researcher.study.shares import family_of, with_shares
+from researcher.instruments.shares import family_of, with_shares
 from swarm.models.catalogue import hosted_name
 from swarm.protocol.runspec import merge_patch, own_defaults
 
@@ -438,22 +439,6 @@ def trial_key(plan_hash: str, arm: str, seed: int) -> str:
     return f"{plan_hash[:16]}/{arm}/{seed}"
 
 
-def leaf_at(settings: object, path: Iterable[str]) -> Any:
-    """What stands at a path; None where nothing does."""
-    for part in path:
-        settings = settings.get(part) if isinstance(settings, Mapping) else None
-    return settings
-
-
-def leaves(settings: Mapping[str, object], beneath: str = "") -> Iterator[tuple[str, object]]:
-    """Settings that hold no further ones, by dotted name."""
-    for key, value in settings.items():
-        if isinstance(value, Mapping):
-            yield from leaves(value, f"{beneath}{key}.")
-        else:
-            yield f"{beneath}{key}", value
-
-
 def with_algorithm(run: Mapping[str, Any], algorithm: str, stated: Collection[str] = ()) -> dict[str, Any]:
     """A partial RunSpec under an algorithm: its own defaults go before what is there, but for the fields that are stated."""
     for path, value in leaves(own_defaults(algorithm)):
@@ -465,9 +450,3 @@ def with_algorithm(run: Mapping[str, Any], algorithm: str, stated: Collection[st
 def _has_adapters(fields: Mapping[str, Any], target: str, level: Scalar) -> bool:
     """Whether an arm asks for adapters (`lora`) where all arms' settings say already what these are like."""
     return (target, level) == (RUN_PARAMETERS, "lora") and isinstance(fields.get("parameters"), Mapping)
-
-
-def nested(path: str, value: object) -> dict[str, object]:
-    """`nested("a.b", 1)` is `{"a": {"b": 1}}`."""
-    head, _, rest = path.partition(".")
-    return {head: nested(rest, value) if rest else value}

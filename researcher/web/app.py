@@ -22,8 +22,8 @@ from researcher.answers import Amendment, amend, answer_gate
 from researcher.commands.home import Home
 from researcher.commands.look import when
 from researcher.commands.plan_text import known_text
-from researcher.planner.gate import Answer
 from researcher.refusals import PlanningRefused
+from researcher.store.checkpoints import Answer
 from researcher.store.errors import Ambiguous, LeaseHeld, NotFound, StoreError, WrongState
 from researcher.web.access import Access
 from researcher.web.guard import Guard, session_cookie

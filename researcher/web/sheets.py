@@ -31,7 +31,7 @@ from researcher.models import (
     VerdictRecord,
 )
 from researcher.ownership import living_owner
-from researcher.planner.gate import Answer, Gate
+from researcher.store.checkpoints import Answer, Gate
 from researcher.store.errors import NotFound
 from researcher.store.journal import Journal
 from researcher.study.plan import Hypothesis, Plan, Stage

@@ -11,7 +11,7 @@ from researcher.commands.home import Home
 from researcher.conduct import report
 from researcher.gates import Gates, Halted
 from researcher.models import StudyStatus, TrialEvidence, TrialRecord
-from researcher.planner.gate import Gate
+from researcher.store.checkpoints import Gate
 from researcher.store.store import Store
 from researcher.study.plan import Plan
 from tests.fakes.study import SENTINELS, done_trial, sent_spec, study_plan

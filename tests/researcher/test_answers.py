@@ -15,7 +15,7 @@ from researcher.commands import DONE, FAILED, OUT_OF_BUDGET
 from researcher.gates import GIVEN
 from researcher.main import main
 from researcher.models import StudyStatus
-from researcher.planner.gate import Answer, Gate
+from researcher.store.checkpoints import Answer, Gate
 from researcher.store.errors import WrongState
 from tests.fakes.shown_study import at_gate, opened, planned, running
 from tests.fakes.specs import planned as designed

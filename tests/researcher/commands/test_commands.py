@@ -159,14 +159,15 @@ def test_what_writing_an_instrument_cost_counts_against_the_cap_of_its_planning(
     async def wrote(
         topic: str, home: Home, settings: LlmSettings, calls: list[LlmCall], *_: object
     ) -> InstrumentFolder:
-        calls.append(LlmCall(purpose="write", model="m", request={}, prompt_tokens=settings.max_tokens, at=0.0))
+        asked = {"messages": []}
+        calls.append(LlmCall(purpose="write", model="m", request=asked, prompt_tokens=settings.max_tokens, at=0.0))
         return read_instrument(FOLDER)
 
     monkeypatch.setattr("researcher.commands.writing.new_instrument", wrote)
     for name, value in (("MODEL", "m"), ("API_KEY", "k"), ("BASE_URL", "http://127.0.0.1:9"), ("PATIENCE_S", "0")):
         monkeypatch.setenv(f"RESEARCHER_LLM_{name}", value)
-    assert main(["start", "--topic", TOPIC, "--dry-run", "--instrument", "new"]) == 0
-    assert "the next question could go past the cap of 200000 tokens" in capsys.readouterr().out
+    assert main(["start", "--topic", TOPIC, "--dry-run", "--instrument", "new"]) == USAGE
+    assert "the next question could go past the cap of 200000 tokens" in capsys.readouterr().err
 
 
 def test_a_budget_that_pays_for_nothing_ends_with_the_code_for_budgets_and_says_what_it_was(

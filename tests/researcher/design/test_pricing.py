@@ -73,7 +73,7 @@ def test_a_sequence_counts_one_of_its_second_comparisons_and_that_the_dearest() 
 
 
 def test_models_that_take_turns_on_one_machine_cost_boots() -> None:
-    models = planned(model=["smollm2-135m", "qwen2.5-0.5b"], seeds={"min": 3, "max": 3})
+    models = planned(model=["smollm2-135m", "Qwen/Qwen2.5-0.5B"], seeds={"min": 3, "max": 3})
     alone, side_by_side = (price_of(models, ARITHMETIC, servers=servers) for servers in (1, 2))
     assert alone.wall_s[0] > 6 * TRIAL_S
     assert side_by_side.wall_s[0] == 3 * TRIAL_S

@@ -11,10 +11,10 @@ import pytest
 from researcher.analysis.sentinels import inspect
 from researcher.instruments.catalogue import read_instrument
 from researcher.instruments.instrument import Factor
+from researcher.instruments.shares import with_shares
 from researcher.models import TrialEvidence
 from researcher.refusals import PlanningRefused
 from researcher.study.plan import Plan
-from researcher.study.shares import with_shares
 from swarm.protocol.runspec import RunSpec
 from tests.fakes.specs import planned
 from tests.fakes.study import done_trial

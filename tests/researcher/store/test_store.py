@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from foundation.clock import ManualClock
-from researcher.planner.saving import with_saver
+from researcher.store.checkpoints import with_saver
 from researcher.store.database import default_url, sqlite_file
 from researcher.store.errors import DatabaseRefused
 from researcher.store.journal import Journal

@@ -8,8 +8,8 @@ import httpx
 import pytest
 
 from researcher.models import StudyStatus
-from researcher.planner.gate import Answer, Gate
 from researcher.schedule.daemon import only_daemon
+from researcher.store.checkpoints import Answer, Gate
 from tests.fakes.shown_study import at_gate, meet_gate, planned, running
 from tests.fakes.web_page import BASE, PORT, WebPage, answer, form_token
 

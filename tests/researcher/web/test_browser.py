@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(PROGRAM is None, reason="there is no Chromium he
 
 ROOT = Path(__file__).parents[3]
 REPEAT = ROOT / "tests" / "instruments" / "repeat"
-QUESTION = "Compare learning_rate 1e-5, 1e-3"
+QUESTION = "Compare learning_rate 1e-5, 0.001"
 NASTY = "<script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'>"
 LIMIT_S = 300
 

@@ -53,10 +53,12 @@ def odd_levels(draw: random.Random) -> Answer:
     name = draw.choice(["learning_rate", "group_size", "digits", "steps", "model", "vibes", "", "run.optimizer.name"])
     compare = {name: {"baseline": draw.choice(levels), "levels": draw.choices(levels, k=draw.randrange(0, 6))}}
     arms = {draw.choice(["a", "", "b c"]): {name: draw.choice(levels)}, "z": draw.choice([{}, None, {name: 1e-5}])}
-    return proposed(
-        SOUND,
-        **draw.choice([{"compare": compare}, {"compare": {}, "arms": arms}, {"set": {name: draw.choice(levels)}}]),
-    )
+    odd: list[dict[str, Any]] = [
+        {"compare": compare},
+        {"compare": {}, "arms": arms},
+        {"set": {name: draw.choice(levels)}},
+    ]
+    return proposed(SOUND, **draw.choice(odd))
 
 
 def no_numbers(draw: random.Random) -> Answer:
@@ -65,16 +67,10 @@ def no_numbers(draw: random.Random) -> Answer:
 
 
 def obeyed(draw: random.Random) -> Answer:
-    bad = draw.choice(
-        [
-            {"model": "other/model-1b"},
-            {"instrument": "dataset", "set": {"data": "/etc/passwd.jsonl"}},
-            {"notify": ["ME"]},
-        ]
-    )
-    return draw.choice(
-        [proposed(SOUND, **bad), called(("shell", {"command": "rm -rf /"})), called(("price", {"spec": bad}))]
-    )
+    data = {"instrument": "dataset", "set": {"data": "/etc/passwd.jsonl"}}
+    bad: dict[str, Any] = draw.choice([{"model": "other/model-1b"}, data, {"notify": ["ME"]}])
+    shell = called(("shell", {"command": "rm -rf /"}))
+    return draw.choice([proposed(SOUND, **bad), shell, called(("price", {"spec": bad}))])
 
 
 def odd_shapes(draw: random.Random) -> Answer:

@@ -78,8 +78,8 @@ def _differences(expected: dict[str, Any], fields: dict[str, Any]) -> list[str]:
         given = fields.get(name)
         if name == "arms":
             value, given = list(value.values()), list((given or {}).values())
-        if isinstance(value, dict) and isinstance(given, dict):
-            found += [f"{name}.{each}" for each in _differences(value, given)]
+        if isinstance(value, dict):
+            found += [f"{name}.{each}" for each in _differences(value, given or {})]
         elif value != given:
             found.append(f"{name}: {given!r} is not {value!r}")
     return found

@@ -1,4 +1,4 @@
-"""Gates at which a person decides: a LangGraph interrupt per gate, kept in the study's database until it is answered.
+"""LangGraph in the study's own database: where its graphs keep their place, and the gates at which a person decides.
 
 gate = Gate(url, "st-1", "plan/1")
 answer = gate.ask({"hash": …})  # None: nobody has answered yet; so says gate.answer()
@@ -7,18 +7,84 @@ gate.give(Answer(verdict="approve", by="ada"))
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Literal, TypedDict, TypeVar
 
+import psycopg
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver
+from langgraph.checkpoint.postgres import PostgresSaver
+from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.graph import END, START, StateGraph
 from langgraph.types import Command, interrupt
 
 from foundation.strict import StrictModel
-from researcher.planner.saving import caught_up, with_saver
+from researcher.store.database import sqlite_file
+from researcher.store.outages import PATIENCE_S, is_held, of_driver, patiently
+
+_BUSY_S = 20.0
+PLANNING_PATIENCE_S = 60.0
+"""While a plan is made: a person sits before it, and one Ctrl-C waits for the end of it."""
 
 T = TypeVar("T")
+Saver = BaseCheckpointSaver[str]
+
+
+def with_saver(url: str | None, work: Callable[[Saver | None], T], patience_s: float | None = None) -> T:
+    """The work done with LangGraph's saver in that database, SQLite or PostgreSQL; None for no database.
+
+    While the database is away, or another program holds it, the work is begun anew: it must find its place in what was kept.
+    patience_s: how long it is tried, ten minutes unless stated.
+    Raises: DatabaseAway when patience ends; OSError when SQLite's disk fails.
+    """
+    if url is None:
+        return work(None)
+
+    def once() -> T:
+        with _saver_in(url) as saver:
+            return work(saver)
+
+    return patiently(once, patience_s or PATIENCE_S)
+
+
+def caught_up(graph: Any, config: RunnableConfig) -> Any:
+    """The graph's state at its next question or its end: what an outage or a crash cut off is done first."""
+    state = graph.get_state(config)
+    if state.tasks and not state.interrupts:
+        graph.invoke(None, config, durability="sync")
+        state = graph.get_state(config)
+    return state
+
+
+@contextmanager
+def _saver_in(url: str) -> Iterator[Saver]:
+    """Raises: DBAPIError when the database is away; OSError."""
+    file = sqlite_file(url)
+    if file is not None:
+        connection = sqlite3.connect(file, check_same_thread=False, timeout=_BUSY_S)
+        try:
+            yield SqliteSaver(connection)
+        except sqlite3.OperationalError as error:
+            if is_held(held := of_driver(error)):
+                raise held from error
+            raise OSError(
+                f"the plan cannot be kept in {file}: {error}; make room on that disk, then start again"
+            ) from error
+        finally:
+            connection.close()
+    else:
+        scheme, _, rest = url.partition("://")
+        try:
+            with PostgresSaver.from_conn_string(f"{scheme.split('+')[0]}://{rest}") as saver:
+                saver.setup()
+                yield saver
+        except psycopg.OperationalError as error:
+            raise of_driver(error) from error
+
+
+# -- gates ----------------------------------------------------------------------------------------------------------
 
 
 class Answer(StrictModel):

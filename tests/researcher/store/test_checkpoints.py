@@ -11,8 +11,8 @@ from threading import Event, Thread
 import pytest
 from langgraph.checkpoint.postgres import PostgresSaver
 
-from researcher.planner import saving
-from researcher.planner.gate import Answer, Gate
+from researcher.store import checkpoints as saving
+from researcher.store.checkpoints import Answer, Gate
 from researcher.store.errors import DatabaseAway
 from tests.fakes.postgres import postgres
 

@@ -1,0 +1,81 @@
+"""Shares of a mix: factors that set them, and the ratios that they come to.
+
+A server's `batch.mix` has ratios that count relative to each other; a share is part of the whole.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from researcher.instruments.dotted import leaf_at
+from researcher.instruments.instrument import Factor, Instrument
+
+_RATIO = re.compile(r"(?:run|roles\.[a-z][a-z0-9_]*)\.batch\.mix\.(?P<family>.+)\.ratio")
+_WORDS = ("share", "fraction", "percent", "proportion")
+_DIGITS = 12
+"""To which ratios are rounded, so that 0.3 does not become 0.30000000000000004."""
+
+
+def family_of(target: str) -> str | None:
+    """Whose ratio a factor's target sets; None where it sets none."""
+    found = _RATIO.fullmatch(target)
+    return found["family"] if found else None
+
+
+def share_in(mix: Mapping[str, Any], family: str) -> float:
+    """Of a family, by the ratios of a mix. Raises: KeyError where it has none."""
+    return float(mix[family]["ratio"] / math.fsum(each["ratio"] for each in mix.values()))
+
+
+def with_shares(mix: Mapping[str, Any], shares: Mapping[str, float]) -> dict[str, Any]:
+    """The mix in which these families have these shares and the others share the rest as before; all ratios sum to 1.
+
+    Raises: ValueError where the shares leave nothing for the others, or leave something and there are none.
+    """
+    others = {name: float(each["ratio"]) for name, each in mix.items() if name not in shares}
+    rest = 1.0 - math.fsum(shares.values())
+    named = ", ".join(f"{name} {share:g}" for name, share in shares.items())
+    if others and rest <= 0:
+        raise ValueError(f"shares of {named} leave nothing for {', '.join(others)}")
+    if not others and not math.isclose(rest, 0.0, abs_tol=1e-9):
+        raise ValueError(f"shares of {named} do not sum to 1, and no other family takes the rest")
+    ratios = {name: ratio * rest / math.fsum(others.values()) for name, ratio in others.items()} | dict(shares)
+    return {name: {**mix.get(name, {}), "ratio": round(ratio, _DIGITS)} for name, ratio in ratios.items()}
+
+
+def with_shares_marked(instrument: Instrument) -> Instrument:
+    """The instrument with its shares marked: a factor that sets a family's ratio is a share if its words say so."""
+    return instrument.model_copy(update={"factors": tuple(_marked(each, instrument) for each in instrument.factors)})
+
+
+def _marked(factor: Factor, instrument: Instrument) -> Factor:
+    family = family_of(factor.target)
+    said = " ".join((factor.name, *factor.aliases, factor.description)).casefold()
+    if factor.type != "float" or family is None or factor.share is False:
+        return factor
+    if not factor.share and not any(word in said for word in _WORDS):
+        return factor
+    mix = mix_of(instrument.defaults.run)
+    changes: dict[str, object] = {"share": True}
+    if family in mix and factor.default == mix[family]["ratio"]:
+        changes["default"] = round(share_in(mix, family), 12)
+    if factor.high is not None and factor.high >= 1:
+        changes["high"] = None
+    return factor.model_copy(update=changes)
+
+
+def share_problem(factor: Factor, run: Mapping[str, Any]) -> str | None:
+    """Why a factor cannot be a share, in words."""
+    families = [family_of(target) for target in factor.targets]
+    if None in families or factor.type != "float":
+        return "only a float whose targets are ratios of families (run.batch.mix.NAME.ratio) can be a share"
+    if not set(mix_of(run)) - set(families):
+        return "defaults.run.batch.mix has to name the other families too, which share the rest"
+    return None
+
+
+def mix_of(run: Mapping[str, Any]) -> Mapping[str, Any]:
+    return leaf_at(run, ("batch", "mix")) or {}
