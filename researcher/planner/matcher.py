@@ -304,13 +304,15 @@ class _Study(Levels):
         found, default, way, off = self.items, factor.default, self.moved.get(factor.name), off_level(factor)
         if found.has(*SIDES):
             raise TwoReadings(f"The topic compares {factor.name} with something, and names no level of it.")
+        open_end = found.has("far", "open", "which", "best")
         values: list[Scalar] = []
-        if factor.type in ("choice", "bool"):
+        switch = factor.off is not None or factor.type == "bool"
+        if switch and off is not None and default != off and way is None and not open_end:
+            default, values = off, [factor.default]  # `does clipping help`, where it is on: against none
+        elif factor.type in ("choice", "bool"):
             values = [not default] if factor.type == "bool" else [each for each in factor.choices if each != default]
-        elif found.has("far", "open", "which", "best") or (way is None and default != off and factor.off is None):
+        elif open_end or (way is None and default != off):
             values = spread(factor)
-        elif way is None and default != off:
-            default, values = factor.off or 0, [factor.default]
         elif way is None or (way > 0 and factor.name in table()["shared"]["on"]):
             values = [on_level(factor)]
         else:

@@ -75,6 +75,7 @@ def test_the_topic_of_the_demo_is_a_study() -> None:
         ("Do sixteen rollouts beat four?", "group_size", (4, 16)),
         ("Does RLOO beat GRPO on sums?", "algorithm", ("grpo", "rloo")),
         ("LoRA rank 8 versus full fine-tuning", "parameters", ("full", "lora")),
+        ("Does std normalization of advantages help?", "advantage_norm", ("none", "std")),
         ("KL off learns faster than KL on", "kl", (0.1, 0.0)),
         ("Does a KL penalty of 0.05 help?", "kl", (0.0, 0.05)),
         ("Does token-level loss help compared with the sequence-level loss?", "loss_agg", ("episode", "token")),
