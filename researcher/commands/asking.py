@@ -24,6 +24,7 @@ from researcher.study.file import Lines, read_study_file
 from researcher.study.printing import study_text
 from researcher.study.spec import DesignName
 
+_MOST_NEAREST = 5
 _CROSSED: DesignName = "factorial"
 Teller = Callable[[str], None]
 
@@ -87,7 +88,7 @@ class Asking:
 
         name = edits.get("instrument")
         folders = [open_instrument(name)] if name is not None else available()
-        answers = list(self.args.answer)
+        planner, answers = self._planner(), list(self.args.answer)
         while True:
             request = TopicRequest(
                 topic=topic,
@@ -97,7 +98,7 @@ class Asking:
                 servers=max(1, len(getattr(self.args, "server", []))),
                 answers=answers,
             )
-            outcome = asyncio.run(self._planner().propose(request))
+            outcome = asyncio.run(planner.propose(request))
             if not isinstance(outcome, Asked):
                 return _draft_in(outcome)
             if not sys.stdin.isatty() or self.args.json:
@@ -146,7 +147,8 @@ def _draft_in(outcome: Outcome) -> Draft:
         case NeedsEdit(draft=draft, problems=problems):
             raise DraftToEdit(draft, problems)
         case Declined(reason=reason, nearest=nearest):
-            raise PlanningRefused(reason, nearest)
+            instead = f" Nearest: {', '.join(nearest[:_MOST_NEAREST])}." if nearest else ""
+            raise PlanningRefused(f"{reason.rstrip('.')}.{instead}", nearest)
         case Asked():
             raise AssertionError("answered above")
 

@@ -121,11 +121,15 @@ def _contradiction_lines(found: Contradiction, store: Store) -> list[str]:
 def command_of(found: Contradiction, store: Store) -> str:
     """The replication as a person types it: by the options of a spec that is recorded here, else by the question."""
     replication = found.replication
-    asked = [store.study(each.study_id).request for each in (found.one, found.other) if each.recomputable]
-    specs = [StudySpec.model_validate(request.spec) for request in asked if request is not None]
+    own = [each.study_id for each in (found.one, found.other) if each.recomputable]
+    specs = [
+        (StudySpec.model_validate(request.spec), store.plan(study).arms[0].levels)
+        for study in own
+        if (request := store.study(study).request) is not None
+    ]
     words = ["--topic", replication.topic, "--instrument", replication.instrument]
     seeds = ["--seeds", str(max(2, replication.seeds)), "--first-seed", str(replication.first_seed)]
-    return shlex.join(["researcher", "start", *(options_of(specs[0]) if specs else words), *seeds])
+    return shlex.join(["researcher", "start", *(options_of(*specs[0]) if specs else words), *seeds])
 
 
 def _as_json(found: Contradiction, store: Store) -> dict[str, object]:

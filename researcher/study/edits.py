@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from foundation.commandline import UsageError
+from researcher.instruments.instrument import Scalar
 from researcher.instruments.levels import level_text
 from researcher.study.draft import Draft, Source
 from researcher.study.file import scalar
@@ -56,12 +57,16 @@ def marked(fields: Mapping[str, Any], source: Source) -> dict[str, Source]:
     return dict.fromkeys(paths_of(fields), source)
 
 
-def options_of(spec: StudySpec) -> list[str]:
-    """The options that ask for this spec, but for its question: `researcher start` with them makes the same arms and stages."""
+def options_of(spec: StudySpec, first: Mapping[str, Scalar]) -> list[str]:
+    """The options that ask for this spec, but for its question: `researcher start` with them makes the same arms and stages.
+
+    first: levels of the plan's first arm, which are the baselines.
+    """
     words = ["--instrument", spec.instrument]
     words += [word for model in spec.models for word in ("--model", model)]
     for name, each in spec.compare.items():
-        levels = each.levels if each.baseline is None else (each.baseline, *each.levels)
+        others = [level for level in each.levels if each.baseline is not None or level != first[name]]
+        levels = (first[name] if each.baseline is None else each.baseline, *others)
         words += ["--vary", f"{name}={','.join(map(level_text, levels))}"]
     for name, settings in spec.arms.items():
         words += ["--arm", f"{name}:{','.join(f'{factor}={level_text(level)}' for factor, level in settings.items())}"]

@@ -11,9 +11,10 @@ import pytest
 from researcher.commands import USAGE
 from researcher.main import main
 from researcher.store.store import Store
+from researcher.study.edits import options_of
 from researcher.study.plan import Plan
 from researcher.study.spec import StudySpec
-from tests.fakes.specs import planned
+from tests.fakes.specs import planned, spec
 
 FILE = """\
 question: Is it better?
@@ -132,3 +133,24 @@ def test_the_schema_is_that_of_the_spec(capsys: Capture) -> None:
     schema = json.loads(capsys.readouterr().out)
     assert list(schema["properties"]) == list(StudySpec.model_fields)
     assert schema["additionalProperties"] is False
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"compare": {"learning_rate": {"levels": [1e-5, 4e-5]}}, "margin": 0.2},
+        {"compare": {"group_size": {"levels": [8]}}, "claim": "decrease", "metric": "wall_s"},
+        {"arms": {"plain": {}, "clipped": {"clip_high": 0.28, "kl": 0.1}}, "set": {"digits": 2}, "steps": 4},
+        {
+            "compare": {"learning_rate": {"baseline": 1e-5, "levels": [4e-5]}, "advantage_norm": {"levels": ["none"]}},
+            "design": "factorial",
+            "looks": 2,
+        },
+    ],
+    ids=["default among levels", "one level", "arms", "factorial"],
+)
+def test_the_options_of_a_spec_make_its_plan_again(fields: dict[str, Any], capsys: Capture) -> None:
+    plan = planned(**fields)
+    asked = spec(**fields)
+    again = Plan.model_validate(shown(capsys, *options_of(asked, plan.arms[0].levels))["plan"])
+    assert again.model_copy(update={"question": plan.question}) == plan
