@@ -281,9 +281,13 @@ def attrition(own: list[LedgerEntry]) -> Attrition:
     """Attempts at episodes, and what lost them.
 
     own: closed and open entries of the trial's own client in one run. People who join are not the arm's doing; what an earlier
-    attempt at the trial lost is in the ledger of another run, and had no part in the numbers of this one.
+    attempt at the trial lost is in the ledger of another run, and had no part in the numbers of this one. What code lost that was
+    mended since is left out too: its tasks were tried again, and the repair is on record.
     """
     closed = [entry for entry in own if entry.state not in _OPEN]
+    if closed:
+        newest = max(closed, key=lambda entry: (entry.claimed_at, entry.episode_id)).client_version
+        closed = [entry for entry in closed if entry.client_version == newest or lost_to(entry) is None]
     first: dict[Cause, str] = {}
     for entry in sorted(closed, key=lambda entry: (entry.ended_at or entry.claimed_at, entry.episode_id)):
         cause = lost_to(entry)

@@ -221,6 +221,13 @@ async def test_attempts_are_counted_by_kind_and_by_who_lost_them() -> None:
     assert (found.eval.attempts, found.eval.lost) == (9, {Cause.GRADER: 1})
 
 
+async def test_what_code_lost_that_was_mended_since_does_not_count() -> None:
+    broken = [lost(f"t{number}", Cause.ROLLOUT, client_version="broken") for number in range(3)]
+    own = [lost("t", Cause.ROLLOUT, claimed_at=9.0), episode("u", 0, 1.0, kind="train", client_version="broken")]
+    found = (await collected(report(), [*whole(), *broken, *own])).evidence.attrition.train
+    assert (found.lost, found.ended) == ({Cause.ROLLOUT: 1}, 2)
+
+
 async def test_what_people_who_joined_lost_is_not_the_trials() -> None:
     found = await collected(report(), [*whole(), lost("t", Cause.ROLLOUT, client_id="ada")])
     assert found.evidence.attrition.train.lost == {}

@@ -291,7 +291,7 @@ def test_a_direction_that_nobody_claimed_is_marked_wherever_it_decides(tmp_path:
     plan = plan.model_copy(update={"hypotheses": (open_question,)})
     study = concluded(plan, trials_with(plan, {"lr=base": (0.55, 0.56, 0.54), "lr=4e-05": (0.05, 0.06, 0.04)}))
     said = markdown(study, tmp_path)
-    assert "expected to increase (assumed: the topic claims no direction)" in said
+    assert "expected to increase (assumed: no direction is claimed)" in said
     assert "lies against the assumed direction" in said
     assert "did better than" in said
     assert "stated direction" not in said

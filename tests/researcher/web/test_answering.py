@@ -149,7 +149,7 @@ async def test_an_amendment_beyond_the_budget_is_a_clear_message(page: WebPage, 
     fields = {"token": token, "version": "1", "seeds": "200", "because": "sure", "by": "ada"}
     sent = await browser.post(f"/studies/{study}/amend", data=fields)
     assert sent.status_code == 409
-    assert "the budget is 60 min" in sent.text
+    assert "and 60 min are given" in sent.text
     assert page.home.store.plan(study).version == 1
 
 
