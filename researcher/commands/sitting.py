@@ -28,7 +28,7 @@ from researcher.executor.keeping import Keeping
 from researcher.executor.leftovers import end_left_of
 from researcher.executor.trials import Executor
 from researcher.gates import Gates, Halted, heed
-from researcher.instruments.catalogue import InstrumentFolder, open_instrument
+from researcher.instruments.catalogue import InstrumentFolder, as_frozen, open_instrument
 from researcher.models import StudyStatus
 from researcher.ownership import owned
 from researcher.schedule.timetable import Timetable
@@ -163,7 +163,7 @@ class Sitting:
         """Until the study ends, halts, or its window closes."""
         home, study_id, plan = self._home, self._study_id, self._plan
         choices = self._store.study(study_id).options
-        folder = open_instrument(choices.get("instrument") or plan.instrument)
+        folder = as_frozen(open_instrument(choices.get("instrument") or plan.instrument), plan.instrument_code)
         await have_models(plan, choices, self._view.say)
         pool = pool_of(home, self._store, study_id, plan, choices, self._clock, self._view.say)
         servers = ", ".join(choices["servers"]) or starting(plan)

@@ -13,7 +13,7 @@ import re
 import tomllib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -87,6 +87,11 @@ def open_instrument(name: str, environ: Mapping[str, str] | None = None) -> Inst
     guess = nearest(name, names)
     hint = f"did you mean {guess!r}?" if guess else _listed(a_few(name, names), names)
     raise PlanningRefused(f"no instrument is called {name!r}; {hint}", [guess] if guess else a_few(name, names))
+
+
+def as_frozen(folder: InstrumentFolder, code: str) -> InstrumentFolder:
+    """The folder under the digest that a plan has of it, where it had that one before and only its declaration has changed since."""
+    return replace(folder, code=code) if code in folder.instrument.earlier else folder
 
 
 def read_instrument(path: Path) -> InstrumentFolder:

@@ -184,6 +184,8 @@ class Instrument(StrictModel):
     keywords: tuple[str, ...] = ()
     generated: str | None = None
     """The LLM that wrote it, where no person did: then it runs nowhere but in a sandbox."""
+    earlier: tuple[str, ...] = ()
+    """Digests that the folder had in earlier versions with the same tasks, workflow and reward: studies frozen with one go on."""
     general: bool = False
     """Topics that name no task are asked of it."""
     roles: dict[Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]{0,31}$")], Role] = {}

@@ -7,7 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from researcher.instruments.catalogue import available, folder_digest, level_problem, open_instrument, read_instrument
+from researcher.instruments.catalogue import (
+    as_frozen,
+    available,
+    folder_digest,
+    level_problem,
+    open_instrument,
+    read_instrument,
+)
 from researcher.refusals import PlanningRefused
 from tests.contracts.planner_contract import ROOT
 from tests.fakes.specs import planned
@@ -219,3 +226,10 @@ def test_a_word_that_an_instrument_gives_to_a_metric_of_its_own_is_no_longer_tha
     assert "exact match" in metrics["heldout_accuracy"].aliases
     edit(folder, 'kind = "final_reward"', 'kind = "outcome"\ndirection = "decrease"')
     assert read_instrument(folder).instrument.metrics[0].direction == "decrease"
+
+
+def test_a_plan_that_knows_an_earlier_declaration_of_the_same_code_goes_on(folder: Path) -> None:
+    edit(folder, 'workflow = "workflow.py"', f'workflow = "workflow.py"\nearlier = ["{"a" * 64}"]')
+    found = read_instrument(folder)
+    assert as_frozen(found, "a" * 64).code == "a" * 64
+    assert as_frozen(found, "b" * 64) == found
