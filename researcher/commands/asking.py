@@ -88,12 +88,13 @@ class Asking:
 
         name = edits.get("instrument")
         folders = [open_instrument(name)] if name is not None else available()
+        given = edits if name is None else edits | {"instrument": folders[0].instrument.name}
         planner, answers = self._planner(), list(self.args.answer)
         while True:
             request = TopicRequest(
                 topic=topic,
                 instruments=folders,
-                given=edits,
+                given=given,
                 known=findings(self.home),
                 servers=max(1, len(getattr(self.args, "server", []))),
                 answers=answers,
