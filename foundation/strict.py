@@ -17,6 +17,7 @@ Loc = tuple[int | str, ...]
 _SHORT = 40
 """Letters of a value that is shown again."""
 _MISFIT = "misfit"
+_IN_WORDS = {"missing": "is missing", "tuple_type": "should be a list"}
 _NO_OBJECT = ("model_type", "model_attributes_type", "dict_type")
 _QUOTED = re.compile(r"'([^']*)'")
 
@@ -142,6 +143,9 @@ def _plain(item: ErrorDetails) -> str:
     if (own := message.removeprefix("Value error, ")) != message:
         return own
     words = "should be an object" if item["type"] in _NO_OBJECT else message.replace("Input should", "should")
+    words = _IN_WORDS.get(item["type"], words)
+    if item["type"] == "too_long":
+        words = f"takes {item['ctx']['max_length']} entries at most, not {item['ctx']['actual_length']}"
     short = isinstance(given, str | int | float | bool | None) and len(repr(given)) <= _SHORT
     return f"{words}, got {given!r}" if short and words != message and ", got " not in words else words
 

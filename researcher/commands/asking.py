@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,10 @@ class DraftToEdit(PlanningRefused):
     """The planner has a draft that a person must finish. text: the draft as a study file."""
 
     def __init__(self, draft: Draft, problems: tuple[str, ...]) -> None:
-        super().__init__(f"{' '.join(problems)} Edit the draft and start it: `researcher start FILE`")
+        said = " ".join(f"{each.rstrip('.')}." for each in problems)
+        super().__init__(
+            f"{said} Keep the draft in a file (`researcher draft ... -o study.yaml`), edit it, and start that"
+        )
         self.text = study_text(draft, problems)
         self.fields = draft.fields
 
@@ -71,7 +74,13 @@ class Asking:
             fields, lines = read_study_file(Path(args.file))
             return Wanted(edited(Draft(fields=fields, sources=marked(fields, "file"), author="file"), edits), lines)
         if args.topic is not None:
-            return Wanted(edited(self._planned(topic_of(args.topic), edits), edits))
+            draft = edited(self._planned(topic_of(args.topic), edits), edits)
+            if edits.keys() & {"compare", "arms"} or _several(edits):
+                said = "What the topic compares, where it is something else: the options say what is compared."
+                draft = replace(draft, uncovered=(*draft.uncovered, said))
+            return Wanted(draft)
+        if args.answer:
+            raise UsageError("--answer answers a planner's question about --topic; leave it out")
         if not any(given):
             raise UsageError(
                 "nothing says what to study: give a study file, --topic TEXT, or --instrument NAME --vary FACTOR=A,B"

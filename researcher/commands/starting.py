@@ -6,6 +6,7 @@ Only what a dry run needs is imported here: it answers at once.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 from dataclasses import asdict
@@ -49,12 +50,12 @@ def start_command(args: argparse.Namespace) -> int:
     folder = _written(args, home, calls) if args.instrument == NEW else None
     try:
         wanted = Asking(args, home, calls).wanted()
-        spec = spec_of(wanted.draft.fields, wanted.lines)
-        timetable = Timetable.of(spec.schedule.windows, spec.schedule.days, SystemClock().now())
-        folder = folder or open_instrument(spec.instrument)
-        plan = _planned(spec, folder, home, wanted, servers=max(1, len(args.server)), dry_run=args.dry_run)
+        spec, timetable, folder, plan = _planned(wanted, home, folder, servers=max(1, len(args.server)))
+        plan = _with_tasks(plan, folder, home, dry_run=args.dry_run)
     except DraftToEdit as draft:
-        return _to_edit(draft, as_json=args.json)
+        if not args.json:
+            say(draft.text.rstrip("\n"))
+        return _to_edit(args, draft)
     except QuestionOpen as question:
         return _asked(question, as_json=args.json)
     finally:
@@ -68,28 +69,37 @@ def start_command(args: argparse.Namespace) -> int:
 
 def draft_command(args: argparse.Namespace) -> int:
     """Write the study file that a topic or options make. 2 where a person has to finish it."""
-    calls = list[LlmCall]()
+    if args.output is not None:
+        _check_output(Path(args.output), force=args.force)
+    home, calls = _home(args), list[LlmCall]()
     try:
-        wanted = Asking(args, _home(args), calls).wanted()
-        spec_of(wanted.draft.fields, wanted.lines)
+        wanted = Asking(args, home, calls).wanted()
+        _planned(wanted, home, None, servers=1)
         code, text, fields = DONE, study_text(wanted.draft), wanted.draft.fields
     except DraftToEdit as draft:
-        code, text, fields = USAGE, draft.text, draft.fields
-        sys.stderr.write(f"researcher draft: {draft}\n")
+        code, text, fields = _to_edit(args, draft), draft.text, draft.fields
     except QuestionOpen as question:
         return _asked(question, as_json=args.json)
     finally:
         _keep(calls)
     if args.output is not None:
         file = Path(args.output)
-        if file.exists() and not args.force:
-            raise UsageError(f"{file} exists; --force writes over it")
         write_atomically(file, text.encode())
         said = f"wrote {file}; `researcher start {file}` runs it" if code == DONE else f"wrote {file}"
         say_json({"file": str(file), "fields": fields}) if args.json else say(said)
     else:
         say_json({"fields": fields, "text": text}) if args.json else say(text.rstrip("\n"))
     return code
+
+
+def _check_output(file: Path, *, force: bool) -> None:
+    """Before a planner is asked. Raises: UsageError."""
+    if file.suffix not in (".yaml", ".yml"):
+        raise UsageError(f"drafts are written in YAML: name the file {file.with_suffix('.yaml')}")
+    if not file.parent.is_dir():
+        raise UsageError(f"there is no folder {file.parent}")
+    if file.is_dir() or (file.exists() and not force):
+        raise UsageError(f"{file} is a folder" if file.is_dir() else f"{file} exists; --force writes over it")
 
 
 def schema_command(args: argparse.Namespace) -> int:
@@ -147,24 +157,53 @@ def _written(args: argparse.Namespace, home: Home | None, calls: list[LlmCall]) 
 
 
 def _planned(
-    spec: StudySpec, folder: InstrumentFolder, home: Home | None, wanted: Wanted, *, servers: int, dry_run: bool
-) -> Plan:
-    """Raises: PlanningRefused, with the line of the study file where a setting of it is wrong."""
+    wanted: Wanted, home: Home | None, folder: InstrumentFolder | None, *, servers: int
+) -> tuple[StudySpec, Timetable, InstrumentFolder, Plan]:
+    """folder: the instrument, where it was opened already.
+
+    Raises: PlanningRefused, with the line of the study file where a setting of it is wrong.
+    """
+    spec = spec_of(wanted.draft.fields, wanted.lines)
+    try:
+        timetable = _timetable(spec)
+        folder = folder or _instrument(spec)
+        return spec, timetable, folder, labelled(plan_of(spec, folder, known=findings(home), servers=servers), folder)
+    except SpecRefused as error:
+        if wanted.lines is not None:
+            error.args = (f"{wanted.lines.at(error.field)}: {error}",)
+        raise
+
+
+def _timetable(spec: StudySpec) -> Timetable:
+    """Raises: SpecRefused."""
+    try:
+        return Timetable.of(spec.schedule.windows, spec.schedule.days, SystemClock().now())
+    except UsageError as error:
+        raise SpecRefused("schedule.windows", str(error)) from error
+
+
+def _instrument(spec: StudySpec) -> InstrumentFolder:
+    """Raises: SpecRefused."""
+    try:
+        return open_instrument(spec.instrument)
+    except PlanningRefused as error:
+        raise SpecRefused("instrument", str(error), error.nearest) from error
+
+
+def _with_tasks(plan: Plan, folder: InstrumentFolder, home: Home | None, *, dry_run: bool) -> Plan:
+    """The plan, fitted to the tasks that there are. A dry run does without where the instrument's packages are not installed.
+
+    Raises: PlanningRefused.
+    """
     from researcher.environments import check_tasks, interpreter
 
     try:
-        plan = labelled(plan_of(spec, folder, known=findings(home), servers=servers), folder)
-        try:
-            python = interpreter(folder, data_dir() if home is None else home.root)
-        except PlanningRefused:
-            if dry_run:  # which does without the packages that the instrument needs
-                return plan
-            raise
-        return check_tasks(plan, folder, python)
-    except SpecRefused as error:
-        if wanted.lines is None:
-            raise
-        raise PlanningRefused(f"{wanted.lines.at(error.field)}: {error}", error.nearest) from error
+        python = interpreter(folder, data_dir() if home is None else home.root)
+    except PlanningRefused:
+        if dry_run:
+            return plan
+        raise
+    return check_tasks(plan, folder, python)
 
 
 def _show(draft: Draft, spec: StudySpec, plan: Plan, folder: InstrumentFolder, args: argparse.Namespace) -> None:
@@ -244,13 +283,12 @@ def _keep(calls: list[LlmCall]) -> None:
     save_transcript(folder / f"{RandomIds().new('plan')}.jsonl", calls)
 
 
-def _to_edit(draft: DraftToEdit, *, as_json: bool) -> int:
-    """2: the topic needs the user's edit."""
-    if as_json:
-        say_json({"error": str(draft), "draft": draft.fields})
+def _to_edit(args: argparse.Namespace, draft: DraftToEdit) -> int:
+    """2: the topic needs the user's edit, and standard error says which."""
+    if args.json:
+        sys.stderr.write(json.dumps({"error": str(draft), "nearest": draft.nearest, "draft": draft.fields}) + "\n")
     else:
-        say(draft.text.rstrip("\n"))
-        sys.stderr.write(f"researcher start: {draft}\n")
+        sys.stderr.write(f"researcher {args.command}: {draft}\n")
     return USAGE
 
 

@@ -27,6 +27,8 @@ def check_balance(question: Question, instrument: Instrument) -> tuple[Question,
 
     Raises: SpecRefused for levels that are no numbers, or too many to be told apart; and where nothing says the cost.
     """
+    if question.spec.claim != "none":
+        raise SpecRefused("claim", "a balance claims nothing: it asks which level is enough; leave the claim out")
     (varied,), metric = question.varied, question.metric
     factor, levels = varied.factor, sorted({level for level in varied.levels if not isinstance(level, str | bool)})
     if factor.type not in ("int", "float") or len(levels) < 2:
@@ -49,11 +51,9 @@ def check_balance(question: Question, instrument: Instrument) -> tuple[Question,
         f"The best balance is the smallest {factor.name} that no larger one exceeds on {metric.name} by its margin: a larger "
         f"one is taken to cost more. {costs[0].name} is reported beside it."
     )
-    spec = question.spec.model_copy(update={"claim": "none"})
     reported = named or not (question.secondary or costs[0].on_request)
     return replace(
         question,
-        spec=spec,
         varied=(Varied(factor=factor, levels=tuple(levels)),),
         secondary=question.secondary if reported else (*question.secondary, costs[0]),
     ), note

@@ -212,16 +212,23 @@ def _refuse_lengths(question: Question, instrument: Instrument) -> None:
 
 def _refuse_idle(question: Question, instrument: Instrument) -> None:
     """Raises: SpecRefused where a factor is varied while the one that it needs is 0, so that its levels are the same."""
-    set_to = {factor.name: level for factor, level in question.settings}
-    for factor in question.factors if question.varied else ():
+    for factor in question.factors:
         needed = next((each for each in instrument.factors if each.name == factor.needs), None)
-        if needed is None or needed in question.factors or set_to.get(needed.name, needed.default):
+        if needed is None or any(_levels_in(question, needed)):
             continue
         raise SpecRefused(
-            f"compare.{factor.name}",
+            f"compare.{factor.name}" if question.varied else "arms",
             f"{factor.name} does nothing while {needed.name} is 0; give {needed.name} a level under `set`",
             [needed.name],
         )
+
+
+def _levels_in(question: Question, factor: Factor) -> list[Scalar]:
+    """Every level that the factor has in some arm."""
+    varied = [level for each in question.varied if each.factor == factor for level in each.levels]
+    everywhere = next((level for each, level in question.settings if each == factor), factor.default)
+    arms = [next((level for each, level in arm if each == factor), everywhere) for arm in question.bundles.values()]
+    return varied or arms or [everywhere]
 
 
 def _refuse_missing_data(question: Question, instrument: Instrument) -> None:
@@ -243,17 +250,18 @@ def _with_effect(question: Question, instrument: Instrument) -> Question:
     Raises: SpecRefused where the spec says that they do nothing.
     """
     settings, notes = list(question.settings), list(question.notes)
-    for factor in question.factors if question.varied else ():
-        levels = {each.name: value for each, value in settings}
+    for factor in question.factors:
         needed = [each for each in instrument.factors if each.name in factor.needs_any]
-        raised = any(each in question.factors or levels.get(each.name, each.default) != each.low for each in needed)
-        if raised or not needed:
+        now = replace(question, settings=tuple(settings))
+        if not needed or any(level != each.low for each in needed for level in _levels_in(now, each)):
             continue
+        levels = {each.name for each, _ in settings}.union(each.name for each in question.factors)
         at_lowest = f"{factor.name} does nothing at {' and '.join(f'{each.name}={each.low:g}' for each in needed)}"
         free = next((each for each in needed if each.name not in levels), None)
         if free is None:
             names = [each.name for each in needed]
-            raise SpecRefused(f"compare.{factor.name}", f"{at_lowest}: raise {' or '.join(names)}", names)
+            field = f"compare.{factor.name}" if question.varied else "arms"
+            raise SpecRefused(field, f"{at_lowest}: raise {' or '.join(names)}", names)
         settings.append((free, int(free.low or 0) + 1))
         notes.append(f"{at_lowest}, so {free.name}={settings[-1][1]} in all arms.")
     return replace(question, settings=tuple(settings), notes=tuple(notes))

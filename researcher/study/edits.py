@@ -13,7 +13,7 @@ from researcher.study.draft import Draft, Source
 from researcher.study.file import scalar
 from researcher.study.spec import StudySpec
 
-_SEEDS = re.compile(r"(\d+)(?:\.\.(\d+))?")
+_SEEDS = re.compile(r"(\d{1,9})(?:\.\.(\d{1,9}))?", re.ASCII)
 _WHOLE = ("compare", "arms", "model", "secondary")
 """Fields that an option replaces; others it adds to."""
 
@@ -102,7 +102,7 @@ def arms_of(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
     for text in texts:
         name, colon, settings = text.partition(":")
         if not colon or not name or name in found:
-            why = "is given twice" if name in found else "has no name"
+            why = "is given twice" if name in found else "has no name" if colon else "has no colon"
             raise UsageError(f"--arm {text!r} {why}; write --arm NAME:FACTOR=LEVEL,FACTOR=LEVEL")
         found[name] = settings_of("--arm", [part for part in settings.split(",") if part.strip()])
     return found
@@ -110,7 +110,13 @@ def arms_of(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 def settings_of(option: str, texts: Sequence[str]) -> dict[str, Any]:
     """`FACTOR=LEVEL` of each. Raises: UsageError."""
-    return {name: scalar(value) for name, value in (_assignment(option, text, "FACTOR=LEVEL") for text in texts)}
+    found: dict[str, Any] = {}
+    for text in texts:
+        name, value = _assignment(option, text, "FACTOR=LEVEL")
+        if name in found:
+            raise UsageError(f"{option} sets {name} twice; leave one out")
+        found[name] = scalar(value)
+    return found
 
 
 def seeds_of(text: str) -> dict[str, int]:

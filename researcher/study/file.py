@@ -20,6 +20,7 @@ from researcher.refusals import PlanningRefused
 from researcher.study.spec import StudySpec
 
 _INSTRUMENT_KEYS = frozenset({"workflow", "factors", "metrics", "defaults"})
+_LONGEST_NUMBER = 100
 _TABLE = re.compile(r"\s*\[+\s*([^\]]+?)\s*\]+\s*(?:#.*)?$")
 _KEY = re.compile(r"\s*((?:[\w-]+|\"[^\"]*\"|'[^']*')(?:\s*\.\s*(?:[\w-]+|\"[^\"]*\"|'[^']*'))*)\s*=")
 
@@ -54,7 +55,10 @@ for _tag, _pattern, _first in (
 
 def _whole(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
     """Decimal, where YAML 1.1 reads 010 as eight."""
-    return int(loader.construct_scalar(node))
+    text = loader.construct_scalar(node)
+    if len(text) > _LONGEST_NUMBER:
+        raise yaml.constructor.ConstructorError(None, None, f"a number of {len(text)} digits", node.start_mark)
+    return int(text)
 
 
 _Loader.add_constructor("tag:yaml.org,2002:int", _whole)
@@ -108,8 +112,10 @@ def _yaml(path: Path, text: str) -> tuple[Any, dict[str, int]]:
         node = yaml.compose(text, Loader=_Loader)
         lines: dict[str, int] = {}
         if node is not None:
-            _mark(node, "", lines, path)
+            _mark(node, "", lines, path, set())
         return yaml.load(text, Loader=_Loader), lines
+    except RecursionError as error:
+        raise PlanningRefused(f"{path} is nested too deeply for a study file") from error
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         place = f"{path}:{mark.line + 1}" if mark is not None else str(path)
@@ -118,21 +124,29 @@ def _yaml(path: Path, text: str) -> tuple[Any, dict[str, int]]:
         raise PlanningRefused(f"{path}: this is no YAML: {error}") from error
 
 
-def _mark(node: yaml.Node, path: str, lines: dict[str, int], file: Path) -> None:
-    """Raises: PlanningRefused for a key that stands twice."""
+def _mark(node: yaml.Node, path: str, lines: dict[str, int], file: Path, seen: set[int]) -> None:
+    """seen: nodes that were marked, since an anchor may stand in many places. Raises: PlanningRefused for a key that is no text or
+    stands twice."""
+    if id(node) in seen:
+        return
+    seen.add(id(node))
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
+            if key.tag != "tag:yaml.org,2002:str":
+                raise PlanningRefused(
+                    f"{file}:{key.start_mark.line + 1}: {key.value} is not a name; write it in quotes if it is one"
+                )
             name = f"{path}.{key.value}" if path else str(key.value)
             if name in lines:
                 raise PlanningRefused(
                     f"{file}:{key.start_mark.line + 1}: {name} stands twice; the first is in line {lines[name]}"
                 )
             lines[name] = key.start_mark.line + 1
-            _mark(value, name, lines, file)
+            _mark(value, name, lines, file, seen)
     elif isinstance(node, yaml.SequenceNode):
         for number, value in enumerate(node.value):
             lines[f"{path}.{number}"] = value.start_mark.line + 1
-            _mark(value, f"{path}.{number}", lines, file)
+            _mark(value, f"{path}.{number}", lines, file, seen)
 
 
 def _toml(path: Path, text: str) -> tuple[Any, dict[str, int]]:

@@ -137,7 +137,7 @@ class StudySpec(StrictModel):
     secondary: tuple[str, ...] = ()
     claim: Claim = "none"
     margin: Annotated[float | None, Field(gt=0)] = None
-    steps: Annotated[int | None, Field(ge=1)] = None
+    steps: Annotated[int | None, Field(ge=1, strict=True)] = None
     seeds: SeedRange = SeedRange()
     evaluate_on: tuple[str, ...] = ()
     start_from: str = "base"
@@ -178,6 +178,8 @@ def _misfits(spec: StudySpec) -> dict[str, str]:
     for name, factor in spec.compare.items():
         if len(dict.fromkeys(factor.levels)) < len(factor.levels):
             problems[f"compare.{name}.levels"] = "names a level twice"
+        elif len(factor.levels) > 1 and factor.baseline in factor.levels:
+            problems[f"compare.{name}.levels"] = "names the baseline again"
         elif not factor.levels:
             problems[f"compare.{name}.levels"] = "needs at least one level"
     both = [name for name in spec.set if name in spec.compare]

@@ -154,3 +154,37 @@ def test_the_options_of_a_spec_make_its_plan_again(fields: dict[str, Any], capsy
     asked = spec(**fields)
     again = Plan.model_validate(shown(capsys, *options_of(asked, plan.arms[0].levels))["plan"])
     assert again.model_copy(update={"question": plan.question}) == plan
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "says"),
+    [
+        (FILE + "budget: {wall: 10s}\n", 4, "study.yaml:6: budget: 6 trials take about"),
+        (FILE + 'schedule: {windows: ["25:00-07:00"]}\n', 2, "study.yaml:6: schedule.windows: "),
+        (FILE.replace("arithmetic", "arithmetics"), 2, "study.yaml:2: instrument: no instrument is called"),
+        (FILE + "5: 6\n", 2, "study.yaml:6: 5 is not a name"),
+        (FILE + f"steps: {'9' * 5000}\n", 2, "study.yaml:6: this is no YAML: a number of 5000 digits"),
+        (FILE + "set: &a {deep: *a}\n", 2, "set.deep: should be"),
+        (FILE + f"set: {'[' * 3000}{']' * 3000}\n", 2, "nested too deeply"),
+    ],
+    ids=["budget", "window", "instrument", "key", "number", "anchor", "depth"],
+)
+def test_what_is_wrong_in_a_file_is_said_with_its_line(
+    file: Path, text: str, code: int, says: str, capsys: Capture
+) -> None:
+    file.write_text(text)
+    for command in (["start", str(file), "--dry-run"], ["draft", str(file)]):
+        assert main(command) == code
+        assert says in capsys.readouterr().err
+
+
+def test_a_draft_is_written_only_where_it_can_be_started(tmp_path: Path, capsys: Capture) -> None:
+    asked = ["draft", "--instrument", "arithmetic", "--vary", "learning_rate=1e-5,4e-5"]
+    for further, says in (
+        (["--set", "epochz=2"], "no factor 'epochz'"),
+        (["-o", "study.toml"], "drafts are written in YAML"),
+        (["-o", "nowhere/study.yaml"], "there is no folder nowhere"),
+    ):
+        assert main([*asked, *further]) == USAGE
+        assert says in capsys.readouterr().err
+    assert not list(tmp_path.glob("study*"))

@@ -240,3 +240,18 @@ def test_a_budget_promises_no_cap_that_nothing_enforces() -> None:
     assert budget.model_dump() == {"wall_s": budget.wall_s, "trials": budget.trials, "tokens": None}  # as it is hashed
     with pytest.raises(ValidationError):
         Budget.model_validate(budget.model_dump() | {"tokens": 2_000_000})
+
+
+def test_arms_whose_settings_do_nothing_are_refused_or_given_what_they_need() -> None:
+    with pytest.raises(PlanningRefused, match="kl_in does nothing while kl is 0"):
+        planned(arms={"a": {"kl_in": "loss"}, "b": {"kl_in": "reward"}})
+    plan = planned(arms={"a": {}, "b": {"clip_high": 0.28}})
+    assert plan.settings["run.optimizer.epochs"] == 2
+    assert any("clip_high does nothing at" in text for text in plan.assumptions)
+    own = planned(arms={"a": {"epochs": 2}, "b": {"epochs": 2, "clip_high": 0.28}})
+    assert "run.optimizer.epochs" not in own.settings
+
+
+def test_a_balance_takes_no_claim() -> None:
+    with pytest.raises(PlanningRefused, match="claim: a balance claims nothing"):
+        planned(compare={"group_size": {"levels": [4, 8, 16]}}, design="balance", claim="increase")

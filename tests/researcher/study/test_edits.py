@@ -8,8 +8,7 @@ import pytest
 
 from foundation.commandline import UsageError
 from researcher.study.draft import Draft
-from researcher.study.edits import arms_of, edited, marked, options_of, seeds_of, settings_of, vary_of
-from researcher.study.spec import StudySpec
+from researcher.study.edits import arms_of, edited, marked, seeds_of, settings_of, vary_of
 
 FIELDS = {
     "compare": {"kl": {"levels": [0.1]}},
@@ -46,7 +45,7 @@ def test_arms_settings_and_seeds_are_read() -> None:
         (lambda text: vary_of([text]), "lr", "--vary 'lr' is no setting; write --vary FACTOR=A,B"),
         (lambda text: vary_of([text]), "lr=1,,2", "has an empty level"),
         (lambda text: vary_of([text, text]), "lr=1", "--vary lr is given twice"),
-        (lambda text: arms_of([text]), "kl=1", "has no name; write --arm NAME:FACTOR=LEVEL"),
+        (lambda text: arms_of([text]), "kl=1", "has no colon; write --arm NAME:FACTOR=LEVEL"),
         (lambda text: arms_of([text, text]), "a:kl=1", "is given twice"),
         (lambda text: arms_of([text]), "a:kl", "--arm 'kl' is no setting"),
         (lambda text: settings_of("--set", [text]), "kl=", "--set 'kl=' is no setting; write --set FACTOR=LEVEL"),
@@ -82,16 +81,8 @@ def test_arms_take_the_place_of_what_is_compared_and_the_other_way_round() -> No
     assert not [path for path in compared.sources if path.startswith("arms")]
 
 
-def test_a_spec_is_asked_for_by_options_alone() -> None:
-    spec = StudySpec.model_validate(
-        {
-            "question": "q", "instrument": "arithmetic", "compare": {"learning_rate": {"baseline": 1e-5, "levels": [4e-5]}},
-            "set": {"digits": 2}, "metric": "wall_s", "claim": "decrease", "margin": 2.0, "steps": 8, "looks": 2,
-        }
-    )  # fmt: skip
-    words = options_of(spec)
-    given = dict(zip(words[::2], words[1::2], strict=True))
-    assert vary_of([given["--vary"]]) == {"learning_rate": {"baseline": 1e-5, "levels": [4e-5]}}
-    assert settings_of("--set", [given["--set"]]) == {"digits": 2}
-    rest = {"--metric": "wall_s", "--claim": "decrease", "--margin": "2.0", "--steps": "8", "--looks": "2"}
-    assert rest.items() <= given.items()
+def test_a_setting_that_is_given_twice_is_refused() -> None:
+    with pytest.raises(UsageError, match="--set sets epochs twice"):
+        settings_of("--set", ["epochs=2", "epochs=3"])
+    with pytest.raises(UsageError, match="--arm sets kl twice"):
+        arms_of(["a:kl=0,kl=0.1"])
