@@ -16,7 +16,7 @@ from researcher.instruments.instrument import STUDY_MODEL, STUDY_STEPS, Factor, 
 from researcher.study.spec import SeedRange, StudySpec
 from swarm.models import catalogue as models
 
-Kind = Literal["time", "days", "window", "seeds", "trials", "steps", "tokens", "model", "data", "hub"]
+Kind = Literal["time", "days", "daily", "window", "seeds", "trials", "steps", "tokens", "model", "data", "hub"]
 Side = Literal["exact", "least", "most", "first", "last"]
 
 _DAY_S = 86_400.0
@@ -32,6 +32,10 @@ _TIMES = {
     "days?|nights?|tagen?|tage|nächten?|jours?|nuits?|días?|noches?|天|晚|日間": _DAY_S,
     "weeks?|wochen?|semaines?|semanas?|个?星期|周": 7 * _DAY_S,
 }
+_DAILY = re.compile(
+    r"\s*(?:an?|per|each|every|pro|jeden?|par|por|cada)\s+(?:day|night|tag|nacht|jour|nuit|día|noche)(?![A-Za-z])",
+    re.IGNORECASE,
+)
 _COUNTS: dict[Kind, str] = {
     "seeds": "(?:random |different |fresh |independent )?seeds?|startwerten?|(?:个?(?:随机)?种子)|graines?|semillas?",
     "trials": "trials?|versuche?n?|次试验",
@@ -77,7 +81,7 @@ class Stated:
     """text: as it stands in the topic. value: seconds, a clock time, a count or a name. side: which limit it is; first and last:
     of the numbers of seeds. meant: of "fewer than 6", 5.
 
-    model: named by its size; data: a file, or marked as a data set; hub: a name on the hub that may be either.
+    daily: hours of each day. model: named by its size; data: a file, or marked as a data set; hub: a name on the hub that may be either.
     """
 
     kind: Kind
@@ -87,9 +91,11 @@ class Stated:
     meant: float = 0.0
 
 
+_LENGTHS = ("time", "days", "daily")
 _FIELDS: dict[Kind, str] = {
     "time": "budget.wall",
     "days": "schedule.days",
+    "daily": "schedule.windows",
     "window": "schedule.windows",
     "trials": "budget.trials",
     "steps": "steps",
@@ -157,7 +163,9 @@ def _times(topic: str) -> Iterator[Stated]:
         yield _limited("time", rest, match, 60 * float(match[1]))
     for unit, length in _TIMES.items():
         for match in re.finditer(rf"{_FREE}({_N})[\s-]*(?:{unit})(?![A-Za-zäöü])", rest, re.IGNORECASE):
-            yield _limited("time" if length < _DAY_S else "days", rest, match, length * _number(match[1]))
+            daily = _DAILY.match(rest, match.end()) is not None
+            kind: Kind = "days" if length >= _DAY_S else "daily" if daily else "time"
+            yield _limited(kind, rest, match, length * _number(match[1]))
 
 
 def _limited(kind: Kind, topic: str, match: re.Match[str], value: float) -> Stated:
@@ -165,7 +173,7 @@ def _limited(kind: Kind, topic: str, match: re.Match[str], value: float) -> Stat
     before, after = topic[: match.start()], topic[match.end() :]
     for side, beside, words in _BEFORE:
         if re.search(rf"(?<![A-Za-z])(?:{words})\s*$", before, re.IGNORECASE):
-            return Stated(kind, match.group(), value, side, value if kind in ("time", "days") else value + beside)
+            return Stated(kind, match.group(), value, side, value if kind in _LENGTHS else value + beside)
     for side, words in _AFTER:
         each = r"(?:\s+(?:each|per \w+))?"
         if re.match(rf"{each}\s*(?:{words})(?![A-Za-z])(?!\s*{_N})", after, re.IGNORECASE):
@@ -241,6 +249,8 @@ def _holds(spec: StudySpec, each: Stated, factors: Sequence[Factor]) -> bool:
         case "time" | "days":
             days = None if spec.schedule.days is None else spec.schedule.days * _DAY_S
             return _within(each, spec.budget.wall) or _within(each, days)
+        case "daily":
+            return any(_within(each, length) for length in map(_length_s, spec.schedule.windows))
         case "seeds":
             return _seeds_hold(spec.seeds, each)
         case "trials":
@@ -251,10 +261,19 @@ def _holds(spec: StudySpec, each: Stated, factors: Sequence[Factor]) -> bool:
             return _within(each, spec.steps) or _a_factor_holds(spec, each, factors)
 
 
+def _length_s(window: str) -> float | None:
+    """Of each of its days; None where it is no window."""
+    ends = re.findall(r"(\d{1,2}):(\d{2})", window)
+    if len(ends) != 2:
+        return None
+    begins, closes = (3600.0 * int(hour) + 60.0 * int(minute) for hour, minute in ends)
+    return (closes - begins) % _DAY_S or _DAY_S
+
+
 def _within(each: Stated, held: float | None) -> bool:
     if held is None:
         return False
-    near = 0.01 * each.meant if each.kind in ("time", "days") else 0.0
+    near = 0.01 * each.meant if each.kind in _LENGTHS else 0.0
     above, below = held >= each.meant - near, held <= each.meant + near
     return above if each.side == "least" else below if each.side == "most" else above and below
 

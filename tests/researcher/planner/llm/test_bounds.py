@@ -60,6 +60,7 @@ def test_times_counts_and_names_are_found_and_levels_are_none(topic: str, found:
         ("50M tokens", {"budget": {"tokens": "50M"}}),
         ("for 3 days", {"schedule": {"days": 3}}),
         ("from 22:00 to 7:00", {"schedule": {"windows": ["22:00-07:00"]}}),
+        ("8 hours a night", {"schedule": {"windows": ["22:00-06:00"]}}),
         ("with 4 seeds", {"seeds": {"min": 4, "max": 4}}),
         ("fewer than 6 seeds", {"seeds": {"max": 5}}),
         ("more than 6 steps", {"steps": 7}),
@@ -107,6 +108,7 @@ def test_a_bound_is_in_the_spec_or_named_or_overruled_or_a_problem(topic: str, f
         ("20 trials", {"fine": 20}),
         ("64 tokens", {"set": {"group_size": 64}}),
         ("within 2 hours", {"schedule": {"windows": ["22:00-07:00"]}}),
+        ("8 hours a night", {"budget": {"wall": "8h"}}),
         ("of Qwen3-0.6B", {"arms": {"Qwen3-0.6B": {}, "b": {"learning_rate": 1e-5}}, "compare": {}}),
     ],
 )
