@@ -88,9 +88,8 @@ class Asker:
                 self._record(purpose, request, began, error=outage)
                 wait_s = min(LONGEST_PAUSE_S, max(pause_s, outage.retry_after_s or 0.0))
                 if self._clock.monotonic() + wait_s > deadline:
-                    hours = self._settings.patience_s / 3600
                     raise LlmUnusable(
-                        f"the planner LLM did not answer for {hours:.1f} h; the last: {outage}"
+                        f"no answer from the planner LLM for {_lasting(self._settings.patience_s)}; the last: {outage}"
                     ) from outage
                 self._tell(f"the planner LLM does not answer ({outage}); asking again in {wait_s:.0f} s")
                 await self._clock.sleep(wait_s)
@@ -165,6 +164,14 @@ def _counted(request: dict[str, Any], answer: dict[str, Any]) -> tuple[int, int]
         asked if type(asked) is int and asked >= 0 else _letters(request),
         said if type(said) is int and said >= 0 else _letters(answer.get("choices", answer)),
     )
+
+
+def _lasting(seconds: float) -> str:
+    """`0.5 s`, `3 s`, `10 min`, `6 h`."""
+    for unit, length_s in (("h", 3600.0), ("min", 60.0)):
+        if seconds >= 2 * length_s:
+            return f"{seconds / length_s:.3g} {unit}"
+    return f"{seconds:.3g} s"
 
 
 def _letters(what: Any) -> int:

@@ -1,20 +1,23 @@
 """What a topic states that no spec may lose, and what a spec names that only a person may name.
 
-A scan for numbers with units and for names that are written out; nothing here reads a sentence. What the scan finds and the spec
-does not hold has to be named in `uncovered`, with the reason.
+A scan for numbers with units and for names that are written out; nothing here reads a sentence. Each kind of bound has its own
+fields of the spec. What the scan finds and those fields do not hold has to be named in `uncovered`, with the reason.
 """
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Literal
 
 from foundation.durations import duration_s
-from researcher.instruments.instrument import STUDY_MODEL, Instrument, Scalar
-from researcher.study.spec import StudySpec
+from researcher.instruments.instrument import STUDY_MODEL, STUDY_STEPS, Factor, Instrument, Scalar
+from researcher.study.spec import SeedRange, StudySpec
 from swarm.models import catalogue as models
+
+Kind = Literal["time", "days", "daily", "window", "seeds", "trials", "steps", "tokens", "model", "data", "hub"]
+Side = Literal["exact", "least", "most", "first", "last"]
 
 _DAY_S = 86_400.0
 _WORDS: dict[str, float] = {
@@ -29,7 +32,11 @@ _TIMES = {
     "days?|nights?|tagen?|tage|nächten?|jours?|nuits?|días?|noches?|天|晚|日間": _DAY_S,
     "weeks?|wochen?|semaines?|semanas?|个?星期|周": 7 * _DAY_S,
 }
-_COUNTS = {
+_DAILY = re.compile(
+    r"\s*(?:an?|per|each|every|pro|jeden?|par|por|cada)\s+(?:day|night|tag|nacht|jour|nuit|día|noche)(?![A-Za-z])",
+    re.IGNORECASE,
+)
+_COUNTS: dict[Kind, str] = {
     "seeds": "(?:random |different |fresh |independent )?seeds?|startwerten?|(?:个?(?:随机)?种子)|graines?|semillas?",
     "trials": "trials?|versuche?n?|次试验",
     "steps": "(?:training |optimi[sz]er )?steps?|schritten?|schritte|步",
@@ -39,8 +46,23 @@ _WRITTEN = "|".join(sorted(map(re.escape, _WORDS), key=len, reverse=True))
 _N = rf"(?:\d{{1,3}}(?:,\d{{3}})+|\d+(?:[.,]\d+)?(?:e\d+)?|(?:{_WRITTEN}))"
 _FREE = r"(?<![A-Za-z0-9_.])"
 _TO = r"\s*(?:-|–|\.\.|to|or|bis|oder|à|a|到|至)\s*"
-_LESS = re.compile(r"(?:fewer|less|under|below|weniger als|moins de|menos de|少于)\s*(?:than)?\s*$", re.IGNORECASE)
-_MORE = re.compile(r"(?:more|over|above|mehr als|plus de|más de|多于)\s*(?:than)?\s*$", re.IGNORECASE)
+_BETWEEN = rf"(?:between|zwischen|entre)\s+({_N})\s+(?:and|und|et|y)\s+"
+_BEFORE: list[tuple[Side, int, str]] = [
+    ("most", 0, "at (?:the )?most|up to|not? more than|within|max(?:imum|imal)?(?: of)?|höchstens|maximal|bis zu|nicht mehr als|"
+                "au plus|au maximum|jusqu'à|pas plus de|como máximo|a lo sumo|hasta|no más de|最多|至多|不超过|≤|<="),
+    ("least", 0, "at (?:the )?least|not? (?:fewer|less) than|minimum(?: of)?|minimal|mindestens|nicht weniger als|au moins|"
+                 "au minimum|pas moins de|al menos|por lo menos|como mínimo|no menos de|至少|不少于|≥|>="),
+    ("most", -1, "(?:fewer|less|under|below)(?: than)?|weniger als|moins de|menos de|少于|<"),
+    ("least", 1, "(?:more|over|above)(?: than)?|mehr als|plus de|más de|多于|>"),
+]  # fmt: skip
+_AFTER: list[tuple[Side, str]] = [
+    (
+        "most",
+        "at (?:the )?most|or (?:fewer|less)|max(?:imum)?|höchstens|oder weniger|au plus|ou moins|como máximo|o menos|以内|以下",
+    ),
+    ("least", "at (?:the )?least|or more|minimum|mindestens|oder mehr|au moins|ou plus|como mínimo|o más|以上"),
+]
+"""Words around a number that make it a limit, and how far beside the number a count then is."""
 _SCALES = {"": 1.0, "k": 1e3, "m": 1e6, "million": 1e6, "millions": 1e6}
 
 _COMPOUND = re.compile(rf"{_FREE}\d+\s*h\s*\d+\s*m(?:in)?\b", re.IGNORECASE)
@@ -56,50 +78,70 @@ _FILE = re.compile(r"[^\s\"'`“”‘’,;?()<>]+\.jsonl\b")
 
 @dataclass(frozen=True, slots=True)
 class Stated:
-    """kind: time, window, seeds, trials, steps, tokens or name. text: as it stands in the topic. meant: of "fewer than 6", 5."""
+    """text: as it stands in the topic. value: seconds, a clock time, a count or a name. side: which limit it is; first and last:
+    of the numbers of seeds. meant: of "fewer than 6", 5.
 
-    kind: str
+    daily: hours of each day. model: named by its size; data: a file, or marked as a data set; hub: a name on the hub that may be either.
+    """
+
+    kind: Kind
     text: str
     value: float | str
-    meant: float | None = None
+    side: Side = "exact"
+    meant: float = 0.0
 
 
-_FIELDS = {
-    "time": "budget.wall or schedule.days",
+_LENGTHS = ("time", "days", "daily")
+_FIELDS: dict[Kind, str] = {
+    "time": "budget.wall",
+    "days": "schedule.days",
+    "daily": "schedule.windows",
     "window": "schedule.windows",
-    "seeds": "seeds",
     "trials": "budget.trials",
     "steps": "steps",
     "tokens": "budget.tokens",
-    "name": "model or set",
+    "model": "model",
+    "data": "set",
+    "hub": "model or set",
+}
+_SEED_FIELDS: dict[Side, tuple[str, ...]] = {
+    "exact": ("seeds.min", "seeds.max"),
+    "least": ("seeds.min",),
+    "most": ("seeds.max",),
+    "first": ("seeds.first",),
+    "last": ("seeds.first", "seeds.min", "seeds.max"),
 }
 
 
 def stated(topic: str) -> list[Stated]:
     """Times, clock times, counts and names that stand in the topic, each once."""
     found = [*_times(topic), *_clock_times(topic), *_counts(topic), *_names(topic)]
-    return list({(each.kind, each.value): each for each in found}.values())
+    limits = {(each.kind, each.value) for each in found if each.side in ("least", "most")}
+    # A number that is a limit once is the same limit where it is named again.
+    kept = [each for each in found if each.side != "exact" or (each.kind, each.value) not in limits]
+    return list({(each.kind, each.value, each.side): each for each in kept}.values())
 
 
-def lost(topic: str, spec: StudySpec, uncovered: Sequence[str], fixed: Collection[str]) -> tuple[list[str], list[str]]:
+def lost(
+    topic: str, spec: StudySpec, uncovered: Sequence[str], *, given: Mapping[str, Any], factors: Sequence[Factor]
+) -> tuple[list[str], list[str]]:
     """The bounds that neither the spec nor `uncovered` holds: a problem for each, and those that an option of a person's
-    overrules, as entries of `uncovered`. fixed: the fields that options have set."""
+    overrules, as entries of `uncovered`. given: the fields that options have set. factors: of the spec's instrument."""
     named = "\n".join(uncovered)
     named_bounds = {(each.kind, each.value) for each in stated(named)}
     problems, overruled = list[str](), list[str]()
     for each in stated(topic):
         said = each.text.casefold() in named.casefold() or (each.kind, each.value) in named_bounds
-        if said or _holds(spec, each):
+        if said or _holds(spec, each, factors):
             continue
-        fields = _FIELDS[each.kind]
-        if any(name in fixed for name in re.findall(r"[a-z]+", fields)):
+        if _overrules(given, each, factors):
             overruled.append(f"{each.text}: an option says otherwise")
         else:
             problems.append(
-                f"the topic says {each.text!r}, and the spec does not: set {fields}, or name {each.text!r} in `uncovered` "
-                "with the reason"
+                f"the topic says {each.text!r}, and the spec does not: set {_fields_for(each)}, or name {each.text!r} in "
+                "`uncovered` with the reason"
             )
-    return problems, overruled
+    return list(dict.fromkeys(problems)), list(dict.fromkeys(overruled))
 
 
 def invented(spec: StudySpec, instrument: Instrument, said: str) -> list[str]:
@@ -115,13 +157,28 @@ def invented(spec: StudySpec, instrument: Instrument, said: str) -> list[str]:
 def _times(topic: str) -> Iterator[Stated]:
     for match in _COMPOUND.finditer(topic):
         text = re.sub(r"\s", "", match.group()).lower()
-        yield Stated("time", match.group(), duration_s(text) or 0.0)
-    rest = _COMPOUND.sub(" ", topic)
+        yield _limited("time", topic, match, duration_s(text) or 0.0)
+    rest = _COMPOUND.sub(lambda match: " " * len(match.group()), topic)
     for match in _SHORT_MINUTES.finditer(rest):
-        yield Stated("time", match.group(), 60 * float(match[1]))
+        yield _limited("time", rest, match, 60 * float(match[1]))
     for unit, length in _TIMES.items():
         for match in re.finditer(rf"{_FREE}({_N})[\s-]*(?:{unit})(?![A-Za-zäöü])", rest, re.IGNORECASE):
-            yield Stated("time", match.group(), length * _number(match[1]))
+            daily = _DAILY.match(rest, match.end()) is not None
+            kind: Kind = "days" if length >= _DAY_S else "daily" if daily else "time"
+            yield _limited(kind, rest, match, length * _number(match[1]))
+
+
+def _limited(kind: Kind, topic: str, match: re.Match[str], value: float) -> Stated:
+    """The number with what the words around it make of it."""
+    before, after = topic[: match.start()], topic[match.end() :]
+    for side, beside, words in _BEFORE:
+        if re.search(rf"(?<![A-Za-z])(?:{words})\s*$", before, re.IGNORECASE):
+            return Stated(kind, match.group(), value, side, value if kind in _LENGTHS else value + beside)
+    for side, words in _AFTER:
+        each = r"(?:\s+(?:each|per \w+))?"
+        if re.match(rf"{each}\s*(?:{words})(?![A-Za-z])(?!\s*{_N})", after, re.IGNORECASE):
+            return Stated(kind, match.group(), value, side, value)
+    return Stated(kind, match.group(), value, "exact", value)
 
 
 def _clock_times(topic: str) -> Iterator[Stated]:
@@ -137,26 +194,37 @@ def _counts(topic: str) -> Iterator[Stated]:
     for kind, noun in _COUNTS.items():
         scale = r"\s*(k|m|millions?)?" if kind == "tokens" else "()"
         for match in re.finditer(
-            rf"{_FREE}(?:({_N}){_TO})?({_N}){scale}[\s-]*(?:{noun})(?![A-Za-zäöü])", topic, re.IGNORECASE
+            rf"{_FREE}(?:{_BETWEEN}|({_N}){_TO})?({_N}){scale}[\s-]*(?:{noun})(?![A-Za-zäöü])", topic, re.IGNORECASE
         ):
-            factor, before = _SCALES[(match[3] or "").lower()], topic[: match.start()]
-            beside = -1 if _LESS.search(before) else 1 if _MORE.search(before) else 0
-            for number in (match[1], match[2]):
-                if number is not None and not (kind != "seeds" and number.lower() in ("one", "an", "eine", "一")):
-                    value = factor * _number(number)
-                    yield Stated(kind, match.group(), value, value + beside if beside else None)
+            factor, low = _SCALES[(match[4] or "").lower()], match[1] or match[2]
+            if low is not None and _counted(kind, low):
+                yield Stated(kind, match.group(), factor * _number(low), "least", factor * _number(low))
+            if _counted(kind, match[3]):
+                high = factor * _number(match[3])
+                is_range = low is not None
+                yield (
+                    Stated(kind, match.group(), high, "most", high) if is_range else _limited(kind, topic, match, high)
+                )
     for match in re.finditer(rf"\bseeds?\s*[:=]?\s*(\d+){_TO}(\d+)", topic, re.IGNORECASE):
-        yield from (Stated("seeds", match.group(), float(number)) for number in match.groups())
+        yield Stated("seeds", match.group(), float(match[1]), "first")
+        yield Stated("seeds", match.group(), float(match[2]), "last")
+
+
+def _counted(kind: Kind, number: str) -> bool:
+    """Not "in one step"."""
+    return kind == "seeds" or number.lower() not in ("one", "an", "eine", "一")
 
 
 def _names(topic: str) -> Iterator[Stated]:
     """Hub names, models by their size, files. `alpha/rank` and `4/8` are none: a name has letters and digits."""
-    written = [(match.group(), True) for match in _FILE.finditer(topic)]
-    written += [(match[2], match[1] is not None) for match in _HUB.finditer(topic)]
-    written += [(match.group(), False) for match in _SIZED.finditer(topic)]
-    for name, certain in written:
+    written: list[tuple[Kind, str, bool]] = [("data", match.group(), True) for match in _FILE.finditer(topic)]
+    for match in _HUB.finditer(topic):
+        marked, sized = match[1] is not None, _SIZED.fullmatch(match[2].partition("/")[2]) is not None
+        written.append(("data" if marked else "model" if sized else "hub", match[2], marked))
+    written += [("model", match.group(), False) for match in _SIZED.finditer(topic)]
+    for kind, name, certain in written:
         if certain or (re.search(r"\d", name) and re.search(r"[A-Za-z]{2}", name)):
-            yield Stated("name", name, name)
+            yield Stated(kind, name, name)
 
 
 def _number(text: str) -> float:
@@ -167,24 +235,108 @@ def _number(text: str) -> float:
     return float(plain.replace(",", "" if grouped else "."))
 
 
-def _holds(spec: StudySpec, each: Stated) -> bool:
-    if each.kind == "window":
-        return any(str(each.value) in window for window in spec.schedule.windows)
-    if each.kind == "name":
-        document = spec.document() | {"question": ""}
-        written = str(each.value).casefold() in json.dumps(document, ensure_ascii=False).casefold()
-        return written or models.hosted_name(str(each.value)) in map(models.hosted_name, _asked_models(spec))
-    value, meant = float(each.value), each.meant
-    if each.kind == "time":
-        days = None if spec.schedule.days is None else spec.schedule.days * _DAY_S
-        return any(held is not None and abs(held - value) < 0.01 * value for held in (spec.budget.wall, days))
+def _holds(spec: StudySpec, each: Stated, factors: Sequence[Factor]) -> bool:
+    match each.kind:
+        case "window":
+            return any(str(each.value) in window for window in spec.schedule.windows)
+        case "model" | "data" | "hub":
+            name = str(each.value).casefold()
+            levels = [level for _, level in _settings(spec) if isinstance(level, str)]
+            written = any(
+                name in value.casefold() for value in (*spec.models, *levels, spec.start_from, spec.instrument)
+            )
+            return written or models.hosted_name(str(each.value)) in map(models.hosted_name, _asked_models(spec))
+        case "time" | "days":
+            days = None if spec.schedule.days is None else spec.schedule.days * _DAY_S
+            return _within(each, spec.budget.wall) or _within(each, days)
+        case "daily":
+            return any(_within(each, length) for length in map(_length_s, spec.schedule.windows))
+        case "seeds":
+            return _seeds_hold(spec.seeds, each)
+        case "trials":
+            return _within(each, spec.budget.trials)
+        case "tokens":
+            return _within(each, spec.budget.tokens) or _a_factor_holds(spec, each, factors)
+        case "steps":
+            return _within(each, spec.steps) or _a_factor_holds(spec, each, factors)
+
+
+def _length_s(window: str) -> float | None:
+    """Of each of its days; None where it is no window."""
+    ends = re.findall(r"(\d{1,2}):(\d{2})", window)
+    if len(ends) != 2:
+        return None
+    begins, closes = (3600.0 * int(hour) + 60.0 * int(minute) for hour, minute in ends)
+    return (closes - begins) % _DAY_S or _DAY_S
+
+
+def _within(each: Stated, held: float | None) -> bool:
+    if held is None:
+        return False
+    near = 0.01 * each.meant if each.kind in _LENGTHS else 0.0
+    above, below = held >= each.meant - near, held <= each.meant + near
+    return above if each.side == "least" else below if each.side == "most" else above and below
+
+
+def _seeds_hold(seeds: SeedRange, each: Stated) -> bool:
+    match each.side:
+        case "first":
+            return seeds.first == each.value
+        case "last":
+            return all(count is not None and seeds.first + count - 1 == each.value for count in (seeds.min, seeds.max))
+        case "least":
+            return _within(each, seeds.min)
+        case "most":
+            return _within(each, seeds.max)
+        case "exact":
+            return _within(each, seeds.min) and _within(each, seeds.max)
+
+
+def _fields_for(each: Stated) -> str:
     if each.kind == "seeds":
-        seeds = spec.seeds
-        last = [seeds.first + count - 1 for count in (seeds.min, seeds.max) if count is not None]
-        return bool(({value, meant} - {None}) & {seeds.min, seeds.max, seeds.first, *last})
-    own = {"trials": (spec.budget.trials, spec.fine), "tokens": (spec.budget.tokens,), "steps": (spec.steps,)}
-    levels = [level for _, level in _settings(spec) if not isinstance(level, str)]
-    return bool(({value, meant} - {None}) & {*own[each.kind], *levels})
+        return " and ".join(_SEED_FIELDS[each.side])
+    counted = f" or a factor that counts {each.kind}" if each.kind in ("steps", "tokens") else ""
+    return f"{_FIELDS[each.kind]}{counted}"
+
+
+def _a_factor_holds(spec: StudySpec, each: Stated, factors: Sequence[Factor]) -> bool:
+    """A level of a factor that counts them: `2 steps of warmup`."""
+    names = {factor.name: (factor.name, *factor.aliases) for factor in factors}
+    return any(
+        level in (each.value, each.meant) and not isinstance(level, bool)
+        for factor, level in _settings(spec)
+        if any(each.kind in re.split(r"[\W_]+", name) for name in names.get(factor, (factor,)))
+    )
+
+
+def _overrules(given: Mapping[str, Any], each: Stated, factors: Sequence[Factor]) -> bool:
+    """Whether an option has set a field that this bound would stand in. A name that may be a model or data is overruled where
+    both are set."""
+    sets = {
+        *given.get("set", {}),
+        *given.get("compare", {}),
+        *(name for arm in given.get("arms", {}).values() for name in arm),
+    }
+    model = "model" in given or any(name in sets for name in ("model", *_names_of(factors, STUDY_MODEL)))
+    data = [factor.name in sets for factor in factors if factor.type == "data"]
+    match each.kind:
+        case "model":
+            return model
+        case "data":
+            return bool(data) and all(data)
+        case "hub":
+            return model and all(data)
+        case "steps":
+            return "steps" in given or any(name in sets for name in _names_of(factors, STUDY_STEPS))
+        case "seeds":
+            return any(field.removeprefix("seeds.") in given.get("seeds", {}) for field in _SEED_FIELDS[each.side])
+        case _:
+            within, _, name = _FIELDS[each.kind].partition(".")
+            return name in given.get(within, {})
+
+
+def _names_of(factors: Sequence[Factor], target: str) -> list[str]:
+    return [factor.name for factor in factors if factor.target == target]
 
 
 def _settings(spec: StudySpec) -> Iterator[tuple[str, Scalar]]:

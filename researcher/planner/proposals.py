@@ -128,7 +128,11 @@ def _proposed(made: _Propose, request: TopicRequest, author: str) -> Ended:
     problems, overruled = list(verdict.problems), list[str]()
     if verdict.spec is not None:
         open_bounds, overruled = lost(
-            "\n".join([request.topic, *request.answers]), verdict.spec, made.uncovered, request.given
+            "\n".join([request.topic, *request.answers]),
+            verdict.spec,
+            made.uncovered,
+            given=request.given,
+            factors=() if verdict.folder is None else verdict.folder.instrument.factors,
         )
         problems += open_bounds
     draft = Draft(

@@ -16,8 +16,8 @@ from typing import Any
 
 FORMS = ("tools", "json_schema", "prompted")
 ENDINGS = ("propose", "ask", "decline")
-_LONGEST, _MOST_OBJECTS, _MOST_CALLS = 100_000, 100, 16
-"""Letters of an answer that are read, places in it where an object may begin, calls of one answer."""
+_LONGEST, _LONGEST_REFUSAL, _MOST_OBJECTS, _MOST_CALLS = 100_000, 2_000, 100, 16
+"""Letters of an answer that are read, and of a refusal; places in an answer where an object may begin; calls of one answer."""
 _KEPT = ("content", "tool_calls", "reasoning_content", "reasoning_details")
 """Of an answer with tool calls: some endpoints refuse the next request where their own reasoning is left out."""
 
@@ -80,17 +80,19 @@ def read_reply(raw: dict[str, Any]) -> Reply:
         raise Unreadable("the answer is no chat completion")
     cut = choice.get("finish_reason") == "length"
     made = [each for each in message.get("tool_calls") or () if isinstance(each, dict)][:_MOST_CALLS]
-    text = _text(message.get("content"))
+    text, refusal = _text(message.get("content")), _refusal(message)
     if made:
         named = [{**each, "id": str(each.get("id") or f"call-{number}")} for number, each in enumerate(made)]
         calls = [_call(each, cut=cut) for each in named]
         kept = {name: message[name] for name in _KEPT if message.get(name)} | {"tool_calls": named}
         return Reply(storable({"role": "assistant", "content": None, **kept}), calls)
+    found = _ending(text)
+    if found is None and refusal:
+        raise Unreadable(f"the LLM refused: {refusal}")
     if not text.strip():
         if cut:
             raise AnswerSpent
         raise Unreadable("the answer is empty")
-    found = _ending(text)
     if found is None:
         raise Unreadable("the answer was cut off: be shorter" if cut else "the answer holds no call and no JSON object")
     name = str(found.pop("ending"))
@@ -163,3 +165,13 @@ def _text(content: Any) -> str:
     if isinstance(content, list):
         return "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
     return content if isinstance(content, str) else ""
+
+
+def _refusal(message: dict[str, Any]) -> str:
+    """Why the LLM refuses, which is a field of its own beside the content, or a part of it."""
+    content = message.get("content")
+    parts = [part for part in content if isinstance(part, dict)] if isinstance(content, list) else []
+    said = [
+        each for each in (message.get("refusal"), *(part.get("refusal") for part in parts)) if isinstance(each, str)
+    ]
+    return str(storable(" ".join(said).strip()[:_LONGEST_REFUSAL]))

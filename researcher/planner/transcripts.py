@@ -36,11 +36,11 @@ class Turn(BaseModel):
 
 
 def save_transcript(path: Path, calls: Sequence[LlmCall], *, prompts: bool = True) -> None:
-    """The calls of one planning, whatever became of it. prompts: leave them out for what is only replayed."""
+    """The calls of one planning, whatever became of it. A request without messages stands whole in `fields`. prompts: leave them out for what is only replayed."""
     lines = list[str]()
     before, fields = list[dict[str, Any]](), dict[str, Any]()
     for call, after in zip(calls, [*calls[1:], None], strict=True):
-        messages, rest = call.request["messages"], {k: v for k, v in call.request.items() if k != "messages"}
+        messages, rest = call.request.get("messages", []), {k: v for k, v in call.request.items() if k != "messages"}
         goes_on = len(before) > 0 and messages[: len(before)] == before
         known = len(before) if goes_on else min(2, len(messages))
         turn = Turn(
@@ -49,7 +49,7 @@ def save_transcript(path: Path, calls: Sequence[LlmCall], *, prompts: bool = Tru
             form=form_of(call.request),
             asked=request_of(messages) or "",
             prompt=messages[:known] if prompts and not goes_on else [],
-            fields=rest if prompts and rest != fields else {},
+            fields=rest if prompts and (rest != fields or not messages) else {},
             new=messages[known:],
             answer=call.answer,
             error=call.error,

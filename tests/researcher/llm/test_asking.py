@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from foundation.clock import SystemClock
+from foundation.clock import ManualClock, SystemClock
 from researcher.llm.asking import Asker, Purse
-from researcher.llm.endpoint import LlmUnusable
+from researcher.llm.endpoint import LlmOutage, LlmUnusable
 from researcher.llm.settings import LlmSettings, llm_settings
 from researcher.models import LlmCall
 from researcher.refusals import PlanningRefused
-from tests.fakes.scripted_llm import completion
+from tests.fakes.scripted_llm import ScriptedLlm, completion
 
 
 @pytest.mark.anyio
@@ -43,6 +43,20 @@ async def test_all_who_ask_for_one_study_share_its_purse_with_calls_that_are_und
     assert purse == Purse(tokens=400) == Purse.of(calls)
     with pytest.raises(LlmUnusable, match="cap of 1000 tokens"):
         await one.ask("third", question)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(("patience_s", "says"), [(0.5, "0.5 s"), (3, "3 s"), (600, "10 min"), (9000, "2.5 h")])
+async def test_an_outage_that_outlasts_patience_says_how_long_that_was(patience_s: float, says: str) -> None:
+    clock = ManualClock()
+    settings = LlmSettings(model="some-llm", patience_s=patience_s)
+    asker = Asker(ScriptedLlm(LlmOutage("no route")), settings, clock, keep=lambda _: None, tell=lambda _: None)
+    asking = asyncio.ensure_future(asker.ask("first", {"messages": []}))
+    while not asking.done():
+        await asyncio.sleep(0)
+        clock.advance(1.0)
+    with pytest.raises(LlmUnusable, match=f"for {says}; .*no route"):
+        await asking
 
 
 def test_settings_come_from_the_environment_and_say_what_is_missing() -> None:

@@ -60,6 +60,13 @@ async def outcome(*answers: Any, topic: str = TOPIC, **fields: Any) -> tuple[Out
     return await planner(llm).propose(request(topic, **fields)), llm.asked[-1]["messages"]
 
 
+def refused(text: str) -> dict[str, Any]:
+    """A chat completion in which the LLM says in the field for it why it will not answer."""
+    answer = completion(None)
+    answer["choices"][0]["message"]["refusal"] = text
+    return answer
+
+
 def draft_of(found: Outcome) -> Draft:
     assert isinstance(found, Proposed), found
     return found.draft
@@ -103,6 +110,16 @@ async def test_what_options_have_fixed_holds_whatever_topic_and_llm_say() -> Non
     assert json.dumps(given) in messages[1]["content"]
 
 
+async def test_an_option_for_another_field_drops_no_model_that_the_topic_names() -> None:
+    topic, given = f"{TOPIC} With Qwen/Qwen3-0.6B, warmup of 2 steps.", {"set": {"epochs": 2}}
+    lacking = proposed(set={"warmup": 2})
+    found, messages = await outcome(
+        lacking, proposed(set={"warmup": 2}, model="Qwen/Qwen3-0.6B"), topic=topic, given=given
+    )
+    assert "'Qwen/Qwen3-0.6B'" in messages[-1]["content"]
+    assert (draft_of(found).fields["model"], draft_of(found).uncovered) == ("Qwen/Qwen3-0.6B", ())
+
+
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
@@ -118,6 +135,8 @@ async def test_what_options_have_fixed_holds_whatever_topic_and_llm_say() -> Non
         (called(("decline", REFUSAL), ("propose", SENSIBLE)), "exactly one of propose, ask, decline"),
         (called(("decline", {})), "reason"),
         (completion("Let me think about it."), "the answer holds no call"),
+        (refused("I cannot help with that."), "the LLM refused: I cannot help with that."),
+        (completion([{"type": "refusal", "refusal": "Not this."}]), "the LLM refused: Not this."),  # type: ignore[arg-type]
     ],
 )
 async def test_what_is_wrong_comes_back_word_for_word_and_can_be_mended(wrong: dict[str, Any], says: str) -> None:
