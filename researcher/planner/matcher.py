@@ -18,7 +18,7 @@ from foundation.strict import explain
 from researcher.design.planning import plan_of
 from researcher.instruments.catalogue import InstrumentFolder
 from researcher.instruments.instrument import Factor, Scalar
-from researcher.instruments.levels import off_level
+from researcher.instruments.levels import moved_level, off_level, on_level
 from researcher.planner.matcher_levels import (
     CLAIMS,
     SIDES,
@@ -26,9 +26,6 @@ from researcher.planner.matcher_levels import (
     Levels,
     TwoReadings,
     is_scenery,
-    moved_from_default,
-    on_level,
-    spread,
 )
 from researcher.planner.matcher_words import Said, choose_instrument, said, table
 from researcher.planner.outcome import Declined, NeedsEdit, Outcome, Proposed, TopicRequest
@@ -103,7 +100,7 @@ class _Study(Levels):
         self.problems += self.words.problems
         self._bounds(dict(self.words.bounds))
         try:
-            arms = self._listed_arms() or self._splits()
+            arms = self._listed_arms()
             if arms:
                 self._put_arms(arms)
             else:
@@ -245,29 +242,22 @@ class _Study(Levels):
         """The treatments and the baseline."""
         name, found = levels[0].factor.name, self.items
         way = None if isinstance(levels[0].value, str | bool) else self.moved.get(name)
-        cuts: list[tuple[int, str]] = []
-        for n, (one, other) in enumerate(pairwise(levels), 1):
-            between = ["to" if item.text == "->" else item.kind for item in found[one.at + 1 : other.at]]
-            begun = way is not None or any(item.isa("from") for item in found[max(0, one.at - 2) : one.at])
-            turned = "to" in between and (begun or any(item.text == "->" for item in found))
-            sides = [*(kind for kind in between if kind in SIDES), *["than"] * ("from" in between), *["to"] * turned]
-            cuts += [(n, side) for side in sides[:1]]
-        self._mark(*SIDES, "from", "to", "between")
+        between = [[item.kind for item in found[one.at + 1 : other.at]] for one, other in pairwise(levels)]
+        cuts = [n for n, kinds in enumerate(between, 1) if any(kind in SIDES for kind in kinds)]
+        marked = any(kind in SIDES and kind != "vs" for kinds in between for kind in kinds)
+        begun = way is not None or any(item.isa("from") for item in found[max(0, levels[0].at - 2) : levels[0].at])
         ahead = any(found[i].isa("than", "vs") for i in range(levels[0].at))
-        marked = any(kind != "vs" for _, kind in cuts)
-        rest = found[levels[-1].at + 1 :]
-        late = any(item.kind in CLAIMS or (item.isa("factor") and item.what == name) for item in rest[1:])
-        apart = late and any(item.text in ",:.?;" for item in rest) and not rest[0].isa("factor")
-        self.sided = bool(ahead or way is not None or (cuts and (marked or not apart)))
-        if ahead and not cuts:
+        self._mark(*SIDES, "from", "to", "between")
+        self.sided = True
+        if (ahead and not cuts) or (begun and not cuts and "to" in between[0]):
             return self._agreeing(levels[1:], levels[:1], way)
-        if len(cuts) == 1 and cuts[0][1] == "to":
-            return self._agreeing(levels[cuts[0][0] :], levels[: cuts[0][0]], way)
         if way is not None and not marked:
             lowest = (min if way > 0 else max)(levels, key=lambda level: float(level.value))
             return [level for level in levels if level is not lowest], lowest
-        if len(cuts) == 1 and (marked or cuts[0][0] == len(levels) - 1):
-            return self._agreeing(levels[: cuts[0][0]], levels[cuts[0][0] :], way)
+        if len(cuts) == 1 and (marked or cuts[0] == len(levels) - 1):
+            # in `A vs B: is it faster?` either may be meant
+            self.sided = marked or not any(item.text in ",:.;" for item in found[levels[-1].at + 1 :])
+            return self._agreeing(levels[: cuts[0]], levels[cuts[0] :], way)
         if len(cuts) > 1 and marked:
             raise TwoReadings(f"The topic sets levels of {name} against each other in more than one way.")
         self.sided = False
@@ -306,17 +296,15 @@ class _Study(Levels):
             raise TwoReadings(f"The topic compares {factor.name} with something, and names no level of it.")
         open_end = found.has("far", "open", "which", "best")
         values: list[Scalar] = []
-        switch = factor.off is not None or factor.type == "bool"
-        if switch and off is not None and default != off and way is None and not open_end:
-            default, values = off, [factor.default]  # `does clipping help`, where it is on: against none
+        if default != off and (factor.off is not None or factor.type == "bool") and way is None and not open_end:
+            default, values = factor.off or False, [default]  # `does clipping help`, where it is on: against none
         elif factor.type in ("choice", "bool"):
-            values = [not default] if factor.type == "bool" else [each for each in factor.choices if each != default]
-        elif open_end or (way is None and default != off):
-            values = spread(factor)
-        elif way is None or (way > 0 and factor.name in table()["shared"]["on"]):
+            values = [each for each in factor.choices or (False, True) if each != default]
+        elif way is None and not open_end and default == off:
             values = [on_level(factor)]
         else:
-            values = [each for each in [moved_from_default(factor, way)] if each is not None]
+            ways = (-1, 1) if open_end or way is None else (way,)
+            values = [each for each in (moved_level(factor, each) for each in ways) if each is not None]
         if not values:
             raise TwoReadings(f"{factor.name} cannot go further: its default is at the end of its range.")
         levels = [Level(factor, value, source="planner") for value in values]
@@ -335,8 +323,7 @@ class _Study(Levels):
             factor, levels = self.factors[name], self._of(name)
             if len(levels) > 2:
                 raise TwoReadings(f"{name} has {len(levels)} levels; where several factors are varied, each has two.")
-            is_off = factor.default == off_level(factor)
-            other = None if is_off else moved_from_default(factor, self.moved.get(name, 1))
+            other = moved_level(factor, self.moved.get(name, 1))
             moved = Level(factor, on_level(factor) if other is None else other, source="planner")
             usual = self._usual(levels or [Level(factor, factor.default)])
             self._put_compare(usual, [each for each in levels if each is not usual] or [moved])
@@ -459,46 +446,28 @@ class _Study(Levels):
 
     def _listed_arms(self) -> dict[str, dict[str, Scalar]]:
         """`(a) GRPO, (b) with clip-higher 0.28, (c) with clip-higher and token-level loss`."""
-        first, *parts = re.split(r"(?<!\w)\(?(?<![\d.])\b([a-z1-9])\)", self.words.text)
+        first, *parts = re.split(r"(?<!\w)\(?(?<![\d.])\b([a-h1-8])\)", self.words.text)
         labels, segments = parts[::2], parts[1::2]
-        if len(labels) < 2 or "".join(labels) not in ("abcdefgh"[: len(labels)], "123456789"[: len(labels)]):
+        if len(labels) < 2 or "".join(labels) not in ("abcdefgh"[: len(labels)], "12345678"[: len(labels)]):
             return {}
         segments[-1], behind = [*re.split(r"\.(?!\d)", segments[-1], maxsplit=1), ""][:2]
         arms: dict[str, dict[str, Scalar]] = {}
-        bare: list[tuple[str, str]] = []
+        stated: dict[str, Scalar] = {}
         for label, segment in zip(labels, segments, strict=True):
             self._part(segment)
             arms[label] = {level.factor.name: level.value for level in self.levels}
-            bare += [(label, item.what) for item in self.items if item.isa("factor") and item.what not in arms[label]]
-        stated = {name: value for arm in arms.values() for name, value in arm.items()}
-        for label, name in bare:
-            if name not in stated:
-                self.stop(f"Arm {label} names {name} without a level.")
-            arms[label][name] = stated.get(name, self.factors[name].default)
-        if any(one == other for n, one in enumerate(arms.values()) for other in list(arms.values())[:n]):
-            self.stop("Two of the arms are the same.")
+            stated |= arms[label]
+            for name in [item.what for item in self.items if item.isa("factor") and item.what not in arms[label]]:
+                if name not in stated:
+                    self.stop(f"Arm {label} names {name} without a level.")
+                arms[label][name] = stated.get(name, self.factors[name].default)
         self._rest(f"{first} . {behind}", set(stated))
         return arms
-
-    def _splits(self) -> dict[str, dict[str, Scalar]]:
-        """`4 tasks x 16, 8 x 8 or 16 x 4`: tasks of a step times rollouts of a task."""
-        kinds = "(?:rollouts|samples|episodes|completions|generations)"
-        pair = rf"(?<![\w.])(\d+) ?(?:tasks?|prompts?|groups?)? ?(?:x|×|by|\*) ?(\d+)(?: ?{kinds}(?: each)?)?(?![\w.])"
-        total = rf"(?:with |at |of |for )?(\d+) {kinds}(?: (?:per|a|each) (?:step|batch))?(?: in total)?"
-        found = [(int(a), int(b)) for a, b in re.findall(pair, self.words.text)]
-        if len(found) < 2 or not re.search(r"rollout|task|prompt|group|sample|episode|completion", self.words.text):
-            return {}
-        rest = re.sub(pair, " , ", self.words.text)
-        totals = {int(each) for each in re.findall(total, rest)}
-        if any(a * b != each for each in totals for a, b in found) or len(set(found)) < len(found):
-            self.stop("The splits do not come to the total that the topic gives, or one is named twice.")
-        self._rest(re.sub(rf"\b(?:splits?|divisions?)\b|{total}", " ", rest), {"tasks_per_step", "group_size"})
-        return {f"{a}x{b}": {"tasks_per_step": a, "group_size": b} for a, b in found}
 
     def _part(self, text: str) -> None:
         self._name_unused()
         self._load(text)
-        self._mark("on", "default")
+        self._mark("on")
         self._motions()
 
     def _rest(self, text: str, own: set[str]) -> None:

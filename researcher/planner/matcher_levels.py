@@ -11,8 +11,8 @@ from itertools import pairwise
 
 from researcher.instruments.catalogue import level_problem
 from researcher.instruments.instrument import Factor, Instrument, Scalar
-from researcher.instruments.levels import as_level, off_level
-from researcher.planner.matcher_words import Items, items, table
+from researcher.instruments.levels import as_level, off_level, on_level
+from researcher.planner.matcher_words import Items, items
 from researcher.study.draft import Source
 
 SIDES = ("vs", "than", "beat", "lose", "equal")
@@ -185,35 +185,3 @@ def is_scenery(level: Level) -> bool:
     """The usual choice, as in `does GRPO learn faster …`, or what the tasks are."""
     usual = level.value == level.factor.default and level.factor.off is None
     return level.factor.type == "data" or (level.factor.type == "choice" and (usual or level.factor.proper))
-
-
-def on_level(factor: Factor) -> Scalar:
-    """A level at which it does something: the default, another choice, or a usual one."""
-    usual: Scalar | None = table()["shared"]["on"].get(factor.name)
-    if factor.default != off_level(factor) and usual is None:
-        return factor.default
-    if factor.type in ("choice", "bool"):
-        return next((each for each in factor.choices if each != factor.off), True)
-    return as_level(factor, usual or (1 if factor.type == "int" else 0.1))
-
-
-def moved_from_default(factor: Factor, way: int) -> Scalar | None:
-    """A level clearly above or below the default: twice it for counts, four times on a log scale, else half as much again."""
-    if factor.type not in ("int", "float") or isinstance(factor.default, str):
-        return None
-    if not factor.default:
-        return on_level(factor) if way > 0 else None
-    ratio = 2.0 if factor.type == "int" else 4.0 if factor.scale == "log" or factor.default < 0.01 else 1.5
-    level = factor.default * ratio**way
-    level = min(level, level if factor.high is None else factor.high)
-    level = max(level, level if factor.low is None else factor.low)
-    moved = as_level(factor, max(1, round(level)) if factor.type == "int" else float(f"{level:.2g}"))
-    return None if moved == factor.default else moved
-
-
-def spread(factor: Factor) -> list[Scalar]:
-    """Levels on both sides of the default, or a few above none."""
-    if factor.default:
-        return [each for way in (-1, 1) if (each := moved_from_default(factor, way)) is not None]
-    levels = [as_level(factor, float(on_level(factor)) * 4**n) for n in range(3)]
-    return [level for level in levels if level_problem(factor, level) is None]
