@@ -33,8 +33,6 @@ from researcher.refusals import PlanningRefused
 from researcher.study.draft import Draft, Source
 from researcher.study.spec import StudySpec
 
-_ALIASED = dict.fromkeys(["faster", "slower"], "faster") | dict.fromkeys(["more_accurate", "less_accurate"], "accuracy")
-"""By which alias of a metric such words are known."""
 FEWEST_RACED = 4
 """Treatments against one baseline from which a race is cheaper than all comparisons."""
 
@@ -169,7 +167,7 @@ class _Study(Levels):
         bare = [name for name in mentioned if name not in names]
         named = [level for level in self.levels if not is_scenery(level)]
         why = self.words.text.strip().startswith("why")
-        self._mark("then", "balance", "interact", "weigh", "open", "far", "too")
+        self._mark("then", "balance", "interact", "open", "far")
         has, models, asked = self.items.has, self.words.models, self._asked()
         if len(models) == 1:
             self.put("model", models[0], "topic")
@@ -180,11 +178,11 @@ class _Study(Levels):
             self.put("model", models[::-1] if self.sided else models, "topic")
             self._mark(*SIDES, "from", "to")
             self._finish([], [])
-        elif not (named or bare or has("open", "weigh")) or (why and not varied):
+        elif not (named or bare or has("open")) or (why and not varied):
             unknown = ", ".join(dict.fromkeys(item.text for item in self.items if item.isa("unknown")))
             self.declined = "The topic names nothing that can be varied and compared here."
             self.declined += f" Not understood: {unknown}." if unknown else ""
-        elif not (varied or bare or asked or has("open", "weigh")):
+        elif not (varied or bare or asked or has("open")):
             raise TwoReadings("The topic gives settings, and does not say what is compared.")
         elif has("then"):
             self._sequence(varied)
@@ -220,7 +218,6 @@ class _Study(Levels):
             ordered = sorted(levels, key=lambda level: (isinstance(level.value, str), level.value))
             self._put_compare(ordered[0], ordered[1:])
             self.put("design", "balance", "topic")
-            self._mark("between")
         else:
             treatments, baseline = self._sides(levels)
             self._put_compare(baseline, treatments)
@@ -247,7 +244,7 @@ class _Study(Levels):
         marked = any(kind in SIDES and kind != "vs" for kinds in between for kind in kinds)
         begun = way is not None or any(item.isa("from") for item in found[max(0, levels[0].at - 2) : levels[0].at])
         ahead = any(found[i].isa("than", "vs") for i in range(levels[0].at))
-        self._mark(*SIDES, "from", "to", "between")
+        self._mark(*SIDES, "from", "to")
         self.sided = True
         if (ahead and not cuts) or (begun and not cuts and "to" in between[0]):
             return self._agreeing(levels[1:], levels[:1], way)
@@ -314,7 +311,7 @@ class _Study(Levels):
 
     def _explore(self, names: list[str]) -> None:
         """Two levels of each: whether they interact, or which of them matters."""
-        asked = self.items.has("interact", "weigh", "open")
+        asked = self.items.has("interact", "open")
         if not asked and (self.items.has(*SIDES) or not self.items.has("which", "best")):
             raise TwoReadings(f"The topic names {' and '.join(names)}, and not how they are compared.")
         settled = {level.factor.name for level in self.levels}
@@ -400,7 +397,7 @@ class _Study(Levels):
         for i, item in enumerate(found):
             if item.kind in CLAIMS:
                 signs.append(CLAIMS[item.kind])
-                word = _ALIASED.get(item.kind, item.text)
+                word = "faster" if item.isa("faster", "slower") else item.text
                 known = [each.name for each in instrument.metrics if word in each.aliases]
                 implied += known[:1] if not item.isa("beat", "lose") else []
             elif (
@@ -417,7 +414,7 @@ class _Study(Levels):
         explicit = list(dict.fromkeys(item.what for item in found if item.isa("metric")))
         if explicit == ["final_reward"] and "auc_reward" in implied:
             explicit = []  # rewards that rise faster
-        if explicit == ["wall_s"] or not found.has("more_accurate", "less_accurate", "faster", "slower"):
+        if explicit == ["wall_s"] or not found.has("faster", "slower"):
             implied = [] if explicit else implied
         decided = list(dict.fromkeys([*explicit, *implied]))
         if found.has("balance"):

@@ -17,10 +17,10 @@ from researcher.study.draft import Source
 
 SIDES = ("vs", "than", "beat", "lose", "equal")
 """Words between what is compared."""
-_GOOD, _BAD = ("best", "better", "faster", "more_accurate", "beat"), ("worse", "slower", "less_accurate", "lose")
+_GOOD, _BAD = ("best", "better", "faster", "beat"), ("worse", "slower", "lose")
 CLAIMS = dict.fromkeys(_GOOD, 1) | dict.fromkeys(_BAD, -1)
 """Words that say which way is better."""
-_PASSED = (*SIDES, *CLAIMS, "list", "to", "from", "between", "more", "less", "default", "which", "balance", "learns")
+_PASSED = (*SIDES, *CLAIMS, "list", "to", "from", "more", "less", "which", "balance")
 _PASSED += ("metric", "instrument", "level")
 _LEADS = ("list", "to", "from", "better", "worse", "faster", "slower", *SIDES)
 _APART = ("on", "for", "in", "with", "when", "using", "under", "by")
@@ -63,9 +63,7 @@ class Levels:
             named = sorted(item.text != item.what for item in (one, other) if item.isa("instrument"))
             if self.instrument.roles and named == [True] and not other.led and "factor" in (one.kind, other.kind):
                 self.stop(f"Which model of {self.instrument.name} is meant by {one.text} {other.text}?")
-        self._mark(
-            "instrument", "mark", "model", "list", "which", "learns", "first", "factor", "level", "on", "on_behind"
-        )
+        self._mark("instrument", "mark", "model", "list", "which", "factor", "level", "on")
         self._place()
         self._switches()
         self.levels.sort(key=lambda level: level.at)
@@ -116,8 +114,8 @@ class Levels:
 
     def _near(self, i: int) -> list[int]:
         """`lr of 1e-5`, `16 rollouts`, `which rate is best, 1e-5 or 4e-5`: the factors at a number."""
-        left = self._skip(i - 1, -1, ("to", "from", "between", "default"), "=:(~")
-        right = self._skip(i + 1, 1, ("better", "worse", "which", "default", "too"))
+        left = self._skip(i - 1, -1, ("to", "from"), "=:(~")
+        right = self._skip(i + 1, 1, ("better", "worse", "which"))
         far = self._skip(i - 1, -1, _PASSED, ",:()?-'\"")
         near = [left] * (self.items[i].led not in _APART) + [right] * (not self.items.at(right).led) + [far]
         return [j for j in near if self._is_numeric(j)]
@@ -141,7 +139,7 @@ class Levels:
         """`without KL`, `with LoRA turned off`, `KL against no KL`: what is off, and elsewhere on."""
         found, targets, off = self.items, set[int](), set[str]()
         for i in found.places("off", "off_behind"):
-            j = i - 1 if found[i].isa("off_behind") else self._skip(i + 1, 1, ("list", "off", "on", "default"))
+            j = i - 1 if found[i].isa("off_behind") else self._skip(i + 1, 1, ("list", "off", "on"))
             factor = self.factors[found.at(j).what] if found.at(j).isa("factor", "level") else None
             value = None if factor is None else off_level(factor)
             if factor is None or value is None or found.at(j + 1).isa("number"):
