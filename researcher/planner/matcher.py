@@ -31,6 +31,7 @@ from researcher.planner.matcher_words import Said, choose_instrument, said, tabl
 from researcher.planner.outcome import Declined, NeedsEdit, Outcome, Proposed, TopicRequest
 from researcher.refusals import PlanningRefused
 from researcher.study.draft import Draft, Source
+from researcher.study.edits import edited
 from researcher.study.spec import StudySpec
 
 FEWEST_RACED = 4
@@ -96,7 +97,8 @@ class _Study(Levels):
     def read(self) -> None:
         self.put("question", " ".join(self.topic.split()), "topic")
         self.problems += self.words.problems
-        self._bounds(dict(self.words.bounds))
+        for path, value in self.words.bounds.items():
+            self.put(path, value, "topic")
         try:
             arms = self._listed_arms()
             if arms:
@@ -110,36 +112,20 @@ class _Study(Levels):
         self._name_unused()
 
     def outcome(self, given: dict[str, Any]) -> Outcome:
-        if self.declined and not given.keys() & {"compare", "arms"}:
+        whole = given.keys() & {"compare", "arms"}
+        if self.declined and not whole:
             names = [item.what for item in self.items if item.isa("factor", "level", "metric")]
             nearest = dict.fromkeys([*names, *table()["shared"]["screen"]])
             return Declined(reason=self.declined, nearest=tuple(nearest)[:5])
-        for name in ("compare", "arms", "design") if given.keys() & {"compare", "arms"} else ():
-            self.fields.pop(name, None)
-        for name, value in given.items():
-            if not isinstance(value, dict) or name in ("compare", "arms"):
-                self.put(name, value, "flag")
-            else:
-                for key, inner in value.items():
-                    self.put(f"{name}.{key}", inner, "flag")
-        try:
-            StudySpec.model_validate(self.fields)
-        except ValidationError as error:
-            for each in explain(error, StudySpec):
-                self.stop(f"{each}.")
+        if whole:
+            self.fields.pop("design", None)
         draft = Draft(fields=self.fields, sources=self.sources, author=Matcher.name, because="Matched word by word.")
+        draft = edited(draft, given)
+        try:
+            StudySpec.model_validate(draft.fields)
+        except ValidationError as error:
+            self.problems += [f"{each}." for each in explain(error, StudySpec)]
         return NeedsEdit(draft=draft, problems=tuple(self.problems)) if self.problems else Proposed(draft=draft)
-
-    def _bounds(self, bounds: dict[str, Any]) -> None:
-        if "seeds.from" in bounds:
-            first, last = bounds.pop("seeds.from"), bounds.pop("seeds.to")
-            bounds |= {"seeds.first": first, "seeds.all": last - first + 1}
-        if "seeds.all" in bounds:
-            bounds["seeds.min"] = bounds["seeds.max"] = bounds.pop("seeds.all")
-        if "schedule.windows" in bounds:
-            bounds["schedule.windows"] = [bounds["schedule.windows"]]
-        for path, value in bounds.items():
-            self.put(path, value, "topic")
 
     def _name_unused(self) -> None:
         for i, item in enumerate(self.items):
@@ -149,26 +135,24 @@ class _Study(Levels):
     def _draft_levels(self) -> None:
         """Something to edit, of a topic that stopped: what has several levels is compared."""
         self.used |= {i for i, item in enumerate(self.items) if not item.isa("unknown")}
-        names = dict.fromkeys(level.factor.name for level in self.levels)
-        for name in [] if "compare" in self.fields or "arms" in self.fields else names:
-            levels = self._of(name)
-            if len(levels) > 1:
-                self._put_compare(levels[0], levels[1:])
+        for name in dict.fromkeys(level.factor.name for level in self.levels if "compare" not in self.fields):
+            baseline, *levels = self._of(name)
+            if levels:
+                self._put_compare(baseline, levels)
             else:
-                self._put_setting(levels[0])
+                self._put_setting(baseline)
 
     # -- which design ----------------------------------------------------------------------------------------------
 
     def _design(self) -> None:
         self._motions()
-        names = list(dict.fromkeys(level.factor.name for level in self.levels))
-        varied = [name for name in names if len(self._of(name)) > 1]
-        mentioned = dict.fromkeys(item.what for item in self.items if item.isa("factor"))
-        bare = [name for name in mentioned if name not in names]
-        named = [level for level in self.levels if not is_scenery(level)]
+        settled = dict.fromkeys(level.factor.name for level in self.levels)
+        varied = [name for name in settled if len(self._of(name)) > 1]
+        bare = list(dict.fromkeys(item.what for item in self.items if item.isa("factor") and item.what not in settled))
         why = self.words.text.strip().startswith("why")
-        self._mark("then", "balance", "interact", "open", "far")
+        self._mark("then", "balance", "interact", "open", "far", "from", "to")
         has, models, asked = self.items.has, self.words.models, self._asked()
+        names = varied + bare or asked
         if len(models) == 1:
             self.put("model", models[0], "topic")
         if len(models) > 1:
@@ -176,30 +160,25 @@ class _Study(Levels):
                 raise TwoReadings(f"The topic compares models, and {(varied + bare)[0]} too.")
             self.sided = has(*SIDES)
             self.put("model", models[::-1] if self.sided else models, "topic")
-            self._mark(*SIDES, "from", "to")
+            self._mark(*SIDES)
             self._finish([], [])
-        elif not (named or bare or has("open")) or (why and not varied):
+        elif not (bare or has("open") or not all(map(is_scenery, self.levels))) or (why and not varied):
             unknown = ", ".join(dict.fromkeys(item.text for item in self.items if item.isa("unknown")))
             self.declined = "The topic names nothing that can be varied and compared here."
             self.declined += f" Not understood: {unknown}." if unknown else ""
-        elif not (varied or bare or asked or has("open")):
+        elif not (names or has("open")):
             raise TwoReadings("The topic gives settings, and does not say what is compared.")
         elif has("then"):
             self._sequence(varied)
-        elif len(varied) == 1 and not bare:
-            self._compare(self._of(varied[0]))
         elif len(varied) > 1 and not bare and not has("interact"):
             self._bundles(varied)
-        elif (varied and not has("interact")) or (bare and asked):
-            raise TwoReadings(f"The topic names {bare[0]} without a level beside {(varied + asked)[0]}.")
-        elif len(varied + bare) > 1 or not (bare or asked):
-            self._explore(varied + bare)
-        elif bare:
-            self._move(self.factors[bare[0]])
-        elif len(asked) == 1:
-            self._against_default(self._of(asked[0])[0])
+        elif (varied and bare and not has("interact")) or (bare and asked) or (names == asked and len(asked) > 1):
+            raise TwoReadings(f"The topic names {' and '.join(names + asked)}: say which is compared.")
+        elif len(names) == 1:
+            self._compare(names[0])
         else:
-            raise TwoReadings(f"The topic names one level each of {' and '.join(asked)}: say which is compared.")
+            screened = [each for each in table()["shared"]["screen"] if each in self.factors and each not in settled]
+            self._explore(names or screened)
 
     def _asked(self) -> list[str]:
         """Factors with one level that is no setting: not behind a preposition, not of the task, no usual choice."""
@@ -212,21 +191,25 @@ class _Study(Levels):
         of_task = near[2] in own and self.items.at(level.at + 2).isa("instrument")
         return of_task or any(item.led not in ("", "under", "as") for item in own)
 
-    def _compare(self, levels: list[Level]) -> None:
-        self._refuse_twice(levels[0].factor.name)
+    def _compare(self, name: str) -> None:
+        levels = self._of(name)
+        if len(levels) < 2 and self.items.has(*SIDES):
+            raise TwoReadings(f"The topic sets {name} against something that is no level of it.")
+        treatments, baseline = self._contrast(name)
+        self._put_compare(baseline, treatments)
         if self.items.has("balance"):
-            ordered = sorted(levels, key=lambda level: (isinstance(level.value, str), level.value))
-            self._put_compare(ordered[0], ordered[1:])
             self.put("design", "balance", "topic")
-        else:
-            treatments, baseline = self._sides(levels)
-            self._put_compare(baseline, treatments)
-        self._finish([levels[0].factor.name], levels)
+        self._finish([name], levels or treatments)
 
-    def _refuse_twice(self, name: str) -> None:
+    def _contrast(self, name: str) -> tuple[list[Level], Level]:
+        """The treatments and the baseline of a factor, whose levels the topic gives or the planner chooses."""
+        levels = self._of(name)
         values = [level.value for level in self.levels if level.factor.name == name and level.source == "topic"]
         if len(values) > len(set(values)):
             raise TwoReadings(f"The topic names a level of {name} twice.")
+        if len(levels) > 1:
+            return self._sides(levels)
+        return self._against_default(levels[0]) if levels else self._moved(self.factors[name])
 
     def _put_compare(self, baseline: Level, treatments: Sequence[Level]) -> None:
         source: Source = "planner" if any(level.source == "planner" for level in (baseline, *treatments)) else "topic"
@@ -244,7 +227,7 @@ class _Study(Levels):
         marked = any(kind in SIDES and kind != "vs" for kinds in between for kind in kinds)
         begun = way is not None or any(item.isa("from") for item in found[max(0, levels[0].at - 2) : levels[0].at])
         ahead = any(found[i].isa("than", "vs") for i in range(levels[0].at))
-        self._mark(*SIDES, "from", "to")
+        self._mark(*SIDES)
         self.sided = True
         if (ahead and not cuts) or (begun and not cuts and "to" in between[0]):
             return self._agreeing(levels[1:], levels[:1], way)
@@ -272,70 +255,56 @@ class _Study(Levels):
             raise TwoReadings(f"The topic has {name} go one way, and its levels the other.")
         return treatments, baselines[0]
 
-    def _against_default(self, level: Level) -> None:
-        factor, off = level.factor, off_level(level.factor)
-        self._refuse_twice(factor.name)
-        self._mark("from", "to")
-        if self.items.has(*SIDES):
-            raise TwoReadings(f"The topic sets {factor.name}={level.value} against something that is no level of it.")
-        other = on_level(factor) if level.value == off else factor.off
+    def _against_default(self, level: Level) -> tuple[list[Level], Level]:
+        factor = level.factor
+        other = on_level(factor) if level.value == off_level(factor) else factor.off
         other = factor.default if level.value != factor.default else other
         if other is None or other == level.value:
             raise TwoReadings(f"{factor.name}={level.value} is the default: name the level to compare it with.")
         baseline = Level(factor, other, source="topic" if other == factor.default else "planner")
-        self._put_compare(self._agreeing([level], [baseline], self.moved.get(factor.name))[1], [level])
-        self._finish([factor.name], [level])
+        return self._agreeing([level], [baseline], self.moved.get(factor.name))
 
-    def _move(self, factor: Factor) -> None:
-        """A factor without levels: the default against levels on the side that the topic says, or on both."""
-        found, default, way, off = self.items, factor.default, self.moved.get(factor.name), off_level(factor)
-        if found.has(*SIDES):
-            raise TwoReadings(f"The topic compares {factor.name} with something, and names no level of it.")
-        open_end = found.has("far", "open", "which", "best")
-        values: list[Scalar] = []
-        if default != off and (factor.off is not None or factor.type == "bool") and way is None and not open_end:
+    def _moved(self, factor: Factor) -> tuple[list[Level], Level]:
+        """The default against levels on the side that the topic says, or on both."""
+        default, way, off = factor.default, self.moved.get(factor.name), off_level(factor)
+        both = self.items.has("far", "open", "which", "best", "interact")
+        values: list[Scalar | None] = []
+        if default != off and (factor.off is not None or factor.type == "bool") and way is None and not both:
             default, values = factor.off or False, [default]  # `does clipping help`, where it is on: against none
         elif factor.type in ("choice", "bool"):
             values = [each for each in factor.choices or (False, True) if each != default]
-        elif way is None and not open_end and default == off:
+        elif way is None and not both and default == off:
             values = [on_level(factor)]
         else:
-            ways = (-1, 1) if open_end or way is None else (way,)
-            values = [each for each in (moved_level(factor, each) for each in ways) if each is not None]
-        if not values:
+            values = [moved_level(factor, each) for each in ((-1, 1) if both or way is None else (way,))]
+        levels = [Level(factor, value, source="planner") for value in values if value is not None]
+        if not levels:
             raise TwoReadings(f"{factor.name} cannot go further: its default is at the end of its range.")
-        levels = [Level(factor, value, source="planner") for value in values]
-        self._put_compare(Level(factor, default), levels)
-        self.sided = factor.type == "choice"
-        self._finish([factor.name], levels if self.sided or len(levels) == 1 else [])
+        self.sided = factor.type == "choice" or len(levels) == 1
+        return levels, Level(factor, default)
 
     def _explore(self, names: list[str]) -> None:
         """Two levels of each: whether they interact, or which of them matters."""
         asked = self.items.has("interact", "open")
         if not asked and (self.items.has(*SIDES) or not self.items.has("which", "best")):
             raise TwoReadings(f"The topic names {' and '.join(names)}, and not how they are compared.")
-        settled = {level.factor.name for level in self.levels}
-        screened = [name for name in table()["shared"]["screen"] if name in self.factors and name not in settled]
-        for name in names or screened:
-            factor, levels = self.factors[name], self._of(name)
-            if len(levels) > 2:
-                raise TwoReadings(f"{name} has {len(levels)} levels; where several factors are varied, each has two.")
-            other = moved_level(factor, self.moved.get(name, 1))
-            moved = Level(factor, on_level(factor) if other is None else other, source="planner")
-            usual = self._usual(levels or [Level(factor, factor.default)])
-            self._put_compare(usual, [each for each in levels if each is not usual] or [moved])
+        for name in names:
+            treatments, baseline = self._contrast(name)
+            if len(self._of(name)) > 2:
+                raise TwoReadings(f"{name} has several levels; where several factors are varied, each has two.")
+            self._put_compare(baseline, treatments[-1:])
         self._mark(*SIDES)
         self.put("design", "factorial" if self.items.has("interact") else "screen", "topic" if asked else "planner")
-        self._finish(list(self.fields["compare"]), [])
+        self.sided = False
+        self._finish(names, [])
 
     def _sequence(self, varied: list[str]) -> None:
-        cut, order = self.items.places("then")[0], [self._of(name) for name in varied]
-        order.sort(key=lambda levels: levels[0].at)
-        parted = len(order) == 2 and order[0][-1].at < cut < order[1][0].at
+        cut, order = self.items.places("then")[0], sorted(varied, key=lambda name: self._of(name)[0].at)
+        parted = len(order) == 2 and self._of(order[0])[-1].at < cut < self._of(order[1])[0].at
         if not parted or self.items.has("interact"):
             raise TwoReadings("A sequence compares two factors one after the other, each with its own levels.")
-        for levels in order:
-            treatments, baseline = self._sides(levels)
+        for name in order:
+            treatments, baseline = self._contrast(name)
             self._put_compare(baseline, treatments)
         self.put("design", "sequence", "topic")
         self.sided = False
@@ -395,25 +364,19 @@ class _Study(Levels):
         chooses = found.has("which", "balance") or (not self.sided and found.has("best"))
         implied, signs, raw = list[str](), list[int](), list[int]()
         for i, item in enumerate(found):
+            beside = "metric" in (found.at(i - 1).kind, found.at(i + 1).kind)
             if item.kind in CLAIMS:
                 signs.append(CLAIMS[item.kind])
                 word = "faster" if item.isa("faster", "slower") else item.text
-                known = [each.name for each in instrument.metrics if word in each.aliases]
-                implied += known[:1] if not item.isa("beat", "lose") else []
-            elif (
-                item.isa("more", "less")
-                and i not in self.used
-                and "metric" in (found.at(i - 1).kind, found.at(i + 1).kind)
-            ):
+                implied += [each.name for each in instrument.metrics if word in each.aliases][:1]
+            elif item.isa("more", "less") and i not in self.used and beside:
                 raw.append(1 if item.isa("more") else -1)
-            elif item.isa("metric") and item.value:
-                raw.append(int(item.value))
-            elif not item.isa("equal", "metric"):
+            elif item.isa("metric"):
+                raw += [int(item.value)] * (item.value != 0)
+            elif not item.isa("equal"):
                 continue
             self.used.add(i)
         explicit = list(dict.fromkeys(item.what for item in found if item.isa("metric")))
-        if explicit == ["final_reward"] and "auc_reward" in implied:
-            explicit = []  # rewards that rise faster
         if explicit == ["wall_s"] or not found.has("faster", "slower"):
             implied = [] if explicit else implied
         decided = list(dict.fromkeys([*explicit, *implied]))

@@ -131,20 +131,19 @@ def _without_models(topic: str, found: Said) -> str:
 
 
 def _bound(match: re.Match[str], fields: dict[str, str], found: Said) -> str:
-    for group, path in fields.items():
-        if (written := match[group]) is None:
-            continue
+    """fields: the paths that each group gives, with blanks between them."""
+    for path, written in [(path, match[group]) for group, paths in fields.items() for path in paths.split()]:
         value: Any = written
+        if written is None:
+            continue
         if path == "budget.wall":
-            text = re.sub("([hmsd])[a-z]*", r"\1", written.replace(" ", ""))
-            days = re.fullmatch(r"(\d+)d", text)
-            path = "schedule.days" if days else path
-            value = int(days[1]) if days else duration_text(duration_s(text) or 0)
+            length = duration_s(re.sub("([hmsd])[a-z]*", r"\1", written.replace(" ", ""))) or 0
+            value = duration_text(length)
         elif path == "schedule.windows":
-            value = f"{found.bounds[path]}-{written}" if group == "b" else written
+            value = ["-".join(re.findall(r"\d+:\d+", written))]
         elif path != "budget.tokens":
             value = float(written) if path == "margin" else int(written)
-        if path in found.bounds and group != "b":
+        if path in found.bounds:
             found.problems.append(f"The topic gives {path} twice: {found.bounds[path]} and {value}.")
         found.bounds[path] = value
     return " | "
