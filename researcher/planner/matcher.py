@@ -349,9 +349,7 @@ class _Study(Levels):
             usual = level.value == level.factor.default or (name.startswith("lora_") and "parameters" in asked)
             inside = opposed and compared[0].at <= level.at <= compared[-1].at
             once = sum(each.factor.name == name for each in self.levels) < 2
-            trails = opposed and level.at > compared[-1].at and isinstance(compared[-1].value, str)
-            switch = off_level(level.factor) is not None and not self.items.at(level.at - 1).isa("mark")
-            if once and not usual and (inside or (trails and switch)):
+            if once and not usual and inside:
                 self.stop(f"{name}={level.value} may belong to one side only.")
             if level.source == "planner":
                 self.stop(f"{name} is named without a level.")

@@ -29,7 +29,6 @@ _TOKEN = re.compile(
 )
 _HUB = re.compile(r"(?<![\w/.:-])[A-Za-z][\w.-]*/([A-Za-z][\w.-]*\w)")
 _MARKS = frozenset(",.?!:;()[]{}/-|&'\"`*~=") | {"->"}
-_COUNTED = frozenset(["numbers", "problems", "questions", "models", "tasks", "agents", "sizes", "values", "runs"])
 _GENERIC = {"number", "digit", "together", "mix", "mixed", "share", "range", "model"}
 """Keywords of instruments that say little by themselves."""
 
@@ -163,6 +162,9 @@ def _key(word: str) -> str:
     return word[:-1] if len(word) > 3 and word.endswith("s") and not kept else word
 
 
+_WAYS = ("more", "less", "better", "worse", "faster", "slower")
+
+
 @cache
 def _classes() -> dict[tuple[str, ...], Item]:
     listed = {keys(word): Item("stop", word) for word in table()["stop"].split()}
@@ -181,10 +183,8 @@ def _vocabulary(instrument: Instrument) -> dict[tuple[str, ...], Item]:
             listed[keys(word)] = Item("instrument", "", instrument.name)
     for metric in instrument.metrics:
         for name in (metric.name, *metric.aliases):
-            says = {classes[(word,)].kind for word in keys(name) if (word,) in classes}
-            way = 1 if says & {"more", "better", "faster"} else -1 if says & {"less", "worse", "slower"} else 0
-            if not way or not all((word,) in classes for word in keys(name)):
-                listed[keys(name)] = Item("metric", "", metric.name, way)
+            if not any((word,) in classes and classes[(word,)].kind in _WAYS for word in keys(name)):
+                listed[keys(name)] = Item("metric", "", metric.name)
     listed |= {keys(word): Item("metric", "", name, way) for word, (name, way) in table()["shared"]["metrics"].items()}
     words = table()["shared"]["factors"].items()
     listed |= {keys(word): Item("factor", "", name) for word, name in words if name in names}
@@ -211,14 +211,12 @@ def choose_instrument(text: str, folders: Sequence[InstrumentFolder]) -> tuple[l
             places.setdefault(words[i : i + n], set()).update(range(i, i + n))
     ordinary = {key for phrase in _classes() for key in phrase} | _GENERIC
     hits: dict[str, set[int]] = {}
-    for folder in folders:
-        instrument = folder.instrument
-        phrases = [keys(word) for word in (instrument.name, *instrument.keywords)]
+    for instrument in [folder.instrument for folder in folders]:
         own = [each for each in instrument.factors if each.target.startswith(("task.", "roles.", "run.batch.mix"))]
-        phrases += [keys(name) for each in own for name in (each.name, *each.aliases) if len(keys(name)) > 1]
-        for phrase in phrases:
-            if phrase in places and not (len(phrase) == 1 and phrase[0] in ordinary):
-                hits.setdefault(instrument.name, set()).update(places[phrase])
+        names = [keys(name) for each in own for name in (each.name, *each.aliases) if len(keys(name)) > 1]
+        phrases = {keys(word) for word in (instrument.name, *instrument.keywords)}.union(names) & places.keys()
+        at = set[int]().union(*(places[each] for each in phrases if len(each) > 1 or each[0] not in ordinary))
+        hits |= {instrument.name: at} if at else {}
     whole = [name for name, at in hits.items() if not any(at < other for other in hits.values())]
     chosen = [each for each in folders if each.instrument.name in ([n for n in whole if keys(n) in places] or whole)]
     general = [folder for folder in folders if folder.instrument.general] or list(folders)
@@ -246,9 +244,6 @@ def _named(tokens: Sequence[tuple[str, str]], listed: dict[tuple[str, ...], Item
         kind, text = tokens[i]
         lengths = range(min(longest, len(tokens) - i), 0, -1) if kind != "number" else ()
         length = next((n for n in lengths if tuple(words[i : i + n]) in listed), 0)
-        lettered = length == 1 and len(text) == 1 and listed[(words[i],)].isa("factor")  # `n=8`, and no letter else
-        if lettered and not (i + 1 < len(tokens) and (tokens[i + 1][1] in "=:" or tokens[i + 1][0] == "number")):
-            length = 0
         if length:
             phrase = " ".join(text for _, text in tokens[i : i + length])
             result.append(replace(listed[tuple(words[i : i + length])], text=phrase))
@@ -266,9 +261,8 @@ def _led(found: Sequence[Item]) -> Items:
     for i, item in enumerate(found):
         behind = next((other for other in found[i + 1 :] if not other.isa("stop")), NOTHING)
         if item.isa("stop"):
-            if item.text in _COUNTED and i and found[i - 1].isa("number"):  # `3 numbers`
-                result[-1] = Item("unknown", f"{found[i - 1].text} {item.text}")
-        elif item.isa("prep") or (item.isa("on") and item.text == "with" and not behind.isa("list")):
+            continue
+        if item.isa("prep") or (item.isa("on") and item.text == "with" and not behind.isa("list")):
             led = item.text
             if behind.isa("factor") and item.isa("on"):
                 result.append(item)
