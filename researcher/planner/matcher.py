@@ -161,7 +161,7 @@ class _Study(Levels):
             self.sided = has(*SIDES)
             self.put("model", models[::-1] if self.sided else models, "topic")
             self._mark(*SIDES)
-            self._finish([], [])
+            self._finish([])
         elif not (bare or has("open") or not all(map(is_scenery, self.levels))) or (why and not varied):
             unknown = ", ".join(dict.fromkeys(item.text for item in self.items if item.isa("unknown")))
             self.declined = "The topic names nothing that can be varied and compared here."
@@ -199,7 +199,7 @@ class _Study(Levels):
         self._put_compare(baseline, treatments)
         if self.items.has("balance"):
             self.put("design", "balance", "topic")
-        self._finish([name], levels or treatments)
+        self._finish([name])
 
     def _contrast(self, name: str) -> tuple[list[Level], Level]:
         """The treatments and the baseline of a factor, whose levels the topic gives or the planner chooses."""
@@ -229,23 +229,20 @@ class _Study(Levels):
         ahead = any(found[i].isa("than", "vs") for i in range(levels[0].at))
         self._mark(*SIDES)
         self.sided = True
-        if (ahead and not cuts) or (begun and not cuts and "to" in between[0]):
-            return self._agreeing(levels[1:], levels[:1], way)
-        if way is not None and not marked:
-            lowest = (min if way > 0 else max)(levels, key=lambda level: float(level.value))
-            return [level for level in levels if level is not lowest], lowest
-        if len(cuts) == 1 and (marked or cuts[0] == len(levels) - 1):
+        baselines = [next((level for level in levels if level.value == level.factor.default), levels[0])]
+        if not cuts and (ahead or (begun and "to" in between[0])):
+            baselines = levels[:1]
+        elif way is not None and not marked:
+            baselines = [(min if way > 0 else max)(levels, key=lambda level: float(level.value))]
+        elif len(cuts) == 1 and (marked or cuts[0] == len(levels) - 1):
             # in `A vs B: is it faster?` either may be meant
             self.sided = marked or not any(item.text in ",:.;" for item in found[levels[-1].at + 1 :])
-            return self._agreeing(levels[: cuts[0]], levels[cuts[0] :], way)
-        if len(cuts) > 1 and marked:
+            baselines = levels[cuts[0] :]
+        elif marked:
             raise TwoReadings(f"The topic sets levels of {name} against each other in more than one way.")
-        self.sided = False
-        usual = self._usual(levels)
-        return [level for level in levels if level is not usual], usual
-
-    def _usual(self, levels: Sequence[Level]) -> Level:
-        return next((level for level in levels if level.value == level.factor.default), levels[0])
+        else:
+            self.sided = False
+        return self._agreeing([level for level in levels if level not in baselines], baselines, way)
 
     def _agreeing(self, treatments: list[Level], baselines: list[Level], way: int | None) -> tuple[list[Level], Level]:
         name = treatments[0].factor.name
@@ -262,6 +259,7 @@ class _Study(Levels):
         if other is None or other == level.value:
             raise TwoReadings(f"{factor.name}={level.value} is the default: name the level to compare it with.")
         baseline = Level(factor, other, source="topic" if other == factor.default else "planner")
+        self.sided = True
         return self._agreeing([level], [baseline], self.moved.get(factor.name))
 
     def _moved(self, factor: Factor) -> tuple[list[Level], Level]:
@@ -296,7 +294,7 @@ class _Study(Levels):
         self._mark(*SIDES)
         self.put("design", "factorial" if self.items.has("interact") else "screen", "topic" if asked else "planner")
         self.sided = False
-        self._finish(names, [])
+        self._finish(names)
 
     def _sequence(self, varied: list[str]) -> None:
         cut, order = self.items.places("then")[0], sorted(varied, key=lambda name: self._of(name)[0].at)
@@ -308,7 +306,7 @@ class _Study(Levels):
             self._put_compare(baseline, treatments)
         self.put("design", "sequence", "topic")
         self.sided = False
-        self._finish(varied, [])
+        self._finish(varied)
 
     def _bundles(self, varied: list[str]) -> None:
         """`GRPO at lr 1e-5 against RLOO at lr 2e-5`."""
@@ -324,7 +322,7 @@ class _Study(Levels):
         self.used.add(cuts[0])
         self._put_arms({"baseline": arms[0], "treatment": arms[1]})
         self.sided = True
-        self._claim(sides[1])
+        self._claim()
 
     def _put_arms(self, arms: dict[str, dict[str, Scalar]]) -> None:
         first = next(iter(arms.values()))
@@ -340,26 +338,25 @@ class _Study(Levels):
 
     # -- settings and claim ----------------------------------------------------------------------------------------
 
-    def _finish(self, asked: Sequence[str], levels: Sequence[Level]) -> None:
-        """Every other level is the same in all arms; then the claim. levels: of the one factor that is compared."""
-        compared = [level for level in self.levels if level.factor.name in asked]
-        opposed = bool(compared) and any(compared[0].at < i for i in self.items.places(*SIDES))
+    def _finish(self, asked: Sequence[str]) -> None:
+        """Every other level is the same in all arms; then the claim. asked: the factors that are compared."""
+        compared = [level.at for level in self.levels if level.factor.name in asked]
+        opposed = any(compared[:1] < [i] for i in self.items.places(*SIDES))
         for level in [each for each in self.levels if each.factor.name not in asked]:
             name = level.factor.name
             usual = level.value == level.factor.default or (name.startswith("lora_") and "parameters" in asked)
-            inside = opposed and compared[0].at <= level.at <= compared[-1].at
             once = sum(each.factor.name == name for each in self.levels) < 2
-            if once and not usual and inside:
+            if opposed and once and not usual and compared and compared[0] <= level.at <= compared[-1]:
                 self.stop(f"{name}={level.value} may belong to one side only.")
             if level.source == "planner":
                 self.stop(f"{name} is named without a level.")
             self._put_setting(level)
-        self._claim(levels)
+        self._claim()
 
-    def _claim(self, levels: Sequence[Level]) -> None:
+    def _claim(self) -> None:
         """The metric, and which way the treatments are said to move it."""
         found, instrument = self.items, self.instrument
-        chooses = found.has("which", "balance") or (not self.sided and found.has("best"))
+        chooses = found.has("which", "balance", "open", "interact", "then") or (not self.sided and found.has("best"))
         implied, signs, raw = list[str](), list[int](), list[int]()
         for i, item in enumerate(found):
             beside = "metric" in (found.at(i - 1).kind, found.at(i + 1).kind)
@@ -389,15 +386,14 @@ class _Study(Levels):
         moves = {*(sign if rises else -sign for sign in signs), *raw}
         if len(moves) > 1 or (moves and found.has("equal")):
             self.stop("The topic makes two claims.")
-        if self.moved and not (moves or decided or chooses or len(levels) > 1 or found.has("equal", "far")):
+        if self.moved and not (moves or decided or chooses or found.has("equal", "far")):
             self.stop("The topic does not say what is to change.")
         verbs = any(item.isa("better", "worse") and item.text not in ("better", "worse") for item in found)
-        listed = [item.text for item in found[levels[0].at : levels[-1].at]] if len(levels) > 1 else []
         if found.has("equal"):
             self.put("claim", "equal", "topic")
-        elif moves and not chooses and (self.sided or len(levels) == 1):
+        elif moves and not chooses and self.sided:
             self.put("claim", "increase" if moves.pop() > 0 else "decrease", "topic")
-        elif moves and not chooses and listed and ("or" not in listed or verbs):
+        elif moves and not chooses and (verbs or not any(item.text == "or" for item in found)):
             self.stop("The topic claims an effect, and does not say of which level against which.")
 
     # -- arms that are written out ---------------------------------------------------------------------------------
@@ -434,4 +430,4 @@ class _Study(Levels):
         for level in [each for each in self.levels if each.factor.name not in own]:
             self._put_setting(level)
         self.sided = False
-        self._claim([])
+        self._claim()

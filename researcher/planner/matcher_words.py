@@ -27,7 +27,7 @@ _TOKEN = re.compile(
     rf"(?P<number>(?:{_NUMBER})(?![\w%]|\.\d))"
     r"|(?P<word>[a-z][a-z0-9+]*(?:'[a-z]+)?)|(?P<odd>[\w.]*\w%?)|(?P<mark>->|[^\s\w])"
 )
-_HUB = re.compile(r"(?<![\w/.:-])[A-Za-z][\w.-]*/([A-Za-z][\w.-]*\w)")
+_HUB = r"[a-z][\w.-]*/[a-z][\w.-]*\d[bm]\b[\w.-]*"
 _MARKS = frozenset(",.?!:;()[]{}/-|&'\"`*~=") | {"->"}
 _GENERIC = {"number", "digit", "together", "mix", "mixed", "share", "range", "model"}
 """Keywords of instruments that say little by themselves."""
@@ -111,22 +111,17 @@ def normal(text: str) -> str:
 
 
 def _without_models(topic: str, found: Said) -> str:
+    listed = {name.lower(): known.name for known in CATALOGUE for name in (known.name, *known.aliases)}
+    listed |= {known.name.rpartition("-")[2]: known.name for known in CATALOGUE}
+    names = "|".join(sorted(map(re.escape, listed), key=len, reverse=True))
+
     def named(match: re.Match[str]) -> str:
-        sized = re.search(r"\d[bm]\b", match[0], re.IGNORECASE)
-        if not sized and not (re.search("[A-Z]", match[1]) and re.search(r"-|\d", match[1])):
-            return match[0]
-        found.models.append(match[0])
+        name = listed.get(match["name"].lower(), match["name"])
+        found.models += [name] * (name not in found.models)
         return " modelname "
 
-    text = _HUB.sub(named, topic)
-    for known in CATALOGUE:
-        size = known.name.rpartition("-")[2]
-        whole = sorted((known.name, *known.aliases), key=len, reverse=True)
-        for name in (*whole, rf"{size}(?: (?:parameter )?models?)?"):
-            text, count = re.subn(rf"(?<![\w/.-]){name}(?![\w-])", " modelname ", text, flags=re.IGNORECASE)
-            found.models += [known.name] * (bool(count) and known.name not in found.models)
-    found.models.sort(key=lambda name: topic.lower().find(name.split("-")[-1].lower()))
-    return text
+    whole = rf"(?<![\w/.:-])(?P<name>{_HUB}|{names})(?: (?:parameter )?models?)?(?![\w-])"
+    return re.sub(whole, named, topic, flags=re.IGNORECASE)
 
 
 def _bound(match: re.Match[str], fields: dict[str, str], found: Said) -> str:
@@ -186,8 +181,6 @@ def _vocabulary(instrument: Instrument) -> dict[tuple[str, ...], Item]:
             if not any((word,) in classes and classes[(word,)].kind in _WAYS for word in keys(name)):
                 listed[keys(name)] = Item("metric", "", metric.name)
     listed |= {keys(word): Item("metric", "", name, way) for word, (name, way) in table()["shared"]["metrics"].items()}
-    words = table()["shared"]["factors"].items()
-    listed |= {keys(word): Item("factor", "", name) for word, name in words if name in names}
     for factor in factors:
         listed |= {keys(name): Item("factor", "", factor.name) for name in (factor.name, *factor.aliases)}
         if factor.name in table()["shared"]["bare"] or factor.proper:
