@@ -44,36 +44,19 @@ class Matcher:
     name = "builtin"
 
     async def propose(self, request: TopicRequest) -> Outcome:
-        outcome = match(request.topic, request.instruments, request.given)
-        if isinstance(outcome, Proposed):
-            spec = StudySpec.model_validate(outcome.draft.fields)
-            folder = next(each for each in request.instruments if spec.instrument in _names(each))
-            try:
-                plan_of(spec, folder, known=request.known, servers=request.servers)
-            except PlanningRefused as refusal:
-                return NeedsEdit(draft=outcome.draft, problems=(str(refusal),))
-        return outcome
-
-
-def match(topic: str, folders: Sequence[InstrumentFolder], given: dict[str, Any]) -> Outcome:
-    """given: fields of the spec that hold whatever the topic says."""
-    wanted = given.get("instrument")
-    known = [each for each in folders if wanted is None or wanted in _names(each)]
-    if not known or not topic.strip():
-        return Declined(reason="There is no topic." if known else f"There is no instrument {wanted or 'to ask'}.")
-    words = said(topic)
-    chosen, named = choose_instrument(words.text, known)
-    study = _Study(instrument=chosen[0].instrument, topic=topic, words=words)
-    study.put("instrument", chosen[0].instrument.name, "topic" if named else "default")
-    if len(chosen) > 1:
-        names = " and ".join(each.instrument.name for each in chosen)
-        study.stop(f"The topic fits {names}; choose one with --instrument.")
-    study.read()
-    return study.outcome(given)
-
-
-def _names(folder: InstrumentFolder) -> tuple[str, str]:
-    return folder.instrument.name, str(folder.path)
+        wanted = request.given.get("instrument")
+        known = [each for each in request.instruments if wanted in (None, each.instrument.name, str(each.path))]
+        if not known or not request.topic.strip():
+            return Declined(reason="There is no topic." if known else f"There is no instrument {wanted or 'to ask'}.")
+        words = said(request.topic)
+        chosen, named = choose_instrument(words.text, known)
+        study = _Study(instrument=chosen[0].instrument, topic=request.topic, words=words)
+        study.put("instrument", chosen[0].instrument.name, "topic" if named else "default")
+        if len(chosen) > 1:
+            names = " and ".join(each.instrument.name for each in chosen)
+            study.stop(f"The topic fits {names}; choose one with --instrument.")
+        study.read()
+        return study.outcome(request, chosen[0])
 
 
 @dataclass(slots=True, kw_only=True)
@@ -111,8 +94,8 @@ class _Study(Levels):
             self._draft_levels()
         self._name_unused()
 
-    def outcome(self, given: dict[str, Any]) -> Outcome:
-        whole = given.keys() & {"compare", "arms"}
+    def outcome(self, request: TopicRequest, folder: InstrumentFolder) -> Outcome:
+        whole = request.given.keys() & {"compare", "arms"}
         if self.declined and not whole:
             names = [item.what for item in self.items if item.isa("factor", "level", "metric")]
             nearest = dict.fromkeys([*names, *table()["shared"]["screen"]])
@@ -120,11 +103,13 @@ class _Study(Levels):
         if whole:
             self.fields.pop("design", None)
         draft = Draft(fields=self.fields, sources=self.sources, author=Matcher.name, because="Matched word by word.")
-        draft = edited(draft, given)
+        draft = edited(draft, request.given)
         try:
-            StudySpec.model_validate(draft.fields)
+            plan_of(StudySpec.model_validate(draft.fields), folder, known=request.known, servers=request.servers)
         except ValidationError as error:
             self.problems += [f"{each}." for each in explain(error, StudySpec)]
+        except PlanningRefused as refusal:
+            self.problems = self.problems or [str(refusal)]
         return NeedsEdit(draft=draft, problems=tuple(self.problems)) if self.problems else Proposed(draft=draft)
 
     def _name_unused(self) -> None:

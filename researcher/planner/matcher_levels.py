@@ -17,11 +17,9 @@ from researcher.study.draft import Source
 
 SIDES = ("vs", "than", "beat", "lose", "equal")
 """Words between what is compared."""
-_GOOD, _BAD = ("best", "better", "faster", "beat"), ("worse", "slower", "lose")
-CLAIMS = dict.fromkeys(_GOOD, 1) | dict.fromkeys(_BAD, -1)
+CLAIMS = {"best": 1, "better": 1, "faster": 1, "beat": 1, "worse": -1, "slower": -1, "lose": -1}
 """Words that say which way is better."""
-_PASSED = (*SIDES, *CLAIMS, "list", "to", "from", "more", "less", "which", "balance")
-_PASSED += ("metric", "instrument", "level")
+_PASSED = (*SIDES, *CLAIMS, "list", "to", "from", "more", "less", "which", "balance", "metric", "instrument", "level")
 _LEADS = ("list", "to", "from", "better", "worse", "faster", "slower", *SIDES)
 _APART = ("on", "for", "in", "with", "when", "using", "under", "by")
 

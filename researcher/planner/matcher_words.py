@@ -21,14 +21,16 @@ from swarm.models.catalogue import CATALOGUE
 
 _NUMERALS = "two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen"
 _DIGITS = {word: str(n) for n, word in enumerate(_NUMERALS.split(), 2)} | {"twenty": "20", "thirty": "30"}
+_PLAIN = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹−–‐‑’", "0123456789----'")
+_PLAIN |= str.maketrans({"⁻": "^-", "→": " to ", "β": " beta ", "η": " learning rate ", "—": " - "})
 _NUMBER = r"\d+(?:\.\d+)?(?:e[-+]?\d+)?|\.\d+"
 _LENGTH = r"\d+(?:\.\d+)? ?(?:h(?:ours?|rs?)?|m(?:in(?:ute)?s?)?|s(?:ec(?:ond)?s?)|d(?:ays?)?)(?: ?\d+ ?m(?:in(?:ute)?s?)?)?\b"
 _TOKEN = re.compile(
     rf"(?P<number>(?:{_NUMBER})(?![\w%]|\.\d))"
-    r"|(?P<word>[a-z][a-z0-9+]*(?:'[a-z]+)?)|(?P<odd>[\w.]*\w%?)|(?P<mark>->|[^\s\w])"
+    r"|(?P<word>[a-z][a-z0-9+]*(?:'[a-z]+)?)|(?P<odd>[\w.]*\w%?)|(?P<mark>[^\s\w])"
 )
 _HUB = r"[a-z][\w.-]*/[a-z][\w.-]*\d[bm]\b[\w.-]*"
-_MARKS = frozenset(",.?!:;()[]{}/-|&'\"`*~=") | {"->"}
+_MARKS = frozenset(",.?!:;()[]{}/-|&'\"`*~=")
 _GENERIC = {"number", "digit", "together", "mix", "mixed", "share", "range", "model"}
 """Keywords of instruments that say little by themselves."""
 
@@ -84,7 +86,6 @@ def table() -> dict[str, Any]:
 def said(topic: str) -> Said:
     """The topic with its models and bounds taken out, in the words that the tables know."""
     found = Said()
-
     text = normal(_without_models(topic, found))
     for pattern, meant in table()["rewrites"]:
         text = re.sub(pattern, meant, text)
@@ -99,14 +100,9 @@ def said(topic: str) -> Said:
 
 def normal(text: str) -> str:
     """Lower case, plain dashes and quotes, powers of ten and numerals in digits."""
-    superscripts = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺", "0123456789-+")
-    text = re.sub("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺]+", lambda match: "^" + match[0].translate(superscripts), text)
-    for written, plain in (("→", "->"), ("β", " beta "), ("η", " learning rate "), ("—", " - ")):
-        text = text.replace(written, plain)
-    text = text.translate(str.maketrans("−–‐‑’", "----'"))
-    text = re.sub(r"\bN(?= ?=)", "sample-size", text).lower()
-    text = re.sub(r"(\d+(?:\.\d+)?)\s*[x×*·]\s*10\s*(?:\^|\*\*)?\s*[({]?(-\d+)[)}]?", r"\1e\2", text)
-    text = re.sub(r"\b10\s*(?:\^|\*\*)\s*[({]?(-\d+)[)}]?", r"1e\1", text)
+    text = re.sub(r"\bN(?= ?=)", "sample-size", text.translate(_PLAIN)).lower()
+    power = r"(?:(\d+(?:\.\d+)?)\s*[x×*·]\s*|\b)10\s*(?:\^|\*\*)\s*[({]?(-\d+)[)}]?"
+    text = re.sub(power, lambda match: f"{match[1] or 1}e{match[2]}", text)
     return re.sub(r"\b[a-z]+\b", lambda match: _DIGITS.get(match[0], match[0]), text)
 
 
@@ -126,13 +122,10 @@ def _without_models(topic: str, found: Said) -> str:
 
 def _bound(match: re.Match[str], fields: dict[str, str], found: Said) -> str:
     """fields: the paths that each group gives, with blanks between them."""
-    for path, written in [(path, match[group]) for group, paths in fields.items() for path in paths.split()]:
+    for path, written in [(path, match[group]) for group in fields for path in fields[group].split() if match[group]]:
         value: Any = written
-        if written is None:
-            continue
         if path == "budget.wall":
-            length = duration_s(re.sub("([hmsd])[a-z]*", r"\1", written.replace(" ", ""))) or 0
-            value = duration_text(length)
+            value = duration_text(duration_s(re.sub("([hmsd])[a-z]*| ", r"\1", written)) or 0)
         elif path == "schedule.windows":
             value = ["-".join(re.findall(r"\d+:\d+", written))]
         elif path != "budget.tokens":
