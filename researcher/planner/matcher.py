@@ -83,10 +83,7 @@ class _Study(Levels):
         for path, value in self.words.bounds.items():
             self.put(path, value, "topic")
         try:
-            arms = self._listed_arms()
-            if arms:
-                self._put_arms(arms)
-            else:
+            if not self._listed_arms():
                 self._load(self.words.text)
                 self._design()
         except TwoReadings as stop:
@@ -305,17 +302,10 @@ class _Study(Levels):
         if arms[0].keys() != arms[1].keys() or any(len(arm) < len(side) for arm, side in zip(arms, sides, strict=True)):
             raise TwoReadings("The two sides do not set the same factors, once each.")
         self.used.add(cuts[0])
-        self._put_arms({"baseline": arms[0], "treatment": arms[1]})
+        for label, arm in zip(("baseline", "treatment"), arms, strict=True):
+            self.put(f"arms.{label}", arm, "topic")
         self.sided = True
         self._claim()
-
-    def _put_arms(self, arms: dict[str, dict[str, Scalar]]) -> None:
-        first = next(iter(arms.values()))
-        same = {name for name, value in first.items() if all(arm.get(name) == value for arm in arms.values())}
-        for name in same:
-            self._put_setting(Level(self.factors[name], first[name]))
-        for label, arm in arms.items():
-            self.put(f"arms.{label}", {name: value for name, value in arm.items() if name not in same}, "topic")
 
     def _put_setting(self, level: Level) -> None:
         name = level.factor.name
@@ -383,36 +373,29 @@ class _Study(Levels):
 
     # -- arms that are written out ---------------------------------------------------------------------------------
 
-    def _listed_arms(self) -> dict[str, dict[str, Scalar]]:
+    def _listed_arms(self) -> bool:
         """`(a) GRPO, (b) with clip-higher 0.28, (c) with clip-higher and token-level loss`."""
         first, *parts = re.split(r"(?<!\w)\(?(?<![\d.])\b([a-h1-8])\)", self.words.text)
-        labels, segments = parts[::2], parts[1::2]
+        labels, texts = parts[::2], parts[1::2]
         if len(labels) < 2 or "".join(labels) not in ("abcdefgh"[: len(labels)], "12345678"[: len(labels)]):
-            return {}
-        segments[-1], behind = [*re.split(r"\.(?!\d)", segments[-1], maxsplit=1), ""][:2]
+            return False
+        texts[-1], behind = [*re.split(r"\.(?!\d)", texts[-1], maxsplit=1), ""][:2]
         arms: dict[str, dict[str, Scalar]] = {}
         stated: dict[str, Scalar] = {}
-        for label, segment in zip(labels, segments, strict=True):
-            self._part(segment)
-            arms[label] = {level.factor.name: level.value for level in self.levels}
-            stated |= arms[label]
-            for name in [item.what for item in self.items if item.isa("factor") and item.what not in arms[label]]:
+        for label, text in zip([*labels, "all"], [*texts, f"{first} . {behind}"], strict=True):
+            self._name_unused()
+            self._load(text)
+            self._motions()
+            self._mark("on")
+            stated |= (arm := {level.factor.name: level.value for level in self.levels})
+            for name in [item.what for item in self.items if item.isa("factor") and item.what not in arm]:
+                arm[name] = stated.get(name, self.factors[name].default)
                 if name not in stated:
-                    self.stop(f"Arm {label} names {name} without a level.")
-                arms[label][name] = stated.get(name, self.factors[name].default)
-        self._rest(f"{first} . {behind}", set(stated))
-        return arms
-
-    def _part(self, text: str) -> None:
-        self._name_unused()
-        self._load(text)
-        self._mark("on")
-        self._motions()
-
-    def _rest(self, text: str, own: set[str]) -> None:
-        """What stands around the arms: settings of all of them, and a metric."""
-        self._part(text)
-        for level in [each for each in self.levels if each.factor.name not in own]:
-            self._put_setting(level)
-        self.sided = False
+                    self.stop(f"{text.strip()!r} names {name} without a level.")
+            arms[label] = arm
+        for name, value in arms.pop("all").items():
+            self._put_setting(Level(self.factors[name], value))
+        for label, arm in arms.items():
+            self.put(f"arms.{label}", arm, "topic")
         self._claim()
+        return True
