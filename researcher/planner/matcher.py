@@ -151,16 +151,26 @@ class _Study(Levels):
         elif not (names or has("open")):
             raise TwoReadings("The topic gives settings, and does not say what is compared.")
         elif has("then"):
-            self._sequence(varied)
+            order = sorted(varied, key=lambda name: self._of(name)[0].at)
+            first = (
+                [self._of(order[0])[-1].at, self.items.places("then")[0], self._of(order[-1])[0].at] if order else []
+            )
+            if len(order) != 2 or first != sorted(first) or has("interact"):
+                raise TwoReadings("A sequence compares two factors one after the other, each with its own levels.")
+            self._vary(order, "sequence")
         elif len(varied) > 1 and not bare and not has("interact"):
             self._bundles(varied)
         elif (varied and bare and not has("interact")) or (bare and asked) or (names == asked and len(asked) > 1):
             raise TwoReadings(f"The topic names {' and '.join(names + asked)}: say which is compared.")
         elif len(names) == 1:
-            self._compare(names[0])
+            if not varied and has(*SIDES):
+                raise TwoReadings(f"The topic sets {names[0]} against something that is no level of it.")
+            self._vary(names, "balance" if has("balance") else "compare")
+        elif any(len(self._of(name)) > 2 for name in names) or not has("interact", "open", "which", "best"):
+            raise TwoReadings(f"Of {' and '.join(names)}, name two levels each, and how they are compared.")
         else:
             screened = [each for each in table()["shared"]["screen"] if each in self.factors and each not in settled]
-            self._explore(names or screened)
+            self._vary(names or screened, "factorial" if has("interact") else "screen")
 
     def _asked(self) -> list[str]:
         """Factors with one level that is no setting: not behind a preposition, not of the task, no usual choice."""
@@ -173,25 +183,32 @@ class _Study(Levels):
         of_task = near[2] in own and self.items.at(level.at + 2).isa("instrument")
         return of_task or any(item.led not in ("", "under", "as") for item in own)
 
-    def _compare(self, name: str) -> None:
-        levels = self._of(name)
-        if len(levels) < 2 and self.items.has(*SIDES):
-            raise TwoReadings(f"The topic sets {name} against something that is no level of it.")
-        treatments, baseline = self._contrast(name)
-        self._put_compare(baseline, treatments)
-        if self.items.has("balance"):
-            self.put("design", "balance", "topic")
-        self._finish([name])
+    def _vary(self, names: Sequence[str], design: str) -> None:
+        for name in names:
+            treatments, baseline = self._contrast(name)
+            self._put_compare(baseline, treatments[-1:] if design in ("factorial", "screen") else treatments)
+        if design != "compare":
+            self.put("design", design, "topic")
+        self._mark(*SIDES)
+        self.sided = self.sided and len(names) == 1
+        self._finish(names)
 
     def _contrast(self, name: str) -> tuple[list[Level], Level]:
         """The treatments and the baseline of a factor, whose levels the topic gives or the planner chooses."""
-        levels = self._of(name)
+        levels, factor = self._of(name), self.factors[name]
+        way = self.moved.get(name) if factor.type in ("int", "float") else None
         values = [level.value for level in self.levels if level.factor.name == name and level.source == "topic"]
         if len(values) > len(set(values)):
             raise TwoReadings(f"The topic names a level of {name} twice.")
-        if len(levels) > 1:
-            return self._sides(levels)
-        return self._against_default(levels[0]) if levels else self._moved(self.factors[name])
+        if not levels:
+            return self._moved(factor)
+        baselines = self._baselines(levels, way) if len(levels) > 1 else [self._default(levels[0])]
+        treatments = [level for level in levels if level not in baselines]
+        if len(baselines) > 1:
+            raise TwoReadings(f"The topic sets {name} against several baselines.")
+        if way and any((float(each.value) - float(baselines[0].value)) * way < 0 for each in treatments):
+            raise TwoReadings(f"The topic has {name} go one way, and its levels the other.")
+        return treatments, baselines[0]
 
     def _put_compare(self, baseline: Level, treatments: Sequence[Level]) -> None:
         source: Source = "planner" if any(level.source == "planner" for level in (baseline, *treatments)) else "topic"
@@ -200,49 +217,32 @@ class _Study(Levels):
         if len(treatments) >= FEWEST_RACED:
             self.put("design", "race", "planner")
 
-    def _sides(self, levels: list[Level]) -> tuple[list[Level], Level]:
-        """The treatments and the baseline."""
-        name, found = levels[0].factor.name, self.items
-        way = None if isinstance(levels[0].value, str | bool) else self.moved.get(name)
+    def _baselines(self, levels: list[Level], way: int | None) -> list[Level]:
+        found = self.items
         between = [[item.kind for item in found[one.at + 1 : other.at]] for one, other in pairwise(levels)]
         cuts = [n for n, kinds in enumerate(between, 1) if any(kind in SIDES for kind in kinds)]
         marked = any(kind in SIDES and kind != "vs" for kinds in between for kind in kinds)
-        begun = way is not None or any(item.isa("from") for item in found[max(0, levels[0].at - 2) : levels[0].at])
-        ahead = any(found[i].isa("than", "vs") for i in range(levels[0].at))
-        self._mark(*SIDES)
         self.sided = True
-        baselines = [next((level for level in levels if level.value == level.factor.default), levels[0])]
-        if not cuts and (ahead or (begun and "to" in between[0])):
-            baselines = levels[:1]
-        elif way is not None and not marked:
-            baselines = [(min if way > 0 else max)(levels, key=lambda level: float(level.value))]
-        elif len(cuts) == 1 and (marked or cuts[0] == len(levels) - 1):
+        if not cuts and any(found[i].isa("than", "vs") for i in range(levels[0].at)):
+            return levels[:1]
+        if way and not marked:
+            return [(min if way > 0 else max)(levels, key=lambda level: float(level.value))]
+        if len(cuts) == 1 and (marked or cuts[0] == len(levels) - 1):
             # in `A vs B: is it faster?` either may be meant
             self.sided = marked or not any(item.text in ",:.;" for item in found[levels[-1].at + 1 :])
-            baselines = levels[cuts[0] :]
-        elif marked:
-            raise TwoReadings(f"The topic sets levels of {name} against each other in more than one way.")
-        else:
-            self.sided = False
-        return self._agreeing([level for level in levels if level not in baselines], baselines, way)
+            return levels[cuts[0] :]
+        self.sided = False
+        return [next((level for level in levels if level.value == level.factor.default), levels[0])]
 
-    def _agreeing(self, treatments: list[Level], baselines: list[Level], way: int | None) -> tuple[list[Level], Level]:
-        name = treatments[0].factor.name
-        if len(baselines) > 1:
-            raise TwoReadings(f"The topic sets {name} against several baselines.")
-        if way is not None and any((float(each.value) - float(baselines[0].value)) * way < 0 for each in treatments):
-            raise TwoReadings(f"The topic has {name} go one way, and its levels the other.")
-        return treatments, baselines[0]
-
-    def _against_default(self, level: Level) -> tuple[list[Level], Level]:
+    def _default(self, level: Level) -> Level:
+        """What a level without another is compared with: the default; of that itself, the level that switches it."""
         factor = level.factor
         other = on_level(factor) if level.value == off_level(factor) else factor.off
         other = factor.default if level.value != factor.default else other
         if other is None or other == level.value:
             raise TwoReadings(f"{factor.name}={level.value} is the default: name the level to compare it with.")
-        baseline = Level(factor, other, source="topic" if other == factor.default else "planner")
         self.sided = True
-        return self._agreeing([level], [baseline], self.moved.get(factor.name))
+        return Level(factor, other, source="topic" if other == factor.default else "planner")
 
     def _moved(self, factor: Factor) -> tuple[list[Level], Level]:
         """The default against levels on the side that the topic says, or on both."""
@@ -262,33 +262,6 @@ class _Study(Levels):
             raise TwoReadings(f"{factor.name} cannot go further: its default is at the end of its range.")
         self.sided = factor.type == "choice" or len(levels) == 1
         return levels, Level(factor, default)
-
-    def _explore(self, names: list[str]) -> None:
-        """Two levels of each: whether they interact, or which of them matters."""
-        asked = self.items.has("interact", "open")
-        if not asked and (self.items.has(*SIDES) or not self.items.has("which", "best")):
-            raise TwoReadings(f"The topic names {' and '.join(names)}, and not how they are compared.")
-        for name in names:
-            treatments, baseline = self._contrast(name)
-            if len(self._of(name)) > 2:
-                raise TwoReadings(f"{name} has several levels; where several factors are varied, each has two.")
-            self._put_compare(baseline, treatments[-1:])
-        self._mark(*SIDES)
-        self.put("design", "factorial" if self.items.has("interact") else "screen", "topic" if asked else "planner")
-        self.sided = False
-        self._finish(names)
-
-    def _sequence(self, varied: list[str]) -> None:
-        cut, order = self.items.places("then")[0], sorted(varied, key=lambda name: self._of(name)[0].at)
-        parted = len(order) == 2 and self._of(order[0])[-1].at < cut < self._of(order[1])[0].at
-        if not parted or self.items.has("interact"):
-            raise TwoReadings("A sequence compares two factors one after the other, each with its own levels.")
-        for name in order:
-            treatments, baseline = self._contrast(name)
-            self._put_compare(baseline, treatments)
-        self.put("design", "sequence", "topic")
-        self.sided = False
-        self._finish(varied)
 
     def _bundles(self, varied: list[str]) -> None:
         """`GRPO at lr 1e-5 against RLOO at lr 2e-5`."""
@@ -320,11 +293,9 @@ class _Study(Levels):
         for level in [each for each in self.levels if each.factor.name not in asked]:
             name = level.factor.name
             usual = level.value == level.factor.default or (name.startswith("lora_") and "parameters" in asked)
-            once = sum(each.factor.name == name for each in self.levels) < 2
-            if opposed and once and not usual and compared and compared[0] <= level.at <= compared[-1]:
+            inside = opposed and not usual and compared and compared[0] <= level.at <= compared[-1]
+            if inside or level.source == "planner":
                 self.stop(f"{name}={level.value} may belong to one side only.")
-            if level.source == "planner":
-                self.stop(f"{name} is named without a level.")
             self._put_setting(level)
         self._claim()
 

@@ -20,7 +20,6 @@ SIDES = ("vs", "than", "beat", "lose", "equal")
 CLAIMS = {"best": 1, "better": 1, "faster": 1, "beat": 1, "worse": -1, "slower": -1, "lose": -1}
 """Words that say which way is better."""
 _PASSED = (*SIDES, *CLAIMS, "list", "to", "from", "more", "less", "which", "balance", "metric", "instrument", "level")
-_LEADS = ("list", "to", "from", "better", "worse", "faster", "slower", *SIDES)
 _APART = ("on", "for", "in", "with", "when", "using", "under", "by")
 
 
@@ -78,7 +77,7 @@ class Levels:
         numbers = [i for i in found.places("number") if found[i].led != "by"]  # `raised by 4` is no level
         for i in numbers:
             near = [j for j in self._near(i) if j not in filled]
-            for j in sorted(near, key=lambda j: not self._takes(self.factors[found[j].what], i))[:1]:
+            for j in near[:1]:
                 at[i] = self.factors[found[j].what]
                 filled.add(j)
         bare = {item.what for j, item in enumerate(found) if self._is_numeric(j)} - {each.name for each in at.values()}
@@ -125,9 +124,7 @@ class Levels:
         return before + [k for k in numbers[n + 1 : n + 2] if not self.items[k].led and self._listed(i, k, bare)]
 
     def _listed(self, one: int, other: int, bare: bool, *passed: str) -> bool:
-        last, led = self.items[other - 1], self.items[other].led
-        if led not in ("", "of") and not last.isa(*_LEADS) and last.text not in (",", "("):
-            return False
+        last = self.items[other - 1]
         if bare and last.isa("mark") and (other - one > 2 or last.text in ":("):
             return False
         ends = [item for item in self.items[one + 1 : other] if not item.isa(*_PASSED, *passed)]
@@ -161,7 +158,6 @@ class Levels:
 
     def _motions(self) -> None:
         """`a higher rate`, `raising the rate`, `the rate is raised`: which way each factor goes."""
-        self.moved |= {item.what: 1 for item in self.items if item.isa("factor") and item.text == "clip higher"}
         for i in [i for i in self.items.places("more", "less") if i not in self.used]:
             before, behind = self.items.at(i - 1), self.items.at(i + 1)
             listed = before.isa("list") and self.items.at(i - 2).isa("number")  # `16 or more`

@@ -31,8 +31,6 @@ _TOKEN = re.compile(
 )
 _HUB = r"[a-z][\w.-]*/[a-z][\w.-]*\d[bm]\b[\w.-]*"
 _MARKS = frozenset(",.?!:;()[]{}/-|&'\"`*~=")
-_GENERIC = {"number", "digit", "together", "mix", "mixed", "share", "range", "model"}
-"""Keywords of instruments that say little by themselves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,9 +164,8 @@ def _vocabulary(instrument: Instrument) -> dict[tuple[str, ...], Item]:
     factors = [factor for factor in instrument.factors if factor.target != STUDY_MODEL]  # models go by their names
     classes, names = _classes(), {factor.name for factor in factors}
     listed = classes | {keys(instrument.model.partition("-")[0]): Item("stop", ""), ("modelname",): Item("model", "")}
-    for word in (instrument.name, *instrument.keywords):
-        if len(keys(word)) > 1 or keys(word) not in classes:
-            listed[keys(word)] = Item("instrument", "", instrument.name)
+    words = (instrument.name, *instrument.keywords)
+    listed |= {keys(word): Item("instrument", "", instrument.name) for word in words if keys(word) not in classes}
     for metric in instrument.metrics:
         for name in (metric.name, *metric.aliases):
             if not any((word,) in classes and classes[(word,)].kind in _WAYS for word in keys(name)):
@@ -190,21 +187,10 @@ def _choices(factor: Factor) -> dict[tuple[str, ...], Item]:
 
 def choose_instrument(text: str, folders: Sequence[InstrumentFolder]) -> tuple[list[InstrumentFolder], bool]:
     """The instruments that the topic may be about, and whether it names one. A general one answers where none is named."""
-    words = keys(text)
-    places: dict[tuple[str, ...], set[int]] = {}
-    for i in range(len(words)):
-        for n in range(1, 6):
-            places.setdefault(words[i : i + n], set()).update(range(i, i + n))
-    ordinary = {key for phrase in _classes() for key in phrase} | _GENERIC
-    hits: dict[str, set[int]] = {}
-    for instrument in [folder.instrument for folder in folders]:
-        own = [each for each in instrument.factors if each.target.startswith(("task.", "roles.", "run.batch.mix"))]
-        names = [keys(name) for each in own for name in (each.name, *each.aliases) if len(keys(name)) > 1]
-        phrases = {keys(word) for word in (instrument.name, *instrument.keywords)}.union(names) & places.keys()
-        at = set[int]().union(*(places[each] for each in phrases if len(each) > 1 or each[0] not in ordinary))
-        hits |= {instrument.name: at} if at else {}
-    whole = [name for name, at in hits.items() if not any(at < other for other in hits.values())]
-    chosen = [each for each in folders if each.instrument.name in ([n for n in whole if keys(n) in places] or whole)]
+    words, ordinary = keys(text), _classes().keys()
+    phrases = {words[i : i + n] for i in range(len(words)) for n in range(1, 6)} - ordinary
+    named = [folder for folder in folders if keys(folder.instrument.name) in phrases]
+    chosen = named or [each for each in folders if phrases & set(map(keys, each.instrument.keywords))]
     general = [folder for folder in folders if folder.instrument.general] or list(folders)
     return chosen or general, bool(chosen)
 
