@@ -19,15 +19,18 @@ from researcher.design.planning import plan_of
 from researcher.instruments.catalogue import InstrumentFolder
 from researcher.instruments.instrument import Factor, Scalar
 from researcher.instruments.levels import moved_level, off_level, on_level
-from researcher.planner.matcher_levels import (
+from researcher.planner.matcher_words import (
     CLAIMS,
     SIDES,
     Level,
     Levels,
+    Said,
     TwoReadings,
+    choose_instrument,
     is_scenery,
+    said,
+    table,
 )
-from researcher.planner.matcher_words import Said, choose_instrument, said, table
 from researcher.planner.outcome import Declined, NeedsEdit, Outcome, Proposed, TopicRequest
 from researcher.refusals import PlanningRefused
 from researcher.study.draft import Draft, Source
@@ -88,7 +91,13 @@ class _Study(Levels):
                 self._design()
         except TwoReadings as stop:
             self.stop(str(stop))
-            self._draft_levels()
+            self.used |= {i for i, item in enumerate(self.items) if not item.isa("unknown")}
+            for name in dict.fromkeys(level.factor.name for level in self.levels if "compare" not in self.fields):
+                baseline, *levels = self._of(name)  # something to edit
+                if levels:
+                    self._put_compare(baseline, levels)
+                else:
+                    self._put_setting(baseline)
         self._name_unused()
 
     def outcome(self, request: TopicRequest, folder: InstrumentFolder) -> Outcome:
@@ -114,25 +123,13 @@ class _Study(Levels):
             if i not in self.used:
                 self.stop(f"{item.text!r} is not understood here.")
 
-    def _draft_levels(self) -> None:
-        """Something to edit, of a topic that stopped: what has several levels is compared."""
-        self.used |= {i for i, item in enumerate(self.items) if not item.isa("unknown")}
-        for name in dict.fromkeys(level.factor.name for level in self.levels if "compare" not in self.fields):
-            baseline, *levels = self._of(name)
-            if levels:
-                self._put_compare(baseline, levels)
-            else:
-                self._put_setting(baseline)
-
-    # -- which design ----------------------------------------------------------------------------------------------
-
     def _design(self) -> None:
         self._motions()
         settled = dict.fromkeys(level.factor.name for level in self.levels)
         varied = [name for name in settled if len(self._of(name)) > 1]
         bare = list(dict.fromkeys(item.what for item in self.items if item.isa("factor") and item.what not in settled))
         why = self.words.text.strip().startswith("why")
-        self._mark("then", "balance", "interact", "open", "far", "from", "to")
+        self._mark("then", "interact", "open", "far", "to")
         has, models, asked = self.items.has, self.words.models, self._asked()
         names = varied + bare or asked
         if len(models) == 1:
@@ -148,8 +145,6 @@ class _Study(Levels):
             unknown = ", ".join(dict.fromkeys(item.text for item in self.items if item.isa("unknown")))
             self.declined = "The topic names nothing that can be varied and compared here."
             self.declined += f" Not understood: {unknown}." if unknown else ""
-        elif not (names or has("open")):
-            raise TwoReadings("The topic gives settings, and does not say what is compared.")
         elif has("then"):
             order = sorted(varied, key=lambda name: self._of(name)[0].at)
             first = (
@@ -160,12 +155,16 @@ class _Study(Levels):
             self._vary(order, "sequence")
         elif len(varied) > 1 and not bare and not has("interact"):
             self._bundles(varied)
-        elif (varied and bare and not has("interact")) or (bare and asked) or (names == asked and len(asked) > 1):
-            raise TwoReadings(f"The topic names {' and '.join(names + asked)}: say which is compared.")
+        elif (
+            (varied and bare and not has("interact"))
+            or (bare and asked)
+            or (names == asked and len(asked) != 1 and not (has("open") and not asked))
+        ):
+            raise TwoReadings(f"Say which of these is compared: {', '.join(names + asked) or 'nothing but settings'}.")
         elif len(names) == 1:
             if not varied and has(*SIDES):
                 raise TwoReadings(f"The topic sets {names[0]} against something that is no level of it.")
-            self._vary(names, "balance" if has("balance") else "compare")
+            self._vary(names, "compare")
         elif any(len(self._of(name)) > 2 for name in names) or not has("interact", "open", "which", "best"):
             raise TwoReadings(f"Of {' and '.join(names)}, name two levels each, and how they are compared.")
         else:
@@ -266,25 +265,21 @@ class _Study(Levels):
     def _bundles(self, varied: list[str]) -> None:
         """`GRPO at lr 1e-5 against RLOO at lr 2e-5`."""
         first = min(level.at for level in self.levels if level.factor.name in varied)
-        cuts = [i for i in self.items.places(*SIDES) if i > first]
-        if len(cuts) != 1:
+        cuts = [i for i in self.items.places(*SIDES) if i > first] or [first]
+        sides = [[level for level in self.levels if (level.at < cuts[0]) is early] for early in (False, True)]
+        base, other = ({level.factor.name: level.value for level in side} for side in sides)
+        if len(cuts) > 1 or base.keys() != other.keys() or len(base) + len(other) < len(self.levels):
             both = " and ".join(varied)
             raise TwoReadings(f"The topic varies {both}: ask about one, or whether they interact, or name the arms.")
-        sides = [[level for level in self.levels if (level.at < cuts[0]) is early] for early in (False, True)]
-        arms = [{level.factor.name: level.value for level in side} for side in sides]
-        if arms[0].keys() != arms[1].keys() or any(len(arm) < len(side) for arm, side in zip(arms, sides, strict=True)):
-            raise TwoReadings("The two sides do not set the same factors, once each.")
         self.used.add(cuts[0])
-        for label, arm in zip(("baseline", "treatment"), arms, strict=True):
-            self.put(f"arms.{label}", arm, "topic")
+        self.put("arms.baseline", base, "topic")
+        self.put("arms.treatment", other, "topic")
         self.sided = True
         self._claim()
 
     def _put_setting(self, level: Level) -> None:
         name = level.factor.name
         self.put("steps" if name == "steps" else f"set.{name}", level.value, level.source)
-
-    # -- settings and claim ----------------------------------------------------------------------------------------
 
     def _finish(self, asked: Sequence[str]) -> None:
         """Every other level is the same in all arms; then the claim. asked: the factors that are compared."""
@@ -302,7 +297,7 @@ class _Study(Levels):
     def _claim(self) -> None:
         """The metric, and which way the treatments are said to move it."""
         found, instrument = self.items, self.instrument
-        chooses = found.has("which", "balance", "open", "interact", "then") or (not self.sided and found.has("best"))
+        chooses = found.has("which", "open", "interact", "then") or (not self.sided and found.has("best"))
         implied, signs, raw = list[str](), list[int](), list[int]()
         for i, item in enumerate(found):
             beside = "metric" in (found.at(i - 1).kind, found.at(i + 1).kind)
@@ -321,8 +316,6 @@ class _Study(Levels):
         if explicit == ["wall_s"] or not found.has("faster", "slower"):
             implied = [] if explicit else implied
         decided = list(dict.fromkeys([*explicit, *implied]))
-        if found.has("balance"):
-            decided = [name for name in decided if name != "wall_s"] or decided
         if len(decided) > 1:
             self.stop(f"The topic names several metrics ({', '.join(decided)}), and one decides: leave the others out.")
         if decided:
@@ -341,8 +334,6 @@ class _Study(Levels):
             self.put("claim", "increase" if moves.pop() > 0 else "decrease", "topic")
         elif moves and not chooses and (verbs or not any(item.text == "or" for item in found)):
             self.stop("The topic claims an effect, and does not say of which level against which.")
-
-    # -- arms that are written out ---------------------------------------------------------------------------------
 
     def _listed_arms(self) -> bool:
         """`(a) GRPO, (b) with clip-higher 0.28, (c) with clip-higher and token-level loss`."""

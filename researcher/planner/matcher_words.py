@@ -1,6 +1,6 @@
-"""The words of a topic: bounds taken out, then every word named as a factor, a level, a metric, an instrument or a way to compare.
+"""The words of a topic, bounds taken out, and the levels of factors that they give.
 
-Knows what instruments declare and the tables of `matcher.toml`; how a study follows from it is for `matcher.py`.
+Knows what instruments declare and the tables of `matcher.toml`; what is compared with what is for `matcher.py`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from foundation.durations import duration_s
-from researcher.instruments.catalogue import InstrumentFolder
+from researcher.instruments.catalogue import InstrumentFolder, level_problem
 from researcher.instruments.instrument import STUDY_MODEL, Factor, Instrument, Scalar
+from researcher.instruments.levels import as_level, off_level, on_level
+from researcher.study.draft import Source
 from researcher.study.spec import duration_text
 from swarm.models.catalogue import CATALOGUE
 
@@ -31,6 +33,12 @@ _TOKEN = re.compile(
 )
 _HUB = r"[a-z][\w.-]*/[a-z][\w.-]*\d[bm]\b[\w.-]*"
 _MARKS = frozenset(",.?!:;()[]{}/-|&'\"`*~=")
+SIDES = ("vs", "than", "beat", "lose", "equal")
+"""Words between what is compared."""
+CLAIMS = {"best": 1, "better": 1, "faster": 1, "beat": 1, "worse": -1, "slower": -1, "lose": -1}
+"""Words that say which way is better."""
+_PASSED = (*SIDES, *CLAIMS, "list", "to", "more", "less", "which", "metric", "instrument", "level")
+_APART = ("on", "for", "in", "with", "when", "using", "under", "by")
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,10 +132,8 @@ def _bound(match: re.Match[str], fields: dict[str, str], found: Said) -> str:
         value: Any = written
         if path == "budget.wall":
             value = duration_text(duration_s(re.sub("([hmsd])[a-z]*| ", r"\1", written)) or 0)
-        elif path == "schedule.windows":
-            value = ["-".join(re.findall(r"\d+:\d+", written))]
         elif path != "budget.tokens":
-            value = float(written) if path == "margin" else int(written)
+            value = int(written)
         if path in found.bounds:
             found.problems.append(f"The topic gives {path} twice: {found.bounds[path]} and {value}.")
         found.bounds[path] = value
@@ -148,9 +154,6 @@ def _key(word: str) -> str:
     return word[:-1] if len(word) > 3 and word.endswith("s") and not kept else word
 
 
-_WAYS = ("more", "less", "better", "worse", "faster", "slower")
-
-
 @cache
 def _classes() -> dict[tuple[str, ...], Item]:
     listed = {keys(word): Item("stop", word) for word in table()["stop"].split()}
@@ -168,7 +171,7 @@ def _vocabulary(instrument: Instrument) -> dict[tuple[str, ...], Item]:
     listed |= {keys(word): Item("instrument", "", instrument.name) for word in words if keys(word) not in classes}
     for metric in instrument.metrics:
         for name in (metric.name, *metric.aliases):
-            if not any((word,) in classes and classes[(word,)].kind in _WAYS for word in keys(name)):
+            if not any(classes.get((word,), NOTHING).isa("more", "less", *CLAIMS) for word in keys(name)):
                 listed[keys(name)] = Item("metric", "", metric.name)
     listed |= {keys(word): Item("metric", "", name, way) for word, (name, way) in table()["shared"]["metrics"].items()}
     for factor in factors:
@@ -242,3 +245,157 @@ def _led(found: Sequence[Item]) -> Items:
             result.append(replace(item, led=led))
             led = ""
     return result
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """A level of a factor at an index of the items. source planner: the topic gives none."""
+
+    factor: Factor
+    value: Scalar
+    at: int = -1
+    source: Source = "topic"
+
+
+class TwoReadings(Exception):
+    """There are two readings, or none."""
+
+
+@dataclass(slots=True)
+class Levels:
+    """items: the phrases of the topic; used: those that play a part. moved: which way the topic says that a factor goes."""
+
+    instrument: Instrument
+    items: Items = field(default_factory=Items)
+    levels: list[Level] = field(default_factory=list)
+    moved: dict[str, int] = field(default_factory=dict)
+    used: set[int] = field(default_factory=set)
+    problems: list[str] = field(default_factory=list)
+    factors: dict[str, Factor] = field(default_factory=dict)
+
+    def stop(self, problem: str) -> None:
+        self.problems += [problem] * (problem not in self.problems)
+
+    def _load(self, text: str) -> None:
+        self.factors = {factor.name: factor for factor in self.instrument.factors}
+        self.items = items(text, self.instrument)
+        self.levels, self.used, self.moved = [], set(), {}
+        if self.instrument.roles:
+            self.stop(
+                f"{self.instrument.name} trains several models: say in a study file which of them each setting is for."
+            )
+        self._mark("instrument", "mark", "model", "list", "which", "factor", "level", "on")
+        self._place()
+        self._switches()
+        self.levels.sort(key=lambda level: level.at)
+        for level in self.levels:
+            if level.source == "topic" and (problem := level_problem(level.factor, level.value)):
+                self.stop(f"{problem}.")
+
+    def _mark(self, *kinds: str) -> None:
+        self.used |= set(self.items.places(*kinds))
+
+    def _place(self) -> None:
+        """Each number goes to the factor beside it, else to that of a neighbour in its list, else to the only one left."""
+        found, at, filled = self.items, dict[int, Factor](), set[int]()
+        numbers = [i for i in found.places("number") if found[i].led != "by"]  # `raised by 4` is no level
+        for i in numbers:
+            for j in [j for j in self._near(i) if j not in filled][:1]:
+                at[i] = self.factors[found[j].what]
+                filled.add(j)
+        bare = {item.what for j, item in enumerate(found) if self._is_numeric(j)} - {each.name for each in at.values()}
+        for i in [*numbers, *numbers[::-1]]:
+            ways = [at[k] for k in self._neighbours(i, numbers, bool(bare)) if k in at and self._takes(at[k], i)]
+            if i not in at and ways:
+                if ways[0] != ways[-1]:
+                    raise TwoReadings(f"{found[i].text!r} may be a level of {ways[0].name} or of {ways[-1].name}.")
+                at[i] = ways[0]
+        lacking = bare or {factor.name for factor in at.values()}
+        if len(lacking) == 1:
+            at |= {i: self.factors[next(iter(lacking))] for i in numbers if i not in at}
+        for i, factor in at.items():
+            counted = found.at(i + 1).isa("factor") and found[i + 1].text.endswith("s") and at.get(i + 3) == factor
+            if counted and found[i + 2].text in (":", "(", ","):
+                raise TwoReadings(f"{found[i].text!r} may be a level of {factor.name}, or how many there are.")
+            self.levels.append(Level(factor, as_level(factor, found[i].value), i))
+        self.used |= at.keys()
+        self.levels += [Level(self.factors[found[i].what], found[i].value, i) for i in found.places("level")]
+
+    def _takes(self, factor: Factor, i: int) -> bool:
+        return level_problem(factor, as_level(factor, self.items[i].value)) is None
+
+    def _is_numeric(self, j: int) -> bool:
+        return self.items.at(j).isa("factor") and self.factors[self.items[j].what].type in ("int", "float")
+
+    def _skip(self, i: int, way: int, kinds: Sequence[str], marks: str = "") -> int:
+        while self.items.at(i).isa(*kinds) or (self.items.at(i).isa("mark") and self.items[i].text in marks):
+            i += way
+        return i
+
+    def _near(self, i: int) -> list[int]:
+        """`lr of 1e-5`, `16 rollouts`, `which rate is best, 1e-5 or 4e-5`: the factors at a number."""
+        left = self._skip(i - 1, -1, ("to",), "=:(~")
+        right = self._skip(i + 1, 1, ("better", "worse", "which"))
+        far = self._skip(i - 1, -1, _PASSED, ",:()?-'\"")
+        near = [left] * (self.items[i].led not in _APART) + [right] * (not self.items.at(right).led) + [far]
+        return [j for j in near if self._is_numeric(j)]
+
+    def _neighbours(self, i: int, numbers: Sequence[int], bare: bool) -> list[int]:
+        """The numbers before and behind it in one list. bare: some factor has no number, so a colon or comma may begin a list."""
+        n = numbers.index(i)
+        before = [k for k in numbers[max(0, n - 1) : n] if self._listed(k, i, bare, "factor")]
+        return before + [k for k in numbers[n + 1 : n + 2] if not self.items[k].led and self._listed(i, k, bare)]
+
+    def _listed(self, one: int, other: int, bare: bool, *passed: str) -> bool:
+        last = self.items[other - 1]
+        if bare and last.isa("mark") and (other - one > 2 or last.text in ":("):
+            return False
+        ends = [item for item in self.items[one + 1 : other] if not item.isa(*_PASSED, *passed)]
+        return all(item.isa("mark") and item.text not in ".;!|?" for item in ends)
+
+    def _switches(self) -> None:
+        """`without KL`, `with LoRA turned off`, `KL against no KL`: what is off, and elsewhere on."""
+        found, off = self.items, dict[str, int]()
+        for i in found.places("off", "off_behind"):
+            j = i - 1 if found[i].isa("off_behind") else self._skip(i + 1, 1, ("list", "off", "on"))
+            factor = self.factors[found.at(j).what] if found.at(j).isa("factor", "level") else None
+            value = None if factor is None else off_level(factor)
+            if factor is None or value is None or found.at(j + 1).isa("number"):
+                continue
+            self.used.add(i)
+            off[factor.name] = j
+            self.levels = [level for level in self.levels if level.at != j] + [Level(factor, value, i)]
+        for j in [j for j in found.places("factor") if off.get(found[j].what, j) != j]:
+            if len(self._of(found[j].what)) < 2:  # a bare mention of what is off elsewhere
+                factor = self.factors[found[j].what]
+                self.levels.append(Level(factor, on_level(factor), j, "planner"))
+        adapters = [level for level in self.levels if level.factor.name.startswith("lora_")]
+        if adapters and [level.value for level in self.levels if level.factor.name == "parameters"] == ["full"]:
+            self.levels.append(Level(self.factors["parameters"], "lora", adapters[0].at))
+
+    def _of(self, name: str) -> list[Level]:
+        """The levels of a factor, each once."""
+        levels = [level for level in self.levels if level.factor.name == name]
+        return list({level.value: level for level in levels[::-1]}.values())[::-1]
+
+    def _motions(self) -> None:
+        """`a higher rate`, `raising the rate`, `the rate is raised`: which way each factor goes."""
+        for i in [i for i in self.items.places("more", "less") if i not in self.used]:
+            before, behind = self.items.at(i - 1), self.items.at(i + 1)
+            listed = before.isa("list") and self.items.at(i - 2).isa("number")  # `16 or more`
+            if before.isa("metric") and behind.isa("on") and not self.items.at(i + 3).isa("number"):
+                self.moved |= {self.items.at(i + 2).what: 1}  # `accuracy rises with the group size`
+            if listed or before.isa("metric") or behind.isa("than", "metric"):
+                continue
+            near = behind if behind.isa("factor") and not behind.led else before
+            if near.isa("factor"):
+                way = 1 if self.items[i].isa("more") else -1
+                if self.moved.setdefault(near.what, way) != way:
+                    raise TwoReadings(f"The topic has {near.what} go up and down.")
+                self.used.add(i)
+
+
+def is_scenery(level: Level) -> bool:
+    """The usual choice, as in `does GRPO learn faster …`, or what the tasks are."""
+    usual = level.value == level.factor.default and level.factor.off is None
+    return level.factor.type == "data" or (level.factor.type == "choice" and (usual or level.factor.proper))
