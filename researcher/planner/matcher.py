@@ -19,18 +19,7 @@ from researcher.design.planning import plan_of
 from researcher.instruments.catalogue import InstrumentFolder
 from researcher.instruments.instrument import Factor, Scalar
 from researcher.instruments.levels import moved_level, off_level, on_level
-from researcher.planner.matcher_words import (
-    CLAIMS,
-    SIDES,
-    Level,
-    Levels,
-    Said,
-    TwoReadings,
-    choose_instrument,
-    is_scenery,
-    said,
-    table,
-)
+from researcher.planner.matcher_words import CLAIMS, SIDES, Level, Levels, TwoReadings, choose_instrument, said, table
 from researcher.planner.outcome import Declined, NeedsEdit, Outcome, Proposed, TopicRequest
 from researcher.refusals import PlanningRefused
 from researcher.study.draft import Draft, Source
@@ -65,7 +54,6 @@ class Matcher:
 @dataclass(slots=True, kw_only=True)
 class _Study(Levels):
     topic: str
-    words: Said
     fields: dict[str, Any] = field(default_factory=dict)
     sources: dict[str, Source] = field(default_factory=dict)
     sided: bool = False
@@ -141,10 +129,9 @@ class _Study(Levels):
             self.put("model", models[::-1] if self.sided else models, "topic")
             self._mark(*SIDES)
             self._finish([])
-        elif not (bare or has("open") or not all(map(is_scenery, self.levels))) or (why and not varied):
+        elif not (bare or has("open") or not all(map(self._is_scenery, self.levels))) or (why and not varied):
             unknown = ", ".join(dict.fromkeys(item.text for item in self.items if item.isa("unknown")))
-            self.declined = "The topic names nothing that can be varied and compared here."
-            self.declined += f" Not understood: {unknown}." if unknown else ""
+            self.declined = f"Nothing that can be varied here is named. Not understood: {unknown or 'what to compare'}."
         elif has("then"):
             order = sorted(varied, key=lambda name: self._of(name)[0].at)
             first = (
@@ -173,14 +160,14 @@ class _Study(Levels):
 
     def _asked(self) -> list[str]:
         """Factors with one level that is no setting: not behind a preposition, not of the task, no usual choice."""
-        single = [level for level in self.levels if len(self._of(level.factor.name)) == 1 and not is_scenery(level)]
-        return list(dict.fromkeys(level.factor.name for level in single if not self._is_setting(level)))
-
-    def _is_setting(self, level: Level) -> bool:
-        near = [self.items.at(level.at + d) for d in (-1, 0, 1)]
-        own = [item for item in near if item is near[1] or (item.isa("factor") and item.what == level.factor.name)]
-        of_task = near[2] in own and self.items.at(level.at + 2).isa("instrument")
-        return of_task or any(item.led not in ("", "under", "as") for item in own)
+        found = list[str]()
+        for level in [each for each in self.levels if not self._is_scenery(each)]:
+            name, near = level.factor.name, [self.items.at(level.at + d) for d in (-1, 0, 1)]
+            own = [item for item in near if item is near[1] or (item.isa("factor") and item.what == name)]
+            of_task = near[2] in own and self.items.at(level.at + 2).isa("instrument")
+            alone = len(self._of(name)) == 1 and name not in found
+            found += [name] * (alone and not of_task and all(item.led in ("", "under", "as") for item in own))
+        return found
 
     def _vary(self, names: Sequence[str], design: str) -> None:
         for name in names:
@@ -257,8 +244,6 @@ class _Study(Levels):
         else:
             values = [moved_level(factor, each) for each in ((-1, 1) if both or way is None else (way,))]
         levels = [Level(factor, value, source="planner") for value in values if value is not None]
-        if not levels:
-            raise TwoReadings(f"{factor.name} cannot go further: its default is at the end of its range.")
         self.sided = factor.type == "choice" or len(levels) == 1
         return levels, Level(factor, default)
 
@@ -320,7 +305,7 @@ class _Study(Levels):
             self.stop(f"The topic names several metrics ({', '.join(decided)}), and one decides: leave the others out.")
         if decided:
             self.put("metric", decided[0], "topic" if explicit else "planner")
-        name = decided[0] if decided else instrument.defaults.metric
+        name = [*decided, instrument.defaults.metric][0]
         rises = next(metric.direction for metric in instrument.metrics if metric.name == name) == "increase"
         moves = {*(sign if rises else -sign for sign in signs), *raw}
         if len(moves) > 1 or (moves and found.has("equal")):

@@ -27,10 +27,7 @@ _PLAIN = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹−–‐‑’", "0123456789
 _PLAIN |= str.maketrans({"⁻": "^-", "→": " to ", "β": " beta ", "η": " learning rate ", "—": " - "})
 _NUMBER = r"\d+(?:\.\d+)?(?:e[-+]?\d+)?|\.\d+"
 _LENGTH = r"\d+(?:\.\d+)? ?(?:h(?:ours?|rs?)?|m(?:in(?:ute)?s?)?|s(?:ec(?:ond)?s?)|d(?:ays?)?)(?: ?\d+ ?m(?:in(?:ute)?s?)?)?\b"
-_TOKEN = re.compile(
-    rf"(?P<number>(?:{_NUMBER})(?![\w%]|\.\d))"
-    r"|(?P<word>[a-z][a-z0-9+]*(?:'[a-z]+)?)|(?P<odd>[\w.]*\w%?)|(?P<mark>[^\s\w])"
-)
+_TOKEN = re.compile(rf"(?:{_NUMBER})(?![\w%]|\.\d)|[a-z][a-z0-9+]*(?:'[a-z]+)?|[\w.]*\w%?|[^\s\w]")
 _HUB = r"[a-z][\w.-]*/[a-z][\w.-]*\d[bm]\b[\w.-]*"
 _MARKS = frozenset(",.?!:;()[]{}/-|&'\"`*~=")
 SIDES = ("vs", "than", "beat", "lose", "equal")
@@ -203,30 +200,27 @@ def items(text: str, instrument: Instrument) -> Items:
     plain = re.sub(r"(?<=[a-z0-9])-(?=[a-z])|(?<=[a-z]{2})-(?=\d)|_", " ", text)
     if any(factor.share for factor in instrument.factors):
         plain = re.sub(r"\b(\d+) ?%", lambda match: f"{int(match[1]) / 100:g}", plain)
-    tokens = [(match.lastgroup or "", match[0]) for match in _TOKEN.finditer(plain)]
-    listed = _vocabulary(instrument)
+    tokens, listed = _TOKEN.findall(plain), _vocabulary(instrument)
     named = {item.what for item in _named(tokens, listed) if item.isa("factor", "level")}
     for factor in [factor for factor in instrument.factors if factor.name in named and factor.choices]:
         listed |= _choices(factor)  # `a schedule: linear or cosine`
     return _led(_named(tokens, listed))
 
 
-def _named(tokens: Sequence[tuple[str, str]], listed: dict[tuple[str, ...], Item]) -> list[Item]:
-    words, longest = [_key(text) for _, text in tokens], max(map(len, listed))
+def _named(tokens: Sequence[str], listed: dict[tuple[str, ...], Item]) -> list[Item]:
+    words, longest = [_key(token) for token in tokens], max(map(len, listed))
     result: list[Item] = []
     i = 0
     while i < len(tokens):
-        kind, text = tokens[i]
-        lengths = range(min(longest, len(tokens) - i), 0, -1) if kind != "number" else ()
-        length = next((n for n in lengths if tuple(words[i : i + n]) in listed), 0)
-        if length:
-            phrase = " ".join(text for _, text in tokens[i : i + length])
-            result.append(replace(listed[tuple(words[i : i + length])], text=phrase))
-        elif kind == "number":
-            result.append(Item(kind, text, value=float(text)))
+        phrases = [tuple(words[i : i + n]) for n in range(longest, 0, -1)]
+        phrase = next((each for each in phrases if each in listed), (words[i],))
+        if re.fullmatch(_NUMBER, tokens[i]):
+            phrase = (words[i],)
+            result.append(Item("number", tokens[i], value=float(tokens[i])))
         else:
-            result.append(Item("mark", text) if text in _MARKS else Item("unknown", text))
-        i += length or 1
+            item = listed.get(phrase, Item("mark" if tokens[i] in _MARKS else "unknown", ""))
+            result.append(replace(item, text=" ".join(tokens[i : i + len(phrase)])))
+        i += len(phrase)
     return result
 
 
@@ -263,9 +257,10 @@ class TwoReadings(Exception):
 
 @dataclass(slots=True)
 class Levels:
-    """items: the phrases of the topic; used: those that play a part. moved: which way the topic says that a factor goes."""
+    """words: the topic; items: its phrases; used: those that play a part. moved: which way the topic says that a factor goes."""
 
     instrument: Instrument
+    words: Said
     items: Items = field(default_factory=Items)
     levels: list[Level] = field(default_factory=list)
     moved: dict[str, int] = field(default_factory=dict)
@@ -288,9 +283,6 @@ class Levels:
         self._place()
         self._switches()
         self.levels.sort(key=lambda level: level.at)
-        for level in self.levels:
-            if level.source == "topic" and (problem := level_problem(level.factor, level.value)):
-                self.stop(f"{problem}.")
 
     def _mark(self, *kinds: str) -> None:
         self.used |= set(self.items.places(*kinds))
@@ -305,7 +297,8 @@ class Levels:
                 filled.add(j)
         bare = {item.what for j, item in enumerate(found) if self._is_numeric(j)} - {each.name for each in at.values()}
         for i in [*numbers, *numbers[::-1]]:
-            ways = [at[k] for k in self._neighbours(i, numbers, bool(bare)) if k in at and self._takes(at[k], i)]
+            near = [at[k] for k in self._neighbours(i, numbers, bool(bare)) if k in at]
+            ways = [each for each in near if level_problem(each, as_level(each, found[i].value)) is None]
             if i not in at and ways:
                 if ways[0] != ways[-1]:
                     raise TwoReadings(f"{found[i].text!r} may be a level of {ways[0].name} or of {ways[-1].name}.")
@@ -320,9 +313,6 @@ class Levels:
             self.levels.append(Level(factor, as_level(factor, found[i].value), i))
         self.used |= at.keys()
         self.levels += [Level(self.factors[found[i].what], found[i].value, i) for i in found.places("level")]
-
-    def _takes(self, factor: Factor, i: int) -> bool:
-        return level_problem(factor, as_level(factor, self.items[i].value)) is None
 
     def _is_numeric(self, j: int) -> bool:
         return self.items.at(j).isa("factor") and self.factors[self.items[j].what].type in ("int", "float")
@@ -394,8 +384,7 @@ class Levels:
                     raise TwoReadings(f"The topic has {near.what} go up and down.")
                 self.used.add(i)
 
-
-def is_scenery(level: Level) -> bool:
-    """The usual choice, as in `does GRPO learn faster …`, or what the tasks are."""
-    usual = level.value == level.factor.default and level.factor.off is None
-    return level.factor.type == "data" or (level.factor.type == "choice" and (usual or level.factor.proper))
+    def _is_scenery(self, level: Level) -> bool:
+        """The usual choice, as in `does GRPO learn faster …`, or what the tasks are."""
+        usual = level.value == level.factor.default and level.factor.off is None
+        return level.factor.type == "choice" and (usual or level.factor.proper)
