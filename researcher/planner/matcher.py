@@ -81,11 +81,9 @@ class _Study(Levels):
             self.stop(str(stop))
             self.used |= {i for i, item in enumerate(self.items) if not item.isa("unknown")}
             for name in dict.fromkeys(level.factor.name for level in self.levels if "compare" not in self.fields):
-                baseline, *levels = self._of(name)  # something to edit
-                if levels:
+                baseline, *levels = self._of(name)
+                if levels:  # something to edit
                     self._put_compare(baseline, levels)
-                else:
-                    self._put_setting(baseline)
         self._name_unused()
 
     def outcome(self, request: TopicRequest, folder: InstrumentFolder) -> Outcome:
@@ -107,9 +105,8 @@ class _Study(Levels):
         return NeedsEdit(draft=draft, problems=tuple(self.problems)) if self.problems else Proposed(draft=draft)
 
     def _name_unused(self) -> None:
-        for i, item in enumerate(self.items):
-            if i not in self.used:
-                self.stop(f"{item.text!r} is not understood here.")
+        for item in [item for i, item in enumerate(self.items) if i not in self.used]:
+            self.stop(f"{item.text!r} is not understood here.")
 
     def _design(self) -> None:
         self._motions()
@@ -127,8 +124,7 @@ class _Study(Levels):
                 raise TwoReadings(f"The topic compares models, and {(varied + bare)[0]} too.")
             self.sided = has(*SIDES)
             self.put("model", models[::-1] if self.sided else models, "topic")
-            self._mark(*SIDES)
-            self._finish([])
+            self._vary([], "compare")
         elif not (bare or has("open") or not all(map(self._is_scenery, self.levels))) or (why and not varied):
             unknown = ", ".join(dict.fromkeys(item.text for item in self.items if item.isa("unknown")))
             self.declined = f"Nothing that can be varied here is named. Not understood: {unknown or 'what to compare'}."
@@ -170,14 +166,24 @@ class _Study(Levels):
         return found
 
     def _vary(self, names: Sequence[str], design: str) -> None:
+        """Compare levels of these factors; every other level is the same in all arms."""
         for name in names:
             treatments, baseline = self._contrast(name)
             self._put_compare(baseline, treatments[-1:] if design in ("factorial", "screen") else treatments)
         if design != "compare":
             self.put("design", design, "topic")
         self._mark(*SIDES)
-        self.sided = self.sided and len(names) == 1
-        self._finish(names)
+        self.sided = self.sided and len(names) < 2
+        compared = [level.at for level in self.levels if level.factor.name in names]
+        opposed = any(compared[:1] < [i] for i in self.items.places(*SIDES))
+        for level in [each for each in self.levels if each.factor.name not in names]:
+            name = level.factor.name
+            usual = level.value == level.factor.default or (name.startswith("lora_") and "parameters" in names)
+            inside = opposed and not usual and compared and compared[0] <= level.at <= compared[-1]
+            if inside or level.source == "planner":
+                self.stop(f"{name}={level.value} may belong to one side only.")
+            self._put_setting(level)
+        self._claim()
 
     def _contrast(self, name: str) -> tuple[list[Level], Level]:
         """The treatments and the baseline of a factor, whose levels the topic gives or the planner chooses."""
@@ -232,15 +238,18 @@ class _Study(Levels):
 
     def _moved(self, factor: Factor) -> tuple[list[Level], Level]:
         """The default against levels on the side that the topic says, or on both."""
-        default, way, off = factor.default, self.moved.get(factor.name), off_level(factor)
+        default, way = factor.default, self.moved.get(factor.name)
         both = self.items.has("far", "open", "which", "best", "interact")
         values: list[Scalar | None] = []
-        if default != off and (factor.off is not None or factor.type == "bool") and way is None and not both:
+        if (
+            default != off_level(factor)
+            and (factor.off is not None or factor.type == "bool")
+            and way is None
+            and not both
+        ):
             default, values = factor.off or False, [default]  # `does clipping help`, where it is on: against none
         elif factor.type in ("choice", "bool"):
             values = [each for each in factor.choices or (False, True) if each != default]
-        elif way is None and not both and default == off:
-            values = [on_level(factor)]
         else:
             values = [moved_level(factor, each) for each in ((-1, 1) if both or way is None else (way,))]
         levels = [Level(factor, value, source="planner") for value in values if value is not None]
@@ -249,8 +258,7 @@ class _Study(Levels):
 
     def _bundles(self, varied: list[str]) -> None:
         """`GRPO at lr 1e-5 against RLOO at lr 2e-5`."""
-        first = min(level.at for level in self.levels if level.factor.name in varied)
-        cuts = [i for i in self.items.places(*SIDES) if i > first] or [first]
+        cuts = self.items.places(*SIDES) or [0]
         sides = [[level for level in self.levels if (level.at < cuts[0]) is early] for early in (False, True)]
         base, other = ({level.factor.name: level.value for level in side} for side in sides)
         if len(cuts) > 1 or base.keys() != other.keys() or len(base) + len(other) < len(self.levels):
@@ -265,19 +273,6 @@ class _Study(Levels):
     def _put_setting(self, level: Level) -> None:
         name = level.factor.name
         self.put("steps" if name == "steps" else f"set.{name}", level.value, level.source)
-
-    def _finish(self, asked: Sequence[str]) -> None:
-        """Every other level is the same in all arms; then the claim. asked: the factors that are compared."""
-        compared = [level.at for level in self.levels if level.factor.name in asked]
-        opposed = any(compared[:1] < [i] for i in self.items.places(*SIDES))
-        for level in [each for each in self.levels if each.factor.name not in asked]:
-            name = level.factor.name
-            usual = level.value == level.factor.default or (name.startswith("lora_") and "parameters" in asked)
-            inside = opposed and not usual and compared and compared[0] <= level.at <= compared[-1]
-            if inside or level.source == "planner":
-                self.stop(f"{name}={level.value} may belong to one side only.")
-            self._put_setting(level)
-        self._claim()
 
     def _claim(self) -> None:
         """The metric, and which way the treatments are said to move it."""
@@ -333,7 +328,6 @@ class _Study(Levels):
             self._name_unused()
             self._load(text)
             self._motions()
-            self._mark("on")
             stated |= (arm := {level.factor.name: level.value for level in self.levels})
             for name in [item.what for item in self.items if item.isa("factor") and item.what not in arm]:
                 arm[name] = stated.get(name, self.factors[name].default)

@@ -226,18 +226,13 @@ def _named(tokens: Sequence[str], listed: dict[tuple[str, ...], Item]) -> list[I
 
 def _led(found: Sequence[Item]) -> Items:
     """Without words of no content; each knows its preposition. `with` before a bare factor stays, as it may switch it on."""
-    result, led = Items(), ""
-    for i, item in enumerate(found):
-        behind = next((other for other in found[i + 1 :] if not other.isa("stop")), NOTHING)
-        if item.isa("stop"):
-            continue
-        if item.isa("prep") or (item.isa("on") and item.text == "with" and not behind.isa("list")):
-            led = item.text
-            if behind.isa("factor") and item.isa("on"):
-                result.append(item)
-        else:
-            result.append(replace(item, led=led))
-            led = ""
+    kept, result, led = Items(item for item in found if not item.isa("stop")), Items(), ""
+    for i, item in enumerate(kept):
+        behind = kept.at(i + 1)
+        leads = item.isa("prep") or (item.isa("on") and item.text == "with" and not behind.isa("list"))
+        if not leads or (item.isa("on") and behind.isa("factor")):
+            result.append(replace(item, led="" if leads else led))
+        led = item.text if leads else ""
     return result
 
 
