@@ -115,14 +115,14 @@ class _Study(Levels):
         bare = list(dict.fromkeys(item.what for item in self.items if item.isa("factor") and item.what not in settled))
         why = self.words.text.strip().startswith("why")
         self._mark("then", "interact", "open", "far", "to")
-        has, models, asked = self.items.has, self.words.models, self._asked()
+        has, models, asked = self.items.places, self.words.models, self._asked()
         names = varied + bare or asked
         if len(models) == 1:
             self.put("model", models[0], "topic")
         if len(models) > 1:
             if varied or bare:
                 raise TwoReadings(f"The topic compares models, and {(varied + bare)[0]} too.")
-            self.sided = has(*SIDES)
+            self.sided = bool(has(*SIDES))
             self.put("model", models[::-1] if self.sided else models, "topic")
             self._vary([], "compare")
         elif not (bare or has("open") or not all(map(self._is_scenery, self.levels))) or (why and not varied):
@@ -239,7 +239,7 @@ class _Study(Levels):
     def _moved(self, factor: Factor) -> tuple[list[Level], Level]:
         """The default against levels on the side that the topic says, or on both."""
         default, way = factor.default, self.moved.get(factor.name)
-        both = self.items.has("far", "open", "which", "best", "interact")
+        both = self.items.places("far", "open", "which", "best", "interact")
         values: list[Scalar | None] = []
         if (
             default != off_level(factor)
@@ -277,7 +277,7 @@ class _Study(Levels):
     def _claim(self) -> None:
         """The metric, and which way the treatments are said to move it."""
         found, instrument = self.items, self.instrument
-        chooses = found.has("which", "open", "interact", "then") or (not self.sided and found.has("best"))
+        chooses = found.places("which", "open", "interact", "then") or (not self.sided and found.places("best"))
         implied, signs, raw = list[str](), list[int](), list[int]()
         for i, item in enumerate(found):
             beside = "metric" in (found.at(i - 1).kind, found.at(i + 1).kind)
@@ -293,7 +293,7 @@ class _Study(Levels):
                 continue
             self.used.add(i)
         explicit = list(dict.fromkeys(item.what for item in found if item.isa("metric")))
-        if explicit == ["wall_s"] or not found.has("faster", "slower"):
+        if explicit == ["wall_s"] or not found.places("faster", "slower"):
             implied = [] if explicit else implied
         decided = list(dict.fromkeys([*explicit, *implied]))
         if len(decided) > 1:
@@ -303,12 +303,12 @@ class _Study(Levels):
         name = [*decided, instrument.defaults.metric][0]
         rises = next(metric.direction for metric in instrument.metrics if metric.name == name) == "increase"
         moves = {*(sign if rises else -sign for sign in signs), *raw}
-        if len(moves) > 1 or (moves and found.has("equal")):
+        if len(moves) > 1 or (moves and found.places("equal")):
             self.stop("The topic makes two claims.")
-        if self.moved and not (moves or decided or chooses or found.has("equal", "far")):
+        if self.moved and not (moves or decided or chooses or found.places("equal", "far")):
             self.stop("The topic does not say what is to change.")
         verbs = any(item.isa("better", "worse") and item.text not in ("better", "worse") for item in found)
-        if found.has("equal"):
+        if found.places("equal"):
             self.put("claim", "equal", "topic")
         elif moves and not chooses and self.sided:
             self.put("claim", "increase" if moves.pop() > 0 else "decrease", "topic")

@@ -24,7 +24,7 @@ from swarm.models.catalogue import CATALOGUE
 _NUMERALS = "two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen"
 _DIGITS = {word: str(n) for n, word in enumerate(_NUMERALS.split(), 2)} | {"twenty": "20", "thirty": "30"}
 _PLAIN = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹−–‐‑’", "0123456789----'")
-_PLAIN |= str.maketrans({"⁻": "^-", "→": " to ", "β": " beta ", "η": " learning rate ", "—": " - "})
+_SPELT = str.maketrans({"⁻": "^-", "→": " to ", "β": " beta ", "η": " learning rate ", "—": " - "})
 _NUMBER = r"\d+(?:\.\d+)?(?:e[-+]?\d+)?|\.\d+"
 _LENGTH = r"\d+(?:\.\d+)? ?(?:h(?:ours?|rs?)?|m(?:in(?:ute)?s?)?|s(?:ec(?:ond)?s?)|d(?:ays?)?)(?: ?\d+ ?m(?:in(?:ute)?s?)?)?\b"
 _TOKEN = re.compile(rf"(?:{_NUMBER})(?![\w%]|\.\d)|[a-z][a-z0-9+]*(?:'[a-z]+)?|[\w.]*\w%?|[^\s\w]")
@@ -40,9 +40,8 @@ _APART = ("on", "for", "in", "with", "when", "using", "under", "by")
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A phrase that is understood, or one word that is not. kind: factor, level, number, metric, instrument, model, mark,
-    unknown, or a class of the table. what: a factor's, metric's or instrument's name. value: of a level or a number; of a metric
-    the way it is said to go. led: the preposition before it."""
+    """A phrase, or one word that is not understood. kind: of what is declared, or a class of the table. what: the declared name.
+    value: of a level or a number; of a metric the way it is said to go. led: the preposition before it."""
 
     kind: str
     text: str
@@ -65,9 +64,6 @@ class Items(list[Item]):
 
     def places(self, *kinds: str) -> list[int]:
         return [i for i, item in enumerate(self) if item.kind in kinds]
-
-    def has(self, *kinds: str) -> bool:
-        return any(item.kind in kinds for item in self)
 
 
 @dataclass(slots=True)
@@ -103,7 +99,7 @@ def said(topic: str) -> Said:
 
 def normal(text: str) -> str:
     """Lower case, plain dashes and quotes, powers of ten and numerals in digits."""
-    text = re.sub(r"\bN(?= ?=)", "sample-size", text.translate(_PLAIN)).lower()
+    text = re.sub(r"\bN(?= ?=)", "sample-size", text.translate(_PLAIN).translate(_SPELT)).lower()
     power = r"(?:(\d+(?:\.\d+)?)\s*[x×*·]\s*|\b)10\s*(?:\^|\*\*)\s*[({]?(-\d+)[)}]?"
     text = re.sub(power, lambda match: f"{match[1] or 1}e{match[2]}", text)
     return re.sub(r"\b[a-z]+\b", lambda match: _DIGITS.get(match[0], match[0]), text)
