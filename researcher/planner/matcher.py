@@ -223,6 +223,8 @@ class _Study(Levels):
             # in `A vs B: is it faster?` either may be meant
             self.sided = marked or not any(item.text in ",:.;" for item in found[levels[-1].at + 1 :])
             return levels[cuts[0] :]
+        if len(cuts) > 1 and marked:
+            raise TwoReadings(f"Levels of {levels[0].factor.name} are set against each other in more than one way.")
         self.sided = False
         return [next((level for level in levels if level.value == level.factor.default), levels[0])]
 
@@ -322,8 +324,7 @@ class _Study(Levels):
         if len(labels) < 2 or "".join(labels) not in ("abcdefgh"[: len(labels)], "12345678"[: len(labels)]):
             return False
         texts[-1], behind = [*re.split(r"\.(?!\d)", texts[-1], maxsplit=1), ""][:2]
-        arms: dict[str, dict[str, Scalar]] = {}
-        stated: dict[str, Scalar] = {}
+        arms, stated = dict[str, dict[str, Scalar]](), dict[str, Scalar]()
         for label, text in zip([*labels, "all"], [*texts, f"{first} . {behind}"], strict=True):
             self._name_unused()
             self._load(text)
@@ -335,7 +336,8 @@ class _Study(Levels):
                     self.stop(f"{text.strip()!r} names {name} without a level.")
             arms[label] = arm
         for name, value in arms.pop("all").items():
-            self._put_setting(Level(self.factors[name], value))
+            if not any(name in arm for arm in arms.values()):
+                self._put_setting(Level(self.factors[name], value))
         for label, arm in arms.items():
             self.put(f"arms.{label}", arm, "topic")
         self._claim()

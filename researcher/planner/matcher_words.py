@@ -29,6 +29,7 @@ _NUMBER = r"\d+(?:\.\d+)?(?:e[-+]?\d+)?|\.\d+"
 _LENGTH = r"\d+(?:\.\d+)? ?(?:h(?:ours?|rs?)?|m(?:in(?:ute)?s?)?|s(?:ec(?:ond)?s?)|d(?:ays?)?)(?: ?\d+ ?m(?:in(?:ute)?s?)?)?\b"
 _TOKEN = re.compile(rf"(?:{_NUMBER})(?![\w%]|\.\d)|[a-z][a-z0-9+]*(?:'[a-z]+)?|[\w.]*\w%?|[^\s\w]")
 _HUB = r"[a-z][\w.-]*/[a-z][\w.-]*\d[bm]\b[\w.-]*"
+_COUNTED = ("numbers", "problems", "questions", "models", "tasks", "agents", "sizes", "values", "runs")
 _MARKS = frozenset(",.?!:;()[]{}/-|&'\"`*~=")
 SIDES = ("vs", "than", "beat", "lose", "equal")
 """Words between what is compared."""
@@ -170,15 +171,11 @@ def _vocabulary(instrument: Instrument) -> dict[tuple[str, ...], Item]:
     for factor in factors:
         listed |= {keys(name): Item("factor", "", factor.name) for name in (factor.name, *factor.aliases)}
         if factor.name in table()["shared"]["bare"] or factor.proper:
-            listed |= _choices(factor)
+            alone = [each for each in factor.choices if each not in ("none", "full")]
+            listed |= {keys(str(each)): Item("level", "", factor.name, each) for each in alone}
         listed |= {keys(f"{factor.name} {each}"): Item("level", "", factor.name, each) for each in factor.choices}
     levels = table()["shared"]["levels"].items()
     return listed | {keys(word): Item("level", "", name, value) for word, (name, value) in levels if name in names}
-
-
-def _choices(factor: Factor) -> dict[tuple[str, ...], Item]:
-    alone = [each for each in factor.choices if each not in ("none", "full")]
-    return {keys(str(each)): Item("level", "", factor.name, each) for each in alone}
 
 
 def choose_instrument(text: str, folders: Sequence[InstrumentFolder]) -> tuple[list[InstrumentFolder], bool]:
@@ -196,11 +193,7 @@ def items(text: str, instrument: Instrument) -> Items:
     plain = re.sub(r"(?<=[a-z0-9])-(?=[a-z])|(?<=[a-z]{2})-(?=\d)|_", " ", text)
     if any(factor.share for factor in instrument.factors):
         plain = re.sub(r"\b(\d+) ?%", lambda match: f"{int(match[1]) / 100:g}", plain)
-    tokens, listed = _TOKEN.findall(plain), _vocabulary(instrument)
-    named = {item.what for item in _named(tokens, listed) if item.isa("factor", "level")}
-    for factor in [factor for factor in instrument.factors if factor.name in named and factor.choices]:
-        listed |= _choices(factor)  # `a schedule: linear or cosine`
-    return _led(_named(tokens, listed))
+    return _led(_named(_TOKEN.findall(plain), _vocabulary(instrument)))
 
 
 def _named(tokens: Sequence[str], listed: dict[tuple[str, ...], Item]) -> list[Item]:
@@ -222,7 +215,10 @@ def _named(tokens: Sequence[str], listed: dict[tuple[str, ...], Item]) -> list[I
 
 def _led(found: Sequence[Item]) -> Items:
     """Without words of no content; each knows its preposition. `with` before a bare factor stays, as it may switch it on."""
-    kept, result, led = Items(item for item in found if not item.isa("stop")), Items(), ""
+    counted = {
+        i for i in range(1, len(found)) if found[i - 1].isa("number") and found[i].text in _COUNTED
+    }  # `3 numbers`
+    kept, result, led = Items(each for i, each in enumerate(found) if i in counted or not each.isa("stop")), Items(), ""
     for i, item in enumerate(kept):
         behind = kept.at(i + 1)
         leads = item.isa("prep") or (item.isa("on") and item.text == "with" and not behind.isa("list"))
@@ -329,7 +325,8 @@ class Levels:
 
     def _listed(self, one: int, other: int, bare: bool, *passed: str) -> bool:
         last = self.items[other - 1]
-        if bare and last.isa("mark") and (other - one > 2 or last.text in ":("):
+        apart = self.items[other].led in _APART and not last.isa("list", "to", *SIDES)
+        if apart or (bare and last.isa("mark") and (other - one > 2 or last.text in ":(")):
             return False
         ends = [item for item in self.items[one + 1 : other] if not item.isa(*_PASSED, *passed)]
         return all(item.isa("mark") and item.text not in ".;!|?" for item in ends)

@@ -11,7 +11,7 @@ import pytest
 
 from bench.topics import TOPICS, main, read_cases, scored, tried
 from researcher.instruments.catalogue import available
-from researcher.planner.matcher import Matcher, match
+from researcher.planner.matcher import Matcher
 from researcher.planner.outcome import Declined, NeedsEdit, Outcome, Planner, Proposed, TopicRequest
 from researcher.study.spec import StudySpec
 from tests.contracts.planner_contract import PlannerContract
@@ -27,7 +27,7 @@ class TestMatcher(PlannerContract):
 
 
 def of(topic: str, **given: Any) -> Outcome:
-    return match(topic, FOLDERS, given)
+    return asyncio.run(Matcher().propose(TopicRequest(topic=topic, instruments=FOLDERS, given=given)))
 
 
 def spec(topic: str, **given: Any) -> StudySpec:
