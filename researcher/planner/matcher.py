@@ -210,18 +210,18 @@ class _Study(Levels):
             self.put("design", "race", "planner")
 
     def _baselines(self, levels: list[Level], way: int | None) -> list[Level]:
-        found = self.items
-        between = [[item.kind for item in found[one.at + 1 : other.at]] for one, other in pairwise(levels)]
+        between = [[item.kind for item in self.items[one.at + 1 : other.at]] for one, other in pairwise(levels)]
         cuts = [n for n, kinds in enumerate(between, 1) if any(kind in SIDES for kind in kinds)]
         marked = any(kind in SIDES and kind != "vs" for kinds in between for kind in kinds)
         self.sided = True
-        if not cuts and any(found[i].isa("than", "vs") for i in range(levels[0].at)):
+        ahead = any(item.isa("than", "vs") for item in self.items[: levels[0].at])
+        if not cuts and (ahead or (way and "to" in between[0])):
             return levels[:1]
         if way and not marked:
             return [(min if way > 0 else max)(levels, key=lambda level: float(level.value))]
         if len(cuts) == 1 and (marked or cuts[0] == len(levels) - 1):
             # in `A vs B: is it faster?` either may be meant
-            self.sided = marked or not any(item.text in ",:.;" for item in found[levels[-1].at + 1 :])
+            self.sided = marked or not any(item.text in ",:.;" for item in self.items[levels[-1].at + 1 :])
             return levels[cuts[0] :]
         if len(cuts) > 1 and marked:
             raise TwoReadings(f"Levels of {levels[0].factor.name} are set against each other in more than one way.")

@@ -27,7 +27,7 @@ _PLAIN = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹−–‐‑’", "0123456789
 _SPELT = str.maketrans({"⁻": "^-", "→": " to ", "β": " beta ", "η": " learning rate ", "—": " - "})
 _NUMBER = r"\d+(?:\.\d+)?(?:e[-+]?\d+)?|\.\d+"
 _LENGTH = r"\d+(?:\.\d+)? ?(?:h(?:ours?|rs?)?|m(?:in(?:ute)?s?)?|s(?:ec(?:ond)?s?)|d(?:ays?)?)(?: ?\d+ ?m(?:in(?:ute)?s?)?)?\b"
-_TOKEN = re.compile(rf"(?:{_NUMBER})(?![\w%]|\.\d)|[a-z][a-z0-9+]*(?:'[a-z]+)?|[\w.]*\w%?|[^\s\w]")
+_TOKEN = re.compile(rf"(?:{_NUMBER})(?![\w%]|[.:]\d)|[a-z][a-z0-9+]*(?:'[a-z]+)?|[\w.:]*\w%?|[^\s\w]")
 _HUB = r"[a-z][\w.-]*/[a-z][\w.-]*\d[bm]\b[\w.-]*"
 _COUNTED = ("numbers", "problems", "questions", "models", "tasks", "agents", "sizes", "values", "runs")
 _MARKS = frozenset(",.?!:;()[]{}/-|&'\"`*~=")
