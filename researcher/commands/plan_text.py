@@ -36,7 +36,7 @@ def plan_lines(plan: Plan) -> list[str]:
     lines += [f"assumed     {assumption}" for assumption in plan.assumptions]
     lines += [f"already known: {known_text(each)}" for each in plan.known]
     if plan.trial_s is not None:
-        from researcher.design.hosting import boots_s
+        from researcher.design.models import boots_s
         from researcher.design.pricing import arm_seconds
         from researcher.design.stages import cost  # scipy takes longer to import than most commands take
 

@@ -1,4 +1,4 @@
-"""Models that a spec names: a known name, a hub name or a folder becomes what a plan says of it.
+"""Models that a spec names, what a plan says of them, and what it costs to host one after the other on one machine.
 
 A folder is known by its weights, so its fingerprint is part of the plan. A name stands for whatever weights the first trial
 finds under it: the same spec gives the same plan whether or not this machine has the model yet.
@@ -7,17 +7,19 @@ finds under it: the same spec gives the same plan whether or not this machine ha
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from foundation.nearest import nearest
-from researcher.instruments.instrument import Instrument
+from researcher.instruments.instrument import STUDY_MODEL, Factor, Instrument
 from researcher.refusals import PlanningRefused
-from researcher.study.plan import PlanModel
+from researcher.study.plan import Arm, Plan, PlanModel
 from researcher.study.spec import StudySpec
 from swarm.models.catalogue import find, hosted_name, known_names
 from swarm.protocol.errors import SwarmError
 
+BOOT_S = 45.0
+"""Until a server that starts on two cores takes runs."""
 _SHOWN = 8
 """Hexadecimal digits of the fingerprint in a name."""
 _MODEL = "model"
@@ -121,3 +123,37 @@ def _refuse_twice(texts: Iterable[str], names: dict[str, str]) -> None:
     for text in texts:
         if (other := first.setdefault(names[text], text)) != text:
             raise PlanningRefused(f"model: {other} and {text} are the same model", [other])
+
+
+def models_of(arms: Sequence[Arm], factors: Sequence[Factor], named: Mapping[str, PlanModel]) -> tuple[PlanModel, ...]:
+    """The models in which arms differ, in the arms' order; empty where they do not. named: those that the spec names."""
+    names = [factor.name for factor in factors if factor.target == STUDY_MODEL]
+    found = dict.fromkeys(str(arm.levels[name]) for arm in arms for name in names if name in arm.levels)
+    return tuple(named.get(model) or PlanModel(name=model) for model in found)
+
+
+def model_factor(models: Sequence[str]) -> Factor:
+    """The models in which arms differ, as a factor. models: their names (`with_models`), the default first."""
+    return Factor(name="model", target=STUDY_MODEL, type="choice", default=models[0], choices=tuple(models))
+
+
+def boots_s(plan: Plan, *, at_most: bool) -> float:
+    """Seconds for all boots where one server runs at a time, as the executor takes turns: each stage goes through its seeds
+    in order, and begins a seed with the model that is hosted. All arms of a stage count: who comes through a race is not known
+    yet, and may be of either model."""
+    if not plan.models:
+        return 0.0
+    boots, hosted, ran = 0, None, set[tuple[str, int]]()
+    for stage in plan.stages:
+        for seed in range(stage.first_seed, stage.first_seed + (stage.max_seeds if at_most else stage.seeds)):
+            left = dict.fromkeys(plan.model_of(arm).name for arm in stage.arms if (arm, seed) not in ran)
+            ran |= {(arm, seed) for arm in stage.arms}
+            boots += len(left) - (hosted in left)
+            hosted = _last(list(left), hosted)
+    return boots * BOOT_S
+
+
+def _last(models: Sequence[str], hosted: str | None) -> str | None:
+    """What is hosted after these have had their turn."""
+    others = [model for model in models if model != hosted]
+    return others[-1] if others else hosted

@@ -14,9 +14,8 @@ from researcher.analysis.sentinels import PLANNED
 from researcher.design import succession
 from researcher.design.arms import CROSSED, arms_of, hypotheses_of
 from researcher.design.balance import balances, check_balance
-from researcher.design.hosting import models_of
 from researcher.design.layout import laid_out
-from researcher.design.models import with_models
+from researcher.design.models import models_of, with_models
 from researcher.design.own_seeds import with_own_seeds
 from researcher.design.pricing import fitted, longest_trial_s
 from researcher.design.question import Question, Setting, question_of

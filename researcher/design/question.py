@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from foundation.nearest import nearest
-from researcher.design.hosting import model_factor
+from researcher.design.models import model_factor
 from researcher.instruments.catalogue import level_problem
 from researcher.instruments.instrument import (
     STUDY_MODEL,

@@ -52,6 +52,8 @@ class Factor(StrictModel):
     """Its choices are names of their own: a topic may use one without the factor's name."""
     off: Annotated[Scalar | None, Field(exclude_if=lambda off: off is None)] = None
     """The level at which it is off, where that is not 0: all weights instead of adapters, a constant schedule."""
+    on: Annotated[Scalar | None, Field(exclude_if=lambda on: on is None)] = None
+    """A usual level at which it does something, where that is not the default."""
     needs: Annotated[str | None, Field(exclude_if=lambda needs: needs is None)] = None
     """The factor that must not be 0 for this one to do anything."""
     needs_any: Annotated[tuple[str, ...], Field(exclude_if=lambda names: not names)] = ()

@@ -54,3 +54,27 @@ def off_level(factor: Factor) -> Scalar | None:
     if factor.type in ("int", "float") and level_problem(factor, 0) is None:
         return as_level(factor, 0)
     return None
+
+
+def on_level(factor: Factor) -> Scalar:
+    """A level at which the factor does something: its usual one, the default, or another choice."""
+    if factor.on is not None or factor.default != off_level(factor):
+        return factor.default if factor.on is None else factor.on
+    if factor.type in ("choice", "bool"):
+        return next((each for each in factor.choices if each != factor.off), True)
+    return as_level(factor, 1 if factor.type == "int" else 0.1)
+
+
+def moved_level(factor: Factor, way: int) -> Scalar | None:
+    """A level clearly above (way 1) or below (-1) the default: the usual one where there is one, else twice it for counts, four times
+    on a log scale, half as much again otherwise. None where there is no room, and for what has no order."""
+    if factor.type not in ("int", "float") or isinstance(factor.default, str):
+        return None
+    if not factor.default or (factor.on is not None and way > 0):
+        return on_level(factor) if way > 0 else None
+    ratio = 2.0 if factor.type == "int" else 4.0 if factor.scale == "log" or factor.default < 0.01 else 1.5
+    level = factor.default * ratio**way
+    level = min(level, level if factor.high is None else factor.high)
+    level = max(level, level if factor.low is None else factor.low)
+    moved = as_level(factor, max(1, round(level)) if factor.type == "int" else float(f"{level:.2g}"))
+    return None if moved == factor.default else moved

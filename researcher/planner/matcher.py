@@ -18,26 +18,14 @@ from foundation.strict import explain
 from researcher.design.planning import plan_of
 from researcher.instruments.catalogue import InstrumentFolder
 from researcher.instruments.instrument import Factor, Scalar
-from researcher.instruments.levels import off_level
-from researcher.planner.matcher_levels import (
-    CLAIMS,
-    SIDES,
-    Level,
-    Levels,
-    TwoReadings,
-    is_scenery,
-    moved_from_default,
-    on_level,
-    spread,
-)
-from researcher.planner.matcher_words import Said, choose_instrument, said, table
+from researcher.instruments.levels import moved_level, off_level, on_level
+from researcher.planner.matcher_words import CLAIMS, SIDES, Level, Levels, TwoReadings, choose_instrument, said, table
 from researcher.planner.outcome import Declined, NeedsEdit, Outcome, Proposed, TopicRequest
 from researcher.refusals import PlanningRefused
 from researcher.study.draft import Draft, Source
+from researcher.study.edits import edited
 from researcher.study.spec import StudySpec
 
-_ALIASED = dict.fromkeys(["faster", "slower"], "faster") | dict.fromkeys(["more_accurate", "less_accurate"], "accuracy")
-"""By which alias of a metric such words are known."""
 FEWEST_RACED = 4
 """Treatments against one baseline from which a race is cheaper than all comparisons."""
 
@@ -48,42 +36,24 @@ class Matcher:
     name = "builtin"
 
     async def propose(self, request: TopicRequest) -> Outcome:
-        outcome = match(request.topic, request.instruments, request.given)
-        if isinstance(outcome, Proposed):
-            spec = StudySpec.model_validate(outcome.draft.fields)
-            folder = next(each for each in request.instruments if spec.instrument in _names(each))
-            try:
-                plan_of(spec, folder, known=request.known, servers=request.servers)
-            except PlanningRefused as refusal:
-                return NeedsEdit(draft=outcome.draft, problems=(str(refusal),))
-        return outcome
-
-
-def match(topic: str, folders: Sequence[InstrumentFolder], given: dict[str, Any]) -> Outcome:
-    """given: fields of the spec that hold whatever the topic says."""
-    wanted = given.get("instrument")
-    known = [each for each in folders if wanted is None or wanted in _names(each)]
-    if not known or not topic.strip():
-        return Declined(reason="There is no topic." if known else f"There is no instrument {wanted or 'to ask'}.")
-    words = said(topic)
-    chosen, named = choose_instrument(words.text, known)
-    study = _Study(instrument=chosen[0].instrument, topic=topic, words=words)
-    study.put("instrument", chosen[0].instrument.name, "topic" if named else "default")
-    if len(chosen) > 1:
-        names = " and ".join(each.instrument.name for each in chosen)
-        study.stop(f"The topic fits {names}; choose one with --instrument.")
-    study.read()
-    return study.outcome(given)
-
-
-def _names(folder: InstrumentFolder) -> tuple[str, str]:
-    return folder.instrument.name, str(folder.path)
+        wanted = request.given.get("instrument")
+        known = [each for each in request.instruments if wanted in (None, each.instrument.name, str(each.path))]
+        if not known or not request.topic.strip():
+            return Declined(reason="There is no topic." if known else f"There is no instrument {wanted or 'to ask'}.")
+        words = said(request.topic)
+        chosen, named = choose_instrument(words.text, known)
+        study = _Study(instrument=chosen[0].instrument, topic=request.topic, words=words)
+        study.put("instrument", chosen[0].instrument.name, "topic" if named else "default")
+        if len(chosen) > 1:
+            names = " and ".join(each.instrument.name for each in chosen)
+            study.stop(f"The topic fits {names}; choose one with --instrument.")
+        study.read()
+        return study.outcome(request, chosen[0])
 
 
 @dataclass(slots=True, kw_only=True)
 class _Study(Levels):
     topic: str
-    words: Said
     fields: dict[str, Any] = field(default_factory=dict)
     sources: dict[str, Source] = field(default_factory=dict)
     sided: bool = False
@@ -101,138 +71,136 @@ class _Study(Levels):
     def read(self) -> None:
         self.put("question", " ".join(self.topic.split()), "topic")
         self.problems += self.words.problems
-        self._bounds(dict(self.words.bounds))
+        for path, value in self.words.bounds.items():
+            self.put(path, value, "topic")
         try:
-            arms = self._listed_arms() or self._splits()
-            if arms:
-                self._put_arms(arms)
-            else:
+            if not self._listed_arms():
                 self._load(self.words.text)
                 self._design()
         except TwoReadings as stop:
             self.stop(str(stop))
-            self._draft_levels()
+            self.used |= {i for i, item in enumerate(self.items) if not item.isa("unknown")}
+            for name in dict.fromkeys(level.factor.name for level in self.levels if "compare" not in self.fields):
+                baseline, *levels = self._of(name)
+                if levels:  # something to edit
+                    self._put_compare(baseline, levels)
         self._name_unused()
 
-    def outcome(self, given: dict[str, Any]) -> Outcome:
-        if self.declined and not given.keys() & {"compare", "arms"}:
+    def outcome(self, request: TopicRequest, folder: InstrumentFolder) -> Outcome:
+        whole = request.given.keys() & {"compare", "arms"}
+        if self.declined and not whole:
             names = [item.what for item in self.items if item.isa("factor", "level", "metric")]
             nearest = dict.fromkeys([*names, *table()["shared"]["screen"]])
             return Declined(reason=self.declined, nearest=tuple(nearest)[:5])
-        for name in ("compare", "arms", "design") if given.keys() & {"compare", "arms"} else ():
-            self.fields.pop(name, None)
-        for name, value in given.items():
-            if not isinstance(value, dict) or name in ("compare", "arms"):
-                self.put(name, value, "flag")
-            else:
-                for key, inner in value.items():
-                    self.put(f"{name}.{key}", inner, "flag")
-        try:
-            StudySpec.model_validate(self.fields)
-        except ValidationError as error:
-            for each in explain(error, StudySpec):
-                self.stop(f"{each}.")
+        if whole:
+            self.fields.pop("design", None)
         draft = Draft(fields=self.fields, sources=self.sources, author=Matcher.name, because="Matched word by word.")
+        draft = edited(draft, request.given)
+        try:
+            plan_of(StudySpec.model_validate(draft.fields), folder, known=request.known, servers=request.servers)
+        except ValidationError as error:
+            self.problems += [f"{each}." for each in explain(error, StudySpec)]
+        except PlanningRefused as refusal:
+            self.problems = self.problems or [str(refusal)]
         return NeedsEdit(draft=draft, problems=tuple(self.problems)) if self.problems else Proposed(draft=draft)
 
-    def _bounds(self, bounds: dict[str, Any]) -> None:
-        if "seeds.from" in bounds:
-            first, last = bounds.pop("seeds.from"), bounds.pop("seeds.to")
-            bounds |= {"seeds.first": first, "seeds.all": last - first + 1}
-        if "seeds.all" in bounds:
-            bounds["seeds.min"] = bounds["seeds.max"] = bounds.pop("seeds.all")
-        if "schedule.windows" in bounds:
-            bounds["schedule.windows"] = [bounds["schedule.windows"]]
-        for path, value in bounds.items():
-            self.put(path, value, "topic")
-
     def _name_unused(self) -> None:
-        for i, item in enumerate(self.items):
-            if i not in self.used:
-                self.stop(f"{item.text!r} is not understood here.")
-
-    def _draft_levels(self) -> None:
-        """Something to edit, of a topic that stopped: what has several levels is compared."""
-        self.used |= {i for i, item in enumerate(self.items) if not item.isa("unknown")}
-        names = dict.fromkeys(level.factor.name for level in self.levels)
-        for name in [] if "compare" in self.fields or "arms" in self.fields else names:
-            levels = self._of(name)
-            if len(levels) > 1:
-                self._put_compare(levels[0], levels[1:])
-            else:
-                self._put_setting(levels[0])
-
-    # -- which design ----------------------------------------------------------------------------------------------
+        for item in [item for i, item in enumerate(self.items) if i not in self.used]:
+            self.stop(f"{item.text!r} is not understood here.")
 
     def _design(self) -> None:
         self._motions()
-        names = list(dict.fromkeys(level.factor.name for level in self.levels))
-        varied = [name for name in names if len(self._of(name)) > 1]
-        mentioned = dict.fromkeys(item.what for item in self.items if item.isa("factor"))
-        bare = [name for name in mentioned if name not in names]
-        named = [level for level in self.levels if not is_scenery(level)]
+        settled = dict.fromkeys(level.factor.name for level in self.levels)
+        varied = [name for name in settled if len(self._of(name)) > 1]
+        bare = list(dict.fromkeys(item.what for item in self.items if item.isa("factor") and item.what not in settled))
         why = self.words.text.strip().startswith("why")
-        self._mark("then", "balance", "interact", "weigh", "open", "far", "too")
-        has, models, asked = self.items.has, self.words.models, self._asked()
+        self._mark("then", "interact", "open", "far", "to")
+        has, models, asked = self.items.places, self.words.models, self._asked()
+        names = varied + bare or asked
         if len(models) == 1:
             self.put("model", models[0], "topic")
         if len(models) > 1:
             if varied or bare:
                 raise TwoReadings(f"The topic compares models, and {(varied + bare)[0]} too.")
-            self.sided = has(*SIDES)
+            self.sided = bool(has(*SIDES))
             self.put("model", models[::-1] if self.sided else models, "topic")
-            self._mark(*SIDES, "from", "to")
-            self._finish([], [])
-        elif not (named or bare or has("open", "weigh")) or (why and not varied):
+            self._vary([], "compare")
+        elif not (bare or has("open") or not all(map(self._is_scenery, self.levels))) or (why and not varied):
             unknown = ", ".join(dict.fromkeys(item.text for item in self.items if item.isa("unknown")))
-            self.declined = "The topic names nothing that can be varied and compared here."
-            self.declined += f" Not understood: {unknown}." if unknown else ""
-        elif not (varied or bare or asked or has("open", "weigh")):
-            raise TwoReadings("The topic gives settings, and does not say what is compared.")
+            self.declined = f"Nothing that can be varied here is named. Not understood: {unknown or 'what to compare'}."
         elif has("then"):
-            self._sequence(varied)
-        elif len(varied) == 1 and not bare:
-            self._compare(self._of(varied[0]))
+            order = sorted(varied, key=lambda name: self._of(name)[0].at)
+            first = (
+                [self._of(order[0])[-1].at, self.items.places("then")[0], self._of(order[-1])[0].at] if order else []
+            )
+            if len(order) != 2 or first != sorted(first) or has("interact"):
+                raise TwoReadings("A sequence compares two factors one after the other, each with its own levels.")
+            self._vary(order, "sequence")
         elif len(varied) > 1 and not bare and not has("interact"):
             self._bundles(varied)
-        elif (varied and not has("interact")) or (bare and asked):
-            raise TwoReadings(f"The topic names {bare[0]} without a level beside {(varied + asked)[0]}.")
-        elif len(varied + bare) > 1 or not (bare or asked):
-            self._explore(varied + bare)
-        elif bare:
-            self._move(self.factors[bare[0]])
-        elif len(asked) == 1:
-            self._against_default(self._of(asked[0])[0])
+        elif (
+            (varied and bare and not has("interact"))
+            or (bare and asked)
+            or (names == asked and len(asked) != 1 and not (has("open") and not asked))
+        ):
+            raise TwoReadings(f"Say which of these is compared: {', '.join(names + asked) or 'nothing but settings'}.")
+        elif len(names) == 1:
+            if not varied and has(*SIDES):
+                raise TwoReadings(f"The topic sets {names[0]} against something that is no level of it.")
+            self._vary(names, "compare")
+        elif any(len(self._of(name)) > 2 for name in names) or not has("interact", "open", "which", "best"):
+            raise TwoReadings(f"Of {' and '.join(names)}, name two levels each, and how they are compared.")
         else:
-            raise TwoReadings(f"The topic names one level each of {' and '.join(asked)}: say which is compared.")
+            screened = [each for each in table()["shared"]["screen"] if each in self.factors and each not in settled]
+            self._vary(names or screened, "factorial" if has("interact") else "screen")
 
     def _asked(self) -> list[str]:
         """Factors with one level that is no setting: not behind a preposition, not of the task, no usual choice."""
-        single = [level for level in self.levels if len(self._of(level.factor.name)) == 1 and not is_scenery(level)]
-        return list(dict.fromkeys(level.factor.name for level in single if not self._is_setting(level)))
+        found = list[str]()
+        for level in [each for each in self.levels if not self._is_scenery(each)]:
+            name, near = level.factor.name, [self.items.at(level.at + d) for d in (-1, 0, 1)]
+            own = [item for item in near if item is near[1] or (item.isa("factor") and item.what == name)]
+            of_task = near[2] in own and self.items.at(level.at + 2).isa("instrument")
+            alone = len(self._of(name)) == 1 and name not in found
+            found += [name] * (alone and not of_task and all(item.led in ("", "under", "as") for item in own))
+        return found
 
-    def _is_setting(self, level: Level) -> bool:
-        near = [self.items.at(level.at + d) for d in (-1, 0, 1)]
-        own = [item for item in near if item is near[1] or (item.isa("factor") and item.what == level.factor.name)]
-        of_task = near[2] in own and self.items.at(level.at + 2).isa("instrument")
-        return of_task or any(item.led not in ("", "under", "as") for item in own)
+    def _vary(self, names: Sequence[str], design: str) -> None:
+        """Compare levels of these factors; every other level is the same in all arms."""
+        for name in names:
+            treatments, baseline = self._contrast(name)
+            self._put_compare(baseline, treatments[-1:] if design in ("factorial", "screen") else treatments)
+        if design != "compare":
+            self.put("design", design, "topic")
+        self._mark(*SIDES)
+        self.sided = self.sided and len(names) < 2
+        compared = [level.at for level in self.levels if level.factor.name in names]
+        opposed = any(compared[:1] < [i] for i in self.items.places(*SIDES))
+        for level in [each for each in self.levels if each.factor.name not in names]:
+            name = level.factor.name
+            usual = level.value == level.factor.default or (name.startswith("lora_") and "parameters" in names)
+            inside = opposed and not usual and compared and compared[0] <= level.at <= compared[-1]
+            if inside or level.source == "planner":
+                self.stop(f"{name}={level.value} may belong to one side only.")
+            self._put_setting(level)
+        self._claim()
 
-    def _compare(self, levels: list[Level]) -> None:
-        self._refuse_twice(levels[0].factor.name)
-        if self.items.has("balance"):
-            ordered = sorted(levels, key=lambda level: (isinstance(level.value, str), level.value))
-            self._put_compare(ordered[0], ordered[1:])
-            self.put("design", "balance", "topic")
-            self._mark("between")
-        else:
-            treatments, baseline = self._sides(levels)
-            self._put_compare(baseline, treatments)
-        self._finish([levels[0].factor.name], levels)
-
-    def _refuse_twice(self, name: str) -> None:
+    def _contrast(self, name: str) -> tuple[list[Level], Level]:
+        """The treatments and the baseline of a factor, whose levels the topic gives or the planner chooses."""
+        levels, factor = self._of(name), self.factors[name]
+        way = self.moved.get(name) if factor.type in ("int", "float") else None
         values = [level.value for level in self.levels if level.factor.name == name and level.source == "topic"]
         if len(values) > len(set(values)):
             raise TwoReadings(f"The topic names a level of {name} twice.")
+        if not levels:
+            return self._moved(factor)
+        baselines = self._baselines(levels, way) if len(levels) > 1 else [self._default(levels[0])]
+        treatments = [level for level in levels if level not in baselines]
+        if len(baselines) > 1:
+            raise TwoReadings(f"The topic sets {name} against several baselines.")
+        if way and any((float(each.value) - float(baselines[0].value)) * way < 0 for each in treatments):
+            raise TwoReadings(f"The topic has {name} go one way, and its levels the other.")
+        return treatments, baselines[0]
 
     def _put_compare(self, baseline: Level, treatments: Sequence[Level]) -> None:
         source: Source = "planner" if any(level.source == "planner" for level in (baseline, *treatments)) else "topic"
@@ -241,270 +209,136 @@ class _Study(Levels):
         if len(treatments) >= FEWEST_RACED:
             self.put("design", "race", "planner")
 
-    def _sides(self, levels: list[Level]) -> tuple[list[Level], Level]:
-        """The treatments and the baseline."""
-        name, found = levels[0].factor.name, self.items
-        way = None if isinstance(levels[0].value, str | bool) else self.moved.get(name)
-        cuts: list[tuple[int, str]] = []
-        for n, (one, other) in enumerate(pairwise(levels), 1):
-            between = ["to" if item.text == "->" else item.kind for item in found[one.at + 1 : other.at]]
-            begun = way is not None or any(item.isa("from") for item in found[max(0, one.at - 2) : one.at])
-            turned = "to" in between and (begun or any(item.text == "->" for item in found))
-            sides = [*(kind for kind in between if kind in SIDES), *["than"] * ("from" in between), *["to"] * turned]
-            cuts += [(n, side) for side in sides[:1]]
-        self._mark(*SIDES, "from", "to", "between")
-        ahead = any(found[i].isa("than", "vs") for i in range(levels[0].at))
-        marked = any(kind != "vs" for _, kind in cuts)
-        rest = found[levels[-1].at + 1 :]
-        late = any(item.kind in CLAIMS or (item.isa("factor") and item.what == name) for item in rest[1:])
-        apart = late and any(item.text in ",:.?;" for item in rest) and not rest[0].isa("factor")
-        self.sided = bool(ahead or way is not None or (cuts and (marked or not apart)))
-        if ahead and not cuts:
-            return self._agreeing(levels[1:], levels[:1], way)
-        if len(cuts) == 1 and cuts[0][1] == "to":
-            return self._agreeing(levels[cuts[0][0] :], levels[: cuts[0][0]], way)
-        if way is not None and not marked:
-            lowest = (min if way > 0 else max)(levels, key=lambda level: float(level.value))
-            return [level for level in levels if level is not lowest], lowest
-        if len(cuts) == 1 and (marked or cuts[0][0] == len(levels) - 1):
-            return self._agreeing(levels[: cuts[0][0]], levels[cuts[0][0] :], way)
+    def _baselines(self, levels: list[Level], way: int | None) -> list[Level]:
+        between = [[item.kind for item in self.items[one.at + 1 : other.at]] for one, other in pairwise(levels)]
+        cuts = [n for n, kinds in enumerate(between, 1) if any(kind in SIDES for kind in kinds)]
+        marked = any(kind in SIDES and kind != "vs" for kinds in between for kind in kinds)
+        self.sided = True
+        ahead = any(item.isa("than", "vs") for item in self.items[: levels[0].at])
+        if not cuts and (ahead or (way and "to" in between[0])):
+            return levels[:1]
+        if way and not marked:
+            return [(min if way > 0 else max)(levels, key=lambda level: float(level.value))]
+        if len(cuts) == 1 and (marked or cuts[0] == len(levels) - 1):
+            # in `A vs B: is it faster?` either may be meant
+            self.sided = marked or not any(item.text in ",:.;" for item in self.items[levels[-1].at + 1 :])
+            return levels[cuts[0] :]
         if len(cuts) > 1 and marked:
-            raise TwoReadings(f"The topic sets levels of {name} against each other in more than one way.")
+            raise TwoReadings(f"Levels of {levels[0].factor.name} are set against each other in more than one way.")
         self.sided = False
-        usual = self._usual(levels)
-        return [level for level in levels if level is not usual], usual
+        return [next((level for level in levels if level.value == level.factor.default), levels[0])]
 
-    def _usual(self, levels: Sequence[Level]) -> Level:
-        return next((level for level in levels if level.value == level.factor.default), levels[0])
-
-    def _agreeing(self, treatments: list[Level], baselines: list[Level], way: int | None) -> tuple[list[Level], Level]:
-        name = treatments[0].factor.name
-        if len(baselines) > 1:
-            raise TwoReadings(f"The topic sets {name} against several baselines.")
-        if way is not None and any((float(each.value) - float(baselines[0].value)) * way < 0 for each in treatments):
-            raise TwoReadings(f"The topic has {name} go one way, and its levels the other.")
-        return treatments, baselines[0]
-
-    def _against_default(self, level: Level) -> None:
-        factor, off = level.factor, off_level(level.factor)
-        self._refuse_twice(factor.name)
-        self._mark("from", "to")
-        if self.items.has(*SIDES):
-            raise TwoReadings(f"The topic sets {factor.name}={level.value} against something that is no level of it.")
-        other = on_level(factor) if level.value == off else factor.off
+    def _default(self, level: Level) -> Level:
+        """What a level without another is compared with: the default; of that itself, the level that switches it."""
+        factor = level.factor
+        other = on_level(factor) if level.value == off_level(factor) else factor.off
         other = factor.default if level.value != factor.default else other
         if other is None or other == level.value:
             raise TwoReadings(f"{factor.name}={level.value} is the default: name the level to compare it with.")
-        baseline = Level(factor, other, source="topic" if other == factor.default else "planner")
-        self._put_compare(self._agreeing([level], [baseline], self.moved.get(factor.name))[1], [level])
-        self._finish([factor.name], [level])
+        self.sided = True
+        return Level(factor, other, source="topic" if other == factor.default else "planner")
 
-    def _move(self, factor: Factor) -> None:
-        """A factor without levels: the default against levels on the side that the topic says, or on both."""
-        found, default, way, off = self.items, factor.default, self.moved.get(factor.name), off_level(factor)
-        if found.has(*SIDES):
-            raise TwoReadings(f"The topic compares {factor.name} with something, and names no level of it.")
-        open_end = found.has("far", "open", "which", "best")
-        values: list[Scalar] = []
-        switch = factor.off is not None or factor.type == "bool"
-        if switch and off is not None and default != off and way is None and not open_end:
-            default, values = off, [factor.default]  # `does clipping help`, where it is on: against none
+    def _moved(self, factor: Factor) -> tuple[list[Level], Level]:
+        """The default against levels on the side that the topic says, or on both."""
+        default, way = factor.default, self.moved.get(factor.name)
+        both = self.items.places("far", "open", "which", "best", "interact")
+        values: list[Scalar | None] = []
+        if (
+            default != off_level(factor)
+            and (factor.off is not None or factor.type == "bool")
+            and way is None
+            and not both
+        ):
+            default, values = factor.off or False, [default]  # `does clipping help`, where it is on: against none
         elif factor.type in ("choice", "bool"):
-            values = [not default] if factor.type == "bool" else [each for each in factor.choices if each != default]
-        elif open_end or (way is None and default != off):
-            values = spread(factor)
-        elif way is None or (way > 0 and factor.name in table()["shared"]["on"]):
-            values = [on_level(factor)]
+            values = [each for each in factor.choices or (False, True) if each != default]
         else:
-            values = [each for each in [moved_from_default(factor, way)] if each is not None]
-        if not values:
-            raise TwoReadings(f"{factor.name} cannot go further: its default is at the end of its range.")
-        levels = [Level(factor, value, source="planner") for value in values]
-        self._put_compare(Level(factor, default), levels)
-        self.sided = factor.type == "choice"
-        self._finish([factor.name], levels if self.sided or len(levels) == 1 else [])
-
-    def _explore(self, names: list[str]) -> None:
-        """Two levels of each: whether they interact, or which of them matters."""
-        asked = self.items.has("interact", "weigh", "open")
-        if not asked and (self.items.has(*SIDES) or not self.items.has("which", "best")):
-            raise TwoReadings(f"The topic names {' and '.join(names)}, and not how they are compared.")
-        settled = {level.factor.name for level in self.levels}
-        screened = [name for name in table()["shared"]["screen"] if name in self.factors and name not in settled]
-        for name in names or screened:
-            factor, levels = self.factors[name], self._of(name)
-            if len(levels) > 2:
-                raise TwoReadings(f"{name} has {len(levels)} levels; where several factors are varied, each has two.")
-            is_off = factor.default == off_level(factor)
-            other = None if is_off else moved_from_default(factor, self.moved.get(name, 1))
-            moved = Level(factor, on_level(factor) if other is None else other, source="planner")
-            usual = self._usual(levels or [Level(factor, factor.default)])
-            self._put_compare(usual, [each for each in levels if each is not usual] or [moved])
-        self._mark(*SIDES)
-        self.put("design", "factorial" if self.items.has("interact") else "screen", "topic" if asked else "planner")
-        self._finish(list(self.fields["compare"]), [])
-
-    def _sequence(self, varied: list[str]) -> None:
-        cut, order = self.items.places("then")[0], [self._of(name) for name in varied]
-        order.sort(key=lambda levels: levels[0].at)
-        parted = len(order) == 2 and order[0][-1].at < cut < order[1][0].at
-        if not parted or self.items.has("interact"):
-            raise TwoReadings("A sequence compares two factors one after the other, each with its own levels.")
-        for levels in order:
-            treatments, baseline = self._sides(levels)
-            self._put_compare(baseline, treatments)
-        self.put("design", "sequence", "topic")
-        self.sided = False
-        self._finish(varied, [])
+            values = [moved_level(factor, each) for each in ((-1, 1) if both or way is None else (way,))]
+        levels = [Level(factor, value, source="planner") for value in values if value is not None]
+        self.sided = factor.type == "choice" or len(levels) == 1
+        return levels, Level(factor, default)
 
     def _bundles(self, varied: list[str]) -> None:
         """`GRPO at lr 1e-5 against RLOO at lr 2e-5`."""
-        first = min(level.at for level in self.levels if level.factor.name in varied)
-        cuts = [i for i in self.items.places(*SIDES) if i > first]
-        if len(cuts) != 1:
+        cuts = self.items.places(*SIDES) or [0]
+        sides = [[level for level in self.levels if (level.at < cuts[0]) is early] for early in (False, True)]
+        base, other = ({level.factor.name: level.value for level in side} for side in sides)
+        if len(cuts) > 1 or base.keys() != other.keys() or len(base) + len(other) < len(self.levels):
             both = " and ".join(varied)
             raise TwoReadings(f"The topic varies {both}: ask about one, or whether they interact, or name the arms.")
-        sides = [[level for level in self.levels if (level.at < cuts[0]) is early] for early in (False, True)]
-        arms = [{level.factor.name: level.value for level in side} for side in sides]
-        if arms[0].keys() != arms[1].keys() or any(len(arm) < len(side) for arm, side in zip(arms, sides, strict=True)):
-            raise TwoReadings("The two sides do not set the same factors, once each.")
         self.used.add(cuts[0])
-        self._put_arms({"baseline": arms[0], "treatment": arms[1]})
+        self.put("arms.baseline", base, "topic")
+        self.put("arms.treatment", other, "topic")
         self.sided = True
-        self._claim(sides[1])
-
-    def _put_arms(self, arms: dict[str, dict[str, Scalar]]) -> None:
-        first = next(iter(arms.values()))
-        same = {name for name, value in first.items() if all(arm.get(name) == value for arm in arms.values())}
-        for name in same:
-            self._put_setting(Level(self.factors[name], first[name]))
-        for label, arm in arms.items():
-            self.put(f"arms.{label}", {name: value for name, value in arm.items() if name not in same}, "topic")
+        self._claim()
 
     def _put_setting(self, level: Level) -> None:
         name = level.factor.name
         self.put("steps" if name == "steps" else f"set.{name}", level.value, level.source)
 
-    # -- settings and claim ----------------------------------------------------------------------------------------
-
-    def _finish(self, asked: Sequence[str], levels: Sequence[Level]) -> None:
-        """Every other level is the same in all arms; then the claim. levels: of the one factor that is compared."""
-        compared = [level for level in self.levels if level.factor.name in asked]
-        opposed = bool(compared) and any(compared[0].at < i for i in self.items.places(*SIDES))
-        for level in [each for each in self.levels if each.factor.name not in asked]:
-            name = level.factor.name
-            usual = level.value == level.factor.default or (name.startswith("lora_") and "parameters" in asked)
-            inside = opposed and compared[0].at <= level.at <= compared[-1].at
-            once = sum(each.factor.name == name for each in self.levels) < 2
-            trails = opposed and level.at > compared[-1].at and isinstance(compared[-1].value, str)
-            switch = off_level(level.factor) is not None and not self.items.at(level.at - 1).isa("mark")
-            if once and not usual and (inside or (trails and switch)):
-                self.stop(f"{name}={level.value} may belong to one side only.")
-            if level.source == "planner":
-                self.stop(f"{name} is named without a level.")
-            self._put_setting(level)
-        self._claim(levels)
-
-    def _claim(self, levels: Sequence[Level]) -> None:
+    def _claim(self) -> None:
         """The metric, and which way the treatments are said to move it."""
         found, instrument = self.items, self.instrument
-        chooses = found.has("which", "balance") or (not self.sided and found.has("best"))
+        chooses = found.places("which", "open", "interact", "then") or (not self.sided and found.places("best"))
         implied, signs, raw = list[str](), list[int](), list[int]()
         for i, item in enumerate(found):
+            beside = "metric" in (found.at(i - 1).kind, found.at(i + 1).kind)
             if item.kind in CLAIMS:
                 signs.append(CLAIMS[item.kind])
-                word = _ALIASED.get(item.kind, item.text)
-                known = [each.name for each in instrument.metrics if word in each.aliases]
-                implied += known[:1] if not item.isa("beat", "lose") else []
-            elif (
-                item.isa("more", "less")
-                and i not in self.used
-                and "metric" in (found.at(i - 1).kind, found.at(i + 1).kind)
-            ):
+                word = "faster" if item.isa("faster", "slower") else item.text
+                implied += [each.name for each in instrument.metrics if word in each.aliases][:1]
+            elif item.isa("more", "less") and i not in self.used and beside:
                 raw.append(1 if item.isa("more") else -1)
-            elif item.isa("metric") and item.value:
-                raw.append(int(item.value))
-            elif not item.isa("equal", "metric"):
+            elif item.isa("metric"):
+                raw += [int(item.value)] * (item.value != 0)
+            elif not item.isa("equal"):
                 continue
             self.used.add(i)
         explicit = list(dict.fromkeys(item.what for item in found if item.isa("metric")))
-        if explicit == ["final_reward"] and "auc_reward" in implied:
-            explicit = []  # rewards that rise faster
-        if explicit == ["wall_s"] or not found.has("more_accurate", "less_accurate", "faster", "slower"):
+        if explicit == ["wall_s"] or not found.places("faster", "slower"):
             implied = [] if explicit else implied
         decided = list(dict.fromkeys([*explicit, *implied]))
-        if found.has("balance"):
-            decided = [name for name in decided if name != "wall_s"] or decided
         if len(decided) > 1:
             self.stop(f"The topic names several metrics ({', '.join(decided)}), and one decides: leave the others out.")
         if decided:
             self.put("metric", decided[0], "topic" if explicit else "planner")
-        name = decided[0] if decided else instrument.defaults.metric
+        name = [*decided, instrument.defaults.metric][0]
         rises = next(metric.direction for metric in instrument.metrics if metric.name == name) == "increase"
         moves = {*(sign if rises else -sign for sign in signs), *raw}
-        if len(moves) > 1 or (moves and found.has("equal")):
+        if len(moves) > 1 or (moves and found.places("equal")):
             self.stop("The topic makes two claims.")
-        if self.moved and not (moves or decided or chooses or len(levels) > 1 or found.has("equal", "far")):
+        if self.moved and not (moves or decided or chooses or found.places("equal", "far")):
             self.stop("The topic does not say what is to change.")
         verbs = any(item.isa("better", "worse") and item.text not in ("better", "worse") for item in found)
-        listed = [item.text for item in found[levels[0].at : levels[-1].at]] if len(levels) > 1 else []
-        if found.has("equal"):
+        if found.places("equal"):
             self.put("claim", "equal", "topic")
-        elif moves and not chooses and (self.sided or len(levels) == 1):
+        elif moves and not chooses and self.sided:
             self.put("claim", "increase" if moves.pop() > 0 else "decrease", "topic")
-        elif moves and not chooses and listed and ("or" not in listed or verbs):
+        elif moves and not chooses and (verbs or not any(item.text == "or" for item in found)):
             self.stop("The topic claims an effect, and does not say of which level against which.")
 
-    # -- arms that are written out ---------------------------------------------------------------------------------
-
-    def _listed_arms(self) -> dict[str, dict[str, Scalar]]:
+    def _listed_arms(self) -> bool:
         """`(a) GRPO, (b) with clip-higher 0.28, (c) with clip-higher and token-level loss`."""
-        first, *parts = re.split(r"(?<!\w)\(?(?<![\d.])\b([a-z1-9])\)", self.words.text)
-        labels, segments = parts[::2], parts[1::2]
-        if len(labels) < 2 or "".join(labels) not in ("abcdefgh"[: len(labels)], "123456789"[: len(labels)]):
-            return {}
-        segments[-1], behind = [*re.split(r"\.(?!\d)", segments[-1], maxsplit=1), ""][:2]
-        arms: dict[str, dict[str, Scalar]] = {}
-        bare: list[tuple[str, str]] = []
-        for label, segment in zip(labels, segments, strict=True):
-            self._part(segment)
-            arms[label] = {level.factor.name: level.value for level in self.levels}
-            bare += [(label, item.what) for item in self.items if item.isa("factor") and item.what not in arms[label]]
-        stated = {name: value for arm in arms.values() for name, value in arm.items()}
-        for label, name in bare:
-            if name not in stated:
-                self.stop(f"Arm {label} names {name} without a level.")
-            arms[label][name] = stated.get(name, self.factors[name].default)
-        if any(one == other for n, one in enumerate(arms.values()) for other in list(arms.values())[:n]):
-            self.stop("Two of the arms are the same.")
-        self._rest(f"{first} . {behind}", set(stated))
-        return arms
-
-    def _splits(self) -> dict[str, dict[str, Scalar]]:
-        """`4 tasks x 16, 8 x 8 or 16 x 4`: tasks of a step times rollouts of a task."""
-        kinds = "(?:rollouts|samples|episodes|completions|generations)"
-        pair = rf"(?<![\w.])(\d+) ?(?:tasks?|prompts?|groups?)? ?(?:x|×|by|\*) ?(\d+)(?: ?{kinds}(?: each)?)?(?![\w.])"
-        total = rf"(?:with |at |of |for )?(\d+) {kinds}(?: (?:per|a|each) (?:step|batch))?(?: in total)?"
-        found = [(int(a), int(b)) for a, b in re.findall(pair, self.words.text)]
-        if len(found) < 2 or not re.search(r"rollout|task|prompt|group|sample|episode|completion", self.words.text):
-            return {}
-        rest = re.sub(pair, " , ", self.words.text)
-        totals = {int(each) for each in re.findall(total, rest)}
-        if any(a * b != each for each in totals for a, b in found) or len(set(found)) < len(found):
-            self.stop("The splits do not come to the total that the topic gives, or one is named twice.")
-        self._rest(re.sub(rf"\b(?:splits?|divisions?)\b|{total}", " ", rest), {"tasks_per_step", "group_size"})
-        return {f"{a}x{b}": {"tasks_per_step": a, "group_size": b} for a, b in found}
-
-    def _part(self, text: str) -> None:
-        self._name_unused()
-        self._load(text)
-        self._mark("on", "default")
-        self._motions()
-
-    def _rest(self, text: str, own: set[str]) -> None:
-        """What stands around the arms: settings of all of them, and a metric."""
-        self._part(text)
-        for level in [each for each in self.levels if each.factor.name not in own]:
-            self._put_setting(level)
-        self.sided = False
-        self._claim([])
+        first, *parts = re.split(r"(?<!\w)\(?(?<![\d.])\b([a-h1-8])\)", self.words.text)
+        labels, texts = parts[::2], parts[1::2]
+        if len(labels) < 2 or "".join(labels) not in ("abcdefgh"[: len(labels)], "12345678"[: len(labels)]):
+            return False
+        texts[-1], behind = [*re.split(r"\.(?!\d)", texts[-1], maxsplit=1), ""][:2]
+        arms, stated = dict[str, dict[str, Scalar]](), dict[str, Scalar]()
+        for label, text in zip([*labels, "all"], [*texts, f"{first} . {behind}"], strict=True):
+            self._name_unused()
+            self._load(text)
+            self._motions()
+            stated |= (arm := {level.factor.name: level.value for level in self.levels})
+            for name in [item.what for item in self.items if item.isa("factor") and item.what not in arm]:
+                arm[name] = stated.get(name, self.factors[name].default)
+                if name not in stated:
+                    self.stop(f"{text.strip()!r} names {name} without a level.")
+            arms[label] = arm
+        for name, value in arms.pop("all").items():
+            if not any(name in arm for arm in arms.values()):
+                self._put_setting(Level(self.factors[name], value))
+        for label, arm in arms.items():
+            self.put(f"arms.{label}", arm, "topic")
+        self._claim()
+        return True

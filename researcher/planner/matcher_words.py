@@ -1,6 +1,6 @@
-"""The words of a topic: bounds taken out, then every word named as a factor, a level, a metric, an instrument or a way to compare.
+"""The words of a topic, bounds taken out, and the levels of factors that they give.
 
-Knows what instruments declare and the tables of `matcher.toml`; how a study follows from it is for `matcher.py`.
+Knows what instruments declare and the tables of `matcher.toml`; what is compared with what is for `matcher.py`.
 """
 
 from __future__ import annotations
@@ -14,31 +14,35 @@ from pathlib import Path
 from typing import Any
 
 from foundation.durations import duration_s
-from researcher.instruments.catalogue import InstrumentFolder
+from researcher.instruments.catalogue import InstrumentFolder, level_problem
 from researcher.instruments.instrument import STUDY_MODEL, Factor, Instrument, Scalar
+from researcher.instruments.levels import as_level, off_level, on_level
+from researcher.study.draft import Source
 from researcher.study.spec import duration_text
 from swarm.models.catalogue import CATALOGUE
 
 _NUMERALS = "two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen"
 _DIGITS = {word: str(n) for n, word in enumerate(_NUMERALS.split(), 2)} | {"twenty": "20", "thirty": "30"}
+_PLAIN = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹−–‐‑’", "0123456789----'")
+_SPELT = str.maketrans({"⁻": "^-", "→": " to ", "β": " beta ", "η": " learning rate ", "—": " - "})
 _NUMBER = r"\d+(?:\.\d+)?(?:e[-+]?\d+)?|\.\d+"
 _LENGTH = r"\d+(?:\.\d+)? ?(?:h(?:ours?|rs?)?|m(?:in(?:ute)?s?)?|s(?:ec(?:ond)?s?)|d(?:ays?)?)(?: ?\d+ ?m(?:in(?:ute)?s?)?)?\b"
-_TOKEN = re.compile(
-    rf"(?P<number>(?:{_NUMBER})(?![\w%]|\.\d))"
-    r"|(?P<word>[a-z][a-z0-9+]*(?:'[a-z]+)?)|(?P<odd>[\w.]*\w%?)|(?P<mark>->|[^\s\w])"
-)
-_HUB = re.compile(r"(?<![\w/.:-])[A-Za-z][\w.-]*/([A-Za-z][\w.-]*\w)")
-_MARKS = frozenset(",.?!:;()[]{}/-|&'\"`*~=") | {"->"}
-_COUNTED = frozenset(["numbers", "problems", "questions", "models", "tasks", "agents", "sizes", "values", "runs"])
-_GENERIC = {"number", "digit", "together", "mix", "mixed", "share", "range", "model"}
-"""Keywords of instruments that say little by themselves."""
+_TOKEN = re.compile(rf"(?:{_NUMBER})(?![\w%]|[.:]\d)|[a-z][a-z0-9+]*(?:'[a-z]+)?|[\w.:]*\w%?|[^\s\w]")
+_HUB = r"[a-z][\w.-]*/[a-z][\w.-]*\d[bm]\b[\w.-]*"
+_COUNTED = ("numbers", "problems", "questions", "models", "tasks", "agents", "sizes", "values", "runs")
+_MARKS = frozenset(",.?!:;()[]{}/-|&'\"`*~=")
+SIDES = ("vs", "than", "beat", "lose", "equal")
+"""Words between what is compared."""
+CLAIMS = {"best": 1, "better": 1, "faster": 1, "beat": 1, "worse": -1, "slower": -1, "lose": -1}
+"""Words that say which way is better."""
+_PASSED = (*SIDES, *CLAIMS, "list", "to", "more", "less", "which", "metric", "instrument", "level")
+_APART = ("on", "for", "in", "with", "when", "using", "under", "by")
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A phrase that is understood, or one word that is not. kind: factor, level, number, metric, instrument, model, mark,
-    unknown, or a class of the table. what: a factor's, metric's or instrument's name. value: of a level or a number; of a metric
-    the way it is said to go. led: the preposition before it."""
+    """A phrase, or one word that is not understood. kind: of what is declared, or a class of the table. what: the declared name.
+    value: of a level or a number; of a metric the way it is said to go. led: the preposition before it."""
 
     kind: str
     text: str
@@ -62,9 +66,6 @@ class Items(list[Item]):
     def places(self, *kinds: str) -> list[int]:
         return [i for i, item in enumerate(self) if item.kind in kinds]
 
-    def has(self, *kinds: str) -> bool:
-        return any(item.kind in kinds for item in self)
-
 
 @dataclass(slots=True)
 class Said:
@@ -85,7 +86,6 @@ def table() -> dict[str, Any]:
 def said(topic: str) -> Said:
     """The topic with its models and bounds taken out, in the words that the tables know."""
     found = Said()
-
     text = normal(_without_models(topic, found))
     for pattern, meant in table()["rewrites"]:
         text = re.sub(pattern, meant, text)
@@ -100,51 +100,35 @@ def said(topic: str) -> Said:
 
 def normal(text: str) -> str:
     """Lower case, plain dashes and quotes, powers of ten and numerals in digits."""
-    superscripts = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺", "0123456789-+")
-    text = re.sub("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺]+", lambda match: "^" + match[0].translate(superscripts), text)
-    for written, plain in (("→", "->"), ("β", " beta "), ("η", " learning rate "), ("—", " - ")):
-        text = text.replace(written, plain)
-    text = text.translate(str.maketrans("−–‐‑’", "----'"))
-    text = re.sub(r"\bN(?= ?=)", "sample-size", text).lower()
-    text = re.sub(r"(\d+(?:\.\d+)?)\s*[x×*·]\s*10\s*(?:\^|\*\*)?\s*[({]?(-\d+)[)}]?", r"\1e\2", text)
-    text = re.sub(r"\b10\s*(?:\^|\*\*)\s*[({]?(-\d+)[)}]?", r"1e\1", text)
+    text = re.sub(r"\bN(?= ?=)", "sample-size", text.translate(_PLAIN).translate(_SPELT)).lower()
+    power = r"(?:(\d+(?:\.\d+)?)\s*[x×*·]\s*|\b)10\s*(?:\^|\*\*)\s*[({]?(-\d+)[)}]?"
+    text = re.sub(power, lambda match: f"{match[1] or 1}e{match[2]}", text)
     return re.sub(r"\b[a-z]+\b", lambda match: _DIGITS.get(match[0], match[0]), text)
 
 
 def _without_models(topic: str, found: Said) -> str:
+    listed = {name.lower(): known.name for known in CATALOGUE for name in (known.name, *known.aliases)}
+    listed |= {known.name.rpartition("-")[2]: known.name for known in CATALOGUE}
+    names = "|".join(sorted(map(re.escape, listed), key=len, reverse=True))
+
     def named(match: re.Match[str]) -> str:
-        sized = re.search(r"\d[bm]\b", match[0], re.IGNORECASE)
-        if not sized and not (re.search("[A-Z]", match[1]) and re.search(r"-|\d", match[1])):
-            return match[0]
-        found.models.append(match[0])
+        name = listed.get(match["name"].lower(), match["name"])
+        found.models += [name] * (name not in found.models)
         return " modelname "
 
-    text = _HUB.sub(named, topic)
-    for known in CATALOGUE:
-        size = known.name.rpartition("-")[2]
-        whole = sorted((known.name, *known.aliases), key=len, reverse=True)
-        for name in (*whole, rf"{size}(?: (?:parameter )?models?)?"):
-            text, count = re.subn(rf"(?<![\w/.-]){name}(?![\w-])", " modelname ", text, flags=re.IGNORECASE)
-            found.models += [known.name] * (bool(count) and known.name not in found.models)
-    found.models.sort(key=lambda name: topic.lower().find(name.split("-")[-1].lower()))
-    return text
+    whole = rf"(?<![\w/.:-])(?P<name>{_HUB}|{names})(?: (?:parameter )?models?)?(?![\w-])"
+    return re.sub(whole, named, topic, flags=re.IGNORECASE)
 
 
 def _bound(match: re.Match[str], fields: dict[str, str], found: Said) -> str:
-    for group, path in fields.items():
-        if (written := match[group]) is None:
-            continue
+    """fields: the paths that each group gives, with blanks between them."""
+    for path, written in [(path, match[group]) for group in fields for path in fields[group].split() if match[group]]:
         value: Any = written
         if path == "budget.wall":
-            text = re.sub("([hmsd])[a-z]*", r"\1", written.replace(" ", ""))
-            days = re.fullmatch(r"(\d+)d", text)
-            path = "schedule.days" if days else path
-            value = int(days[1]) if days else duration_text(duration_s(text) or 0)
-        elif path == "schedule.windows":
-            value = f"{found.bounds[path]}-{written}" if group == "b" else written
+            value = duration_text(duration_s(re.sub("([hmsd])[a-z]*| ", r"\1", written)) or 0)
         elif path != "budget.tokens":
-            value = float(written) if path == "margin" else int(written)
-        if path in found.bounds and group != "b":
+            value = int(written)
+        if path in found.bounds:
             found.problems.append(f"The topic gives {path} twice: {found.bounds[path]} and {value}.")
         found.bounds[path] = value
     return " | "
@@ -177,51 +161,29 @@ def _vocabulary(instrument: Instrument) -> dict[tuple[str, ...], Item]:
     factors = [factor for factor in instrument.factors if factor.target != STUDY_MODEL]  # models go by their names
     classes, names = _classes(), {factor.name for factor in factors}
     listed = classes | {keys(instrument.model.partition("-")[0]): Item("stop", ""), ("modelname",): Item("model", "")}
-    for word in (instrument.name, *instrument.keywords):
-        if len(keys(word)) > 1 or keys(word) not in classes:
-            listed[keys(word)] = Item("instrument", "", instrument.name)
+    words = (instrument.name, *instrument.keywords)
+    listed |= {keys(word): Item("instrument", "", instrument.name) for word in words if keys(word) not in classes}
     for metric in instrument.metrics:
         for name in (metric.name, *metric.aliases):
-            says = {classes[(word,)].kind for word in keys(name) if (word,) in classes}
-            way = 1 if says & {"more", "better", "faster"} else -1 if says & {"less", "worse", "slower"} else 0
-            if not way or not all((word,) in classes for word in keys(name)):
-                listed[keys(name)] = Item("metric", "", metric.name, way)
+            if not any(classes.get((word,), NOTHING).isa("more", "less", *CLAIMS) for word in keys(name)):
+                listed[keys(name)] = Item("metric", "", metric.name)
     listed |= {keys(word): Item("metric", "", name, way) for word, (name, way) in table()["shared"]["metrics"].items()}
-    words = table()["shared"]["factors"].items()
-    listed |= {keys(word): Item("factor", "", name) for word, name in words if name in names}
     for factor in factors:
         listed |= {keys(name): Item("factor", "", factor.name) for name in (factor.name, *factor.aliases)}
         if factor.name in table()["shared"]["bare"] or factor.proper:
-            listed |= _choices(factor)
+            alone = [each for each in factor.choices if each not in ("none", "full")]
+            listed |= {keys(str(each)): Item("level", "", factor.name, each) for each in alone}
         listed |= {keys(f"{factor.name} {each}"): Item("level", "", factor.name, each) for each in factor.choices}
     levels = table()["shared"]["levels"].items()
     return listed | {keys(word): Item("level", "", name, value) for word, (name, value) in levels if name in names}
 
 
-def _choices(factor: Factor) -> dict[tuple[str, ...], Item]:
-    alone = [each for each in factor.choices if each not in ("none", "full")]
-    return {keys(str(each)): Item("level", "", factor.name, each) for each in alone}
-
-
 def choose_instrument(text: str, folders: Sequence[InstrumentFolder]) -> tuple[list[InstrumentFolder], bool]:
     """The instruments that the topic may be about, and whether it names one. A general one answers where none is named."""
-    words = keys(text)
-    places: dict[tuple[str, ...], set[int]] = {}
-    for i in range(len(words)):
-        for n in range(1, 6):
-            places.setdefault(words[i : i + n], set()).update(range(i, i + n))
-    ordinary = {key for phrase in _classes() for key in phrase} | _GENERIC
-    hits: dict[str, set[int]] = {}
-    for folder in folders:
-        instrument = folder.instrument
-        phrases = [keys(word) for word in (instrument.name, *instrument.keywords)]
-        own = [each for each in instrument.factors if each.target.startswith(("task.", "roles.", "run.batch.mix"))]
-        phrases += [keys(name) for each in own for name in (each.name, *each.aliases) if len(keys(name)) > 1]
-        for phrase in phrases:
-            if phrase in places and not (len(phrase) == 1 and phrase[0] in ordinary):
-                hits.setdefault(instrument.name, set()).update(places[phrase])
-    whole = [name for name, at in hits.items() if not any(at < other for other in hits.values())]
-    chosen = [each for each in folders if each.instrument.name in ([n for n in whole if keys(n) in places] or whole)]
+    words, ordinary = keys(text), _classes().keys()
+    phrases = {words[i : i + n] for i in range(len(words)) for n in range(1, 6)} - ordinary
+    named = [folder for folder in folders if keys(folder.instrument.name) in phrases]
+    chosen = named or [each for each in folders if phrases & set(map(keys, each.instrument.keywords))]
     general = [folder for folder in folders if folder.instrument.general] or list(folders)
     return chosen or general, bool(chosen)
 
@@ -231,49 +193,186 @@ def items(text: str, instrument: Instrument) -> Items:
     plain = re.sub(r"(?<=[a-z0-9])-(?=[a-z])|(?<=[a-z]{2})-(?=\d)|_", " ", text)
     if any(factor.share for factor in instrument.factors):
         plain = re.sub(r"\b(\d+) ?%", lambda match: f"{int(match[1]) / 100:g}", plain)
-    tokens = [(match.lastgroup or "", match[0]) for match in _TOKEN.finditer(plain)]
-    listed = _vocabulary(instrument)
-    named = {item.what for item in _named(tokens, listed) if item.isa("factor", "level")}
-    for factor in [factor for factor in instrument.factors if factor.name in named and factor.choices]:
-        listed |= _choices(factor)  # `a schedule: linear or cosine`
-    return _led(_named(tokens, listed))
+    return _led(_named(_TOKEN.findall(plain), _vocabulary(instrument)))
 
 
-def _named(tokens: Sequence[tuple[str, str]], listed: dict[tuple[str, ...], Item]) -> list[Item]:
-    words, longest = [_key(text) for _, text in tokens], max(map(len, listed))
+def _named(tokens: Sequence[str], listed: dict[tuple[str, ...], Item]) -> list[Item]:
+    words, longest = [_key(token) for token in tokens], max(map(len, listed))
     result: list[Item] = []
     i = 0
     while i < len(tokens):
-        kind, text = tokens[i]
-        lengths = range(min(longest, len(tokens) - i), 0, -1) if kind != "number" else ()
-        length = next((n for n in lengths if tuple(words[i : i + n]) in listed), 0)
-        lettered = length == 1 and len(text) == 1 and listed[(words[i],)].isa("factor")  # `n=8`, and no letter else
-        if lettered and not (i + 1 < len(tokens) and (tokens[i + 1][1] in "=:" or tokens[i + 1][0] == "number")):
-            length = 0
-        if length:
-            phrase = " ".join(text for _, text in tokens[i : i + length])
-            result.append(replace(listed[tuple(words[i : i + length])], text=phrase))
-        elif kind == "number":
-            result.append(Item(kind, text, value=float(text)))
+        phrases = [tuple(words[i : i + n]) for n in range(longest, 0, -1)]
+        phrase = next((each for each in phrases if each in listed), (words[i],))
+        if re.fullmatch(_NUMBER, tokens[i]):
+            phrase = (words[i],)
+            result.append(Item("number", tokens[i], value=float(tokens[i])))
         else:
-            result.append(Item("mark", text) if text in _MARKS else Item("unknown", text))
-        i += length or 1
+            item = listed.get(phrase, Item("mark" if tokens[i] in _MARKS else "unknown", ""))
+            result.append(replace(item, text=" ".join(tokens[i : i + len(phrase)])))
+        i += len(phrase)
     return result
 
 
 def _led(found: Sequence[Item]) -> Items:
     """Without words of no content; each knows its preposition. `with` before a bare factor stays, as it may switch it on."""
-    result, led = Items(), ""
-    for i, item in enumerate(found):
-        behind = next((other for other in found[i + 1 :] if not other.isa("stop")), NOTHING)
-        if item.isa("stop"):
-            if item.text in _COUNTED and i and found[i - 1].isa("number"):  # `3 numbers`
-                result[-1] = Item("unknown", f"{found[i - 1].text} {item.text}")
-        elif item.isa("prep") or (item.isa("on") and item.text == "with" and not behind.isa("list")):
-            led = item.text
-            if behind.isa("factor") and item.isa("on"):
-                result.append(item)
-        else:
-            result.append(replace(item, led=led))
-            led = ""
+    counted = {
+        i for i in range(1, len(found)) if found[i - 1].isa("number") and found[i].text in _COUNTED
+    }  # `3 numbers`
+    kept, result, led = Items(each for i, each in enumerate(found) if i in counted or not each.isa("stop")), Items(), ""
+    for i, item in enumerate(kept):
+        behind = kept.at(i + 1)
+        leads = item.isa("prep") or (item.isa("on") and item.text == "with" and not behind.isa("list"))
+        if not leads or (item.isa("on") and behind.isa("factor")):
+            result.append(replace(item, led="" if leads else led))
+        led = item.text if leads else ""
     return result
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """A level of a factor at an index of the items. source planner: the topic gives none."""
+
+    factor: Factor
+    value: Scalar
+    at: int = -1
+    source: Source = "topic"
+
+
+class TwoReadings(Exception):
+    """There are two readings, or none."""
+
+
+@dataclass(slots=True)
+class Levels:
+    """words: the topic; items: its phrases; used: those that play a part. moved: which way the topic says that a factor goes."""
+
+    instrument: Instrument
+    words: Said
+    items: Items = field(default_factory=Items)
+    levels: list[Level] = field(default_factory=list)
+    moved: dict[str, int] = field(default_factory=dict)
+    used: set[int] = field(default_factory=set)
+    problems: list[str] = field(default_factory=list)
+    factors: dict[str, Factor] = field(default_factory=dict)
+
+    def stop(self, problem: str) -> None:
+        self.problems += [problem] * (problem not in self.problems)
+
+    def _load(self, text: str) -> None:
+        self.factors = {factor.name: factor for factor in self.instrument.factors}
+        self.items = items(text, self.instrument)
+        self.levels, self.used, self.moved = [], set(), {}
+        if self.instrument.roles:
+            self.stop(
+                f"{self.instrument.name} trains several models: say in a study file which of them each setting is for."
+            )
+        self._mark("instrument", "mark", "model", "list", "which", "factor", "level", "on")
+        self._place()
+        self._switches()
+        self.levels.sort(key=lambda level: level.at)
+
+    def _mark(self, *kinds: str) -> None:
+        self.used |= set(self.items.places(*kinds))
+
+    def _place(self) -> None:
+        """Each number goes to the factor beside it, else to that of a neighbour in its list, else to the only one left."""
+        found, at, filled = self.items, dict[int, Factor](), set[int]()
+        numbers = [i for i in found.places("number") if found[i].led != "by"]  # `raised by 4` is no level
+        for i in numbers:
+            for j in [j for j in self._near(i) if j not in filled][:1]:
+                at[i] = self.factors[found[j].what]
+                filled.add(j)
+        bare = {item.what for j, item in enumerate(found) if self._is_numeric(j)} - {each.name for each in at.values()}
+        for i in [*numbers, *numbers[::-1]]:
+            near = [at[k] for k in self._neighbours(i, numbers, bool(bare)) if k in at]
+            ways = [each for each in near if level_problem(each, as_level(each, found[i].value)) is None]
+            if i not in at and ways:
+                if ways[0] != ways[-1]:
+                    raise TwoReadings(f"{found[i].text!r} may be a level of {ways[0].name} or of {ways[-1].name}.")
+                at[i] = ways[0]
+        lacking = bare or {factor.name for factor in at.values()}
+        if len(lacking) == 1:
+            at |= {i: self.factors[next(iter(lacking))] for i in numbers if i not in at}
+        for i, factor in at.items():
+            counted = found.at(i + 1).isa("factor") and found[i + 1].text.endswith("s") and at.get(i + 3) == factor
+            if counted and found[i + 2].text in (":", "(", ","):
+                raise TwoReadings(f"{found[i].text!r} may be a level of {factor.name}, or how many there are.")
+            self.levels.append(Level(factor, as_level(factor, found[i].value), i))
+        self.used |= at.keys()
+        self.levels += [Level(self.factors[found[i].what], found[i].value, i) for i in found.places("level")]
+
+    def _is_numeric(self, j: int) -> bool:
+        return self.items.at(j).isa("factor") and self.factors[self.items[j].what].type in ("int", "float")
+
+    def _skip(self, i: int, way: int, kinds: Sequence[str], marks: str = "") -> int:
+        while self.items.at(i).isa(*kinds) or (self.items.at(i).isa("mark") and self.items[i].text in marks):
+            i += way
+        return i
+
+    def _near(self, i: int) -> list[int]:
+        """`lr of 1e-5`, `16 rollouts`, `which rate is best, 1e-5 or 4e-5`: the factors at a number."""
+        left = self._skip(i - 1, -1, ("to",), "=:(~")
+        right = self._skip(i + 1, 1, ("better", "worse", "which"))
+        far = self._skip(i - 1, -1, _PASSED, ",:()?-'\"")
+        near = [left] * (self.items[i].led not in _APART) + [right] * (not self.items.at(right).led) + [far]
+        return [j for j in near if self._is_numeric(j)]
+
+    def _neighbours(self, i: int, numbers: Sequence[int], bare: bool) -> list[int]:
+        """The numbers before and behind it in one list. bare: some factor has no number, so a colon or comma may begin a list."""
+        n = numbers.index(i)
+        before = [k for k in numbers[max(0, n - 1) : n] if self._listed(k, i, bare, "factor")]
+        return before + [k for k in numbers[n + 1 : n + 2] if not self.items[k].led and self._listed(i, k, bare)]
+
+    def _listed(self, one: int, other: int, bare: bool, *passed: str) -> bool:
+        last = self.items[other - 1]
+        apart = self.items[other].led in _APART and not last.isa("list", "to", *SIDES)
+        if apart or (bare and last.isa("mark") and (other - one > 2 or last.text in ":(")):
+            return False
+        ends = [item for item in self.items[one + 1 : other] if not item.isa(*_PASSED, *passed)]
+        return all(item.isa("mark") and item.text not in ".;!|?" for item in ends)
+
+    def _switches(self) -> None:
+        """`without KL`, `with LoRA turned off`, `KL against no KL`: what is off, and elsewhere on."""
+        found, off = self.items, dict[str, int]()
+        for i in found.places("off", "off_behind"):
+            j = i - 1 if found[i].isa("off_behind") else self._skip(i + 1, 1, ("list", "off", "on"))
+            factor = self.factors[found.at(j).what] if found.at(j).isa("factor", "level") else None
+            value = None if factor is None else off_level(factor)
+            if factor is None or value is None or found.at(j + 1).isa("number"):
+                continue
+            self.used.add(i)
+            off[factor.name] = j
+            self.levels = [level for level in self.levels if level.at != j] + [Level(factor, value, i)]
+        for j in [j for j in found.places("factor") if off.get(found[j].what, j) != j]:
+            if len(self._of(found[j].what)) < 2:  # a bare mention of what is off elsewhere
+                factor = self.factors[found[j].what]
+                self.levels.append(Level(factor, on_level(factor), j, "planner"))
+        adapters = [level for level in self.levels if level.factor.name.startswith("lora_")]
+        if adapters and [level.value for level in self.levels if level.factor.name == "parameters"] == ["full"]:
+            self.levels.append(Level(self.factors["parameters"], "lora", adapters[0].at))
+
+    def _of(self, name: str) -> list[Level]:
+        """The levels of a factor, each once."""
+        levels = [level for level in self.levels if level.factor.name == name]
+        return list({level.value: level for level in levels[::-1]}.values())[::-1]
+
+    def _motions(self) -> None:
+        """`a higher rate`, `raising the rate`, `the rate is raised`: which way each factor goes."""
+        for i in [i for i in self.items.places("more", "less") if i not in self.used]:
+            before, behind = self.items.at(i - 1), self.items.at(i + 1)
+            listed = before.isa("list") and self.items.at(i - 2).isa("number")  # `16 or more`
+            if before.isa("metric") and behind.isa("on") and not self.items.at(i + 3).isa("number"):
+                self.moved |= {self.items.at(i + 2).what: 1}  # `accuracy rises with the group size`
+            if listed or before.isa("metric") or behind.isa("than", "metric"):
+                continue
+            near = behind if behind.isa("factor") and not behind.led else before
+            if near.isa("factor"):
+                way = 1 if self.items[i].isa("more") else -1
+                if self.moved.setdefault(near.what, way) != way:
+                    raise TwoReadings(f"The topic has {near.what} go up and down.")
+                self.used.add(i)
+
+    def _is_scenery(self, level: Level) -> bool:
+        """The usual choice, as in `does GRPO learn faster …`, or what the tasks are."""
+        usual = level.value == level.factor.default and level.factor.off is None
+        return level.factor.type == "choice" and (usual or level.factor.proper)

@@ -11,7 +11,7 @@ import pytest
 
 from bench.topics import TOPICS, main, read_cases, scored, tried
 from researcher.instruments.catalogue import available
-from researcher.planner.matcher import Matcher, match
+from researcher.planner.matcher import Matcher
 from researcher.planner.outcome import Declined, NeedsEdit, Outcome, Planner, Proposed, TopicRequest
 from researcher.study.spec import StudySpec
 from tests.contracts.planner_contract import PlannerContract
@@ -27,7 +27,7 @@ class TestMatcher(PlannerContract):
 
 
 def of(topic: str, **given: Any) -> Outcome:
-    return match(topic, FOLDERS, given)
+    return asyncio.run(Matcher().propose(TopicRequest(topic=topic, instruments=FOLDERS, given=given)))
 
 
 def spec(topic: str, **given: Any) -> StudySpec:
@@ -102,13 +102,11 @@ def test_the_metric_and_the_claim_are_those_of_the_topic(topic: str, metric: str
 
 
 def test_bounds_of_the_topic_stand_in_the_spec() -> None:
-    found = spec(
-        "Is lr 4e-5 better than 1e-5? At least 5 seeds, between 22:00 and 07:00, within 90m and at most 60 trials."
-    )
+    found = spec("Is lr 4e-5 better than 1e-5? At least 5 seeds, within 90m and at most 60 trials.")
     assert found.seeds.min == 5
-    assert (found.budget.wall, found.budget.trials, found.schedule.windows) == (5400, 60, ("22:00-07:00",))
-    counted = spec("lr 4e-5 vs 1e-5, seeds 3 to 7, three hours at most").seeds
-    assert (counted.first, counted.min, counted.max) == (3, 5, 5)
+    assert (found.budget.wall, found.budget.trials) == (5400, 60)
+    counted = spec("lr 4e-5 vs 1e-5, 3 to 7 seeds, three hours at most").seeds
+    assert (counted.min, counted.max) == (3, 7)
 
 
 def test_levels_of_other_factors_are_the_same_in_all_arms() -> None:
@@ -126,7 +124,6 @@ def test_models_are_named_and_several_are_compared() -> None:
     [
         ("Do learning rate (1e-5, 4e-5) and group size (4, 16) interact?", "factorial"),
         ("Which lr is best, 1e-5 or 4e-5, and then which group size, 4 or 8?", "sequence"),
-        ("Which group size is the best trade-off between accuracy and wall time: 4, 8 or 16?", "balance"),
         ("Sweep learning rates 5e-6, 1e-5, 2e-5, 4e-5 and 8e-5", "race"),
         ("What makes GRPO learn one-digit sums fastest?", "screen"),
         ("Find the best learning rate and batch size for sums", "screen"),
@@ -146,8 +143,6 @@ def test_bundles_and_lists_of_arms_become_arms() -> None:
         "Ablate DAPO: (a) vanilla GRPO, (b) with clip-higher 0.28, (c) with clip-higher and token-level loss"
     )
     assert ablation.arms["c"] == {"clip_high": 0.28, "loss_agg": "token"}
-    split = spec("With 64 rollouts per step in total, which split is best: 4 tasks x 16 or 8 x 8?")
-    assert split.arms["4x16"] == {"tasks_per_step": 4, "group_size": 16}
 
 
 @pytest.mark.parametrize(
@@ -161,7 +156,16 @@ def test_bundles_and_lists_of_arms_become_arms() -> None:
         ("Does GRPO with lr 1e-5 and group size 16 beat GRPO with lr 4e-5?", "one side only"),
         ("Does increasing the temperature from 1.0 to 0.7 help?", "go one way"),
         ("Does a learning rate of 5 beat 1e-5?", "lies outside"),
-        ("Does a learning rate of 1e-5 beat 1e-5?", "twice"),
+        ("Does a learning rate of 1e-5 beat 1e-5?", "no level of it"),
+        ("Which of the learning rates 1e-5, 4e-5 and 1e-5 is best?", "twice"),
+        ("Is RLOO better than GRPO or better than PPO?", "more than one way"),
+        ("Compare group sizes 4, 8 and 16 on 3 numbers", "'numbers'"),
+        ("two group sizes, 4 and 8", "how many"),
+        ("Does a mix learn faster with lr 1e-5 than with 4e-5?", "'mix'"),
+        ("Does a solver lr of 1e-4 learn faster than 1e-5?", "several models"),
+        ("Is lr 4e-5 better than 1e-5 between 22:00 and 07:00?", "'22:00'"),
+        ("Which split of 64 rollouts is best: 4 tasks x 16 or 8 x 8?", "'split'"),
+        ("Which group size is the best trade-off between accuracy and wall time: 4, 8 or 16?", "'trade'"),
         ("Lernt RLOO schneller als GRPO?", "'schneller'"),
     ],
 )
