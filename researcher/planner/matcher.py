@@ -213,6 +213,9 @@ class _Study(Levels):
         between = [[item.kind for item in self.items[one.at + 1 : other.at]] for one, other in pairwise(levels)]
         cuts = [n for n, kinds in enumerate(between, 1) if any(kind in SIDES for kind in kinds)]
         marked = any(kind in SIDES and kind != "vs" for kinds in between for kind in kinds)
+        dashed = any(item.text == "-" for item in self.items[levels[0].at : levels[-1].at])
+        if len(levels) == 2 and not way and not cuts and (dashed or "to" in between[0]):
+            raise TwoReadings(f"{levels[0].factor.name} has a range: name the levels in it that are to be compared.")
         self.sided = True
         ahead = any(item.isa("than", "vs") for item in self.items[: levels[0].at])
         if not cuts and (ahead or (way and "to" in between[0])):
