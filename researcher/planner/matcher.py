@@ -224,7 +224,7 @@ class _Study(Levels):
             return [(min if way > 0 else max)(levels, key=lambda level: float(level.value))]
         if len(cuts) == 1 and (marked or cuts[0] == len(levels) - 1):
             # in `A vs B: is it faster?` either may be meant
-            self.sided = marked or not any(item.text in ",:.;" for item in self.items[levels[-1].at + 1 :])
+            self.sided = marked or not any(item.text in ",:.;(" for item in self.items[levels[-1].at + 1 :])
             return levels[cuts[0] :]
         if len(cuts) > 1 and marked:
             raise TwoReadings(f"Levels of {levels[0].factor.name} are set against each other in more than one way.")
