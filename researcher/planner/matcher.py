@@ -94,7 +94,7 @@ class _Study(Levels):
             return Declined(reason=self.declined, nearest=tuple(nearest)[:5])
         if whole:
             self.fields.pop("design", None)
-        draft = Draft(fields=self.fields, sources=self.sources, author=Matcher.name, because="Matched word by word.")
+        draft = Draft(fields=self.fields, sources=self.sources, author=Matcher.name)
         draft = edited(draft, request.given)
         try:
             plan_of(StudySpec.model_validate(draft.fields), folder, known=request.known, servers=request.servers)
