@@ -13,9 +13,12 @@ from researcher.commands.home import Home, open_home, say, say_json
 from researcher.commands.plan_text import plan_lines
 from researcher.gates import unanswered_gate
 from researcher.models import (
+    EXCUSED,
+    KINDS,
     MODELS_KEPT,
     MODELS_NOT_KEPT,
     OVER_BUDGET,
+    Attrition,
     Event,
     RepairRecord,
     StudyRecord,
@@ -227,6 +230,10 @@ def event_text(event: Event) -> str:
     if event.kind == "moved":
         before = ", ".join(detail["before"]) or "servers of its own"
         return f"it goes on with {', '.join(detail['after'])} in place of {before}"
+    if event.kind == EXCUSED:
+        lost = Attrition.model_validate(detail["attrition"])
+        count = sum(sum(lost.of(kind).lost.values()) for kind in KINDS)
+        return f"{count} attempts of {detail['trial']} were lost to code that was mended since"
     if event.kind == MODELS_KEPT:
         return f"{detail['models']} models are kept in {detail['in']}"
     if event.kind == MODELS_NOT_KEPT:

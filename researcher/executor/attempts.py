@@ -25,7 +25,7 @@ from foundation.clock import Clock
 from foundation.logs import redact
 from researcher.executor.blueprint import Code, Work, run_spec, trial_blueprint
 from researcher.executor.clients import Client
-from researcher.executor.collection import Collected, collect_whole, points
+from researcher.executor.collection import Collected, collect_whole, losses, points
 from researcher.executor.errors import (
     AttemptFailed,
     ClusterUnreachable,
@@ -39,7 +39,7 @@ from researcher.executor.jobs import ClientJob, ClientPlace
 from researcher.executor.mending import Mender
 from researcher.executor.servers import Server, Site
 from researcher.executor.slots import Slot
-from researcher.models import AttemptRecord, TrialRecord, TrialStatus
+from researcher.models import EXCUSED, AttemptRecord, Attrition, StudyStatus, TrialRecord, TrialStatus, without
 from researcher.store.store import Store
 from researcher.study.plan import Plan
 from swarm.client import ServerUnreachable, StorageFull
@@ -166,9 +166,11 @@ class AttemptRun:
             report = await self._submit(attempt)
             blueprint = await self._hand_over(attempt, report, client)
             if begun_before:
+                if self._mended_by_hand(attempt):
+                    await self._excuse(blueprint)
                 await self._go_on(blueprint, job)
             collected = await self._follow(attempt, report, blueprint, client)
-            self._record(collected)
+            self._record(collected, report.run_id)
         except (asyncio.CancelledError, MendByHand, ClusterUnreachable):
             await self._leave(job, self._slot.run_id or attempt.run_id)
             raise
@@ -261,6 +263,23 @@ class AttemptRun:
             step = (await self._swarm.run(blueprint.run_id, since_step=self._work.plan.steps)).step
             self._store.continue_attempt(self._work.study_id, self._trial.key, step)
 
+    async def _excuse(self, blueprint: TrialBlueprint) -> None:
+        """Note what was lost up to here: the code that lost it is mended, and its tasks are tried again."""
+        lost = await losses(self._swarm, {role: slot.swarm for role, slot in self._beside.items()}, blueprint)
+        detail = {"trial": self._trial.key, "run": blueprint.run_id, "attrition": lost.model_dump(mode="json")}
+        self._store.record_event(self._work.study_id, EXCUSED, detail)
+
+    def _excused(self, run_id: str) -> Attrition | None:
+        """What was noted of this run last."""
+        events = self._store.events(self._work.study_id, limit=100_000, kind=EXCUSED)
+        noted = [event.detail["attrition"] for event in events if event.detail["run"] == run_id]
+        return Attrition.model_validate(noted[-1]) if noted else None
+
+    def _mended_by_hand(self, attempt: AttemptRecord) -> bool:
+        """Whether the study failed while this attempt was under way, and a person has it go on."""
+        events = self._store.events(self._work.study_id, limit=100_000, kind="study")
+        return any(event.at >= attempt.intent_at and event.detail["status"] == StudyStatus.FAILED for event in events)
+
     # -- follow -------------------------------------------------------------------------------------------------------
 
     async def _follow(
@@ -286,6 +305,7 @@ class AttemptRun:
                         deadline += self._clock.monotonic() - began
                         if code is not None:
                             blueprint = self._with_code(attempt, report, client, code)
+                            await self._excuse(blueprint)
                             tries, last = 0, False
                     if last:
                         if (full := await self._full()) is not None:
@@ -399,7 +419,7 @@ class AttemptRun:
 
     # -- end ----------------------------------------------------------------------------------------------------------
 
-    def _record(self, collected: Collected) -> None:
+    def _record(self, collected: Collected, run_id: str) -> None:
         """Raises: AttemptFailed when a metric cannot be computed from what was recorded."""
         try:
             finals = self._work.setup.finals(self._work.plan.metrics, collected.series)
@@ -408,6 +428,9 @@ class AttemptRun:
         except ValueError as error:
             raise AttemptFailed(f"the recorded trial lacks something: {error}") from error
         evidence = collected.evidence
+        excused = self._excused(run_id)
+        if excused is not None and evidence.attrition is not None:
+            evidence = evidence.model_copy(update={"attrition": without(evidence.attrition, excused)})
         if set(collected.code_versions) - {self._work.plan.instrument_code}:
             evidence = evidence.model_copy(update={"code_versions": collected.code_versions})
         study_id, key = self._work.study_id, self._trial.key

@@ -134,6 +134,16 @@ async def collect_whole(
     )
 
 
+async def losses(swarm: SwarmClient, others: Mapping[str, SwarmClient], blueprint: TrialBlueprint) -> Attrition:
+    """What a trial that goes on has lost so far, on the servers of all its models together."""
+    runs = [(swarm, blueprint.run_id), *((others[role], run.run_id) for role, run in blueprint.partners.items())]
+    mine = client_id(blueprint.trial_key)
+    parts = []
+    for server, run_id in runs:
+        parts.append(attrition([entry async for entry in server.ledger(run_id=run_id) if entry.client_id == mine]))
+    return together(parts)
+
+
 def points(steps: list[StepMetrics]) -> list[tuple[str, int, float]]:
     """Step metrics as (name, step, value)."""
     return [(name, one.step, value) for one in steps for name, value in one.values.items()]
@@ -282,12 +292,9 @@ def attrition(own: list[LedgerEntry]) -> Attrition:
 
     own: closed and open entries of the trial's own client in one run. People who join are not the arm's doing; what an earlier
     attempt at the trial lost is in the ledger of another run, and had no part in the numbers of this one. What code lost that was
-    mended since is left out too: its tasks were tried again, and the repair is on record.
+    mended since is left out later (`without`): its tasks were tried again, and the failure is on record.
     """
     closed = [entry for entry in own if entry.state not in _OPEN]
-    if closed:
-        newest = max(closed, key=lambda entry: (entry.claimed_at, entry.episode_id)).client_version
-        closed = [entry for entry in closed if entry.client_version == newest or lost_to(entry) is None]
     first: dict[Cause, str] = {}
     for entry in sorted(closed, key=lambda entry: (entry.ended_at or entry.claimed_at, entry.episode_id)):
         cause = lost_to(entry)

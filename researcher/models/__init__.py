@@ -5,12 +5,14 @@ One noun per module; everything is imported from here.
 
 from researcher.models.attrition import (
     ENDED,
+    EXCUSED,
     KINDS,
     LONGEST_TRACEBACK,
     Attrition,
     EpisodeAttempts,
     Kind,
     together,
+    without,
 )
 from researcher.models.conclusions import Claim, Effect, Finding, VerdictRecord
 from researcher.models.records import (
@@ -40,6 +42,7 @@ from researcher.models.repairs import PERSON, RepairRecord
 
 __all__ = [
     "ENDED",
+    "EXCUSED",
     "KINDS",
     "LONGEST_TOPIC",
     "LONGEST_TRACEBACK",
@@ -73,4 +76,5 @@ __all__ = [
     "TrialStatus",
     "VerdictRecord",
     "together",
+    "without",
 ]

@@ -17,6 +17,10 @@ LONGEST_TRACEBACK = 2000
 """Characters."""
 
 
+EXCUSED = "losses_excused"
+"""The event that says which attempts at episodes were lost to code that was mended since."""
+
+
 class EpisodeAttempts(BaseModel):
     """Attempts at episodes of one kind: one for each episode that was claimed and closed."""
 
@@ -58,6 +62,22 @@ class Attrition(BaseModel):
             own = self.of(kind)
             yield kind, ENDED, own.ended
             yield from ((kind, cause.value, own.lost[cause]) for cause in Cause if own.lost.get(cause))
+
+
+def without(found: Attrition, earlier: Attrition) -> Attrition:
+    """What was lost beyond `earlier`, which is part of it; what ended with a reward stays."""
+    return found.model_copy(
+        update={kind: _without(found.of(kind), earlier.of(kind)) for kind in KINDS},
+    )
+
+
+def _without(found: EpisodeAttempts, earlier: EpisodeAttempts) -> EpisodeAttempts:
+    lost = {cause: count - earlier.lost.get(cause, 0) for cause, count in found.lost.items()}
+    return EpisodeAttempts(
+        attempts=found.attempts - sum(earlier.lost.values()),
+        lost={cause: count for cause, count in lost.items() if count > 0},
+        set_aside=max(0, found.set_aside - earlier.set_aside),
+    )
 
 
 def together(parts: list[Attrition]) -> Attrition:

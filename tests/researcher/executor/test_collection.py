@@ -8,9 +8,10 @@ from typing import Any
 import httpx
 import pytest
 
-from researcher.executor.collection import collect
+from researcher.executor.collection import attrition, collect
 from researcher.executor.errors import EvidenceMissing
 from researcher.instruments.instrument import Metric
+from researcher.models import without as left_of
 from swarm.client import SwarmClient
 from swarm.protocol.blueprint import HeldOut, TrialBlueprint
 from swarm.protocol.episodes import Cause, DropReason, EpisodeState, LedgerEntry, LedgerPage
@@ -221,11 +222,12 @@ async def test_attempts_are_counted_by_kind_and_by_who_lost_them() -> None:
     assert (found.eval.attempts, found.eval.lost) == (9, {Cause.GRADER: 1})
 
 
-async def test_what_code_lost_that_was_mended_since_does_not_count() -> None:
-    broken = [lost(f"t{number}", Cause.ROLLOUT, client_version="broken") for number in range(3)]
-    own = [lost("t", Cause.ROLLOUT, claimed_at=9.0), episode("u", 0, 1.0, kind="train", client_version="broken")]
-    found = (await collected(report(), [*whole(), *broken, *own])).evidence.attrition.train
-    assert (found.lost, found.ended) == ({Cause.ROLLOUT: 1}, 2)
+async def test_what_code_lost_that_was_mended_since_can_be_left_out() -> None:
+    broken = [lost(f"t{number}", Cause.ROLLOUT, episode_id=f"ep-{number}") for number in range(3)]
+    then = attrition([*broken, episode("t0", 0, 1.0, kind="train")])
+    found = attrition([*broken, episode("t0", 0, 1.0, kind="train"), lost("u", Cause.ROLLOUT), lost("u", Cause.LIMIT)])
+    left = left_of(found, then).train
+    assert (left.attempts, left.ended, left.lost, left.set_aside) == (3, 1, {Cause.ROLLOUT: 1, Cause.LIMIT: 1}, 1)
 
 
 async def test_what_people_who_joined_lost_is_not_the_trials() -> None:
