@@ -81,6 +81,10 @@ def question_of(spec: StudySpec, instrument: Instrument) -> Question:
     }
     settings = tuple(known.setting(name, level, "set") for name, level in spec.set.items())
     metric = known.metric(spec.metric or instrument.defaults.metric, "metric")
+    if spec.margin is not None and spec.margin >= 1 and metric.kind == "heldout_accuracy":
+        raise SpecRefused(
+            "margin", f"{metric.name} moves by less than 1: within {spec.margin:g} everything would be equal"
+        )
     if spec.margin is not None:
         metric = metric.model_copy(update={"margin": spec.margin})
     question = Question(

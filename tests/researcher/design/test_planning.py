@@ -255,3 +255,8 @@ def test_arms_whose_settings_do_nothing_are_refused_or_given_what_they_need() ->
 def test_a_balance_takes_no_claim() -> None:
     with pytest.raises(PlanningRefused, match="claim: a balance claims nothing"):
         planned(compare={"group_size": {"levels": [4, 8, 16]}}, design="balance", claim="increase")
+
+
+def test_a_margin_that_no_accuracy_can_exceed_is_refused() -> None:
+    with pytest.raises(PlanningRefused, match="margin: heldout_accuracy moves by less than 1"):
+        planned(metric="heldout_accuracy", claim="equal", margin=5)
