@@ -39,7 +39,7 @@ from researcher.executor.jobs import ClientJob, ClientPlace
 from researcher.executor.mending import Mender
 from researcher.executor.servers import Server, Site
 from researcher.executor.slots import Slot
-from researcher.models import EXCUSED, AttemptRecord, Attrition, StudyStatus, TrialRecord, TrialStatus, without
+from researcher.models import EXCUSED, AttemptRecord, Attrition, Event, StudyStatus, TrialRecord, TrialStatus, without
 from researcher.store.store import Store
 from researcher.study.plan import Plan
 from swarm.client import ServerUnreachable, StorageFull
@@ -166,7 +166,7 @@ class AttemptRun:
             report = await self._submit(attempt)
             blueprint = await self._hand_over(attempt, report, client)
             if begun_before:
-                if self._mended_by_hand(attempt):
+                if self._mended_by_hand(attempt, report.run_id):
                     await self._excuse(blueprint)
                 await self._go_on(blueprint, job)
             collected = await self._follow(attempt, report, blueprint, client)
@@ -269,15 +269,17 @@ class AttemptRun:
         detail = {"trial": self._trial.key, "run": blueprint.run_id, "attrition": lost.model_dump(mode="json")}
         self._store.record_event(self._work.study_id, EXCUSED, detail)
 
-    def _excused(self, run_id: str) -> Attrition | None:
+    def _excused(self, run_id: str) -> Event | None:
         """What was noted of this run last."""
         events = self._store.events(self._work.study_id, limit=100_000, kind=EXCUSED)
-        noted = [event.detail["attrition"] for event in events if event.detail["run"] == run_id]
-        return Attrition.model_validate(noted[-1]) if noted else None
+        return next((event for event in reversed(events) if event.detail["run"] == run_id), None)
 
-    def _mended_by_hand(self, attempt: AttemptRecord) -> bool:
-        """Whether the study failed while this attempt was under way, and a person has it go on."""
-        events = self._store.events(self._work.study_id, limit=100_000, kind="study")
+    def _mended_by_hand(self, attempt: AttemptRecord, run_id: str) -> bool:
+        """Whether the study failed while this attempt was under way, since its losses were last excused, and a person has it go
+        on. Later pauses excuse nothing more."""
+        noted = self._excused(run_id)
+        after = 0 if noted is None else noted.seq
+        events = self._store.events(self._work.study_id, after, limit=100_000, kind="study")
         return any(event.at >= attempt.intent_at and event.detail["status"] == StudyStatus.FAILED for event in events)
 
     # -- follow -------------------------------------------------------------------------------------------------------
@@ -430,7 +432,8 @@ class AttemptRun:
         evidence = collected.evidence
         excused = self._excused(run_id)
         if excused is not None and evidence.attrition is not None:
-            evidence = evidence.model_copy(update={"attrition": without(evidence.attrition, excused)})
+            earlier = Attrition.model_validate(excused.detail["attrition"])
+            evidence = evidence.model_copy(update={"attrition": without(evidence.attrition, earlier)})
         if set(collected.code_versions) - {self._work.plan.instrument_code}:
             evidence = evidence.model_copy(update={"code_versions": collected.code_versions})
         study_id, key = self._work.study_id, self._trial.key

@@ -306,6 +306,8 @@ def _assert_the_journal_explains_it(play: Play, lost: ServerProcess) -> None:
     steps = {(detail["trial"], detail["step"]) for detail in paused}
     assert {(detail["trial"], detail["step"]) for detail in continued} <= steps
     assert all("jason" in detail["error"] for detail in play.events("client_failed"))
+    excused = Counter(detail["run"] for detail in play.events("losses_excused"))
+    assert set(excused.values()) == {1}, "what is lost after the repair counts"
     [failed] = [detail for detail in play.events("study") if detail["status"] == StudyStatus.FAILED]
     assert "workflow.py" in failed["because"]
     assert any(lost.url in detail["because"] for detail in play.events("attempt_withdrawn"))
