@@ -209,6 +209,11 @@ def _add_spec(command: Parser) -> None:
     spec.add_argument(
         "--margin", type=number, metavar="X", help="the smallest effect that matters (default: the metric's)"
     )
+    _add_size(spec)
+
+
+def _add_size(spec: argparse._ArgumentGroup) -> None:
+    """How much is run, and when."""
     spec.add_argument("--steps", type=count, metavar="N", help="optimiser steps of a trial (default: the instrument's)")
     spec.add_argument("--seeds", metavar="N|N..M", help="seeds per arm (default: what the noise floor asks for)")
     spec.add_argument(

@@ -12,6 +12,7 @@ from typing import Any
 
 from foundation.commandline import UsageError
 from foundation.durations import duration_s
+from foundation.nearest import MOST_NAMES
 from researcher.commands.home import Home, say
 from researcher.instruments.catalogue import available, open_instrument
 from researcher.instruments.levels import level_text
@@ -24,7 +25,6 @@ from researcher.study.file import Lines, read_study_file
 from researcher.study.printing import study_text
 from researcher.study.spec import DesignName
 
-_MOST_NEAREST = 5
 _CROSSED: DesignName = "factorial"
 Teller = Callable[[str], None]
 
@@ -50,7 +50,7 @@ class QuestionOpen(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What is asked for. lines: where a study file has its keys."""
+    """A draft, and the lines of its keys where it comes from a study file."""
 
     draft: Draft
     lines: Lines | None = None
@@ -157,14 +157,14 @@ def _draft_in(outcome: Outcome) -> Draft:
         case NeedsEdit(draft=draft, problems=problems):
             raise DraftToEdit(draft, problems)
         case Declined(reason=reason, nearest=nearest):
-            instead = f" Nearest: {', '.join(nearest[:_MOST_NEAREST])}." if nearest else ""
+            instead = f" Nearest: {', '.join(nearest[:MOST_NAMES])}." if nearest else ""
             raise PlanningRefused(f"{reason.rstrip('.')}.{instead}", nearest)
         case Asked():
             raise AssertionError("answered above")
 
 
 def teller(args: argparse.Namespace) -> Teller:
-    """Where progress is told; nowhere where the output is JSON."""
+    """Prints progress, or nothing where the output is JSON."""
     return (lambda _: None) if args.json else say
 
 

@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 
+from foundation.nearest import MOST_NAMES
 from researcher.design.question import Question, Varied
 from researcher.instruments.instrument import Instrument, Metric
 from researcher.refusals import SpecRefused
@@ -45,7 +46,7 @@ def check_balance(question: Question, instrument: Instrument) -> tuple[Question,
         raise SpecRefused(
             "design",
             "a balance sets a gain against a cost: `metric` is the gain, and the instrument needs a metric of time or tokens",
-            [each.name for each in instrument.metrics if each.kind not in _COSTS][:5],
+            [each.name for each in instrument.metrics if each.kind not in _COSTS][:MOST_NAMES],
         )
     note = (
         f"The best balance is the smallest {factor.name} that no larger one exceeds on {metric.name} by its margin: a larger "

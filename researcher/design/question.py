@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from foundation.nearest import nearest
+from foundation.nearest import MOST_NAMES, nearest
 from researcher.design.models import model_factor
 from researcher.instruments.catalogue import level_problem
 from researcher.instruments.instrument import (
@@ -26,7 +26,6 @@ from researcher.refusals import SpecRefused
 from researcher.study.spec import Compared, StudySpec
 
 Setting = tuple[Factor, Scalar]
-_MOST_NAMES = 5
 _MODEL, _STEPS = "model", "steps"
 
 
@@ -178,8 +177,8 @@ def _unknown(field: str, problem: str, name: str, names: dict[str, str]) -> Spec
     if guess is not None:
         return SpecRefused(field, f"{problem}; did you mean {guess}?", [guess])
     known = list(dict.fromkeys(names.values()))
-    more = f" and {len(known) - _MOST_NAMES} more" if len(known) > _MOST_NAMES else ""
-    shown = known[:_MOST_NAMES]
+    shown = known[:MOST_NAMES]
+    more = f" and {len(known) - len(shown)} more" if len(known) > len(shown) else ""
     return SpecRefused(field, f"{problem}; there are {', '.join(shown)}{more} (`researcher instruments NAME`)", shown)
 
 
@@ -210,7 +209,7 @@ def _refuse_lengths(question: Question, instrument: Instrument) -> None:
         "metric",
         f"{question.metric.name} cannot compare arms that differ in {varied}: an arm that ends before it reaches the "
         f"threshold has no count. Choose another metric, such as {' or '.join(others[:2])}",
-        others[:_MOST_NAMES],
+        others[:MOST_NAMES],
     )
 
 

@@ -150,6 +150,23 @@ async def named_and_over(world: World, stopped: list[float], limit_s: float) -> 
     return over
 
 
+async def assert_a_stopped_start_is_found(
+    world: World, supervisor: Supervisor, guardian: Callable[[], int | None], victims: Callable[[int], list[int]]
+) -> None:
+    """A child that is stopped while it starts anew, after the first of two steps, is named in time, and each step is made once."""
+    await begin(world, 2)
+    await world.batch()
+    await until(world, lambda: world.step == 1)
+    limit_s = boot_limit_s(supervisor)
+    victim = await started_anew(world, guardian, victims)
+    hang = await named_and_over(world, [stop(victim)], limit_s)
+    assert "was not ready" in hang.reason
+    assert hang.over_at is not None
+    assert hang.over_at - hang.found_at <= limit_s
+    await world.batch()
+    await once(world, 2)
+
+
 async def once(world: World, steps: int) -> None:
     """Every step was made of four episodes of its own."""
     await until(world, lambda: world.has_status("complete"))
@@ -237,17 +254,9 @@ async def test_inference_that_is_stopped_while_it_starts_is_named_and_started_ag
         tiny_llama, logs=tmp_path / "logs", clock=SystemClock(), max_model_len=512, back_off=BackOff(first_s=0.05)
     )
     async with serving(tmp_path / "state", engine) as world:
-        await begin(world, 2)
-        await world.batch()
-        await until(world, lambda: world.step == 1)
-        limit_s = boot_limit_s(engine.inference._supervisor)
-        victim = await started_anew(world, lambda: engine.inference.process_id, victims)
-        hang = await named_and_over(world, [stop(victim)], limit_s)
-        assert "was not ready" in hang.reason
-        assert hang.over_at is not None
-        assert hang.over_at - hang.found_at <= limit_s
-        await world.batch()
-        await once(world, 2)
+        await assert_a_stopped_start_is_found(
+            world, engine.inference._supervisor, lambda: engine.inference.process_id, victims
+        )
 
 
 @pytest.mark.skipif(importlib.util.find_spec("verl") is None, reason="needs verl: `make verl`")
@@ -267,14 +276,4 @@ async def test_a_rank_of_verl_that_is_stopped_while_it_starts_is_named_and_all_i
     )
     engine = VerlEngine(tiny_llama, layout, logs=tmp_path / "logs", clock=SystemClock())
     async with serving(tmp_path / "state", engine) as world:
-        await begin(world, 2)
-        await world.batch()
-        await until(world, lambda: world.step == 1)
-        limit_s = boot_limit_s(engine.driver._supervisor)
-        victim = await started_anew(world, lambda: engine.driver.process_id, ranks)
-        hang = await named_and_over(world, [stop(victim)], limit_s)
-        assert "was not ready" in hang.reason
-        assert hang.over_at is not None
-        assert hang.over_at - hang.found_at <= limit_s
-        await world.batch()
-        await once(world, 2)
+        await assert_a_stopped_start_is_found(world, engine.driver._supervisor, lambda: engine.driver.process_id, ranks)
