@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypedDict
 
 from pydantic import AfterValidator, BaseModel, Field
 
@@ -53,6 +54,34 @@ class EpisodeClaim(StrictModel):
     """How long one LLM call may take. The idle limit stands still while a call is open: this bounds for how long."""
     wait_s: Annotated[float, Field(ge=0, le=120), NotBoolean] = 30.0
     idempotency_key: IdempotencyKey = None
+
+
+class EpisodeOptions(TypedDict, total=False):
+    """The fields of `EpisodeClaim` that whoever plays may choose, as keywords of a method. Left out: the claim's own default."""
+
+    run_id: str | None
+    """None: the current run of the server."""
+    mix: str | None
+    kind: EpisodeKind
+    idle_limit_s: float
+    max_episode_s: float | None
+    max_call_s: float | None
+    wait_s: float
+    sampling: Mapping[str, Any] | None
+    """Request parameters that every call of the episode should carry, such as an evaluation's temperature. Not sent with the claim."""
+
+
+class RolloutOptions(EpisodeOptions, total=False):
+    """How `run_tasks` works through its tasks, as keywords."""
+
+    concurrency: int
+    """Episodes at once; 16 by default."""
+    retries: int
+    """How often an attempt that rollout, grader or a limit lost is made again; 2 by default."""
+    episodes_per_task: int | None
+    """None: the run's group_size (train) or 1 (eval)."""
+    progress: bool | None
+    """Whether a progress bar is drawn. None: when standard error is a terminal."""
 
 
 class EpisodeGrant(BaseModel):

@@ -1,10 +1,42 @@
-"""What became of many episodes, added up: the answer to "why didn't it learn?" without reading every row."""
+"""Which rows of the ledger are wanted, and their sums: the answer to "why didn't it learn?" without reading every row."""
 
 from __future__ import annotations
 
-from pydantic import BaseModel
+from typing import Annotated, TypedDict
 
+from pydantic import BaseModel, Field
+
+from foundation.strict import StrictModel
 from swarm.protocol.episodes import Cause, DropReason, EpisodeKind, EpisodeState
+
+
+class LedgerFilter(StrictModel):
+    """Which episodes a question to the ledger is about; a field that is None excludes none."""
+
+    run_id: str | None = None
+    step: Annotated[int, Field(ge=0, lt=2**63)] | None = None
+    """The step that trained them."""
+    client_id: str | None = None
+    task_id: str | None = None
+    kind: EpisodeKind | None = None
+    mix: str | None = None
+    reason: DropReason | None = None
+    state: EpisodeState | None = None
+    cause: Cause | None = None
+
+
+class LedgerFields(TypedDict, total=False):
+    """The fields of `LedgerFilter`, as keywords of a method."""
+
+    run_id: str | None
+    step: int | None
+    client_id: str | None
+    task_id: str | None
+    kind: EpisodeKind | None
+    mix: str | None
+    reason: DropReason | None
+    state: EpisodeState | None
+    cause: Cause | None
 
 
 class LedgerCount(BaseModel):

@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 from pydantic import ValidationError
 
@@ -19,14 +19,11 @@ from foundation.ids import Ids
 from swarm.engine.seam import EngineInfo
 from swarm.protocol.episodes import (
     Cause,
-    DropReason,
     EpisodeAbort,
     EpisodeClaim,
-    EpisodeKind,
     EpisodeReceipt,
     EpisodeRenewal,
     EpisodeResult,
-    EpisodeState,
     EpisodeTrace,
     LedgerEntry,
     LedgerPage,
@@ -45,7 +42,7 @@ from swarm.protocol.status import (
     RunRequest,
     ServerStatus,
 )
-from swarm.protocol.summary import LedgerSummary
+from swarm.protocol.summary import LedgerFields, LedgerFilter, LedgerSummary
 from swarm.server.coordinator import book as books
 from swarm.server.coordinator.admission import NotYet
 from swarm.server.coordinator.book import Book
@@ -57,7 +54,7 @@ from swarm.server.coordinator.leases import digest
 from swarm.server.coordinator.state import Restoration
 from swarm.server.coordinator.versions import VersionKey, shifts
 from swarm.server.pool.reader import PoolReader
-from swarm.server.pool.rows import EpisodeRow, LedgerFilter, RunRow, VersionRow
+from swarm.server.pool.rows import EpisodeRow, RunRow, VersionRow
 from swarm.server.pool.store import PoolStore
 
 __all__ = ["Desk", "GrantedLease", "OpenCall", "ServerEvent"]
@@ -400,35 +397,11 @@ class Desk:
             raise lost(None, episode_id)
         return EpisodeTrace(entry=row.entry(), calls=self._read.calls(row.seq) or [])
 
-    async def ledger(
-        self,
-        *,
-        run_id: str | None = None,
-        step: int | None = None,
-        client_id: str | None = None,
-        task_id: str | None = None,
-        kind: EpisodeKind | None = None,
-        reason: DropReason | None = None,
-        state: EpisodeState | None = None,
-        mix: str | None = None,
-        cause: Cause | None = None,
-        after: str | None = None,
-        limit: int = 100,
-    ) -> LedgerPage:
+    async def ledger(self, *, after: str | None = None, limit: int = 100, **fields: Unpack[LedgerFields]) -> LedgerPage:
         """Episodes in the order of their claims. `after`: the `next` of the page before. Codes: not_found (run, `after`)."""
-        if run_id is not None:
-            await self._require_run(run_id)
-        wanted = LedgerFilter(
-            run_id=run_id,
-            step=step,
-            client_id=client_id,
-            task_id=task_id,
-            kind=kind,
-            reason=reason,
-            state=state,
-            mix=mix,
-            cause=cause,
-        )
+        wanted = LedgerFilter(**fields)
+        if wanted.run_id is not None:
+            await self._require_run(wanted.run_id)
         if after is not None and (not after.isdecimal() or len(after) > PAGE_DIGITS):
             raise Refusal(ErrorCode.NOT_FOUND, f"no page after {after[:80]!r}; pass the `next` of the page before")
         start = int(after) if after is not None else 0

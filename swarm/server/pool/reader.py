@@ -11,7 +11,7 @@ import orjson
 
 from foundation import wide_json
 from swarm.protocol.episodes import Cause, DropReason, EpisodeState, RecordedCall, TaskProgress
-from swarm.protocol.summary import LedgerSummary
+from swarm.protocol.summary import LedgerFilter, LedgerSummary
 from swarm.server.pool import schema, summary
 from swarm.server.pool.codec import decode
 from swarm.server.pool.rows import (
@@ -20,7 +20,6 @@ from swarm.server.pool.rows import (
     EpisodeRow,
     GroupRow,
     HeldOutRow,
-    LedgerFilter,
     MixRow,
     PlannedGroup,
     RunRow,

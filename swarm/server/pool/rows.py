@@ -410,16 +410,3 @@ class Snapshot:
     """Sampled by closed episodes of the run."""
     versions: list[VersionRow]
     """Of the run, in the order of their first groups."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LedgerFilter:
-    run_id: str | None = None
-    step: int | None = None
-    client_id: str | None = None
-    task_id: str | None = None
-    kind: EpisodeKind | None = None
-    reason: DropReason | None = None
-    state: EpisodeState | None = None
-    mix: str | None = None
-    cause: Cause | None = None

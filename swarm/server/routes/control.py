@@ -15,16 +15,12 @@ from starlette.responses import Response
 
 from foundation.strict import FieldError, StrictModel
 from swarm.protocol.episodes import (
-    Cause,
-    DropReason,
     EpisodeAbort,
     EpisodeClaim,
     EpisodeGrant,
-    EpisodeKind,
     EpisodeReceipt,
     EpisodeRenewal,
     EpisodeResult,
-    EpisodeState,
     EpisodeTrace,
     LedgerEntry,
     LedgerPage,
@@ -41,10 +37,9 @@ from swarm.protocol.status import (
     RunRequest,
     ServerStatus,
 )
-from swarm.protocol.summary import LedgerSummary
+from swarm.protocol.summary import LedgerFilter, LedgerSummary
 from swarm.server.coordinator.desk import Desk
 from swarm.server.keys import ControlTokens, Keyring, Role
-from swarm.server.pool.rows import LedgerFilter
 from swarm.server.routes import loss, wire
 from swarm.server.routes.wire import Operation
 
@@ -77,23 +72,12 @@ class TasksQuery(StrictModel):
     mix: str | None = None
 
 
-class SummaryQuery(StrictModel):
-    run_id: str | None = None
-    step: Step | None = None
-    client_id: str | None = None
-    task_id: str | None = None
-    kind: EpisodeKind | None = None
-    reason: DropReason | None = None
-    state: EpisodeState | None = None
-    cause: Cause | None = None
-
-
 class TraceQuery(StrictModel):
     text: bool = False
     """Whether the text of each token shall come along."""
 
 
-class LedgerQuery(SummaryQuery):
+class LedgerQuery(LedgerFilter):
     after: str | None = None
     limit: Annotated[int, Field(ge=1, le=1000)] = 100
 
@@ -221,7 +205,7 @@ class ControlRoutes:
                 self.summary,
                 "The same, added up by reason and cause",
                 LedgerSummary,
-                SummaryQuery,
+                LedgerFilter,
                 unknown,
             ),
         ]
@@ -368,8 +352,8 @@ class ControlRoutes:
 
     async def summary(self, request: Request) -> Response:
         wire.require(self.tokens, request)
-        query = wire.decode_query(request, SummaryQuery)
-        return wire.answer(await self.desk.summary(LedgerFilter(**dict(query))))
+        query = wire.decode_query(request, LedgerFilter)
+        return wire.answer(await self.desk.summary(query))
 
     def _url(self, request: Request) -> str:
         return self.public_url or f"{request.url.scheme}://{request.headers.get('host', request.url.netloc)}"

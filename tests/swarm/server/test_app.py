@@ -189,6 +189,14 @@ async def test_a_misspelt_query_parameter_is_refused(served: Served) -> None:
     assert document["errors"][0]["nearest"] == "task_id"
 
 
+async def test_the_ledger_is_searched_by_family_of_tasks(served: Served) -> None:
+    await served.claim(await served.start_run(), mix="sums")
+    for mix, episodes in (("sums", 1), ("words", 0)):
+        page = await served.http.get(f"/swarm/v1/ledger?mix={mix}")
+        counts = (await served.http.get(f"/swarm/v1/ledger/summary?mix={mix}")).json()["counts"]
+        assert len(page.json()["entries"]) == sum(count["episodes"] for count in counts) == episodes
+
+
 async def test_a_query_parameter_without_a_value_is_left_out(served: Served) -> None:
     grant = await served.claim(await served.start_run())
     await chat(served, grant["api_key"])

@@ -11,12 +11,13 @@ import pytest
 
 from swarm.protocol.episodes import Cause, DropReason, EpisodeAbort, EpisodeState
 from swarm.protocol.status import RestoreRequest
+from swarm.protocol.summary import LedgerFilter
 from swarm.protocol.teams import Decider, EpisodeCommit, EpisodePreparation, TeamDecision, TeamResult
 from swarm.server.coordinator.desk import GrantedLease
 from swarm.server.coordinator.episodes import blamed
 from swarm.server.coordinator.team_desk import TeamDesk
 from swarm.server.pool.codec import Unwritable
-from swarm.server.pool.rows import EpisodeRow, LedgerFilter, PutEpisode
+from swarm.server.pool.rows import EpisodeRow, PutEpisode
 from swarm.server.pool.schema import EPISODE_BODY, LOST_BY_CAUSE
 from swarm.server.pool.store import PoolStore
 from tests.fakes.engine import FaultyEngine

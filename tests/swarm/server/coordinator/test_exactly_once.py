@@ -39,6 +39,7 @@ from swarm.protocol.episodes import (
 )
 from swarm.protocol.errors import ErrorCode, Refusal
 from swarm.protocol.runspec import BatchSpec, CheckpointSpec, LimitSpec, MixSpec, RunSpec
+from swarm.protocol.summary import LedgerFilter
 from swarm.server.coordinator import mix as mixes
 from swarm.server.coordinator.admission import NotYet
 from swarm.server.coordinator.book import Book
@@ -48,7 +49,7 @@ from swarm.server.coordinator.leases import LeaseClock, LiveEpisode
 from swarm.server.coordinator.replay import recorded_batch
 from swarm.server.coordinator.state import Restoration, Situation
 from swarm.server.coordinator.steps import Duty
-from swarm.server.pool.rows import LedgerFilter, StepRow
+from swarm.server.pool.rows import StepRow
 from swarm.server.pool.store import PoolStore
 
 T = TypeVar("T")

@@ -8,8 +8,9 @@ import pytest
 
 from swarm.protocol.episodes import DropReason
 from swarm.protocol.errors import ErrorCode
+from swarm.protocol.summary import LedgerFilter
 from swarm.server.coordinator.held_out import best_of, kept_steps
-from swarm.server.pool.rows import HeldOutRow, LedgerFilter
+from swarm.server.pool.rows import HeldOutRow
 from tests.swarm.server.coordinator.world import World, running
 
 pytestmark = pytest.mark.anyio

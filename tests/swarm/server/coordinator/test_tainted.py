@@ -8,6 +8,7 @@ import pytest
 
 from swarm.protocol.episodes import CallFailure, Cause, DropReason
 from swarm.protocol.errors import ErrorCode
+from swarm.protocol.summary import LedgerFilter
 from swarm.protocol.teams import Decider, EpisodeCommit, EpisodePreparation, TeamResult
 from swarm.server.coordinator.calls import CallAttempt, FailedCall
 from swarm.server.coordinator.calls import Outcome as CallOutcome
@@ -16,7 +17,6 @@ from swarm.server.coordinator.desk import GrantedLease
 from swarm.server.coordinator.held_out import best_of
 from swarm.server.coordinator.team_desk import TeamDesk
 from swarm.server.gateway.failures import Failures, KeptCall
-from swarm.server.pool.rows import LedgerFilter
 from tests.swarm.server.coordinator.world import World, running
 
 pytestmark = pytest.mark.anyio

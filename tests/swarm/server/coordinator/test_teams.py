@@ -25,6 +25,7 @@ from swarm.engine.seam import EngineInfo
 from swarm.protocol.episodes import DropReason, EpisodeClaim, EpisodeResult, EpisodeState, RecordedCall
 from swarm.protocol.errors import ErrorCode, Refusal
 from swarm.protocol.runspec import BatchSpec, RunSpec
+from swarm.protocol.summary import LedgerFilter
 from swarm.protocol.teams import (
     Decider,
     EpisodePreparation,
@@ -38,7 +39,7 @@ from swarm.server.coordinator.episodes import GrantedLease, NotYet, late_abort, 
 from swarm.server.coordinator.leases import LeaseClock, LiveEpisode
 from swarm.server.coordinator.state import Situation
 from swarm.server.coordinator.teams import late_commit, late_decision, late_prepare, late_resolve
-from swarm.server.pool.rows import LedgerFilter, TeamRow
+from swarm.server.pool.rows import TeamRow
 from swarm.server.pool.store import PoolStore
 from tests.swarm.server.coordinator.test_exactly_once import recorded, refused_with
 

@@ -16,6 +16,7 @@ from swarm.protocol.episodes import (
     WeightsVersion,
 )
 from swarm.protocol.errors import ErrorCode, Refusal
+from swarm.protocol.summary import LedgerFilter
 from swarm.server.pool.codec import decode, encode
 from swarm.server.pool.rows import (
     Change,
@@ -23,7 +24,6 @@ from swarm.server.pool.rows import (
     EpisodeRow,
     FreeCalls,
     KeepSteps,
-    LedgerFilter,
     PutCalls,
     PutEpisode,
     SetFate,
