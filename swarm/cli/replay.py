@@ -88,7 +88,7 @@ def _refuse_other_devices(run: StoredRun, steps: list[int], device: Device) -> N
 def _batches(run: StoredRun, from_step: int, count: int | None) -> list[TrainBatch]:
     """The recorded steps after `from_step`. Raises: NoSuchRun, TrainingRefused."""
     from swarm.engine.seam import TrainingRefused
-    from swarm.server.coordinator.replay import recorded_batch
+    from swarm.server.storage.replay import recorded_batch
 
     reader = run.reader()
     try:

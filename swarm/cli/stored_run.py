@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from swarm.engine.local.checkpoints import Checkpoint
     from swarm.models.folder import ModelFolder
     from swarm.protocol.runspec import RunSpec
-    from swarm.server.pool.reader import PoolReader
-    from swarm.server.pool.rows import RunRow
+    from swarm.server.state.rows import RunRow
+    from swarm.server.storage.reader import PoolReader
 
 
 class NoSuchRun(SwarmError):
@@ -67,7 +67,7 @@ class StoredRun:
         return int(wanted)
 
     def _best(self) -> int:
-        from swarm.server.coordinator.held_out import best_of
+        from swarm.server.state.held_out import best_of
 
         reader = self.reader()
         try:
@@ -152,7 +152,7 @@ def _pool(state_dir: Path) -> Path:
 
 
 def _reader(state_dir: Path) -> PoolReader:
-    from swarm.server.pool.reader import PoolReader
+    from swarm.server.storage.reader import PoolReader
 
     return PoolReader(_pool(state_dir))
 

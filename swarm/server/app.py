@@ -25,18 +25,17 @@ from foundation.nearest import nearest
 from swarm.engine.seam import EngineDown, EngineInfo, RequestRefused
 from swarm.protocol.errors import ErrorCode, Refusal, SwarmError
 from swarm.protocol.problem import Problem
-from swarm.server.coordinator.desk import Desk
-from swarm.server.coordinator.team_desk import TeamDesk
 from swarm.server.gateway.errors import fault
 from swarm.server.gateway.gateway import Gateway
 from swarm.server.keys import ControlTokens, Keyring
-from swarm.server.peers import Peers
 from swarm.server.routes import inference, wire
 from swarm.server.routes.control import ControlRoutes
 from swarm.server.routes.inference import InferenceRoutes
 from swarm.server.routes.metrics import MetricsRoutes
 from swarm.server.routes.teams import TeamRoutes
 from swarm.server.routes.wire import Operation
+from swarm.server.service import Service
+from swarm.server.team_resolver import Peers
 
 _log = logging.getLogger(__name__)
 _REF = "#/components/schemas/{model}"
@@ -46,7 +45,7 @@ _PATH_NAME = re.compile(r"{(\w+)")
 
 def create_app(
     *,
-    desk: Desk,
+    service: Service,
     gateway: Gateway,
     info: EngineInfo,
     keys: Keyring,
@@ -57,11 +56,11 @@ def create_app(
     peers: Peers | None = None,
     state_dir: Path | None = None,
 ) -> FastAPI:
-    """Routes over one desk and one gateway. When `closing` is set, waiting requests are answered at once."""
+    """Routes over one service and one gateway. When `closing` is set, waiting requests are answered at once."""
     asked = peers or Peers(keys, any_loopback=not tokens.required)
-    teams = TeamRoutes(desk=TeamDesk(desk.clerk), keys=keys, tokens=tokens, peers=asked)
+    teams = TeamRoutes(service=service, keys=keys, tokens=tokens, peers=asked)
     control = ControlRoutes(
-        desk=desk,
+        service=service,
         keys=keys,
         tokens=tokens,
         closing=closing,
@@ -70,7 +69,7 @@ def create_app(
         state_dir=state_dir,
     )
     agents = InferenceRoutes(gateway=gateway, keys=keys, info=info, started_at=clock.now())
-    measures = MetricsRoutes(desk=desk, tokens=tokens)
+    measures = MetricsRoutes(service=service, tokens=tokens)
     operations = [*agents.operations(), *control.operations(), *teams.operations(), *measures.operations()]
     app = FastAPI(title="Swarm server", version="1", docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.public_url = public_url

@@ -24,13 +24,12 @@ from foundation.signals import told_to_end
 from swarm.engine.seam import Engine, EngineHealth
 from swarm.protocol.errors import SwarmError
 from swarm.server.app import create_app
-from swarm.server.coordinator.conductor import Conductor
-from swarm.server.coordinator.desk import Desk
-from swarm.server.coordinator.inquiries import Inquiries
 from swarm.server.gateway.gateway import Gateway
 from swarm.server.keys import ControlTokens, Keyring
-from swarm.server.peers import Peers
+from swarm.server.service import Service
 from swarm.server.state_dir import StateDir
+from swarm.server.team_resolver import Peers, TeamResolver
+from swarm.server.training_loop import TrainingLoop
 from swarm.server.upgrades import StraightHttp
 
 _log = logging.getLogger(__name__)
@@ -117,14 +116,14 @@ def allow_open_files(wanted: int) -> None:
 async def _serve(
     settings: Settings, listener: socket.socket, state: StateDir, engine: Engine, clock: Clock, ids: Ids
 ) -> int:
-    desk = Desk.open(state.pool_dir, engine.info, clock=clock, ids=ids)
-    await desk.start()
+    service = Service.open(state.pool_dir, engine.info, clock=clock, ids=ids)
+    await service.start()
     closing = asyncio.Event()
     keys = Keyring.open(state.secret_path)
     peers = Peers(keys, settings.peers, any_loopback=not settings.tokens.required)
-    gateway = Gateway(desk, engine, clock, ids)
+    gateway = Gateway(service, engine, clock, ids)
     app = create_app(
-        desk=desk,
+        service=service,
         gateway=gateway,
         info=engine.info,
         keys=keys,
@@ -137,23 +136,23 @@ async def _serve(
     )
     server = _Server(app, closing, gateway.stop)
     engine.subscribe(_Tidy().on_health)
-    conductor = asyncio.create_task(Conductor(desk, engine, clock=clock, runs_dir=state.runs_dir).run())
-    inquiries = asyncio.create_task(Inquiries(desk.clerk, peers.ask, clock=clock).run())
-    for task in (conductor, inquiries):
+    training_loop = asyncio.create_task(TrainingLoop(service, engine, clock=clock, runs_dir=state.runs_dir).run())
+    team_resolver = asyncio.create_task(TeamResolver(service.clerk, peers.ask, clock=clock).run())
+    for task in (training_loop, team_resolver):
         task.add_done_callback(lambda _: server.stop())
     url = settings.url(listener)
     try:
-        state.announce(url, (await desk.status()).server_id)
+        state.announce(url, (await service.status()).server_id)
         if settings.print_json:
             sys.stdout.write(json.dumps({"url": url}) + "\n")
             sys.stdout.flush()
         _log.info("serving %s at %s; state in %s", engine.info.model, url, state.path)
         await server.serve(sockets=[listener, *(listener.dup() for _ in range(_ACCEPTED_AT_ONCE - 1))])
     finally:
-        conductor.cancel()
-        inquiries.cancel()
-        outcome = await asyncio.gather(conductor, inquiries, return_exceptions=True)
-        await desk.close()
+        training_loop.cancel()
+        team_resolver.cancel()
+        outcome = await asyncio.gather(training_loop, team_resolver, return_exceptions=True)
+        await service.close()
         await engine.shutdown()
     fault = next((end for end in outcome if isinstance(end, Exception)), None)
     if isinstance(fault, SwarmError):

@@ -27,7 +27,7 @@ from swarm.protocol.status import Hang, Phase
 from tests.fakes.engine import FaultyEngine
 from tests.fakes.training_engine import TrainingEngine
 from tests.swarm.engine.verl.platform_environment import ENVIRONMENT
-from tests.swarm.server.coordinator.world import World
+from tests.swarm.server.state.world import World
 
 pytestmark = [pytest.mark.campaign, pytest.mark.anyio]
 _LOG = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ async def until(world: World, holds: Callable[[], bool], limit_s: float = PATIEN
 
 
 async def begin(world: World, steps: int) -> None:
-    await until(world, lambda: world.desk.clerk.situation.shown_phase is Phase.IDLE)
+    await until(world, lambda: world.service.clerk.situation.shown_phase is Phase.IDLE)
     async with asyncio.timeout(PATIENCE_S):
         beginning = asyncio.create_task(world.begin(limits={"steps": steps}, checkpoint={"every_steps": 1}))
         await asyncio.wait({beginning})
@@ -135,14 +135,14 @@ def stops_before(patch: pytest.MonkeyPatch, owner: Any, method: str, victim: Cal
 
 async def named_and_over(world: World, stopped: list[float], limit_s: float) -> Hang:
     """Wait until a hang is named and over; checks that it was named in time."""
-    known = world.desk.clerk.situation.hang
-    await until(world, lambda: world.desk.clerk.situation.hang not in (None, known))
-    hang = world.desk.clerk.situation.hang
+    known = world.service.clerk.situation.hang
+    await until(world, lambda: world.service.clerk.situation.hang not in (None, known))
+    hang = world.service.clerk.situation.hang
     assert hang is not None
-    assert (await world.desk.status()).trouble is not None
+    assert (await world.service.status()).trouble is not None
     assert hang.found_at - stopped[-1] <= limit_s + NAMED_S
-    await until(world, lambda: world.desk.clerk.situation.shown_phase is Phase.ROLLING)
-    over = (await world.desk.status()).engine.hang
+    await until(world, lambda: world.service.clerk.situation.shown_phase is Phase.ROLLING)
+    over = (await world.service.status()).engine.hang
     assert over is not None
     assert over.over_at is not None
     took = (hang.found_at - stopped[-1], over.over_at - stopped[-1])
@@ -170,10 +170,10 @@ async def assert_a_stopped_start_is_found(
 async def once(world: World, steps: int) -> None:
     """Every step was made of four episodes of its own."""
     await until(world, lambda: world.has_status("complete"))
-    entries = (await world.desk.ledger(limit=1000)).entries
+    entries = (await world.service.ledger(limit=1000)).entries
     by_step = [[e.episode_id for e in entries if e.state == "trained" and e.step == step + 1] for step in range(steps)]
     assert [len(names) for names in by_step] == [4] * steps
-    assert [step.step for step in (await world.desk.report(world.run_id)).steps] == [*range(1, steps + 1)]
+    assert [step.step for step in (await world.service.report(world.run_id)).steps] == [*range(1, steps + 1)]
 
 
 @pytest.mark.parametrize("method", ["train", "export", "checkpoint"])
@@ -233,7 +233,7 @@ async def test_inference_that_is_stopped_is_named_and_served_again_whichever_pro
             hang = await named_and_over(world, stopped, LEAST_LIMIT_S)
             assert "no sign of life" in hang.reason
             await asyncio.gather(call, return_exceptions=True)
-            await world.desk.abort(lease.episode_id, EpisodeAbort(lease=lease.lease, reason="its call failed"))
+            await world.service.abort(lease.episode_id, EpisodeAbort(lease=lease.lease, reason="its call failed"))
         stopped = stops_before(
             monkeypatch, engine.inference, "publish", lambda: engine_core(engine.inference.process_id or 0)[0]
         )

@@ -1,7 +1,7 @@
 """The echo rule: where a request sends an earlier answer back, the ids that were sampled stand, and only what is new is
 tokenised.
 
-Pure, given the template (`render`, `decode`). Knows neither Desk nor HTTP.
+Pure, given the template (`render`, `decode`). Knows neither service nor HTTP.
 
 A call's prompt stands for the messages as the template first saw them: its own, or those of the call that it continues,
 with recorded answers in the place of echoed ones. The template is asked once for these messages plus the rest (`full`);

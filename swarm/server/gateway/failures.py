@@ -15,9 +15,9 @@ from foundation.clock import Clock
 from swarm.engine.seam import EngineDown, EngineHealth
 from swarm.protocol.episodes import CallFailure, Cause
 from swarm.protocol.errors import ErrorCode, Refusal, SwarmError
-from swarm.server.coordinator.calls import CallAttempt, FailedCall
-from swarm.server.coordinator.desk import Desk
 from swarm.server.gateway.errors import answer_of
+from swarm.server.service import Service
+from swarm.server.state.calls import CallAttempt, FailedCall
 
 CRASH_UNNOTICED_S = 5.0
 """A client that gave up so shortly before a crash was noticed, with no word from the engine in between, met the crash."""
@@ -59,8 +59,8 @@ class KeptCall:
 class Failures:
     """All calls of a gateway. Called from one event loop."""
 
-    def __init__(self, desk: Desk, clock: Clock) -> None:
-        self._desk = desk
+    def __init__(self, service: Service, clock: Clock) -> None:
+        self._service = service
         self._clock = clock
         self._hung = False
         self._crashes = 0
@@ -89,12 +89,12 @@ class Failures:
     def engine_lives(self) -> None:
         """It sampled something: who gave up before met no crash. Another replica of it may hang all the same."""
         self._lived_at = self._clock.now()
-        self._desk.engine_lived(self._lived_at)
+        self._service.engine_lived(self._lived_at)
 
     def left(self, call: KeptCall) -> None:
         """Its client gave up, and nothing is known to be wrong."""
         call.attempt.left_at, call.attempt.call_ids = call.at, call.call_ids
-        self._desk.suspect(call.at)
+        self._service.suspect(call.at)
         self._left.append(call)
 
     def on_health(self, health: EngineHealth) -> None:
@@ -118,7 +118,7 @@ class Failures:
 
     def mark(self, found: FailedCall) -> None:
         """A recorded call failed after all. Of an open episode it is known at once; one that has ended takes a while."""
-        if not self._desk.fail_open(found):
+        if not self._service.fail_open(found):
             task = asyncio.get_running_loop().create_task(self._mark_closed(found))
             self._marking.add(task)
             task.add_done_callback(self._marked)
@@ -126,7 +126,7 @@ class Failures:
     async def _mark_closed(self, found: FailedCall) -> None:
         while True:
             try:
-                await self._desk.fail_closed(found)
+                await self._service.fail_closed(found)
                 return
             except Refusal as refusal:
                 if refusal.code is not ErrorCode.STORAGE_FULL:

@@ -1,6 +1,6 @@
 """An agent's request from its arrival to its record: open the call, keep sampled tokens, sample, record, answer.
 
-One course for every dialect. Knows neither HTTP frameworks nor a concrete engine; what is recorded is the Desk's.
+One course for every dialect. Knows neither HTTP frameworks nor a concrete engine; what is recorded is the Service's.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ from foundation.ids import Ids
 from swarm.engine.seam import Engine, EngineDown, EngineHealth, SampledEvent, SampleRequest
 from swarm.protocol.episodes import POLICY_MODEL, CallFailure, EpisodeRenewal, RecordedCall
 from swarm.protocol.errors import ErrorCode, Refusal, SwarmError
-from swarm.server.coordinator.calls import CallAttempt, Ending, OpenCall, Outcome
-from swarm.server.coordinator.desk import Desk
 from swarm.server.gateway.anthropic_messages import AnthropicMessages
 from swarm.server.gateway.chat import ChatCompletions
 from swarm.server.gateway.completions import Completions
@@ -33,6 +31,8 @@ from swarm.server.gateway.records import Records, Taking
 from swarm.server.gateway.repeats import Attempt, Repeats, body_hash, is_retry
 from swarm.server.gateway.responses import Responses
 from swarm.server.gateway.sampling import with_defaults
+from swarm.server.service import Service
+from swarm.server.state.calls import CallAttempt, Ending, OpenCall, Outcome
 
 Answer = TypeVar("Answer")
 
@@ -101,19 +101,19 @@ def agent_behind(wanted: str, hosted: str) -> str | None:
 class Gateway:
     """Answers the inference surface. All coroutines are called from one event loop."""
 
-    def __init__(self, desk: Desk, engine: Engine, clock: Clock, ids: Ids) -> None:
-        self._desk = desk
+    def __init__(self, service: Service, engine: Engine, clock: Clock, ids: Ids) -> None:
+        self._service = service
         self._engine = engine
         self._clock = clock
         spoken: list[Dialect] = [ChatCompletions(), Completions(), Responses(), AnthropicMessages()]
         self._dialects = {dialect.name: dialect for dialect in spoken}
-        self._records = Records(clock, ids, desk.is_open)
+        self._records = Records(clock, ids, service.is_open)
         self._prompts = Prompts(engine, self._records)
-        self._repeats = Repeats(desk.is_open)
+        self._repeats = Repeats(service.is_open)
         self._stopping = Ending()
         self._ready = asyncio.Event()
         self._failed = False
-        self._failures = Failures(desk, clock)
+        self._failures = Failures(service, clock)
         self._order = itertools.count()
         engine.subscribe(self._on_health)
 
@@ -213,7 +213,7 @@ class Gateway:
             check_depth(body)
             rules.check(body)
             agent = self._agent(body, headers)
-            calls = (await self._desk.trace(episode_id)).calls
+            calls = (await self._service.trace(episode_id)).calls
             (asked,) = rules.requests(body, calls)
             count = await self._patiently(course, partial(self._prompts.count, asked, calls))
         except BaseException as error:  # whatever it is, a failure is recorded, and the error goes on
@@ -226,7 +226,7 @@ class Gateway:
                     self._broken(request, error)
             raise
         attempt = _count(rules, agent, body)
-        self._desk.attempted(
+        self._service.attempted(
             episode_id,
             CallAttempt(
                 asked=attempt.body_hash,
@@ -240,7 +240,7 @@ class Gateway:
 
     async def renew(self, episode_id: str, lease: str) -> None:
         """That the episode is still open, as any request of its agent tells. Raises: Refusal (lost lease)."""
-        await self._desk.renew(episode_id, EpisodeRenewal(lease=lease))
+        await self._service.renew(episode_id, EpisodeRenewal(lease=lease))
 
     # -- before sampling ------------------------------------------------------------------------------------------
 
@@ -270,7 +270,7 @@ class Gateway:
         body: dict[str, Any],
         headers: Mapping[str, str],
     ) -> _Request:
-        call = self._desk.open_call(episode_id, lease)
+        call = self._service.open_call(episode_id, lease)
         again, began = is_retry(headers), next(self._order)
         return _Request(dialect=rules, body=body, agent=agent, call=call, is_retry=again, began=began)
 
@@ -398,7 +398,7 @@ class Gateway:
         """The call is closed once. What its episode has no use for any more is discarded."""
         request.closed = True
         attempt = request.ended(outcome, next(self._order))
-        if self._desk.close_call(request.call, records or None, attempt):
+        if self._service.close_call(request.call, records or None, attempt):
             request.kept = KeptCall(
                 at=self._clock.now(),
                 episode_id=request.call.episode_id,
@@ -416,7 +416,7 @@ class Gateway:
                 self._failures.mark(request.kept.failed(failure))
         elif refused and not request.course.shown:
             request.closed = True
-            self._desk.close_call(request.call, None)
+            self._service.close_call(request.call, None)
         else:
             self._close(request, self._broken_off(request, failure), "left" if failure is None else "failed")
             if failure is None and request.kept is not None and not refused:

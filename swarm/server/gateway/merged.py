@@ -8,7 +8,7 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from swarm.server.coordinator.calls import Ending
+from swarm.server.state.calls import Ending
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")

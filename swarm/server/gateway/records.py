@@ -13,13 +13,13 @@ from foundation.clock import Clock
 from foundation.ids import Ids
 from swarm.engine.seam import Sampled, SampledChoice, SampledEvent
 from swarm.protocol.episodes import CallFailure, RecordedCall, VersionSpan, WeightsVersion
-from swarm.server.coordinator.calls import OpenCall
 from swarm.server.gateway.chat import message_of, prompt_settings
 from swarm.server.gateway.dialect import Assembly, Dialect
 from swarm.server.gateway.echo import EarlierCall, Prompt, Render
 from swarm.server.gateway.messages import Message
 from swarm.server.gateway.sampling import recorded_sampling, with_defaults
 from swarm.server.gateway.shelf import Shelf
+from swarm.server.state.calls import OpenCall
 
 
 @dataclass(slots=True)

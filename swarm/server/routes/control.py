@@ -1,4 +1,4 @@
-"""The control surface, `/swarm/v1`: runs, episodes, status, ledger. Decode, call the desk, encode; decide nothing."""
+"""The control surface, `/swarm/v1`: runs, episodes, status, ledger. Decode, call the service, encode; decide nothing."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ from swarm.protocol.status import (
     ServerStatus,
 )
 from swarm.protocol.summary import LedgerFilter, LedgerSummary
-from swarm.server.coordinator.desk import Desk
 from swarm.server.keys import ControlTokens, Keyring, Role
 from swarm.server.routes import loss, wire
 from swarm.server.routes.wire import Operation
+from swarm.server.service import Service
 
 _RUN = "/swarm/v1/runs/{run_id}"
 _EPISODE = "/swarm/v1/episodes/{episode_id}"
@@ -93,9 +93,9 @@ class Health(BaseModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlRoutes:
-    """The endpoints, over one desk. public_url: what clients are told instead of the host that they asked for."""
+    """The endpoints, over one service. public_url: what clients are told instead of the host that they asked for."""
 
-    desk: Desk
+    service: Service
     keys: Keyring
     tokens: ControlTokens
     closing: asyncio.Event
@@ -215,7 +215,7 @@ class ControlRoutes:
     async def claim(self, request: Request) -> Response:
         wire.require(self.tokens, request)
         claim = await wire.decode(request, EpisodeClaim)
-        granted = await wire.until_gone(request, self.desk.claim(claim), self.closing)
+        granted = await wire.until_gone(request, self.service.claim(claim), self.closing)
         grant = EpisodeGrant.model_construct(
             episode_id=granted.episode_id,
             lease=granted.lease,
@@ -232,29 +232,29 @@ class ControlRoutes:
     async def end(self, request: Request) -> Response:
         wire.require(self.tokens, request)
         result = await wire.decode(request, EpisodeResult)
-        return wire.answer(await self.desk.end(request.path_params["episode_id"], result))
+        return wire.answer(await self.service.end(request.path_params["episode_id"], result))
 
     async def abort(self, request: Request) -> Response:
         wire.require(self.tokens, request)
         abort = await wire.decode(request, EpisodeAbort)
-        return wire.answer(await self.desk.abort(request.path_params["episode_id"], abort))
+        return wire.answer(await self.service.abort(request.path_params["episode_id"], abort))
 
     async def renew(self, request: Request) -> Response:
         wire.require(self.tokens, request)
         renewal = await wire.decode(request, EpisodeRenewal)
-        expires_at = await self.desk.renew(request.path_params["episode_id"], renewal)
+        expires_at = await self.service.renew(request.path_params["episode_id"], renewal)
         return wire.answer(LeaseRenewed(expires_at=expires_at))
 
     async def entry(self, request: Request) -> Response:
         wire.require(self.tokens, request)
         wire.decode_query(request, NoQuery)
-        return wire.answer(await self.desk.entry(request.path_params["episode_id"]))
+        return wire.answer(await self.service.entry(request.path_params["episode_id"]))
 
     async def trace(self, request: Request) -> Response:
         wire.require(self.tokens, request)
         query = wire.decode_query(request, TraceQuery)
-        trace = await self.desk.trace(request.path_params["episode_id"])
-        spec = (await self.desk.report(trace.entry.run_id, since_step=2**31)).spec
+        trace = await self.service.trace(request.path_params["episode_id"])
+        spec = (await self.service.report(trace.entry.run_id, since_step=2**31)).spec
         shown = trace.model_copy(update={"untrained": loss.untrained(trace, spec.algorithm)})
         if query.text:
             shown.vocabulary = loss.vocabulary(trace, self.decode)
@@ -265,39 +265,39 @@ class ControlRoutes:
     async def create_run(self, request: Request) -> Response:
         by = wire.require(self.tokens, request, Role.ADMIN)
         wanted = await wire.decode(request, RunRequest)
-        created = await self.desk.create_run(wanted, by)
+        created = await self.service.create_run(wanted, by)
         return wire.answer(created, status=201, headers={"Location": f"/swarm/v1/runs/{created.run_id}"})
 
     async def report(self, request: Request) -> Response:
         wire.require(self.tokens, request)
         query = wire.decode_query(request, ReportQuery)
-        return _versioned(await self.desk.report(request.path_params["run_id"], query.since_step))
+        return _versioned(await self.service.report(request.path_params["run_id"], query.since_step))
 
     async def patch_run(self, request: Request) -> Response:
         by = wire.require(self.tokens, request, Role.ADMIN)
         patch = await wire.decode_object(request, strict=True)
         if_match = _if_match(request.headers.get("if-match"))
-        return _versioned(await self.desk.patch_run(request.path_params["run_id"], patch, if_match, by))
+        return _versioned(await self.service.patch_run(request.path_params["run_id"], patch, if_match, by))
 
     async def stop_run(self, request: Request) -> Response:
         wire.require(self.tokens, request, Role.ADMIN)
-        return _versioned(await self.desk.stop_run(request.path_params["run_id"]))
+        return _versioned(await self.service.stop_run(request.path_params["run_id"]))
 
     async def restore(self, request: Request) -> Response:
         by = wire.require(self.tokens, request, Role.ADMIN)
         wish = await wire.decode(request, RestoreRequest)
-        restored = self.desk.restore_run(request.path_params["run_id"], wish, by)
+        restored = self.service.restore_run(request.path_params["run_id"], wish, by)
         return _versioned(await wire.until_gone(request, restored, self.closing))
 
     async def quarantine(self, request: Request) -> Response:
         by = wire.require(self.tokens, request, Role.ADMIN)
         wish = await wire.decode(request, QuarantineRequest)
-        return _versioned(await self.desk.quarantine(request.path_params["run_id"], wish, by))
+        return _versioned(await self.service.quarantine(request.path_params["run_id"], wish, by))
 
     async def checkpoint(self, request: Request) -> Response:
         wire.require(self.tokens, request, Role.ADMIN)
         await wire.read_body(request, wire.MAX_CONTROL_BYTES)
-        written = self.desk.request_checkpoint(request.path_params["run_id"])
+        written = self.service.request_checkpoint(request.path_params["run_id"])
         return wire.answer(await wire.until_gone(request, written, self.closing))
 
     # -- reading --------------------------------------------------------------------------------------------------
@@ -309,9 +309,9 @@ class ControlRoutes:
         wire.require(self.tokens, request)
         query = wire.decode_query(request, StatusQuery)
         if query.since is None:
-            return wire.answer(self._placed(await self.desk.status()))
+            return wire.answer(self._placed(await self.service.status()))
         await wire.read_body(request, wire.MAX_CONTROL_BYTES)
-        waiting = self.desk.status(query.since, query.wait_s)
+        waiting = self.service.status(query.since, query.wait_s)
         return wire.answer(self._placed(await wire.until_gone(request, waiting, self.closing)))
 
     def _placed(self, status: ServerStatus) -> ServerStatus:
@@ -326,11 +326,11 @@ class ControlRoutes:
 
     async def _event_frames(self) -> AsyncIterator[bytes]:
         """The status as it is when the subscription begins, then each event as it comes."""
-        events = self.desk.events()
+        events = self.service.events()
         coming = asyncio.ensure_future(anext(events))
         try:
             await asyncio.sleep(0)  # the subscription begins now: nothing falls between it and the first status
-            yield _frame("status", (await self.desk.status()).model_dump(mode="json"))
+            yield _frame("status", (await self.service.status()).model_dump(mode="json"))
             while True:
                 event = await coming
                 yield _frame(event.kind, event.data)
@@ -342,18 +342,18 @@ class ControlRoutes:
     async def tasks(self, request: Request) -> Response:
         wire.require(self.tokens, request)
         query = wire.decode_query(request, TasksQuery)
-        found = await self.desk.tasks(run_id=query.run_id, client_id=query.client_id, mix=query.mix)
+        found = await self.service.tasks(run_id=query.run_id, client_id=query.client_id, mix=query.mix)
         return wire.answer_list(found)
 
     async def ledger(self, request: Request) -> Response:
         wire.require(self.tokens, request)
         query = wire.decode_query(request, LedgerQuery)
-        return wire.answer(await self.desk.ledger(**dict(query)))
+        return wire.answer(await self.service.ledger(**dict(query)))
 
     async def summary(self, request: Request) -> Response:
         wire.require(self.tokens, request)
         query = wire.decode_query(request, LedgerFilter)
-        return wire.answer(await self.desk.summary(query))
+        return wire.answer(await self.service.summary(query))
 
     def _url(self, request: Request) -> str:
         return self.public_url or f"{request.url.scheme}://{request.headers.get('host', request.url.netloc)}"

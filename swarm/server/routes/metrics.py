@@ -15,18 +15,18 @@ from starlette.responses import Response
 
 from swarm.protocol.episodes import CallFailure, Cause
 from swarm.protocol.status import Phase, ServerStatus, StepMetrics
-from swarm.server.coordinator.desk import Desk
 from swarm.server.keys import ControlTokens
 from swarm.server.routes.wire import Operation, require
+from swarm.server.service import Service
 
 _REASONS: tuple[str, ...] = get_args(CallFailure.model_fields["reason"].annotation)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricsRoutes:
-    """The endpoint, over one desk."""
+    """The endpoint, over one service."""
 
-    desk: Desk
+    service: Service
     tokens: ControlTokens
 
     def operations(self) -> list[Operation]:
@@ -42,13 +42,13 @@ class MetricsRoutes:
 
     async def metrics(self, request: Request) -> Response:
         require(self.tokens, request)
-        status = await self.desk.status()
+        status = await self.service.status()
         newest: list[StepMetrics] = []
         if status.run_id is not None and status.step:
-            newest = (await self.desk.report(status.run_id, since_step=status.step - 1)).steps[-1:]
+            newest = (await self.service.report(status.run_id, since_step=status.step - 1)).steps[-1:]
         registry = CollectorRegistry(auto_describe=False)
-        lost = await self.desk.lost(status.run_id) if status.run_id is not None else {}
-        registry.register(_Snapshot(status, newest, lost, self.desk.clerk.failed_calls))
+        lost = await self.service.lost(status.run_id) if status.run_id is not None else {}
+        registry.register(_Snapshot(status, newest, lost, self.service.clerk.failed_calls))
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 

@@ -1,4 +1,4 @@
-"""The control surface's calls for teams: prepare, commit, decision, resolve. Decode, call the desk, encode; decide nothing."""
+"""The control surface's calls for teams: prepare, commit, decision, resolve. Decode, call the service, encode; decide nothing."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from starlette.responses import Response
 
 from swarm.protocol.errors import ErrorCode, Refusal
 from swarm.protocol.teams import EpisodeCommit, EpisodePreparation, EpisodeResolution, TeamDecision, TeamReceipt
-from swarm.server.coordinator.team_desk import TeamDesk
 from swarm.server.keys import ControlTokens, Keyring, Role, bearer
-from swarm.server.peers import Peers
 from swarm.server.routes import wire
 from swarm.server.routes.wire import Operation
+from swarm.server.service import Service
+from swarm.server.team_resolver import Peers
 
 _EPISODE = "/swarm/v1/episodes/{episode_id}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TeamRoutes:
-    """The endpoints, over one desk."""
+    """The endpoints, over one service."""
 
-    desk: TeamDesk
+    service: Service
     keys: Keyring
     tokens: ControlTokens
     peers: Peers
@@ -73,12 +73,12 @@ class TeamRoutes:
         if wish.decider.episode_id != episode_id:
             self.peers.vouch(wish.decider)
         sealed = self.keys.seal(episode_id, wish.decider.key)
-        return wire.answer(await self.desk.prepare(episode_id, wish, sealed))
+        return wire.answer(await self.service.prepare(episode_id, wish, sealed))
 
     async def commit(self, request: Request) -> Response:
         wire.require(self.tokens, request)
         commit = await wire.decode(request, EpisodeCommit)
-        return wire.answer(await self.desk.commit(request.path_params["episode_id"], commit))
+        return wire.answer(await self.service.commit(request.path_params["episode_id"], commit))
 
     async def decision(self, request: Request) -> Response:
         episode_id = request.path_params["episode_id"]
@@ -87,9 +87,9 @@ class TeamRoutes:
             raise Refusal(
                 ErrorCode.UNAUTHORIZED, "send the team_key of the decider's grant; this server made no such key"
             )
-        return wire.answer(await self.desk.decision(episode_id))
+        return wire.answer(await self.service.decision(episode_id))
 
     async def resolve(self, request: Request) -> Response:
         wire.require(self.tokens, request, Role.ADMIN)
         resolution = await wire.decode(request, EpisodeResolution)
-        return wire.answer(await self.desk.resolve(request.path_params["episode_id"], resolution))
+        return wire.answer(await self.service.resolve(request.path_params["episode_id"], resolution))

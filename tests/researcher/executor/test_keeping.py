@@ -16,11 +16,11 @@ from researcher.models import StudyStatus
 from researcher.store.store import Store
 from swarm.models import resolve
 from swarm.models.folder import ModelFolder
-from swarm.server.pool.store import PoolStore
+from swarm.server.storage.store import PoolStore
 from tests.fakes.example_plan import ARMS, example_plan
 from tests.swarm.cli import stored as stored_runs
 from tests.swarm.cli.stored import Stored, stored_run
-from tests.swarm.server.coordinator import world as worlds
+from tests.swarm.server.state import world as worlds
 
 Capture = pytest.CaptureFixture[str]
 

@@ -24,7 +24,7 @@ from swarm.models import resolve
 from swarm.models.folder import ModelFolder
 from tests.swarm.cli import stored as stored_runs
 from tests.swarm.cli.stored import Stored, stored_run
-from tests.swarm.server.coordinator import world as worlds
+from tests.swarm.server.state import world as worlds
 
 Capture = pytest.CaptureFixture[str]
 LORA = {"parameters": {"rank": 4, "alpha": 8.0, "targets": ["q_proj", "v_proj"]}}

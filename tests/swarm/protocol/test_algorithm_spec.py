@@ -12,7 +12,7 @@ from swarm.protocol.algorithms import DEFAULTS, AlgorithmSpec
 from swarm.protocol.errors import Refusal
 from swarm.protocol.runspec import BatchSpec, RunSpec
 from swarm.protocol.status import RunRequest
-from swarm.server.coordinator.runs import patched
+from swarm.server.state.runs import patched
 
 
 def run(**algorithm: Any) -> RunSpec:

@@ -1,4 +1,4 @@
-"""The surface in process: problem documents, tokens, OpenAPI, both surfaces' error formats. Real desk, echo engine."""
+"""The surface in process: problem documents, tokens, OpenAPI, both surfaces' error formats. Real service, echo engine."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from foundation.clock import SystemClock
 from foundation.ids import RandomIds
 from swarm.engine.echo import EchoEngine
 from swarm.server.app import create_app
-from swarm.server.coordinator.conductor import Conductor
-from swarm.server.coordinator.desk import Desk
 from swarm.server.gateway.gateway import Gateway
 from swarm.server.keys import ControlTokens, Keyring
 from swarm.server.routes import wire
+from swarm.server.service import Service
+from swarm.server.training_loop import TrainingLoop
 
 pytestmark = pytest.mark.anyio
 
@@ -56,12 +56,12 @@ def _bearer(token: str) -> dict[str, str]:
 @contextlib.asynccontextmanager
 async def serving(directory: Path, tokens: ControlTokens, public_url: str | None = None) -> AsyncIterator[Served]:
     clock, ids, engine, closing = SystemClock(), RandomIds(), EchoEngine(), asyncio.Event()
-    desk = Desk.open(directory / "pool", engine.info, clock=clock, ids=ids)
-    await desk.start()
-    conductor = asyncio.create_task(Conductor(desk, engine, clock=clock, runs_dir=directory / "runs").run())
+    service = Service.open(directory / "pool", engine.info, clock=clock, ids=ids)
+    await service.start()
+    training_loop = asyncio.create_task(TrainingLoop(service, engine, clock=clock, runs_dir=directory / "runs").run())
     app = create_app(
-        desk=desk,
-        gateway=Gateway(desk, engine, clock, ids),
+        service=service,
+        gateway=Gateway(service, engine, clock, ids),
         info=engine.info,
         keys=Keyring(b"k" * 32),
         tokens=tokens,
@@ -71,9 +71,9 @@ async def serving(directory: Path, tokens: ControlTokens, public_url: str | None
     )
     async with httpx.AsyncClient(transport=ASGITransport(app), base_url="http://127.0.0.1:8642") as http:
         yield Served(http, closing, engine)
-    conductor.cancel()
-    await asyncio.gather(conductor, return_exceptions=True)
-    await desk.close()
+    training_loop.cancel()
+    await asyncio.gather(training_loop, return_exceptions=True)
+    await service.close()
 
 
 @pytest.fixture

@@ -7,10 +7,9 @@ import pytest
 
 from swarm.protocol.errors import ErrorCode, Refusal
 from swarm.protocol.teams import Decider
-from swarm.server.coordinator.inquiries import DeciderSilent
 from swarm.server.keys import Keyring
-from swarm.server.peers import Peers
-from swarm.server.pool.rows import TeamRow
+from swarm.server.state.rows import TeamRow
+from swarm.server.team_resolver import DeciderSilent, Peers
 
 pytestmark = pytest.mark.anyio
 

@@ -24,10 +24,10 @@ from swarm.engine.local.inference import VllmInference
 from swarm.engine.seam import Engine
 from swarm.protocol.episodes import EpisodeTrace
 from swarm.server.app import create_app
-from swarm.server.coordinator.conductor import Conductor
-from swarm.server.coordinator.desk import Desk
 from swarm.server.gateway.gateway import Gateway
 from swarm.server.keys import ControlTokens, Keyring
+from swarm.server.service import Service
+from swarm.server.training_loop import TrainingLoop
 from tests.fakes.sampling_engine import SamplingEngine
 from tests.vllm_fixture import LoopThread
 
@@ -101,11 +101,11 @@ def served_by(loop: LoopThread, engine: Engine, state_dir: Path) -> Iterator[Ser
 
     async def run() -> None:
         nonlocal server
-        desk = Desk.open(state_dir / "pool", engine.info, clock=clock, ids=ids)
-        await desk.start()
-        gateway = Gateway(desk, engine, clock, ids)
+        service = Service.open(state_dir / "pool", engine.info, clock=clock, ids=ids)
+        await service.start()
+        gateway = Gateway(service, engine, clock, ids)
         app = create_app(
-            desk=desk,
+            service=service,
             gateway=gateway,
             info=engine.info,
             keys=Keyring.open(state_dir / "secret"),
@@ -113,15 +113,17 @@ def served_by(loop: LoopThread, engine: Engine, state_dir: Path) -> Iterator[Ser
             clock=clock,
             closing=closing,
         )
-        conductor = asyncio.create_task(Conductor(desk, engine, clock=clock, runs_dir=state_dir / "runs").run())
+        training_loop = asyncio.create_task(
+            TrainingLoop(service, engine, clock=clock, runs_dir=state_dir / "runs").run()
+        )
         server = uvicorn.Server(uvicorn.Config(app, lifespan="off", log_config=None, timeout_graceful_shutdown=2))
         started.set_result(gateway)
         try:
             await server.serve(sockets=[listener])
         finally:
-            conductor.cancel()
-            await asyncio.gather(conductor, return_exceptions=True)
-            await desk.close()
+            training_loop.cancel()
+            await asyncio.gather(training_loop, return_exceptions=True)
+            await service.close()
 
     serving = asyncio.run_coroutine_threadsafe(run(), loop.loop)
     try:

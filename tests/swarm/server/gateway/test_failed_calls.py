@@ -18,7 +18,7 @@ from foundation.ids import RandomIds
 from swarm.engine.echo import EchoEngine
 from swarm.engine.seam import Engine, EngineHealth
 from swarm.protocol.episodes import CallFailure, LedgerEntry, RecordedCall
-from swarm.server.coordinator.desk import Desk
+from swarm.server.service import Service
 from tests.fakes.ailing_engine import AilingEngine
 from tests.swarm.server.gateway.conftest import Episode, Served
 
@@ -201,11 +201,11 @@ def test_calls_given_up_on_an_engine_that_is_never_found_hung_since_the_server_i
 
 
 async def after_a_restart(state_dir: Path, episode_id: str) -> LedgerEntry:
-    desk = Desk.open(state_dir / "pool", EchoEngine(model="echo").info, clock=SystemClock(), ids=RandomIds())
+    service = Service.open(state_dir / "pool", EchoEngine(model="echo").info, clock=SystemClock(), ids=RandomIds())
     try:
-        return await desk.entry(episode_id)
+        return await service.entry(episode_id)
     finally:
-        await desk.close()
+        await service.close()
 
 
 def test_a_token_of_one_replica_says_nothing_of_calls_given_up_on_another_that_hangs(

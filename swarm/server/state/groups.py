@@ -1,0 +1,170 @@
+"""Groups: episodes of one task, of one code and config version, that are compared with each other."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from swarm.protocol.runspec import BatchSpec
+from swarm.protocol.status import MixStatus
+from swarm.server.state.rows import EpisodeRow, GroupRow
+
+EMPTY_PATIENCE_S = 3.0
+"""How long a group of which nothing has ended keeps its place once all its episodes are lost. Who tries again comes at once; a task
+that is set aside holds nobody up."""
+GroupKey = tuple[str, str | None, str, int]
+"""task_id, mix, client_version, config_version: what group-mates share."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Group:
+    """A group that is open or ready. Times are lease time."""
+
+    row: GroupRow
+    rules: BatchSpec
+    """Of its config version: patience and partial policy."""
+    running: dict[int, str] = field(default_factory=dict)
+    """Slot → episode that holds it."""
+    ended: dict[int, EpisodeRow] = field(default_factory=dict)
+    """Slot → episode that filled it."""
+    last_end: float | None = None
+    last_loss: float | None = None
+    """When a slot was last lost to abort, expiry or an end without calls."""
+    clients: set[str] = field(default_factory=set)
+    """Who claimed in it."""
+    left: set[str] = field(default_factory=set)
+    """Those of them who have since opened groups with another version of their code."""
+    useless: bool = False
+    """Whatever ends in it will be dropped: it is too stale, quarantined, or of no family any more."""
+
+    @property
+    def key(self) -> GroupKey:
+        return self.row.task_id, self.row.mix, self.row.client_version, self.row.config_version
+
+    @property
+    def open(self) -> bool:
+        return self.row.state == "open"
+
+    @property
+    def forsaken(self) -> bool:
+        """Nobody will claim in it any more: its clients were replaced by edited ones."""
+        return bool(self.clients) and self.clients <= self.left
+
+    @property
+    def counts(self) -> bool:
+        """Whether it holds a place in the pool that others must wait for."""
+        return not self.useless and not (self.open and self.forsaken)
+
+    @property
+    def expected(self) -> int:
+        """Episodes that it is going to bring into a batch."""
+        return self.row.size if self.open else len(self.ended)
+
+    @property
+    def full(self) -> bool:
+        return len(self.ended) == self.row.size
+
+    @property
+    def oldest_step(self) -> int:
+        """Of the weights that sampled the oldest token in it."""
+        return min((row.oldest_step for row in self.ended.values()), default=0)
+
+    @property
+    def equal_rewards(self) -> bool:
+        """Whether nothing can be learnt by comparing: all rewards the same, for every agent."""
+        seen = [(row.reward, row.agent_rewards) for row in self.ended.values()]
+        return all(one == seen[0] for one in seen)
+
+    def free_slot(self, now: float) -> int | None:
+        """The lowest slot on offer; None when all are held or filled, or patience ran out."""
+        if not self.open or self.useless or self._out_of_patience(now):
+            return None
+        return next((i for i in range(self.row.size) if i not in self.running and i not in self.ended), None)
+
+    def patience_ends_at(self) -> float | None:
+        """When the partial policy applies; None while nothing was ended or lost, or an episode still runs."""
+        if not self.open or self.running:
+            return None
+        if self.ended:
+            return None if self.last_end is None else self.last_end + self.rules.group_patience_s
+        patience_s = min(self.rules.group_patience_s, EMPTY_PATIENCE_S)
+        return None if self.last_loss is None else self.last_loss + patience_s
+
+    def worth_training(self) -> bool:
+        """What the partial policy says of the group as it stands."""
+        return self.rules.partial_groups == "train" and len(self.ended) >= self.rules.partial_min
+
+    def in_slot_order(self) -> list[EpisodeRow]:
+        return [self.ended[slot] for slot in sorted(self.ended)]
+
+    def _out_of_patience(self, now: float) -> bool:
+        return bool(self.ended) and self.last_end is not None and now >= self.last_end + self.rules.group_patience_s
+
+
+class Groups:
+    """Groups that no journalled batch has taken yet, in the order they were opened."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[str, Group] = {}
+        self._by_key: dict[GroupKey, list[Group]] = {}
+        self._by_version: Counter[str] = Counter()
+        self.revision = 0
+        """Rises with every change that bears on what may be opened."""
+
+    def __iter__(self) -> Iterator[Group]:
+        return iter(list(self._by_id.values()))
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def has_other(self, client_version: str) -> bool:
+        """Whether any is of another version of the clients' code."""
+        return len(self._by_version) > (client_version in self._by_version)
+
+    def get(self, group_id: str) -> Group | None:
+        return self._by_id.get(group_id)
+
+    def touch(self) -> None:
+        """A group changed."""
+        self.revision += 1
+
+    def add(self, group: Group) -> None:
+        """Groups are added in the order of their seq."""
+        self.touch()
+        self._by_id[group.row.group_id] = group
+        self._by_key.setdefault(group.key, []).append(group)
+        self._by_version[group.row.client_version] += 1
+
+    def remove(self, group: Group) -> None:
+        self.touch()
+        group.row.state = "closed"
+        del self._by_id[group.row.group_id]
+        mates = self._by_key[group.key]
+        mates.remove(group)
+        if not mates:
+            del self._by_key[group.key]
+        version = group.row.client_version
+        self._by_version[version] -= 1
+        if not self._by_version[version]:
+            del self._by_version[version]
+
+    def offer(self, key: GroupKey, now: float) -> tuple[Group, int] | None:
+        """The first group of this key with a slot on offer, and the slot."""
+        for group in self._by_key.get(key, ()):
+            slot = group.free_slot(now)
+            if slot is not None:
+                return group, slot
+        return None
+
+    def ready(self) -> list[Group]:
+        return [group for group in self._by_id.values() if not group.open]
+
+    def by_mix(self) -> dict[str, MixStatus]:
+        found: dict[str, MixStatus] = {}
+        for group in self._by_id.values():
+            if group.row.mix is not None:
+                status = found.setdefault(group.row.mix, MixStatus())
+                status.running += len(group.running)
+                status.ended += len(group.ended)
+        return found

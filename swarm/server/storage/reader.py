@@ -1,0 +1,258 @@
+"""Reading the pool: only what is committed, over a connection of its own."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from foundation import wide_json
+from swarm.protocol.episodes import Cause, DropReason, EpisodeState, RecordedCall, TaskProgress
+from swarm.protocol.summary import LedgerFilter, LedgerSummary
+from swarm.server.state.call_codec import decode
+from swarm.server.state.rows import (
+    LIVED_AT,
+    ConfigRow,
+    EpisodeRow,
+    GroupRow,
+    HeldOutRow,
+    MixRow,
+    PlannedGroup,
+    RunRow,
+    Snapshot,
+    StepRow,
+    TeamRow,
+    VersionRow,
+)
+from swarm.server.storage import schema, summary
+
+_GROUP_COLUMNS = "seq, group_id, run_id, task_id, mix, client_version, config_version, ordinal, size, state"
+_PROGRESS_COLUMNS = ("task_id", "mix", "kind", "step", "ended")
+_STEP_COLUMNS = "run_id, branch, step, state, at, config_version, batch, metrics"
+
+
+class PoolReader:
+    """Queries. Used by one thread at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5.0)
+        self._db.execute("PRAGMA query_only = ON")
+
+    def close(self) -> None:
+        self._db.close()
+
+    def snapshot(self) -> Snapshot:
+        """Everything that is open, as of one moment."""
+        self._db.execute("BEGIN")
+        try:
+            return self._snapshot()
+        finally:
+            self._db.execute("COMMIT")
+
+    def _snapshot(self) -> Snapshot:
+        run = self._newest_run()
+        run_id = run.run_id if run else ""
+        step = self._number("SELECT max(step) FROM steps WHERE run_id = ? AND state = 'done'", run_id)
+        by_task = self._db.execute("SELECT task_id, count(*) FROM groups WHERE run_id = ? GROUP BY task_id", (run_id,))
+        server_id = self._db.execute("SELECT value FROM meta WHERE name = 'server_id'").fetchone()
+        return Snapshot(
+            server_id=server_id[0] if server_id else None,
+            next_episode_seq=self._number("SELECT max(seq) FROM episodes") + 1,
+            next_group_seq=self._number("SELECT max(seq) FROM groups") + 1,
+            run=run,
+            configs=self.configs(run_id),
+            step=step,
+            journalled=next((row for row in self.steps(run_id, step) if row.state == "journalled"), None),
+            groups=self._live_groups(),
+            episodes=self._open_episodes(),
+            teams=self._open_teams(),
+            groups_by_task=dict(by_task.fetchall()),
+            eval_ordinals=self.eval_ordinals(run_id, step),
+            versions=self.versions(run_id),
+            tokens=self._number("SELECT sum(sampled_tokens) FROM episodes WHERE run_id = ?", run_id),
+        )
+
+    def _open_episodes(self) -> list[EpisodeRow]:
+        found = self._episodes("state IN ('running', 'ended')", ()) + self._episodes("state = 'prepared'", ())
+        return sorted(found, key=lambda row: row.seq)
+
+    def _open_teams(self) -> list[TeamRow]:
+        rows = self._db.execute(
+            "SELECT teams.body FROM episodes JOIN teams ON teams.seq = episodes.seq WHERE episodes.state = 'prepared'"
+        )
+        return [TeamRow(**orjson.loads(body)) for (body,) in rows]
+
+    def team(self, seq: int) -> TeamRow | None:
+        """What bound the episode with this seq to a team; None where nothing did."""
+        found = self._db.execute("SELECT body FROM teams WHERE seq = ?", (seq,)).fetchone()
+        return TeamRow(**orjson.loads(found[0])) if found else None
+
+    def _newest_run(self) -> RunRow | None:
+        return _run(self._db.execute("SELECT body FROM runs ORDER BY seq DESC LIMIT 1").fetchone())
+
+    def _live_groups(self) -> list[GroupRow]:
+        rows = self._db.execute(f"SELECT {_GROUP_COLUMNS} FROM groups WHERE state != 'closed' ORDER BY seq")
+        return [GroupRow(**dict(zip(_GROUP_COLUMNS.split(", "), row, strict=True))) for row in rows]
+
+    def eval_ordinals(self, run_id: str, step: int) -> list[tuple[str, int]]:
+        """(task_id, ordinal) of the run's eval episodes at this step that ended and count."""
+        return self._db.execute(
+            "SELECT task_id, ordinal FROM episodes WHERE run_id = ? AND kind = 'eval' AND claimed_step = ? "
+            "AND reason = 'eval'",
+            (run_id, step),
+        ).fetchall()
+
+    def run(self, run_id: str) -> RunRow | None:
+        return _run(self._db.execute("SELECT body FROM runs WHERE run_id = ?", (run_id,)).fetchone())
+
+    def run_by_key(self, idempotency_key: str) -> RunRow | None:
+        query = "SELECT body FROM runs WHERE idempotency_key = ?"
+        return _run(self._db.execute(query, (idempotency_key,)).fetchone())
+
+    def configs(self, run_id: str) -> list[ConfigRow]:
+        """Ascending by version."""
+        rows = self._db.execute(
+            "SELECT run_id, config_version, at, by, patch, spec FROM configs WHERE run_id = ? ORDER BY config_version",
+            (run_id,),
+        )
+        return [
+            ConfigRow(
+                run_id=row[0],
+                config_version=row[1],
+                at=row[2],
+                by=row[3],
+                patch=wide_json.loads(row[4]),
+                spec=orjson.loads(row[5]),
+            )
+            for row in rows
+        ]
+
+    def steps(self, run_id: str, after: int) -> list[StepRow]:
+        """Steps later than `after`, ascending; without those that stand no more."""
+        rows = self._db.execute(
+            f"SELECT {_STEP_COLUMNS} FROM steps WHERE run_id = ? AND step > ? AND state IN ('journalled', 'done') "
+            "ORDER BY step",
+            (run_id, after),
+        )
+        return [_step(row) for row in rows]
+
+    def mixes(self, run_id: str) -> dict[str, str | None]:
+        """The mix of each group that the run opened."""
+        return dict(self._db.execute("SELECT group_id, mix FROM groups WHERE run_id = ?", (run_id,)).fetchall())
+
+    def versions(self, run_id: str) -> list[VersionRow]:
+        """In the order of their first groups."""
+        query = "SELECT body FROM versions WHERE run_id = ? ORDER BY first_at, mix, client_version"
+        return [VersionRow(**orjson.loads(body)) for (body,) in self._db.execute(query, (run_id,))]
+
+    def newest_step(self, run_id: str) -> int:
+        """The newest step of the run that is done; 0 before the first."""
+        return self._number("SELECT max(step) FROM steps WHERE run_id = ? AND state = 'done'", run_id)
+
+    def held_out(self, run_id: str) -> list[HeldOutRow]:
+        """What the ended eval episodes that the weights of each step played alone earned, by step."""
+        rows = self._db.execute(schema.HELD_OUT, (run_id,))
+        return [HeldOutRow(step=step, reward=reward, episodes=episodes) for step, reward, episodes in rows]
+
+    def episode(self, episode_id: str) -> EpisodeRow | None:
+        return next(iter(self._episodes("episode_id = ?", (episode_id,))), None)
+
+    def lived_at(self) -> float:
+        """Unix time: whoever gave up on the engine before this met no hang."""
+        found = self._db.execute("SELECT value FROM meta WHERE name = ?", (LIVED_AT,)).fetchone()
+        return float(found[0]) if found else 0.0
+
+    def suspected(self, since: float) -> list[EpisodeRow]:
+        """Episodes with a reward that counts, and a call that its client gave up later than `since`."""
+        return self._episodes(schema.SUSPECTED, (since,))
+
+    def calls(self, seq: int) -> list[RecordedCall] | None:
+        """Of the episode with this seq; None when there are none or they were freed."""
+        found = self._db.execute("SELECT body FROM calls WHERE seq = ?", (seq,)).fetchone()
+        return decode(found[0]) if found else None
+
+    def batch(self, row: StepRow) -> list[tuple[PlannedGroup, list[tuple[EpisodeRow, list[RecordedCall] | None]]]]:
+        """The recorded batch of a step, groups and episodes in their journalled order."""
+        episodes = {
+            found.episode_id: found
+            for found in self._episodes("run_id = ? AND step = ? AND step IS NOT NULL", (row.run_id, row.step))
+        }
+        return [
+            (group, [(episodes[one], self.calls(episodes[one].seq)) for one in group.episode_ids])
+            for group in row.groups
+        ]
+
+    def ledger(self, wanted: LedgerFilter, after: int, limit: int) -> list[EpisodeRow]:
+        """Rows with a seq above `after`, ascending. A step names the episodes that it trained, not those it left out."""
+        where, values = _matching(wanted)
+        return self._episodes(f"{where} AND seq > ?", [*values, after], limit)
+
+    def summary(self, wanted: LedgerFilter) -> LedgerSummary:
+        """The rows that `ledger` would give, added up."""
+        return summary.summarise(self._db, *_matching(wanted))
+
+    def lost(self, run_id: str) -> dict[Cause, int]:
+        """How many episodes of the run each cause lost."""
+        return {Cause(cause): episodes for cause, episodes in self._db.execute(schema.LOST_BY_CAUSE, (run_id,))}
+
+    def tasks(self, run_id: str, client_id: str | None, mix: str | None) -> list[TaskProgress]:
+        rows = self._db.execute(schema.TASK_PROGRESS, {"run_id": run_id, "client_id": client_id, "mix": mix})
+        return [TaskProgress(**dict(zip(_PROGRESS_COLUMNS, row, strict=True))) for row in rows]
+
+    def _episodes(self, where: str, values: Sequence[Any], limit: int = -1) -> list[EpisodeRow]:
+        query = f"SELECT {schema.EPISODE_COLUMNS}, {schema.CAUSE} FROM episodes WHERE {where} ORDER BY seq LIMIT ?"
+        return [_episode(row) for row in self._db.execute(query, (*values, limit))]
+
+    def _number(self, query: str, *values: Any) -> int:
+        return int(self._db.execute(query, values).fetchone()[0] or 0)
+
+
+def _run(found: tuple[Any, ...] | None) -> RunRow | None:
+    if found is None:
+        return None
+    body = orjson.loads(found[0])
+    return RunRow(**{**body, "mix": MixRow(**body.get("mix", {}))})
+
+
+def _matching(wanted: LedgerFilter) -> tuple[str, list[Any]]:
+    """A condition on episodes, and its values."""
+    terms, values = ["TRUE"], []  # type: list[str], list[Any]
+    for column in ("run_id", "step", "client_id", "task_id", "kind", "reason", "state", "mix"):
+        value = getattr(wanted, column)
+        if value is not None:
+            terms.append(f"{column} = ?")
+            values.append(value)
+    if wanted.cause is not None:
+        terms.append(f"({schema.CAUSE}) IS NOT NULL AND ({schema.CAUSE}) = ?")
+        values.append(wanted.cause)
+    if wanted.step is not None:
+        terms.append("state IN ('in_step', 'trained')")
+    return " AND ".join(terms), values
+
+
+def _episode(row: tuple[Any, ...]) -> EpisodeRow:
+    columns = dict(zip([*schema.EPISODE_COLUMNS.split(", "), "cause"], row, strict=True))
+    body = orjson.loads(columns.pop("body"))
+    columns["state"] = EpisodeState(columns["state"])
+    columns["reason"] = DropReason(columns["reason"]) if columns["reason"] else None
+    fields = dict(zip(schema.EPISODE_BODY, body, strict=False))  # an older server wrote fewer
+    cause = columns.pop("cause")
+    fields["cause"] = Cause(cause) if cause else None
+    return EpisodeRow(**columns, **fields)
+
+
+def _step(row: tuple[Any, ...]) -> StepRow:
+    run_id, branch, step, state, at, config_version, batch, metrics = row
+    return StepRow(
+        run_id=run_id,
+        branch=branch,
+        step=step,
+        config_version=config_version,
+        groups=[PlannedGroup(group_id=g, task_id=t, episode_ids=ids) for g, t, ids in orjson.loads(batch)],
+        values=orjson.loads(metrics),
+        state=state,
+        at=at,
+    )

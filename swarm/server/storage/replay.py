@@ -1,0 +1,73 @@
+"""A journalled step as the trainer needs it, read back from the pool: what is trained is what was stored, the first time too.
+
+Calls that failed on the server's side are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from swarm.engine.seam import TrainBatch, TrainCall, TrainEpisode, TrainGroup, TrainingRefused
+from swarm.protocol.episodes import RecordedCall
+from swarm.protocol.runspec import RunSpec
+from swarm.server.state import mix as mixes
+from swarm.server.state.rows import EpisodeRow, MixRow, PlannedGroup, StepRow
+from swarm.server.storage.reader import PoolReader
+
+
+def past_mix(reader: PoolReader, run_id: str, specs: Mapping[int, RunSpec], step: int) -> MixRow:
+    """The run's mix as it stood at `step`, from its journal."""
+    labels = reader.mixes(run_id)
+    balance = MixRow()
+    for row in reader.steps(run_id, 0):
+        if row.step <= step:
+            mix = specs[row.config_version].batch.mix
+            balance = mixes.after(balance, mix, [labels[group.group_id] for group in row.groups])
+    return balance
+
+
+def recorded_batch(reader: PoolReader, row: StepRow, specs: Mapping[int, RunSpec]) -> TrainBatch:
+    """The batch of the step, with the config that it was journalled with.
+
+    Raises: TrainingRefused when calls of an episode are missing.
+    """
+    return TrainBatch(
+        step=row.step,
+        spec=specs[row.config_version],
+        groups=[_group(group, episodes, row.step) for group, episodes in reader.batch(row)],
+    )
+
+
+def _group(
+    group: PlannedGroup, episodes: Sequence[tuple[EpisodeRow, list[RecordedCall] | None]], step: int
+) -> TrainGroup:
+    return TrainGroup(
+        group_id=group.group_id,
+        task_id=group.task_id,
+        episodes=[_episode(row, calls, step) for row, calls in episodes],
+    )
+
+
+def _episode(row: EpisodeRow, calls: list[RecordedCall] | None, step: int) -> TrainEpisode:
+    if not calls or row.reward is None:
+        raise TrainingRefused(f"step {step} cannot be made: the calls of episode {row.episode_id} are gone")
+    return TrainEpisode(
+        episode_id=row.episode_id,
+        reward=row.reward,
+        agent_rewards=row.agent_rewards,
+        calls=[_call(call) for call in sorted(calls, key=lambda call: call.index) if call.failure is None],
+    )
+
+
+def _call(call: RecordedCall) -> TrainCall:
+    return TrainCall(
+        call_id=call.call_id,
+        agent=call.agent,
+        prompt_ids=call.prompt_ids,
+        sampled_ids=call.sampled_ids,
+        logprobs=call.logprobs,
+        temperature=call.sampling.temperature,
+        versions=call.versions,
+        truncated=call.finish_reason == "length" or not call.complete,
+        reproducible=call.sampling.reproducible,
+    )

@@ -1,0 +1,258 @@
+"""The pool on disk: one SQLite file in write-ahead mode, every commit fsync'd. Knows rows, not rules."""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from foundation import wide_json
+from swarm.protocol.errors import ErrorCode, Refusal, SwarmError
+from swarm.server.state.rows import (
+    Change,
+    ConfigRow,
+    DropUnkept,
+    EpisodeRow,
+    FreeCalls,
+    GroupRow,
+    KeepSteps,
+    PutCalls,
+    PutConfig,
+    PutEpisode,
+    PutGroup,
+    PutMeta,
+    PutRun,
+    PutStep,
+    PutTeam,
+    PutVersion,
+    SetFate,
+    StepRow,
+    SupersedeAfter,
+)
+from swarm.server.storage import schema
+from swarm.server.storage.reader import PoolReader
+
+_LOG = logging.getLogger(__name__)
+BUSY_S = 5.0
+"""So long is waited for another program that has the file."""
+PAGE_CACHE_KIB = 16_384
+"""Pages of a growing pool that stay in memory: enough for a commit's; the system's cache has the others."""
+
+
+class PoolUnreadable(SwarmError):
+    """The file is not a pool of this version, or another server has it open."""
+
+
+class PoolStore:
+    """Rows of one server. Writes: `begin`, `apply` any number of times, then `commit` or `rollback`; or `write` for all.
+
+    Not for several threads at once, but `commit` may run in another thread than the rest: it does the waiting for the disk.
+    """
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.path = path
+        self._failing = False
+        self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=BUSY_S)
+        try:
+            self._prepare()
+            self.read = PoolReader(path)
+        except sqlite3.OperationalError as error:
+            self._db.close()
+            raise _refusal(error, path) from error
+        except (sqlite3.DatabaseError, SwarmError) as error:
+            self._db.close()
+            raise PoolUnreadable(f"{path} is not a pool that this server can read: {error}") from error
+
+    def _prepare(self) -> None:
+        db = self._db
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("PRAGMA synchronous = FULL")
+        db.execute(f"PRAGMA cache_size = -{PAGE_CACHE_KIB}")
+        found = db.execute("PRAGMA user_version").fetchone()[0]
+        if found == schema.SCHEMA_VERSION:
+            db.executescript(schema.ADDED + schema.BY_CAUSE + schema.BY_SUSPICION)
+            return
+        if found != 0 or db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+            raise PoolUnreadable(
+                f"{self.path} is a pool of version {found}, this server reads version {schema.SCHEMA_VERSION}; "
+                "start it with another state directory"
+            )
+        db.executescript(
+            f"BEGIN;{schema.SCHEMA}{schema.ADDED}{schema.BY_CAUSE}{schema.BY_SUSPICION}"
+            f"PRAGMA user_version = {schema.SCHEMA_VERSION};COMMIT;"
+        )
+
+    def close(self) -> None:
+        self.read.close()
+        self._db.close()
+
+    # -- writing --------------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        self._guarded(lambda: self._db.execute("BEGIN IMMEDIATE"))
+
+    def apply(self, changes: Sequence[Change]) -> None:
+        """Raises: Refusal(STORAGE_FULL); call `rollback` then."""
+        self._guarded(lambda: self._apply(changes))
+
+    def commit(self) -> None:
+        """Returns when everything applied since `begin` is on disk. Raises: Refusal(STORAGE_FULL); call `rollback` then."""
+        self._guarded(lambda: self._db.execute("COMMIT"))
+        if self._failing:
+            self._failing = False
+            _LOG.warning("the pool at %s can be written again", self.path)
+
+    def rollback(self) -> None:
+        """Forget what was applied since `begin`. Without one: nothing."""
+        if self._db.in_transaction:
+            self._db.execute("ROLLBACK")
+
+    def write(self, changes: Sequence[Change]) -> None:
+        """All of the changes on disk, or none and an error."""
+        try:
+            self.begin()
+            self.apply(changes)
+            self.commit()
+        except (Refusal, sqlite3.Error):
+            self.rollback()
+            raise
+
+    def _guarded(self, action: Callable[[], Any]) -> None:
+        try:
+            action()
+        except sqlite3.OperationalError as error:
+            refusal = _refusal(error, self.path)
+            if isinstance(refusal, Refusal) and not self._failing:  # once: who asks is told each time
+                self._failing = True
+                _LOG.warning("%s", refusal)
+            raise refusal from error
+
+    def _apply(self, changes: Sequence[Change]) -> None:
+        execute = self._db.execute
+        for change in changes:
+            match change:
+                case PutEpisode(row):
+                    execute(schema.PUT_EPISODE, _episode_values(row))
+                case PutCalls(seq, body):
+                    execute("INSERT OR REPLACE INTO calls VALUES (?, ?)", (seq, body))
+                case SetFate(episode_id, state, reason, step, detail):
+                    execute(schema.SET_FATE, (state, reason, step, detail, episode_id))
+                case PutGroup(row):
+                    execute(schema.PUT_GROUP, _group_values(row))
+                case PutVersion(row):
+                    mix, body = row.mix or "", orjson.dumps(row)
+                    execute(schema.PUT_VERSION, (row.run_id, mix, row.client_version, row.first_at, body))
+                case _:
+                    self._apply_rare(change)
+
+    def _apply_rare(self, change: Change) -> None:
+        execute = self._db.execute
+        match change:
+            case PutRun(row):
+                body = orjson.dumps(row)
+                execute(
+                    "INSERT OR REPLACE INTO runs VALUES (?, ?, ?, ?)", (row.seq, row.run_id, row.idempotency_key, body)
+                )
+            case PutConfig(row):
+                execute(schema.PUT_CONFIG, _config_values(row))
+            case PutStep(row):
+                execute(schema.PUT_STEP, _step_values(row))
+            case PutTeam(row):
+                execute("INSERT OR REPLACE INTO teams VALUES (?, ?)", (row.seq, orjson.dumps(row)))
+            case PutMeta(name, value):
+                execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (name, value))
+            case KeepSteps(run_id, after, through):
+                execute(schema.KEEP_STEPS, (run_id, after, through))
+            case DropUnkept(run_id, after, detail):
+                execute(schema.DROP_UNKEPT, (detail, run_id, after))
+                execute(schema.ABANDON_STEPS, (run_id,))
+            case SupersedeAfter(run_id, step, detail):
+                where = {"run_id": run_id, "step": step}
+                execute(schema.SUPERSEDE_EPISODES, where | {"detail": detail})
+                execute(schema.SUPERSEDE_EVALS, where | {"detail": detail})
+                execute(schema.SUPERSEDE_STEPS, where)
+            case FreeCalls(run_id, through, traces_from):
+                execute(schema.FREE_CALLS, {"run_id": run_id, "through": through, "traces_from": traces_from})
+            case _:
+                raise TypeError(f"not a change: {change!r}")
+
+
+_FULL = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY)
+
+
+def _refusal(error: sqlite3.OperationalError, path: Path) -> Refusal | sqlite3.OperationalError:
+    """A disk that is full or fails, or a file that another program holds, is the operator's to mend, and refused in words;
+    anything else is a fault of ours."""
+    primary_code = error.sqlite_errorcode & 0xFF
+    if primary_code == sqlite3.SQLITE_BUSY:
+        mend = f"another program has held it for {BUSY_S:g} s; end that one (`fuser {path}` names it), and try again"
+    elif primary_code in _FULL:
+        mend = "make room on the disk and try again"
+    else:
+        return error
+    return Refusal(
+        ErrorCode.STORAGE_FULL, f"the pool at {path} could not be written ({error}); nothing was stored: {mend}"
+    )
+
+
+def _episode_values(row: EpisodeRow) -> tuple[Any, ...]:
+    body = orjson.dumps([getattr(row, name) for name in schema.EPISODE_BODY])
+    return (
+        row.seq,
+        row.episode_id,
+        row.run_id,
+        row.kind,
+        row.task_id,
+        row.mix,
+        row.client_id,
+        row.group_id,
+        row.slot,
+        row.ordinal,
+        row.claimed_step,
+        row.claimed_at,
+        row.state,
+        row.reason,
+        row.detail,
+        row.step,
+        row.reward,
+        row.sampled_tokens,
+        body,
+    )
+
+
+def _group_values(row: GroupRow) -> tuple[Any, ...]:
+    return (
+        row.seq,
+        row.group_id,
+        row.run_id,
+        row.task_id,
+        row.mix,
+        row.client_version,
+        row.config_version,
+        row.ordinal,
+        row.size,
+        row.state,
+    )
+
+
+def _config_values(row: ConfigRow) -> tuple[Any, ...]:
+    return row.run_id, row.config_version, row.at, row.by, wide_json.dumps(row.patch), orjson.dumps(row.spec)
+
+
+def _step_values(row: StepRow) -> tuple[Any, ...]:
+    batch = orjson.dumps([[group.group_id, group.task_id, group.episode_ids] for group in row.groups])
+    return (
+        row.run_id,
+        row.branch,
+        row.step,
+        row.state,
+        row.at,
+        row.config_version,
+        batch,
+        orjson.dumps(row.values),
+    )

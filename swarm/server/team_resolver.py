@@ -1,0 +1,166 @@
+"""Asks the servers that decide for a team, on behalf of prepared episodes whose clients are silent, until each is settled.
+
+A client names the address, so a server asks only where its operator allows it, follows no redirect, and shows nobody what
+came back. An answer is believed only when it is a decision about the episode that was asked for: a server that does not
+know the team key says `unauthorized`, whatever stands at the address now, and nothing is concluded from it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from urllib.parse import quote
+
+import httpx
+from pydantic import ValidationError
+
+from foundation.addresses import is_loopback
+from foundation.clock import Clock
+from foundation.strict import FieldError
+from swarm.protocol.errors import ErrorCode, Refusal, SwarmError
+from swarm.protocol.problem import invalid_spec
+from swarm.protocol.teams import Decider, TeamDecision
+from swarm.server.clerk import Clerk
+from swarm.server.keys import KeyRefused, Keyring
+from swarm.server.state.rows import TeamRow
+
+_log = logging.getLogger(__name__)
+
+FIRST_PAUSE_S = 0.25
+LONGEST_PAUSE_S = 10.0
+AT_ONCE = 16
+"""Questions under way at one time."""
+COMPLAIN_AFTER = 5
+"""Unanswered questions about one episode before people are told that it may need them."""
+
+
+class DeciderSilent(SwarmError):
+    """The decider gave no answer that can be believed. Nothing may be concluded from it."""
+
+
+Ask = Callable[[TeamRow], Awaitable[TeamDecision]]
+"""Asks the decider that the row names. Raises: DeciderSilent."""
+
+
+class TeamResolver:
+    """One per server. `run` until cancelled."""
+
+    def __init__(self, clerk: Clerk, ask: Ask, *, clock: Clock) -> None:
+        self._clerk = clerk
+        self._ask = ask
+        self._clock = clock
+        self._permits = asyncio.Semaphore(AT_ONCE)
+        self._under_way: set[str] = set()
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            while True:
+                self._clerk.doubt.clear()
+                for episode_id in self._clerk.book.teams.in_doubt():
+                    if episode_id not in self._under_way:
+                        self._under_way.add(episode_id)
+                        group.create_task(self._settle(episode_id), name=f"ask for {episode_id}")
+                await self._clerk.doubt.wait()
+
+    async def _settle(self, episode_id: str) -> None:
+        """Ask until there is an answer, or no more need for one."""
+        try:
+            pause_s, unanswered = FIRST_PAUSE_S, 0
+            while (team := self._team(episode_id)) is not None:
+                answered = await self._ask_once(team)
+                unanswered = 0 if answered else unanswered + 1
+                if unanswered == COMPLAIN_AFTER:
+                    self._complain(team)
+                await self._clock.sleep(pause_s)
+                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+        finally:
+            self._under_way.discard(episode_id)
+
+    def _team(self, episode_id: str) -> TeamRow | None:
+        prepared = self._clerk.book.state.prepared.get(episode_id)
+        return prepared.team if prepared is not None and prepared.asks else None
+
+    async def _ask_once(self, team: TeamRow) -> bool:
+        """Whether the decider answered."""
+        try:
+            async with self._permits:
+                decision = await self._ask(team)
+        except DeciderSilent as error:
+            _log.info("episode %s is in doubt: %s", team.episode_id, error)
+            return False
+        try:
+            await self._clerk.carry_out(lambda book: book.teams.told(team.episode_id, decision))
+        except Refusal as refusal:
+            if refusal.code is not ErrorCode.STORAGE_FULL:
+                raise  # else the episode is prepared as before, and asks again
+        return True
+
+    def _complain(self, team: TeamRow) -> None:
+        line = (
+            f"episode {team.episode_id} is prepared and its decider at {team.decider_url} does not answer; its slot stays held. "
+            f"If that server is gone for good: swarm episode resolve {team.episode_id}"
+        )
+        _log.warning("%s", line)
+        self._clerk.feed.log(line)
+
+
+ANSWER_LIMIT_S = 10.0
+
+
+class Peers:
+    """urls: servers that may be asked. any_loopback: and every one on this machine (a server without tokens)."""
+
+    def __init__(
+        self,
+        keys: Keyring,
+        urls: tuple[str, ...] = (),
+        *,
+        any_loopback: bool = False,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        self._keys = keys
+        self._urls = frozenset(_normal(url) for url in urls)
+        self._any_loopback = any_loopback
+        self._transport = transport
+
+    def vouch(self, decider: Decider) -> None:
+        """Raises: Refusal(forbidden) for a decider that this server would not ask, invalid_spec where nobody can be asked."""
+        try:
+            asked = httpx.URL(decider.url)
+        except httpx.InvalidURL as error:
+            raise invalid_spec([FieldError(field="decider.url", problem=f"is no address: {error}")]) from error
+        if _normal(decider.url) in self._urls or (self._any_loopback and is_loopback(asked.host)):
+            return
+        detail = f"this server asks no decider at {decider.url}; have its operator start it with --peer {decider.url}"
+        raise Refusal(ErrorCode.FORBIDDEN, detail)
+
+    async def ask(self, team: TeamRow) -> TeamDecision:
+        """What the decider says. Raises: DeciderSilent."""
+        url = f"{team.decider_url}/swarm/v1/episodes/{quote(team.decider_id, safe='')}/decision"
+        try:
+            key = self._keys.unseal(team.episode_id, team.sealed_key)
+        except KeyRefused as error:  # the state directory lost its secret: an operator must resolve it
+            raise DeciderSilent(f"{team.decider_url} cannot be asked: {error}") from error
+        try:
+            async with httpx.AsyncClient(
+                timeout=ANSWER_LIMIT_S,
+                trust_env=not is_loopback(httpx.URL(team.decider_url).host),
+                transport=self._transport,
+            ) as http:
+                answer = await http.get(url, headers={"Authorization": f"Bearer {key}"})
+        except (httpx.HTTPError, httpx.InvalidURL) as error:  # the client named the episode: it may fit in no url
+            raise DeciderSilent(f"{team.decider_url}: {str(error) or type(error).__name__}") from error
+        if answer.status_code != 200:
+            raise DeciderSilent(f"{team.decider_url} answered HTTP {answer.status_code}")
+        try:
+            decision = TeamDecision.model_validate_json(answer.content)
+        except ValidationError as error:
+            raise DeciderSilent(f"{team.decider_url} answered with something that is no decision") from error
+        if decision.episode_id != team.decider_id:
+            raise DeciderSilent(f"{team.decider_url} answered for another episode")
+        return decision
+
+
+def _normal(url: str) -> str:
+    return str(httpx.URL(url)).rstrip("/")

@@ -1,0 +1,637 @@
+"""Exactly once, durably (invariants I2, I3, I4): the book over the real pool, with a crash possible at every write.
+
+A model-based test. The process may die before a write is on disk, or after it and before anyone was answered, or the disk may be
+full; the trainer may die at any time and go back to its newest checkpoint; an operator may go back to one on purpose. Families
+of tasks, partial groups, stale groups and quarantined code are all in play. Whatever happens:
+- an acknowledged end is never lost, and a repeated one is recognised;
+- every ended episode is in exactly one step of the surviving history, or in the ledger with its reason;
+- nothing under a lost lease changes anything;
+- a replay uses the recorded batches;
+- groups enter steps in the turns of their families while nobody's patience ran out, and none is too stale;
+- no episode that a restore superseded is ever trained.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, precondition, rule
+
+from foundation.clock import ManualClock
+from foundation.ids import SeededIds
+from foundation.paths import memory_dir
+from swarm.engine.seam import EngineInfo, StepOutcome, TrainBatch
+from swarm.protocol.episodes import (
+    DropReason,
+    EpisodeClaim,
+    EpisodeResult,
+    EpisodeState,
+    RecordedCall,
+    RecordedSampling,
+    VersionSpan,
+)
+from swarm.protocol.errors import ErrorCode, Refusal
+from swarm.protocol.runspec import BatchSpec, CheckpointSpec, LimitSpec, MixSpec, RunSpec
+from swarm.protocol.summary import LedgerFilter
+from swarm.server.state import mix as mixes
+from swarm.server.state.admission import NotYet
+from swarm.server.state.book import Book
+from swarm.server.state.episodes import GrantedLease, late_end
+from swarm.server.state.leases import LeaseClock, LiveEpisode
+from swarm.server.state.rows import StepRow
+from swarm.server.state.state import Restoration, Situation
+from swarm.server.state.steps import Duty
+from swarm.server.storage.replay import past_mix, recorded_batch
+from swarm.server.storage.store import PoolStore
+
+T = TypeVar("T")
+INFO = EngineInfo(backend="fake", device="cpu", model="tiny", fingerprint="f" * 64, max_model_len=4096, dtype="float32")
+FATES = st.sampled_from(["written"] * 30 + ["full", "dies before", "dies after"])
+MACHINE_FATES = st.sampled_from(["written"] * 9 + ["full", "dies before", "dies after"])
+ALL = LedgerFilter()
+
+
+class Died(Exception):
+    """The process was killed."""
+
+
+@dataclass
+class Lease:
+    """What a client holds: a granted episode, and whether it may still think so."""
+
+    granted: GrantedLease
+    kind: str
+    calls: int = 0
+    ended_with: EpisodeResult | None = None
+    acknowledged: bool = False
+    gone: bool = False
+    """Ended, aborted, expired or closed by a restart."""
+
+
+@dataclass
+class Trainer:
+    """The history that stands: what each step was made of. Checkpoints survive its death."""
+
+    run_id: str = ""
+    made: list[TrainBatch] = field(default_factory=list)
+    branch: int = 0
+    kept: dict[str, dict[int, list[TrainBatch]]] = field(default_factory=dict)
+    branches: dict[tuple[str, int], int] = field(default_factory=dict)
+    """On which branch each kept checkpoint was written."""
+
+    def open(self, run_id: str, branch: int, at_step: int | None) -> int:
+        checkpoints = self.kept.setdefault(run_id, {})
+        if at_step is not None:
+            for later in [step for step in checkpoints if step > at_step and self.branches[run_id, step] < branch]:
+                del checkpoints[later]
+        step = max(checkpoints, default=0) if at_step is None else at_step
+        self.branch = branch
+        self.run_id, self.made = run_id, list(checkpoints.get(step, []))
+        return step
+
+    def train(self, batch: TrainBatch) -> StepOutcome:
+        assert batch.step == len(self.made) + 1, "steps are made in order, from where the weights stand"
+        self.made.append(batch)
+        equal = [group for group in batch.groups if len({episode.reward for episode in group.episodes}) == 1]
+        untrained = {episode.episode_id: "zero_variance" for group in equal for episode in group.episodes}
+        return StepOutcome(step=batch.step, metrics={"reward_mean": 0.5}, untrained=untrained)
+
+    def checkpoint(self, keep: int) -> int:
+        checkpoints = self.kept.setdefault(self.run_id, {})
+        checkpoints[len(self.made)] = list(self.made)
+        self.branches[self.run_id, len(self.made)] = self.branch
+        for step in sorted(checkpoints)[:-keep]:
+            del checkpoints[step]
+        return len(self.made)
+
+
+class ExactlyOnce(RuleBasedStateMachine):
+    leases = Bundle("leases")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = tempfile.TemporaryDirectory(dir=memory_dir())
+        self.clock = ManualClock()
+        self.ids = SeededIds(1)
+        self.trainer = Trainer()
+        self.first_batches: dict[tuple[str, int, int], TrainBatch] = {}
+        self.batch_of: dict[str, tuple[str, int, int]] = {}
+        self.held: dict[str, Lease] = {}
+        self.store = PoolStore(Path(self.folder.name) / "pool.sqlite")
+        self.start_process()
+
+    def teardown(self) -> None:
+        self.store.close()
+        self.folder.cleanup()
+
+    # -- the process ------------------------------------------------------------------------------------------------
+
+    def start_process(self, live: dict[str, LiveEpisode] | None = None) -> None:
+        if live is None:
+            self.situation = Situation(lease_clock=LeaseClock(self.clock), engine_ready=True)
+            self.situation.lease_clock.go()
+        self.book = Book.load(
+            self.store.read.snapshot(),
+            info=INFO,
+            clock=self.clock,
+            ids=self.ids,
+            situation=self.situation,
+            live=live,
+        )
+        self.store.write(self.book.state.take_changes())
+        if live is None:
+            for lease in self.held.values():
+                lease.gone = True
+
+    def die(self) -> None:
+        self.store.close()
+        self.store = PoolStore(Path(self.folder.name) / "pool.sqlite")
+        self.start_process()
+
+    def carry_out(self, fate: str, action: Callable[[Book], T]) -> T:
+        """What a service does: decide, write, answer. Raises Died or Refusal(STORAGE_FULL) by fate."""
+        state = self.book.state
+        try:
+            result = action(self.book)
+        finally:
+            changes = state.take_changes()
+            if changes and fate == "dies before":
+                self.die()
+                raise Died
+            if changes and fate == "full":
+                self.start_process(live={**state.closing, **state.live})
+                raise Refusal(ErrorCode.STORAGE_FULL, "full")
+            self.store.write(changes)
+            if fate == "dies after":
+                self.die()
+                raise Died
+            state.closing.clear()
+        return result
+
+    def survives(self, fate: str, action: Callable[[Book], T]) -> T | None:
+        """The result, or None when there was no answer."""
+        try:
+            return self.carry_out(fate, action)
+        except Died:
+            return None
+        except Refusal as refusal:
+            if refusal.code is not ErrorCode.STORAGE_FULL:
+                raise
+            return None
+
+    # -- clients ----------------------------------------------------------------------------------------------------
+
+    @initialize(
+        staleness=st.integers(0, 2),
+        rule=st.sampled_from(["tasks", "informative_tasks", "episodes"]),
+        every=st.integers(1, 3),
+        mix=st.sampled_from([{}, {}, {"a": 1, "b": 1}, {"a": 1, "b": 2}]),
+        partial=st.sampled_from(["drop", "train"]),
+    )
+    def begin(self, staleness: int, rule: str, every: int, mix: dict[str, float], partial: str) -> None:
+        self.spec = RunSpec(
+            batch=BatchSpec(
+                rule=rule,  # type: ignore[arg-type]
+                tasks=2,
+                episodes=3,
+                group_size=2,
+                group_patience_s=50,
+                partial_groups=partial,  # type: ignore[arg-type]
+                partial_min=1,
+                max_pool_episodes=8,
+                mix={name: MixSpec(ratio=ratio, patience_s=40) for name, ratio in mix.items()},
+            ),
+            max_staleness=staleness,
+            checkpoint=CheckpointSpec(every_steps=every, keep=2),
+            limits=LimitSpec(drain_limit_s=20),
+        )
+        self.create("written")
+
+    def create(self, fate: str) -> None:
+        self.survives(fate, lambda book: book.steps.create(self.spec, by="me", key=None, request_digest=""))
+        self.forget_lost()
+
+    @rule(fate=FATES)
+    def replace_run(self, fate: str) -> None:
+        run = self.book.state.run
+        if run is not None and run.row.status != "running":
+            self.create(fate)
+
+    @rule(
+        target=leases,
+        fate=FATES,
+        task=st.sampled_from("ab"),
+        kind=st.sampled_from(["train"] * 5 + ["eval"]),
+        version=st.sampled_from("1112"),
+    )
+    def claim(self, fate: str, task: str, kind: str, version: str) -> Lease | None:
+        return self.claimed(fate, task, kind, version)
+
+    def claimed(self, fate: str, task: str, kind: str, version: str) -> Lease | None:
+        run = self.book.state.run
+        claim = EpisodeClaim(
+            run_id=run.run_id if run else "none",
+            client_id="me",
+            client_version=version,
+            kind=kind,  # type: ignore[arg-type]
+            task_id=task,
+            mix=task,
+            idle_limit_s=100,
+        )
+        try:
+            granted = self.survives(fate, lambda book: book.episodes.claim(claim))
+        except Refusal as refusal:
+            quarantined = (ErrorCode.FORBIDDEN,) if version == "2" and kind == "train" else ()
+            refused_with(refusal, ErrorCode.OVER_LIMIT, ErrorCode.NOT_FOUND, ErrorCode.ENGINE_FAILED, *quarantined)
+            return None
+        if granted is None or isinstance(granted, NotYet):
+            return None
+        lease = Lease(granted=granted, kind=kind)
+        self.held[granted.episode_id] = lease
+        return lease
+
+    @rule(lease=leases, fate=FATES)
+    def call_model(self, lease: Lease | None, fate: str) -> None:
+        if lease is not None:
+            self.called(lease, fate)
+
+    def called(self, lease: Lease, fate: str) -> None:
+        granted = lease.granted
+        try:
+            call = self.survives(fate, lambda book: book.episodes.open_call(granted.episode_id, granted.lease))
+        except Refusal as refusal:
+            refused_with(refusal, ErrorCode.LEASE_LOST, ErrorCode.NOT_FOUND)
+            assert lease.gone
+            return
+        if call is None:
+            return
+        assert call.index == len(call.earlier) == lease.calls
+        record = recorded(granted.episode_id, call.index, call.weights_version)
+        if self.book.episodes.close_call(call, [record]):
+            lease.calls += 1
+
+    @rule(lease=leases, fate=FATES, reward=st.sampled_from([0.0, 1.0]), keyed=st.booleans())
+    def end(self, lease: Lease | None, fate: str, reward: float, keyed: bool) -> None:
+        if lease is not None:
+            self.ended(lease, fate, reward, keyed)
+
+    def ended(self, lease: Lease, fate: str, reward: float, keyed: bool) -> None:
+        granted = lease.granted
+        result = lease.ended_with or EpisodeResult(
+            lease=granted.lease, reward=reward, idempotency_key=f"end {granted.episode_id}" if keyed else None
+        )
+        if not self.book.episodes.is_open(granted.episode_id):
+            self.end_again(lease, result)
+            return
+        lease.ended_with = result
+        receipt = self.survives(fate, lambda book: book.episodes.end(granted.episode_id, result))
+        if receipt is not None:
+            assert receipt.status == "pooled"
+            lease.acknowledged = lease.gone = True
+
+    def end_again(self, lease: Lease, result: EpisodeResult) -> None:
+        """Ends for closed episodes: recognised when they ended so, refused when they did not. Nothing changes."""
+        before = self.whole_ledger()
+        row = self.store.read.episode(lease.granted.episode_id)
+        try:
+            receipt = late_end(row, lease.granted.episode_id, result)
+        except Refusal as refusal:
+            refused_with(refusal, ErrorCode.LEASE_LOST, ErrorCode.NOT_FOUND)
+            assert not lease.acknowledged
+        else:
+            assert receipt.status == "already_ended"
+            assert lease.ended_with == result
+            lease.acknowledged = lease.gone = True
+        assert self.whole_ledger() == before
+
+    @rule(
+        fates=st.tuples(FATES, FATES, FATES, FATES, MACHINE_FATES, MACHINE_FATES),
+        task=st.sampled_from("ab"),
+        rewards=st.lists(st.sampled_from([0.0, 1.0]), min_size=2, max_size=2),
+    )
+    def try_a_task(self, fates: tuple[str, ...], task: str, rewards: list[float]) -> None:
+        """A client that goes through with it, twice."""
+        if self.situation.opened_run is None:
+            self.one_duty("written", "written")
+        for reward, fate, later in zip(rewards, fates[::2], fates[1::2], strict=False):
+            lease = self.claimed(fate, task, "train", "1")
+            if lease is not None:
+                self.called(lease, "written")
+                self.ended(lease, later, reward, keyed=False)
+        self.one_duty(fates[4], fates[5])
+
+    @rule(lease=leases, fate=FATES)
+    def abort(self, lease: Lease | None, fate: str) -> None:
+        if lease is None or not self.book.episodes.is_open(lease.granted.episode_id):
+            return
+        granted = lease.granted
+        self.survives(fate, lambda book: book.episodes.abort(granted.episode_id, granted.lease, "changed my mind"))
+        self.forget_lost()
+
+    @rule(lease=leases, reward=st.sampled_from([0.0, 1.0]))
+    def use_a_forged_lease(self, lease: Lease | None, reward: float) -> None:
+        if lease is None or not self.book.episodes.is_open(lease.granted.episode_id):
+            return
+        before = self.whole_ledger()
+        forged = EpisodeResult(lease="swl_forged", reward=reward)
+        with pytest.raises(Refusal) as caught:
+            self.carry_out("written", lambda book: book.episodes.end(lease.granted.episode_id, forged))
+        assert caught.value.code is ErrorCode.LEASE_LOST
+        self.forget_lost()
+        if not lease.gone:
+            assert self.whole_ledger() == before
+
+    @rule(lease=consumes(leases))
+    def walk_away(self, lease: Lease | None) -> None:
+        """The client forgets that it ever claimed."""
+
+    @rule(seconds=st.sampled_from([1.0, 30.0, 60.0, 101.0]), fate=FATES)
+    def time_passes(self, seconds: float, fate: str) -> None:
+        self.clock.advance(seconds)
+        self.survives(fate, lambda book: book.episodes.expire())
+        self.forget_lost()
+
+    def forget_lost(self) -> None:
+        for episode_id, lease in self.held.items():
+            if not self.book.episodes.is_open(episode_id):
+                lease.gone = True
+
+    # -- operators and machines ---------------------------------------------------------------------------------------
+
+    @rule(fate=FATES, rate=st.sampled_from([1e-5, 3e-5]))
+    def patch(self, fate: str, rate: float) -> None:
+        run = self.book.state.run
+        if run is not None and run.row.status == "running":
+            change = {"optimizer": {"learning_rate": rate}}
+            self.survives(fate, lambda book: book.steps.patch(change, if_match=None, by="me"))
+
+    @rule(fate=FATES, really=st.integers(0, 7))
+    def stop(self, fate: str, really: int) -> None:
+        if really == 7:
+            self.survives(fate, lambda book: book.steps.request_stop())
+
+    @rule(fate=FATES, wanted=st.booleans(), really=st.integers(0, 2))
+    def quarantine(self, fate: str, wanted: bool, really: int) -> None:
+        run = self.book.state.run
+        if run is not None and run.row.status == "running" and really == 2:
+            self.survives(fate, lambda book: book.interventions.quarantine("2", wanted=wanted, reason="", by="me"))
+
+    @rule(newest=st.booleans(), really=st.integers(0, 2))
+    def restore(self, newest: bool, really: int) -> None:
+        """Wished for; the training_loop does it."""
+        run = self.book.state.run
+        if run is not None and really == 2:
+            kept = [0, *run.row.checkpoints]
+            self.situation.restoration = Restoration(run_id=run.run_id, step=kept[-1 if newest else 0], by="me")
+
+    @rule(really=st.integers(0, 5))
+    def kill_everything(self, really: int) -> None:
+        if really == 5:
+            self.die()
+
+    @rule(really=st.integers(0, 3))
+    def kill_trainer(self, really: int) -> None:
+        if really == 3:
+            self.situation.opened_run = None
+
+    @rule(fate=FATES, reason=st.just("the loss was not finite"))
+    @precondition(lambda self: self.book.state.run is not None and self.book.state.run.step >= 4)
+    def fail(self, fate: str, reason: str) -> None:
+        if self.book.state.run is not None and self.book.state.run.row.status == "running":
+            self.survives(fate, lambda book: book.steps.fail(reason))
+            self.forget_lost()
+
+    @rule(fates=st.lists(MACHINE_FATES, min_size=6, max_size=6))
+    def conduct(self, fates: list[str]) -> None:
+        """Some duties of the training_loop."""
+        for fate, later in zip(fates[::2], fates[1::2], strict=True):
+            self.one_duty(fate, later)
+
+    def one_duty(self, fate: str, later: str) -> None:
+        """The training_loop dies with the process."""
+        duty = self.carry_out("written", lambda book: book.steps.next_duty()).duty
+        run = self.book.state.run
+        try:
+            if duty is Duty.RESTORE:
+                self.go_back(fate)
+            elif duty is Duty.OPEN:
+                self.open(fate)
+            elif duty is Duty.STEP:
+                self.make(self.journalled(fate), later)
+            elif duty is Duty.CHECKPOINT:
+                self.checkpoint(fate)
+            elif duty is Duty.STOP:
+                if run is not None and run.step > run.kept_step:
+                    self.checkpoint(fate)
+                self.carry_out(later, lambda book: book.steps.stop())
+                self.forget_lost()
+        except Died:
+            pass
+        except Refusal as refusal:
+            refused_with(refusal, ErrorCode.STORAGE_FULL)
+
+    def go_back(self, fate: str) -> None:
+        wish, run = self.situation.restoration, self.book.state.run
+        assert wish is not None
+        assert run is not None
+        mix = past_mix(self.store.read, wish.run_id, run.specs, wish.step)
+        try:
+            self.carry_out(fate, lambda book: book.interventions.restore(wish, mix))
+            self.book.state.number_evals(self.store.read.eval_ordinals(wish.run_id, wish.step))
+        except Refusal as refusal:
+            refused_with(refusal, ErrorCode.STORAGE_FULL, ErrorCode.OVER_LIMIT, ErrorCode.NOT_FOUND)
+            if refusal.code is ErrorCode.STORAGE_FULL:
+                raise
+        self.situation.restoration = None
+        self.forget_lost()
+
+    def journalled(self, fate: str) -> StepRow:
+        """The next step's row. Its groups stand in the turns of their families, and none is too stale."""
+        state = self.book.state
+        run = state.run
+        assert run is not None
+        mix, passed, balance = run.spec.batch.mix, state.passed(), run.row.mix
+        row = self.carry_out(fate, lambda book: book.steps.journal())
+        assert row.values["staleness_max"] <= self.spec.max_staleness
+        labels = [self.store.read.mixes(row.run_id)[group.group_id] for group in row.groups]
+        for label in labels if mix and not passed else ():
+            turns = mixes.Turns(mixes.in_force(balance, mix))
+            assert label == turns.whose(mix)
+            balance = mixes.after(balance, mix, [label])
+        return row
+
+    def open(self, fate: str) -> None:
+        run = self.book.state.run
+        assert run is not None
+        begins = run.row.branch > 0 and run.kept_step == run.row.branched_at
+        at = self.trainer.open(run.run_id, run.row.branch, run.kept_step if begins else None)
+        if at > run.kept_step:
+            self.certainly(fate, lambda book: book.steps.checkpointed(run.run_id, at))
+        for row in self.store.read.steps(run.run_id, at):
+            if row.state == "done":
+                self.trainer.train(self.batch(row))
+        if self.book.state.journalled is not None:
+            self.make(self.book.state.journalled, fate)
+        self.situation.opened_run = run.run_id
+
+    def make(self, row: StepRow, fate: str) -> None:
+        outcome = self.trainer.train(self.batch(row))
+        self.book.steps.judge_outcome(outcome)
+        self.certainly(fate, lambda book: book.steps.record(outcome, train_s=1.0, sync_s=0.1))
+
+    def checkpoint(self, fate: str) -> None:
+        step = self.trainer.checkpoint(self.spec.checkpoint.keep)
+        self.certainly(fate, lambda book: book.steps.checkpointed(self.trainer.run_id, step))
+
+    def certainly(self, fate: str, action: Callable[[Book], None]) -> None:
+        """What the engine has done is written down again and again while the disk is full."""
+        try:
+            self.carry_out(fate, action)
+        except Refusal:
+            self.carry_out("written", action)
+
+    def batch(self, row: StepRow) -> TrainBatch:
+        """What is trained. The same as the first time, to the last token."""
+        run = self.book.state.run
+        assert run is not None
+        batch = recorded_batch(self.store.read, row, run.specs)
+        place = (run.run_id, row.branch, row.step)
+        first = self.first_batches.setdefault(place, batch)
+        assert batch == first
+        for group in batch.groups:
+            for episode in group.episodes:
+                assert self.batch_of.setdefault(episode.episode_id, place) == place
+        return batch
+
+    # -- what must hold -------------------------------------------------------------------------------------------------
+
+    def whole_ledger(self) -> list[object]:
+        return list(self.store.read.ledger(ALL, 0, 100_000))
+
+    @invariant()
+    def acknowledged_ends_are_never_lost(self) -> None:
+        for episode_id, lease in self.held.items():
+            if lease.acknowledged:
+                row = self.store.read.episode(episode_id)
+                assert row is not None
+                assert lease.ended_with is not None
+                assert row.reward == lease.ended_with.reward
+                assert row.state is not EpisodeState.RUNNING
+                assert row.reason not in (DropReason.ABORTED, DropReason.EXPIRED, DropReason.SERVER_RESTARTED)
+
+    @invariant()
+    def every_episode_is_in_one_place(self) -> None:
+        snapshot = self.store.read.snapshot()
+        run = snapshot.run
+        in_batches: dict[str, tuple[str, int]] = {}
+        for run_id in {row.run_id for row in self.store.read.ledger(ALL, 0, 100_000)}:
+            for step in self.store.read.steps(run_id, 0):
+                for group in step.groups:
+                    for episode_id in group.episode_ids:
+                        assert episode_id not in in_batches, "an episode is in one batch at most"
+                        in_batches[episode_id] = (run_id, step.step)
+        for row in self.store.read.ledger(ALL, 0, 100_000):
+            assert (row.state is EpisodeState.DROPPED) == (row.reason is not None)
+            if row.state in (EpisodeState.IN_STEP, EpisodeState.TRAINED):
+                assert in_batches[row.episode_id] == (row.run_id, row.step)
+            elif row.state is EpisodeState.ENDED:
+                assert row.episode_id not in in_batches
+                assert run is not None
+                assert run.status == "running"
+            elif row.reason is not DropReason.RUN_ENDED and row.reason is not DropReason.ZERO_VARIANCE:
+                assert row.episode_id not in in_batches
+
+    @invariant()
+    def what_is_trained_for_good_is_in_a_checkpoint(self) -> None:
+        for row in self.store.read.ledger(LedgerFilter(state=EpisodeState.TRAINED), 0, 100_000):
+            newest = self.trainer.kept[row.run_id]
+            history = newest[max(newest)]
+            assert row.step is not None
+            trained = [e.episode_id for group in history[row.step - 1].groups for e in group.episodes]
+            assert row.episode_id in trained
+
+    @invariant()
+    def the_trainer_stands_where_the_journal_stands(self) -> None:
+        run = self.book.state.run
+        if run is not None and self.situation.opened_run == run.run_id:
+            assert [batch.step for batch in self.trainer.made] == list(range(1, run.step + 1))
+            rows = {row.step: row for row in self.store.read.steps(run.run_id, 0)}
+            for batch in self.trainer.made:
+                ids = [[e.episode_id for e in group.episodes] for group in batch.groups]
+                assert ids == [group.episode_ids for group in rows[batch.step].groups]
+
+    @invariant()
+    def memory_is_what_the_pool_would_tell_again(self) -> None:
+        state = self.book.state
+        again = Book.load(
+            self.store.read.snapshot(),
+            info=INFO,
+            clock=self.clock,
+            ids=self.ids,
+            situation=self.situation,
+            live=dict(state.live),
+        ).state
+        assert not again.take_changes()
+        assert set(again.live) == set(state.live)
+        assert set(again.pooled) == set(state.pooled)
+        assert [group.row for group in again.groups] == [group.row for group in state.groups]
+        assert [group.running for group in again.groups] == [group.running for group in state.groups]
+        assert (again.run and again.run.row) == (state.run and state.run.row)
+        assert (again.run and (again.run.step, again.run.tokens)) == (state.run and (state.run.step, state.run.tokens))
+        assert again.journalled == state.journalled
+        assert sorted(map(str, again.versions.rows)) == sorted(map(str, state.versions.rows))
+        if state.run is not None and state.run.row.status != "failed":
+            mix = past_mix(self.store.read, state.run.run_id, state.run.specs, state.run.step + 1)
+            assert mix == state.run.row.mix
+        assert again.groups_by_task == state.groups_by_task
+        taken = {task: ordinals for task, ordinals in state.eval_ordinals.items() if ordinals}
+        assert again.eval_ordinals == taken
+
+    @invariant()
+    def the_pool_is_bounded(self) -> None:
+        expected = sum(group.expected for group in self.book.state.groups)
+        assert expected < self.spec.batch.max_pool_episodes + self.spec.batch.group_size
+
+    @invariant()
+    def nothing_quarantined_waits_to_be_trained(self) -> None:
+        state = self.book.state
+        for group in state.groups if state.run is not None else ():
+            if group.row.client_version in state.run.row.quarantined:
+                assert group.running
+
+
+def refused_with(refusal: Refusal, *codes: ErrorCode) -> None:
+    assert refusal.code in codes, refusal.detail
+
+
+def recorded(episode_id: str, index: int, version: object) -> RecordedCall:
+    return RecordedCall(
+        call_id=f"{episode_id}-{index}",
+        episode_id=episode_id,
+        index=index,
+        agent=None,
+        dialect="chat.completions",
+        prompt_ids=[1, 2, 3],
+        sampled_ids=[4, 5],
+        logprobs=[-0.5, -0.25],
+        sampling=RecordedSampling(temperature=1.0),
+        versions=[VersionSpan(start=0, end=2, version=version)],  # type: ignore[arg-type]
+        finish_reason="stop",
+        started_at=0.0,
+        latency_s=0.1,
+    )
+
+
+TestExactlyOnce = ExactlyOnce.TestCase
+TestExactlyOnce.settings = settings(
+    max_examples=60,
+    stateful_step_count=80,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
