@@ -6,7 +6,7 @@ Pure arithmetic on rewards; knows neither tokens' meaning nor tensors.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from statistics import fmean, pstdev
@@ -18,9 +18,6 @@ from swarm.engine.seam import TrainBatch, TrainCall, TrainEpisode, TrainGroup
 from swarm.engine.tree import Branch, merged_tokens, timeline_numbers
 from swarm.protocol.episodes import DropReason
 from swarm.protocol.runspec import AlgorithmSpec
-
-Penalty = Callable[[TrainCall], float]
-"""What a call loses of its reward."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,15 +47,15 @@ class CallNotes:
     values: Sequence[float] = ()
 
 
-def select(batch: TrainBatch, penalty: Penalty | None = None) -> Selection:
-    """What this batch trains. penalty: for engines that know the KL penalty of a call beforehand.
+def select(batch: TrainBatch) -> Selection:
+    """What this batch trains.
 
     Where nothing is to be compared (a group's rewards are equal; for algorithms that compare over the batch, the batch's)
     nothing is taught by rewards; it is trained all the same where the loss has other terms. Advantages of algorithms that
     credit tokens come from `credit`; those here stand for them until then.
     """
     algorithm = algorithm_of(batch.spec.algorithm)
-    actors = _actors(batch, algorithm, penalty)
+    actors = _actors(batch, algorithm)
     advantages = dict(zip(actors, algorithm.outcomes(list(actors.values())), strict=True))
     flat = _flat_groups(advantages, algorithm) if algorithm.rewards_alone else set()
     lessons: list[Lesson] = []
@@ -82,7 +79,7 @@ def credit(batch: TrainBatch, notes: Mapping[str, CallNotes]) -> dict[str, Credi
     An agent's calls of an episode are one trajectory, in their order; the reward stands at its last token.
     """
     algorithm = algorithm_of(batch.spec.algorithm)
-    actors = _actors(batch, algorithm, None, notes)
+    actors = _actors(batch, algorithm, notes)
     earned = dict(zip(actors, algorithm.credit(list(actors.values())), strict=True))
     shares: dict[str, Credit] = {}
     for number, group in enumerate(batch.groups):
@@ -172,7 +169,7 @@ _Actor = tuple[int, int, str | None]
 
 
 def _actors(
-    batch: TrainBatch, algorithm: Algorithm, penalty: Penalty | None, notes: Mapping[str, CallNotes] | None = None
+    batch: TrainBatch, algorithm: Algorithm, notes: Mapping[str, CallNotes] | None = None
 ) -> dict[_Actor, Trajectory]:
     """What each agent of a group did in each of the group's episodes; also where it said nothing there."""
     limit = batch.spec.sampling.max_tokens
@@ -186,7 +183,7 @@ def _actors(
                 noted = [notes[call.call_id] for call in calls] if notes is not None else []
                 actors[number, index, agent] = Trajectory(
                     group=(number, agent),
-                    reward=algorithm.shaped(reward, longest, limit) - sum(map(penalty, calls) if penalty else ()),
+                    reward=algorithm.shaped(reward, longest, limit),
                     tokens=sum(len(call.sampled_ids) for call in calls),
                     penalties=list(chain.from_iterable(note.penalties for note in noted)),
                     values=list(chain.from_iterable(note.values for note in noted)),

@@ -189,7 +189,7 @@ def _engines_of(option: str) -> list[str]:
 
 
 def _echo(args: argparse.Namespace) -> _Hosted:
-    from swarm.engine.echo import EchoEngine
+    from swarm.engine.echo.engine import EchoEngine
 
     def engine(state: StateDir, clock: Clock) -> Engine:
         return EchoEngine(

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
 from typing import Any, Literal
 
-from swarm.engine.echo import EchoEngine
+from swarm.engine.echo.engine import EchoEngine
 from swarm.engine.seam import EngineDown, EngineHealth, Sampled, SampledEvent, SampleRequest
 
 Ailment = Literal["down", "hung", "faulty"]

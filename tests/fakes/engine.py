@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
-from swarm.engine.echo import EchoEngine
+from swarm.engine.echo.engine import EchoEngine
 from swarm.engine.seam import (
     EngineHealth,
     RunContext,

@@ -11,7 +11,7 @@ from statistics import fmean
 import pytest
 
 from foundation.clock import ManualClock
-from swarm.engine.echo import EchoEngine
+from swarm.engine.echo.engine import EchoEngine
 from swarm.engine.seam import (
     EngineHealth,
     RequestRefused,

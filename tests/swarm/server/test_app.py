@@ -16,7 +16,7 @@ from httpx import ASGITransport
 
 from foundation.clock import SystemClock
 from foundation.ids import RandomIds
-from swarm.engine.echo import EchoEngine
+from swarm.engine.echo.engine import EchoEngine
 from swarm.server.app import create_app
 from swarm.server.gateway.gateway import Gateway
 from swarm.server.keys import ControlTokens, Keyring

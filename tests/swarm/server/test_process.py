@@ -142,7 +142,7 @@ def test_with_tokens_a_public_address_is_served_to_those_who_have_one(tmp_path: 
 
 def test_the_control_process_imports_neither_torch_nor_vllm() -> None:
     script = (
-        "import sys\nimport swarm.server.main, swarm.server.process, swarm.engine.echo, swarm.engine.local.engine, swarm.models\n"
+        "import sys\nimport swarm.server.main, swarm.server.process, swarm.engine.echo.engine, swarm.engine.local.engine, swarm.models\n"
         "heavy = {'torch', 'vllm', 'transformers', 'numpy'}\n"
         "print(sorted(heavy & {name.split('.')[0] for name in sys.modules}))"
     )

@@ -19,7 +19,7 @@ import uvicorn
 
 from foundation.clock import SystemClock
 from foundation.ids import RandomIds
-from swarm.engine.echo import EchoEngine
+from swarm.engine.echo.engine import EchoEngine
 from swarm.engine.local.inference import VllmInference
 from swarm.engine.seam import Engine
 from swarm.protocol.episodes import EpisodeTrace

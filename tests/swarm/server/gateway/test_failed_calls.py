@@ -15,7 +15,7 @@ import pytest
 
 from foundation.clock import SystemClock
 from foundation.ids import RandomIds
-from swarm.engine.echo import EchoEngine
+from swarm.engine.echo.engine import EchoEngine
 from swarm.engine.seam import Engine, EngineHealth
 from swarm.protocol.episodes import CallFailure, LedgerEntry, RecordedCall
 from swarm.server.service import Service

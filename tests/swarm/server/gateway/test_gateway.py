@@ -16,7 +16,7 @@ import httpx
 import openai
 import pytest
 
-from swarm.engine.echo import EchoEngine
+from swarm.engine.echo.engine import EchoEngine
 from swarm.engine.seam import Dialect, Engine, EngineDown, EngineHealth, Sampled, SampledEvent, SampleRequest
 from swarm.protocol.runspec import SamplingSpec
 from swarm.server.gateway.sampling import recorded_sampling, with_defaults

@@ -1,0 +1,222 @@
+"""A policy with one parameter that really learns: it repeats a word with probability sigmoid(theta / temperature).
+
+The loss is the algorithm's own, computed on numbers that carry their derivative by theta where a trainer has tensors.
+Knows nothing of HTTP, files or time.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import Any
+
+from foundation.ids import derived_seed
+from swarm.engine.algorithms import algorithm_of
+from swarm.engine.algorithms.base import Algorithm
+from swarm.engine.algorithms.facts import TokenFacts, kl_to_start
+from swarm.engine.algorithms.rewards import Credit
+from swarm.engine.echo.answers import garble_mark, last_user_word
+from swarm.engine.lesson import CallNotes, Lesson, branches, credit, reward_metrics, select, token_metrics
+from swarm.engine.minibatches import minibatches
+from swarm.engine.schedule import learning_rate_at
+from swarm.engine.seam import StepOutcome, TrainBatch, TrainCall, TrainingRefused
+from swarm.engine.tree import check_provenance
+from swarm.protocol.algorithms import AlgorithmSpec
+
+START_THETA = -2.0
+"""The hosted model: it echoes 12 % of the time."""
+LEARNING_GAIN = 15_000.0
+"""theta moves by learning_rate * LEARNING_GAIN * slope: ten steps at 4e-5 take p from 0.12 to 0.5, at 1e-5 to 0.18."""
+STEP_NOISE = 0.1
+"""Standard deviation of the noise on each step's slope, drawn from the run's seed."""
+_MAX_LOGIT = 500.0
+
+
+@dataclass(frozen=True, slots=True)
+class Dual:
+    """A number and its derivative by theta, with as much of a tensor as losses use (forward-mode differentiation)."""
+
+    value: float
+    slope: float = 0.0
+
+    def __add__(self, other: Dual) -> Dual:
+        return Dual(self.value + other.value, self.slope + other.slope)
+
+    def __sub__(self, other: Dual) -> Dual:
+        return self + -other
+
+    def __neg__(self) -> Dual:
+        return Dual(-self.value, -self.slope)
+
+    def __mul__(self, other: Dual | float) -> Dual:
+        by = other if isinstance(other, Dual) else Dual(other)
+        return Dual(self.value * by.value, self.slope * by.value + self.value * by.slope)
+
+    __rmul__ = __mul__
+
+    def __lt__(self, bound: float) -> bool:
+        return self.value < bound
+
+    def __gt__(self, bound: float) -> bool:
+        return self.value > bound
+
+    def exp(self) -> Dual:
+        return Dual(math.exp(self.value), self.slope * math.exp(self.value))
+
+    def expm1(self) -> Dual:
+        return Dual(math.expm1(self.value), self.slope * math.exp(self.value))
+
+    def clamp(self, min: float = -math.inf, max: float = math.inf) -> Dual:
+        return self if min <= self.value <= max else Dual(min if self.value < min else max)
+
+    def minimum(self, other: Dual) -> Dual:
+        return self if self.value <= other.value else other
+
+    def detach(self) -> Dual:
+        return Dual(self.value)
+
+    def sum(self) -> Dual:
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class _Use:
+    """The one random token of a trained call. Its facts are Duals."""
+
+    echoed: bool
+    temperature: float
+    facts: Any
+
+
+def echo_logprob(theta: float, temperature: float, *, echoed: bool) -> Dual:
+    """log of the probability of this choice. At temperature 0 the likelier choice is certain."""
+    if temperature == 0:
+        return Dual(0.0 if echoed == (theta >= 0) else -math.inf)
+    logit = max(-_MAX_LOGIT, min(_MAX_LOGIT, theta / temperature)) * (1 if echoed else -1)
+    value = min(logit, 0.0) - math.log1p(math.exp(-abs(logit)))
+    return Dual(value, -math.expm1(value) / temperature * (1 if echoed else -1))
+
+
+def improve(theta: float, start: float, batch: TrainBatch) -> tuple[float, StepOutcome]:
+    """One optimiser step: the new theta, and what the step did.
+
+    Raises: TrainingRefused when a trained call's tokens lack their provenance, or the outcome is not finite.
+    """
+    spec, algorithm, selection = batch.spec, algorithm_of(batch.spec.algorithm), select(batch)
+    trained = [branch.call for branch in branches(selection.lessons, spec.algorithm)]
+    for call in trained:
+        check_provenance(call)
+    credits = credit(batch, _notes(trained, theta, start, batch, algorithm)) if algorithm.credits_tokens else {}
+    parts = [
+        _uses(part, spec.algorithm, theta, start, credits) for part in minibatches(selection.lessons, spec, batch.step)
+    ]
+    rate = learning_rate_at(spec.optimizer, batch.step, spec.limits.steps)
+    new, seen = _descend(theta, [part for part in parts if part], batch, algorithm, rate)
+    if not math.isfinite(new):
+        raise TrainingRefused(f"step {batch.step} made theta {new}; lower optimizer.learning_rate")
+    seen |= {
+        "tokens_trained": float(sum(len(call.sampled_ids) for call in trained)),
+        "learning_rate": rate,
+        "weights_change": abs(new - theta) / max(abs(theta), 1e-9),
+    }
+    metrics = reward_metrics(batch) | token_metrics(batch) | seen
+    return new, StepOutcome(step=batch.step, metrics=metrics, untrained=selection.untrained)
+
+
+def _descend(
+    theta: float, parts: Sequence[Sequence[_Use]], batch: TrainBatch, algorithm: Algorithm, rate: float
+) -> tuple[float, dict[str, float]]:
+    """theta after all epochs and minibatches, and the metrics of the tokens before the step."""
+    optimizer, noise = batch.spec.optimizer, random.Random(derived_seed(batch.spec.seed, "echo-step", batch.step))
+    first_loss, largest = 0.0, 0.0
+    clipped: list[bool] = []
+    now = theta
+    for epoch in range(optimizer.epochs):
+        for part in parts:
+            loss: Any = Dual(0.0)
+            for use in part:
+                logp: Any = echo_logprob(now, use.temperature, echoed=use.echoed)
+                facts = replace(use.facts, call_gap_U=logp.detach() - use.facts.old_U)
+                loss += algorithm.loss(logp, _entropy(now, use.temperature), facts)
+                clipped.append(bool(algorithm.clipped(logp, facts)))
+            first_loss += loss.value / len(parts) if epoch == 0 else 0.0
+            largest = max(largest, abs(loss.slope))
+            slope = max(-optimizer.max_grad_norm, min(optimizer.max_grad_norm, loss.slope))
+            slope += noise.gauss(0.0, STEP_NOISE) + optimizer.weight_decay * now
+            now -= rate * LEARNING_GAIN * slope
+    facts = [use.facts for part in parts for use in part]
+    gaps = [abs(each.old_U.value - each.recorded_U.value) for each in facts]
+    return now, {
+        "loss": first_loss,
+        "grad_norm": largest,
+        "clip_share": fmean(clipped or [0.0]),
+        "kl_to_start": fmean([_kl(each) for each in facts] or [0.0]),
+        "entropy": fmean([_entropy(theta, use.temperature).value for part in parts for use in part] or [0.0]),
+        "logprob_mismatch_mean": fmean(gaps or [0.0]),
+        "logprob_mismatch_max": max(gaps, default=0.0),
+    }
+
+
+def _uses(
+    lessons: Sequence[Lesson], algorithm: AlgorithmSpec, theta: float, start: float, credits: Mapping[str, Credit]
+) -> list[_Use]:
+    """Calls in which nothing was drawn are left out: their tokens were certain, and have no gradient."""
+    found = []
+    for branch in branches(lessons, algorithm):
+        call, dual = branch.call, _constant
+        if (at := _drawn_at(call)) is None:
+            continue
+        echoed, share = _echoed(call, at), credits.get(call.call_id)
+        old, first = (echo_logprob(each, call.temperature, echoed=echoed).value for each in (theta, start))
+        facts = TokenFacts(
+            advantage_U=dual(branch.advantage if share is None else share.advantages[at]),
+            weight_U=dual(branch.weight * len(call.sampled_ids)),  # the one random token stands for the whole call
+            recorded_U=dual(call.logprobs[at]),
+            old_U=dual(old),
+            start_U=dual(first),
+            rollout_gap_U=dual(old - call.logprobs[at]),
+        )
+        found.append(_Use(echoed, call.temperature, facts))
+    return found
+
+
+def _notes(
+    calls: Sequence[TrainCall], theta: float, start: float, batch: TrainBatch, algorithm: Algorithm
+) -> dict[str, CallNotes]:
+    """What advantages token by token depend on. The critic is one number: the batch's mean reward."""
+    value = fmean(episode.reward for group in batch.groups for episode in group.episodes)
+    notes = {}
+    for call in calls:
+        penalties = [0.0] * len(call.sampled_ids)
+        if algorithm.penalises and (at := _drawn_at(call)) is not None:
+            echoed = _echoed(call, at)
+            now, before = (echo_logprob(each, call.temperature, echoed=echoed).value for each in (theta, start))
+            penalties[at] = algorithm.spec.kl * (now - before)
+        notes[call.call_id] = CallNotes(penalties=penalties, values=[value] * len(penalties))
+    return notes
+
+
+def _drawn_at(call: TrainCall) -> int | None:
+    """Where the call's one random token stands; None: what was asked for had one answer, or was cut off before it."""
+    return next((index for index, logprob in enumerate(call.logprobs) if logprob != 0.0), None)
+
+
+def _echoed(call: TrainCall, at: int) -> bool:
+    return call.sampled_ids[at] != ord(garble_mark(last_user_word(call.prompt_ids)))
+
+
+def _kl(facts: Any) -> float:
+    kl: Any = kl_to_start(facts.old_U, facts.start_U)
+    return float(kl.value)
+
+
+def _entropy(theta: float, temperature: float) -> Any:
+    both = [echo_logprob(theta, temperature, echoed=echoed) for echoed in (True, False)]
+    return -(both[0].exp() * both[0] + both[1].exp() * both[1])
+
+
+def _constant(value: float) -> Any:
+    return Dual(value)
