@@ -11,43 +11,35 @@ from pydantic import ValidationError
 from foundation.strict import explain
 from researcher.analysis.knowledge import known_to
 from researcher.analysis.sentinels import PLANNED
-from researcher.design import succession
-from researcher.design.arms import CROSSED, arms_of, hypotheses_of
-from researcher.design.balance import balances, check_balance
+from researcher.design.branches import branches_of
 from researcher.design.layout import laid_out
 from researcher.design.models import models_of, with_models
 from researcher.design.own_seeds import with_own_seeds
 from researcher.design.pricing import fitted, longest_trial_s
-from researcher.design.question import Question, Setting, question_of
-from researcher.design.shares import refuse_held_share, with_held_shares, with_mixes_stated
-from researcher.design.sources import pinned
-from researcher.design.stages import ALPHA, POWER, SCREEN_SEEDS, branches, check_seeds
-from researcher.design.trend import check_trend
+from researcher.design.question import Question, question_of
+from researcher.design.stages import POWER, SCREEN_SEEDS, Seeds, check_seeds
 from researcher.instruments.catalogue import InstrumentFolder
 from researcher.instruments.dotted import nested
 from researcher.instruments.instrument import ALGORITHM, RUN_PARAMETERS, Instrument, Metric, Scalar
+from researcher.instruments.shares import with_shares_of
 from researcher.models import Finding
 from researcher.refusals import PlanningRefused, SpecRefused
-from researcher.study.plan import (
-    Arm,
-    Branch,
-    Budget,
-    Hypothesis,
-    Plan,
-    PlanModel,
-    PlanRole,
-    Stage,
-    with_algorithm,
-)
+from researcher.study.plan import Budget, Plan, PlanModel, PlanRole, with_algorithm
 from researcher.study.spec import StudySpec
 from swarm.protocol.runspec import RunSpec, merge_patch
 
 PLANNED_EFFECT = 1.5
 """In margins: the effect at which the power must be reached."""
 DEFAULT_BUDGET_S = 8 * 3600.0
-MOST_CROSSED = 5
 SPEC = "spec"
 """Who made a plan: code, from a spec. Who wrote the spec is recorded with the study, and changes no plan."""
+_UNSUPPORTED = {
+    "evaluate_on": "tasks of other instruments cannot be scored yet; leave it out",
+    "start_from": "only `base` can be started from; to go on from a kept model, give its folder as `model`",
+    "notify": "nobody can be notified yet; leave it out",
+    "budget.tokens": "tokens of agents' calls are not capped yet; give wall or trials",
+}
+"""What a study file can say and no study can do yet: nothing that is asked is dropped."""
 
 
 def plan_of(
@@ -67,9 +59,13 @@ def plan_of(
         allow_underpowered: run although the noise may be too loud for the planned effect.
     Raises: PlanningRefused, one line that says what to change.
     """
-    _refuse_unsupported(spec)
+    asked = spec.document()
+    for field, problem in _UNSUPPORTED.items():
+        name, _, inner = field.partition(".")
+        if name in asked and (not inner or inner in asked[name]):
+            raise SpecRefused(field, problem)
     spec, models = with_models(spec, folder.instrument)
-    question = pinned(question_of(spec, folder.instrument))
+    question = question_of(spec, folder.instrument)
     try:
         plan = _designed(question, folder, models, allow_underpowered=allow_underpowered)
     except ValidationError as error:
@@ -79,41 +75,17 @@ def plan_of(
     return plan.model_copy(update={"known": known_to(plan, known)})
 
 
-def _refuse_unsupported(spec: StudySpec) -> None:
-    """Raises: PlanningRefused for what a study file can say and no study can do yet: nothing that is asked is dropped."""
-    if spec.evaluate_on:
-        raise SpecRefused("evaluate_on", "tasks of other instruments cannot be scored yet; leave it out")
-    if spec.start_from != "base":
-        raise SpecRefused(
-            "start_from", "only `base` can be started from; to go on from a kept model, give its folder as `model`"
-        )
-    if spec.notify:
-        raise SpecRefused("notify", "nobody can be notified yet; leave it out")
-    if spec.budget.tokens is not None:
-        raise SpecRefused("budget.tokens", "tokens of agents' calls are not capped yet; give wall or trials")
-
-
 def _designed(
     question: Question, folder: InstrumentFolder, models: Mapping[str, PlanModel], *, allow_underpowered: bool
 ) -> Plan:
     """models: those that the spec names, by name."""
     spec, instrument, defaults = question.spec, folder.instrument, folder.instrument.defaults
-    if spec.design == "factorial" and len(question.varied) > MOST_CROSSED:
-        raise SpecRefused(
-            "design",
-            f"a factorial crosses {MOST_CROSSED} factors at most, and the spec compares {len(question.varied)}; use screen",
-        )
-    _refuse_many_levels(question)
-    question, note = check_balance(question, instrument) if spec.design == "balance" else (question, None)
-    question = check_trend(question) if spec.design == "trend" else question
-    arms = arms_of(question)
-    hypotheses = hypotheses_of(question, arms)
     seeds = _seeds(instrument, spec)
-    arms, hypotheses, stages = laid_out(question, arms, hypotheses, seeds)
-    first = spec.seeds.first
-    stages = tuple(each.model_copy(update={"first_seed": each.first_seed + first}) for each in stages)
-    settings = dict(_by_target(question.settings))
-    refuse_held_share(question.factors, [factor for factor, _ in question.settings])
+    layout = laid_out(question, instrument, seeds)
+    question, arms, hypotheses = layout.question, layout.arms, layout.hypotheses
+    stages = tuple(each.model_copy(update={"first_seed": each.first_seed + spec.seeds.first}) for each in layout.stages)
+    settings = {target: level for factor, level in question.settings for target in factor.targets}
+    _refuse_held_share(question)
     model = models[spec.models[0]] if spec.models else PlanModel(name=instrument.model)
     plan = Plan(
         question=spec.question,
@@ -126,11 +98,14 @@ def _designed(
         arms=arms,
         factors=question.factors,
         stages=stages,
-        branches=_branches(question, arms, hypotheses, stages, allow_underpowered=allow_underpowered),
+        branches=branches_of(question, stages, hypotheses, allow_underpowered=allow_underpowered),
         steps=spec.steps or defaults.steps,
-        run=_run(instrument, settings, question.settings),
-        roles=_roles(instrument, settings, model.name),
-        task=_task(instrument, settings),
+        run=_run(question, instrument, settings),
+        roles={
+            name: PlanRole(model=role.model or model.name, run=_patched(role.run, settings, f"roles.{name}."))
+            for name, role in instrument.roles.items()
+        },
+        task=defaults.task | _within(settings, "task."),
         heldout_tasks=defaults.heldout_tasks,
         heldout_episodes=defaults.heldout_episodes,
         heldout_temperature=defaults.heldout_temperature,
@@ -142,16 +117,50 @@ def _designed(
         sentinels=PLANNED,
         budget=Budget(wall_s=spec.budget.wall or DEFAULT_BUDGET_S, trials=len(arms) * seeds[1]),
         planner=SPEC,
-        assumptions=(*question.notes, *([note] if note else ()), *_assumed(question)),
+        assumptions=(*question.notes, *_assumed(question)),
     )
     plan = _with_algorithms_first(plan, settings)
     return plan.model_copy(update={"trial_s": longest_trial_s(plan, instrument)})
 
 
-def _with_algorithms_first(plan: Plan, settings: dict[str, Any]) -> Plan:
+def _run(question: Question, instrument: Instrument, settings: Mapping[str, Scalar]) -> dict[str, Any]:
+    """What all arms share. Raises: PlanningRefused where the shares that they have leave nothing for the others."""
+    run: Any = instrument.defaults.run
+    if ALGORITHM in settings:
+        run = with_algorithm(run, str(settings[ALGORITHM]))
+    try:
+        return with_shares_of(
+            _patched(run, settings, "run."), settings, [factor for factor, _ in question.settings], "run."
+        )
+    except ValueError as error:
+        raise PlanningRefused(str(error)) from error
+
+
+def _patched(run: Any, settings: Mapping[str, Scalar], room: str) -> dict[str, Any]:
+    for path, level in _within(settings, room).items():
+        run = merge_patch(run, nested(path, level))
+    return dict(run)
+
+
+def _within(settings: Mapping[str, Scalar], room: str) -> dict[str, Scalar]:
+    """The settings whose targets begin so, by the rest of them."""
+    return {target.removeprefix(room): level for target, level in settings.items() if target.startswith(room)}
+
+
+def _refuse_held_share(question: Question) -> None:
+    """Raises: PlanningRefused where one share is set in all arms and another is varied: what is left for the first would vary."""
+    fixed = [factor.name for factor, _ in question.settings if factor.share]
+    moved = [factor.name for factor in question.factors if factor.share]
+    if fixed and moved:
+        raise PlanningRefused(
+            f"{moved[0]} is varied and {fixed[0]} is set in all arms, but the one changes what is left for the other; drop one",
+            fixed,
+        )
+
+
+def _with_algorithms_first(plan: Plan, settings: Mapping[str, Scalar]) -> Plan:
     """Where an arm's algorithm has other defaults than the instrument, those go first, but for what the spec sets."""
-    stated = tuple(target.removeprefix("run.") for target in settings if target.startswith("run."))
-    yielding = plan.model_copy(update={"stated": stated})
+    yielding = plan.model_copy(update={"stated": tuple(_within(settings, "run."))})
     levels = [plan.levels_of(arm) for arm in plan.arms]
     same = all(
         plan.run_fields(each, role) == yielding.run_fields(each, role)
@@ -159,15 +168,6 @@ def _with_algorithms_first(plan: Plan, settings: dict[str, Any]) -> Plan:
         for role in (None, *plan.roles)
     )
     return plan if same else yielding
-
-
-def _refuse_many_levels(question: Question) -> None:
-    """Raises: SpecRefused for a crossed factor that has not two levels: a spec may name more models."""
-    wide = [each for each in question.varied if len(each.levels) != 2]
-    if question.spec.design in CROSSED and wide:
-        name, count = wide[0].factor.name, len(wide[0].levels)
-        said = f"{question.spec.design} takes two levels of each factor, and {name} has {count}"
-        raise SpecRefused(name if name not in question.spec.compare else f"compare.{name}.levels", said, [name])
 
 
 def _metrics(question: Question, instrument: Instrument) -> tuple[Metric, ...]:
@@ -195,6 +195,16 @@ def _assumed(question: Question) -> list[str]:
     return []
 
 
+def _seeds(instrument: Instrument, spec: StudySpec) -> Seeds:
+    """The least and the most seeds per arm. A bound that the spec gives moves its own end only; nothing asks a screen for more than
+    its least."""
+    if spec.design == "screen":
+        return (spec.seeds.min or SCREEN_SEEDS,) * 2
+    usual, least, most = instrument.defaults, spec.seeds.min, spec.seeds.max
+    least = least or min(usual.seeds, most or usual.seeds)
+    return least, most or max(usual.max_seeds, least + usual.max_seeds - usual.seeds)
+
+
 def checked(plan: Plan) -> Plan:
     """The plan, if every arm has a name of its own and is a run that a server would take, and every stage leads somewhere;
     with seeds of their own for arms that run the same.
@@ -217,80 +227,30 @@ def checked(plan: Plan) -> Plan:
             )
         for role in (None, *plan.roles):
             try:
-                fields = plan.run_fields(levels, role)
-            except ValueError as error:
-                raise PlanningRefused(f"arm {arm.name} cannot be run: {error}") from error
-            try:
-                RunSpec.model_validate(fields)
+                RunSpec.model_validate(plan.run_fields(levels, role))
             except ValidationError as error:
                 problems = "; ".join(str(problem) for problem in explain(error, RunSpec))
                 raise PlanningRefused(f"arm {arm.name} cannot be run: {problems}") from error
-    plan = with_mixes_stated(with_own_seeds(plan))
+            except ValueError as error:
+                raise PlanningRefused(f"arm {arm.name} cannot be run: {error}") from error
+    plan = _with_mixes_stated(with_own_seeds(plan))
     check_seeds(plan)
     stages = {stage.id for stage in plan.stages}
-    for stage in stages:
-        ends = [branch for branch in plan.branches if branch.stage == stage]
-        if not ends or ends[-1].when.kind != "always":
-            raise ValueError(f"after stage {stage!r} the plan may decide nothing")
+    undecided = stages - {branch.stage for branch in plan.branches if branch.when.kind == "always"}
+    if undecided:
+        raise ValueError(f"after stages {sorted(undecided)} the plan may decide nothing")
     into = {(branch.stage, branch.to) for branch in plan.branches if branch.then == "stage"}
-    if len({to for _, to in into}) < len(into):
-        raise ValueError("branches of two stages lead to one and the same stage")
-    astray = [branch.to for branch in plan.branches if branch.then == "stage" and branch.to not in stages]
-    if astray:
-        raise ValueError(f"branches lead to stages that do not exist: {astray}")
+    if {to for _, to in into} - stages or len({to for _, to in into}) < len(into):
+        raise ValueError("branches lead to stages that do not exist, or of two stages to the same one")
     return Plan.model_validate(plan.model_dump())
 
 
-def _branches(
-    question: Question,
-    arms: Sequence[Arm],
-    hypotheses: Sequence[Hypothesis],
-    stages: Sequence[Stage],
-    *,
-    allow_underpowered: bool,
-) -> tuple[Branch, ...]:
-    if question.spec.design == "sequence":
-        return succession.branches_of(question, stages, hypotheses, allow_underpowered=allow_underpowered)
-    names = [arm.name for arm in arms]
-    at_end = balances(names, question.metric, stages[-1].id, ALPHA) if question.spec.design == "balance" else ()
-    return branches(stages, hypotheses, allow_underpowered=allow_underpowered, at_end=at_end)
-
-
-def _seeds(instrument: Instrument, spec: StudySpec) -> tuple[int, int]:
-    """The least and the most seeds per arm. A bound that the spec gives moves its own end only; nothing asks a screen for more than
-    its least."""
-    if spec.design == "screen":
-        return (spec.seeds.min or SCREEN_SEEDS,) * 2
-    usual, least, most = instrument.defaults, spec.seeds.min, spec.seeds.max
-    least = least or min(usual.seeds, most or usual.seeds)
-    return least, most or max(usual.max_seeds, least + usual.max_seeds - usual.seeds)
-
-
-def _by_target(settings: Sequence[Setting]) -> list[tuple[str, Any]]:
-    return [(target, level) for factor, level in settings for target in factor.targets]
-
-
-def _run(instrument: Instrument, settings: dict[str, Any], held: Sequence[Setting] = ()) -> dict[str, Any]:
-    run: Any = instrument.defaults.run
-    if ALGORITHM in settings:
-        run = with_algorithm(run, settings[ALGORITHM])
-    for target, level in settings.items():
-        if target.startswith("run."):
-            run = merge_patch(run, nested(target.removeprefix("run."), level))
-    return with_held_shares(dict(run), held)
-
-
-def _roles(instrument: Instrument, settings: dict[str, Any], model: str) -> dict[str, PlanRole]:
-    roles = {}
-    for name, role in instrument.roles.items():
-        run: Any = role.run
-        for target, level in settings.items():
-            if target.startswith(f"roles.{name}."):
-                run = merge_patch(run, nested(target.removeprefix(f"roles.{name}."), level))
-        roles[name] = PlanRole(model=role.model or model, run=run)
-    return roles
-
-
-def _task(instrument: Instrument, settings: dict[str, Any]) -> dict[str, Scalar]:
-    own = {target.removeprefix("task."): level for target, level in settings.items() if target.startswith("task.")}
-    return {**instrument.defaults.task, **own}
+def _with_mixes_stated(plan: Plan) -> Plan:
+    """The plan that states the whole mix of each arm with a share."""
+    said = list(plan.assumptions)
+    for arm in plan.arms:
+        if any(factor.share and factor.name in arm.levels for factor in plan.factors):
+            mix = plan.run_fields(plan.levels_of(arm))["batch"]["mix"]
+            families = ", ".join(f"{family} {100 * each['ratio']:.4g} %" for family, each in mix.items())
+            said.append(f"The mix of {arm.name} is {families}.")
+    return plan.model_copy(update={"assumptions": tuple(dict.fromkeys(said))})

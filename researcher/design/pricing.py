@@ -9,8 +9,9 @@ from typing import Any
 
 from researcher.analysis.power import power_of, seeds_needed, side_sigma
 from researcher.analysis.samples import deciding_stage
+from researcher.design.arms import ALPHA
 from researcher.design.models import boots_s
-from researcher.design.stages import ALPHA, cost, with_most
+from researcher.design.stages import cost, with_most
 from researcher.instruments.instrument import Instrument, Scalar
 from researcher.refusals import BudgetTooSmall
 from researcher.study.plan import Arm, Plan

@@ -5,8 +5,9 @@ Every name and level is checked here; what the instrument does not declare is re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import hashlib
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from foundation.nearest import MOST_NAMES, nearest
 from researcher.design.models import model_factor
@@ -22,11 +23,13 @@ from researcher.instruments.instrument import (
     Scalar,
 )
 from researcher.instruments.levels import as_level
-from researcher.refusals import SpecRefused
+from researcher.refusals import PlanningRefused, SpecRefused
 from researcher.study.spec import Compared, StudySpec
 
 Setting = tuple[Factor, Scalar]
 _MODEL, _STEPS = "model", "steps"
+HUB, DIGEST, _DIGITS = "hf:", "#sha256=", 16
+"""What begins a data set on the hub; what stands between a data file and these digits of its digest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +38,12 @@ class Varied:
 
     factor: Factor
     levels: tuple[Scalar, ...]
+
+    @property
+    def numbers(self) -> tuple[int | float, ...]:
+        """The levels in order, each once; none where the factor is no number."""
+        found = {level for level in self.levels if not isinstance(level, str | bool)}
+        return tuple(sorted(found)) if self.factor.type in ("int", "float") else ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,22 +110,6 @@ def question_of(spec: StudySpec, instrument: Instrument) -> Question:
     return _with_effect(question, instrument)
 
 
-def with_levels(question: Question, level: Callable[[Factor, Scalar], Scalar]) -> Question:
-    """The question with every level replaced by `level(factor, it)`."""
-
-    def replaced(settings: Iterable[Setting]) -> tuple[Setting, ...]:
-        return tuple((factor, level(factor, each)) for factor, each in settings)
-
-    return replace(
-        question,
-        varied=tuple(
-            replace(each, levels=tuple(level(each.factor, one) for one in each.levels)) for each in question.varied
-        ),
-        bundles={name: replaced(settings) for name, settings in question.bundles.items()},
-        settings=replaced(question.settings),
-    )
-
-
 class _Known:
     """What the spec may name."""
 
@@ -167,7 +160,26 @@ class _Known:
         problem = level_problem(factor, level)
         if problem:
             raise SpecRefused(f"{field}.{name}", problem, [factor.name])
-        return factor, level
+        return factor, _pinned(factor, level)
+
+
+def _pinned(factor: Factor, level: Scalar) -> Scalar:
+    """A data file under its whole path and its digest, so that a study notices when it is changed.
+
+    Raises: SpecRefused for a file that is not there.
+    """
+    source = str(level)
+    if factor.type != "data" or not source or source.startswith(HUB) or DIGEST in source:
+        return level
+    file = Path(source).expanduser().resolve()
+    try:
+        digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    except OSError as error:
+        raise PlanningRefused(
+            f"the data file {source!r} cannot be read ({error.strerror}; looked for {file}); name it as it lies from here, or whole",
+            [source],
+        ) from error
+    return f"{file}{DIGEST}{digest[:_DIGITS]}"
 
 
 def _unknown(field: str, problem: str, name: str, names: dict[str, str]) -> SpecRefused:
@@ -185,18 +197,17 @@ def _unknown(field: str, problem: str, name: str, names: dict[str, str]) -> Spec
 def _compared(known: _Known, name: str, given: Compared) -> Varied:
     """Without a baseline, the default is it where it is among the levels or stands against one level; else the first level is."""
     factor = known.factor(name, "compare")
-    levels = tuple(known.setting(name, level, "compare")[1] for level in given.levels)
+    levels = [known.setting(name, level, "compare")[1] for level in given.levels]
     if given.baseline is not None:
-        return Varied(factor=factor, levels=(known.setting(name, given.baseline, "compare")[1], *levels))
-    if factor.default in levels and len(levels) > 1:
-        others = list(levels)
-        others.remove(factor.default)
-        return Varied(factor=factor, levels=(factor.default, *others))
-    if len(levels) > 1:
-        return Varied(factor=factor, levels=levels)
-    if factor.default == "":
-        raise SpecRefused(f"compare.{name}", f"{name} has no default: name its baseline", [name])
-    return Varied(factor=factor, levels=(factor.default, *levels))
+        levels.insert(0, known.setting(name, given.baseline, "compare")[1])
+    elif len(levels) == 1:
+        if factor.default == "":
+            raise SpecRefused(f"compare.{name}", f"{name} has no default: name its baseline", [name])
+        levels.insert(0, _pinned(factor, factor.default))
+    elif factor.default in levels:
+        levels.remove(factor.default)
+        levels.insert(0, factor.default)
+    return Varied(factor=factor, levels=tuple(levels))
 
 
 def _refuse_lengths(question: Question, instrument: Instrument) -> None:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from researcher.instruments.dotted import leaf_at
-from researcher.instruments.instrument import Factor, Instrument
+from researcher.instruments.instrument import Factor, Instrument, Scalar
+from swarm.protocol.runspec import merge_patch
 
 _RATIO = re.compile(r"(?:run|roles\.[a-z][a-z0-9_]*)\.batch\.mix\.(?P<family>.+)\.ratio")
 _WORDS = ("share", "fraction", "percent", "proportion")
@@ -44,6 +45,18 @@ def with_shares(mix: Mapping[str, Any], shares: Mapping[str, float]) -> dict[str
         raise ValueError(f"shares of {named} do not sum to 1, and no other family takes the rest")
     ratios = {name: ratio * rest / math.fsum(others.values()) for name, ratio in others.items()} | dict(shares)
     return {name: {**mix.get(name, {}), "ratio": round(ratio, _DIGITS)} for name, ratio in ratios.items()}
+
+
+def with_shares_of(
+    run: Mapping[str, Any], levels: Mapping[str, Scalar], factors: Iterable[Factor], *rooms: str
+) -> dict[str, Any]:
+    """A partial RunSpec whose mix gives each family that has a share among these levels just that share.
+
+    levels: by target, of which those within `rooms` count. Raises: ValueError as `with_shares`.
+    """
+    shared = {target for factor in factors if factor.share for target in factor.targets if target.startswith(rooms)}
+    shares = {family: float(levels[target]) for target in levels if target in shared and (family := family_of(target))}
+    return merge_patch(run, {"batch": {"mix": with_shares(mix_of(run), shares)}}) if shares else dict(run)
 
 
 def with_shares_marked(instrument: Instrument) -> Instrument:

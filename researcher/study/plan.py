@@ -25,7 +25,7 @@ from researcher.instruments.instrument import (
     Metric,
     Scalar,
 )
-from researcher.instruments.shares import family_of, with_shares
+from researcher.instruments.shares import with_shares_of
 from swarm.models.catalogue import hosted_name
 from swarm.protocol.runspec import merge_patch, own_defaults
 
@@ -315,25 +315,12 @@ class Plan(StrictModel):
             if target.startswith("run.") and not _has_adapters(fields, target, level):
                 fields = merge_patch(fields, nested(target.removeprefix("run."), level))
         if role is None:
-            return self._with_shares(fields, levels, "run.")
+            return with_shares_of(fields, levels, self.factors, "run.")
         fields = merge_patch(fields, self.roles[role].run)
         for target, level in levels.items():
             if target.startswith(f"roles.{role}."):
                 fields = merge_patch(fields, nested(target.removeprefix(f"roles.{role}."), level))
-        return self._with_shares(fields, levels, "run.", f"roles.{role}.")
-
-    def _with_shares(self, fields: Mapping[str, Any], levels: Mapping[str, Scalar], *rooms: str) -> dict[str, Any]:
-        """A RunSpec's fields whose mix gives each family that has a share among these levels just that share."""
-        shared = {target for factor in self.factors if factor.share for target in factor.targets}
-        shares = {
-            family: float(level)
-            for target, level in levels.items()
-            if target in shared and target.startswith(rooms) and (family := family_of(target))
-        }
-        if not shares:
-            return dict(fields)
-        mix = with_shares(fields["batch"]["mix"], shares)
-        return dict(merge_patch(fields, {"batch": {"mix": mix}}))
+        return with_shares_of(fields, levels, self.factors, "run.", f"roles.{role}.")
 
     def shared_out(self, arm: Arm) -> dict[str, float]:
         """Ratios of families that follow from the shares of others in this arm, by target."""

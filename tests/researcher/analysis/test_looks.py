@@ -8,7 +8,7 @@ import pytest
 
 from bench.made_up_studies import INSTRUMENT, World, simulate
 from researcher.analysis.conclusions import conclude
-from researcher.design.stages import ALPHA
+from researcher.design.arms import ALPHA
 from researcher.models import TrialRecord
 from researcher.study.plan import Plan, Verdict
 from tests.fakes.specs import planned

@@ -10,7 +10,8 @@ from researcher.analysis.decide import decide
 from researcher.analysis.power import hypothesis_power, hypothesis_seeds, planning_alpha, seeds_for
 from researcher.analysis.race import contenders, due, in_the_running, winning_chance
 from researcher.analysis.samples import NotEnoughTrials
-from researcher.design.stages import ALPHA, compared, raced, spending
+from researcher.design.arms import ALPHA
+from researcher.design.stages import compared, raced, spending
 from researcher.models import TrialRecord
 from researcher.study.plan import Branch, Condition, Plan, Stage, StageKind, Verdict
 from tests.fakes.raced_study import ARMS, BASE, race_plan, run, trials_of

@@ -14,9 +14,9 @@ from bench.made_up_studies import World, instrument, simulate
 from researcher.analysis.knowledge import findings_of, known_to
 from researcher.analysis.sightings import SentinelFinding
 from researcher.analysis.verdicts import verdict
+from researcher.design.arms import screen_runs
 from researcher.design.planning import plan_of
 from researcher.design.pricing import price_of
-from researcher.design.screening import screen_runs
 from researcher.design.stages import with_seeds
 from researcher.refusals import PlanningRefused
 from researcher.study.plan import Plan, StageKind, Verdict
