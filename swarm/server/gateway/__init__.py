@@ -1,1 +1,1 @@
-"""Between an agent's requests and the engine: the echo rule, recording, repeats. Knows dialects, and no HTTP framework."""
+"""Between an agent's requests and the engine: token reuse, recording, retries. Knows dialects, and no HTTP framework."""

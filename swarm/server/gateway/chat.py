@@ -12,7 +12,6 @@ from typing import Any
 
 from swarm.engine.seam import Dialect as EngineDialect
 from swarm.protocol.episodes import RecordedCall
-from swarm.server.gateway.assembly import ChunkAssembly
 from swarm.server.gateway.dialect import (
     Form,
     JsonObject,
@@ -25,7 +24,8 @@ from swarm.server.gateway.dialect import (
     data_frame,
 )
 from swarm.server.gateway.errors import ErrorAnswer, bad_request
-from swarm.server.gateway.messages import Message
+from swarm.server.gateway.forms import ChunkAssembly
+from swarm.server.gateway.message_form import Message
 
 DONE = b"data: [DONE]\n\n"
 _SETTINGS = ("tools", "chat_template_kwargs", "documents", "reasoning_effort")
@@ -90,14 +90,14 @@ class ChatCompletions:
     def answer(self, body: JsonObject, asked: JsonObject, answer: JsonObject) -> JsonObject:
         return answer
 
-    def telling(self, body: JsonObject, asked: JsonObject) -> ChatTelling:
-        return ChatTelling()
+    def stream(self, body: JsonObject, asked: JsonObject) -> ChatStream:
+        return ChatStream()
 
 
-class ChatTelling:
+class ChatStream:
     """Chunks as they come, then `[DONE]`."""
 
-    def tell(self, chunk: JsonObject, prompt_tokens: int) -> list[bytes]:
+    def frames(self, chunk: JsonObject, prompt_tokens: int) -> list[bytes]:
         return [data_frame(chunk)]
 
     def end(self, answer: JsonObject) -> list[bytes]:

@@ -10,7 +10,6 @@ from typing import Any
 
 from swarm.engine.seam import Dialect as EngineDialect
 from swarm.protocol.episodes import RecordedCall
-from swarm.server.gateway.assembly import ChunkAssembly
 from swarm.server.gateway.chat import DONE, check_tools
 from swarm.server.gateway.dialect import (
     Form,
@@ -23,6 +22,7 @@ from swarm.server.gateway.dialect import (
     data_frame,
 )
 from swarm.server.gateway.errors import ErrorAnswer, bad_request
+from swarm.server.gateway.forms import ChunkAssembly
 
 _OURS_TO_TELL = ("echo", "stream_options")
 _MOST_ID = 2**31 - 1
@@ -97,8 +97,8 @@ class Completions:
         ]
         return answer | {"choices": choices}
 
-    def telling(self, body: JsonObject, asked: JsonObject) -> TextTelling:
-        return TextTelling(body, self.form)
+    def stream(self, body: JsonObject, asked: JsonObject) -> TextStream:
+        return TextStream(body, self.form)
 
 
 def prompts_of(body: JsonObject) -> list[str | list[int]]:
@@ -122,7 +122,7 @@ def _echoed(body: JsonObject, form: Form, index: int) -> str:
     return str(prompts_of(body)[index // form.choices(body)])
 
 
-class TextTelling:
+class TextStream:
     """Chunks as they come, under one id; then the usage of all prompts together, where it is asked for, and `[DONE]`."""
 
     def __init__(self, body: JsonObject, form: Form) -> None:
@@ -131,7 +131,7 @@ class TextTelling:
         self._head: JsonObject = {}
         self._begun: set[int] = set()
 
-    def tell(self, chunk: JsonObject, prompt_tokens: int) -> list[bytes]:
+    def frames(self, chunk: JsonObject, prompt_tokens: int) -> list[bytes]:
         if not chunk.get("choices"):
             return []
         self._head = self._head or {name: chunk.get(name) for name in ("id", "object", "created", "model")}

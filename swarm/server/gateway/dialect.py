@@ -55,10 +55,10 @@ class Form(Protocol):
         """A recorded answer as the chunks of a stream."""
 
 
-class Telling(Protocol):
+class AnswerStream(Protocol):
     """A stream in the dialect's own events, encoded."""
 
-    def tell(self, chunk: JsonObject, prompt_tokens: int) -> list[bytes]:
+    def frames(self, chunk: JsonObject, prompt_tokens: int) -> list[bytes]:
         """What the client hears of one chunk of the engine's stream."""
 
     def end(self, answer: JsonObject) -> list[bytes]:
@@ -86,7 +86,7 @@ class Dialect(Protocol):
     def answer(self, body: JsonObject, asked: JsonObject, answer: JsonObject) -> JsonObject:
         """A whole answer of the engine in the dialect. asked: the engine's request, defaults filled in."""
 
-    def telling(self, body: JsonObject, asked: JsonObject) -> Telling:
+    def stream(self, body: JsonObject, asked: JsonObject) -> AnswerStream:
         """Begin to tell a stream."""
 
 

@@ -29,7 +29,7 @@ _Reason = Literal["engine_down", "engine_hung", "refused", "cut_off"]
 
 
 @dataclass(slots=True)
-class Course:
+class Progress:
     """How a request fares. outage: the engine went away under it, and the client has seen nothing of an answer since."""
 
     outage: EngineDown | None = None
@@ -70,21 +70,21 @@ class Failures:
         """Unix time at which the engine, or any replica of it, last sampled something."""
         self._marking: set[asyncio.Task[None]] = set()
 
-    def why(self, course: Course, error: BaseException, *, sampling: bool = False) -> CallFailure | None:
+    def why(self, progress: Progress, error: BaseException, *, sampling: bool = False) -> CallFailure | None:
         """How the server failed a call that ends with this error. None: its client went away, or asked for what cannot be.
 
         sampling: the engine was asked to sample.
         """
         if is_refusal(error):
             return None
-        if isinstance(error, EngineDown) and not course.shown:
+        if isinstance(error, EngineDown) and not progress.shown:
             return self._of_engine(error)
-        if course.outage is not None and not course.shown:
-            return self._of_engine(course.outage)
+        if progress.outage is not None and not progress.shown:
+            return self._of_engine(progress.outage)
         if _is_over(error):
             return None
         words = str(error) if isinstance(error, SwarmError) else f"{type(error).__name__}: {error}"
-        return _failure("cut_off" if course.shown or sampling else "refused", words)
+        return _failure("cut_off" if progress.shown or sampling else "refused", words)
 
     def engine_lives(self) -> None:
         """It sampled something: who gave up before met no crash. Another replica of it may hang all the same."""

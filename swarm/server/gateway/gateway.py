@@ -1,6 +1,6 @@
 """An agent's request from its arrival to its record: open the call, keep sampled tokens, sample, record, answer.
 
-One course for every dialect. Knows neither HTTP frameworks nor a concrete engine; what is recorded is the Service's.
+The same course for every dialect. Knows neither HTTP frameworks nor a concrete engine; what is recorded is the Service's.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from foundation.ids import Ids
 from swarm.engine.seam import Engine, EngineDown, EngineHealth, SampledEvent, SampleRequest
 from swarm.protocol.episodes import POLICY_MODEL, CallFailure, EpisodeRenewal, RecordedCall
 from swarm.protocol.errors import ErrorCode, Refusal, SwarmError
-from swarm.server.gateway.anthropic_messages import AnthropicMessages
+from swarm.server.gateway.anthropic import AnthropicMessages
 from swarm.server.gateway.chat import ChatCompletions
 from swarm.server.gateway.completions import Completions
-from swarm.server.gateway.dialect import Dialect, Telling, check_depth
-from swarm.server.gateway.echo import Prompt
+from swarm.server.gateway.dialect import AnswerStream, Dialect, check_depth
 from swarm.server.gateway.errors import answer_of, bad_request, unknown_model
-from swarm.server.gateway.failures import Course, Failures, KeptCall, is_refusal
-from swarm.server.gateway.merged import Over, closing, merged, together, until_over
+from swarm.server.gateway.failures import Failures, KeptCall, Progress, is_refusal
 from swarm.server.gateway.prompts import Prompts
-from swarm.server.gateway.records import Records, Taking
-from swarm.server.gateway.repeats import Attempt, Repeats, body_hash, is_retry
+from swarm.server.gateway.records import Generation, Records
 from swarm.server.gateway.responses import Responses
+from swarm.server.gateway.retries import Attempt, Retries, body_hash, is_retry
 from swarm.server.gateway.sampling import with_defaults
+from swarm.server.gateway.streams import Over, closing, merged, together, until_over
+from swarm.server.gateway.token_reuse import Prompt
 from swarm.server.service import Service
 from swarm.server.state.calls import CallAttempt, Ending, OpenCall, Outcome
 
@@ -44,7 +44,7 @@ _AGENT_HEADER = "x-agent-name"
 
 @dataclass(slots=True, kw_only=True)
 class _Request:
-    """One request under way. asked: the engine's requests, one for each prompt; takings: empty when it was answered before."""
+    """One request under way. asked: the engine's requests, one for each prompt; generations: empty when it was answered before."""
 
     dialect: Dialect
     body: dict[str, Any]
@@ -52,10 +52,10 @@ class _Request:
     call: OpenCall
     is_retry: bool
     began: int
-    course: Course = field(default_factory=Course)
+    progress: Progress = field(default_factory=Progress)
     attempt: Attempt | None = None
     asked: list[dict[str, Any]] = field(default_factory=list)
-    takings: list[Taking] = field(default_factory=list)
+    generations: list[Generation] = field(default_factory=list)
     answered_before: dict[str, Any] | None = None
     sampling: bool = False
     """The engine was asked to sample."""
@@ -64,16 +64,16 @@ class _Request:
 
     @property
     def finished(self) -> bool:
-        return all(taking.finished for taking in self.takings)
+        return all(generation.finished for generation in self.generations)
 
     def engine_answer(self) -> dict[str, Any]:
-        return self.dialect.form.joined([taking.answer() for taking in self.takings])
+        return self.dialect.form.joined([generation.answer() for generation in self.generations])
 
     def answer(self, engine_answer: dict[str, Any]) -> dict[str, Any]:
         return self.dialect.answer(self.body, self.asked[0], engine_answer)
 
-    def telling(self) -> Telling:
-        return self.dialect.telling(self.body, self.asked[0])
+    def stream(self) -> AnswerStream:
+        return self.dialect.stream(self.body, self.asked[0])
 
     def ended(self, outcome: Outcome, at: int) -> CallAttempt:
         """How it went, for whoever judges whether a failure was made good."""
@@ -109,7 +109,7 @@ class Gateway:
         self._dialects = {dialect.name: dialect for dialect in spoken}
         self._records = Records(clock, ids, service.is_open)
         self._prompts = Prompts(engine, self._records)
-        self._repeats = Repeats(service.is_open)
+        self._retries = Retries(service.is_open)
         self._stopping = Ending()
         self._ready = asyncio.Event()
         self._failed = False
@@ -138,7 +138,9 @@ class Gateway:
             await self._begin(request, headers)
             if request.answered_before is not None:
                 return request.answer(request.answered_before)
-            await self._while_open(request.call, lambda: together([self._sample(request, t) for t in request.takings]))
+            await self._while_open(
+                request.call, lambda: together([self._sample(request, t) for t in request.generations])
+            )
             answer = request.answer(request.engine_answer())
             self._finish(request)
             return answer
@@ -156,23 +158,23 @@ class Gateway:
         Raises, before the first frame: as `complete`. What fails later is told in the stream.
         """
         request = self._open(dialect, episode_id, lease, body, headers)
-        telling: Telling | None = None
+        stream: AnswerStream | None = None
         try:
             await self._begin(request, headers)
-            telling = request.telling()
+            stream = request.stream()
             if request.answered_before is not None:
-                for frame in _told_again(request, telling, request.answered_before):
+                for frame in _replayed(request, stream, request.answered_before):
                     yield frame
                 return
-            async with aclosing(self._frames(request, telling)) as frames:
+            async with aclosing(self._frames(request, stream)) as frames:
                 async for frame in frames:
                     yield frame
         except SwarmError as error:
             self._broken(request, error)
-            if telling is None or not request.course.shown:
+            if stream is None or not request.progress.shown:
                 raise
             _over(request)  # before the client takes what it is told, for which nothing waits
-            for frame in telling.broken(answer_of(error)):
+            for frame in stream.broken(answer_of(error)):
                 yield frame
         except BaseException as error:  # whatever it is, the call is recorded, and the error goes on
             self._broken(request, error)
@@ -180,22 +182,22 @@ class Gateway:
         finally:
             _over(request)
 
-    async def _frames(self, request: _Request, telling: Telling) -> AsyncGenerator[bytes, None]:
+    async def _frames(self, request: _Request, stream: AnswerStream) -> AsyncGenerator[bytes, None]:
         """The answer as it is sampled. It is recorded before the client hears of its end."""
         # One prompt's events are not merged: they pass here by the thousand, beside the sampling.
-        streams = [self._events(request, taking) for taking in request.takings]
+        streams = [self._events(request, generation) for generation in request.generations]
         async with aclosing(streams[0] if len(streams) == 1 else merged(streams)) as events:
             while (found := await self._next(request, events)) is not None:
-                taking, event = found
+                generation, event = found
                 if not request.closed and request.finished:
                     self._finish(request)
                 if event.data is not None:
-                    for frame in telling.tell(_numbered(event.data, taking.first), len(taking.prompt_ids)):
-                        request.course.shown, request.course.outage = True, None
+                    for frame in stream.frames(_numbered(event.data, generation.first), len(generation.prompt_ids)):
+                        request.progress.shown, request.progress.outage = True, None
                         yield frame
         if not request.closed:
             raise EngineDown("the engine ended its answer before the last token")
-        for frame in telling.end(request.engine_answer()):
+        for frame in stream.end(request.engine_answer()):
             yield frame
 
     async def count_tokens(
@@ -205,7 +207,7 @@ class Gateway:
 
         Raises: as `complete`.
         """
-        rules, course, began = self._dialects[dialect], Course(), next(self._order)
+        rules, progress, began = self._dialects[dialect], Progress(), next(self._order)
         await self.renew(episode_id, lease)
         agent: str | None = None
         asked: dict[str, Any] | None = None
@@ -215,12 +217,12 @@ class Gateway:
             agent = self._agent(body, headers)
             calls = (await self._service.trace(episode_id)).calls
             (asked,) = rules.requests(body, calls)
-            count = await self._patiently(course, partial(self._prompts.count, asked, calls))
+            count = await self._patiently(progress, partial(self._prompts.count, asked, calls))
         except BaseException as error:  # whatever it is, a failure is recorded, and the error goes on
-            if self._failures.why(course, error) is not None or not is_refusal(error):
+            if self._failures.why(progress, error) is not None or not is_refusal(error):
                 with suppress(Refusal):  # its episode is over: nobody keeps the record
                     request = self._opened(rules, agent, episode_id, lease, body, headers)
-                    request.course, request.began, request.attempt = course, began, _count(rules, agent, body)
+                    request.progress, request.began, request.attempt = progress, began, _count(rules, agent, body)
                     if asked is not None:
                         request.asked = [with_defaults(asked, request.call.spec.sampling, request.call.seed)]
                     self._broken(request, error)
@@ -282,23 +284,23 @@ class Gateway:
             with_defaults(each, call.spec.sampling, call.seed + number * rules.form.choices(each))
             for number, each in enumerate(wanted)
         ]
-        request.attempt, request.answered_before = await self._repeats.begin(
+        request.attempt, request.answered_before = await self._retries.begin(
             call.episode_id, rules.name, request.agent, request.body, headers
         )
-        request.began = next(self._order)  # it may have waited for the one that it repeats
+        request.began = next(self._order)  # it may have waited for the one that it retries
         if request.answered_before is None:
-            request.takings = await self._while_open(call, partial(self._takings, request))
+            request.generations = await self._while_open(call, partial(self._generations, request))
             request.sampling = True
         else:
             self._close(request, [])
 
-    async def _takings(self, request: _Request) -> list[Taking]:
-        takings: list[Taking] = []
+    async def _generations(self, request: _Request) -> list[Generation]:
+        generations: list[Generation] = []
         rules, call = request.dialect, request.call
         for body in request.asked:
             asked = partial(self._prompts.of, rules.form.engine_dialect, body, request.agent, call.earlier)
-            takings.append(_taking(request, len(takings), await self._patiently(request.course, asked)))
-        return takings
+            generations.append(_generation(request, len(generations), await self._patiently(request.progress, asked)))
+        return generations
 
     def _agent(self, body: dict[str, Any], headers: Mapping[str, str]) -> str | None:
         """Who asks: the header, or what follows the model's name. Raises: RequestRefused, another model."""
@@ -310,38 +312,40 @@ class Gateway:
 
     # -- sampling -------------------------------------------------------------------------------------------------
 
-    async def _sample(self, request: _Request, taking: Taking) -> None:
-        sampled = await self._patiently(request.course, lambda: self._engine.sample(_sample_request(taking)))
+    async def _sample(self, request: _Request, generation: Generation) -> None:
+        sampled = await self._patiently(request.progress, lambda: self._engine.sample(_sample_request(generation)))
         self._failures.engine_lives()
-        taking.take_all(sampled)
+        generation.take_all(sampled)
 
-    async def _events(self, request: _Request, taking: Taking) -> AsyncGenerator[tuple[Taking, SampledEvent], None]:
+    async def _events(
+        self, request: _Request, generation: Generation
+    ) -> AsyncGenerator[tuple[Generation, SampledEvent], None]:
         """What the engine says to one prompt, taken already. A crash before anything was shown is waited out."""
         give_up_at = self._clock.monotonic() + ENGINE_WAIT_S
         shown = False
         while True:
             try:
-                async with closing(self._engine.stream(_sample_request(taking))) as events:
+                async with closing(self._engine.stream(_sample_request(generation))) as events:
                     async for event in events:
                         self._failures.engine_lives()
-                        taking.take(event)
+                        generation.take(event)
                         shown = shown or event.data is not None
-                        yield taking, event
+                        yield generation, event
                 return
             except EngineDown as error:
-                request.course.outage = error
+                request.progress.outage = error
                 if shown or not await self._engine_back(give_up_at):
                     raise
-                taking.start_over()
+                generation.start_over()
 
-    async def _patiently(self, course: Course, ask: Callable[[], Awaitable[Answer]]) -> Answer:
+    async def _patiently(self, progress: Progress, ask: Callable[[], Awaitable[Answer]]) -> Answer:
         """What the engine answers; where it crashed meanwhile, wait for it and ask again. Nothing was shown yet."""
         give_up_at = self._clock.monotonic() + ENGINE_WAIT_S
         while True:
             try:
                 return await ask()
             except EngineDown as error:
-                course.outage = error
+                progress.outage = error
                 if not await self._engine_back(give_up_at):
                     raise
 
@@ -389,7 +393,7 @@ class Gateway:
         """Record the call, before anything tells the client that it is over. Raises: Refusal(lease_lost): nobody keeps it."""
         assert request.attempt is not None
         request.attempt.answer = request.engine_answer()
-        self._close(request, [record for t in request.takings for record in self._records.make(t, complete=True)])
+        self._close(request, [record for t in request.generations for record in self._records.make(t, complete=True)])
         if request.kept is None:
             request.attempt.answer = None
             raise _lost(request.call)
@@ -409,12 +413,12 @@ class Gateway:
 
     def _broken(self, request: _Request, error: BaseException) -> None:
         """The client gets no answer, or not all of it: record what was sampled, and whether that is a failure of ours."""
-        failure = self._failures.why(request.course, error, sampling=request.sampling)
+        failure = self._failures.why(request.progress, error, sampling=request.sampling)
         refused = failure is None and is_refusal(error)
         if request.closed:
             if failure is not None and request.kept is not None:
                 self._failures.mark(request.kept.failed(failure))
-        elif refused and not request.course.shown:
+        elif refused and not request.progress.shown:
             request.closed = True
             self._service.close_call(request.call, None)
         else:
@@ -427,21 +431,23 @@ class Gateway:
         call, agent, name = request.call, request.agent, request.dialect.name
         if not request.asked:
             return [] if failure is None else [self._records.unread(call, name, agent, request.body, failure)]
-        takings = request.takings or [
-            _taking(request, number, Prompt(messages=())) for number in range(len(request.asked))
+        generations = request.generations or [
+            _generation(request, number, Prompt(messages=())) for number in range(len(request.asked))
         ]
-        unfinished = [taking for taking in takings if not taking.finished] or takings
+        unfinished = [generation for generation in generations if not generation.finished] or generations
         return [
             record
-            for taking in takings
-            for record in self._records.make(taking, complete=False, failure=failure if taking in unfinished else None)
+            for generation in generations
+            for record in self._records.make(
+                generation, complete=False, failure=failure if generation in unfinished else None
+            )
         ]
 
 
-def _taking(request: _Request, number: int, prompt: Prompt) -> Taking:
+def _generation(request: _Request, number: int, prompt: Prompt) -> Generation:
     rules, body = request.dialect, request.asked[number]
     first = number * rules.form.choices(body)
-    return Taking(call=request.call, agent=request.agent, dialect=rules, body=body, prompt=prompt, first=first)
+    return Generation(call=request.call, agent=request.agent, dialect=rules, body=body, prompt=prompt, first=first)
 
 
 def _count(rules: Dialect, agent: str | None, body: dict[str, Any]) -> Attempt:
@@ -453,9 +459,9 @@ def _over(request: _Request) -> None:
         request.attempt.over.set()
 
 
-def _sample_request(taking: Taking) -> SampleRequest:
+def _sample_request(generation: Generation) -> SampleRequest:
     return SampleRequest(
-        dialect=taking.dialect.form.engine_dialect, body=taking.body, prompt_ids=taking.prompt.prompt_ids
+        dialect=generation.dialect.form.engine_dialect, body=generation.body, prompt_ids=generation.prompt.prompt_ids
     )
 
 
@@ -484,8 +490,8 @@ def _numbered(data: dict[str, Any], first: int) -> dict[str, Any]:
     return data | {"choices": [choice | {"index": choice["index"] + first} for choice in data["choices"]]}
 
 
-def _told_again(request: _Request, telling: Telling, answer: dict[str, Any]) -> Iterator[bytes]:
+def _replayed(request: _Request, stream: AnswerStream, answer: dict[str, Any]) -> Iterator[bytes]:
     prompt_tokens = int((answer.get("usage") or {}).get("prompt_tokens") or 0)
     for chunk in request.dialect.form.replay(answer, request.asked[0]):
-        yield from telling.tell(chunk, prompt_tokens)
-    yield from telling.end(answer)
+        yield from stream.frames(chunk, prompt_tokens)
+    yield from stream.end(answer)

@@ -8,9 +8,9 @@ from typing import Any
 from swarm.engine.seam import Dialect, Engine
 from swarm.protocol.episodes import RecordedCall
 from swarm.server.gateway.chat import prompt_body, prompt_settings
-from swarm.server.gateway.echo import EchoRule, Prompt
 from swarm.server.gateway.records import Records
-from swarm.server.gateway.text_echo import continued_text
+from swarm.server.gateway.text_token_reuse import continued_text
+from swarm.server.gateway.token_reuse import Prompt, TokenReuse
 
 
 class Prompts:
@@ -19,7 +19,7 @@ class Prompts:
     def __init__(self, engine: Engine, records: Records) -> None:
         self._engine = engine
         self._records = records
-        self._echo = EchoRule(engine.decode)
+        self._echo = TokenReuse(engine.decode)
 
     async def of(
         self, dialect: Dialect, body: dict[str, Any], agent: str | None, calls: Sequence[RecordedCall]

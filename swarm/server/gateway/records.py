@@ -15,15 +15,15 @@ from swarm.engine.seam import Sampled, SampledChoice, SampledEvent
 from swarm.protocol.episodes import CallFailure, RecordedCall, VersionSpan, WeightsVersion
 from swarm.server.gateway.chat import message_of, prompt_settings
 from swarm.server.gateway.dialect import Assembly, Dialect
-from swarm.server.gateway.echo import EarlierCall, Prompt, Render
-from swarm.server.gateway.messages import Message
+from swarm.server.gateway.message_form import Message
+from swarm.server.gateway.open_episodes import OpenEpisodes
 from swarm.server.gateway.sampling import recorded_sampling, with_defaults
-from swarm.server.gateway.shelf import Shelf
+from swarm.server.gateway.token_reuse import EarlierCall, Prompt, Render
 from swarm.server.state.calls import OpenCall
 
 
 @dataclass(slots=True)
-class Growing:
+class PartialChoice:
     """A choice of a stream while its tokens come. begun: from which token on which weights sampled."""
 
     ids: list[int] = field(default_factory=list)
@@ -57,7 +57,7 @@ class Growing:
 
 
 @dataclass(slots=True, kw_only=True)
-class Taking:
+class Generation:
     """What is known of a prompt's choices while they are sampled. A request of several prompts has one of these for each.
 
     body: the engine's request, defaults filled in. first: the number that its first choice has in the whole answer.
@@ -70,7 +70,7 @@ class Taking:
     prompt: Prompt
     first: int = 0
     prompt_ids: list[int] = field(default_factory=list)
-    _choices: dict[int, Growing] = field(default_factory=dict)
+    _choices: dict[int, PartialChoice] = field(default_factory=dict)
     _sampled: Sampled | None = None
     _assembly: Assembly | None = None
 
@@ -89,7 +89,7 @@ class Taking:
         for new in event.choices:
             growing = self._choices.get(new.index)
             if growing is None:
-                growing = self._choices[new.index] = Growing()
+                growing = self._choices[new.index] = PartialChoice()
             growing.take(new)
 
     def start_over(self) -> None:
@@ -125,49 +125,49 @@ class Records:
     def __init__(self, clock: Clock, ids: Ids, is_open: Callable[[str], bool]) -> None:
         self._clock = clock
         self._ids = ids
-        self._earlier: Shelf[dict[str, EarlierCall]] = Shelf(is_open, dict)
+        self._earlier: OpenEpisodes[dict[str, EarlierCall]] = OpenEpisodes(is_open, dict)
 
-    def make(self, taking: Taking, *, complete: bool, failure: CallFailure | None = None) -> list[RecordedCall]:
+    def make(self, generation: Generation, *, complete: bool, failure: CallFailure | None = None) -> list[RecordedCall]:
         """One record per choice; of a stream that was broken off, those that had ended are complete all the same.
 
         failure: of the call, at the choices that did not end; at one without tokens where all did.
         """
-        spliced = taking.prompt.prompt_ids
-        prompt_ids = taking.prompt_ids or spliced or []
+        spliced = generation.prompt.prompt_ids
+        prompt_ids = generation.prompt_ids or spliced or []
         kept_splice = spliced is not None and spliced == prompt_ids
-        answer, choices = taking.answer(), taking.choices
+        answer, choices = generation.answer(), generation.choices
         records = []
         indices = sorted(choices) or ([0] if not complete else [])
-        if failure is not None and all(_ended(taking, choices.get(index)) for index in indices):
+        if failure is not None and all(_ended(generation, choices.get(index)) for index in indices):
             indices.append(indices[-1] + 1)
         for index in indices:
             choice = choices.get(index) or SampledChoice(index=index)
-            ended = complete or _ended(taking, choice)
+            ended = complete or _ended(generation, choice)
             record = RecordedCall(
                 call_id=self._ids.new("call"),
-                episode_id=taking.call.episode_id,
-                index=taking.call.index,
-                agent=taking.agent,
-                dialect=taking.dialect.name,
+                episode_id=generation.call.episode_id,
+                index=generation.call.index,
+                agent=generation.agent,
+                dialect=generation.dialect.name,
                 prompt_ids=prompt_ids,
                 sampled_ids=choice.sampled_ids,
                 logprobs=choice.logprobs,
-                sampling=recorded_sampling(taking.body),
+                sampling=recorded_sampling(generation.body),
                 versions=choice.versions,
                 finish_reason=choice.finish_reason,
                 complete=ended,
                 failure=None if ended else failure,
-                parent_call_id=taking.prompt.parent_call_id if kept_splice else None,
-                fork_cause=taking.prompt.fork_cause,
-                started_at=taking.call.opened_at,
-                latency_s=max(0.0, self._clock.now() - taking.call.opened_at),
-                request=taking.body,
-                answer=taking.dialect.form.choice_of(answer, index) if answer else {},
+                parent_call_id=generation.prompt.parent_call_id if kept_splice else None,
+                fork_cause=generation.prompt.fork_cause,
+                started_at=generation.call.opened_at,
+                latency_s=max(0.0, self._clock.now() - generation.call.opened_at),
+                request=generation.body,
+                answer=generation.dialect.form.choice_of(answer, index) if answer else {},
             )
             records.append(record)
             if record.complete and message_of(record.answer) is not None:
-                rendered = taking.prompt.rendered if kept_splice else prompt_ids
-                self._remember(record, taking.prompt.messages, rendered or prompt_ids)
+                rendered = generation.prompt.rendered if kept_splice else prompt_ids
+                self._remember(record, generation.prompt.messages, rendered or prompt_ids)
         return records
 
     def unread(
@@ -229,6 +229,6 @@ class Records:
         return earlier
 
 
-def _ended(taking: Taking, choice: SampledChoice | None) -> bool:
+def _ended(generation: Generation, choice: SampledChoice | None) -> bool:
     """Whether a client has heard all of the choice, though not of the whole answer."""
-    return choice is not None and taking.streamed and choice.finish_reason is not None
+    return choice is not None and generation.streamed and choice.finish_reason is not None

@@ -22,8 +22,8 @@ from swarm.server.gateway.dialect import (
     without_none,
 )
 from swarm.server.gateway.errors import bad_request, refused
-from swarm.server.gateway.messages import Message
-from swarm.server.gateway.responses_telling import ResponsesTelling, is_item_of, response_id, same_item
+from swarm.server.gateway.message_form import Message
+from swarm.server.gateway.responses_stream import ResponsesStream, is_item_of, response_id, same_item
 from swarm.server.gateway.responses_tools import ToolNames, chat_tool_choice, custom_arguments, offered_tools
 
 INSTRUCTIONS = "instructions"
@@ -89,13 +89,13 @@ class Responses:
         return [asked]
 
     def answer(self, body: JsonObject, asked: JsonObject, answer: JsonObject) -> JsonObject:
-        telling = self.telling(body, asked)
+        stream = self.stream(body, asked)
         for chunk in self.form.replay(answer, asked):
-            telling.tell(chunk, 0)
-        return telling.response(answer)
+            stream.frames(chunk, 0)
+        return stream.response(answer)
 
-    def telling(self, body: JsonObject, asked: JsonObject) -> ResponsesTelling:
-        return ResponsesTelling(body, asked, ToolNames.of(body.get("tools") or []))
+    def stream(self, body: JsonObject, asked: JsonObject) -> ResponsesStream:
+        return ResponsesStream(body, asked, ToolNames.of(body.get("tools") or []))
 
 
 def _limits(body: JsonObject) -> JsonObject:

@@ -9,7 +9,7 @@ from typing import Any
 
 from swarm.server.gateway.dialect import JsonObject, check_object_lists, check_objects, without_none
 from swarm.server.gateway.errors import bad_request
-from swarm.server.gateway.messages import read_json
+from swarm.server.gateway.message_form import read_json
 
 _INPUT = "input"
 _SEPARATOR = "__"

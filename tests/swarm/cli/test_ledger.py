@@ -13,7 +13,7 @@ from swarm.cli.diagnosis import ADVICE, CAUSE_ADVICE, Evidence
 from swarm.client.sync import SwarmClient
 from swarm.protocol.episodes import Cause, DropReason, EpisodeState
 from swarm.protocol.summary import LedgerCount, LedgerSummary, LostAttempts
-from swarm.server.gateway.echo import ForkCause
+from swarm.server.gateway.token_reuse import ForkCause
 from tests.swarm.cli.conftest import Swarm
 
 

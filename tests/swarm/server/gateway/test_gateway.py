@@ -1,4 +1,4 @@
-"""The gateway over HTTP with the echo engine: defaults, agents, repeats, streams, disconnects, lost leases."""
+"""The gateway over HTTP with the echo engine: defaults, agents, retries, streams, disconnects, lost leases."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from swarm.protocol.episodes import RecordedCall
-from swarm.server.gateway.echo import Decode, ForkCause, Prompt
+from swarm.server.gateway.token_reuse import Decode, ForkCause, Prompt
 
 Tokenise = Callable[[str], Awaitable[list[int]]]
 """Text → ids, without the tokens that begin a prompt."""

@@ -17,7 +17,14 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any
 
-from swarm.server.gateway.messages import Message, has_only_text, normal_answers, normal_message, normal_text, spelling
+from swarm.server.gateway.message_form import (
+    Message,
+    has_only_text,
+    normal_answers,
+    normal_message,
+    normal_text,
+    spelling,
+)
 
 Render = Callable[[list[Message], bool], Awaitable[list[int]]]
 """(messages, add_generation_prompt) → token ids, with the request's own tools and template settings."""
@@ -76,7 +83,7 @@ class Prompt:
     fork_cause: ForkCause | None = None
 
 
-class EchoRule:
+class TokenReuse:
     """The rule over one template. `closing` is what the template writes after an assistant's message."""
 
     def __init__(self, decode: Decode) -> None:

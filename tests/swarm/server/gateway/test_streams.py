@@ -12,11 +12,11 @@ import pytest
 from foundation import wide_json
 from swarm.engine.seam import EngineDown, RequestRefused, SampledEvent
 from swarm.protocol.episodes import RecordedCall, RecordedSampling
-from swarm.server.gateway.anthropic_messages import AnthropicMessages, chat_messages
+from swarm.server.gateway.anthropic import AnthropicMessages, chat_messages
 from swarm.server.gateway.chat import ChatForm, message_of
 from swarm.server.gateway.dialect import Dialect
 from swarm.server.gateway.errors import answer_of
-from swarm.server.gateway.messages import normal_answers, normal_message, normal_text
+from swarm.server.gateway.message_form import normal_answers, normal_message, normal_text
 from swarm.server.gateway.responses import Responses, input_messages
 
 DELTAS: list[dict[str, Any]] = [
@@ -51,8 +51,8 @@ def assembled() -> dict[str, Any]:
 
 
 def streamed(dialect: Dialect) -> list[dict[str, Any]]:
-    telling = dialect.telling(BODY, BODY)
-    frames = [frame for chunk in chunks() for frame in telling.tell(chunk, 5)] + telling.end(assembled())
+    stream = dialect.stream(BODY, BODY)
+    frames = [frame for chunk in chunks() for frame in stream.frames(chunk, 5)] + stream.end(assembled())
     assert all(frame.startswith(b"event: ") and frame.endswith(b"\n\n") for frame in frames)
     return [json.loads(frame.split(b"data: ", 1)[1]) for frame in frames]
 
@@ -162,15 +162,15 @@ def test_a_responses_text_has_the_logprobs_of_its_own_tokens(
     left_out: tuple[str, ...], told: list[str], stream: bool
 ) -> None:
     head = {"id": "chatcmpl-7", "created": 1, "model": "m"}
-    assembly, telling = ChatForm().assembly({}), Responses().telling(BODY, BODY)
+    assembly, stream = ChatForm().assembly({}), Responses().stream(BODY, BODY)
     for delta, tokens in SPELT:
         if not set(delta) & set(left_out):
             content = [{"token": token, "bytes": list(token.encode()), "logprob": -1.0} for token in tokens]
             chunk = head | {"choices": [{"index": 0, "delta": delta, "logprobs": {"content": content}}]}
-            telling.tell(chunk, 5)
+            stream.frames(chunk, 5)
             assembly.add(SampledEvent(data=chunk))
     answer = assembly.answer()
-    response = telling.response(answer) if stream else Responses().answer(BODY, BODY, answer)
+    response = stream.response(answer) if stream else Responses().answer(BODY, BODY, answer)
     texts = [part for item in response["output"] if item["type"] == "message" for part in item["content"]]
     assert [entry["token"] for part in texts for entry in part["logprobs"]] == told
 
@@ -246,8 +246,8 @@ def test_arguments_that_cannot_be_read_are_shown_as_they_are(dialect: Dialect, a
     told = json.loads(wide_json.dumps(dialect.answer(BODY, BODY, calling(arguments))))
     shown = told["output"][-1]["arguments"] if "output" in told else told["content"][-1]["input"]
     assert shown == arguments
-    telling = dialect.telling(BODY, BODY)
-    assert telling.end(calling(arguments))
+    stream = dialect.stream(BODY, BODY)
+    assert stream.end(calling(arguments))
     assert normal_message({"role": "assistant", "content": arguments})["content"] == arguments
     assert normal_text(json.dumps({"a": arguments})) == json.dumps({"a": arguments}, separators=(",", ":"))
 
@@ -279,9 +279,9 @@ def test_text_full_of_one_bracket_costs_no_more_than_its_length() -> None:
     ids=["responses", "messages"],
 )
 def test_a_stream_that_breaks_off_says_so_in_its_own_words(dialect: Dialect, kind: str) -> None:
-    telling = dialect.telling(BODY, BODY)
-    telling.tell(chunks()[0], 5)
-    (frame,) = telling.broken(answer_of(EngineDown("it crashed")))
+    stream = dialect.stream(BODY, BODY)
+    stream.frames(chunks()[0], 5)
+    (frame,) = stream.broken(answer_of(EngineDown("it crashed")))
     event = json.loads(frame.split(b"data: ", 1)[1])
     assert event["type"] == kind
     error = event["response"]["error"] if kind == "response.failed" else event["error"]
@@ -304,8 +304,8 @@ def test_what_is_cut_at_the_limit_is_incomplete_and_what_stood_before_it_is_not(
     for chunk in cut:
         assembly.add(SampledEvent(data=chunk))
     if stream:
-        telling = Responses().telling(BODY, BODY)
-        frames = [frame for chunk in cut for frame in telling.tell(chunk, 5)] + telling.end(assembly.answer())
+        stream = Responses().stream(BODY, BODY)
+        frames = [frame for chunk in cut for frame in stream.frames(chunk, 5)] + stream.end(assembly.answer())
         told = [json.loads(frame.split(b"data: ", 1)[1]) for frame in frames]
         response = told[-1]["response"]
         assert [event["item"] for event in told if event["type"] == "response.output_item.done"] == response["output"]

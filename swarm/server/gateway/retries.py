@@ -1,7 +1,7 @@
 """Requests that are the same request again: which get a recorded answer, and which are new samples.
 
 An equal Idempotency-Key is the same request. So is one that the SDK marks as a retry, with a body (of one agent) whose answers all went out:
-the one it repeats was answered, and the answer lost. Where some attempt with this body has no answer, the retry repeats that one.
+the one it retries was answered, and the answer lost. Where some attempt with this body has no answer, the retry retries that one.
 Bookkeeping alone; forgets episodes that are closed.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 
 from foundation import wide_json
 from swarm.protocol.errors import ErrorCode, Refusal
-from swarm.server.gateway.shelf import Shelf
+from swarm.server.gateway.open_episodes import OpenEpisodes
 
 _RETRY_HEADER = "x-stainless-retry-count"
 _KEY_HEADER = "idempotency-key"
@@ -42,11 +42,11 @@ class _Episode:
     by_body: dict[str, list[Attempt]] = field(default_factory=dict)
 
 
-class Repeats:
+class Retries:
     """All attempts of the episodes that are open."""
 
     def __init__(self, is_open: Callable[[str], bool]) -> None:
-        self._episodes = Shelf(is_open, _Episode)
+        self._episodes = OpenEpisodes(is_open, _Episode)
 
     async def begin(
         self, episode_id: str, dialect: str, agent: str | None, body: Mapping[str, Any], headers: Mapping[str, str]

@@ -6,8 +6,8 @@ import pytest
 from tokenizers import Tokenizer, decoders, models
 
 from swarm.protocol.episodes import RecordedCall, RecordedSampling
-from swarm.server.gateway.echo import ForkCause, Prompt
-from swarm.server.gateway.text_echo import continued_text
+from swarm.server.gateway.text_token_reuse import continued_text
+from swarm.server.gateway.token_reuse import ForkCause, Prompt
 
 pytestmark = pytest.mark.anyio
 

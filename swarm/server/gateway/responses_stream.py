@@ -52,7 +52,7 @@ class _Item:
     logprobs: list[JsonObject] = field(default_factory=list)
 
 
-class ResponsesTelling:
+class ResponsesStream:
     """See the module. One instance per answer."""
 
     def __init__(self, body: JsonObject, asked: JsonObject, names: ToolNames) -> None:
@@ -67,9 +67,9 @@ class ResponsesTelling:
         self._sequence = 0
         self._cut = False
 
-    # -- telling --------------------------------------------------------------------------------------------------
+    # -- stream --------------------------------------------------------------------------------------------------
 
-    def tell(self, chunk: JsonObject, prompt_tokens: int) -> list[bytes]:
+    def frames(self, chunk: JsonObject, prompt_tokens: int) -> list[bytes]:
         frames: list[bytes] = []
         if not self._head:
             self._head = {name: chunk.get(name) for name in ("id", "created", "model")}

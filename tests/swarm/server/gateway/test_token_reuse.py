@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from swarm.server.gateway.echo import EarlierCall, EchoRule, ForkCause, Prompt
-from swarm.server.gateway.messages import normal_answers, normal_message
+from swarm.server.gateway.message_form import normal_answers, normal_message
+from swarm.server.gateway.token_reuse import EarlierCall, ForkCause, Prompt, TokenReuse
 from tests.fakes.template import END, PAIR, Template, decode, encode
 
 pytestmark = pytest.mark.anyio
@@ -34,7 +34,7 @@ class Conversation:
 
     def __init__(self, template: Template | None = None) -> None:
         self.template = template or Template()
-        self.rule = EchoRule(decode)
+        self.rule = TokenReuse(decode)
         self.calls: list[EarlierCall] = []
 
     async def ask(self, messages: list[Message], agent: str | None = None, tools: list[Any] | None = None) -> Prompt:

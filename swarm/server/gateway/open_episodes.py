@@ -11,7 +11,7 @@ LEAST_SWEPT = 64
 """So few episodes are not worth looking through."""
 
 
-class Shelf(Generic[T]):
+class OpenEpisodes(Generic[T]):
     """A value for each open episode, made when it is first asked for.
 
     Closed episodes are forgotten whenever there are twice as many as were open the last time: what is kept is in

@@ -7,7 +7,7 @@ from typing import Any
 
 from swarm.server.gateway.dialect import JsonObject, named_frame
 from swarm.server.gateway.errors import ErrorAnswer, anthropic_body
-from swarm.server.gateway.messages import read_json
+from swarm.server.gateway.message_form import read_json
 
 
 @dataclass(slots=True)
@@ -20,7 +20,7 @@ class _Block:
     said: list[str] = field(default_factory=list)
 
 
-class AnthropicTelling:
+class AnthropicStream:
     """Blocks one after the other. Text that comes while a call is being said waits for its end."""
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class AnthropicTelling:
         self._stop: int | str | None = None
         self._last_call: _Block | None = None
 
-    def tell(self, chunk: JsonObject, prompt_tokens: int) -> list[bytes]:
+    def frames(self, chunk: JsonObject, prompt_tokens: int) -> list[bytes]:
         frames: list[bytes] = []
         if not self._id:
             self._id = str(chunk.get("id") or "")

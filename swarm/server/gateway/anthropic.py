@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from swarm.protocol.episodes import RecordedCall
-from swarm.server.gateway.anthropic_telling import AnthropicTelling, message_answer
+from swarm.server.gateway.anthropic_stream import AnthropicStream, message_answer
 from swarm.server.gateway.chat import ChatForm, check_chat
 from swarm.server.gateway.dialect import (
     Form,
@@ -20,7 +20,7 @@ from swarm.server.gateway.dialect import (
     without_none,
 )
 from swarm.server.gateway.errors import bad_request
-from swarm.server.gateway.messages import Message
+from swarm.server.gateway.message_form import Message
 
 _PASSED = (
     "model", "temperature", "top_p", "top_k", "seed", "cache_salt", "vllm_xargs", "chat_template_kwargs",
@@ -76,8 +76,8 @@ class AnthropicMessages:
     def answer(self, body: JsonObject, asked: JsonObject, answer: JsonObject) -> JsonObject:
         return message_answer(answer)
 
-    def telling(self, body: JsonObject, asked: JsonObject) -> AnthropicTelling:
-        return AnthropicTelling()
+    def stream(self, body: JsonObject, asked: JsonObject) -> AnthropicStream:
+        return AnthropicStream()
 
 
 def _says(message: Message) -> bool:
