@@ -21,6 +21,7 @@ from tokenizers import Tokenizer
 from foundation.clock import Clock
 from foundation.paths import write_atomically
 from swarm.engine.limits import Silence
+from swarm.engine.local.device import Device
 from swarm.engine.local.memory import GIB
 from swarm.engine.local.recorded_answer import Asked, StreamBook, book_answer, chat_body, text_body
 from swarm.engine.local.supervisor import BackOff, ChildProcess, Supervisor
@@ -41,8 +42,8 @@ from swarm.engine.seam import (
 from swarm.protocol.episodes import WeightsVersion
 
 _LOG = logging.getLogger(__name__)
-_IMPORTS_S = 120.0
-"""At worst; an idle machine takes a sixth of it."""
+_IMPORTS_S: dict[Device, float] = {"cpu": 120.0, "cuda": 600.0}
+"""Before it reads weights, at worst; an idle machine takes a sixth of it. On a GPU vLLM compiles the model and captures its graphs."""
 _PROBE_EVERY_S = 0.2
 _LOOK_EVERY_S = 5.0
 """While it serves."""
@@ -90,7 +91,7 @@ class VllmInference:
             ready=self._serve_what_was_published,
             on_health=self._tell,
             clock=clock,
-            boot_s=work.boot_s(_IMPORTS_S),
+            boot_s=work.boot_s(_IMPORTS_S[settings.device]),
             watch=self._watch,
             back_off=back_off,
         )
