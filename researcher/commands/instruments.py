@@ -16,9 +16,8 @@ from researcher.instruments.catalogue import (
     InstrumentFolder,
     available,
     open_instrument,
-    shared_factors,
-    shared_metrics,
 )
+from researcher.instruments.declaration import shared_factors, shared_metrics
 from researcher.instruments.dotted import leaves
 from researcher.instruments.instrument import LEARNING_RATE, STUDY_MODEL, Factor, Instrument, Metric, Scalar
 from researcher.instruments.levels import level_text, number_text

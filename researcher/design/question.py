@@ -11,7 +11,6 @@ from pathlib import Path
 
 from foundation.nearest import MOST_NAMES, nearest
 from researcher.design.models import model_factor
-from researcher.instruments.catalogue import level_problem
 from researcher.instruments.instrument import (
     STUDY_MODEL,
     STUDY_STEPS,
@@ -22,7 +21,7 @@ from researcher.instruments.instrument import (
     Metric,
     Scalar,
 )
-from researcher.instruments.levels import as_level
+from researcher.instruments.levels import as_level, level_problem
 from researcher.refusals import PlanningRefused, SpecRefused
 from researcher.study.spec import Compared, StudySpec
 

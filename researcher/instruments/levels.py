@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 
-from researcher.instruments.catalogue import level_problem
+from foundation.nearest import MOST_NAMES, a_few
 from researcher.instruments.instrument import Factor, Scalar
 
 _ON, _OFF = ("on", "true", "yes"), ("off", "false", "no")
@@ -43,6 +43,29 @@ def as_level(factor: Factor, given: Scalar) -> Scalar:
     if isinstance(given, bool) or not math.isfinite(given):
         return given
     return int(given) if factor.type == "int" and given == int(given) else float(given)
+
+
+def level_problem(factor: Factor, level: Scalar) -> str | None:
+    """Why a factor cannot take this level, in words; None when it can."""
+    if factor.type in ("choice", "bool"):
+        if level in (factor.choices or (False, True)):
+            return None
+        allowed = [*map(str, factor.choices)] if factor.type == "choice" else ["on", "off"]
+        shown = allowed if len(allowed) <= MOST_NAMES else a_few(str(level), allowed)
+        more = f" and {len(allowed) - len(shown)} more" if len(allowed) > len(shown) else ""
+        return f"{factor.name} is one of {', '.join(shown)}{more}, not {level}"
+    if factor.type in ("text", "data"):
+        return f"{factor.name} is a text, not {level}" if not isinstance(level, str) else None
+    if isinstance(level, bool | str) or not math.isfinite(level):
+        return f"{factor.name} takes numbers, not {level}"
+    if factor.type == "int" and level != int(level):
+        return f"{factor.name} takes whole numbers, not {level:g}"
+    if factor.share and not 0 < level < 1:
+        return f"{factor.name} is a share, above 0 and below 1, not {level:g}"
+    if (factor.low is not None and level < factor.low) or (factor.high is not None and level > factor.high):
+        low, high = ("anything" if bound is None else f"{bound:g}" for bound in (factor.low, factor.high))
+        return f"{factor.name} goes from {low} to {high}; {level:g} lies outside"
+    return None
 
 
 def off_level(factor: Factor) -> Scalar | None:

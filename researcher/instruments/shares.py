@@ -26,11 +26,6 @@ def family_of(target: str) -> str | None:
     return found["family"] if found else None
 
 
-def share_in(mix: Mapping[str, Any], family: str) -> float:
-    """Of a family, by the ratios of a mix. Raises: KeyError where it has none."""
-    return float(mix[family]["ratio"] / math.fsum(each["ratio"] for each in mix.values()))
-
-
 def with_shares(mix: Mapping[str, Any], shares: Mapping[str, float]) -> dict[str, Any]:
     """The mix in which these families have these shares and the others share the rest as before; all ratios sum to 1.
 
@@ -74,7 +69,7 @@ def _marked(factor: Factor, instrument: Instrument) -> Factor:
     mix = mix_of(instrument.defaults.run)
     changes: dict[str, object] = {"share": True}
     if family in mix and factor.default == mix[family]["ratio"]:
-        changes["default"] = round(share_in(mix, family), 12)
+        changes["default"] = round(mix[family]["ratio"] / math.fsum(each["ratio"] for each in mix.values()), _DIGITS)
     if factor.high is not None and factor.high >= 1:
         changes["high"] = None
     return factor.model_copy(update=changes)

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from foundation.durations import duration_s
-from researcher.instruments.catalogue import InstrumentFolder, level_problem
+from researcher.instruments.catalogue import InstrumentFolder
 from researcher.instruments.instrument import STUDY_MODEL, Factor, Instrument, Scalar
-from researcher.instruments.levels import as_level, off_level, on_level
+from researcher.instruments.levels import as_level, level_problem, off_level, on_level
 from researcher.study.draft import Source
 from researcher.study.spec import duration_text
 from swarm.models.catalogue import CATALOGUE

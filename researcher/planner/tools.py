@@ -8,7 +8,8 @@ from typing import Any
 
 from researcher.analysis.knowledge import spread, told_of
 from researcher.design.pricing import price_of
-from researcher.instruments.catalogue import InstrumentFolder, shared_factors, shared_metrics
+from researcher.instruments.catalogue import InstrumentFolder
+from researcher.instruments.declaration import shared_factors, shared_metrics
 from researcher.instruments.instrument import STUDY_MODEL, STUDY_STEPS, Factor, Instrument, Metric
 from researcher.instruments.levels import level_text
 from researcher.models import Finding

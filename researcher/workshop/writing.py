@@ -17,7 +17,8 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, StringConstraints, ValidationError, ValidationInfo, field_validator, model_validator
 
 from foundation.strict import StrictModel, explain, misfit
-from researcher.instruments.catalogue import DECLARATION, InstrumentFolder, read_instrument, shared_factors
+from researcher.instruments.catalogue import DECLARATION, InstrumentFolder, read_instrument
+from researcher.instruments.declaration import shared_factors
 from researcher.instruments.instrument import Scalar
 from researcher.llm.endpoint import LlmUnusable
 from researcher.llm.templates import filled

@@ -11,10 +11,10 @@ from researcher.instruments.catalogue import (
     as_frozen,
     available,
     folder_digest,
-    level_problem,
     open_instrument,
     read_instrument,
 )
+from researcher.instruments.levels import level_problem
 from researcher.refusals import PlanningRefused
 from tests.contracts.planner_contract import ROOT
 from tests.fakes.specs import planned
