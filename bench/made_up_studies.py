@@ -20,11 +20,11 @@ import numpy as np
 from bench.simulated_server import URL, SimulatedClients, SimulatedServer
 from foundation.clock import ManualClock
 from foundation.ids import derived_seed
-from researcher.analysis.conclusions import conclude
 from researcher.analysis.decide import decide
 from researcher.analysis.metrics import finals
 from researcher.analysis.race import due
-from researcher.analysis.sightings import SentinelFinding
+from researcher.analysis.sentinel_findings import SentinelFinding
+from researcher.analysis.verdicts import conclude
 from researcher.conduct import Conduct
 from researcher.executor.blueprint import Setup
 from researcher.executor.servers import ServerPool

@@ -15,15 +15,15 @@ from pathlib import Path
 from typing import Protocol
 
 from foundation.clock import Clock
-from researcher.analysis.conclusions import conclude
 from researcher.analysis.decide import Decision, decide
 from researcher.analysis.knowledge import findings_of
 from researcher.analysis.race import due
+from researcher.analysis.verdicts import conclude
 from researcher.executor.errors import MendByHand
 from researcher.executor.trials import Executor, Progress
 from researcher.gates import Gates, Halted, WindowClosed, heed
 from researcher.models import OVER_BUDGET, BudgetState, StudyStatus, TrialRecord, TrialStatus
-from researcher.report.errors import RecordsDisagree
+from researcher.refusals import RecordsDisagree
 from researcher.report.writer import write_report
 from researcher.store.errors import OverBudget, StoreError
 from researcher.store.store import Store

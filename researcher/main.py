@@ -368,8 +368,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the console script; returns the exit code."""
     args = parser().parse_args(argv)
     with uncollected():
-        from researcher import commands
-    return commands.run(args)
+        from researcher import cli
+    return cli.run(args)
 
 
 if __name__ == "__main__":

@@ -26,3 +26,11 @@ class SpecRefused(PlanningRefused):
 
 class BudgetTooSmall(SpecRefused):
     """Not even the least that would answer the question fits the budget."""
+
+
+class RecordsDisagree(ValueError):
+    """A stored number is not what the records behind it give; the text names trial and metric."""
+
+
+class UnknownName(ValueError):
+    """An expression names what this study does not have."""

@@ -57,7 +57,7 @@ _LONG_S = {
     "tests/e2e/test_studies.py": 60,
     "tests/researcher/executor/test_keeping.py": 20,
     "tests/researcher/executor/test_trials.py": 90,
-    "tests/researcher/workshop/test_repairs.py": 35,
+    "tests/researcher/repair/test_repairs.py": 35,
     "tests/swarm/cli/test_stored_runs.py": 40,
     "tests/swarm/client/test_against_echo.py": 40,
     "tests/swarm/client/test_join.py": 35,

@@ -13,7 +13,7 @@ import pytest
 from pydantic import BaseModel
 
 from bench.serving import ServerProcess
-from researcher import commands
+from researcher import cli
 from swarm.main import parser as swarm_parser
 from swarm.protocol.episodes import DropReason
 from swarm.protocol.errors import HTTP_STATUS, ErrorCode
@@ -157,7 +157,7 @@ def test_calls_are_trained_or_not_as_the_page_says(asked: dict[str, Any], traine
 
 def test_the_table_of_exit_codes_is_the_researchers() -> None:
     told = [int(row[0]) for row in rows(COMMANDS, "Exit codes of `researcher`")]
-    own = (commands.DONE, commands.FAILED, commands.USAGE, commands.WAITING, commands.OUT_OF_BUDGET)
+    own = (cli.DONE, cli.FAILED, cli.USAGE, cli.WAITING, cli.OUT_OF_BUDGET)
     assert told == [*own, 130]
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from foundation.ids import derived_seed
 from researcher.analysis.effects import holm_p_values
 from researcher.analysis.samples import judged_stage, seeds_of
-from researcher.analysis.sightings import SentinelFinding, finding, unchecked
+from researcher.analysis.sentinel_findings import SentinelFinding, finding, unchecked
 from researcher.models import KINDS, EpisodeAttempts, Kind, TrialRecord, TrialStatus
 from researcher.study.plan import Hypothesis, Plan
 

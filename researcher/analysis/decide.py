@@ -9,13 +9,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from researcher.analysis.conclusions import Conclusions, conclude
-from researcher.analysis.orders import order_holds
+from researcher.analysis.comparisons import compare
+from researcher.analysis.metrics import Censored, count_censored
 from researcher.analysis.power import hypothesis_power, hypothesis_seeds, seeds_for
 from researcher.analysis.race import contenders, in_the_running
-from researcher.analysis.samples import NotEnoughTrials, deciding_stage
+from researcher.analysis.samples import NotEnoughTrials, deciding_stage, reaches, sample
+from researcher.analysis.verdicts import Conclusions, conclude
 from researcher.models import Effect, TrialRecord
-from researcher.study.plan import Branch, Condition, Hypothesis, Plan
+from researcher.study.plan import Branch, Condition, Hypothesis, Plan, Relation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,3 +136,41 @@ def _value(when: Condition) -> float:
     if when.value is None:
         raise ValueError(f"condition {when.kind} states no value")
     return when.value
+
+
+ALPHA = 0.05
+
+
+def order_holds(when: Condition, plan: Plan, trials: Sequence[TrialRecord]) -> bool:
+    """Whether all relations hold, each at its share of alpha (Bonferroni), on the trials of the stage that is judged.
+
+    Raises: NotEnoughTrials when an arm has too few finished trials.
+    """
+    metric = plan.metric(when.metric or "")
+    alpha = (when.alpha or ALPHA) / len(when.relations)
+    pairs = zip(when.arms, when.arms[1:], when.relations, strict=False)
+    held = [_holds(plan, trials, pair, metric.name, metric.margin, alpha) for pair in pairs]
+    return all(held)
+
+
+def _holds(
+    plan: Plan, trials: Sequence[TrialRecord], pair: tuple[str, str, Relation], metric: str, margin: float, alpha: float
+) -> bool:
+    left, right, relation = pair
+    explored = {stage.id for stage in plan.stages if stage.explores}
+    judged = [trial for trial in trials if trial.stage not in explored]
+    values = [sample(judged, plan.arm(arm).name, metric).values for arm in (left, right)]
+    if min(map(len, values)) < 2:
+        raise NotEnoughTrials(f"{left} {relation} {right} on {metric} needs two finished trials of each")
+    compared = compare(values[0], values[1], "welch", alpha=alpha)
+    before, after = (
+        count_censored(plan.metric(metric), [trial for trial in judged if trial.arm == arm]) for arm in (left, right)
+    )
+    unseen = Censored(baseline=before, treatment=after)
+    if relation == "≈":
+        return not unseen.any and compared.p_equivalence(margin) <= alpha
+    low, high = compared.interval(alpha)
+    difference = compared.centres[1] - compared.centres[0]
+    if low == high or not unseen.keeps_sign(difference):
+        return False  # no spread at all: noise cannot be told from a broken measurement; or what was not seen could turn it
+    return (low > 0 and reaches(difference, margin)) if relation == "≪" else (high < 0 and reaches(-difference, margin))

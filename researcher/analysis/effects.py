@@ -12,8 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from researcher.analysis.comparisons import Comparison, compare, pairing_pays
-from researcher.analysis.fits import Fit, regressors
+from researcher.analysis.comparisons import Comparison, Fit, compare, pairing_pays, regressors
 from researcher.analysis.power import may_spend
 from researcher.analysis.race import left_behind
 from researcher.analysis.samples import NotEnoughTrials, Sample, deciding_stage, judged_stage, sample, seeds_of, side

@@ -13,8 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
-from researcher.analysis.rounding import reaches
-from researcher.analysis.samples import deciding_stage
+from researcher.analysis.samples import deciding_stage, reaches
 from researcher.instruments.instrument import Direction, Scalar
 from researcher.models import Effect, Finding, TrialRecord, VerdictRecord
 from researcher.study.plan import Hypothesis, Known, Plan, Verdict, trial_key

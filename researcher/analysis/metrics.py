@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
+from researcher.analysis.samples import judged_stage, seeds_of
 from researcher.instruments.instrument import UNTIL, Metric, heldout_outcome, trained_outcome
+from researcher.models import TrialRecord, TrialStatus
+from researcher.study.plan import Hypothesis, Plan
 
 Series = Mapping[str, Sequence[tuple[int, float]]]
 
@@ -140,3 +144,39 @@ def _threshold(metric: Metric) -> float:
     if metric.threshold is None:
         raise MetricMissing(f"metric {metric.name!r} of kind {metric.kind} states no threshold")
     return metric.threshold
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Censored:
+    """How many finished trials of either side never reached the threshold of the metric that is compared."""
+
+    baseline: int
+    treatment: int
+
+    @property
+    def any(self) -> bool:
+        return self.baseline + self.treatment > 0
+
+    def keeps_sign(self, diff: float) -> bool:
+        """Whether treatment minus baseline has the sign of `diff` whatever larger values these trials would have come to."""
+        return not (self.baseline if diff > 0 else self.treatment)
+
+
+def censored(plan: Plan, hypothesis: Hypothesis, trials: Sequence[TrialRecord]) -> Censored:
+    """Of the trials that the hypothesis is judged by.
+
+    Raises: MetricMissing where their metric is a threshold's and the series behind it was not recorded.
+    """
+    between = hypothesis.between_arms  # which may tilt a line either way
+    within, metric = seeds_of(plan, judged_stage(plan, hypothesis, trials), trials), plan.metric(hypothesis.metric)
+    return Censored(
+        baseline=count_censored(metric, [trial for trial in within if trial.arm in (*hypothesis.baselines, *between)]),
+        treatment=count_censored(
+            metric, [trial for trial in within if trial.arm in (*hypothesis.treatments, *between)]
+        ),
+    )
+
+
+def count_censored(metric: Metric, trials: Sequence[TrialRecord]) -> int:
+    """Finished ones of these trials that never reached the threshold; 0 for a metric without one."""
+    return sum(never_reached(metric, trial.series) for trial in trials if trial.status is TrialStatus.DONE)

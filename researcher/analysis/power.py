@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from researcher.analysis.comparisons import BOOTSTRAP_FROM
-from researcher.analysis.fits import places
+from researcher.analysis.comparisons import BOOTSTRAP_FROM, places
 from researcher.analysis.race import family_size, is_raced, most_rung_seeds, rung_seeds, winning_chance
 from researcher.analysis.samples import NotEnoughTrials, deciding_stage, sample, seeds_of
 from researcher.instruments.instrument import Metric

@@ -22,7 +22,7 @@ from typing import Literal
 
 import numpy as np
 
-from researcher.analysis.sightings import SentinelFinding, Unchecked, ends, points, unchecked
+from researcher.analysis.sentinel_findings import SentinelFinding, Unchecked, ends, points, unchecked
 from researcher.instruments.instrument import heldout_outcome, trained_outcome
 from researcher.models import TrialRecord
 from researcher.study.plan import Plan

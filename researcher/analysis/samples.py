@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -97,3 +98,20 @@ def _deciding_stages(plan: Plan, hypothesis: Hypothesis) -> list[Stage]:
     if not stages:
         raise ValueError(f"no stage of the plan compares the arms of {hypothesis.id}")
     return stages
+
+
+_CLOSE = 1e-9
+"""Relative difference that another machine's arithmetic may make."""
+
+
+def same_number(one: float, other: float) -> bool:
+    """Equal but for rounding."""
+    try:
+        return math.isclose(one, other, rel_tol=_CLOSE, abs_tol=1e-12)
+    except OverflowError:  # a whole number that no float is as large as
+        return one == other
+
+
+def reaches(difference: float, margin: float) -> bool:
+    """Whether it is the margin or more: 0.6 - 0.5 reaches 0.1, though as floats it is less."""
+    return difference >= margin or same_number(difference, margin)

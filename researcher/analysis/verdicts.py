@@ -7,11 +7,13 @@ report states numbers as claims.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from researcher.analysis.censoring import Censored, censored
-from researcher.analysis.rounding import reaches
-from researcher.analysis.samples import NotEnoughTrials, judged_stage, sample, seeds_of
-from researcher.analysis.sightings import SentinelFinding
+from researcher.analysis.effects import effects
+from researcher.analysis.metrics import Censored, censored
+from researcher.analysis.samples import NotEnoughTrials, judged_stage, reaches, sample, seeds_of
+from researcher.analysis.sentinel_findings import SentinelFinding
+from researcher.analysis.sentinels import inspect
 from researcher.models import Effect, TrialRecord, VerdictRecord
 from researcher.study.plan import Hypothesis, Plan, Verdict
 
@@ -86,3 +88,23 @@ def _unfinished(plan: Plan, hypothesis: Hypothesis, trials: Sequence[TrialRecord
 
 def _record(hypothesis: Hypothesis, verdict: Verdict, reason: str, effect: Effect | None) -> VerdictRecord:
     return VerdictRecord(hypothesis=hypothesis.id, verdict=verdict, reason=reason, effect=effect)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conclusions:
+    """Everything here follows from plan and trials alone, so it can be computed again at any time."""
+
+    effects: dict[str, Effect | NotEnoughTrials]
+    findings: tuple[SentinelFinding, ...]
+    verdicts: tuple[VerdictRecord, ...]
+
+    def verdict(self, hypothesis: str) -> VerdictRecord:
+        return next(record for record in self.verdicts if record.hypothesis == hypothesis)
+
+
+def conclude(plan: Plan, trials: Sequence[TrialRecord]) -> Conclusions:
+    """Findings, effects and one verdict for each hypothesis."""
+    measured = effects(plan, trials)
+    findings = inspect(plan, trials)
+    records = tuple(verdict(plan, h, measured[h.id], findings, trials) for h in plan.hypotheses)
+    return Conclusions(effects=measured, findings=tuple(findings), verdicts=records)

@@ -24,7 +24,7 @@ from pydantic import ValidationError
 from foundation.clock import Clock
 from foundation.logs import redact
 from researcher.executor.blueprint import Code, Work, run_spec, trial_blueprint
-from researcher.executor.clients import Client
+from researcher.executor.clients import Client, Mender
 from researcher.executor.collection import Collected, collect_whole, losses, points
 from researcher.executor.errors import (
     AttemptFailed,
@@ -36,7 +36,6 @@ from researcher.executor.errors import (
     StudyHalted,
 )
 from researcher.executor.jobs import ClientJob, ClientPlace
-from researcher.executor.mending import Mender
 from researcher.executor.servers import Server, Site
 from researcher.executor.slots import Slot
 from researcher.models import EXCUSED, AttemptRecord, Attrition, Event, StudyStatus, TrialRecord, TrialStatus, without

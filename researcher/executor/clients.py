@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from foundation.logs import redact
 from foundation.paths import write_atomically
 from researcher.executor.blueprint import Code, Work
 from researcher.executor.diagnosis import Cause, Diagnosis, Symptoms, diagnose
 from researcher.executor.jobs import BLUEPRINT, ClientJob, Order
-from researcher.executor.mending import Case, Mender
 from researcher.models import TrialRecord
 from researcher.store.store import Store
+from researcher.study.plan import Plan
 from swarm.client import ServerUnreachable, SwarmClient
 from swarm.protocol.blueprint import TrialBlueprint
 from swarm.protocol.episodes import DropReason
@@ -135,3 +137,37 @@ class Client:
             return (await self._swarm.status()).phase
         except ServerUnreachable:
             return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A client that failed by its own code.
+
+    last: starting the same code again is no use any more. tasks: of the episodes that failed.
+    """
+
+    study_id: str
+    plan: Plan
+    trial: TrialRecord
+    attempt: int
+    code: Code
+    blueprint: TrialBlueprint
+    diagnosis: Diagnosis
+    tasks: tuple[str, ...] = ()
+    last: bool = False
+
+
+class Mender(Protocol):
+    """Who mends. One for all trials of a study: a version that it took up is for every client that starts after."""
+
+    def code(self) -> Code:
+        """What a client that starts now is to run."""
+
+    async def opinion(self, diagnosis: Diagnosis) -> Diagnosis:
+        """Where rules could not tell: the same, or labelled with whose opinion it is. Never raises for want of an answer."""
+
+    async def mend(self, case: Case) -> Code:
+        """The version to go on with; the case's own where it is worth another try.
+
+        Raises: Unmended when this trial cannot be saved; MendByHand when a person has to.
+        """

@@ -20,6 +20,7 @@ from foundation.clock import Clock
 from foundation.logs import redact
 from researcher.executor.attempts import AttemptRun, Sight, TrialLimits
 from researcher.executor.blueprint import Setup, Work
+from researcher.executor.clients import Mender
 from researcher.executor.errors import (
     AttemptFailed,
     MendByHand,
@@ -30,9 +31,7 @@ from researcher.executor.errors import (
     Unmended,
     Wish,
 )
-from researcher.executor.jobs import ClientPlace
-from researcher.executor.local_jobs import LocalPlace
-from researcher.executor.mending import Mender
+from researcher.executor.jobs import ClientPlace, LocalPlace
 from researcher.executor.servers import ServerPool, Site
 from researcher.models import AttemptRecord, TrialRecord, TrialStatus
 from researcher.store.store import Store

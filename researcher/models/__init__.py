@@ -20,6 +20,7 @@ from researcher.models.records import (
     MODELS_KEPT,
     MODELS_NOT_KEPT,
     OVER_BUDGET,
+    PERSON,
     SEAL,
     AttemptRecord,
     BudgetState,
@@ -27,6 +28,7 @@ from researcher.models.records import (
     HostedModel,
     LeaseInfo,
     LlmCall,
+    RepairRecord,
     ReportSeal,
     SampledCall,
     SampledEpisode,
@@ -38,7 +40,6 @@ from researcher.models.records import (
     TrialRecord,
     TrialStatus,
 )
-from researcher.models.repairs import PERSON, RepairRecord
 
 __all__ = [
     "ENDED",

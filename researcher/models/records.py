@@ -1,4 +1,4 @@
-"""What was intended and what happened, as SQL has it: studies, trials, attempts, events, leases, budgets."""
+"""Changes of an instrument's code while a study ran: what failed, what was changed, by whom."""
 
 from __future__ import annotations
 
@@ -11,9 +11,39 @@ from pydantic import BaseModel, Field
 
 from researcher.models.attrition import Attrition
 from researcher.models.conclusions import Finding, VerdictRecord
-from researcher.models.repairs import RepairRecord
 from researcher.study.plan import Plan, PlanModel
 from swarm.protocol.runspec import ComputeType
+
+
+class RepairRecord(BaseModel):
+    """One mended version that a study took up. Trials that began before it ran on the old one."""
+
+    trial: str
+    """Key of the trial whose client had failed."""
+    attempt: int
+    old: str
+    """SHA-256 over the instrument's files before, and after."""
+    new: str
+    files: tuple[str, ...]
+    diff: str
+    """Unified, whole."""
+    failed: str
+    """The failure that led to it: where, and the exception's last line."""
+    reason: str
+    """What was wrong, in the words of whoever mended it."""
+    by: str
+    """`person`, or the LLM's name with `LLM` before it."""
+    rehearsed: str
+    """What was tried before it was taken up, in words."""
+    at: float = 0.0
+
+    @property
+    def by_person(self) -> bool:
+        return self.by == PERSON
+
+
+PERSON = "person"
+
 
 OVER_BUDGET = "over_budget"
 """The event of a study that was stopped since its budget is spent."""

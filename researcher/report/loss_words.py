@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from researcher.analysis.attrition import ALPHA, MOST_LOST, arm_share
 from researcher.models import KINDS, EpisodeAttempts, Kind, TrialRecord, TrialStatus
-from researcher.report.errors import UnknownName
+from researcher.refusals import UnknownName
 from researcher.report.records import Records
 from researcher.study.plan import Plan
 from swarm.protocol.episodes import Cause

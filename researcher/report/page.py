@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from researcher.analysis.censoring import censored
 from researcher.analysis.knowledge import trained_models
+from researcher.analysis.metrics import censored
 from researcher.analysis.race import left_behind
 from researcher.analysis.samples import NotEnoughTrials, deciding_stage
 from researcher.instruments.instrument import UNTIL, Metric
@@ -18,20 +18,23 @@ from researcher.models import Claim, Effect, StudyData, TrialRecord, TrialStatus
 from researcher.report.claims import Ledger, Style, decimals_of
 from researcher.report.drawing import Interval, Line, effects, learning_curves, sparkline
 from researcher.report.expressions import call
-from researcher.report.losses import Losses, losses
-from researcher.report.outcomes import Ending, ending_of, outcome_of, rule_of
 from researcher.report.parts import (
     ArmPart,
     CensoredPart,
     Claims,
     HypothesisPart,
     KnownPart,
+    Losses,
     SentinelPart,
     StepPart,
     TrialPart,
+    budget_claims,
+    known_part,
+    losses,
+    stage_claims,
+    study_claims,
 )
-from researcher.report.planned import budget_claims, known_part, stage_claims, study_claims
-from researcher.report.records import ENDED, Records
+from researcher.report.records import ENDED, Ending, Records, ending_of, outcome_of, rule_of
 from researcher.report.samples import SamplePart, samples_of
 from researcher.study.plan import Arm, Hypothesis, Known, Plan, Stage
 
@@ -45,7 +48,7 @@ class Page:
     data: StudyData
     plan: Plan
     outcome: str
-    """As `researcher.report.outcomes` names them."""
+    """As `researcher.report.records` names them."""
     ending: Ending | None
     """Why the study ended, where its outcome is `ended`."""
     rule: str | None

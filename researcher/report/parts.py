@@ -6,8 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from researcher.instruments.instrument import Metric
-from researcher.models import Claim, TrialRecord
-from researcher.study.plan import Arm, Hypothesis, Known, Stage
+from researcher.models import KINDS, Claim, Kind, TrialRecord
+from researcher.report.claims import Ledger, Style
+from researcher.report.expressions import call
+from researcher.report.records import Records
+from researcher.study.plan import Arm, Hypothesis, Known, Stage, StageKind
+from swarm.protocol.episodes import Cause
 
 Claims = dict[str, Claim]
 """By the short name that templates use."""
@@ -114,3 +118,179 @@ class KnownPart:
     @property
     def contradicted(self) -> bool:
         return any(str(claim.value).startswith("contradicts") for _, claim in self.agreements)
+
+
+def study_claims(ledger: Ledger) -> Claims:
+    """Of the whole: plan, and how many trials, verdicts and findings there are of each kind."""
+    asked = {
+        "plan_hash": (call("plan_hash"), Style.WORD),
+        "version": (call("plan", "version"), Style.COUNT),
+        "steps": (call("plan", "steps"), Style.COUNT),
+        "heldout_tasks": (call("plan", "heldout_tasks"), Style.COUNT),
+        "heldout_episodes": (call("plan", "heldout_episodes"), Style.COUNT),
+        "heldout_temperature": (call("plan", "heldout_temperature"), Style.PLAIN),
+        "power": (call("plan", "power"), Style.PERCENT),
+        "sigma_confidence": (call("plan", "sigma_confidence"), Style.PERCENT),
+        "hypotheses": (call("count_hypotheses"), Style.COUNT),
+        "tested": (call("count_tested"), Style.COUNT),
+        "trials": (call("count_trials"), Style.COUNT),
+    }
+    for status in ("done", "failed", "open"):
+        asked[status] = (call("count_trials", status=status), Style.COUNT)
+    for verdict in ("supported", "refuted", "equivalent", "inconclusive", "invalid"):
+        asked[verdict] = (call("count_verdicts", verdict), Style.COUNT)
+    for severity in ("invalid", "warning", "unchecked"):
+        asked[f"findings_{severity}"] = (call("count_findings", severity), Style.COUNT)
+    return {name: ledger.claim(f"study.{name}", text, style) for name, (text, style) in asked.items()}
+
+
+def budget_claims(ledger: Ledger) -> Claims:
+    """What the plan allows, by kind."""
+    styles = {"wall_s": Style.SECONDS, "trials": Style.COUNT}
+    return {kind: ledger.claim(f"budget.{kind}", call("budget", kind), style) for kind, style in styles.items()}
+
+
+def stage_claims(ledger: Ledger, stage: Stage) -> Claims:
+    """Its seeds, its trials, what it may spend of alpha where it is a look, and the first fresh seed after a screen."""
+    claims = {
+        name: ledger.claim(f"stage.{stage.id}.{name}", f"{call('stage', stage.id)}.{name}", Style.COUNT)
+        for name in ("seeds", "max_seeds", "first_seed")
+    }
+    if stage.spends is not None:
+        spends = f"{call('stage', stage.id)}.spends"
+        claims["spends"] = ledger.claim(f"stage.{stage.id}.spends", spends, Style.PLAIN)
+    if stage.kind is StageKind.SCREEN:
+        after = f"{call('stage', stage.id)}.first_seed + {call('stage', stage.id)}.max_seeds"
+        claims["fresh"] = ledger.claim(f"stage.{stage.id}.fresh", after, Style.COUNT)
+    made = call("count_trials", stage=stage.id)
+    return {**claims, "trials": ledger.claim(f"stage.{stage.id}.trials", made, Style.COUNT)}
+
+
+_KNOWN = {
+    "verdict": Style.WORD,
+    "diff": Style.PLAIN,
+    "low": Style.PLAIN,
+    "high": Style.PLAIN,
+    "level": Style.PERCENT,
+    "n_baseline": Style.COUNT,
+    "n_treatment": Style.COUNT,
+}
+
+
+def known_part(ledger: Ledger, known: Known) -> KnownPart:
+    """An earlier finding, and what this study's verdicts say to it."""
+    name = f"known.{known.id}"
+    claims = {
+        field: ledger.claim(f"{name}.{field}", f"{call('known', known.id)}.{field}", style)
+        for field, style in _KNOWN.items()
+    }
+    agreements = [
+        (hypothesis, ledger.claim(f"{name}.{hypothesis}", call("agreement", known.id, hypothesis), Style.WORD))
+        for hypothesis in known.same_as
+    ]
+    return KnownPart(known=known, claims=claims, agreements=agreements)
+
+
+_TESTED = {
+    "baseline": Style.PERCENT,
+    "treatment": Style.PERCENT,
+    "method": Style.WORD,
+    "p_adjusted": Style.P,
+    "level": Style.PLAIN,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArmLosses:
+    """Attempts of one arm at episodes of one kind. claims: attempts, set_aside, share, and each cause that lost any in the study."""
+
+    arm: str
+    kind: Kind
+    claims: Claims
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirstLost:
+    """The first attempt that a cause lost in an arm, in its client's or grader's words."""
+
+    arm: str
+    seed: int
+    cause: str
+    words: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Losses:
+    """claims: attempts and lost of the whole study, alpha and limit of the sentinel."""
+
+    claims: Claims
+    causes: list[str]
+    """Those that lost any attempt of a finished trial."""
+    arms: list[ArmLosses]
+    tests: list[tuple[Hypothesis, Kind, Claims]]
+    first: list[FirstLost]
+    watched: bool
+    """Whether the plan has the sentinel."""
+
+    @property
+    def counted(self) -> bool:
+        """Whether every finished trial recorded its attempts."""
+        return self.claims["attempts"].value is not None
+
+    @property
+    def any(self) -> bool:
+        return bool(self.claims["lost"].value)
+
+
+def losses(ledger: Ledger, records: Records) -> Losses:
+    """Of the finished trials."""
+    watched = "attrition" in records.plan.sentinels
+    found = [trial.evidence.attrition for trial in records.done if trial.evidence and trial.evidence.attrition]
+    causes = [cause.value for cause in Cause if any(each.of(kind).lost.get(cause) for each in found for kind in KINDS)]
+    asked = {"attempts": (call("episodes_tried"), Style.COUNT), "lost": (call("episodes_lost"), Style.COUNT)}
+    if watched:
+        asked["alpha"] = (call("attrition_alpha"), Style.PLAIN)
+        asked["limit"] = (call("attrition_limit"), Style.PERCENT)
+    arms = [arm.name for arm in records.plan.arms if any(trial.arm == arm.name for trial in records.done)]
+    return Losses(
+        claims={name: ledger.claim(f"losses.{name}", text, style) for name, (text, style) in asked.items()},
+        causes=causes,
+        arms=[_arm(ledger, arm, kind, causes) for arm in arms for kind in KINDS] if causes else [],
+        tests=[_test(ledger, records, test.hypothesis, test.kind) for test in records.loss_tests] if watched else [],
+        first=_first(records, arms),
+        watched=watched,
+    )
+
+
+def _arm(ledger: Ledger, arm: str, kind: Kind, causes: list[str]) -> ArmLosses:
+    asked = {
+        "attempts": (call("episodes_tried", arm=arm, kind=kind), Style.COUNT),
+        "set_aside": (call("tasks_set_aside", arm=arm, kind=kind), Style.COUNT),
+        "share": (call("lost_share", arm=arm, kind=kind), Style.PERCENT),
+    }
+    asked |= {cause: (call("episodes_lost", cause, arm=arm, kind=kind), Style.COUNT) for cause in causes}
+    name = f"losses.{arm}.{kind}"
+    claims = {word: ledger.claim(f"{name}.{word}", text, style) for word, (text, style) in asked.items()}
+    return ArmLosses(arm=arm, kind=kind, claims=claims)
+
+
+def _test(ledger: Ledger, records: Records, hypothesis: str, kind: Kind) -> tuple[Hypothesis, Kind, Claims]:
+    own = next(each for each in records.plan.hypotheses if each.id == hypothesis)
+    asked = call("loss_test", hypothesis, kind)
+    claims = {
+        field: ledger.claim(f"losses.{hypothesis}.{kind}.{field}", f"{asked}.{field}", style)
+        for field, style in _TESTED.items()
+    }
+    return own, kind, claims
+
+
+def _first(records: Records, arms: list[str]) -> list[FirstLost]:
+    """Of each arm and cause, by the order of its trials."""
+    found: dict[tuple[str, str], FirstLost] = {}
+    for trial in records.done:
+        said = trial.evidence.attrition.first if trial.evidence and trial.evidence.attrition else {}
+        for cause, words in said.items():
+            one = FirstLost(arm=trial.arm, seed=trial.seed, cause=cause.value, words=words)
+            found.setdefault((trial.arm, cause.value), one)
+    causes = [cause.value for cause in Cause]
+    return sorted(found.values(), key=lambda one: (arms.index(one.arm), causes.index(one.cause)))

@@ -1,6 +1,6 @@
-"""The records behind a report, checked before use: each final is computed again from its series and compared.
+"""When trials rested, by the journal alone: paused, or waiting for another attempt after one that was withdrawn or failed.
 
-Pure: no SQL, no clock. Knows nothing of claims, styles or files.
+It does not know of a researcher that was killed, or interrupted on servers of the study's own: until it goes on, that time counts.
 """
 
 from __future__ import annotations
@@ -8,22 +8,38 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 from researcher.analysis.attrition import LossTest, loss_tests
-from researcher.analysis.conclusions import Conclusions, conclude
 from researcher.analysis.decide import Decision, decide
 from researcher.analysis.metrics import MetricMissing, finals
 from researcher.analysis.race import due
-from researcher.analysis.rounding import same_number
-from researcher.analysis.samples import NotEnoughTrials
+from researcher.analysis.samples import NotEnoughTrials, same_number
+from researcher.analysis.sentinel_findings import SentinelFinding
 from researcher.analysis.sentinels import inspect
-from researcher.analysis.sightings import SentinelFinding
-from researcher.models import StudyData, TrialRecord, TrialStatus
-from researcher.report.errors import RecordsDisagree
-from researcher.report.rests import rests
+from researcher.analysis.verdicts import Conclusions, conclude
+from researcher.models import OVER_BUDGET, Event, StudyData, StudyStatus, TrialRecord, TrialStatus
+from researcher.refusals import RecordsDisagree
 from researcher.study.plan import Stage, StageKind
+
+_RESTS = ("trial_paused", "attempt_withdrawn", "attempt_failed")
+_GOES_ON = ("trial_continued", "trial_begun", "trial_done", "attempt_failed", "trial_failed")
+
+
+def rests(events: Iterable[Event]) -> Mapping[str, list[tuple[float, float]]]:
+    """Begin and end of every rest that is over, in Unix seconds, by the trial's key. events: in their order."""
+    since, found = dict[str, float](), defaultdict[str, list[tuple[float, float]]](list)
+    for event in events:
+        key = str(event.detail.get("trial"))
+        if event.kind in _GOES_ON and key in since:
+            found[key].append((since.pop(key), event.at))
+        if event.kind in _RESTS:
+            since.setdefault(key, event.at)
+    return found
+
 
 ENDED = (TrialStatus.DONE, TrialStatus.FAILED)
 
@@ -158,3 +174,66 @@ def mean_curve(trials: Sequence[TrialRecord], series: str) -> list[tuple[int, fl
         return []
     shared = sorted(set.intersection(*(set(line) for line in lines)))
     return [(step, math.fsum(line[step] for line in lines) / len(lines)) for step in shared]
+
+
+_ANSWERED = ("answered", "answer_given")
+_WITHOUT_ANSWER = (StudyStatus.STOPPED, StudyStatus.FAILED)
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """Why a study ended. kind: `budget`, `rejected`, `failed` (a person has to mend it), `repeated` (one trial of another
+    study, run again), or `stopped`."""
+
+    kind: str
+    reason: str
+
+
+def outcome_of(records: Records) -> str:
+    """`decided`, `underpowered`, `halted` (a rule could not be evaluated), `ended` without an answer, or `open` while stages are not over."""
+    last = records.path[-1] if records.path else None
+    if last is None or last.action == "stage":
+        return "open" if records.data.status not in _WITHOUT_ANSWER else "ended"
+    if last.action == "underpowered":
+        return "underpowered"
+    return "decided" if last.by_plan else "halted"
+
+
+def ending_of(data: StudyData) -> Ending | None:
+    """None where the study did not stop or fail."""
+    if data.status not in _WITHOUT_ANSWER:
+        return None
+    reason = data.reason or "no reason was recorded"
+    if data.status is StudyStatus.FAILED:
+        return Ending("failed", reason)
+    spent = [event.detail.get("because") for event in data.events if event.kind == OVER_BUDGET]
+    answers = [event.detail.get("verdict") for event in data.events if event.kind in _ANSWERED]
+    if spent and spent[-1] == data.reason:
+        return Ending("budget", reason)
+    if answers and answers[-1] == "reject":
+        return Ending("rejected", reason)
+    return Ending("repeated" if any(event.kind == "reproduces" for event in data.events) else "stopped", reason)
+
+
+def ended_or_went_on(data: StudyData) -> bool:
+    """Whether the study stopped or failed, or went on from there, after its newest report was written."""
+    reports = [event.seq for event in data.events if event.kind == "report"]
+    told = [event for event in data.events if event.kind == "study"]
+    if not reports:
+        return False
+    before = [event for event in told if event.seq < reports[-1]][-1:]
+    since = [event for event in told if event.seq > reports[-1]]
+    return bool(since) and any(event.detail.get("status") in _WITHOUT_ANSWER for event in (*before, *since))
+
+
+def rule_of(records: Records) -> str | None:
+    """What the plan's rule said, in its words, where it asks for an order of the arms or for what goes on: or that it told nothing."""
+    chosen = [one for one in records.path if one.to is not None and len(records.plan.alternatives(one.to)) > 1]
+    if chosen:
+        return chosen[-1].reason
+    asked = [branch for branch in records.plan.branches if branch.when.kind == "order"]
+    if not asked or outcome_of(records) != "decided":
+        return None
+    last = records.path[-1]
+    held = any((branch.stage, branch.reason) == (last.after, last.reason) for branch in asked)
+    return last.reason if held else "no order of the arms can be told from these trials"

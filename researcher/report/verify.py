@@ -14,13 +14,11 @@ from researcher.analysis.decide import Decision
 from researcher.analysis.knowledge import findings_of
 from researcher.analysis.metrics import MetricMissing
 from researcher.models import SEAL, Claim, Effect, ReportSeal, StudyData, VerdictRecord
-from researcher.report.conducted import conducted
-from researcher.report.differences import Difference, alike, same, shown
-from researcher.report.errors import RecordsDisagree, UnknownName
+from researcher.refusals import RecordsDisagree, UnknownName
+from researcher.report.conducted import Difference, alike, conducted, same, shown
 from researcher.report.expressions import BadExpression, Evaluator
-from researcher.report.outcomes import ended_or_went_on
 from researcher.report.page import Page, page
-from researcher.report.records import Records
+from researcher.report.records import Records, ended_or_went_on
 from researcher.report.vocabulary import Value
 from researcher.report.writer import (
     PRINTED,

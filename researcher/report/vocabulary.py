@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from researcher.analysis.censoring import count_censored
 from researcher.analysis.comparisons import iqm
 from researcher.analysis.knowledge import agreement
+from researcher.analysis.metrics import count_censored
 from researcher.analysis.power import (
     NoiseFloor,
     detectable_effect,
@@ -27,7 +27,7 @@ from researcher.analysis.race import in_the_running
 from researcher.analysis.samples import NotEnoughTrials, deciding_stage, seeds_of
 from researcher.instruments.instrument import Metric
 from researcher.models import Effect, TrialRecord, TrialStatus
-from researcher.report.errors import UnknownName
+from researcher.refusals import UnknownName
 from researcher.report.loss_words import LossWords
 from researcher.report.records import ENDED, Records, fingerprint
 from researcher.study.plan import Hypothesis, Known, Stage, StageKind, Verdict
@@ -195,7 +195,7 @@ class Vocabulary(LossWords):
         return tokens
 
     def trial_s(self, *, arm: str | None = None) -> Value:
-        """Wall seconds of ended trials together, from the first attempt's intent to the end, without rests (researcher.report.rests)."""
+        """Wall seconds of ended trials together, from the first attempt's intent to the end, without rests (researcher.report.records)."""
         spans = list[float]()
         for trial in self._trials(arm):
             if trial.started_at is not None and trial.ended_at is not None:

@@ -7,6 +7,7 @@ takes seconds: nothing is imported before the first `drain`.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 from collections.abc import Callable, Mapping
@@ -26,11 +27,9 @@ from researcher.models import LONGEST_TOPIC, StudyRecord, StudyStatus, TrialReco
 from researcher.store.database import sqlite_url
 from researcher.store.errors import MlflowAway, NotFound
 from researcher.store.mlflow_traces import send_episodes
-from researcher.store.mlflow_view import page_of, view_tags
 from researcher.store.outbox import Message
-from researcher.store.sink import CopyFailed, CopySink
+from researcher.store.sink import CopyFailed, CopySink, params_of, points_of, tags_of
 from researcher.store.store import Store
-from researcher.store.trial_card import params_of, points_of, tags_of
 from researcher.study.plan import Plan
 
 KEY = "swarm.key"
@@ -383,3 +382,29 @@ def _made_whole(database: Path, client: Callable[[str], Any]) -> None:
         unfinished.unlink(missing_ok=True)
         client(sqlite_url(unfinished)).search_experiments(max_results=1)
         unfinished.replace(database)
+
+
+VIEW = "arms"
+"""Of the saved view, in the page's address."""
+_TAG = f"mlflow.sharedViewState.{VIEW}"
+_KIND = "mlflow.experimentKind"
+
+
+def view_tags() -> dict[str, str]:
+    """Tags of the experiment: the saved view, and that its runs are training runs (else the UI guesses by the traces)."""
+    state = {
+        "searchFilter": "params.arm LIKE '%'",
+        "orderByKey": "attributes.start_time",
+        "orderByAsc": True,
+        "groupBy": {"aggregateFunction": "average", "groupByKeys": [{"mode": "param", "groupByData": "arm"}]},
+        "useGroupedValuesInCharts": True,
+        "runsHiddenMode": "SHOW_ALL",
+    }
+    return {_TAG: json.dumps(state), _KIND: "custom_model_development"}
+
+
+def page_of(experiment_id: str, run_id: str | None = None) -> str:
+    """The page below MLflow's address: of one run, or of the study the charts of the saved view."""
+    if run_id is not None:
+        return f"#/experiments/{experiment_id}/runs/{run_id}"
+    return f"#/experiments/{experiment_id}/runs?viewStateShareKey={VIEW}&compareRunsMode=CHART"

@@ -19,9 +19,8 @@ from foundation.paths import user_data_dir, write_atomically
 from researcher.models import TrialRecord
 from researcher.store.errors import NotFound
 from researcher.store.outbox import Message
-from researcher.store.sink import CopyFailed, CopySink
+from researcher.store.sink import CopyFailed, CopySink, params_of, points_of, tags_of
 from researcher.store.store import Store
-from researcher.store.trial_card import params_of, points_of, tags_of
 from researcher.study.plan import Plan
 
 FOLDER = "RESEARCHER_TENSORBOARD_DIR"

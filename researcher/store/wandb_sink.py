@@ -19,9 +19,8 @@ from foundation.paths import user_data_dir
 from researcher.models import StudyRecord, TrialRecord, TrialStatus
 from researcher.store.errors import NotFound
 from researcher.store.outbox import Message
-from researcher.store.sink import CopyFailed, CopySink
+from researcher.store.sink import CopyFailed, CopySink, losses_of, params_of, tags_of
 from researcher.store.store import Store
-from researcher.store.trial_card import losses_of, params_of, tags_of
 from researcher.study.plan import Plan
 
 PROJECT = "swarm-researcher"

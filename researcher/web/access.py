@@ -1,6 +1,6 @@
-"""Who may see the page and answer on it: addresses, the token, sessions, and forms that only the page itself can send.
+"""Who may see the page and answer on it: addresses, the token, sessions, forms that only the page can send, response headers.
 
-Pure: no HTTP. Nothing is kept: sessions and forms are signed with a secret that lives as long as the process.
+Nothing is stored: sessions and forms are signed with a secret that lives as long as the process.
 """
 
 from __future__ import annotations
@@ -10,7 +10,12 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
+
+from starlette.datastructures import MutableHeaders
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from foundation.addresses import is_loopback
 from foundation.commandline import UsageError
@@ -126,3 +131,77 @@ def load_token(environ: Mapping[str, str], file: Path | None) -> str | None:
     if not token or len(token) < _LEAST_TOKEN_CHARS or not token.isascii():
         raise UsageError(f"the token must have at least {_LEAST_TOKEN_CHARS} ASCII characters; `openssl rand -hex 24`")
     return token
+
+
+HEADERS = {
+    "content-security-policy": "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; "
+    "img-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    # With `no-referrer` browsers would send `Origin: null` with the page's own forms.
+    "referrer-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-store",
+}
+OPEN = ("/login", "/static/")
+"""Paths that need no session: nothing of any study is there."""
+
+
+class Guard:
+    """Wraps the application. `request.state.session` is the session; its form token is the only one that POSTs may carry."""
+
+    def __init__(self, app: ASGIApp, access: Access) -> None:
+        self._app = app
+        self._access = access
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request, fresh = Request(scope), None
+        answer: ASGIApp | None = self._foreign(request)
+        if answer is None and not request.url.path.startswith(OPEN):
+            request.state.session = self._session(request)
+            if request.state.session is None and self._access.token is None:
+                fresh = self._access.new_session()
+                request.state.session = self._access.session(fresh)
+            if request.state.session is None:
+                answer = self._ask_for_token(request)
+
+        async def told(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self._dress(MutableHeaders(scope=message), fresh)
+            await send(message)
+
+        await (answer or self._app)(scope, receive, told)
+
+    def _foreign(self, request: Request) -> Response | None:
+        """The refusal of a request that is not for this page, or comes from another one."""
+        host = request.headers.get("host", "")
+        if not self._access.serves(host):
+            return PlainTextResponse(f"this page is at {self._access.url}\n", 403)
+        own = self._access.is_own_form(host, request.headers.get("origin"), request.headers.get("sec-fetch-site"))
+        if request.method not in ("GET", "HEAD") and not own:
+            return PlainTextResponse("this was sent from another site; nothing was done\n", 403)
+        return None
+
+    def _session(self, request: Request) -> str | None:
+        return self._access.session(request.cookies.get(self._access.cookie, ""))
+
+    def _ask_for_token(self, request: Request) -> Response:
+        if request.method in ("GET", "HEAD"):
+            return RedirectResponse(f"/login?next={quote(request.url.path)}", 303)
+        return PlainTextResponse("log in first: open this page again; nothing was done\n", 401)
+
+    def _dress(self, headers: MutableHeaders, fresh: str | None) -> None:
+        for name, value in HEADERS.items():
+            headers.setdefault(name, value)
+        if fresh is not None:
+            headers.append("set-cookie", session_cookie(self._access, fresh))
+
+
+def session_cookie(access: Access, session: str) -> str:
+    """Kept until the browser or the page is closed; never sent with requests that other sites make for themselves."""
+    secure = "; Secure" if access.url.startswith("https://") else ""
+    return f"{access.cookie}={session}; Path=/; HttpOnly; SameSite=Lax{secure}"

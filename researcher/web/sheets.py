@@ -12,12 +12,11 @@ from typing import Any, TypeVar
 
 from foundation.clock import Clock
 from foundation.logs import redact
+from researcher.analysis.sentinel_findings import SentinelFinding
 from researcher.analysis.sentinels import inspect
-from researcher.analysis.sightings import SentinelFinding
-from researcher.answers import answer_text
-from researcher.commands.home import Home
-from researcher.commands.look import carrier, event_text, unattended, when
-from researcher.gates import open_gate
+from researcher.describe import carrier, event_text, unattended, when
+from researcher.gates import answer_text, open_gate
+from researcher.home import Home
 from researcher.models import (
     KINDS,
     AttemptRecord,

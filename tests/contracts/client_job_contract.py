@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from foundation.clock import SystemClock
-from researcher.commands.clients import place_of
+from researcher.cli.clients import place_of
 from researcher.executor.blueprint import Code
 from researcher.executor.diagnosis import Cause, Symptoms, diagnose
 from researcher.executor.jobs import BLUEPRINT, ClientJob, ClientPlace, Order

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
+from researcher.repair.rehearse import FixedEndpoint
 from researcher.sandbox.launch import sandbox
-from researcher.workshop.endpoint import FixedEndpoint
 from tests.command import LOOKING, looked
 from tests.fakes.mended_study import NINTH_TASK, WORKFLOW
 from tests.fakes.repeat_study import FOLDER

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
-from researcher.analysis.conclusions import conclude
 from researcher.analysis.knowledge import findings_of
+from researcher.analysis.verdicts import conclude
 from researcher.models import Attrition, EpisodeAttempts, Event, StudyData, StudyStatus, TrialEvidence, TrialRecord
 from researcher.report.records import Records
 from researcher.study.plan import Plan

@@ -1,4 +1,4 @@
-"""A study of the `repeat` instrument whose code can be broken, with a workshop and a scripted LLM: for tests of repairs."""
+"""A study of the `repeat` instrument whose code can be broken, with a repairer and a scripted LLM: for tests of repairs."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from foundation.clock import SystemClock
 from researcher.analysis.metrics import finals
 from researcher.executor.attempts import TrialLimits
 from researcher.executor.blueprint import Setup
+from researcher.executor.clients import Case
 from researcher.executor.diagnosis import Cause, Diagnosis
 from researcher.executor.jobs import ClientPlace
 from researcher.executor.local_server import LocalServer
-from researcher.executor.mending import Case
 from researcher.executor.servers import ServerPool
 from researcher.executor.trials import Executor, Progress
 from researcher.instruments.catalogue import InstrumentFolder, read_instrument
 from researcher.llm.asking import Asker
 from researcher.llm.settings import LlmSettings
 from researcher.models import TrialRecord
+from researcher.repair.asking import Llm
+from researcher.repair.repairs import Helpers, Repairer, RepairLimits
 from researcher.store.store import Store
 from researcher.study.plan import Plan
-from researcher.workshop.asking import Llm
-from researcher.workshop.repairs import Helpers, RepairLimits, Workshop
 from swarm.protocol.blueprint import HeldOut, TrialBlueprint
 from tests.fakes.example_plan import ARMS
 from tests.fakes.repeat_study import FOLDER, repeat_plan
@@ -79,7 +79,7 @@ class MendedStudy:
     def instrument(self) -> InstrumentFolder:
         return read_instrument(self.folder)
 
-    def workshop(self) -> Workshop:
+    def repairer(self) -> Repairer:
         """As a process makes it that takes the study up."""
         helpers = Helpers()
         if self.llm is not None:
@@ -90,7 +90,7 @@ class MendedStudy:
 
             asker = Asker(self.llm, settings, SystemClock(), keep=keep, tell=self.said.append)
             helpers = Helpers(mending=Llm(asker, "some-llm", 4096), opinion=Llm(asker, "some-llm", 4096))
-        return Workshop(
+        return Repairer(
             self.store,
             self.study,
             self.plan,
@@ -104,9 +104,9 @@ class MendedStudy:
     def trials(self, count: int = 1) -> list[TrialRecord]:
         return self.store.ensure_trials(self.study, "compare", [(arm, 0) for arm in ARMS[:count]])
 
-    def case(self, workshop: Workshop, *, seed: int = 0) -> Case:
+    def case(self, repairer: Repairer, *, seed: int = 0) -> Case:
         """A client of the study that failed, as the executor tells of it."""
-        code = workshop.code()
+        code = repairer.code()
         [trial] = self.store.ensure_trials(self.study, "compare", [(ARMS[0], seed)])
         blueprint = TrialBlueprint(
             trial_key=trial.key,
@@ -148,11 +148,11 @@ class MendedStudy:
         self,
         pool: ServerPool,
         trials: list[TrialRecord],
-        workshop: Workshop | None = None,
+        repairer: Repairer | None = None,
         attempts: int = 2,
         clients: ClientPlace | None = None,
     ) -> list[TrialRecord]:
-        mender = workshop or self.workshop()
+        mender = repairer or self.repairer()
         code = mender.code()
         setup = Setup(
             instrument=self.instrument.instrument,

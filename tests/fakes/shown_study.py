@@ -5,11 +5,11 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
-from researcher.analysis.conclusions import conclude
 from researcher.analysis.knowledge import findings_of
-from researcher.commands.home import Home
+from researcher.analysis.verdicts import conclude
 from researcher.conduct import report
 from researcher.gates import Gates, Halted
+from researcher.home import Home
 from researcher.models import StudyStatus, TrialEvidence, TrialRecord
 from researcher.store.checkpoints import Gate
 from researcher.store.store import Store

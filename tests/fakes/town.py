@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import Any
 
 from foundation import logs
-from researcher.commands.home import Home
-from researcher.commands.sitting import sit
+from researcher.cli.worker import sit
 from researcher.executor.errors import ExecutorError
 from researcher.executor.processes import child_environ
+from researcher.home import Home
 from researcher.ownership import owned_now
 from researcher.schedule.daemon import Carrier
 from researcher.schedule.timetable import Timetable

@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 import httpx
 
 from foundation.clock import ManualClock
-from researcher.commands.home import Home
-from researcher.web.access import Access
+from researcher.home import Home
+from researcher.web.access import Access, Guard
 from researcher.web.app import create_app
-from researcher.web.guard import Guard
 from researcher.web.sheets import Sheets
 from researcher.web.tracking import Tracking
 

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 from sqlalchemy.exc import IntegrityError
 
-from researcher.answers import Amendment, amend, answer_gate, answer_text
-from researcher.commands import DONE, FAILED, OUT_OF_BUDGET
-from researcher.gates import GIVEN
+from researcher.cli import DONE, FAILED, OUT_OF_BUDGET
+from researcher.gates import GIVEN, Amendment, amend, answer_gate, answer_text
 from researcher.main import main
 from researcher.models import StudyStatus
 from researcher.store.checkpoints import Answer, Gate

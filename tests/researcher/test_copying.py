@@ -13,7 +13,7 @@ import pytest
 from foundation.clock import ManualClock
 from researcher.conduct import Conduct
 from researcher.models import TrialStatus
-from researcher.report.errors import RecordsDisagree
+from researcher.refusals import RecordsDisagree
 from researcher.store.errors import DatabaseAway
 
 pytestmark = pytest.mark.anyio

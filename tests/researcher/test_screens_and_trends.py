@@ -9,13 +9,13 @@ import pytest
 
 from foundation.clock import SystemClock
 from researcher.analysis.metrics import finals
-from researcher.commands.home import Home
 from researcher.conduct import Conduct
 from researcher.design.planning import plan_of
 from researcher.executor.blueprint import Setup
 from researcher.executor.local_server import LocalServer
 from researcher.executor.servers import ServerPool
 from researcher.executor.trials import Executor
+from researcher.home import Home
 from researcher.instruments.catalogue import read_instrument
 from researcher.models import StudyStatus, TrialStatus, VerdictRecord
 from researcher.report.verify import verify

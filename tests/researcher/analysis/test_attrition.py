@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from researcher.analysis.attrition import ALPHA, MOST_LOST, loss_tests
-from researcher.analysis.conclusions import conclude
 from researcher.analysis.sentinels import PLANNED, inspect
+from researcher.analysis.verdicts import conclude
 from researcher.models import Attrition, EpisodeAttempts, TrialEvidence, TrialRecord
 from researcher.study.plan import Plan, Stage, StageKind, Verdict
 from swarm.protocol.episodes import Cause

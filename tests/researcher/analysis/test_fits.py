@@ -13,8 +13,8 @@ from statsmodels.formula.api import ols
 from statsmodels.stats.anova import anova_lm
 
 from bench.made_up_studies import METRIC, instrument
+from researcher.analysis.comparisons import Fit
 from researcher.analysis.effects import effects
-from researcher.analysis.fits import Fit
 from researcher.analysis.power import seeds_needed, side_sigma
 from researcher.analysis.verdicts import verdict
 from researcher.design.planning import plan_of

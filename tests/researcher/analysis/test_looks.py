@@ -7,7 +7,7 @@ import math
 import pytest
 
 from bench.made_up_studies import INSTRUMENT, World, simulate
-from researcher.analysis.conclusions import conclude
+from researcher.analysis.verdicts import conclude
 from researcher.design.arms import ALPHA
 from researcher.models import TrialRecord
 from researcher.study.plan import Plan, Verdict

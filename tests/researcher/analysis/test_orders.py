@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import pytest
 from pydantic import ValidationError
 
-from researcher.analysis.conclusions import conclude
 from researcher.analysis.decide import decide, holds
 from researcher.analysis.samples import NotEnoughTrials
+from researcher.analysis.verdicts import conclude
 from researcher.study.plan import Branch, Condition, Relation
 from tests.fakes.study import THRESHOLD, reaching_trial, study_plan, trials_with
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from researcher.analysis.conclusions import conclude
+from researcher.analysis.sentinel_findings import SentinelFinding
 from researcher.analysis.sentinels import PLANNED, inspect
-from researcher.analysis.sightings import SentinelFinding
+from researcher.analysis.verdicts import conclude
 from researcher.instruments.instrument import Metric, heldout_outcome, trained_outcome
 from researcher.models import TrialRecord
 from researcher.study.plan import Plan

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from researcher.analysis.conclusions import conclude
 from researcher.analysis.decide import decide
 from researcher.analysis.power import hypothesis_power, hypothesis_seeds, planning_alpha, seeds_for
 from researcher.analysis.race import contenders, due, in_the_running, winning_chance
 from researcher.analysis.samples import NotEnoughTrials
+from researcher.analysis.verdicts import conclude
 from researcher.design.arms import ALPHA
 from researcher.design.stages import compared, raced, spending
 from researcher.models import TrialRecord

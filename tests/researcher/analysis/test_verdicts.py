@@ -7,9 +7,9 @@ import pytest
 from statsmodels.stats.multitest import multipletests
 
 from researcher.analysis.comparisons import compare, pairing_pays
-from researcher.analysis.conclusions import conclude
 from researcher.analysis.effects import effects, holm_alphas, holm_p_values
 from researcher.analysis.samples import NotEnoughTrials
+from researcher.analysis.verdicts import conclude
 from researcher.instruments.instrument import Direction
 from researcher.models import Effect, TrialEvidence, TrialRecord
 from researcher.study.plan import Plan, Verdict

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from researcher.analysis.conclusions import conclude
 from researcher.analysis.effects import method_for
 from researcher.analysis.race import due
+from researcher.analysis.verdicts import conclude
 from researcher.design.own_seeds import with_own_seeds
 from researcher.design.stages import LAST_SEED, with_seeds
 from researcher.instruments.instrument import Factor

@@ -12,7 +12,7 @@ import pytest
 
 from bench.made_up_studies import World, instrument, simulate
 from researcher.analysis.knowledge import findings_of, known_to
-from researcher.analysis.sightings import SentinelFinding
+from researcher.analysis.sentinel_findings import SentinelFinding
 from researcher.analysis.verdicts import verdict
 from researcher.design.arms import screen_runs
 from researcher.design.planning import plan_of

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from bench.made_up_studies import World, instrument, simulate
-from researcher.analysis.conclusions import conclude
-from researcher.analysis.fits import places
+from researcher.analysis.comparisons import places
 from researcher.analysis.knowledge import findings_of, scope
 from researcher.analysis.power import hypothesis_seeds, measured_noise, seeds_needed, side_sigma
+from researcher.analysis.verdicts import conclude
 from researcher.design.planning import plan_of
 from researcher.models import TrialRecord, TrialStatus
 from researcher.refusals import PlanningRefused

@@ -14,7 +14,7 @@ import pytest
 from bench.serving import ServerProcess
 from foundation.commandline import UsageError
 from researcher.analysis.sentinels import inspect
-from researcher.commands.given_servers import check_servers
+from researcher.cli.servers import check_servers
 from researcher.executor.attempts import TrialLimits
 from researcher.executor.errors import NoServersLeft
 from researcher.executor.local_server import LocalServer
@@ -22,8 +22,8 @@ from researcher.executor.servers import ServerPool
 from researcher.executor.trials import Executor
 from researcher.instruments.instrument import Factor
 from researcher.models import TrialRecord, TrialStatus
+from researcher.store.sink import tags_of
 from researcher.store.store import Store
-from researcher.store.trial_card import tags_of
 from researcher.study.plan import Arm, Plan, PlanModel
 from tests.fakes.example_plan import ARMS
 from tests.fakes.repeat_study import repeat_plan, repeat_setup

@@ -13,15 +13,15 @@ import pytest
 
 from foundation.clock import SystemClock
 from researcher.executor.blueprint import Code
+from researcher.executor.clients import Case
 from researcher.executor.diagnosis import Cause
 from researcher.executor.jobs import ClientPlace
-from researcher.executor.mending import Case
 from researcher.executor.processes import Berth, child_environ
 from researcher.executor.ray_cluster import RayCluster
 from researcher.executor.ray_jobs import RayPlace
 from researcher.instruments.catalogue import folder_digest
 from researcher.models import TrialStatus
-from researcher.workshop.repairs import Workshop
+from researcher.repair.repairs import Repairer
 from tests.contracts.client_job_contract import SECRET, ClientJobContract
 from tests.fakes.mended_study import MendedStudy
 from tests.fakes.repeat_study import FOLDER, repeat_plan
@@ -73,7 +73,7 @@ async def test_killed_around_the_submission_a_study_has_each_client_once(ray_clu
     assert not Berth(tmp_path / "server" / "process", SystemClock()).alive()
 
 
-class Mended(Workshop):
+class Mended(Repairer):
     """Somebody mends the code as soon as it fails."""
 
     async def mend(self, case: Case) -> Code:

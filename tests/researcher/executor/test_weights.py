@@ -9,13 +9,12 @@ import pytest
 
 from bench.serving import ServerProcess
 from foundation.commandline import UsageError
-from researcher.commands.given_servers import check_servers
-from researcher.commands.own_servers import have_models
+from researcher.cli.servers import check_servers, have_models
 from researcher.executor.attempts import TrialLimits
 from researcher.executor.errors import NoServersLeft
 from researcher.executor.servers import ServerPool
+from researcher.executor.slots import misfit, weights_seen
 from researcher.executor.trials import Executor
-from researcher.executor.weights import misfit, weights_seen
 from researcher.models import TrialStatus
 from researcher.store.store import Store
 from researcher.study.plan import PlanModel, PlanRole

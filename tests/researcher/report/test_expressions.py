@@ -11,7 +11,7 @@ import pytest
 from researcher.analysis.power import detectable_effect
 from researcher.design.stages import compared
 from researcher.models import Event, StudyData
-from researcher.report.errors import RecordsDisagree
+from researcher.refusals import RecordsDisagree
 from researcher.report.expressions import BadExpression, Evaluator, call
 from researcher.report.records import Records
 from researcher.report.vocabulary import UnknownName

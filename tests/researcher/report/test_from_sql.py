@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from foundation.clock import ManualClock
-from researcher.analysis.conclusions import conclude
 from researcher.analysis.knowledge import findings_of
-from researcher.commands import DONE, FAILED
+from researcher.analysis.verdicts import conclude
+from researcher.cli import DONE, FAILED
 from researcher.conduct import report
 from researcher.main import main
 from researcher.models import LlmCall, StudyData, TrialRecord

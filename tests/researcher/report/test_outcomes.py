@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from foundation.paths import user_data_dir
-from researcher.commands import DONE, FAILED
+from researcher.cli import DONE, FAILED
 from researcher.main import main
 from researcher.models import OVER_BUDGET, Event, StudyData, StudyStatus
 from researcher.report.writer import write_report

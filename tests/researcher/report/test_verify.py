@@ -17,7 +17,7 @@ from researcher.models import (
     TrialRecord,
     TrialStatus,
 )
-from researcher.report.differences import Difference
+from researcher.report.conducted import Difference
 from researcher.report.verify import verify
 from researcher.report.writer import Written, claims_digest, digest, wording, write_report
 from researcher.study.plan import Verdict

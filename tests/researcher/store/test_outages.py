@@ -15,8 +15,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from researcher.commands import Interrupted
-from researcher.commands.study import _to_its_end
+from researcher.cli import Interrupted
+from researcher.cli.resume import _to_its_end
 from researcher.conduct import Outcome
 from researcher.store.errors import DatabaseAway, DatabaseRefused, NotFound
 from researcher.store.outages import waiting

@@ -10,16 +10,15 @@ from typing import Any
 
 import pytest
 
-from researcher.commands import FAILED
+from researcher.cli import FAILED
 from researcher.main import main
 from researcher.models import Attrition, EpisodeAttempts, TrialEvidence
 from researcher.store.errors import SinkMissing
 from researcher.store.mlflow_sink import MlflowSink, experiment_name
-from researcher.store.sink import CopySink
+from researcher.store.sink import CopySink, losses_of, points_of
 from researcher.store.sinks import check_installed, open_sink
 from researcher.store.store import Store
 from researcher.store.tensorboard_sink import TensorboardSink, default_folder
-from researcher.store.trial_card import losses_of, points_of
 from researcher.store.wandb_sink import WandbSink
 from swarm.protocol.episodes import Cause
 from tests.contracts.sink_contract import CopiedTrial, SinkContract, a_study

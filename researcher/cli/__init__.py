@@ -1,0 +1,122 @@
+"""What each command does. `run` finds it, turns errors raised on purpose into one line, and answers with the exit code."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import sys
+from types import ModuleType
+from typing import Any
+
+from foundation.commandline import UsageError
+from foundation.imports import advice, uncollected
+from foundation.logs import level_of, redact
+from foundation.streams import silence
+from researcher.executor.errors import ExecutorError, InstrumentChanged
+from researcher.refusals import BudgetTooSmall, PlanningRefused, RecordsDisagree
+from researcher.store.errors import OverBudget, StoreError
+from swarm.protocol.errors import SwarmError
+
+DONE, FAILED, USAGE, WAITING, OUT_OF_BUDGET = 0, 1, 2, 3, 4
+
+_HOMES = {
+    "start": "start",
+    "draft": "start",
+    "schema": "start",
+    "resume": "resume",
+    "list": "status",
+    "status": "status",
+    "watch": "status",
+    "show": "status",
+    "stop": "decisions",
+    "pause": "decisions",
+    "approve": "decisions",
+    "reject": "decisions",
+    "amend": "decisions",
+    "daemon": "resume",
+    "copy": "archives",
+    "export": "archives",
+    "findings": "findings",
+    "reproduce": "archives",
+    "instruments": "instruments",
+    "report": "report",
+    "verify": "report",
+    "ui": "ui",
+    "doctor": "doctor",
+}
+
+_WORKING = ("start", "resume")
+"""What they print is not what they are for: a study that was not carried to its end is no success."""
+_STARTING_TRIALS = ("start", "resume", "reproduce", "daemon")
+
+
+class Interrupted(KeyboardInterrupt):
+    """While a study was carried out, which goes on with `resume`."""
+
+    def __init__(self, study_id: str) -> None:
+        super().__init__(study_id)
+        self.study_id = study_id
+
+
+def _module_of(args: argparse.Namespace) -> ModuleType:
+    """Where the command is, with what it needs."""
+    return importlib.import_module(f"researcher.cli.{_HOMES[args.command]}")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run one parsed command."""
+    try:
+        with uncollected():
+            module = _module_of(args)
+        if args.command in _STARTING_TRIALS and not getattr(args, "dry_run", False):
+            _check_environment()
+        return int(getattr(module, f"{args.command}_command")(args))
+    except (OverBudget, BudgetTooSmall) as error:
+        return _fail(args, error, OUT_OF_BUDGET)
+    except (UsageError, PlanningRefused) as error:
+        return _fail(args, error, USAGE)
+    except (StoreError, ExecutorError, InstrumentChanged, RecordsDisagree, SwarmError) as error:
+        return _fail(args, error, FAILED)
+    except ModuleNotFoundError as error:
+        lacking = advice(error, "researcher")
+        if lacking is None:
+            raise
+        return _fail(args, StoreError(lacking), FAILED)
+    except BrokenPipeError:  # the reader of our output went away, as `head` does: no fault of a command that only shows
+        silence(sys.stdout)
+        return FAILED if args.command in _WORKING else DONE
+    except OSError as error:  # a full disk, a home that cannot be written: the system's own words say which
+        return _fail(args, error, FAILED)
+    except KeyboardInterrupt as error:
+        then = f"; `researcher resume {error.study_id}` goes on" if isinstance(error, Interrupted) else ""
+        sys.stderr.write(f"interrupted{then}\n")
+        return 130
+
+
+def _check_environment() -> None:
+    """What trials would stumble over, one after the other. Raises: UsageError."""
+    from researcher.executor.servers import server_token
+
+    level_of(os.environ)
+    server_token(os.environ)
+
+
+def _fail(args: argparse.Namespace, error: Exception, code: int) -> int:
+    text = redact(str(error).strip())
+    if getattr(args, "json", False):
+        near = list(getattr(error, "nearest", []))
+        sys.stderr.write(json.dumps({"error": text, "nearest": near}) + "\n")
+    else:
+        sys.stderr.write(f"researcher {args.command}: {text}\n")
+    return code
+
+
+def say(text: str = "") -> None:
+    """One line on standard output."""
+    sys.stdout.write(text + "\n")
+
+
+def say_json(value: Any) -> None:
+    sys.stdout.write(json.dumps(value, indent=2, default=str) + "\n")

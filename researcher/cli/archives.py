@@ -1,0 +1,142 @@
+"""`researcher export`, `reproduce` and `copy`: a study as a file, a trial of it run again, and its copies brought up to date."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import shlex
+import tempfile
+from pathlib import Path
+
+from foundation import logs
+from foundation.clock import SystemClock
+from foundation.commandline import UsageError
+from researcher.archive import Archive, read_archive, write_archive
+from researcher.cli import DONE, FAILED, say, say_json
+from researcher.cli.servers import have_models, pool_of
+from researcher.cli.worker import setup
+from researcher.executor.blueprint import Code
+from researcher.executor.cleanup import Keeping
+from researcher.executor.trials import Executor
+from researcher.home import Home, open_home
+from researcher.instruments.catalogue import InstrumentFolder, open_instrument
+from researcher.models import StudyStatus, TrialRecord, TrialStatus
+from researcher.ownership import owned
+from researcher.store.mlflow_sink import MlflowSink
+from researcher.store.sinks import check_installed, open_sink
+
+
+def export_command(args: argparse.Namespace) -> int:
+    """Write a study's archive."""
+    home = open_home()
+    study_id = home.store.resolve_study(args.study)
+    study, plan = home.store.study(study_id), home.store.plan(study_id)
+    file = Path(args.to or f"{study_id}.tar.gz")
+    if file.exists() and not args.force:
+        raise UsageError(f"{file} exists; choose another name with --to, or --force")
+    instrument = open_instrument(study.options.get("instrument") or plan.instrument)
+    size = write_archive(home.store, study_id, instrument, home.studies / study_id, file)
+    if args.json:
+        say_json({"study": study_id, "file": str(file.resolve()), "bytes": size})
+    else:
+        say(f"{file}: {size / 1e6:.2f} MB; `researcher reproduce {shlex.quote(str(file))}` runs a trial of it again")
+    return DONE
+
+
+def reproduce_command(args: argparse.Namespace) -> int:
+    """Run one trial of an archive again, as a study of its own, and show both results side by side."""
+    logs.configure("WARNING")
+    home = open_home()
+    home.studies.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=home.studies, prefix=".archive-") as folder:
+        archive = read_archive(Path(args.archive), Path(folder))
+        then = archive.trial(args.trial)
+        instrument = archive.instrument(then)
+        topic = f"Reproduction of {then.key}: {archive.topic}"
+        study_id = home.store.create_study(topic, {"servers": args.server, "engine": args.engine})
+        now = asyncio.run(_again(home, study_id, archive, instrument, then, args))
+    rows = [
+        {"metric": name, "then": then.finals.get(name), "now": now.finals.get(name)}
+        for name in sorted({*then.finals, *now.finals})
+    ]
+    computed = {"then": _computed_in(then), "now": _computed_in(now)}
+    weights = {"then": _weights(then), "now": _weights(now)}
+    if args.json:
+        told = {"study": study_id, "trial": now.key, "status": now.status, "reason": now.reason, "metrics": rows}
+        say_json(told | {"computed_in": computed, "weights": weights})
+    else:
+        say(f"{now.key}: {now.status}{f' ({now.reason})' if now.reason else ''}")
+        say(f"{'metric':26} {'then':>12} {'now':>12}")
+        for row in rows:
+            say(f"{row['metric']:26} {_number(row['then']):>12} {_number(row['now']):>12}")
+        if None not in computed.values() and computed["then"] != computed["now"]:
+            say(f"computed in {computed['then']} then and in {computed['now']} now, which round differently")
+        if None not in weights.values() and weights["then"] != weights["now"]:
+            say(f"began with the weights {weights['then']} then and {weights['now']} now")
+    return DONE if now.status is TrialStatus.DONE else FAILED
+
+
+def _computed_in(trial: TrialRecord) -> str | None:
+    """None: not recorded."""
+    spec = trial.evidence.spec if trial.evidence is not None else None
+    return None if spec is None else spec.get("dtype")
+
+
+def _weights(trial: TrialRecord) -> str | None:
+    """The beginning of the hosted model's fingerprint. None: not recorded."""
+    found = trial.evidence.model if trial.evidence is not None else None
+    return None if found is None or found.fingerprint is None else found.fingerprint[:12]
+
+
+async def _again(
+    home: Home,
+    study_id: str,
+    archive: Archive,
+    instrument: InstrumentFolder,
+    then: TrialRecord,
+    args: argparse.Namespace,
+) -> TrialRecord:
+    clock = SystemClock()
+    choices = {"servers": args.server, "engine": args.engine}
+    async with owned(home.store, study_id, clock) as store:
+        try:
+            store.save_plan(study_id, archive.plan)
+            store.record_event(study_id, "reproduces", {"study": archive.study_id, "trial": then.key})
+            (trial,) = store.ensure_trials(study_id, then.stage, [(then.arm, then.seed)])
+            await have_models(archive.plan, choices, arm=then.arm)
+            pool = pool_of(home, store, study_id, archive.plan, choices, clock)
+            async with pool:
+                mended = archive.sandboxed(instrument.code) or instrument.instrument.generated is not None
+                code = Code(folder=instrument.path, version=instrument.code, sandboxed=mended)
+                executor = Executor(store, pool, setup(home, instrument, code=code, repairs=(instrument.code,)))
+                (done,) = await executor.run_trials(study_id, archive.plan, [trial])
+        finally:  # also where it was refused or interrupted, or no server could be had: nothing goes on with it
+            store.set_study_status(study_id, StudyStatus.STOPPED, f"one trial of {archive.study_id}, run again")
+    await Keeping(home.store, study_id, home.studies / study_id, clock, os.environ).discard_servers()
+    return done
+
+
+def _number(value: object) -> str:
+    return "-" if value is None else f"{value:.6g}"
+
+
+def copy_command(args: argparse.Namespace) -> int:
+    """Drain each sink once; 1 when something still waits, and why."""
+    store = open_home().store
+    study_id = store.resolve_study(args.study)
+    names = args.sink or [MlflowSink.name, *store.study(study_id).options.get("sinks", ())]
+    check_installed(names)
+    rows = []
+    for name in dict.fromkeys(names):
+        sink = open_sink(store, name)
+        sent = sink.drain(study_id)
+        waiting, error = store.outbox_state(name, study_id)
+        rows.append({"sink": name, "place": sink.place(), "sent": sent, "waiting": waiting, "error": error})
+    if args.json:
+        say_json({"study": study_id, "sinks": rows})
+    else:
+        for row in rows:
+            still = f", {row['waiting']} wait: {row['error']}" if row["waiting"] else ""
+            say(f"{row['sink']:12} {row['sent']} sent{still}; {row['place']}")
+    return FAILED if any(row["waiting"] for row in rows) else DONE

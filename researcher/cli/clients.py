@@ -1,0 +1,125 @@
+"""Where the clients of a study's trials run (`--clients`): what is wrong with that is said before there is a study."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import importlib.util
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from foundation.clock import Clock, SystemClock
+from foundation.commandline import UsageError
+from foundation.ids import RandomIds
+from foundation.paths import visible_files
+from researcher.environments import pins
+from researcher.executor.errors import ClusterUnreachable
+from researcher.executor.jobs import ClientPlace, LocalPlace
+from researcher.executor.ray_cluster import ClusterRefused, RayCluster, check_address, check_installed
+from researcher.executor.ray_jobs import RayPlace
+from researcher.instruments.catalogue import InstrumentFolder
+from researcher.repair.writing import NEW
+from researcher.study.plan import Plan
+
+LOCAL, RAY = "local", "ray"
+NO_SANDBOX = "code that no person wrote runs in a sandbox, and clients that are Ray jobs have none"
+_FORMS = f"{LOCAL}, {RAY} or {RAY}=http://HOST:8265"
+
+
+def check_clients(given: str, instrument: str | None = None) -> None:
+    """Raises: UsageError for a word that is none of the forms, where Ray is not installed, or for an instrument that an LLM is to
+    write."""
+    kind, address = _parsed(given)
+    if kind == RAY:
+        if instrument == NEW:
+            raise UsageError(f"--instrument {NEW} needs a sandbox: {NO_SANDBOX}; use --clients {LOCAL}")
+        try:
+            check_installed()
+            check_address(address, os.environ)
+        except ClusterRefused as error:
+            raise UsageError(str(error)) from error
+
+
+def check_cluster(
+    given: str, plan: Plan, folder: InstrumentFolder, urls: list[str], tell: Callable[[str], None]
+) -> None:
+    """A cluster that is asked for is there, reaches the servers, and can draw this instrument's tasks.
+
+    Raises: UsageError.
+    """
+    kind, address = _parsed(given)
+    if kind == LOCAL:
+        return
+    if folder.instrument.generated is not None:
+        raise UsageError(f"{folder.instrument.name} was written by an LLM: {NO_SANDBOX}; use --clients {LOCAL}")
+    cluster = RayCluster(address, SystemClock(), patience_s=0.0)
+    tell(f"drawing a few tasks on the Ray cluster at {cluster.name} ...")
+    try:
+        asyncio.run(_checked(cluster, plan, folder, urls))
+    except (ClusterRefused, ClusterUnreachable) as error:
+        raise UsageError(str(error)) from error
+
+
+async def _checked(cluster: RayCluster, plan: Plan, folder: InstrumentFolder, urls: list[str]) -> None:
+    await cluster.check_reach(urls)
+    asked = {
+        "parameters": [{**folder.instrument.defaults.task, **plan.task}],
+        "heldout": plan.heldout_tasks,
+        "thorough": False,
+        "modules": _imported(folder.path),
+    }
+    name = f"researcher-check-{RandomIds().new('job')}"
+    with tempfile.TemporaryDirectory(prefix="researcher-") as place:
+        await RayPlace(cluster, pins=_pinned(folder)).rehearse(
+            folder.path, folder.instrument.workflow, asked, Path(place), name
+        )
+
+
+def _imported(folder: Path) -> list[str]:
+    """Packages that the instrument's files import anywhere, and that are here: a node has to have them, too."""
+    names: set[str] = set()
+    for _, file in visible_files(folder):
+        if file.suffix != ".py":
+            continue
+        for node in ast.walk(ast.parse(file.read_bytes())):
+            if isinstance(node, ast.Import):
+                names |= {each.name.partition(".")[0] for each in node.names}
+            elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
+                names.add(node.module.partition(".")[0])
+    foreign = names - sys.stdlib_module_names - {"swarm", "foundation"}
+    return sorted(name for name in foreign if importlib.util.find_spec(name) is not None)
+
+
+async def place_of(
+    choices: Mapping[str, Any], folder: InstrumentFolder, clock: Clock, python: str, tell: Callable[[str], None]
+) -> ClientPlace:
+    """Where this study's clients live. Raises: UsageError, ClusterUnreachable."""
+    kind, address = _parsed(str(choices.get("clients", LOCAL)))
+    if kind == LOCAL:
+        return LocalPlace(clock, python)
+    cluster = RayCluster(address, clock, tell=tell)
+    try:
+        check_address(address, os.environ)
+        await cluster.check_reach(choices["servers"])
+    except ClusterRefused as error:
+        raise UsageError(str(error)) from error
+    return RayPlace(cluster, pins=_pinned(folder))
+
+
+def on_ray(choices: Mapping[str, Any]) -> bool:
+    return _parsed(str(choices.get("clients", LOCAL)))[0] == RAY
+
+
+def _parsed(given: str) -> tuple[str, str | None]:
+    kind, _, address = given.partition("=")
+    if kind not in (LOCAL, RAY) or (kind == LOCAL and address) or given.endswith("="):
+        raise UsageError(f"--clients {given!r} is none of {_FORMS}")
+    return kind, address or None
+
+
+def _pinned(folder: InstrumentFolder) -> list[str]:
+    return [f"{name}=={version}" for name, version in pins(folder).items()]

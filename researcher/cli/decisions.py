@@ -1,0 +1,127 @@
+"""What a person decides: stop, pause, approve, reject, amend."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import getpass
+from typing import Literal
+
+from foundation.clock import SystemClock
+from foundation.commandline import UsageError
+from researcher.cli import DONE, say, say_json
+from researcher.cli.request import seconds
+from researcher.conduct import interim_report
+from researcher.describe import carrier, plan_lines
+from researcher.executor.cleanup import end_left_of
+from researcher.gates import STOPPED_ON_REQUEST, STOPPED_UNPLANNED, Amendment, amend, answer_gate
+from researcher.home import Home, open_home
+from researcher.models import StudyRecord, StudyStatus
+from researcher.ownership import lives_here, owned_now
+from researcher.store.checkpoints import Answer
+from researcher.store.database import default_url
+from researcher.store.errors import LeaseHeld, WrongState
+
+
+def stop_command(args: argparse.Namespace) -> int:
+    """Leave the wish to stop; whoever works on the study ends what runs and stops. Where nobody does, it is stopped here; so is what
+    was left by one who died after the study had ended."""
+    home, study = _study(args)
+    if study.status.ended:
+        _say(args, study, "; ".join([f"{study.status} already", *_left_of_ended(home, study)]))
+        return DONE
+    home.store.request_stop(study.id)
+    _say(args, study, _told_or_done(home, study, "stop"))
+    return DONE
+
+
+def pause_command(args: argparse.Namespace) -> int:
+    """Leave the wish to pause: trials that run keep a checkpoint and go on from there after `resume`. Where nobody works on the
+    study, what a researcher that died left of it is ended here."""
+    home, study = _study(args)
+    if study.status.ended:
+        raise WrongState(f"{study.id} is {study.status}; there is nothing to pause")
+    home.store.request_pause(study.id)
+    _say(args, study, _told_or_done(home, study, "pause"))
+    return DONE
+
+
+def approve_command(args: argparse.Namespace) -> int:
+    """Answer yes where the study waits."""
+    return _answer(args, Answer(verdict="approve", words=args.because or "", by=getpass.getuser()))
+
+
+def reject_command(args: argparse.Namespace) -> int:
+    """Answer no where the study waits, with the reason."""
+    return _answer(args, Answer(verdict="reject", words=args.because, by=getpass.getuser()))
+
+
+def amend_command(args: argparse.Namespace) -> int:
+    """Make a new version of a plan of which no trial has begun; a gate that was open asks about the new version."""
+    home, study = _study(args)
+    if args.seeds is None and args.budget is None:
+        raise UsageError("say what to amend: --seeds N, --budget TIME")
+    try:
+        change = Amendment(seeds=args.seeds, wall_s=None if args.budget is None else seconds(args.budget))
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    amended = amend(home.store, default_url(), study.id, change, because=args.because, by=getpass.getuser())
+    if args.json:
+        say_json({"study": study.id, "version": amended.version, "hash": amended.digest()})
+    else:
+        say("\n".join(plan_lines(amended)))
+    return DONE
+
+
+def _answer(args: argparse.Namespace, answer: Answer) -> int:
+    home, study = _study(args)
+    name = answer_gate(home.store, default_url(), study.id, answer)
+    carried = (home.store.schedule(study.id) or {}).get("carried")
+    goes_on = carried and not study.status.ended and not study.pause_requested
+    then = carrier() if goes_on else "`researcher resume` goes on with it"
+    if answer.verdict == "reject" and home.store.study(study.id).status is StudyStatus.STOPPED:
+        then = "the study is stopped"
+    word = "approved" if answer.verdict == "approve" else "rejected"
+    _say(args, study, f"{name} {word}; {then}")
+    return DONE
+
+
+def _told_or_done(home: Home, study: StudyRecord, wish: Literal["stop", "pause"]) -> str:
+    """Who was asked to; where nobody works on the study, it is done here. What came of it, in words."""
+    lease = home.store.lease(study.id)
+    if lease is not None and lives_here(lease.owner):  # its lease may have lapsed: the process was suspended, or slow
+        return f"asked {lease.owner} to {wish}"
+    try:
+        with owned_now(home.store, study.id) as own:
+            left = asyncio.run(end_left_of(own, study.id, home.studies / study.id, SystemClock()))
+            if wish == "pause":
+                return "; ".join(["nobody works on it; it stays where it is", *left])
+            reason = STOPPED_UNPLANNED if study.plan_version is None else STOPPED_ON_REQUEST
+            own.set_study_status(study.id, StudyStatus.STOPPED, reason)
+            folder = interim_report(own, study.id, home.studies)
+            return "; ".join([reason, *left, *([] if folder is None else [f"report: {folder / 'report.md'}"])])
+    except LeaseHeld as held:
+        return f"asked {held.owner} to {wish}"
+
+
+def _left_of_ended(home: Home, study: StudyRecord) -> list[str]:
+    """End what runs for a study that had ended when its researcher died. What came of it, in words; nothing where none did."""
+    lease = home.store.lease(study.id)
+    if lease is None or lives_here(lease.owner):
+        return []
+    try:
+        with owned_now(home.store, study.id) as own:
+            left = asyncio.run(end_left_of(own, study.id, home.studies / study.id, SystemClock()))
+    except LeaseHeld:
+        return []
+    then = [f"`researcher resume {study.id}` frees its disk"] if study.status is StudyStatus.DONE else []
+    return ["what was left running is ended", *then, *left]
+
+
+def _study(args: argparse.Namespace) -> tuple[Home, StudyRecord]:
+    home = open_home()
+    return home, home.store.study(home.store.resolve_study(args.study))
+
+
+def _say(args: argparse.Namespace, study: StudyRecord, text: str) -> None:
+    say_json({"study": study.id, "told": text}) if args.json else say(f"{study.id}: {text}")

@@ -1,0 +1,109 @@
+"""`researcher doctor`."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import importlib.util
+import os
+import shutil
+
+from foundation.commandline import UsageError
+from foundation.cpu import multiplies_bfloat16
+from foundation.memory import total_memory
+from foundation.paths import memory_dir, user_data_dir
+from researcher.cli import DONE, FAILED, say, say_json
+from researcher.home import open_home
+from researcher.sandbox.launch import sandbox
+from researcher.store.errors import StoreError
+from swarm.models import cached_models
+
+_NEED_DISK_GB = 5.0
+_NEED_MEMORY_GB = 12.0
+_PACKAGES = ("vllm", "torch", "transformers", "mlflow", "langgraph", "sqlalchemy")
+
+
+def doctor_command(args: argparse.Namespace) -> int:
+    """Check what a study on this machine needs; 1 when something is missing."""
+    rows = [
+        *_packages(),
+        _disk(),
+        _memory(),
+        _processor(),
+        _shared_memory(),
+        _model(),
+        _sandbox(),
+        _database(),
+    ]
+    if args.json:
+        say_json([{"check": name, "ok": ok, "detail": detail} for name, ok, detail in rows])
+    else:
+        for name, ok, detail in rows:
+            say(f"{'ok     ' if ok else 'MISSING'}  {name}: {detail}")
+    return DONE if all(ok for _, ok, _ in rows) else FAILED
+
+
+Row = tuple[str, bool, str]
+
+
+def _packages() -> list[Row]:
+    rows = []
+    for name in _PACKAGES:
+        found = importlib.util.find_spec(name) is not None
+        rows.append((name, found, _version(name) if found else "not installed; run `make setup`"))
+    return rows
+
+
+def _version(name: str) -> str:
+    for distribution in (name, f"{name}-cpu"):
+        try:
+            return importlib.metadata.version(distribution)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return "installed"
+
+
+def _disk() -> Row:
+    root = user_data_dir()
+    there = next(folder for folder in (root, *root.parents) if folder.exists())
+    free = shutil.disk_usage(there).free / 1e9
+    return "disk", free >= _NEED_DISK_GB, f"{free:.0f} GB free at {root}; a study wants {_NEED_DISK_GB:.0f}"
+
+
+def _memory() -> Row:
+    total = total_memory()
+    told = "the system does not tell" if total is None else f"{total / 1e9:.0f} GB"
+    enough = total is None or total / 1e9 >= _NEED_MEMORY_GB
+    return "memory", enough, f"{told}; SmolLM2-135M with trainer wants {_NEED_MEMORY_GB:.0f}"
+
+
+def _processor() -> Row:
+    computes = (
+        "computes in bfloat16" if multiplies_bfloat16() else "computes in float32, several times slower: no AVX-512"
+    )
+    return "processor", True, f"{os.cpu_count()} cores; a model on the CPU {computes}"
+
+
+def _shared_memory() -> Row:
+    free = shutil.disk_usage(memory_dir()).free / 1e9
+    return "memory-backed files", free >= 1, f"{free:.1f} GB free at {memory_dir()}; weights pass through it"
+
+
+def _database() -> Row:
+    try:
+        home = open_home()
+    except (StoreError, UsageError) as error:
+        return "database", False, str(error)
+    except ModuleNotFoundError as error:
+        return "database", False, f"cannot be opened without {error.name}"
+    home.store.close()
+    return "database", True, home.store.url
+
+
+def _sandbox() -> Row:
+    return "sandbox", True, f"code that an LLM wrote runs {sandbox().words}"
+
+
+def _model() -> Row:
+    cached = [folder.name for folder in cached_models()]
+    return "models", True, ", ".join(cached) or "none yet; `swarm models get smollm2-135m` (a study does it by itself)"

@@ -1,0 +1,208 @@
+"""`researcher findings`: what is known, what contradicts what; and findings as a file, to give and to take."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from foundation.clock import SystemClock
+from foundation.commandline import UsageError
+from foundation.nearest import nearest
+from foundation.paths import write_atomically
+from researcher.analysis.knowledge import Contradiction, contradictions, told_of
+from researcher.cli import DONE, say, say_json
+from researcher.describe import when
+from researcher.exchange import FindingsRefused, read, written
+from researcher.home import open_home
+from researcher.models import Finding
+from researcher.store.errors import FindingConflict
+from researcher.store.store import Store
+from researcher.study.edits import options_of
+from researcher.study.spec import StudySpec
+from swarm.models.catalogue import hosted_name
+
+GROUP = "RESEARCHER_GROUP"
+"""Environment variable: whose findings these are, where --by does not say it."""
+
+
+def findings_command(args: argparse.Namespace) -> int:
+    """List, export or import."""
+    if args.action == "export":
+        return _export(args)
+    return _import(args) if args.action == "import" else _list(args)
+
+
+def _list(args: argparse.Namespace) -> int:
+    store = open_home().store
+    found, opposed = _chosen(store, args)
+    if args.json:
+        say_json(
+            {
+                "findings": [{**each.model_dump(mode="json"), "recomputable": each.recomputable} for each in found],
+                "contradictions": [_as_json(each, store) for each in opposed],
+            }
+        )
+        return DONE
+    for finding in found:
+        for line in _lines(finding):
+            say(line)
+    for each in opposed:
+        for line in _contradiction_lines(each, store):
+            say(line)
+    if not found and (others := store.findings()):
+        say(_none_of(others, args))
+    elif not found:
+        say(
+            "no findings yet; a study leaves them when it is done with verdicts other than invalid, "
+            "`researcher findings import FILE` takes others'"
+        )
+    return DONE
+
+
+def _none_of(others: Sequence[Finding], args: argparse.Namespace) -> str:
+    """That what was asked for is nowhere among these."""
+    known = {
+        "instrument": {each.instrument for each in others},
+        "factor": {each.factor for each in others},
+        "model": {name for each in others for name in each.models},
+    }
+    asked = {name: value for name in known if (value := getattr(args, name)) is not None}
+    told = []
+    for name, value in asked.items():
+        close = nearest(value, known[name])
+        hint = f" (did you mean {close}?)" if close not in (None, value) else ""
+        told.append(f"{name} {value}{hint}")
+    return f"none of the {len(others)} findings is of {' and '.join(told)}"
+
+
+def _is_about(finding: Finding, model: str) -> bool:
+    """model: however it is written; with a fingerprint, these weights alone."""
+    return model in finding.models or ("@" not in model and hosted_name(model) in map(hosted_name, finding.models))
+
+
+def _chosen(store: Store, args: argparse.Namespace) -> tuple[list[Finding], list[Contradiction]]:
+    """The findings that were asked for, and the contradictions in which they stand."""
+    everything = store.findings()
+    wanted = {name: getattr(args, name) for name in ("instrument", "factor")}
+    chosen = [
+        each
+        for each in everything
+        if all(value in (None, getattr(each, name)) for name, value in wanted.items())
+        and (args.model is None or _is_about(each, args.model))
+    ]
+    ids = {each.id for each in chosen}
+    return chosen, [
+        each
+        for each in contradictions(everything, largest_seed=store.largest_seed())
+        if ids & {each.one.id, each.other.id}
+    ]
+
+
+def _lines(finding: Finding) -> list[str]:
+    whose = "" if finding.recomputable else f"; imported {when(finding.imported_at or 0)}"
+    checked = f"researcher verify {finding.study_id}" if finding.recomputable else f"ask {finding.origin}"
+    return [
+        told_of(finding),
+        f"    {when(finding.at)}{whose}; plan {finding.plan_hash[:16]}, to check it: {checked}",
+    ]
+
+
+def _contradiction_lines(found: Contradiction, store: Store) -> list[str]:
+    lines = [f"CONTRADICTION  {found.one.id} and {found.other.id}: {found.why}"]
+    if found.settled_by is not None:
+        return [*lines, f"    replicated since: {told_of(found.settled_by)}"]
+    return [*lines, "    replicate it:", f"    {command_of(found, store)}"]
+
+
+def command_of(found: Contradiction, store: Store) -> str:
+    """The replication as a person types it: by the options of a spec that is recorded here, else by the question."""
+    replication = found.replication
+    own = [each.study_id for each in (found.one, found.other) if each.recomputable]
+    specs = [
+        (StudySpec.model_validate(request.spec), store.plan(study).arms[0].levels)
+        for study in own
+        if (request := store.study(study).request) is not None
+    ]
+    words = ["--topic", replication.topic, "--instrument", replication.instrument]
+    seeds = ["--seeds", str(max(2, replication.seeds)), "--first-seed", str(replication.first_seed)]
+    return shlex.join(["researcher", "start", *(options_of(*specs[0]) if specs else words), *seeds])
+
+
+def _as_json(found: Contradiction, store: Store) -> dict[str, object]:
+    proposed = found.replication
+    return {
+        "findings": [found.one.id, found.other.id],
+        "why": found.why,
+        "settled_by": None if found.settled_by is None else found.settled_by.id,
+        "replication": {
+            "topic": proposed.topic,
+            "instrument": proposed.instrument,
+            "seeds": proposed.seeds,
+            "first_seed": proposed.first_seed,
+            "command": command_of(found, store),
+        },
+    }
+
+
+def _export(args: argparse.Namespace) -> int:
+    by = args.by or os.environ.get(GROUP)
+    if not by:
+        raise UsageError(f"say whose findings these are: --by 'Our group', or set {GROUP}")
+    chosen, _ = _chosen(open_home().store, args)
+    own = [each for each in chosen if args.all or each.recomputable]
+    file = Path(args.file)
+    if args.file != "-" and file.exists() and not args.force:
+        raise UsageError(f"{file} exists; choose another name, or --force")
+    try:
+        text = written(own, by)
+    except ValueError as error:
+        raise UsageError(f"these findings cannot be written: {error}") from error
+    if args.file == "-":
+        sys.stdout.write(text)
+        return DONE
+    write_atomically(file, text.encode())
+    if args.json:
+        say_json({"file": str(file.resolve()), "findings": len(own), "by": by})
+    else:
+        say(f"{file}: {len(own)} findings by {by}; others take them with `researcher findings import {file.name}`")
+    return DONE
+
+
+def _import(args: argparse.Namespace) -> int:
+    text = _text(args.file)
+    try:
+        numbered = read(text, at=SystemClock().now())
+    except FindingsRefused as error:
+        raise UsageError(f"nothing was imported from {args.file}\n{error}") from error
+    lines = {finding.id: number for number, finding in numbered}
+    store = open_home().store
+    try:
+        new = store.import_findings([finding for _, finding in numbered], replace=args.replace)
+    except FindingConflict as error:
+        told = "\n".join(f"line {lines[id]}: {id} {problem}" for id, problem in error.problems.items())
+        raise UsageError(f"nothing was imported from {args.file}\n{told}") from error
+    found = contradictions(store.findings(), largest_seed=store.largest_seed())
+    opposed = [each for each in found if {each.one.id, each.other.id} & set(lines)]
+    if args.json:
+        say_json({"read": len(numbered), "new": new, "contradictions": [_as_json(each, store) for each in opposed]})
+        return DONE
+    say(f"{args.file}: {len(numbered)} findings, {new} of them new; `researcher findings` shows all")
+    for each in opposed:
+        for line in _contradiction_lines(each, store):
+            say(line)
+    return DONE
+
+
+def _text(file: str) -> str:
+    if file == "-":
+        return sys.stdin.read()
+    try:
+        return Path(file).read_text(encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{file} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{file} is not text in UTF-8") from error

@@ -1,0 +1,122 @@
+"""The LLM that mends and writes instruments, as this machine configures it: which one, and what it may cost."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from foundation.clock import Clock, SystemClock
+from foundation.commandline import UsageError
+from researcher.cli.clients import NO_SANDBOX, on_ray
+from researcher.environments import interpreter
+from researcher.home import Home
+from researcher.instruments.catalogue import InstrumentFolder
+from researcher.llm.asking import Asker, Purse
+from researcher.llm.endpoint import Endpoint, OpenAIEndpoint
+from researcher.llm.settings import LlmSettings, llm_settings
+from researcher.models import LlmCall
+from researcher.repair.asking import Llm
+from researcher.repair.code import Unfit
+from researcher.repair.repairs import Helpers, Repairer, RepairLimits
+from researcher.repair.writing import write_instrument
+from researcher.sandbox.launch import sandbox
+from researcher.store.store import Store
+from researcher.study.plan import Plan
+
+_ANSWER_TOKENS = 16_384
+"""Of a mended version: whole files."""
+_HURRY_S = 60.0
+"""How long an opinion is worth waiting for."""
+
+Tell = Callable[[str], None]
+
+
+def repairer_of(
+    home: Home, store: Store, study_id: str, plan: Plan, folder: InstrumentFolder, clock: Clock, tell: Tell
+) -> Repairer:
+    """With what a person mended by hand taken up.
+
+    Raises: UsageError when that cannot be used; InstrumentChanged; PlanningRefused where the instrument's packages are not there.
+    """
+    choices = store.study(study_id).options
+    most = int(choices.get("repairs", 0))
+    repairer = Repairer(
+        store,
+        study_id,
+        plan,
+        folder,
+        home.studies / study_id / "code",
+        python=interpreter(folder, home.root),
+        helpers=helpers(store, study_id, choices, clock, tell, os.environ),
+        limits=RepairLimits(per_study=most),
+        tell=tell,
+    )
+    try:
+        repairer.by_hand()
+    except Unfit as error:
+        raise UsageError(f"the mended instrument cannot be used: {error}") from error
+    return repairer
+
+
+def helpers(
+    store: Store, study_id: str, choices: Mapping[str, Any], clock: Clock, tell: Tell, environ: Mapping[str, str]
+) -> Helpers:
+    """The LLM that is configured, where the study permits it. Tokens and cost count with those of its planning."""
+    if not choices.get("repairs"):
+        return Helpers(why_none="the study permits no repairs (--repairs 0)")
+    settings = llm_settings(environ)
+    if settings is None:
+        return Helpers()
+    endpoint, purse = OpenAIEndpoint(settings), Purse.of(store.llm_calls(study_id))
+
+    def llm(own: LlmSettings) -> Llm:
+        keep = partial(store.record_llm_call, study_id)
+        asker = Asker(endpoint, own, clock, keep=keep, tell=tell, purse=purse)
+        return Llm(asker, own.model, own.answer_tokens)
+
+    opinion = llm(replace(settings, patience_s=min(_HURRY_S, settings.patience_s)))
+    if on_ray(choices):
+        return Helpers(opinion=opinion, why_none=NO_SANDBOX)
+    return Helpers(
+        mending=llm(replace(settings, answer_tokens=max(_ANSWER_TOKENS, settings.answer_tokens))), opinion=opinion
+    )
+
+
+MODEL = "smollm2-135m"
+"""That a new instrument trains, unless the topic names another."""
+
+
+def settings_for_writing() -> LlmSettings:
+    """Raises: UsageError where no LLM is configured; PlanningRefused for a setting that is wrong."""
+    settings = llm_settings(os.environ)
+    if settings is None:
+        raise UsageError(
+            "--instrument new needs a planner LLM to write one, and none is configured here; set RESEARCHER_LLM_MODEL and "
+            "RESEARCHER_LLM_API_KEY or RESEARCHER_LLM_BASE_URL, or name an instrument of `researcher instruments`"
+        )
+    return replace(settings, answer_tokens=max(_ANSWER_TOKENS, settings.answer_tokens))
+
+
+async def new_instrument(
+    topic: str,
+    home: Home,
+    settings: LlmSettings,
+    calls: list[LlmCall],
+    tell: Tell,
+    *,
+    endpoint: Endpoint | None = None,
+    model: str = MODEL,
+) -> InstrumentFolder:
+    """calls: what was asked and answered is put there; what it holds already was paid by the same study. Raises: PlanningRefused."""
+    purse = Purse.of(calls)
+    asker = Asker(
+        endpoint or OpenAIEndpoint(settings), settings, SystemClock(), keep=calls.append, tell=tell, purse=purse
+    )
+    tell(f"asking {settings.model} to write an instrument; what it writes runs {sandbox().words}")
+    llm = Llm(asker, settings.model, settings.answer_tokens)
+    found = await write_instrument(topic, llm, home.root / "instruments", model, tell)
+    tell(f"{found.instrument.name} was written to {found.path}; read it before you approve the plan")
+    return found

@@ -1,0 +1,222 @@
+"""`researcher instruments`: what can be asked; whether an instrument is sound; its packages."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+
+from foundation.paths import user_data_dir
+from researcher.cli import DONE, say, say_json
+from researcher.environments import install, interpreter, rehearsed
+from researcher.home import data_dir
+from researcher.instruments.catalogue import (
+    OWN_STUDIES,
+    InstrumentFolder,
+    available,
+    open_instrument,
+)
+from researcher.instruments.declaration import shared_factors, shared_metrics
+from researcher.instruments.dotted import leaves
+from researcher.instruments.instrument import LEARNING_RATE, STUDY_MODEL, Factor, Instrument, Metric, Scalar
+from researcher.instruments.levels import level_text, number_text
+from researcher.refusals import PlanningRefused
+from researcher.repair.code import Unfit
+from researcher.repair.rehearsal import RehearsalRequest, rehearse
+
+_WIDTH = 100
+_MOST_CHOICES = 8
+
+
+def instruments_command(args: argparse.Namespace) -> int:
+    """All of them, a line each, and once what they share; with a name or folder, this one on a screen."""
+    if args.check or args.install:
+        return _tend(open_instrument(args.check or args.install), args)
+    found = [open_instrument(args.name).instrument] if args.name else [each.instrument for each in available()]
+    if args.json:
+        say_json([instrument.model_dump(mode="json") for instrument in found])
+        return DONE
+    for line in _one(found[0], args.name) if args.name else _all(found):
+        say(line)
+    return DONE
+
+
+def _tend(folder: InstrumentFolder, args: argparse.Namespace) -> int:
+    """Install its packages, or draw its tasks. The declaration was read already."""
+    if args.install:
+        python = install(folder, data_dir())
+        say_json({"instrument": folder.instrument.name, "python": python}) if args.json else say(
+            f"{folder.instrument.name} runs under {python}"
+        )
+        return DONE
+    defaults = folder.instrument.defaults
+    python = interpreter(folder, user_data_dir())
+    names = _task_parameters(folder.instrument)
+    (found,) = rehearsed(folder, python, [defaults.task], defaults.heldout_tasks, thorough=True, names=names)
+    reported = asyncio.run(check_reported(folder, python))
+    if args.json:
+        said = {} if reported is None else {"reported": reported}
+        say_json({"instrument": folder.instrument.name, "python": python, **found, **said})
+        return DONE
+    say(
+        f"{folder.instrument.name}: sound. {found['train']} train and {found['heldout']} held-out tasks drawn, none in both"
+    )
+    for what, task in zip(("train", "held out"), found["examples"], strict=True):
+        say(f"    {what:9} {task['id']}: {task['query']}")
+    if reported is not None:
+        say(f"    reports   {reported}")
+    say(f"    ask       {example(folder.instrument, args.check)}")
+    return DONE
+
+
+def _task_parameters(instrument: Instrument) -> list[str]:
+    """What factors give to `tasks`."""
+    targets = [target for factor in instrument.factors for target in factor.targets]
+    return [target.removeprefix("task.") for target in targets if target.startswith("task.")]
+
+
+def example(instrument: Instrument, called: str) -> str:
+    """A command line that starts a study of it. called: by its name, or its folder."""
+    usual = next(factor.default for factor in instrument.factors if factor.target == LEARNING_RATE)
+    rate = float(usual) or 1e-5
+    data = [f"--set {factor.name}=train.jsonl" for factor in instrument.factors if _has_to_be_named(factor)]
+    vary = f"--vary learning_rate={number_text(rate / 4)},{number_text(rate)}"
+    return " ".join(["researcher start --instrument", called, *data, vary])
+
+
+def _has_to_be_named(factor: Factor) -> bool:
+    return factor.type == "data" and not factor.default
+
+
+def _all(instruments: Sequence[Instrument]) -> Iterator[str]:
+    if not instruments:
+        yield f"No instruments are in {OWN_STUDIES}; name folders of them in RESEARCHER_STUDIES."
+    for instrument in instruments:
+        yield _cut(f"{instrument.name:{_widest(instruments)}}  {instrument.title}")
+    yield ""
+    yield "Every study can vary these factors; an instrument has more of its own:"
+    yield from _whole(_factor_lines([factor for factor in shared_factors() if factor.target != STUDY_MODEL]))
+    yield ""
+    yield "and measure these metrics:"
+    yield from _whole(_metric_lines(shared_metrics()))
+    yield ""
+    yield "`researcher instruments NAME` shows one instrument: its own factors, its defaults, how to start."
+
+
+def _one(instrument: Instrument, called: str) -> Iterator[str]:
+    """What differs from what all instruments share, its defaults, and how to start. At most a screen of lines."""
+    shared = {factor.name for factor in shared_factors()}
+    own = [factor for factor in instrument.factors if factor.name not in shared]
+    yield _cut(f"{instrument.name} {instrument.version}: {instrument.title}")
+    yield from textwrap.wrap(
+        instrument.description, _WIDTH - 2, initial_indent="  ", subsequent_indent="  ", max_lines=4
+    )
+    yield f"  Trains {instrument.model} unless --model names another."
+    for name, role in instrument.roles.items():
+        yield f"  Trains {role.model or instrument.model} beside it as {name}, on a server of its own."
+    yield "Factors of its own"
+    yield from map(_cut, _factor_lines(own)) if own else ["  none"]
+    yield "Metrics"
+    yield from map(_cut, _metric_lines([metric for metric in instrument.metrics if not metric.on_request]))
+    if asked := [metric.name for metric in instrument.metrics if metric.on_request]:
+        yield _cut(f"  on request: {', '.join(asked)}")
+    yield "Defaults"
+    yield from _wrapped(_defaults(instrument))
+    yield "Every run can vary (`researcher instruments` says what they mean)"
+    yield from _wrapped(", ".join(f.name for f in instrument.factors if f.name in shared and f.target != STUDY_MODEL))
+    yield "Start"
+    yield f"  {example(instrument, called)}"
+
+
+def _defaults(instrument: Instrument) -> str:
+    usual = instrument.defaults
+    seeds = f"{usual.seeds}" if usual.seeds == usual.max_seeds else f"{usual.seeds} to {usual.max_seeds}"
+    run = [f"{path}={level_text(value) if isinstance(value, Scalar) else value}" for path, value in leaves(usual.run)]
+    return (
+        f"{usual.metric} decides; {usual.steps} steps, {seeds} seeds per arm, {usual.heldout_tasks} held-out tasks with "
+        f"{usual.heldout_episodes} episodes each, about {usual.trial_s:g} s a trial on two cores; {', '.join(run)}"
+    )
+
+
+def _factor_lines(factors: Sequence[Factor]) -> Iterator[str]:
+    width = _widest(factors)
+    for factor in factors:
+        usual = level_text(factor.default) or "none"
+        yield f"  {factor.name:{width}}  {_range(factor):16} [{usual}] {_choices(factor)}{factor.description}"
+
+
+def _metric_lines(metrics: Sequence[Metric]) -> Iterator[str]:
+    width = _widest(metrics)
+    for metric in metrics:
+        better = "higher" if metric.direction == "increase" else "lower"
+        yield f"  {metric.name:{width}}  {better:6} margin {metric.margin:<5g} {metric.description}"
+
+
+def _widest(named: Sequence[Instrument] | Sequence[Factor] | Sequence[Metric]) -> int:
+    return max((len(each.name) for each in named), default=0)
+
+
+def _whole(lines: Iterable[str]) -> Iterator[str]:
+    for line in lines:
+        yield from _wrapped(line, " " * 8)
+
+
+def _wrapped(text: str, after: str = "  ") -> list[str]:
+    return textwrap.wrap(text.strip(), _WIDTH, initial_indent="  ", subsequent_indent=after, break_on_hyphens=False)
+
+
+def _cut(line: str) -> str:
+    return line if len(line) <= _WIDTH else f"{line[: _WIDTH - 1].rstrip()}…"
+
+
+def _range(factor: Factor) -> str:
+    """Which levels it may take."""
+    if factor.low is not None and factor.high is not None:
+        return f"{number_text(factor.low)} to {number_text(factor.high)}"
+    if factor.choices:
+        return f"one of {len(factor.choices)}"
+    return {"bool": "on or off", "data": "FILE or hf:NAME", "text": "TEXT"}.get(factor.type, "any number")
+
+
+def _choices(factor: Factor) -> str:
+    return f"{', '.join(map(str, factor.choices))}. " if 0 < len(factor.choices) <= _MOST_CHOICES else ""
+
+
+_ANSWERS = ["", "7", "I think the answer is 42."]
+
+
+async def check_reported(folder: InstrumentFolder, python: str) -> str | None:
+    """In words, what was seen; None where no metric is made of what episodes report.
+
+    Raises: PlanningRefused where an episode that came to a reward lacks one of them.
+    """
+    instrument = folder.instrument
+    names = sorted({metric.reported_as for metric in instrument.metrics if metric.kind == "outcome"})
+    if not names:
+        return None
+    if instrument.roles:
+        return f"not checked whether its episodes report {', '.join(names)}: a rehearsal cannot stand in for a team"
+    request = RehearsalRequest(
+        folder=str(folder.path), workflow=instrument.workflow, parameters=instrument.defaults.task, answers=_ANSWERS
+    )
+    try:
+        found = await rehearse(request, python=python)
+    except Unfit as error:
+        raise PlanningRefused(f"{instrument.name}: {error}") from error
+    ended = [each for each in found.played if each.ended]
+    if not ended:
+        why = found.error or next((each.error for each in found.played if each.error), "none came to a reward")
+        raise PlanningRefused(
+            f"{instrument.name}: no rehearsed episode ended, so it is unknown what they report: "
+            f"{why.strip().rpartition(chr(10))[2]}"
+        )
+    for name in names:
+        lacking = sum(name not in each.metrics for each in ended)
+        if lacking:
+            raise PlanningRefused(
+                f"{instrument.name} has a metric of {name!r}, and {lacking} of {len(ended)} rehearsed episodes do not report it: "
+                f"have every rollout return Outcome(…, metrics={{{name!r}: …}}), or take the metric out of the declaration",
+                [name],
+            )
+    return f"{len(ended)} rehearsed episodes report {', '.join(names)}"

@@ -1,0 +1,73 @@
+"""`researcher report` and `researcher verify`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from foundation.streams import read_or_not
+from researcher.cli import DONE, FAILED, say, say_json
+from researcher.home import open_home
+from researcher.ownership import owned_now
+from researcher.report.conducted import Difference
+from researcher.report.verify import reworded, verify
+from researcher.store.errors import NotFound
+
+_SHOWN = 12
+
+
+def report_command(args: argparse.Namespace) -> int:
+    """Write the report again from the records."""
+    from researcher.conduct import report  # with all that carries studies out, which to verify takes none of
+
+    home = open_home()
+    study_id = home.store.resolve_study(args.study)
+    with owned_now(home.store, study_id) as store:
+        folder = report(store, study_id, home.studies)
+    files = {"markdown": str(folder / "report.md"), "html": str(folder / "report.html")}
+    if args.json:
+        say_json({"study": study_id, **files})
+    else:
+        say(Path(files["markdown"]).read_text())
+        say(f"{files['markdown']}\n{files['html']}")
+    return DONE
+
+
+def verify_command(args: argparse.Namespace) -> int:
+    """Recompute every claim; 1 and the claim's name on a difference."""
+    home = open_home()
+    study_id = home.store.resolve_study(args.study)
+    claims, reported = home.store.claims(study_id), home.store.report_files(study_id)
+    if not claims and not reported:
+        raise NotFound(f"{study_id} has no report to verify yet; `researcher status {study_id}` says how it is doing")
+    files = {kind: str(_own_copy(home.studies / study_id, Path(path))) for kind, path in reported.items()}
+    seal = home.store.report_seal(study_id)
+    differences = verify(home.store.study_data(study_id), claims, files, seal)
+    with read_or_not():
+        _tell(differences, study_id, len(claims), reworded=seal is not None and reworded(seal), as_json=args.json)
+    return FAILED if differences else DONE
+
+
+def _tell(differences: Sequence[Difference], study_id: str, claims: int, *, reworded: bool, as_json: bool) -> None:
+    if as_json:
+        rows = [difference.model_dump() for difference in differences]
+        say_json({"study": study_id, "claims": claims, "differences": rows, "reworded": reworded})
+        return
+    for difference in differences[:_SHOWN]:
+        say(str(difference))
+    if len(differences) > _SHOWN:
+        say(f"... and {len(differences) - _SHOWN} more, which follow from these; --json shows all")
+    verdict = f"{len(differences)} differ" if differences else "all recompute"
+    say(f"{study_id}: {claims} claims, {verdict}")
+    if reworded and differences:
+        say(
+            "another version of researcher concluded the study: verdicts and what follows from them may differ for that alone"
+        )
+    elif reworded:
+        say(f"another version of researcher worded it; `researcher report {study_id}` words it as this one does")
+
+
+def _own_copy(folder: Path, recorded: Path) -> Path:
+    """A home that was copied or moved has its reports in its own folders, wherever they were when they were recorded."""
+    return folder / recorded.name if folder.is_dir() else recorded

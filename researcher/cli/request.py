@@ -1,0 +1,265 @@
+"""From a command line to a draft of a study spec: a study file, a topic that a planner reads, or options alone."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from foundation.commandline import UsageError
+from foundation.durations import duration_s
+from foundation.nearest import MOST_NAMES
+from researcher.cli import say
+from researcher.home import Home
+from researcher.instruments.catalogue import available, open_instrument
+from researcher.instruments.levels import level_text
+from researcher.models import LONGEST_TOPIC, Finding, LlmCall
+from researcher.planner.outcome import Asked, Declined, NeedsEdit, Outcome, Planner, Proposed, TopicRequest
+from researcher.refusals import PlanningRefused
+from researcher.study.draft import Draft
+from researcher.study.edits import arms_of, edited, marked, seeds_of, settings_of, vary_of
+from researcher.study.file import Lines, read_study_file
+from researcher.study.printing import study_text
+from researcher.study.spec import DesignName
+
+_CROSSED: DesignName = "factorial"
+Teller = Callable[[str], None]
+
+
+class DraftToEdit(PlanningRefused):
+    """The planner has a draft that a person must finish. text: the draft as a study file."""
+
+    def __init__(self, draft: Draft, problems: tuple[str, ...]) -> None:
+        said = " ".join(f"{each.rstrip('.')}." for each in problems)
+        super().__init__(
+            f"{said} Keep the draft in a file (`researcher draft ... -o study.yaml`), edit it, and start that"
+        )
+        self.text = study_text(draft, problems)
+        self.fields = draft.fields
+
+
+class QuestionOpen(Exception):
+    """The planner needs an answer before it can go on, and nobody is at the terminal."""
+
+    def __init__(self, question: str) -> None:
+        super().__init__(f"the planner asks: {question} Answer with --answer TEXT")
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A draft, and the lines of its keys where it comes from a study file."""
+
+    draft: Draft
+    lines: Lines | None = None
+
+
+@dataclass(slots=True)
+class Asking:
+    """One request on its way to a draft. calls: of the LLM, made for it so far; its own are put there."""
+
+    args: argparse.Namespace
+    home: Home | None
+    calls: list[LlmCall] = field(default_factory=list)
+
+    def wanted(self) -> Wanted:
+        """Raises: UsageError, PlanningRefused (DraftToEdit where there is a draft), QuestionOpen."""
+        args, edits = self.args, edits_of(self.args)
+        given = [bool(args.file), args.topic is not None, bool(edits.keys() & {"compare", "arms"} or _several(edits))]
+        if args.file and args.topic is not None:
+            raise UsageError("a study file and --topic both say what to ask; leave one of them out")
+        if args.file:
+            fields, lines = read_study_file(Path(args.file))
+            return Wanted(edited(Draft(fields=fields, sources=marked(fields, "file"), author="file"), edits), lines)
+        if args.topic is not None:
+            draft = edited(self._planned(topic_of(args.topic), edits), edits)
+            if edits.keys() & {"compare", "arms"} or _several(edits):
+                said = "What the topic compares, where it is something else: the options say what is compared."
+                draft = replace(draft, uncovered=(*draft.uncovered, said))
+            return Wanted(draft)
+        if args.answer:
+            raise UsageError("--answer answers a planner's question about --topic; leave it out")
+        if not any(given):
+            raise UsageError(
+                "nothing says what to study: give a study file, --topic TEXT, or --instrument NAME --vary FACTOR=A,B"
+            )
+        if "instrument" not in edits:
+            names = ", ".join(each.instrument.name for each in available())
+            raise UsageError(f"--vary, --arm and --model need --instrument NAME beside them; there are: {names}")
+        fields = {"question": question_of(edits), **edits}
+        return Wanted(Draft(fields=fields, sources=marked(edits, "flag"), author="options"))
+
+    def _planned(self, topic: str, edits: dict[str, Any]) -> Draft:
+        """What the planner makes of a topic, whatever it takes to answer its questions."""
+        import asyncio
+
+        name = edits.get("instrument")
+        folders = [open_instrument(name)] if name is not None else available()
+        given = edits if name is None else edits | {"instrument": folders[0].instrument.name}
+        planner, answers = self._planner(), list(self.args.answer)
+        while True:
+            request = TopicRequest(
+                topic=topic,
+                instruments=folders,
+                given=given,
+                known=findings(self.home),
+                servers=max(1, len(getattr(self.args, "server", []))),
+                answers=answers,
+            )
+            outcome = asyncio.run(planner.propose(request))
+            if not isinstance(outcome, Asked):
+                return _draft_in(outcome)
+            if not sys.stdin.isatty() or self.args.json:
+                raise QuestionOpen(outcome.question)
+            say(f"The planner asks: {outcome.question}")
+            answers.append(input("> ").strip())
+
+    def _planner(self) -> Planner:
+        """The LLM where one is configured and wanted, else the matcher. Raises: PlanningRefused."""
+        from researcher.llm.settings import llm_settings
+
+        settings = None if self.args.planner == "builtin" else llm_settings(os.environ)
+        if settings is None and self.args.planner == "llm":
+            raise PlanningRefused(
+                "--planner llm needs a planner LLM, and none is configured here; set RESEARCHER_LLM_MODEL and "
+                "RESEARCHER_LLM_API_KEY or RESEARCHER_LLM_BASE_URL, or plan with --planner builtin"
+            )
+        if settings is None:
+            from researcher.planner.matcher import Matcher
+
+            return Matcher()
+        from foundation.clock import SystemClock
+        from foundation.ids import RandomIds
+        from researcher.llm.asking import Purse
+        from researcher.llm.endpoint import OpenAIEndpoint
+        from researcher.planner.agent import LlmPlanner
+        from researcher.store.database import default_url
+
+        return LlmPlanner(
+            OpenAIEndpoint(settings),
+            settings,
+            SystemClock(),
+            keep=self.calls.append,
+            tell=teller(self.args),
+            spent=Purse.of(self.calls),
+            checkpoints=default_url() if self.home is not None else None,
+            thread=RandomIds().new("plan"),
+        )
+
+
+def _draft_in(outcome: Outcome) -> Draft:
+    """Raises: PlanningRefused."""
+    match outcome:
+        case Proposed(draft=draft):
+            return draft
+        case NeedsEdit(draft=draft, problems=problems):
+            raise DraftToEdit(draft, problems)
+        case Declined(reason=reason, nearest=nearest):
+            instead = f" Nearest: {', '.join(nearest[:MOST_NAMES])}." if nearest else ""
+            raise PlanningRefused(f"{reason.rstrip('.')}.{instead}", nearest)
+        case Asked():
+            raise AssertionError("answered above")
+
+
+def teller(args: argparse.Namespace) -> Teller:
+    """Prints progress, or nothing where the output is JSON."""
+    return (lambda _: None) if args.json else say
+
+
+def findings(home: Home | None) -> list[Finding]:
+    """Findings of earlier studies; none where there is no database yet."""
+    return [] if home is None else home.store.findings()
+
+
+def edits_of(args: argparse.Namespace) -> dict[str, Any]:
+    """Fields of the spec that options set, by name. Raises: UsageError."""
+    edits: dict[str, Any] = {
+        "instrument": args.instrument,
+        "model": (args.model[0] if len(args.model) == 1 else list(args.model)) if args.model else None,
+        "compare": vary_of(args.vary) or None,
+        "arms": arms_of(args.arm) or None,
+        "design": args.design,
+        "set": settings_of("--set", args.set) or None,
+        "metric": args.metric,
+        "secondary": args.secondary or None,
+        "claim": args.claim,
+        "margin": args.margin,
+        "steps": args.steps,
+        "looks": args.looks,
+        "fine": args.fine,
+        "approve": args.approve,
+    }
+    seeds = {} if args.seeds is None else seeds_of(args.seeds)
+    if args.first_seed is not None:
+        seeds["first"] = args.first_seed
+    schedule = {"windows": args.window, "days": args.days}
+    edits |= {
+        "seeds": seeds or None,
+        "budget": None if args.budget is None else {"wall": seconds(args.budget)},
+        "schedule": {name: value for name, value in schedule.items() if value} or None,
+    }
+    edits = {name: value for name, value in edits.items() if value is not None}
+    if len(edits.get("compare", {})) + _several(edits) > 1 and "design" not in edits:
+        edits["design"] = _CROSSED
+    return edits
+
+
+def _several(edits: dict[str, Any]) -> bool:
+    """Whether several models are compared."""
+    return isinstance(edits.get("model"), list)
+
+
+def question_of(edits: dict[str, Any]) -> str:
+    """What a study that options describe asks, in words."""
+    parts = [
+        f"{name} {', '.join(map(level_text, [*([each['baseline']] if 'baseline' in each else []), *each['levels']]))}"
+        for name, each in edits.get("compare", {}).items()
+    ]
+    parts += [f"the arms {', '.join(edits['arms'])}"] if "arms" in edits else []
+    parts += [f"the models {', '.join(edits['model'])}"] if _several(edits) else []
+    return f"Compare {' and '.join(parts)} on {edits['instrument']}."
+
+
+def topic_of(given: str) -> str:
+    """The topic itself, or what `@FILE` holds. Raises: UsageError."""
+    if given.startswith("@"):
+        file = Path(given[1:])
+        try:
+            given = file.read_text(encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"the topic file {str(file)!r} cannot be read: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise UsageError(f"the topic file {str(file)!r} is not text in UTF-8") from error
+    if not given.strip():
+        raise UsageError("the topic is empty; ask a question, such as those of `researcher instruments`")
+    if len(given.strip()) > LONGEST_TOPIC:
+        raise UsageError(f"the topic has {len(given.strip())} characters, and at most {LONGEST_TOPIC} are taken")
+    try:
+        given.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError("the topic is not text in UTF-8") from error
+    return given.strip()
+
+
+def seconds(text: str) -> float:
+    """`8h`, `90m`, `1h30m`, `2d`, or plain seconds. Raises: UsageError."""
+    try:
+        total = float(text)
+    except ValueError:
+        found = duration_s(text)
+        if found is None:
+            raise UsageError(f"{text!r} is not a time; write 8h, 90m, 1h30m or seconds") from None
+        total = found
+    if not 0 < total < float("inf"):
+        raise UsageError(f"{text!r} is no time to spend; write 8h, 90m, 1h30m or seconds")
+    return total
+
+
+def check_addresses(urls: list[str]) -> None:
+    """Of `--server`. Raises: UsageError."""
+    for url in urls:
+        if not url.startswith(("http://", "https://")):
+            raise UsageError(f"--server {url!r} is no address; write it as http://host:8642")

@@ -1,0 +1,191 @@
+"""`researcher resume` and `researcher daemon`, and how `start` carries a study out: here, or by the daemon."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Coroutine
+from types import FrameType
+from typing import Any
+
+from foundation import logs
+from foundation.clock import SystemClock
+from foundation.commandline import UsageError
+from foundation.streams import read_or_not
+from researcher.cli import DONE, FAILED, WAITING, Interrupted, say, say_json
+from researcher.cli.clients import check_cluster
+from researcher.cli.request import check_addresses, teller
+from researcher.cli.servers import check_servers
+from researcher.cli.worker import keep, sit
+from researcher.conduct import Outcome
+from researcher.executor.cleanup import Keeping, end_left_of
+from researcher.executor.slots import weights_seen
+from researcher.home import Home, open_home
+from researcher.instruments.catalogue import open_instrument
+from researcher.models import StudyStatus
+from researcher.ownership import owned, owned_now
+from researcher.schedule.daemon import carry, ensure_daemon, only_daemon
+from researcher.store.errors import DatabaseAway, WrongState
+from researcher.store.outages import waiting
+from researcher.study.plan import Plan
+from researcher.view import view_for
+
+
+def detach(home: Home, study_id: str, plan: Plan, *, as_json: bool) -> int:
+    """Freeze the plan and hand the study to the daemon."""
+    with owned_now(home.store, study_id) as store:
+        store.save_plan(study_id, plan)
+    ensure_daemon()
+    if as_json:
+        say_json({"study": study_id, "hash": plan.digest(), "log": home.studies / study_id / "daemon.log"})
+    else:
+        say(f"{study_id}: the daemon carries it on; `researcher watch {study_id}` follows it")
+    return DONE
+
+
+def resume_command(args: argparse.Namespace) -> int:
+    """Go on with a study, wherever it was left."""
+    home = open_home()
+    study_id = home.store.resolve_study(args.study)
+    study = home.store.study(study_id)
+    if study.status is StudyStatus.DONE or (args.scheduled and study.status.ended):
+        return _close(_to_its_end(study_id, _wound_up(home, study_id, teller(args))), study_id, as_json=args.json)
+    home.store.plan(study_id)
+    if home.store.events(study_id, limit=1, kind="reproduces"):
+        raise WrongState(f"{study_id} runs one trial of an archive again: `researcher reproduce` begins it anew")
+    if args.server:
+        _move(home, study_id, args.server)
+    if not args.scheduled:
+        home.store.clear_requests(study_id)
+    return conduct(home, study_id, as_json=args.json, wait=not args.scheduled)
+
+
+def _move(home: Home, study_id: str, urls: list[str]) -> None:
+    """Have the study go on with these servers. Trials under way elsewhere begin anew on them.
+
+    Raises: UsageError; LeaseHeld when another process works on the study.
+    """
+    check_addresses(urls)
+    plan, options = home.store.plan(study_id), home.store.study(study_id).options
+    if options.get("keep_models"):
+        raise UsageError(
+            "--server: the study keeps its models, which only servers that it starts itself do; leave it out"
+        )
+    check_servers(plan, urls, weights_seen(home.store, study_id))
+    if options.get("clients", "local") != "local":
+        folder = open_instrument(options["instrument"])
+        check_cluster(options["clients"], plan, folder, urls, say)
+    with owned_now(home.store, study_id) as store:
+        store.move(study_id, urls)
+
+
+async def _wound_up(home: Home, study_id: str, tell: Callable[[str], None]) -> Outcome:
+    """Of a study that has ended: what an earlier call did not get to."""
+    study, folder, models = home.store.study(study_id), home.studies / study_id, None
+    async with owned(home.store, study_id, SystemClock()) as store:
+        if study.status is StudyStatus.DONE:
+            models = await keep(Keeping(store, study_id, folder, SystemClock(), os.environ), study.options, tell)
+        else:
+            for line in await end_left_of(store, study_id, folder, SystemClock()):
+                tell(line)
+    written = study.status is StudyStatus.DONE or (folder / "report.md").exists()
+    return Outcome(study.status, study.reason or "nothing is left to do", folder if written else None, models=models)
+
+
+def conduct(home: Home, study_id: str, *, as_json: bool, plan: Plan | None = None, wait: bool = True) -> int:
+    logs.configure("WARNING")
+    view = view_for(as_json=as_json)
+    try:
+        outcome = _to_its_end(study_id, sit(home, study_id, view, plan, wait=wait))
+    finally:
+        view.close()
+    return _close(outcome, study_id, as_json=as_json)
+
+
+def _to_its_end(study_id: str, work: Coroutine[Any, Any, Outcome]) -> Outcome:
+    """Raises: Interrupted by Ctrl-C, SIGTERM or a terminal that was closed; what the work raises."""
+    try:
+        return asyncio.run(_until_told(work))
+    except (asyncio.CancelledError, KeyboardInterrupt):
+        raise Interrupted(study_id) from None
+    except DatabaseAway:
+        if waiting.ended:
+            raise Interrupted(study_id) from None
+        raise
+    finally:
+        waiting.ended = False
+
+
+async def _until_told(work: Coroutine[Any, Any, Outcome]) -> Outcome:
+    """SIGTERM ends it as Ctrl-C does: servers of our own are stopped, and the study can be resumed. So does SIGHUP, unless it
+    is ignored, as under `nohup`. All are heeded also while this thread waits for the database."""
+    task, loop = asyncio.current_task(), asyncio.get_running_loop()
+    assert task is not None
+
+    def end() -> None:
+        """Once: told again, by a terminal that closes after Ctrl-C, its end is not to be cut short."""
+        if not task.cancelling():
+            task.cancel()
+
+    def told(number: int, frame: FrameType | None) -> None:
+        """At once, while the loop hears of it only when this thread is back in it."""
+        waiting.end()
+        if number == signal.SIGINT and callable(interrupt):
+            interrupt(number, frame)
+
+    interrupt = signal.getsignal(signal.SIGINT)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            loop.add_signal_handler(number, end)
+            signal.signal(number, told)
+    if not callable(interrupt):
+        return await work
+    signal.signal(signal.SIGINT, told)
+    try:
+        return await work
+    finally:
+        signal.signal(signal.SIGINT, interrupt)
+
+
+def _close(outcome: Outcome, study_id: str, *, as_json: bool) -> int:
+    with read_or_not():
+        _tell(outcome, study_id, as_json=as_json)
+    if outcome.status is StudyStatus.WAITING:
+        return WAITING
+    return DONE if outcome.status is StudyStatus.DONE else FAILED
+
+
+def _tell(outcome: Outcome, study_id: str, *, as_json: bool) -> None:
+    if as_json:
+        told = {"study": study_id, "status": outcome.status, "reason": outcome.reason, "report": outcome.report}
+        say_json(told | {"models": outcome.models})
+        return
+    say(f"{study_id}: {outcome.status}. {outcome.reason}")
+    if outcome.report is not None:
+        say(f"report: {outcome.report / 'report.md'}\n        {outcome.report / 'report.html'}")
+        if outcome.models is not None:
+            say(f"models: {outcome.models}/*/*; `swarm serve --model DIR` hosts one")
+        say("`researcher verify` recomputes every number in it; `researcher ui` shows it in a browser")
+
+
+_GLANCE_S = 0.5
+"""Whoever asks whether a daemon lives holds its lock for a moment."""
+_HANDOVER_S = 5.0
+"""How long a daemon that was started for a study waits for one that may just be ending."""
+
+
+def daemon_command(args: argparse.Namespace) -> int:
+    """Run until it is ended, or no study is left in its care."""
+    logs.configure("WARNING")
+    open_home().store.close()
+    with only_daemon(_HANDOVER_S if args.until_idle else _GLANCE_S) as alone:
+        if not alone:
+            text = "a daemon carries the studies of this data directory and database already"
+            say_json({"carries": False, "reason": text}) if args.json else say(text)
+            return DONE if args.until_idle else FAILED
+        asyncio.run(carry(until_idle=args.until_idle))
+    if args.json:
+        say_json({"carries": False, "reason": "no study is left to carry on"})
+    return DONE

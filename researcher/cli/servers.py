@@ -1,0 +1,211 @@
+"""The servers of a study: those that a person gives with `--server`, checked before it begins, or those started on this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from foundation.clock import Clock
+from foundation.commandline import UsageError
+from researcher.executor.local_server import LocalServer
+from researcher.executor.servers import ServerPool, one_server, server_token
+from researcher.executor.slots import hosted, misfit, serving
+from researcher.home import Home
+from researcher.store.store import Store
+from researcher.study.plan import Plan, PlanModel
+from swarm.client import Forbidden, NotASwarmServer, Patience, SwarmClient, SwarmError, Unauthorized
+from swarm.models import ModelUnavailable, resolve
+from swarm.models.catalogue import hosted_name
+from swarm.protocol.status import ServerStatus
+
+
+def check_servers(plan: Plan, urls: list[str], seen: Mapping[str, str] | None = None) -> None:
+    """seen: the weights that the study's trials had so far (`weights_seen`).
+
+    Raises: UsageError when servers are given and too few for one trial, when one refuses our token, when two are the same
+    or one is none, or when one hosts another model than the plan trains.
+    """
+    urls = list(dict.fromkeys(url.rstrip("/") for url in urls))
+    given, needed = len(urls), 1 + len(plan.roles)
+    if 0 < given < needed:
+        models = ", ".join(["its own model", *plan.roles])
+        raise UsageError(
+            f"a trial of {plan.instrument} takes {needed} servers at once ({models}), {given} given: repeat --server, in "
+            "this order; or give none, and they are started on this machine"
+        )
+    statuses = dict(zip(urls, asyncio.run(_statuses(urls)), strict=True))
+    if urls:
+        _check_different(statuses)
+        _check_models(plan, statuses, seen or {})
+
+
+def _check_different(statuses: dict[str, ServerStatus | None]) -> None:
+    by_id: dict[str, str] = {}
+    for url, status in statuses.items():
+        if status is not None and (first := by_id.setdefault(status.server_id, url)) != url:
+            raise UsageError(f"--server: {one_server(first, url)}")
+
+
+def _check_models(plan: Plan, statuses: Mapping[str, ServerStatus | None], seen: Mapping[str, str]) -> None:
+    """Of the servers that answer; the others are checked when they are first used."""
+    answers = {url: status for url, status in statuses.items() if status is not None}
+    if plan.models:
+        _check_each_is_hosted(plan.models, statuses)
+    places = [plan.model, *(plan.model_of_role(role) for role in plan.roles)]
+    found: dict[str, tuple[str, ServerStatus]] = {}
+    for place, url in enumerate(statuses):
+        if (status := answers.get(url)) is None:
+            continue
+        model = _of_those(plan.models, url, status) if plan.models else places[place % len(places)]
+        problem = misfit(model, url, status, seen.get(model.name))
+        if problem is not None:
+            raise UsageError(problem)
+        first, other = found.setdefault(model.name, (url, status))
+        if other.model_fingerprint != status.model_fingerprint:
+            raise UsageError(
+                f"{first} hosts {hosted(other)} and {url} hosts {hosted(status)}: all trials of {model.name} have to begin with "
+                "the same weights; give servers that host the same"
+            )
+
+
+def _of_those(models: Sequence[PlanModel], url: str, status: ServerStatus) -> PlanModel:
+    """The one that is hosted there, else the first, which then is missed there."""
+    return next((model for model in models if misfit(model, url, status) is None), models[0])
+
+
+def _check_each_is_hosted(models: Sequence[PlanModel], statuses: Mapping[str, ServerStatus | None]) -> None:
+    """Raises: UsageError when there is a model that neither a server hosts nor one of those that do not answer may host."""
+    answers = [(url, status) for url, status in statuses.items() if status is not None]
+    missing = [model for model in models if all(misfit(model, *answer) for answer in answers)]
+    if len(missing) <= len(statuses) - len(answers):
+        return
+    there = [
+        f"{url} hosts {hosted(status)}" if status else f"{url} does not answer" for url, status in statuses.items()
+    ]
+    raise UsageError(
+        f"the arms train {' and '.join(model.title for model in models)}, and no server given hosts "
+        f"{' or '.join(model.title for model in missing)} ({'; '.join(there)}): start one with {serving(missing[0])}, or give no --server, "
+        "and they take turns on this machine"
+    )
+
+
+async def _statuses(urls: list[str]) -> list[ServerStatus | None]:
+    return list(await asyncio.gather(*map(_status, urls)))
+
+
+async def _status(url: str) -> ServerStatus | None:
+    """None of one that is away: it is waited for later, where nothing hangs on what it hosts."""
+    async with SwarmClient(url, server_token(os.environ), patience=Patience(connect_s=0.0, later_s=0.0)) as swarm:
+        try:
+            return await swarm.status()
+        except (Unauthorized, Forbidden) as refusal:
+            raise UsageError(f"{url}: {refusal}") from refusal
+        except NotASwarmServer as error:
+            raise UsageError(f"{url}: {error}") from error
+        except SwarmError:
+            return None
+
+
+def starting(plan: Plan) -> str:
+    """What is waited for, in words."""
+    if plan.models:
+        return f"the swarm servers that take turns on this machine ({', '.join(each.name for each in plan.models)})"
+    if not plan.roles:
+        return "the swarm server that starts on this machine"
+    return f"{1 + len(plan.roles)} swarm servers that start on this machine, one after the other"
+
+
+def pool_of(
+    home: Home,
+    store: Store,
+    study_id: str,
+    plan: Plan,
+    choices: dict[str, Any],
+    clock: Clock,
+    tell: Callable[[str], None] = lambda _: None,
+) -> ServerPool:
+    """The servers that were given, else one to start here for each model that a trial trains; where arms differ by their
+    model, these take turns."""
+    return ServerPool(
+        store,
+        f"study {study_id}",
+        urls=choices["servers"],
+        local=_local_servers(home, study_id, plan, choices),
+        roles=tuple(plan.roles),
+        by_turns=bool(plan.models) and not choices["servers"],
+        models=len(plan.hosted),
+        at_most=choices.get("max_parallel"),
+        keep_runs=bool(choices.get("keep_models")),
+        clock=clock,
+        tell=tell,
+    )
+
+
+async def have_models(
+    plan: Plan, choices: dict[str, Any], tell: Callable[[str], None] = lambda _: None, *, arm: str | None = None
+) -> None:
+    """What servers that start here will host, in the cache of models: fetched or made before any of them starts.
+
+    arm: the only one whose trials run; None: all. tell: told how it goes, where that takes time. Raises: ModelUnavailable, also for a folder that changed since it was planned.
+    """
+    if choices["servers"] or choices.get("engine", "local") == "echo":
+        return
+    progress, teller = logging.getLogger("swarm.models"), _Teller(tell)
+    progress.addHandler(teller)
+    progress.setLevel(logging.INFO)
+    try:
+        hosted = plan.hosted if arm is None else (plan.model_of(arm),)
+        for model in dict.fromkeys([*hosted, *map(plan.model_of_role, plan.roles)]):
+            await asyncio.to_thread(_have, model)
+    finally:
+        progress.removeHandler(teller)
+        progress.setLevel(logging.NOTSET)
+
+
+def _have(model: PlanModel) -> None:
+    elsewhere = "or give a --server that hosts these weights"
+    if model.path is not None and not Path(model.path).is_dir():
+        raise ModelUnavailable(
+            f"the plan trains {model.title} from the folder {model.path}, which is not on this machine; put it there, {elsewhere}"
+        )
+    found = resolve(model.source)
+    if model.fingerprint not in (None, found.fingerprint):
+        raise ModelUnavailable(
+            f"{model.path} holds other weights ({found.fingerprint[:12]}) than when the study was planned ({model.title}); put "
+            f"those back, {elsewhere}, or start a new study"
+        )
+
+
+class _Teller(logging.Handler):
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        super().__init__(logging.INFO)
+        self._tell = tell
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._tell(record.getMessage())
+
+
+def _local_servers(home: Home, study_id: str, plan: Plan, choices: dict[str, Any]) -> list[LocalServer]:
+    """None where servers were given. No longer contexts than the plan asks for: the memory for them is taken when a server
+    starts."""
+    if choices["servers"]:
+        return []
+    engine, longest = choices.get("engine", "local"), plan.run.get("max_model_len")
+    arguments = ("--max-model-len", str(longest)) if longest else ()
+    if plan.models:
+        models = {f"server-{hosted_name(each.name)}": each for each in plan.models}
+    else:
+        models = {"server": plan.model, **{f"server-{role}": plan.model_of_role(role) for role in plan.roles}}
+    return [
+        LocalServer(
+            model=model.name if engine == "echo" else model.source,
+            folder=home.studies / study_id / name,
+            engine=engine,
+            arguments=arguments,
+        )
+        for name, model in models.items()
+    ]

@@ -1,0 +1,310 @@
+"""`researcher start` and `researcher draft`: what is asked becomes a spec, a frozen plan, and a study.
+
+Only what a dry run needs is imported here: it answers at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from foundation.clock import SystemClock
+from foundation.commandline import UsageError
+from foundation.paths import user_data_dir, write_atomically
+from researcher.cli import DONE, USAGE, WAITING, say, say_json
+from researcher.cli.request import (
+    Asking,
+    DraftToEdit,
+    QuestionOpen,
+    Wanted,
+    check_addresses,
+    findings,
+    teller,
+    topic_of,
+)
+from researcher.design.planning import plan_of
+from researcher.design.pricing import price_of
+from researcher.home import DATABASE, Home, data_dir, open_home
+from researcher.instruments.catalogue import OWN_STUDIES, InstrumentFolder, open_instrument
+from researcher.models import LlmCall
+from researcher.refusals import PlanningRefused, SpecRefused
+from researcher.schedule.timetable import Timetable
+from researcher.study.draft import Draft
+from researcher.study.file import spec_of
+from researcher.study.plan import Plan
+from researcher.study.printing import study_text
+from researcher.study.spec import StudySpec
+
+NEW = "new"
+
+
+def start_command(args: argparse.Namespace) -> int:
+    """Plan, freeze, conduct, report."""
+    _check_places(args)
+    home, calls = _home(args), list[LlmCall]()
+    folder = _written(args, home, calls) if args.instrument == NEW else None
+    try:
+        wanted = Asking(args, home, calls).wanted()
+        spec, timetable, folder, plan = _planned(wanted, home, folder, servers=max(1, len(args.server)))
+        plan = _with_tasks(plan, folder, home, dry_run=args.dry_run)
+    except DraftToEdit as draft:
+        if not args.json:
+            say(draft.text.rstrip("\n"))
+        return _to_edit(args, draft)
+    except QuestionOpen as question:
+        return _asked(question, as_json=args.json)
+    finally:
+        _keep(calls)
+    if args.dry_run:
+        _show(wanted.draft, spec, plan, folder, args)
+        return DONE
+    assert home is not None
+    return _begin(args, home, wanted.draft, spec, plan, folder, timetable, calls)
+
+
+def draft_command(args: argparse.Namespace) -> int:
+    """Write the study file that a topic or options make. 2 where a person has to finish it."""
+    if args.output is not None:
+        _check_output(Path(args.output), force=args.force)
+    home, calls = _home(args), list[LlmCall]()
+    try:
+        wanted = Asking(args, home, calls).wanted()
+        _planned(wanted, home, None, servers=1)
+        code, text, fields = DONE, study_text(wanted.draft), wanted.draft.fields
+    except DraftToEdit as draft:
+        code, text, fields = _to_edit(args, draft), draft.text, draft.fields
+    except QuestionOpen as question:
+        return _asked(question, as_json=args.json)
+    finally:
+        _keep(calls)
+    if args.output is not None:
+        file = Path(args.output)
+        write_atomically(file, text.encode())
+        said = f"wrote {file}; `researcher start {file}` runs it" if code == DONE else f"wrote {file}"
+        say_json({"file": str(file), "fields": fields}) if args.json else say(said)
+    else:
+        say_json({"fields": fields, "text": text}) if args.json else say(text.rstrip("\n"))
+    return code
+
+
+def _check_output(file: Path, *, force: bool) -> None:
+    """Before a planner is asked. Raises: UsageError."""
+    if file.suffix not in (".yaml", ".yml"):
+        raise UsageError(f"drafts are written in YAML: name the file {file.with_suffix('.yaml')}")
+    if not file.parent.is_dir():
+        raise UsageError(f"there is no folder {file.parent}")
+    if file.is_dir() or (file.exists() and not force):
+        raise UsageError(f"{file} is a folder" if file.is_dir() else f"{file} exists; --force writes over it")
+
+
+def schema_command(args: argparse.Namespace) -> int:
+    """The JSON Schema of a study file, for editors."""
+    schema = StudySpec.model_json_schema()
+    say_json({"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "Study file"})
+    return DONE
+
+
+def _home(args: argparse.Namespace) -> Home | None:
+    """None where nothing has been recorded yet and nothing will be: a dry run and a draft make no database."""
+    only_looks = args.command == "draft" or args.dry_run
+    if only_looks and not os.environ.get("RESEARCHER_DATABASE_URL") and not (user_data_dir() / DATABASE).exists():
+        return None
+    return open_home()
+
+
+def _check_places(args: argparse.Namespace) -> None:
+    """Where it is to run and what is to be kept, before anything is planned. Raises: UsageError."""
+    check_addresses(args.server)
+    if args.server and args.engine == "echo":
+        raise UsageError(
+            "--engine is of a server that is started here, and --server names others: leave one of the two out"
+        )
+    if args.keep_models and args.engine == "echo":
+        raise UsageError("--keep-models: the echo engine trains no model; leave one of the two out")
+    if args.keep_models and args.server:
+        raise UsageError(
+            "--keep-models is for servers that the study starts itself; those of --server keep their checkpoints: "
+            "`swarm models export RUN --to DIR`, where they run"
+        )
+    if args.instrument == NEW and args.topic is None:
+        raise UsageError("--instrument new needs --topic: the instrument is written for it")
+    if args.sink:
+        from researcher.store.sinks import check_installed
+
+        check_installed(args.sink)
+    if args.clients != "local":
+        from researcher.cli.clients import check_clients
+
+        check_clients(args.clients, args.instrument)
+
+
+def _written(args: argparse.Namespace, home: Home | None, calls: list[LlmCall]) -> InstrumentFolder:
+    """The instrument that the LLM writes for the topic; the spec is then for it."""
+    import asyncio
+
+    from researcher.cli.instrument_llm import new_instrument, settings_for_writing
+
+    settings = settings_for_writing()
+    made = new_instrument(topic_of(args.topic), home or open_home(), settings, calls, teller(args))
+    folder = asyncio.run(made)
+    args.instrument = str(folder.path)
+    return folder
+
+
+def _planned(
+    wanted: Wanted, home: Home | None, folder: InstrumentFolder | None, *, servers: int
+) -> tuple[StudySpec, Timetable, InstrumentFolder, Plan]:
+    """folder: the instrument, where it was opened already.
+
+    Raises: PlanningRefused, with the line of the study file where a setting of it is wrong.
+    """
+    spec = spec_of(wanted.draft.fields, wanted.lines)
+    try:
+        timetable = _timetable(spec)
+        folder = folder or _instrument(spec)
+        return spec, timetable, folder, labelled(plan_of(spec, folder, known=findings(home), servers=servers), folder)
+    except SpecRefused as error:
+        if wanted.lines is not None:
+            error.args = (f"{wanted.lines.at(error.field)}: {error}",)
+        raise
+
+
+def _timetable(spec: StudySpec) -> Timetable:
+    """Raises: SpecRefused."""
+    try:
+        return Timetable.of(spec.schedule.windows, spec.schedule.days, SystemClock().now())
+    except UsageError as error:
+        raise SpecRefused("schedule.windows", str(error)) from error
+
+
+def _instrument(spec: StudySpec) -> InstrumentFolder:
+    """Raises: SpecRefused."""
+    try:
+        return open_instrument(spec.instrument)
+    except PlanningRefused as error:
+        raise SpecRefused("instrument", str(error), error.nearest) from error
+
+
+def _with_tasks(plan: Plan, folder: InstrumentFolder, home: Home | None, *, dry_run: bool) -> Plan:
+    """The plan, fitted to the tasks that there are. A dry run does without where the instrument's packages are not installed.
+
+    Raises: PlanningRefused.
+    """
+    from researcher.environments import check_tasks, interpreter
+
+    try:
+        python = interpreter(folder, data_dir() if home is None else home.root)
+    except PlanningRefused:
+        if dry_run:
+            return plan
+        raise
+    return check_tasks(plan, folder, python)
+
+
+def _show(draft: Draft, spec: StudySpec, plan: Plan, folder: InstrumentFolder, args: argparse.Namespace) -> None:
+    """A dry run: the spec, the plan and its price."""
+    from researcher.describe import plan_lines
+
+    if args.json:
+        price = price_of(plan, folder.instrument, servers=max(1, len(args.server)))
+        said = {"hash": plan.digest(), **request_of(draft, spec), "price": asdict(price)}
+        say_json({**said, "plan": plan.model_dump(mode="json")})
+        return
+    say(study_text(draft))
+    say("\n".join(plan_lines(plan)))
+
+
+def request_of(draft: Draft, spec: StudySpec) -> dict[str, Any]:
+    """What was asked, as it is kept with the study: the spec, who wrote it, where each setting came from, what it leaves out."""
+    return {
+        "spec": spec.document(),
+        "author": draft.author,
+        "sources": draft.sources,
+        "because": draft.because,
+        "uncovered": list(draft.uncovered),
+    }
+
+
+def _begin(
+    args: argparse.Namespace,
+    home: Home,
+    draft: Draft,
+    spec: StudySpec,
+    plan: Plan,
+    folder: InstrumentFolder,
+    timetable: Timetable,
+    calls: list[LlmCall],
+) -> int:
+    """Record the study, and carry it out here or have the daemon do it."""
+    from researcher.cli.clients import check_cluster
+    from researcher.cli.resume import conduct, detach
+    from researcher.cli.servers import check_servers
+
+    choices = {
+        "instrument": None if folder.path.parent == OWN_STUDIES else str(folder.path),
+        "request": request_of(draft, spec),
+        "servers": args.server,
+        "engine": args.engine,
+        "clients": args.clients,
+        "max_parallel": args.max_parallel,
+        "sinks": list(dict.fromkeys(args.sink)),
+        "approve": spec.approve or ("never" if folder.instrument.generated is None else "plan"),
+        "repairs": args.repairs,
+        "keep_models": args.keep_models,
+    }
+    check_servers(plan, args.server)
+    check_cluster(args.clients, plan, folder, args.server, teller(args))
+    study_id = home.store.create_study(spec.question, choices)
+    for call in calls:
+        home.store.record_llm_call(study_id, call)
+    home.store.save_schedule(study_id, {"timetable": timetable.model_dump(mode="json"), "carried": args.detach})
+    if args.detach:
+        return detach(home, study_id, plan, as_json=args.json)
+    if not args.json:
+        for each in draft.uncovered:
+            say(f"not covered: {each}")
+    return conduct(home, study_id, as_json=args.json, plan=plan)
+
+
+def _keep(calls: list[LlmCall]) -> None:
+    """Every request to the LLM and its raw answer, whatever became of them: also of dry runs and of what was declined."""
+    if not calls:
+        return
+    from foundation.ids import RandomIds
+    from researcher.planner.transcripts import save_transcript
+
+    folder = data_dir() / "transcripts"
+    folder.mkdir(exist_ok=True)
+    save_transcript(folder / f"{RandomIds().new('plan')}.jsonl", calls)
+
+
+def _to_edit(args: argparse.Namespace, draft: DraftToEdit) -> int:
+    """2: the topic needs the user's edit, and standard error says which."""
+    if args.json:
+        sys.stderr.write(json.dumps({"error": str(draft), "nearest": draft.nearest, "draft": draft.fields}) + "\n")
+    else:
+        sys.stderr.write(f"researcher {args.command}: {draft}\n")
+    return USAGE
+
+
+def _asked(question: QuestionOpen, *, as_json: bool) -> int:
+    """3: a person has to answer."""
+    say_json({"asks": str(question)}) if as_json else sys.stderr.write(f"researcher: {question}\n")
+    return WAITING
+
+
+def labelled(plan: Plan, instrument: InstrumentFolder) -> Plan:
+    """The plan says whose instrument it is for. Of one that a person wrote, nothing is said."""
+    author = instrument.instrument.generated
+    if author is None:
+        return plan
+    note = (
+        f"The instrument {plan.instrument} was written by the LLM {author}, not by a person. It runs in a sandbox only; it passed "
+        "a rehearsal and the self-test of its reward: a right, a wrong and an empty answer were scored in that order."
+    )
+    return plan.model_copy(update={"assumptions": (*plan.assumptions, note)})

@@ -1,0 +1,284 @@
+"""`researcher list`, `status`, `show` and `watch`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from typing import Any
+
+from foundation.clock import SystemClock
+from foundation.commandline import UsageError
+from foundation.streams import one_line
+from researcher.cli import DONE, FAILED, OUT_OF_BUDGET, WAITING, say, say_json
+from researcher.describe import event_text, plan_lines, repair_lines, unattended, when
+from researcher.gates import unanswered_gate
+from researcher.home import Home, open_home
+from researcher.models import (
+    MODELS_KEPT,
+    MODELS_NOT_KEPT,
+    OVER_BUDGET,
+    StudyRecord,
+    StudyStatus,
+    TrialRecord,
+)
+from researcher.ownership import living_owner
+from researcher.store.errors import NotFound
+from researcher.store.journal import Journal
+from researcher.study.plan import PlanModel
+from researcher.view import losses_by_arm, losses_text, sparkline
+
+_SHORTEST_HASH = 8
+_SHOWN_TOPIC = 120
+
+
+def list_command(args: argparse.Namespace) -> int:
+    """Every study, newest first."""
+    studies = open_home().store.studies()
+    if args.json:
+        say_json([study.model_dump(mode="json") for study in studies])
+        return DONE
+    for study in studies:
+        say(f"{study.id}  {study.status:8}  {when(study.created_at)}  {one_line(study.topic)[:_SHOWN_TOPIC]}")
+    if not studies:
+        say('no studies yet; begin with `researcher start --topic "..."`')
+    return DONE
+
+
+def status_command(args: argparse.Namespace) -> int:
+    """How a study is doing: its trials, decisions, verdicts, and who works on it."""
+    home = open_home()
+    study = home.store.study(home.store.resolve_study(args.study))
+    if args.json:
+        say_json(status_json(home, study))
+    else:
+        for line in _as_lines(home, study):
+            say(line)
+    return exit_code(home, study)
+
+
+def show_command(args: argparse.Namespace) -> int:
+    """A study's plan, or one trial with its blueprint."""
+    home = open_home()
+    if "/" in args.what:
+        return _show_trial(home, args)
+    study_id = _with_plan(home, args.what)
+    plan, repairs = home.store.plan(study_id), home.store.repairs(study_id)
+    if args.json:
+        said = [record.model_dump(mode="json") for record in repairs]
+        say_json({"hash": plan.digest(), **plan.model_dump(mode="json"), "repairs": said})
+    else:
+        for line in [*plan_lines(plan), *(line for record in repairs for line in repair_lines(record))]:
+            say(line)
+    return DONE
+
+
+def _with_plan(home: Home, what: str) -> str:
+    """A study, by itself or by the hash of its plan or the beginning of it. Raises: NotFound; what `resolve_study` raises."""
+    try:
+        return home.store.resolve_study(what)
+    except NotFound:
+        if len(what) < _SHORTEST_HASH:
+            raise
+        for study in home.store.studies():
+            if study.plan_version is not None and home.store.plan(study.id).digest().startswith(what):
+                return study.id
+        raise
+
+
+def _show_trial(home: Home, args: argparse.Namespace) -> int:
+    trial = _named(home, args.what)
+    attempts = home.store.attempts(trial.study_id, trial.key)
+    failures = home.store.events(trial.study_id, limit=100_000, kind="client_failed")
+    repairs = home.store.repairs(trial.study_id)
+    say_json(
+        {
+            **trial.model_dump(mode="json"),
+            "attempts": [attempt.model_dump(mode="json") for attempt in attempts],
+            "failures": [each.detail for each in failures if each.detail.get("trial") == trial.key],
+            "repairs": [each.model_dump(mode="json") for each in repairs if each.trial == trial.key],
+        }
+    )
+    return DONE
+
+
+def _named(home: Home, what: str) -> TrialRecord:
+    """The trial with the key `what`, or `STUDY/KEY`: studies that carry out the same plan have trials of the same keys.
+
+    Raises: NotFound; UsageError where the key alone means several.
+    """
+    studies = home.store.studies()
+    found = [
+        trial
+        for study in studies
+        for trial in home.store.trials(study.id)
+        if what in (trial.key, f"{trial.study_id}/{trial.key}")
+    ]
+    if not found:
+        raise NotFound(f"no trial has the key {what!r}; `researcher status` prints the keys")
+    if len(found) > 1:
+        these = ", ".join(f"`researcher show {trial.study_id}/{trial.key}`" for trial in found)
+        raise UsageError(f"several studies have a trial {what!r}: {these}")
+    return found[0]
+
+
+def status_json(home: Home, study: StudyRecord) -> dict[str, object]:
+    """All that `status` says of a study, as a document."""
+    trials, worker = home.store.trials(study.id), worker_of(home, study.id)
+
+    def told(*kinds: str) -> list[dict[str, object]]:
+        events = [event for kind in kinds for event in home.store.events(study.id, limit=100_000, kind=kind)]
+        return [{"at": event.at, **event.detail} for event in sorted(events, key=lambda event: event.seq)]
+
+    return {
+        **study.model_dump(mode="json"),
+        "worker": worker,
+        "goes_on": None if study.status.ended or worker else unattended(home, study),
+        "amendments": told("amended"),
+        "repairs": told("repaired"),
+        "decisions": told("decision"),
+        "trains": [model.model_dump(mode="json") for model in _trained(home, study)],
+        "models": next(iter(told(MODELS_KEPT, MODELS_NOT_KEPT)[-1:]), None),
+        "trials": [trial.model_dump(mode="json", exclude={"series", "evidence"}) for trial in trials],
+        "attrition": {arm: found.model_dump(mode="json") for arm, found in losses_by_arm(trials).items()},
+        "verdicts": [record.model_dump(mode="json") for record in home.store.verdicts(study.id)],
+    }
+
+
+def _as_lines(home: Home, study: StudyRecord) -> list[str]:
+    worker = worker_of(home, study.id)
+    lines = [f"{study.id}  {study.status}{f' ({study.reason})' if study.reason else ''}", one_line(study.topic)]
+    lines += [f"trains {model.title}{f' from {model.path}' if model.path else ''}" for model in _trained(home, study)]
+    trials = home.store.trials(study.id)
+    lines += [_trial_line(trial) for trial in trials]
+    lines += [f"{arm}: {said}" for arm, found in losses_by_arm(trials).items() if (said := losses_text(found))]
+    for kind in ("amended", "repaired", "decision"):
+        lines += [event_text(event) for event in home.store.events(study.id, limit=100_000, kind=kind)]
+    for record in home.store.verdicts(study.id):
+        effect = record.effect
+        shown = f"{effect.diff:+.4g} [{effect.low:+.4g}, {effect.high:+.4g}]" if effect else "no effect"
+        lines.append(f"{record.hypothesis}: {record.verdict}  {shown}  {record.reason}")
+    lines += _kept(home, study)
+    if not study.status.ended:
+        lines.append(f"worked on by {worker}" if worker else unattended(home, study))
+    return lines
+
+
+def _trained(home: Home, study: StudyRecord) -> tuple[PlanModel, ...]:
+    """The models of its plan, as far as there is one."""
+    return () if study.plan_version is None else home.store.frozen_plan(study.id)[0].hosted
+
+
+def _kept(home: Home, study: StudyRecord) -> list[str]:
+    """Where the models of its trials are, or why not."""
+    events = [event for kind in (MODELS_KEPT, MODELS_NOT_KEPT) for event in home.store.events(study.id, kind=kind)]
+    return [event_text(max(events, key=lambda event: event.seq))] if events else []
+
+
+def _trial_line(trial: TrialRecord) -> str:
+    curve = [value for _, value in trial.series.get("reward_mean", [])]
+    finals = "  ".join(f"{name}={value:.3g}" for name, value in sorted(trial.finals.items()))
+    return f"  {trial.key}  {trial.status:9} {sparkline(curve)}  {finals}{trial.reason or ''}"
+
+
+def worker_of(home: Home, study_id: str) -> str | None:
+    """The living owner of the study, if any."""
+    return living_owner(home.store, study_id, time.time())
+
+
+def exit_code(home: Home, study: StudyRecord) -> int:
+    """How the study stands; one that a person stopped stands well. (`start` and `resume`, which were to end it, fail then.)
+    One that nobody works on waits, whatever it was doing when it was left."""
+    if study.status is StudyStatus.STOPPED:
+        spent = home.store.events(study.id, limit=100_000, kind=OVER_BUDGET)
+        return OUT_OF_BUDGET if spent and spent[-1].detail["because"] == study.reason else DONE
+    if study.status.ended:
+        return FAILED if study.status is StudyStatus.FAILED else DONE
+    return WAITING if study.status is StudyStatus.WAITING or worker_of(home, study.id) is None else DONE
+
+
+_LOOK_EVERY_S = 2.0
+_STARTING_S = 15.0
+"""How long a daemon may take to begin its work."""
+
+
+def watch_command(args: argparse.Namespace) -> int:
+    """Follow a study. With --json: a JSON object per line, `{"event": …}` or `{"trial": …}`, and last `{"study": …}`, as `status --json` has it."""
+    home = open_home()
+    study_id = home.store.resolve_study(args.study)
+    watch = _Watch(home, study_id, as_json=args.json)
+    while True:
+        watch.look()
+        study = home.store.study(study_id)
+        if study.status.ended:
+            watch.look()
+            return watch.close(study) if args.json else status_command(args)
+        if worker_of(home, study_id) is None and not watch.will_go_on(study):
+            if args.json:
+                watch.close(study)
+            else:
+                say(f"{study_id}: {unattended(home, study)}")
+            return WAITING
+        time.sleep(_LOOK_EVERY_S)
+
+
+class _Watch:
+    """What has been shown of a study so far."""
+
+    def __init__(self, home: Home, study_id: str, *, as_json: bool) -> None:
+        self._home = home
+        self._study_id = study_id
+        self._as_json = as_json
+        self._clock = SystemClock()
+        self._journal = Journal(home.store, study_id)
+        self._daemon_seen = self._clock.monotonic()
+        self._rest = ""
+        self._trials: dict[str, tuple[str, int]] = {}
+
+    def will_go_on(self, study: StudyRecord) -> bool:
+        """Whether a daemon goes on by itself with a study that nobody works on: at once, or when its window opens."""
+        store, now = self._home.store, self._clock.monotonic()
+        carried = (store.schedule(study.id) or {}).get("carried") and study.plan_version is not None
+        if not carried or study.pause_requested or unanswered_gate(store, study.id) is not None:
+            return False
+        from researcher.schedule.daemon import daemon_lives  # APScheduler takes longer to import than a list takes
+
+        if daemon_lives():
+            self._daemon_seen = now
+            self._tell_rest(unattended(self._home, study))
+        return now - self._daemon_seen < _STARTING_S
+
+    def _tell_rest(self, text: str) -> None:
+        if text != self._rest and not self._as_json:
+            say(f"{self._study_id}: {text}")
+            sys.stdout.flush()
+        self._rest = text
+
+    def look(self) -> None:
+        """Show what is new, in the order in which it happened."""
+        store, study_id = self._home.store, self._study_id
+        now = self._clock.now()
+        news: list[tuple[float, str, dict[str, Any], str]] = []
+        for trial in store.trials(study_id):
+            moved = (trial.status.value, len(trial.series.get("reward_mean", ())))
+            if self._trials.get(trial.key) != moved:
+                self._trials[trial.key] = moved
+                fields = trial.model_dump(mode="json", exclude={"series", "evidence"})
+                news.append((trial.ended_at or now, "trial", fields, trial_text(trial)))
+        for event in self._journal.look():
+            news.append((event.at, "event", event.model_dump(mode="json"), event_text(event)))
+        for at, kind, fields, text in sorted(news, key=lambda each: each[0]):
+            say(json.dumps({kind: fields}, default=str) if self._as_json else f"{when(at)}  {text}")
+        sys.stdout.flush()
+
+    def close(self, study: StudyRecord) -> int:
+        say(json.dumps({"study": status_json(self._home, study)}, default=str))
+        return exit_code(self._home, study)
+
+
+def trial_text(trial: TrialRecord) -> str:
+    """`learning_rate=1e-5 seed 0: running, step 3 ▂▃▃`."""
+    curve = [value for _, value in trial.series.get("reward_mean", ())]
+    step = f", step {len(curve)} {sparkline(curve)}" if curve else ""
+    return f"{trial.arm} seed {trial.seed}: {trial.status}{step}{f' ({trial.reason})' if trial.reason else ''}"

@@ -1,0 +1,69 @@
+"""`researcher ui`: the web page of the studies, with MLflow beside it; or MLflow alone."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import threading
+import webbrowser
+
+from foundation import logs
+from foundation.clock import SystemClock
+from foundation.commandline import UsageError
+from researcher.cli import DONE, FAILED
+from researcher.home import Home, open_home
+from researcher.store.database import default_url
+from researcher.store.mlflow_sink import MlflowSink
+from researcher.web.access import Access, load_token
+from researcher.web.app import create_app, listening, serve
+from researcher.web.sheets import Sheets
+from researcher.web.tracking import MLFLOW_ENVIRON, Tracking, answers, child, free_port, mlflow_command
+
+
+def ui_command(args: argparse.Namespace) -> int:
+    """Serve the page until interrupted, and open it: on the list of studies, or on one."""
+    logs.configure("WARNING")
+    home = open_home()
+    if args.mlflow:
+        return _mlflow(home, args)
+    path = "" if args.study is None else f"/studies/{home.store.resolve_study(args.study)}"
+    token = load_token(os.environ, args.token_file)
+    with listening(args.host, args.port) as listener:
+        public_url = args.public_url and args.public_url.rstrip("/")
+        access = Access(host=args.host, port=listener.getsockname()[1], token=token, public_url=public_url)
+        tracking = Tracking(home.store, port=args.mlflow_port, local=access.local)
+        app = create_app(home, default_url(), access, Sheets(home, default_url(), SystemClock()), tracking)
+        try:
+            serve(app, listener, lambda: _show(f"{access.url}{path}", args))
+        finally:
+            tracking.close()
+    return DONE
+
+
+def _mlflow(home: Home, args: argparse.Namespace) -> int:
+    """Start MLflow's own page over the records and open it on the study; runs until interrupted."""
+    study_id = home.store.resolve_study(args.study or "latest")
+    sink = MlflowSink(home.store)
+    sink.drain(study_id)
+    path = sink.page(study_id)
+    if sink.tracking_uri.startswith(("http://", "https://")):
+        _show(f"{sink.tracking_uri.rstrip('/')}/{path}", args)
+        return DONE
+    port = free_port(args.mlflow_port)
+    if port is None:
+        raise UsageError(f"port {args.mlflow_port} is taken; choose another --mlflow-port, or 0 for any")
+    with child(mlflow_command(sink.tracking_uri, port), MLFLOW_ENVIRON) as server:
+        if not answers(f"http://127.0.0.1:{port}/health", server, threading.Event()):
+            sys.stderr.write(f"researcher ui: MLflow does not answer on port {port}; try another --mlflow-port\n")
+            return FAILED
+        _show(f"http://127.0.0.1:{port}/{path}", args)
+        return server.wait()
+
+
+def _show(url: str, args: argparse.Namespace) -> None:
+    sys.stdout.write((json.dumps({"url": url}) if args.json else url) + "\n")
+    sys.stdout.flush()
+    if not args.no_browser:  # beside the page: a browser in a terminal returns when it is closed
+        threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()

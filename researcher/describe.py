@@ -1,0 +1,152 @@
+"""A plan as a person reads it in a terminal."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from datetime import UTC, datetime
+
+from foundation.streams import one_line
+from researcher.analysis.knowledge import told
+from researcher.gates import unanswered_gate
+from researcher.home import Home
+from researcher.instruments.levels import level_text
+from researcher.models import EXCUSED, KINDS, MODELS_KEPT, MODELS_NOT_KEPT, Attrition, Event, RepairRecord, StudyRecord
+from researcher.schedule.timetable import Timetable
+from researcher.study.plan import Arm, Known, Plan
+from researcher.view import duration
+
+
+def plan_lines(plan: Plan) -> list[str]:
+    """A plan as a person reads it."""
+    length = "steps as the arm says" if plan.steps_vary else f"{plan.steps} steps a trial"
+    lines = [
+        f"question    {one_line(plan.question)}",
+        f"hash        {plan.digest()}  (version {plan.version})",
+        f"instrument  {plan.instrument} {plan.instrument_version}, {plan.models_text}, {length}",
+    ]
+    lines += [f"folder      {model.name}: {model.path}" for model in plan.hosted if model.path is not None]
+    lines += [f"and         {role}: {each.model}, on a server of its own" for role, each in plan.roles.items()]
+    lines += [f"arm         {_arm_text(arm)}" for arm in plan.arms]
+    if plan.held:
+        lines.append(f"the same    {', '.join(f'{name}={value}' for name, value in plan.held)}")
+    for hypothesis in plan.hypotheses:
+        lines.append(f"{hypothesis.id:11} {hypothesis.statement}")
+        lines.append(f"            {hypothesis.metric}, margin {hypothesis.margin:g}, alpha {hypothesis.alpha:g}")
+    for stage in plan.stages:
+        kept = f"the best {stage.keep} of " if stage.keep else f"{stage.picks} by Optuna of " if stage.picks else ""
+        spends = f", may spend {stage.spends:.4f} of alpha" if stage.spends else ""
+        seeds = f"{_span(stage.seeds, stage.max_seeds)} seeds per arm"
+        lines.append(f"stage       {stage.id}: {kept}{', '.join(stage.arms)}; {seeds}{spends}")
+    lines += dict.fromkeys(f"branch      after {branch.stage}: {branch.reason}" for branch in plan.branches)
+    lines += [f"assumed     {assumption}" for assumption in plan.assumptions]
+    lines += [f"already known: {known_text(each)}" for each in plan.known]
+    if plan.trial_s is not None:
+        from researcher.design.models import boots_s
+        from researcher.design.pricing import arm_seconds
+        from researcher.design.stages import cost  # scipy takes longer to import than most commands take
+
+        each = arm_seconds(plan)
+        (few, least_s), (many, most_s) = (cost(plan, each, at_most=at_most) for at_most in (False, True))
+        least_s, most_s = least_s + boots_s(plan, at_most=False), most_s + boots_s(plan, at_most=True)
+        lines.append(
+            f"price       {few} to {many} trials of {_about(each.values())}: {duration(least_s)} to {duration(most_s)} "
+            f"one after the other{', with the boots of each model' if plan.models else ''}"
+        )
+    lines.append(f"budget      at the most {plan.budget.trials} trials, {duration(plan.budget.wall_s)}")
+    return lines
+
+
+def _arm_text(arm: Arm) -> str:
+    """`NAME: FACTOR=LEVEL`, with what its seeds begin at where they are its own."""
+    own = f"; seeds of its own: each stage's plus {arm.seed_offset}" if arm.seed_offset else ""
+    return f"{arm.name}: {', '.join(f'{name}={level_text(level)}' for name, level in arm.levels.items()) or 'the defaults'}{own}"
+
+
+def _span(least: int, most: int) -> str:
+    return str(least) if least == most else f"{least} to {most}"
+
+
+def _about(seconds: Collection[float]) -> str:
+    """`about 2 min`, `about 2 min to 4 min`, where arms differ in what a trial takes."""
+    shortest, longest = (duration(of(seconds)) for of in (min, max))
+    return f"about {longest}" if shortest == longest else f"about {shortest} to {longest}"
+
+
+def known_text(known: Known | str) -> str:
+    """A finding of an earlier study, as a sentence; an old plan has the sentence itself."""
+    return known if isinstance(known, str) else told(known)
+
+
+def repair_lines(record: RepairRecord) -> list[str]:
+    """A change of the code while the study ran, whole."""
+    return [
+        f"repaired    {when(record.at)} by {record.by}: {record.reason}",
+        f"            code {record.old[:12]} → {record.new[:12]} ({', '.join(record.files)}), after {record.trial}",
+        f"            failed: {record.failed}",
+        f"            {record.rehearsed}",
+        *(f"    {line}" for line in record.diff.splitlines()),
+    ]
+
+
+def unattended(home: Home, study: StudyRecord) -> str:
+    """Who will go on with a study that nobody works on, and when."""
+    if study.plan_version is None:
+        return "nobody works on it, and it has no plan: `researcher start` asks anew, `researcher stop` ends this one"
+    detail = home.store.schedule(study.id)
+    carried = detail is not None and detail.get("carried") and not study.pause_requested
+    if unanswered_gate(home.store, study.id) is not None:
+        return f"{carrier()} once there is an answer" if carried else "nobody works on it until there is an answer"
+    if detail is None or not carried:
+        return "nobody works on it; `researcher resume` goes on"
+    now = time.time()
+    opening = Timetable.of_record(detail).next_opening(now)
+    if opening is None:
+        return f"its days are over; {carrier('ends')}"
+    return carrier() + (f" at {when(opening)}" if opening > now else "")
+
+
+def carrier(does: str = "goes on with") -> str:
+    """Who goes on with a study in the daemon's care (or `does` else): the daemon, or what a person has to start where there is none."""
+    from researcher.schedule.daemon import daemon_lives  # APScheduler takes longer to import than a list takes
+
+    who = "the daemon" if daemon_lives() else "no daemon runs here: `researcher daemon` or `researcher resume`"
+    return f"{who} {does} it"
+
+
+def event_text(event: Event) -> str:
+    """An entry of the journal as a sentence."""
+    detail = event.detail
+    if event.kind == "decision":
+        to = f" {detail['to']}" if detail.get("to") else ""
+        seeds = f" on {detail['seeds']} seeds per arm" if detail.get("seeds") else ""
+        return f"after {detail['after']}: {detail['action']}{to}{seeds} ({detail['reason']})"
+    if event.kind == "repaired":
+        files = ", ".join(detail.get("files", ()))
+        return f"the code was mended by {detail['by']} ({files}) after {detail['trial']}: {detail['reason']}"
+    if event.kind == "amended":
+        changed = f" ({detail['changed']})" if detail.get("changed") else ""
+        return f"the plan was amended by {detail['by']} to version {detail['version']}{changed}: {detail['because']}"
+    if event.kind == "moved":
+        before = ", ".join(detail["before"]) or "servers of its own"
+        return f"it goes on with {', '.join(detail['after'])} in place of {before}"
+    if event.kind == EXCUSED:
+        lost = Attrition.model_validate(detail["attrition"])
+        count = sum(sum(lost.of(kind).lost.values()) for kind in KINDS)
+        return f"{count} attempts of {detail['trial']} were lost to code that was mended since"
+    if event.kind == MODELS_KEPT:
+        return f"{detail['models']} models are kept in {detail['in']}"
+    if event.kind == MODELS_NOT_KEPT:
+        return str(detail["because"])
+    if event.kind == "report":
+        return f"report written: {detail.get('markdown', '')}"
+    told = ", ".join(f"{name} {value}" for name, value in detail.items() if value is not None)
+    return f"{event.kind.replace('_', ' ')}{f': {told}' if told else ''}"
+
+
+def when(at: float) -> str:
+    """A time as a person reads it, in this machine's zone; one that no calendar has, as the seconds since 1970 that it is."""
+    try:
+        return datetime.fromtimestamp(at, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    except (ValueError, OverflowError, OSError):  # beyond the years 1 to 9999, or what the machine counts in
+        return f"{at:g} s after 1970"

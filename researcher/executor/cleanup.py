@@ -1,0 +1,169 @@
+"""The trained models of a study's trials as folders, out of what the servers that it started have kept: `models/STAGE/ARM-seedN`
+in the study's folder, `…-ROLE` for a further model of a trial.
+
+The servers are at their end by then: `swarm models export` reads their state, in a process of its own, since torch has no place in
+this one. What was written before is found, not written again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from foundation.clock import Clock
+from researcher.executor.blueprint import folder_name
+from researcher.executor.errors import ModelsNotKept, ServerUnfit
+from researcher.executor.local_server import LocalLimits
+from researcher.executor.processes import Berth, child_environ
+from researcher.executor.servers import server_token
+from researcher.models import MODELS_KEPT, MODELS_NOT_KEPT, TrialRecord, TrialStatus
+from researcher.store.store import Store
+from swarm.client import Patience, SwarmClient
+from swarm.protocol.errors import ErrorCode, SwarmError
+
+_MODELS = "models"
+_EXPORT_S = 1800.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    run_id: str
+    to: Path
+
+
+class Keeping:
+    """What is kept of a study that is over, for its owner. folder: the study's."""
+
+    def __init__(self, store: Store, study_id: str, folder: Path, clock: Clock, environ: Mapping[str, str]) -> None:
+        self._store = store
+        self._study_id = study_id
+        self._folder = folder
+        self._models = folder / _MODELS
+        self._clock = clock
+        self._environ = environ
+
+    async def keep_models(self, tell: Callable[[str], None] = lambda _: None) -> Path:
+        """Write the model of every trial that was done, as its run left it; returns where they are.
+
+        tell: told of each. Raises: ModelsNotKept, with what is in the way; what the servers kept is there still then.
+        """
+        wanted = list(self._wanted())
+        try:
+            for number, each in enumerate(wanted, 1):
+                if not each.to.exists():
+                    tell(f"keeping the model of {each.to.relative_to(self._models)} ({number} of {len(wanted)}) ...")
+                    await self._export(each)
+        except ModelsNotKept as error:
+            self._store.record_event(self._study_id, MODELS_NOT_KEPT, {"because": str(error)})
+            raise
+        self._store.record_event(self._study_id, MODELS_KEPT, {"models": len(wanted), "in": str(self._models)})
+        return self._models
+
+    async def discard_servers(self) -> None:
+        """Free the disk of checkpoints and pools. Raises: ServerUnfit while a server runs and cannot be ended."""
+        for server in self._servers():
+            berth = Berth(server / "process", self._clock)
+            await berth.end(LocalLimits().grace_s)  # one that a killed researcher left
+            if berth.alive():
+                raise ServerUnfit("the swarm server still runs; stop it before its state is discarded")
+            await asyncio.to_thread(shutil.rmtree, server / "state", ignore_errors=True)
+
+    def _wanted(self) -> Iterator[_Wanted]:
+        attempts = self._store.attempts_of_study(self._study_id)
+        for trial in self._store.trials(self._study_id):
+            done = [each for each in attempts.get(trial.key, ()) if each.outcome == "done"]
+            if trial.status is TrialStatus.DONE and done and done[-1].run_id is not None:
+                yield _Wanted(done[-1].run_id, self._place(trial))
+                for role, partner in ((done[-1].blueprint or {}).get("partners") or {}).items():
+                    yield _Wanted(partner["run_id"], self._place(trial, f"-{role}"))
+
+    def _place(self, trial: TrialRecord, ending: str = "") -> Path:
+        return self._models / trial.stage / f"{folder_name(trial)}{ending}"
+
+    async def _export(self, wanted: _Wanted) -> None:
+        said = f"none of the study's servers has records of run {wanted.run_id} any more"
+        for server in self._servers():
+            if not (server / "state" / "pool").is_dir():
+                continue
+            command = [sys.executable, "-m", "swarm.main", "models", "export", wanted.run_id, "--json"]
+            exit_code, told = await self._ended(
+                [*command, "--state-dir", str(server / "state"), "--to", str(wanted.to)]
+            )
+            if exit_code == 0:
+                return
+            said, code = _last_words(told)
+            if code != ErrorCode.NOT_FOUND:
+                break
+        name = wanted.to.relative_to(self._models)
+        raise ModelsNotKept(f"the model of {name} was not kept: {said}; `researcher resume` tries again")
+
+    async def _ended(self, command: list[str]) -> tuple[int, str]:
+        """Exit code and standard error. It ends with us."""
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            env=child_environ(self._environ),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        try:
+            async with asyncio.timeout(_EXPORT_S):
+                _, told = await process.communicate()
+        except TimeoutError:
+            return 1, f"it takes longer than {_EXPORT_S:.0f} s"
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        return process.returncode or 0, told.decode(errors="replace")
+
+    def _servers(self) -> list[Path]:
+        return sorted(lock.parent.parent for lock in self._folder.glob("server*/process/lock"))
+
+
+def _last_words(text: str) -> tuple[str, str | None]:
+    """What the command said was wrong, and the error's code."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    last = lines[-1] if lines else "`swarm models export` said nothing"
+    try:
+        told = json.loads(last)
+        return str(told["error"]), told["code"]
+    except (ValueError, KeyError, TypeError):
+        return last, None
+
+
+async def end_left_of(store: Store, study_id: str, folder: Path, clock: Clock) -> list[str]:
+    """End all that, for whoever owns the study and is not working on it; what servers keep of it stays, so that the study can go on.
+
+    folder: the study's. Servers that were given are asked where it has trials. Returns what could not be ended, in words.
+    """
+    begun = bool(store.trials(study_id, series=()))
+    urls = store.study(study_id).options.get("servers", ()) if begun else ()
+    for locks in ("trials/*/*/*/lock", "server*/process/lock"):
+        berths = [Berth(lock.parent, clock) for lock in await asyncio.to_thread(_found, folder, locks)]
+        await asyncio.gather(*(berth.end(LocalLimits().grace_s) for berth in berths))
+    told = await asyncio.gather(*(_stop_run(url, study_id, clock) for url in dict.fromkeys(urls)))
+    return [each for each in told if each is not None]
+
+
+def _found(folder: Path, pattern: str) -> list[Path]:
+    return list(folder.glob(pattern))
+
+
+async def _stop_run(url: str, study_id: str, clock: Clock) -> str | None:
+    """Have the study's run on this server come to rest with a checkpoint; anybody else's goes on."""
+    once = Patience(connect_s=0.0, later_s=0.0)
+    async with SwarmClient(url, server_token(os.environ), patience=once, clock=clock) as swarm:
+        try:
+            run_id = (await swarm.status()).run_id
+            if run_id is not None and (await swarm.run(run_id)).spec.labels.get("study") == study_id:
+                await swarm.stop_run(run_id)
+        except SwarmError as error:
+            return f"a run of it may go on at {url} ({error}): `swarm run stop --url {url}` ends it"
+    return None

@@ -1,0 +1,47 @@
+"""Where this person's records are, and how a command speaks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from foundation.commandline import UsageError
+from foundation.paths import user_data_dir
+
+if TYPE_CHECKING:
+    from researcher.store.store import Store
+
+DATABASE = "researcher.db"
+"""The SQLite file in the user data directory, where no other database is named."""
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """The user data directory, and the store over its (or another) database."""
+
+    root: Path
+    store: Store
+
+    @property
+    def studies(self) -> Path:
+        """A folder per study: trials, report, its own server's state."""
+        return self.root / "studies"
+
+
+def data_dir() -> Path:
+    """The user data directory, made where it is not there. Raises: UsageError when it cannot be used."""
+    root = user_data_dir()
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"the data directory {root} cannot be used ({error.strerror}); set RESEARCHER_HOME") from error
+    return root
+
+
+def open_home() -> Home:
+    """Raises: StoreError when the database cannot be used; UsageError when its directory cannot."""
+    root = data_dir()
+    from researcher.store.store import Store  # not above: `doctor` tells of a machine where SQLAlchemy is missing, too
+
+    return Home(root, Store.open())

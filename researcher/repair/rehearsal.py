@@ -1,0 +1,222 @@
+"""An instrument's episodes without a server: its own code in a sandbox, against an endpoint with fixed answers.
+
+Shows that code runs and comes to a reward, and whether a mended version asks and rewards as the old one did wherever that
+came to an end. It shows no more: what a model will answer, nobody knows beforehand.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from pydantic import BaseModel
+
+from foundation.confinement import Bounds
+from foundation.logs import redact
+from foundation.paths import last_bytes
+from researcher.executor.diagnosis import Diagnosis
+from researcher.instruments.instrument import Scalar
+from researcher.repair.code import Unfit
+from researcher.sandbox.launch import SPEC, Mode, confined, sandbox
+
+ECHO = "@echo"
+"""As an answer: the last thing that was said to the model."""
+ANSWERS = ("", "0", "7", "I think the answer is 42.", '```json\n{"answer": 1}\n```', "x" * 2000, ECHO)
+"""What the endpoint says: nothing, numbers, prose, a fence, far too much, the question itself."""
+TASKS = 3
+"""Of each split, beside those that failed."""
+LIMIT_S = 240.0
+_BOUNDS = Bounds(cpu_s=120, address_bytes=4 << 30, file_bytes=16 << 20)
+_WORDS_BYTES = 64 << 10
+
+
+class RehearsalRequest(BaseModel):
+    """What the process gets. tasks: ids of further tasks to play. plays: False where tasks are listed alone."""
+
+    folder: str
+    workflow: str
+    parameters: dict[str, Scalar] = {}
+    seed: int = 0
+    heldout: int = TASKS
+    tasks: list[str] = []
+    answers: list[str] = list(ANSWERS)
+    listed: int = TASKS
+    """How many tasks of each split are listed; the first few of them are played."""
+    plays: bool = True
+    examples: bool = False
+    """Whether the answers that the workflow's own `examples(task)` names are given, too."""
+
+
+class Played(BaseModel):
+    """One rehearsed episode. answer: a number of the request's answers, or a name of the workflow's own examples.
+    asked: hashes of its calls.
+
+    Where it failed: error, the end of the traceback; kind, the exception's own name; place, `workflow.py:41`, the last line of the
+    instrument's own that was running; by_system, whether the system refused something, or time ran out.
+    """
+
+    split: str
+    task: str
+    answer: int | str
+    reward: float | None = None
+    success: bool | None = None
+    metrics: list[str] = []
+    """Names of what it reported beside (`Outcome.metrics`)."""
+    asked: list[str] = []
+    error: str = ""
+    kind: str = ""
+    place: str = ""
+    by_system: bool = False
+
+    @property
+    def ended(self) -> bool:
+        return not self.error and self.reward is not None
+
+    def failed_by(self, fault: Diagnosis) -> bool:
+        """Whether it is that fault, and not the sandbox or another one: what a line meets may differ with the answer."""
+        if not self.kind or self.place != fault.place:
+            return False
+        return self.kind == fault.kind or (self.place != "" and not self.by_system)
+
+    @property
+    def name(self) -> tuple[str, str, int | str]:
+        return self.split, self.task, self.answer
+
+
+class Rehearsal(BaseModel):
+    """What came of it. error: why nothing could be played at all."""
+
+    error: str = ""
+    tasks: dict[str, list[str]] = {}
+    played: list[Played] = []
+
+
+async def rehearse(
+    request: RehearsalRequest, *, python: str = sys.executable, mode: Mode | None = None, limit_s: float = LIMIT_S
+) -> Rehearsal:
+    """Play it in a process of its own, in the sandbox. python: under which the instrument's clients run.
+
+    Raises: Unfit when it takes too long, or ends without a result.
+    """
+    with tempfile.TemporaryDirectory(prefix="rehearsal-") as place:
+        command, environ = _command(request, python, place, mode or sandbox().mode)
+        with tempfile.TemporaryFile() as result, tempfile.TemporaryFile() as said:
+            code = await _run(command, environ, result, said, limit_s)
+            found, words = last_bytes(result, _BOUNDS.file_bytes), last_bytes(said, _WORDS_BYTES)
+    with suppress(ValueError):
+        return Rehearsal.model_validate_json(found)
+    last = redact(words.decode(errors="replace"))[-2000:].strip()
+    raise Unfit(f"its rehearsal ended with code {code} and no result; it said last: {last or 'nothing'}")
+
+
+def check(after: Rehearsal) -> None:
+    """Raises: Unfit unless every episode came to a reward."""
+    if after.error:
+        raise Unfit(f"it cannot be played: {after.error}")
+    for split in ("train", "heldout"):
+        if not after.tasks.get(split):
+            raise Unfit(f"tasks({split!r}, …) gives none")
+    for each in after.played:
+        if not each.ended:
+            raise Unfit(f"the rehearsed episode of {each.split} task {each.task!r} failed: {each.error or 'no reward'}")
+
+
+def check_comparable(before: Rehearsal, fault: Diagnosis) -> None:
+    """Whether a mended version can be held against the old code, whose client failed by `fault`.
+
+    Raises: Unfit when no tasks can be drawn here, for whatever reason, or an episode fails elsewhere than the client did, or at its
+    line by another kind of OSError: the sandbox may be why.
+    """
+    if before.error:
+        raise Unfit(f"it cannot be played: {_last_line(before.error)}")
+    for each in before.played:
+        if not each.ended and not each.failed_by(fault):
+            raise Unfit(
+                f"the episode of {each.split} task {each.task!r} fails there otherwise than the client did: "
+                f"{_last_line(each.error) or 'no reward'}"
+            )
+
+
+def compare(before: Rehearsal, after: Rehearsal) -> str:
+    """In words, what was compared.
+
+    Raises: Unfit when something changed that was no failure, or an episode that failed is now worth more than the least that the
+    old code gave its task (where it gave that none, than the least it gave any).
+    """
+    for split, tasks in before.tasks.items():
+        if tasks and tasks != after.tasks.get(split):
+            raise Unfit(f"it has other {split} tasks than before; mend the fault and change nothing else")
+    now = {each.name: each for each in after.played}
+    same = 0
+    for old in before.played:
+        new = now.get(old.name)
+        if not old.ended:
+            _check_worth(before, old, new)
+            continue
+        if new is None or (new.reward, new.success) != (old.reward, old.success):
+            raise Unfit(
+                f"{old.split} task {old.task!r} is rewarded {new.reward if new else None} where the old code gave "
+                f"{old.reward}; mend the fault and change no reward"
+            )
+        if new.asked != old.asked:
+            raise Unfit(f"{old.split} task {old.task!r} is asked in other words than before; mend the fault alone")
+        same += 1
+    failed = len(before.played) - same
+    kept = f"{same} of them had ended before too, with the same calls and rewards" if same else "none ended before"
+    worth = f"; the {failed} that had failed are worth no more than the worst of these" if same and failed else ""
+    return f"{len(after.played)} episodes were rehearsed against fixed answers and came to a reward; {kept}{worth}"
+
+
+def _check_worth(before: Rehearsal, failed: Played, now: Played | None) -> None:
+    """Raises: Unfit for a failed episode that a mended version makes worth something."""
+    ended = [each for each in before.played if each.ended]
+    rewards = [each.reward for each in ended if (each.split, each.task) == (failed.split, failed.task)]
+    rewards = rewards or [each.reward for each in ended]
+    least = min((reward for reward in rewards if reward is not None), default=None)
+    if least is not None and now is not None and now.reward is not None and now.reward > least:
+        raise Unfit(
+            f"{failed.split} task {failed.task!r} failed before and is now rewarded {now.reward:g}; an answer that could not be scored "
+            f"may not be worth more than {least:g}, the least that the old code gave"
+        )
+
+
+def _last_line(error: str) -> str:
+    return redact(error.strip().rpartition("\n")[2])[:300]
+
+
+async def _run(
+    command: list[str], environ: dict[str, str], result: BinaryIO, said: BinaryIO, limit_s: float
+) -> int | None:
+    """The exit code. What the process writes goes to files, which its bounds limit; a pipe would have to be read.
+
+    Raises: Unfit when it takes too long.
+    """
+    process = await asyncio.create_subprocess_exec(
+        *command, env=environ, stdin=asyncio.subprocess.DEVNULL, stdout=result, stderr=said, start_new_session=True
+    )
+    try:
+        async with asyncio.timeout(limit_s):
+            return await process.wait()
+    except TimeoutError as error:
+        raise Unfit(f"its rehearsal took longer than {limit_s:.0f} s") from error
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()
+
+
+def _command(request: RehearsalRequest, python: str, place: str, mode: Mode) -> tuple[list[str], dict[str, str]]:
+    """In bubblewrap from outside; else the process confines itself, once it has its port."""
+    folder = Path(place).resolve()
+    file = folder / "request.json"
+    file.write_text(request.model_dump_json())
+    command = [python, "-m", "researcher.repair.rehearse", str(file), str(folder / SPEC)]
+    reads = [Path(request.folder), file, Path(sys.prefix)]
+    wrapped, environ = confined(command, os.environ, folder, reads=reads, mode=mode, bounds=_BOUNDS)
+    return (wrapped if mode is Mode.BUBBLEWRAP else command), environ

@@ -1,0 +1,380 @@
+"""`Repairer`: the mender of one study. Keeps what code its clients run, and asks an LLM for a mended version, where it may.
+
+rehearse the old code → ask → check (parses, public names, only the instrument's own files) → rehearse, and compare → take up
+
+Where the old code cannot be rehearsed a mended version could be compared with nothing: then a person is asked.
+
+A version that was taken up is for every client that starts afterwards, whatever its arm. What a person mended by hand is taken
+up with `by_hand`, when the study is resumed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, ValidationError
+
+from foundation.logs import redact
+from foundation.strict import StrictModel, explain
+from researcher.executor.blueprint import Code
+from researcher.executor.clients import Case
+from researcher.executor.diagnosis import Cause, Diagnosis
+from researcher.executor.errors import MendByHand, Unmended
+from researcher.instruments.catalogue import InstrumentFolder, declaration_in
+from researcher.llm.endpoint import LlmError, LlmUnusable
+from researcher.llm.templates import filled
+from researcher.models import PERSON, RepairRecord
+from researcher.repair.asking import PROMPTS, Form, Llm, Messages, Unreadable, ask, object_in, prompt, strict, told
+from researcher.repair.code import Unfit, Versions, check_changes, check_entries, diff, texts
+from researcher.repair.rehearsal import Rehearsal, RehearsalRequest, check, check_comparable, compare, rehearse
+from researcher.sandbox.launch import sandbox
+from researcher.store.errors import OverBudget
+from researcher.store.store import Store
+from researcher.study.plan import Plan
+
+REFUSED, BY_HAND, SANDBOXED = "repair_refused", "mend_by_hand", "sandboxed"
+"""Kinds of the journal's lines, beside `repaired`."""
+_SHOWN_FILES = 80_000
+"""Letters of an instrument's files that a question holds."""
+_TASKS = 8
+
+_TEXT = {"type": "string"}
+_PROPOSAL = Form(
+    "mended_code",
+    "files",
+    strict(reason=_TEXT, files={"type": "array", "items": strict(name=_TEXT, content=_TEXT)}),
+)
+_OPINION = Form("opinion", "cause", strict(cause={"type": "string", "enum": ["infrastructure", "code"]}, why=_TEXT))
+
+
+class MendedFile(StrictModel):
+    name: str
+    content: str
+
+
+class Proposal(StrictModel):
+    """What the LLM says."""
+
+    reason: Annotated[str, Field(min_length=1)]
+    files: Annotated[tuple[MendedFile, ...], Field(min_length=1)]
+
+
+class Opinion(StrictModel):
+    cause: Cause
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RepairLimits:
+    """Rounds of asking, each of so many answers at the most. A round that came to nothing counts, too."""
+
+    per_study: int = 3
+    per_trial: int = 2
+    answers: int = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Helpers:
+    """Who may be asked. mending: None, and `why_none`, where a person has to mend. opinion: in a hurry, about causes."""
+
+    mending: Llm | None = None
+    opinion: Llm | None = None
+    why_none: str = "no planner LLM is configured (RESEARCHER_LLM_MODEL)"
+
+
+class Repairer:
+    """A `Mender`. store: the owner's. folder: the instrument as the person has it. root: where versions are kept.
+    python: under which clients run."""
+
+    def __init__(
+        self,
+        store: Store,
+        study_id: str,
+        plan: Plan,
+        folder: InstrumentFolder,
+        root: Path,
+        *,
+        python: str = sys.executable,
+        helpers: Helpers | None = None,
+        limits: RepairLimits | None = None,
+        tell: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self._store = store
+        self._study_id = study_id
+        self._plan = plan
+        self._own = folder
+        self._versions = Versions(root)
+        self._python = python
+        self._helpers = helpers or Helpers()
+        self._limits = limits or RepairLimits()
+        self._tell = tell
+        self._lock = asyncio.Lock()
+        self._opinions: dict[str, Diagnosis] = {}
+        repairs = store.repairs(study_id)
+        newest = repairs[-1] if repairs else None
+        self._code = self._as_it_lies()
+        if newest is not None and not newest.by_person:
+            self._code = self._versions.mended(newest.new)
+        store.set_budget(study_id, "repairs", self._limits.per_study)
+
+    def code(self) -> Code:
+        return self._code
+
+    def tell_sandbox(self) -> None:
+        """Say aloud, in the journal and so in the report, which sandbox it is that holds code which no person wrote."""
+        words = f"{self._own.instrument.name} runs {sandbox().words}"
+        if not self._code.sandboxed:
+            return
+        self._tell(words)
+        known = self._store.events(self._study_id, limit=100_000, kind=SANDBOXED)
+        if all(event.detail["words"] != words for event in known):
+            self._store.record_event(self._study_id, SANDBOXED, {"mode": sandbox().mode.value, "words": words})
+
+    def _as_it_lies(self) -> Code:
+        """The person's folder. An instrument that was generated stays in its sandbox, whoever mends it."""
+        return Code(folder=self._own.path, version=self._own.code, sandboxed=self._own.instrument.generated is not None)
+
+    @property
+    def taken_up(self) -> tuple[str, ...]:
+        """The versions that are this study's own beside the plan's."""
+        return tuple(record.new for record in self._store.repairs(self._study_id))
+
+    # -- by hand ------------------------------------------------------------------------------------------------------
+
+    def by_hand(self) -> RepairRecord | None:
+        """Take up what a person mended, where the study waits for it and the instrument's files were changed.
+
+        Raises: Unfit when they cannot be used.
+        """
+        waiting = self._waiting()
+        own = [record.new for record in self._store.repairs(self._study_id) if record.by_person]
+        expected = own[-1] if own else self._plan.instrument_code
+        if waiting is None or self._own.code == expected:
+            return None
+        old, failing = str(waiting["code"]), self._versions.kept(str(waiting["code"]))
+        before, after = texts(failing) if failing else {}, texts(self._own.path)
+        workflow = self._own.instrument.workflow
+        check_entries(workflow, after[workflow])
+        if failing and _declared(failing) != _declared(self._own.path):
+            raise Unfit(
+                f"{declaration_in(self._own.path)} was changed, and the plan was made for the old one; put it back"
+            )
+        self._versions.keep(self._own.path)
+        record = RepairRecord(
+            trial=str(waiting["trial"]),
+            attempt=int(waiting["attempt"]),
+            old=old,
+            new=self._own.code,
+            files=tuple(sorted(name for name in {*before, *after} if before.get(name) != after.get(name))),
+            diff=diff(before, after) if failing else "the old files were not kept",
+            failed=str(waiting["failed"]),
+            reason="mended by hand",
+            by=PERSON,
+            rehearsed="not rehearsed: it parses, and defines what clients call",
+        )
+        return self._take(record, self._as_it_lies())
+
+    def _waiting(self) -> dict[str, Any] | None:
+        """What a person was asked to mend last, where nothing was taken up since."""
+        asked = self._store.events(self._study_id, limit=100_000, kind=BY_HAND)
+        done = self._store.events(self._study_id, limit=100_000, kind="repaired")
+        if not asked or (done and done[-1].seq > asked[-1].seq):
+            return None
+        return asked[-1].detail
+
+    def _ask_a_person(self, case: Case, why: str) -> Code:
+        """Raises: MendByHand, unless the same code is worth another try."""
+        if not case.last:
+            return case.code
+        self._versions.keep(case.code.folder)
+        found, place = case.diagnosis, case.diagnosis.place
+        file = self._own.path / place if place else self._own.path / self._own.instrument.workflow
+        detail = {
+            "trial": case.trial.key,
+            "attempt": case.attempt,
+            "place": str(file),
+            "failed": redact(str(found)),
+            "code": case.code.version,
+            "why": why,
+        }
+        self._store.record_event(self._study_id, BY_HAND, detail)
+        raise MendByHand(
+            f"the client of {case.trial.key} failed by its own code at {file}: {redact(found.error) or found.why}. "
+            f"Nobody mended it: {why}. Mend the file there, then `researcher resume {self._study_id}` goes on with it; "
+            "what the trial has done is kept"
+        )
+
+    # -- by an LLM ----------------------------------------------------------------------------------------------------
+
+    async def opinion(self, diagnosis: Diagnosis) -> Diagnosis:
+        llm = self._helpers.opinion
+        if llm is None:
+            return diagnosis
+        if diagnosis.error not in self._opinions:
+            messages = [
+                {"role": "system", "content": prompt("opinion.md")},
+                {"role": "user", "content": f"{diagnosis.why}\n\n{redact(diagnosis.trace)}"},
+            ]
+            try:
+                raw = await ask(llm, messages, _OPINION, "opinion on a failure")
+                said = Opinion.model_validate(object_in(raw, _OPINION))
+            except (LlmError, Unreadable, ValidationError) as error:
+                self._tell(f"no opinion on the failure could be had: {error}")
+                return diagnosis
+            by = f"LLM {llm.model}"
+            self._opinions[diagnosis.error] = replace(diagnosis, cause=said.cause, why=said.why[:300], by=by)
+        given = self._opinions[diagnosis.error]
+        return replace(diagnosis, cause=given.cause, why=given.why, by=given.by)
+
+    async def mend(self, case: Case) -> Code:
+        async with self._lock:
+            if self._code.version != case.code.version:
+                return self._code  # it was mended for another trial meanwhile
+            llm = self._helpers.mending
+            if llm is None:
+                return self._ask_a_person(case, self._helpers.why_none)
+            number = self._rounds(case) + 1
+            self._reserve(case, number)
+            rounds = 0
+            try:
+                before = await self._as_it_was(case)
+                rounds = 1
+                self._tell(f"{case.trial.key} failed by its own code ({case.diagnosis}); asking {llm.model} to mend it")
+                return await self._mended(case, llm, number, before)
+            except Unfit as error:
+                return self._ask_a_person(case, f"the old code cannot be rehearsed in the sandbox: {error}")
+            except LlmUnusable as error:
+                return self._ask_a_person(replace(case, last=True), f"the LLM cannot be used: {error}")
+            finally:
+                self._store.spend(self._study_id, "repairs", f"{case.trial.key}#{number}", rounds)
+
+    def _rounds(self, case: Case) -> int:
+        """Rounds that this trial has had."""
+        refused = self._store.events(self._study_id, limit=100_000, kind=REFUSED)
+        had = [event for event in refused if event.detail.get("trial") == case.trial.key]
+        mended = [each for each in self._store.repairs(self._study_id) if each.trial == case.trial.key]
+        return len(had) + sum(not each.by_person for each in mended)
+
+    def _reserve(self, case: Case, number: int) -> None:
+        """Raises: Unmended when the trial, or the study, has had its repairs."""
+        found = redact(str(case.diagnosis))
+        if number > self._limits.per_trial:
+            raise Unmended(f"{found}; its {self._limits.per_trial} repairs did not help, and a trial has no more")
+        try:
+            self._store.reserve(self._study_id, "repairs", f"{case.trial.key}#{number}", 1)
+        except OverBudget as error:
+            raise Unmended(f"{found}; the study has had its {self._limits.per_study} repairs") from error
+
+    async def _as_it_was(self, case: Case) -> Rehearsal:
+        """What the failing code does, beside its fault. Raises: Unfit where nothing can be compared with it."""
+        request = self._request(case, case.code.folder)
+        if self._own.instrument.roles:
+            raise Unfit("its episodes need further models")
+        before = await rehearse(request, python=self._python)
+        if before.error and request.tasks:  # those that failed may be what cannot be drawn
+            before = await rehearse(request.model_copy(update={"tasks": []}), python=self._python)
+        check_comparable(before, case.diagnosis)
+        return before
+
+    async def _mended(self, case: Case, llm: Llm, number: int, before: Rehearsal) -> Code:
+        """Raises: Unmended when no answer could be used; LlmUnusable."""
+        files = texts(case.code.folder)
+        messages, wrong = self._question(case, files), ""
+        for answer in range(1, self._limits.answers + 1):
+            raw = await ask(llm, messages, _PROPOSAL, f"repair {number} of {case.trial.key}, answer {answer}")
+            try:
+                proposal = Proposal.model_validate(object_in(raw, _PROPOSAL))
+                return await self._tried(case, llm, files, proposal, before)
+            except ValidationError as error:
+                wrong = "; ".join(str(problem) for problem in explain(error, Proposal))
+            except (Unreadable, Unfit) as error:
+                wrong = str(error)
+            self._tell(f"answer {answer} of {llm.model} cannot be used: {wrong.splitlines()[-1][:200]}")
+            messages = [*messages, *told(raw, wrong)]
+        why = f"{self._limits.answers} answers of {llm.model} could not be used; the last: {wrong}"
+        detail = {
+            "trial": case.trial.key,
+            "attempt": case.attempt,
+            "code": case.code.version,
+            "why": redact(why)[:4000],
+        }
+        self._store.record_event(self._study_id, REFUSED, detail)
+        raise Unmended(f"{redact(str(case.diagnosis))}; {redact(why)}")
+
+    async def _tried(self, case: Case, llm: Llm, files: dict[str, str], proposal: Proposal, before: Rehearsal) -> Code:
+        """The proposal, taken up. Raises: Unfit."""
+        changes = {file.name: file.content for file in proposal.files if files.get(file.name) != file.content}
+        check_changes(files, changes, self._own.instrument.workflow)
+        version, folder = self._versions.keep(case.code.folder, changes)
+        after = await rehearse(self._request(case, folder), python=self._python)
+        check(after)
+        words = compare(before, after)
+        record = RepairRecord(
+            trial=case.trial.key,
+            attempt=case.attempt,
+            old=case.code.version,
+            new=version,
+            files=tuple(sorted(changes)),
+            diff=diff({name: files[name] for name in changes}, changes),
+            failed=redact(str(case.diagnosis)),
+            reason=redact(proposal.reason)[:1000],
+            by=f"LLM {llm.model}",
+            rehearsed=f"{words}; runs {sandbox().words}",
+        )
+        self._take(record, Code(folder=folder, version=version, sandboxed=True))
+        self.tell_sandbox()
+        return self._code
+
+    def _take(self, record: RepairRecord, code: Code) -> RepairRecord:
+        kept = self._store.record_repair(self._study_id, record)
+        self._code = code
+        self._tell(
+            f"the code was mended by {record.by} ({', '.join(record.files)}: {record.reason}); "
+            f"`researcher show {self._study_id}` has the change. {record.rehearsed}"
+        )
+        return kept
+
+    def _request(self, case: Case, folder: Path) -> RehearsalRequest:
+        return RehearsalRequest(
+            folder=str(folder.resolve()),
+            workflow=self._own.instrument.workflow,
+            parameters=case.blueprint.parameters,
+            seed=case.blueprint.seed,
+            heldout=case.blueprint.heldout.tasks,
+            tasks=list(case.tasks[:_TASKS]),
+        )
+
+    def _question(self, case: Case, files: dict[str, str]) -> Messages:
+        shown, left_out, letters = [], [], 0
+        for name, text in sorted(files.items(), key=lambda each: (not each[0].endswith(".py"), each[0])):
+            letters += len(text)
+            if letters <= _SHOWN_FILES:
+                shown.append((name, text))
+            else:
+                left_out.append(name)
+        found = case.diagnosis
+        question = filled(
+            PROMPTS,
+            "repair_case.md.jinja",
+            place=found.place,
+            error=redact(found.error or found.why),
+            trace=redact(found.trace).replace(f"{case.code.folder}/", ""),
+            seed=case.blueprint.seed,
+            parameters=case.blueprint.parameters,
+            tasks=list(case.tasks[:_TASKS]),
+            workflow=self._own.instrument.workflow,
+            files=shown,
+            left_out=left_out,
+        )
+        return [{"role": "system", "content": prompt("repair.md")}, {"role": "user", "content": question}]
+
+
+def _declared(folder: Path) -> bytes | None:
+    """What the folder's declaration says, whatever it is called."""
+    file = declaration_in(folder)
+    return None if file is None else file.read_bytes()

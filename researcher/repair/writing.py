@@ -1,0 +1,280 @@
+"""An instrument that an LLM writes for a topic: declared by code, tried in the sandbox, kept only where it holds.
+
+ask → parses, defines what is called → every rehearsed episode comes to a reward → a right answer is worth more than a wrong one,
+and a wrong one no less than none → held-out tasks are the same for every seed, and none of them is trained on → all this holds at two
+levels of each of its factors, and these differ in their tasks or rewards
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, StringConstraints, ValidationError, ValidationInfo, field_validator, model_validator
+
+from foundation.strict import StrictModel, explain, misfit
+from researcher.instruments.catalogue import DECLARATION, InstrumentFolder, read_instrument
+from researcher.instruments.declaration import shared_factors
+from researcher.instruments.instrument import Scalar
+from researcher.llm.endpoint import LlmUnusable
+from researcher.llm.templates import filled
+from researcher.refusals import PlanningRefused
+from researcher.repair.asking import PROMPTS, Form, Llm, Unreadable, ask, object_in, prompt, strict, told
+from researcher.repair.code import Unfit, check_entries, parsed, public
+from researcher.repair.rehearsal import Played, Rehearsal, RehearsalRequest, check, rehearse
+
+NEW = "new"
+"""As an instrument's name: one that is yet to be written."""
+ANSWERS = 3
+EXAMPLES = ("right", "wrong", "empty")
+_WORKFLOW, _REWARD = "workflow.py", "reward.py"
+_HELDOUT, _LISTED = 24, 500
+_MOST_FACTORS = 6
+_TAKEN = ("split", "seed", "count")
+
+_TEXT, _COUNT = {"type": "string"}, {"type": "integer"}
+_BOUND = {"type": ["number", "null"]}
+_FACTOR = strict(
+    name=_TEXT,
+    type={"type": "string", "enum": ["int", "float", "bool", "choice"]},
+    default={"type": ["number", "string", "boolean"]},
+    low=_BOUND,
+    high=_BOUND,
+    choices={"type": "array", "items": _TEXT},
+    aliases={"type": "array", "items": _TEXT},
+    description=_TEXT,
+)
+_FORM = Form(
+    "instrument",
+    "workflow",
+    strict(
+        name=_TEXT,
+        title=_TEXT,
+        description=_TEXT,
+        keywords={"type": "array", "items": _TEXT},
+        max_tokens=_COUNT,
+        factors={"type": "array", "items": _FACTOR},
+        workflow=_TEXT,
+        reward=_TEXT,
+    ),
+)
+
+Line = Annotated[str, StringConstraints(min_length=1, max_length=400, pattern=r"^[^\n]*$")]
+
+
+Name = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]{1,31}$")]
+
+
+class WrittenFactor(StrictModel):
+    """What a study of the instrument can vary in its tasks: a parameter of `tasks` by this name."""
+
+    name: Name
+    type: Literal["int", "float", "bool", "choice"]
+    default: Scalar
+    low: float | None = None
+    high: float | None = None
+    choices: tuple[str, ...] = ()
+    aliases: tuple[Line, ...] = ()
+    description: Line
+
+    @field_validator("default")
+    @classmethod
+    def _of_its_type(cls, default: Scalar, info: ValidationInfo) -> Scalar:
+        whole = info.data.get("type") == "int" and isinstance(default, float) and default.is_integer()
+        return int(default) if whole else default
+
+    @model_validator(mode="after")
+    def _has_two_levels(self) -> Self:
+        if self.name in {factor.name for factor in shared_factors()}:
+            raise misfit({"name": f"every run can vary {self.name} already; leave it out"})
+        if self.name in _TAKEN:
+            raise misfit({"name": f"tasks has an argument {self.name} already; choose another"})
+        if self.type in ("int", "float") and (self.low is None or self.high is None or self.low >= self.high):
+            raise misfit({"low": "a number needs bounds, low below high"})
+        if self.type == "choice" and len(set(self.choices)) < 2:
+            raise misfit({"choices": "needs two choices at least"})
+        return self
+
+    @property
+    def ends(self) -> tuple[Scalar, Scalar]:
+        """Two levels, as far apart as it has them."""
+        match self.type:
+            case "bool":
+                return False, True
+            case "choice":
+                return self.choices[0], self.choices[-1]
+            case "int":
+                return int(self.low or 0), int(self.high or 0)
+        return float(self.low or 0), float(self.high or 0)
+
+
+class WrittenInstrument(StrictModel):
+    """What the LLM says."""
+
+    name: Name
+    title: Line
+    description: Annotated[str, StringConstraints(min_length=1, max_length=2000)]
+    keywords: Annotated[tuple[Line, ...], Field(min_length=1, max_length=40)]
+    max_tokens: Annotated[int, Field(ge=1, le=131_072)]
+    factors: Annotated[tuple[WrittenFactor, ...], Field(max_length=_MOST_FACTORS)] = ()
+    workflow: Annotated[str, StringConstraints(min_length=1)]
+    reward: Annotated[str, StringConstraints(min_length=1)]
+
+
+async def write_instrument(
+    topic: str,
+    llm: Llm,
+    root: Path,
+    model: str,
+    tell: Callable[[str], None] = lambda _: None,
+    *,
+    answers: int = ANSWERS,
+) -> InstrumentFolder:
+    """A new instrument in a folder of its own under `root`, marked as generated.
+
+    Raises: PlanningRefused with the last reason, when no answer holds or the LLM cannot be used.
+    """
+    messages = [
+        {"role": "system", "content": prompt("instrument.md")},
+        {"role": "user", "content": f"The question of the study: {topic}"},
+    ]
+    wrong = ""
+    for answer in range(1, answers + 1):
+        try:
+            raw = await ask(llm, messages, _FORM, f"instrument, answer {answer}")
+        except LlmUnusable as error:
+            raise PlanningRefused(f"the planner LLM {llm.model} wrote no instrument: {error}") from error
+        try:
+            written = WrittenInstrument.model_validate(object_in(raw, _FORM))
+            return await _tried(written, llm.model, root, model)
+        except ValidationError as error:
+            wrong = "; ".join(str(problem) for problem in explain(error, WrittenInstrument))
+        except (Unreadable, Unfit, PlanningRefused) as error:
+            wrong = str(error)
+        tell(f"answer {answer} of {llm.model} is no instrument: {wrong.splitlines()[-1][:200]}")
+        messages = [*messages, *told(raw, wrong)]
+    raise PlanningRefused(
+        f"{llm.model} wrote no instrument that holds, in {answers} answers; the last: {wrong}. Ask of one that there is: "
+        "`researcher instruments`"
+    )
+
+
+async def _tried(written: WrittenInstrument, author: str, root: Path, model: str) -> InstrumentFolder:
+    """The instrument in its place. Raises: Unfit; PlanningRefused for a declaration that does not hold."""
+    parsed(_REWARD, written.reward)
+    check_entries(_WORKFLOW, written.workflow)
+    if "examples" not in public(parsed(_WORKFLOW, written.workflow)):
+        raise Unfit(f"{_WORKFLOW} defines no function 'examples'")
+    place = _laid_down(written, author, root, model)
+    try:
+        found = read_instrument(place)
+        await _self_test(found.path, written.factors)
+        return _moved(found, root / f"{written.name}-{found.code[:8]}")
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def _laid_down(written: WrittenInstrument, author: str, root: Path, model: str) -> Path:
+    """The three files, in a folder that is not yet an instrument's."""
+    root.mkdir(parents=True, exist_ok=True)
+    place = Path(tempfile.mkdtemp(dir=root, prefix=".new-"))
+    fields = written.model_dump(include={"name", "title", "description", "keywords", "max_tokens", "factors"})
+    declaration = filled(PROMPTS, "instrument.toml.jinja", **fields, model=model, generated=author)
+    for name, text in ((DECLARATION, declaration), (_WORKFLOW, written.workflow), (_REWARD, written.reward)):
+        (place / name).write_text(text, encoding="utf-8")
+    return place
+
+
+def _moved(found: InstrumentFolder, home: Path) -> InstrumentFolder:
+    """The same where it stays. One that was written before in the same words is the same."""
+    if not home.exists():
+        found.path.chmod(0o755)
+        found.path.rename(home)
+    return read_instrument(home)
+
+
+async def _self_test(folder: Path, factors: Sequence[WrittenFactor]) -> None:
+    """folder: a whole path. Raises: Unfit."""
+    usual = {factor.name: factor.default for factor in factors}
+    request = RehearsalRequest(
+        folder=str(folder),
+        workflow=_WORKFLOW,
+        parameters=usual,
+        examples=True,
+        heldout=_HELDOUT,
+        listed=_LISTED,
+    )
+    first = await _sound(request)
+    listed = request.model_copy(update={"plays": False})
+    if (await rehearse(listed)).tasks != first.tasks:
+        raise Unfit(
+            "tasks(…) gives other tasks when it is called again with the same seed; draw from random.Random(seed)"
+        )
+    other = await rehearse(listed.model_copy(update={"seed": 1}))
+    if other.tasks.get("heldout") != first.tasks["heldout"]:
+        raise Unfit("tasks('heldout', …) differ with the seed; every seed is evaluated on the same")
+    _check_apart(first, other)
+    for factor in factors:
+        levels = [request.model_copy(update={"parameters": {**usual, factor.name: level}}) for level in factor.ends]
+        low, high = [await _sound(each) for each in levels]
+        if _shown(low) == _shown(high):
+            raise Unfit(
+                f"the factor {factor.name!r} changes nothing: with {factor.ends[0]} and with {factor.ends[1]} tasks(…) gives the same "
+                "tasks, and every answer gets the same reward; have it change the tasks, or leave it out"
+            )
+
+
+async def _sound(request: RehearsalRequest) -> Rehearsal:
+    """Raises: Unfit, with the parameters where there are some."""
+    found = await rehearse(request)
+    try:
+        check(found)
+        check_scores(found)
+        _check_apart(found)
+    except Unfit as error:
+        at = ", ".join(f"{name}={level}" for name, level in request.parameters.items())
+        raise Unfit(f"with {at}: {error}" if at else str(error)) from error
+    return found
+
+
+def _check_apart(*rehearsals: Rehearsal) -> None:
+    """Raises: Unfit when a held-out task is a train task, too."""
+    heldout, train = (
+        {task for each in rehearsals for task in each.tasks.get(split, [])} for split in ("heldout", "train")
+    )
+    if shared := heldout & train:
+        raise Unfit(f"held-out tasks are among the train tasks: {', '.join(sorted(shared))}")
+
+
+def _shown(rehearsal: Rehearsal) -> object:
+    """All in which the tasks of a rehearsal and their rewards can differ from another's."""
+    played = [(each.name, each.reward, each.success, each.asked) for each in rehearsal.played]
+    return rehearsal.tasks, played
+
+
+def check_scores(rehearsal: Rehearsal) -> None:
+    """The self-test of the reward, on every rehearsed task. Raises: Unfit unless right > wrong >= empty."""
+    by_task: dict[tuple[str, str], dict[str, Played]] = {}
+    for each in rehearsal.played:
+        if isinstance(each.answer, str):
+            by_task.setdefault((each.split, each.task), {})[each.answer] = each
+    if not by_task:
+        raise Unfit("examples(task) names no answers")
+    for (_, task), given in by_task.items():
+        missing = [name for name in EXAMPLES if name not in given]
+        if missing:
+            raise Unfit(f"examples of task {task!r} lack {', '.join(missing)}")
+        right, wrong, empty = (_worth(given[name]) for name in EXAMPLES)
+        if not right > wrong >= empty:
+            raise Unfit(
+                f"the reward does not hold on task {task!r}: the right answer is worth {right:g}, the wrong one {wrong:g}, "
+                f"an empty one {empty:g}; it has to be right > wrong >= empty"
+            )
+
+
+def _worth(played: Played) -> float:
+    return math.nan if played.reward is None else played.reward

@@ -1,0 +1,810 @@
+"""The commands as a person types them: one clear line for what is wrong, readable lines for what happens."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+import os
+import pty
+import signal
+import sys
+from argparse import Namespace
+from contextlib import nullcontext
+from pathlib import Path
+from threading import Timer
+
+import pytest
+
+from bench.serving import ServerProcess
+from foundation.clock import SystemClock
+from foundation.commandline import UsageError
+from foundation.paths import user_data_dir
+from researcher.cli import _HOMES, FAILED, OUT_OF_BUDGET, USAGE, WAITING, Interrupted, doctor, run, status
+from researcher.cli.request import seconds
+from researcher.cli.resume import _to_its_end
+from researcher.conduct import Outcome
+from researcher.describe import event_text
+from researcher.executor.processes import Berth
+from researcher.executor.servers import server_token
+from researcher.home import Home
+from researcher.instruments.catalogue import InstrumentFolder, read_instrument
+from researcher.llm.settings import LlmSettings
+from researcher.main import main, parser
+from researcher.models import OVER_BUDGET, Claim, Event, LlmCall, ReportSeal, StudyStatus
+from researcher.ownership import this_process
+from researcher.report.writer import wording
+from researcher.schedule.daemon import only_daemon
+from researcher.store.store import Store
+from researcher.view import JsonView, LiveView, PlainView, StudyPicture, view_for
+from swarm.client.sync import SwarmClient
+from swarm.protocol.runspec import RunSpec
+from tests.fakes.example_plan import ARMS, example_plan
+from tests.fakes.repeat_study import FOLDER
+from tests.fakes.shown_study import at_gate, meet_gate, opened, running
+
+TOPIC = "Does a learning rate of 4e-5 learn sums faster than 1e-5?"
+ASKED = ["start", "--instrument", "arithmetic", "--vary", "learning_rate=1e-5,1e-4", "--claim", "increase"]
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("RESEARCHER_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("RESEARCHER_DATABASE_URL", raising=False)
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def study() -> str:
+    """A study that is over, with a trial, a decision and a report."""
+    store = Store.open()
+    study = store.create_study("a topic", {})
+    store.save_plan(study, example_plan())
+    [trial] = store.ensure_trials(study, "compare", [(ARMS[0], 0)])
+    store.record_intent(study, trial.key, 1, "http://a", "k#1", {})
+    store.finish_trial(study, trial.key, {"heldout_accuracy": 0.5}, {"reward_mean": [(1, 0.1), (2, 0.9)]})
+    detail = {"after": "compare", "action": "stop", "to": None, "seeds": None, "power": 0.9, "reason": "one stage"}
+    store.record_event(study, "decision", detail)
+    store.set_study_status(study, StudyStatus.DONE, "one stage")
+    store.close()
+    return study
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"), [("--topik", "--topic"), ("--topik=x", "--topic"), ("--budgte", "--budget")]
+)
+def test_a_misspelt_option_is_named_before_what_is_missing(
+    given: str, meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["start", given, "x"])
+    assert stopped.value.code == 2
+    assert f"(did you mean {meant}?)" in capsys.readouterr().err
+
+
+def test_days_beyond_ten_years_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*ASKED, "--days", "3000000"]) == USAGE
+    assert "schedule.days: should be less than or equal to 3650" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said", "nearest"),
+    [
+        (["lst", "--json"], "invalid choice", ["list"]),
+        (["list", "--json", "--9"], "unrecognized arguments: --9", []),
+        (["start", "--json", "--budgte", "8h"], "did you mean --budget?", ["--budget"]),
+        (["findings", "export", "--json"], "required: FILE", []),
+        (["--json", "list"], "write it behind the command: researcher list --json", ["--json"]),
+    ],
+)
+def test_a_command_line_that_asks_for_json_is_refused_in_json(
+    arguments: list[str], said: str, nearest: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(arguments)
+    assert stopped.value.code == USAGE
+    told = json.loads(capsys.readouterr().err)
+    assert said in told["error"]
+    assert told["nearest"] == nearest
+
+
+@pytest.mark.parametrize("command", [[*ASKED, "--engine", "echo"], ["resume"], ["daemon"]])
+def test_a_log_level_that_is_none_is_refused_before_there_is_a_study(
+    command: list[str], home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SWARM_LOG_LEVEL", "verbose")
+    assert main(command) == USAGE
+    assert "SWARM_LOG_LEVEL is one of DEBUG, INFO" in capsys.readouterr().err
+    assert not home.exists()
+
+
+@pytest.mark.parametrize("token", ["päss", "two\nlines"])
+def test_a_token_that_is_none_is_refused_by_the_name_of_its_variable(
+    token: str, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SWARM_TOKEN", token)
+    assert main([*ASKED, "--server", "http://127.0.0.1:1"]) == USAGE
+    assert capsys.readouterr().err.startswith("researcher start: SWARM_TOKEN: a token is one line of ASCII")
+    assert not home.exists()
+    with pytest.raises(UsageError):
+        server_token({"SWARM_ADMIN_TOKEN": token})
+
+
+def test_packages_cannot_be_installed_below_a_home_that_is_a_file(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home.touch()
+    assert main(["instruments", "--install", "countdown"]) == USAGE
+    assert capsys.readouterr().err.endswith("cannot be used (File exists); set RESEARCHER_HOME\n")
+
+
+def test_a_machine_without_instruments_says_where_they_are_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("researcher.instruments.catalogue.OWN_STUDIES", tmp_path / "none")
+    monkeypatch.delenv("RESEARCHER_STUDIES", raising=False)
+    assert main(["instruments"]) == 0
+    assert "RESEARCHER_STUDIES" in capsys.readouterr().out
+
+
+def test_what_stands_behind_two_dashes_asks_for_no_json(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["lst", "--", "--json"])
+    assert capsys.readouterr().err.startswith("researcher: ")
+
+
+def test_what_writing_an_instrument_cost_counts_against_the_cap_of_its_planning(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def wrote(
+        topic: str, home: Home, settings: LlmSettings, calls: list[LlmCall], *_: object
+    ) -> InstrumentFolder:
+        asked = {"messages": []}
+        calls.append(LlmCall(purpose="write", model="m", request=asked, prompt_tokens=settings.max_tokens, at=0.0))
+        return read_instrument(FOLDER)
+
+    monkeypatch.setattr("researcher.cli.instrument_llm.new_instrument", wrote)
+    for name, value in (("MODEL", "m"), ("API_KEY", "k"), ("BASE_URL", "http://127.0.0.1:9"), ("PATIENCE_S", "0")):
+        monkeypatch.setenv(f"RESEARCHER_LLM_{name}", value)
+    assert main(["start", "--topic", TOPIC, "--dry-run", "--instrument", "new"]) == USAGE
+    assert "the next question could go past the cap of 200000 tokens" in capsys.readouterr().err
+
+
+def test_a_budget_that_pays_for_nothing_ends_with_the_code_for_budgets_and_says_what_it_was(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main([*ASKED, "--dry-run", "--budget", "1s"]) == OUT_OF_BUDGET
+    said = capsys.readouterr().err
+    assert "budget: " in said
+    assert "1 s are given" in said
+    assert said.count("\n") == 1
+
+
+def test_seeds_that_no_run_takes_are_refused_beforehand(capsys: pytest.CaptureFixture[str]) -> None:
+    """Also where only the most seeds of the last stage reach so far."""
+    command = [*ASKED, "--dry-run", "--first-seed"]
+    assert main([*command, str(2**31 - 5)]) == 0
+    capsys.readouterr()
+    assert main([*command, str(2**31 - 4)]) == USAGE
+    said = capsys.readouterr().err
+    assert "seeds go up to 2147483647" in said
+    assert "--first-seed 2147483643 or less" in said
+
+
+@pytest.mark.parametrize("budget", ["-5m", "0", "0h", "soon", ""])
+def test_a_budget_that_is_no_time_is_one_line_that_says_how_to_write_it(
+    budget: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*ASKED, "--dry-run", "--budget", budget]) == USAGE
+    said = capsys.readouterr().err
+    assert f"{budget!r} is no" in said
+    assert "write 8h, 90m" in said
+    with pytest.raises(UsageError):
+        seconds(budget)
+
+
+def test_a_topic_file_that_cannot_be_read_is_one_clear_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+    for name, says in (("nope", "No such file or directory"), ("binary", "not text"), (".", "Is a directory")):
+        assert main(["start", "--topic", f"@{tmp_path / name}", "--dry-run"]) == USAGE
+        said = capsys.readouterr().err
+        assert says in said
+        assert "Errno" not in said
+        assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("topic", "says"),
+    [(f"{TOPIC} \udcff", "not text in UTF-8"), (TOPIC + "?" * 10_000, "at most 10000 are taken"), (" ", "is empty")],
+)
+def test_a_topic_that_cannot_be_recorded_is_one_clear_line(
+    topic: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["start", "--topic", topic, "--dry-run"]) == USAGE
+    said = capsys.readouterr().err
+    assert says in said
+    assert said.count("\n") == 1
+
+
+def test_a_question_without_a_direction_says_so_in_its_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*ASKED[:-2], "--dry-run"]) == 0
+    assert "No direction is claimed: tested as higher" in capsys.readouterr().out
+    assert main([*ASKED, "--dry-run"]) == 0
+    assert "No direction is claimed" not in capsys.readouterr().out
+
+
+def test_a_server_that_refuses_our_token_is_named_before_there_is_a_study(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tokens = {"SWARM_CLIENT_TOKEN": "swt_right-0123456789", "SWARM_ADMIN_TOKEN": "swt_admin-0123456789"}
+    with ServerProcess(tmp_path / "state", "--log-level", "warning", environ=tokens) as server:
+        for token, told in (("", "no token was sent"), ("swt_other-0123456789", "is none of this server's")):
+            monkeypatch.setenv("SWARM_TOKEN", token)
+            assert main([*ASKED, "--server", server.url]) == USAGE
+            said = capsys.readouterr().err
+            assert server.url in said
+            assert told in said
+            assert "SWARM_TOKEN" in said
+    assert Store.open().studies() == []
+
+
+def test_a_plan_says_what_is_the_same_in_all_arms(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*ASKED, "--set", "group_size=16", "--dry-run"]) == 0
+    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("the same"))
+    assert "batch.group_size=16" in line
+    assert "task.digits=1" in line
+    assert "learning_rate" not in line
+
+
+def test_watching_shows_lines_that_a_person_can_read(study: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["watch", study]) == 0
+    said = capsys.readouterr().out
+    assert f"{ARMS[0]} seed 0: done, step 2 ▁█" in said
+    assert "after compare: stop (one stage)" in said
+    assert "{" not in said
+
+
+def test_a_study_that_ran_out_of_budget_says_so_by_its_exit_code(
+    study: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = Store.open()
+    store.record_event(study, OVER_BUDGET, {"because": "no time is left"})
+    store.set_study_status(study, StudyStatus.STOPPED, "no time is left")
+    for command in (["status"], ["status", "--json"], ["watch"], ["watch", "--json"]):
+        assert main([*command, study]) == OUT_OF_BUDGET
+    store.set_study_status(study, StudyStatus.STOPPED, "stopped on request")
+    assert main(["status", study]) == 0
+    store.close()
+
+
+def test_a_study_that_nobody_works_on_any_more_waits_by_its_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
+    store = Store.open()
+    study, _ = running(store)
+    assert main(["status", study]) == WAITING
+    store.acquire_lease(study, "elsewhere/1/1.0", 60.0)
+    assert main(["status", study]) == 0
+    store.close()
+    assert "worked on by elsewhere" in capsys.readouterr().out
+
+
+def test_a_topic_of_several_lines_and_control_characters_is_listed_on_one(capsys: pytest.CaptureFixture[str]) -> None:
+    store = Store.open()
+    study = store.create_study(f"{TOPIC}\n\x1b[2J\tAnd\u2028why? " + "x" * 200, {})
+    store.close()
+    main(["list"])
+    listed = capsys.readouterr().out
+    assert listed.count("\n") == 1
+    assert f"{TOPIC} [2J And why? xxx" in listed
+    assert len(listed) < 200
+    main(["status", study])
+    assert "\x1b" not in capsys.readouterr().out
+
+
+def test_a_plan_is_shown_by_its_hash(study: str, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = example_plan()
+    assert main(["show", plan.digest()[:16]]) == 0
+    assert plan.digest() in capsys.readouterr().out
+    assert main(["show", "0" * 16]) == FAILED
+
+
+def test_an_engine_for_servers_that_are_given_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*ASKED, "--engine", "echo", "--server", "http://127.0.0.1:1"]) == USAGE
+    assert "leave one of the two out" in capsys.readouterr().err
+    assert Store.open().studies() == []
+
+
+def test_several_servers_are_given_at_once_or_one_by_one() -> None:
+    given = ["start", "study.yaml", "--server", "http://a", "http://b", "--server", "http://c"]
+    assert parser().parse_args(given).server == ["http://a", "http://b", "http://c"]
+
+
+def test_a_study_that_the_daemon_carries_is_watched_before_it_begins_and_between_its_windows(
+    study: str, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(status, "_LOOK_EVERY_S", 0.05)
+    store = Store.open()
+    store.set_study_status(study, StudyStatus.WAITING, "waits for its next window")
+    store.save_schedule(study, {"timetable": {"zone": "UTC"}, "carried": True})
+    with only_daemon() as alone:
+        assert alone
+        ending = Timer(0.5, store.set_study_status, (study, StudyStatus.DONE, "one stage"))
+        ending.start()
+        assert main(["watch", study]) == 0
+        ending.join()
+    assert "the daemon goes on with it" in capsys.readouterr().out
+    store.set_study_status(study, StudyStatus.WAITING, "waits for its next window")
+    monkeypatch.setattr(status, "_STARTING_S", 0.2)
+    capsys.readouterr()
+    assert main(["watch", study]) == 3  # no daemon lives
+    assert "the daemon goes on with it" not in capsys.readouterr().out
+    store.close()
+
+
+def test_a_trial_whose_key_several_studies_have_is_shown_by_study(
+    study: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = Store.open()
+    [trial] = store.trials(study)
+    again = store.create_study("a topic", {})
+    store.save_plan(again, example_plan())
+    store.ensure_trials(again, "compare", [(ARMS[0], 0)])
+    store.close()
+    assert main(["show", trial.key]) == 2
+    said = capsys.readouterr().err
+    assert f"`researcher show {study}/{trial.key}`" in said
+    assert main(["show", f"{study}/{trial.key}"]) == 0
+    assert json.loads(capsys.readouterr().out)["study_id"] == study
+
+
+def test_watching_as_json_is_an_object_per_line(study: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["watch", study, "--json"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    kinds = [next(iter(line)) for line in lines]
+    assert (kinds.count("trial"), kinds.count("study"), kinds[-1]) == (1, 1, "study")
+    told = [line["event"]["kind"] for line in lines if "event" in line]
+    assert told == ["trial_begun", "trial_done", "decision", "study"]
+    assert main(["status", study, "--json"]) == 0
+    assert lines[-1] == {"study": json.loads(capsys.readouterr().out)}
+    last = lines[-1]["study"]
+    assert (last["id"], last["status"], last["goes_on"], last["amendments"]) == (study, "done", None, [])
+    assert len(last["decisions"]) == 1
+
+
+def test_events_of_any_kind_are_told_as_sentences() -> None:
+    told = event_text(Event(seq=1, study_id="s", at=0.0, kind="budget_changed", detail={"wall_s": 60, "by": None}))
+    assert told == "budget changed: wall_s 60"
+
+
+@pytest.mark.parametrize(("command", "code"), [("start", FAILED), ("resume", FAILED), ("list", 0), ("watch", 0)])
+def test_a_reader_that_went_away_is_a_success_only_for_commands_that_only_show(
+    command: str, code: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def broken(_: Namespace) -> int:
+        raise BrokenPipeError
+
+    homes = {"start": "start", "resume": "resume", "list": "status", "watch": "status"}
+    __import__(f"researcher.cli.{homes[command]}")
+    monkeypatch.setattr(f"researcher.cli.{homes[command]}.{command}_command", broken)
+    with (tmp_path / "out").open("w") as out:
+        monkeypatch.setattr(sys, "stdout", out)
+        assert run(Namespace(command=command, json=False)) == code
+
+
+@pytest.mark.parametrize(("term", "kind"), [("xterm", LiveView), ("dumb", PlainView)])
+def test_a_terminal_that_cannot_redraw_is_told_in_lines(
+    monkeypatch: pytest.MonkeyPatch, term: str, kind: type[LiveView] | type[PlainView]
+) -> None:
+    monkeypatch.setenv("TERM", term)
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    other, end = pty.openpty()
+    with os.fdopen(other), os.fdopen(end, "w") as terminal:
+        view = view_for(as_json=False, stream=terminal)
+        view.close()
+        assert isinstance(view, kind)
+
+
+@pytest.mark.parametrize("kind", [PlainView, JsonView])
+def test_a_study_goes_on_when_nobody_reads_its_view_any_more(kind: type[PlainView] | type[JsonView]) -> None:
+    reader, writer = os.pipe()
+    with os.fdopen(writer, "w") as stream:
+        view = kind(stream)
+        view.say("read")
+        os.close(reader)
+        for number in range(3):
+            view.say("unread")
+            view.show(StudyPicture(study_id="s", topic="t", phase=f"phase {number}"))
+        view.close()
+
+
+def test_a_study_that_nobody_works_on_is_stopped_at_once_with_its_server(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = Store.open()
+    resting = store.create_study("a topic", {})
+    store.save_plan(resting, example_plan())
+    store.set_study_status(resting, StudyStatus.RUNNING)
+    left = Berth(home / "studies" / resting / "server" / "process", SystemClock())
+    left.start(["sleep", "600"], dict(os.environ))
+    assert main(["stop", resting]) == 0
+    assert not left.alive()
+    assert "researcher resume" in capsys.readouterr().out
+    assert store.study(resting).status is StudyStatus.STOPPED
+    assert main(["stop", resting]) == 0
+    assert "already" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("status", [StudyStatus.DONE, StudyStatus.STOPPED, StudyStatus.FAILED])
+@pytest.mark.parametrize("command", [["stop"], ["resume", "--scheduled"]])
+def test_what_a_researcher_left_that_was_killed_after_the_study_had_ended_is_ended(
+    command: list[str], status: StudyStatus, study: str, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = Store.open()
+    store.set_study_status(study, status, "as it was")
+    store.acquire_lease(study, f"{this_process()}0", 60.0)  # a process of this machine that is no more
+    left = Berth(home / "studies" / study / "server" / "process", SystemClock())
+    left.start(["sleep", "600"], dict(os.environ))
+    main([*command, study])
+    assert not left.alive()
+    assert (store.study(study).status, store.study(study).reason) == (status, "as it was")
+    assert store.lease(study) is None
+    said = capsys.readouterr().out
+    assert ("left running is ended" in said) == (command == ["stop"])
+    assert main(["stop", study]) == 0
+    assert capsys.readouterr().out == f"{study}: {status} already\n"
+
+
+def test_what_a_killed_researcher_left_on_given_servers_is_stopped_with_its_study(
+    tmp_path: Path, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store, away = Store.open(), "http://127.0.0.1:9"
+    with ServerProcess(tmp_path / "a") as left_on, ServerProcess(tmp_path / "b") as lent:
+        urls = [left_on.url, lent.url, away]
+        resting = store.create_study("a topic", {"servers": urls})
+        store.save_plan(resting, example_plan())
+        store.ensure_trials(resting, "compare", [(ARMS[0], 0)])
+        store.set_study_status(resting, StudyStatus.RUNNING)
+        client = Berth(home / "studies" / resting / "trials" / "0123" / "lr-seed0" / "attempt1", SystemClock())
+        client.start(["sleep", "600"], dict(os.environ))
+        with SwarmClient(left_on.url) as swarm, SwarmClient(lent.url) as other:
+            left = swarm.start_run(RunSpec(labels={"study": resting})).run_id
+            theirs = other.start_run(RunSpec(labels={"study": "st-other"})).run_id
+            assert main(["stop", resting]) == 0
+            said = capsys.readouterr().out
+            assert (swarm.run(left).phase == "rolling", other.run(theirs).phase == "rolling") == (False, True)
+    assert not client.alive()
+    assert f"`swarm run stop --url {away}`" in said
+    assert left_on.url not in said
+    assert store.study(resting).status is StudyStatus.STOPPED
+
+
+def test_a_study_that_somebody_works_on_is_asked_to_stop(capsys: pytest.CaptureFixture[str]) -> None:
+    store = Store.open()
+    worked_on = store.create_study("a topic", {})
+    store.set_study_status(worked_on, StudyStatus.RUNNING)
+    store.acquire_lease(worked_on, "elsewhere/1/1.0", 60.0)
+    assert main(["stop", worked_on, "--json"]) == 0
+    assert "asked elsewhere/1/1.0" in json.loads(capsys.readouterr().out)["told"]
+    assert (store.study(worked_on).status, store.study(worked_on).stop_requested) == (StudyStatus.RUNNING, True)
+
+
+@pytest.mark.parametrize("wish", ["stop", "pause"])
+def test_an_owner_that_lives_is_asked_though_its_lease_lapsed(
+    wish: str, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = Store.open()
+    worked_on = store.create_study("a topic", {})
+    store.save_plan(worked_on, example_plan())
+    store.set_study_status(worked_on, StudyStatus.RUNNING)
+    store.acquire_lease(worked_on, this_process(), -1.0)
+    its_server = Berth(home / "studies" / worked_on / "server" / "process", SystemClock())
+    its_server.start(["sleep", "600"], dict(os.environ))
+    try:
+        assert main([wish, worked_on]) == 0
+        assert its_server.alive()
+    finally:
+        asyncio.run(its_server.end(0.0))
+    assert f"asked {this_process()} to {wish}" in capsys.readouterr().out
+    assert store.study(worked_on).status is StudyStatus.RUNNING
+
+
+def test_a_study_whose_machine_is_gone_is_stopped_once_its_lease_lapsed() -> None:
+    store = Store.open()
+    left = store.create_study("a topic", {})
+    store.save_plan(left, example_plan())
+    store.acquire_lease(left, "elsewhere/1/1.0", -1.0)
+    assert main(["stop", left]) == 0
+    assert store.study(left).status is StudyStatus.STOPPED
+
+
+def test_a_study_that_is_stopped_at_rest_has_its_report(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = Store.open()
+    study, _ = running(store)
+    assert main(["stop", study]) == 0
+    page = home / "studies" / study / "report.md"
+    assert str(page) in capsys.readouterr().out
+    assert page.is_file()
+    assert store.study(study).status is StudyStatus.STOPPED
+
+
+def test_a_study_is_stopped_at_rest_though_its_report_cannot_be_written(
+    study: str, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = Store.open()
+    store.set_study_status(study, StudyStatus.WAITING, "waits for its next window")
+    (home / "studies").mkdir(exist_ok=True)
+    (home / "studies" / study).write_text("in the way")
+    assert main(["stop", study]) == 0
+    assert "report.md" not in capsys.readouterr().out
+    assert store.study(study).status is StudyStatus.STOPPED
+
+
+def test_a_reproduction_is_not_taken_for_a_study_to_go_on_with(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One trial was to be run again; resuming it would run the whole plan."""
+    store = Store.open()
+    again = store.create_study("Reproduction of a trial", {"servers": [], "engine": "echo"})
+    store.save_plan(again, example_plan())
+    store.record_event(again, "reproduces", {"study": "st-1", "trial": "k/a/0"})
+    store.close()
+    conducted: list[str] = []
+    monkeypatch.setattr("researcher.cli.resume.conduct", lambda home, study, **_: conducted.append(study) or 0)
+    assert main(["resume", again]) == FAILED
+    assert conducted == []
+    assert "researcher reproduce" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["watch", "doctor", "reproduce"])
+def test_what_was_no_study_under_way_is_not_said_to_go_on(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = importlib.import_module(f"researcher.cli.{_HOMES[command]}")
+
+    def interrupted(args: Namespace) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(home, f"{command}_command", interrupted)
+    assert run(Namespace(command=command, json=False)) == 130
+    assert capsys.readouterr().err == "interrupted\n"
+
+
+def test_a_terminal_that_closes_after_ctrl_c_does_not_cut_the_end_short() -> None:
+    ended = list[str]()
+
+    async def work() -> Outcome:
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+            await asyncio.Event().wait()
+        finally:
+            os.kill(os.getpid(), signal.SIGHUP)
+            for _ in range(100):  # as long as servers take to end
+                await asyncio.sleep(0)
+            ended.append("the servers")
+        raise AssertionError
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler), signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    try:
+        with pytest.raises(Interrupted):
+            _to_its_end("st-1", work())
+    finally:
+        signal.signal(signal.SIGINT, before[0])
+        signal.signal(signal.SIGHUP, before[1])
+    assert ended == ["the servers"]
+
+
+def test_a_start_that_was_interrupted_while_it_planned_points_at_no_study(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("researcher.cli.start.plan_of", interrupted)
+    assert main(ASKED) == 130
+    assert "resume" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("carried", [True, False])
+def test_a_study_whose_start_was_killed_before_its_plan_was_frozen_says_what_to_do(
+    carried: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = Store.open()
+    cut = store.create_study("a topic", {"servers": []})
+    store.save_schedule(cut, {"timetable": {"zone": "UTC"}, "carried": carried})
+    told = {}
+    for command in ("resume", "show", "report", "export", "status", "watch", "verify"):
+        code = main([command, cut])
+        told[command] = "".join(capsys.readouterr())
+        assert "Traceback" not in told[command]
+        assert (command, code) in (("status", 3), ("watch", 3), (command, FAILED))
+    for command in ("resume", "show", "report", "export"):
+        assert "was cut off before it froze one (then start anew)" in told[command]
+    for command in ("status", "watch"):
+        assert "it has no plan: `researcher start` asks anew, `researcher stop` ends this one" in told[command]
+    assert f"`researcher status {cut}`" in told["verify"]
+    assert main(["stop", cut]) == 0
+    assert main(["list"]) == 0
+    said = capsys.readouterr().out
+    assert "before it had a plan; `researcher start` asks anew" in said
+    assert f"{cut}  stopped" in said
+    store.close()
+
+
+def test_a_study_that_was_interrupted_is_named(
+    study: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    store = Store.open()
+    store.set_study_status(study, StudyStatus.RUNNING)
+    newer = store.create_study("a later topic", {})
+    store.close()
+    monkeypatch.setattr("researcher.cli.resume.sit", interrupted)
+    assert main(["resume", study]) == 130
+    said = capsys.readouterr().err
+    assert f"`researcher resume {study}`" in said
+    assert newer not in said
+
+
+def test_a_person_who_answers_for_a_study_that_was_stopped_is_told_that_it_is(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found, url = opened(user_data_dir())
+    waiting = at_gate(found.store, url)
+    found.store.save_schedule(waiting, {"timetable": {"zone": "UTC"}, "carried": True})
+    assert main(["stop", waiting]) == 0
+    capsys.readouterr()
+    main(["approve", waiting])
+    said = capsys.readouterr()
+    assert "the daemon goes on" not in said.out + said.err
+    assert "researcher resume" in said.out + said.err
+    found.store.close()
+
+
+NO_DAEMON = "no daemon runs here: `researcher daemon` or `researcher resume` "
+
+
+@pytest.mark.parametrize(
+    ("carried", "daemon", "goes_on"),
+    [
+        (True, True, "the daemon goes on"),
+        (True, False, f"{NO_DAEMON}goes on"),
+        (False, False, "`researcher resume` goes on"),
+    ],
+)
+def test_an_answer_is_told_from_the_moment_it_is_given(
+    carried: bool, daemon: bool, goes_on: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(status, "_STARTING_S", 0.0)
+    found, url = opened(user_data_dir())
+    waiting = at_gate(found.store, url)
+    found.store.save_schedule(waiting, {"timetable": {"zone": "UTC"}, "carried": carried})
+
+    def told(*command: str) -> str:
+        with only_daemon() if daemon else nullcontext():
+            main([command[0], waiting, *command[1:]])
+        return capsys.readouterr().out
+
+    before = told("status")
+    assert "waits for a person's word on the plan" in before
+    assert "there is an answer" in before
+    assert (goes_on in before) == carried
+    assert goes_on in told("approve", "--because", "worth it")
+    after = told("status")
+    assert "waiting (approved by" in after
+    assert ": worth it)" in after
+    assert "waits for a person's word" not in after
+    assert goes_on in after
+    assert "answer given: gate plan/1, verdict approve, words worth it" in told("watch")
+    assert meet_gate(found.store, url, waiting) is StudyStatus.RUNNING
+    found.store.close()
+
+
+@pytest.mark.parametrize(("timetable", "goes_on"), [({}, "goes on with it"), ({"until": 1.0}, "ends it")])
+@pytest.mark.parametrize("daemon", [True, False])
+def test_a_study_in_the_daemons_care_says_whether_there_is_one(
+    daemon: bool,
+    timetable: dict[str, float],
+    goes_on: str,
+    study: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(status, "_STARTING_S", 0.0)
+    store = Store.open()
+    store.set_study_status(study, StudyStatus.RUNNING)
+    store.save_schedule(study, {"timetable": {"zone": "UTC", **timetable}, "carried": True})
+    store.close()
+    with only_daemon() if daemon else nullcontext():
+        assert main(["status", study]) == WAITING
+    said = capsys.readouterr().out
+    assert (f"the daemon {goes_on}" in said, f"{NO_DAEMON}{goes_on}" in said) == (daemon, not daemon)
+    if not daemon:
+        assert main(["watch", study]) == WAITING
+        said = capsys.readouterr().out
+        assert (said.count(goes_on), said.count(NO_DAEMON)) == (1, 1)
+
+
+def test_a_plan_that_is_amended_after_its_answer_waits_for_another(capsys: pytest.CaptureFixture[str]) -> None:
+    found, url = opened(user_data_dir())
+    waiting = at_gate(found.store, url)
+    main(["approve", waiting])
+    assert main(["amend", waiting, "--seeds", "4", "--because", "more"]) == 0
+    capsys.readouterr()
+    main(["status", waiting])
+    said = capsys.readouterr().out
+    assert "waits for a person's word on the plan" in said
+    assert "nobody works on it until there is an answer" in said
+    found.store.close()
+
+
+def test_numbers_that_differ_are_told_by_the_exit_code_when_nobody_reads_which(
+    study: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store.open()
+    store.save_claims(study, [Claim(name="n", expression='plan("heldout_temperature")', value=77.0, text="77")])
+    store.close()
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w", buffering=1) as out:
+        monkeypatch.setattr(sys, "stdout", out)
+        assert main(["verify", study]) == FAILED
+
+
+def test_a_report_whose_claims_are_gone_does_not_verify(study: str, capsys: pytest.CaptureFixture[str]) -> None:
+    store = Store.open()
+    store.record_report(study, {"markdown": "report.md"}, ReportSeal(files={}, claims="", wording=wording()))
+    store.close()
+    assert main(["verify", study]) == FAILED
+    said = capsys.readouterr()
+    assert "no report to verify" not in said.out + said.err
+    assert "differ" in said.out
+
+
+@pytest.mark.parametrize(("can", "said"), [(True, "computes in bfloat16"), (False, "computes in float32")])
+def test_the_doctor_says_what_a_model_is_computed_in(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], can: bool, said: str
+) -> None:
+    monkeypatch.setattr(doctor, "multiplies_bfloat16", lambda: can)
+    main(["doctor"])
+    assert said in capsys.readouterr().out
+
+
+def test_the_doctor_counts_the_memory_that_a_container_is_given(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for total, row in ((4_000_000_000, "MISSING  memory: 4 GB"), (None, "ok       memory: the system does not tell")):
+        monkeypatch.setattr(doctor, "total_memory", lambda total=total: total, raising=False)
+        main(["doctor"])
+        assert row in capsys.readouterr().out
+
+
+def test_a_damaged_database_is_one_row_of_the_doctors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RESEARCHER_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("RESEARCHER_DATABASE_URL", raising=False)
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "researcher.db").write_bytes(b"no database " * 100)
+    assert main(["doctor"]) == FAILED
+    said = capsys.readouterr().out
+    assert "MISSING  database: cannot open" in said
+    assert "models:" in said
+
+
+@pytest.mark.parametrize(
+    ("options", "given", "told"),
+    [
+        ({}, "host:8642", "is no address"),
+        ({"keep_models": True}, "http://127.0.0.1:1", "the study keeps its models"),
+    ],
+)
+def test_a_study_does_not_go_on_with_servers_that_are_none_or_keep_no_models(
+    options: dict[str, object], given: str, told: str, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = Store.open()
+    study = store.create_study("a topic", {"servers": [], **options})
+    store.save_plan(study, example_plan())
+    assert main(["resume", study, "--server", given]) == USAGE
+    assert told in capsys.readouterr().err
+    assert store.study(study).options["servers"] == []

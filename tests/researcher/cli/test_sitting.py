@@ -1,0 +1,139 @@
+"""What whoever sits down to a study heeds first, before a server is started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from foundation.clock import ManualClock, SystemClock
+from researcher.cli.worker import Sitting, sit
+from researcher.conduct import Conduct, Outcome
+from researcher.executor.errors import NoServersLeft
+from researcher.executor.processes import Berth
+from researcher.home import Home
+from researcher.models import StudyStatus
+from researcher.schedule.timetable import Timetable
+from tests.fakes.shown_study import at_gate, opened, planned, running
+
+pytestmark = pytest.mark.anyio
+NOON = 1_700_049_600.0
+"""2023-11-15 12:00 UTC."""
+
+
+class _Quiet:
+    """Neither view nor copy."""
+
+    def show(self, picture: object) -> None: ...
+
+    def say(self, line: str) -> None: ...
+
+    def close(self) -> None: ...
+
+    def drain(self, study_id: str | None = None) -> int:
+        return 0
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Home, str]:
+    monkeypatch.setenv("RESEARCHER_HOME", str(tmp_path))
+    monkeypatch.delenv("RESEARCHER_DATABASE_URL", raising=False)
+    return opened(tmp_path)
+
+
+async def _sat_down(home: Home, study: str) -> Outcome:
+    return await sit(home, study, _Quiet(), wait=False, clock=ManualClock(NOON), copy=lambda store: _Quiet())
+
+
+async def test_a_study_whose_days_pass_at_its_plans_gate_is_ended(home: tuple[Home, str]) -> None:
+    found, url = home
+    study = at_gate(found.store, url)
+    timetable = Timetable.of([], 1, NOON - 86_401, zone="UTC")
+    found.store.save_schedule(study, {"timetable": timetable.model_dump(mode="json"), "carried": True})
+    outcome = await _sat_down(found, study)
+    assert (outcome.status, found.store.study(study).status) == (StudyStatus.STOPPED, StudyStatus.STOPPED)
+    assert "days are over" in outcome.reason
+    found.store.close()
+
+
+async def test_a_stop_is_heeded_at_the_plans_gate(home: tuple[Home, str]) -> None:
+    found, url = home
+    study = at_gate(found.store, url)
+    found.store.request_stop(study)
+    outcome = await _sat_down(found, study)
+    assert (outcome.status, found.store.study(study).status) == (StudyStatus.STOPPED, StudyStatus.STOPPED)
+    found.store.close()
+
+
+class _Slow:
+    """An executor whose trials take so long to come to rest that the next window is open by then."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        self._clock = clock
+        self.calls = 0
+
+    async def run_trials(self, *_: object) -> list[object]:
+        self.calls += 1
+        if self.calls > 1:
+            raise NoServersLeft("enough seen")
+        self._clock.advance(600)
+        return []
+
+
+@pytest.mark.parametrize("wait", [True, False])
+async def test_a_study_that_came_to_rest_when_the_next_window_was_open_goes_on(
+    home: tuple[Home, str], monkeypatch: pytest.MonkeyPatch, wait: bool
+) -> None:
+    found, _ = home
+    study, clock = planned(found.store), ManualClock(NOON - 300)
+    timetable = Timetable.of(["08:00-12:00", "12:01-20:00"], None, clock.now(), zone="UTC")
+    found.store.save_schedule(study, {"timetable": timetable.model_dump(mode="json"), "carried": False})
+    slow = _Slow(clock)
+
+    async def work(sitting: Sitting) -> Outcome:
+        conduct = Conduct(sitting._store, slow, _Quiet(), _Quiet(), clock, found.studies)  # type: ignore[arg-type]
+        return await conduct.carry_out(study)
+
+    monkeypatch.setattr(Sitting, "_work", work)
+    with pytest.raises(NoServersLeft, match="enough seen"):
+        await sit(found, study, _Quiet(), wait=wait, clock=clock, copy=lambda store: _Quiet())
+    assert slow.calls == 2
+    found.store.close()
+
+
+async def test_a_study_whose_servers_are_lost_waits_and_says_what_for(
+    home: tuple[Home, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, _ = home
+    study, _ = running(found.store)
+
+    async def work(sitting: Sitting) -> Outcome:
+        raise NoServersLeft("http://a:1 does not answer")
+
+    monkeypatch.setattr(Sitting, "_work", work)
+    with pytest.raises(NoServersLeft):
+        await _sat_down(found, study)
+    left = found.store.study(study)
+    assert (left.status, left.reason) == (StudyStatus.WAITING, "http://a:1 does not answer")
+    assert (found.studies / study / "report.md").is_file()
+    found.store.close()
+
+
+@pytest.mark.parametrize("why", ["stop", "pause", "window", "days"])
+async def test_what_one_who_died_left_is_ended_before_the_study_rests(home: tuple[Home, str], why: str) -> None:
+    found, _ = home
+    study, trial = running(found.store)
+    windows, days = (["13:00-14:00"] if why == "window" else []), (1 if why == "days" else None)
+    timetable = Timetable.of(windows, days, NOON - 86_401, zone="UTC")
+    found.store.save_schedule(study, {"timetable": timetable.model_dump(mode="json"), "carried": True})
+    if why in ("stop", "pause"):
+        getattr(found.store, f"request_{why}")(study)
+    berth = Berth(found.studies / study / "server" / "process", SystemClock())
+    berth.start(["/bin/sleep", "600"], {})
+    outcome = await _sat_down(found, study)
+    assert not berth.alive()
+    ended = why in ("stop", "days")
+    assert outcome.status is (StudyStatus.STOPPED if ended else StudyStatus.WAITING)
+    assert (outcome.report is not None) is ended
+    assert [each.outcome for each in found.store.attempts(study, trial.key)] == ["open"]
+    found.store.close()

@@ -1,0 +1,190 @@
+"""`researcher start` and `draft` from a study file and from options: one spec, whichever way it comes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from researcher.cli import USAGE
+from researcher.main import main
+from researcher.store.store import Store
+from researcher.study.edits import options_of
+from researcher.study.plan import Plan
+from researcher.study.spec import StudySpec
+from tests.fakes.specs import planned, spec
+
+FILE = """\
+question: Is it better?
+instrument: arithmetic
+compare:
+  learning_rate: {baseline: 1e-5, levels: [4e-5]}
+claim: increase
+"""
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("RESEARCHER_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("RESEARCHER_DATABASE_URL", raising=False)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    (tmp_path / "study.yaml").write_text(FILE)
+    return tmp_path / "study.yaml"
+
+
+def shown(capsys: Capture, *words: str) -> dict[str, Any]:
+    assert main(["start", *words, "--dry-run", "--json"]) == 0
+    return json.loads(capsys.readouterr().out)  # type: ignore[no-any-return]
+
+
+def test_a_file_is_planned_as_it_stands_and_a_dry_run_records_nothing(file: Path, home: Path, capsys: Capture) -> None:
+    found = shown(capsys, str(file))
+    assert list(found) == ["hash", "spec", "author", "sources", "because", "uncovered", "price", "plan"]
+    assert Plan.model_validate(found["plan"]) == planned()
+    assert found["hash"] == planned().digest()
+    assert (found["author"], found["sources"]["claim"], found["spec"]["instrument"]) == ("file", "file", "arithmetic")
+    assert found["price"]["trials"] == [6, 10]
+    assert not (home / "researcher.db").exists()
+
+
+def test_options_edit_a_file_and_make_the_same_plan_alone(file: Path, capsys: Capture) -> None:
+    edits = ("--seeds", "3..4", "--set", "digits=2", "--budget", "2h", "--window", "22:00-07:00")
+    edited = shown(capsys, str(file), *edits)
+    alone = shown(
+        capsys, "--instrument", "arithmetic", "--vary", "learning_rate=1e-5,4e-5", "--claim", "increase", *edits
+    )
+    assert edited["plan"]["stages"] == alone["plan"]["stages"]
+    assert edited["plan"]["arms"] == alone["plan"]["arms"]
+    assert (edited["sources"]["seeds.max"], edited["sources"]["claim"]) == ("flag", "file")
+    assert set(alone["sources"].values()) == {"flag"}
+    assert alone["author"] == "options"
+    assert edited["spec"]["schedule"] == {"windows": ["22:00-07:00"]}
+    assert edited["spec"]["budget"] == {"wall": "2h"}
+
+
+def test_a_draft_of_options_is_a_file_that_makes_the_same_plan(tmp_path: Path, capsys: Capture) -> None:
+    asked = ("--instrument", "arithmetic", "--vary", "kl=0,0.1", "--vary", "group_size=4,8", "--claim", "increase")
+    alone = shown(capsys, *asked)
+    assert alone["spec"]["design"] == "factorial"
+    made = tmp_path / "made.yaml"
+    assert main(["draft", *asked, "-o", str(made)]) == 0
+    assert "# from an option" in made.read_text()
+    assert f"`researcher start {made}` runs it" in capsys.readouterr().out
+    assert shown(capsys, str(made))["hash"] == alone["hash"]
+    assert main(["draft", *asked, "-o", str(made)]) == USAGE
+    assert "--force writes over it" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("learning_rate:", "learning_rat:", "study.yaml:4: compare.learning_rat: "),
+        ("claim: increase", "claim: up", "study.yaml:5: claim: "),
+        (
+            "claim: increase",
+            "budget: {wall: 1m}",
+            "study.yaml:5: budget: 6 trials take about 6 min, and 1 min are given",
+        ),
+        ("arithmetic", "arithmetik", "arithmetic"),
+        ("claim", "clam", "study.yaml:5: clam: unknown field (did you mean 'claim'?)"),
+    ],
+)
+def test_a_wrong_setting_is_one_line_with_its_place_in_the_file(
+    old: str, new: str, says: str, file: Path, capsys: Capture
+) -> None:
+    file.write_text(FILE.replace(old, new))
+    assert main(["start", str(file), "--dry-run"]) in (USAGE, 4)
+    said = capsys.readouterr().err
+    assert says in said
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ([], "nothing says what to study: give a study file, --topic TEXT, or --instrument NAME --vary FACTOR=A,B"),
+        (["--vary", "kl=0,0.1"], "need --instrument NAME beside them; there are: arithmetic"),
+        (["study.yaml", "--topic", "x"], "a study file and --topic both say what to ask"),
+        (["nope.yaml"], "nope.yaml cannot be read: No such file or directory"),
+        (["--instrument", "new", "--vary", "kl=0,0.1"], "--instrument new needs --topic"),
+        (["study.yaml", "--seeds", "many"], "--seeds 'many' is no number of seeds; write 3, or 3..8"),
+        (["study.yaml", "--window", "night"], "night"),
+    ],
+)
+@pytest.mark.usefixtures("file")
+def test_what_asks_for_no_study_says_what_to_give(words: list[str], says: str, capsys: Capture) -> None:
+    assert main(["start", *words]) == USAGE
+    said = capsys.readouterr().err
+    assert says in said
+    assert said.count("\n") == 1
+    assert Store.open().studies() == []
+
+
+def test_the_schema_is_that_of_the_spec(capsys: Capture) -> None:
+    assert main(["schema"]) == 0
+    schema = json.loads(capsys.readouterr().out)
+    assert list(schema["properties"]) == list(StudySpec.model_fields)
+    assert schema["additionalProperties"] is False
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"compare": {"learning_rate": {"levels": [1e-5, 4e-5]}}, "margin": 0.2},
+        {"compare": {"group_size": {"levels": [8]}}, "claim": "decrease", "metric": "wall_s"},
+        {"arms": {"plain": {}, "clipped": {"clip_high": 0.28, "kl": 0.1}}, "set": {"digits": 2}, "steps": 4},
+        {
+            "compare": {"learning_rate": {"baseline": 1e-5, "levels": [4e-5]}, "advantage_norm": {"levels": ["none"]}},
+            "design": "factorial",
+            "looks": 2,
+        },
+    ],
+    ids=["default among levels", "one level", "arms", "factorial"],
+)
+def test_the_options_of_a_spec_make_its_plan_again(fields: dict[str, Any], capsys: Capture) -> None:
+    plan = planned(**fields)
+    asked = spec(**fields)
+    again = Plan.model_validate(shown(capsys, *options_of(asked, plan.arms[0].levels))["plan"])
+    assert again.model_copy(update={"question": plan.question}) == plan
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "says"),
+    [
+        (FILE + "budget: {wall: 10s}\n", 4, "study.yaml:6: budget: 6 trials take about"),
+        (FILE + 'schedule: {windows: ["25:00-07:00"]}\n', 2, "study.yaml:6: schedule.windows: "),
+        (FILE.replace("arithmetic", "arithmetics"), 2, "study.yaml:2: instrument: no instrument is called"),
+        (FILE + "5: 6\n", 2, "study.yaml:6: 5 is not a name"),
+        (FILE + f"steps: {'9' * 5000}\n", 2, "study.yaml:6: this is no YAML: a number of 5000 digits"),
+        (FILE + "set: &a {deep: *a}\n", 2, "set.deep: should be"),
+        (FILE + f"set: {'[' * 3000}{']' * 3000}\n", 2, "nested too deeply"),
+    ],
+    ids=["budget", "window", "instrument", "key", "number", "anchor", "depth"],
+)
+def test_what_is_wrong_in_a_file_is_said_with_its_line(
+    file: Path, text: str, code: int, says: str, capsys: Capture
+) -> None:
+    file.write_text(text)
+    for command in (["start", str(file), "--dry-run"], ["draft", str(file)]):
+        assert main(command) == code
+        assert says in capsys.readouterr().err
+
+
+def test_a_draft_is_written_only_where_it_can_be_started(tmp_path: Path, capsys: Capture) -> None:
+    asked = ["draft", "--instrument", "arithmetic", "--vary", "learning_rate=1e-5,4e-5"]
+    for further, says in (
+        (["--set", "epochz=2"], "no factor 'epochz'"),
+        (["-o", "study.toml"], "drafts are written in YAML"),
+        (["-o", "nowhere/study.yaml"], "there is no folder nowhere"),
+    ):
+        assert main([*asked, *further]) == USAGE
+        assert says in capsys.readouterr().err
+    assert not list(tmp_path.glob("study*"))
