@@ -102,14 +102,14 @@ def run_clients(
     async def main() -> dict[str, PhaseTimes]:
         clients, episodes = counts
         connections = [await Connection.open(*address) for _ in range(clients)]
-        crew = [Client(f"c{index}-{number}", each, run_id, episodes) for number, each in enumerate(connections)]
+        players = [Client(f"c{index}-{number}", each, run_id, episodes) for number, each in enumerate(connections)]
         phases: tuple[Callable[[Client, list[float]], Awaitable[None]], ...] = (Client.claim, Client.call, Client.end)
         times = {}
         for name, phase in zip(PHASES, phases, strict=True):
             spent = times[name] = PhaseTimes()
             barrier.wait()
             spent.begin = time.monotonic()
-            await asyncio.gather(*(phase(client, spent.latencies_s) for client in crew))
+            await asyncio.gather(*(phase(client, spent.latencies_s) for client in players))
             spent.finish = time.monotonic()
         for connection in connections:
             await connection.close()

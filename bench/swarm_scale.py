@@ -80,7 +80,7 @@ class Share:
     latencies_s: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in ACTIONS})
 
 
-class Crew:
+class ClientGroup:
     """The clients of one process. Episodes are numbered in the order they are claimed, so that groups fill."""
 
     def __init__(self, name: str, run_id: str, episodes: int) -> None:
@@ -131,13 +131,13 @@ def run_clients(index: int, address: tuple[str, int], run_id: str, counts: tuple
                 return await Connection.open(*address)
 
         connections = await asyncio.gather(*(opened() for _ in range(clients)))
-        crew = Crew(f"c{index}", run_id, episodes)
+        group = ClientGroup(f"c{index}", run_id, episodes)
         barrier.wait(_PATIENCE_S)
-        crew.share.begin = time.monotonic()
-        await asyncio.gather(*(crew.work(connection, number) for number, connection in enumerate(connections)))
-        crew.share.finish = time.monotonic()
+        group.share.begin = time.monotonic()
+        await asyncio.gather(*(group.work(connection, number) for number, connection in enumerate(connections)))
+        group.share.finish = time.monotonic()
         await asyncio.gather(*(connection.close() for connection in connections))
-        return crew.share
+        return group.share
 
     return asyncio.run(main())
 

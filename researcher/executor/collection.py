@@ -24,9 +24,8 @@ from researcher.models import (
     together,
 )
 from swarm.client import SwarmClient
-from swarm.client.causes import CHARGED
+from swarm.client.losses import CHARGED, Tries, moments
 from swarm.client.trial import client_id
-from swarm.client.tries import Tries, moments
 from swarm.models.catalogue import hosted_name
 from swarm.protocol.blueprint import TrialBlueprint
 from swarm.protocol.episodes import COUNTED, Cause, DropReason, EpisodeState, LedgerEntry

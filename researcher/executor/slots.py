@@ -13,7 +13,7 @@ from researcher.store.errors import NotFound as NoStudy
 from researcher.store.store import Store
 from researcher.study.plan import PlanModel
 from swarm.client import IdempotencyConflict, InvalidSpec, NotFound, OverLimit, Refusal, ServerBusy
-from swarm.client.answers import to_its_answer
+from swarm.client.episode import await_answer
 from swarm.models.catalogue import hosted_name
 from swarm.protocol.errors import SwarmError
 from swarm.protocol.runspec import RunSpec
@@ -66,7 +66,7 @@ class Slot:
         while True:
             self.server.check()
             try:
-                report = await to_its_answer(self._begun(spec, idempotency_key), self._clock)
+                report = await await_answer(self._begun(spec, idempotency_key), self._clock)
             except ServerBusy as busy:
                 await self._make_room(str(busy.fields.get("run_id")), deadline)
                 await self._clock.sleep(self._look_s)

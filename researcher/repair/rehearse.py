@@ -21,8 +21,8 @@ from foundation.clock import SystemClock
 from researcher.repair.rehearsal import ECHO, TASKS, Played, Rehearsal, RehearsalRequest
 from researcher.sandbox.entry import confine_by
 from researcher.sandbox.launch import SandboxSpec
-from swarm.client.crew import hand_in
 from swarm.client.episode import Episode
+from swarm.client.rollouts import end_with
 from swarm.client.tasks import Task, each
 from swarm.client.wire import Patience
 from swarm.client.workflow import Workflow, load_module, workflow_of
@@ -312,7 +312,7 @@ async def _played(
     failure: dict[str, Any] = {}
     try:
         async with asyncio.timeout(EPISODE_S), Episode(desk, claim, clock=SystemClock()) as episode:
-            hand_in(episode, await workflow.rollout(episode, task))
+            end_with(episode, await workflow.rollout(episode, task))
     except Exception as error:  # noqa: BLE001 - as above
         failure = {
             "error": _trace(request),

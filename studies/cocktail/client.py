@@ -13,12 +13,12 @@ import os
 import sys
 from dataclasses import asdict
 
-from swarm.client import CrewReport, SwarmClient, SwarmError
+from swarm.client import RolloutReport, SwarmClient, SwarmError
 
 from .families import FAMILIES
 
 
-async def work(family_name: str, url: str, *, seed: int, concurrency: int, run_id: str | None) -> CrewReport:
+async def work(family_name: str, url: str, *, seed: int, concurrency: int, run_id: str | None) -> RolloutReport:
     """Until the run is over. Raises: SwarmError."""
     family = FAMILIES[family_name]
     try:

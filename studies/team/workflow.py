@@ -1,6 +1,6 @@
 """Two small models, one task: a planner reads a story and writes down the sum in it, a solver who sees only that works it out.
 
-The crew's episode is the solver's; the planner's is claimed on its own server, and the team counts on both or on none.
+The claimed episode is the solver's; the planner's is claimed on its own server, and the team counts on both or on none.
 """
 
 from __future__ import annotations

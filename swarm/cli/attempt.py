@@ -73,9 +73,9 @@ def _end(attempt: _Attempt) -> str:
 
 async def _try(args: argparse.Namespace, rollout: Rollout, task: Task) -> _Attempt:
     from swarm.client import Patience, SwarmClient
-    from swarm.client.crew import hand_in
-    from swarm.client.messages import sendable
+    from swarm.client.rollouts import end_with
     from swarm.client.tasks import rolled_out
+    from swarm.client.wire import sendable
 
     sampling = {} if args.temperature is None else {"temperature": args.temperature}
     attempt = _Attempt()
@@ -89,7 +89,7 @@ async def _try(args: argparse.Namespace, rollout: Rollout, task: Task) -> _Attem
                 if episode.aborted:
                     attempt.failure = "the rollout aborted its episode"
                 else:
-                    hand_in(episode, outcome)
+                    end_with(episode, outcome)
                     attempt.reward = episode.reward
             except Exception as error:  # noqa: BLE001 - whatever the rollout raised is what the command shows
                 attempt.failure = sendable(traceback.format_exc())

@@ -3,9 +3,7 @@
 Start at `SwarmClient`; `swarm.client.sync` has its twin for plain scripts.
 """
 
-from swarm.client.causes import grading
 from swarm.client.client import SwarmClient
-from swarm.client.crew import CrewReport
 from swarm.client.episode import Episode
 from swarm.client.errors import (
     ConfigConflict,
@@ -34,9 +32,10 @@ from swarm.client.errors import (
     Unauthorized,
     WorkflowFault,
 )
-from swarm.client.partners import Partner
+from swarm.client.losses import grading
+from swarm.client.rollouts import RolloutReport
 from swarm.client.tasks import Outcome, Rollout, Task, TaskStream
-from swarm.client.team import Team, team
+from swarm.client.team import Partner, Team, team
 from swarm.client.wire import Patience
 from swarm.protocol.episodes import Cause
 from swarm.protocol.errors import ErrorCode, Refusal, SwarmError
@@ -45,7 +44,6 @@ from swarm.protocol.runspec import RunSpec
 __all__ = [
     "Cause",
     "ConfigConflict",
-    "CrewReport",
     "Draining",
     "EngineFailed",
     "Episode",
@@ -66,6 +64,7 @@ __all__ = [
     "Patience",
     "Refusal",
     "Rollout",
+    "RolloutReport",
     "RolloutsFailing",
     "RunSpec",
     "ServerBusy",

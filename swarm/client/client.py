@@ -6,37 +6,36 @@ import copy
 import json
 import math
 import random
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 import httpx
-from pydantic import BaseModel, RootModel
+from pydantic import BaseModel, RootModel, ValidationError
 
 from foundation.clock import Clock, SystemClock
 from foundation.ids import Ids, RandomIds, derived_seed
-from swarm.client.crew import Crew, CrewReport
+from foundation.strict import explain
+from swarm.client.claims import ClaimNumbers
 from swarm.client.episode import Episode
 from swarm.client.errors import InvalidSpec, NotFound
-from swarm.client.messages import read, require_finite_metadata, sendable, written
-from swarm.client.ordinals import Ordinals
+from swarm.client.rollouts import RolloutReport, Rollouts
 from swarm.client.tasks import Rollout, TaskStream
-from swarm.client.wire import Patience, Wire
+from swarm.client.wire import Patience, Wire, read, require_finite_metadata, sendable, written
 from swarm.protocol.episodes import (
     Cause,
-    DropReason,
     EpisodeAbort,
     EpisodeClaim,
     EpisodeGrant,
-    EpisodeKind,
+    EpisodeOptions,
     EpisodeReceipt,
     EpisodeRenewal,
     EpisodeResult,
-    EpisodeState,
     EpisodeTrace,
     LedgerEntry,
     LedgerPage,
+    RolloutOptions,
     TaskProgress,
 )
 from swarm.protocol.errors import ErrorCode
@@ -50,12 +49,12 @@ from swarm.protocol.status import (
     RunRequest,
     ServerStatus,
 )
-from swarm.protocol.summary import LedgerSummary
+from swarm.protocol.summary import LedgerFields, LedgerFilter, LedgerSummary
 from swarm.protocol.teams import EpisodeCommit, EpisodePreparation, EpisodeResolution, TeamReceipt
 
 API = "/swarm/v1"
 LEDGER_PAGE = 1000
-CREW_PATIENCE = Patience(later_s=math.inf, full_s=120.0)
+ROLLOUT_PATIENCE = Patience(later_s=math.inf, full_s=120.0)
 """Of work that goes on by itself: no `later` is too late, and who clears a full disk loses nothing."""
 ABORT_PATIENCE = Patience(connect_s=5.0, later_s=5.0)
 """A lost abort does no harm (the lease runs out), and whoever leaves should not be kept."""
@@ -94,8 +93,7 @@ class SwarmClient:
         self.ids = ids or RandomIds()
         self.client_id = client_id or self.ids.new("client")
         self.client_version = client_version
-        self.ordinals = Ordinals()
-        """Of the claims of all its crews."""
+        self.claim_numbers = ClaimNumbers()
         self._has_own_patience = patience is not None
         self._wire = Wire(
             url,
@@ -204,25 +202,10 @@ class SwarmClient:
 
     # -- what happened ------------------------------------------------------------------------------------------------
 
-    async def ledger(
-        self,
-        *,
-        run_id: str | None = None,
-        step: int | None = None,
-        client_id: str | None = None,
-        task_id: str | None = None,
-        kind: EpisodeKind | None = None,
-        reason: DropReason | None = None,
-        state: EpisodeState | None = None,
-        cause: Cause | None = None,
-        after: str | None = None,
-    ) -> AsyncIterator[LedgerEntry]:
+    async def ledger(self, *, after: str | None = None, **wanted: Unpack[LedgerFields]) -> AsyncIterator[LedgerEntry]:
         """What became of each episode, in the order of the claims; page after page. after: the `next` of a page."""
-        wanted = {"run_id": run_id, "step": step, "client_id": client_id, "task_id": task_id, "kind": kind}
         while True:
-            page = await self._ledger_page(
-                {**wanted, "reason": reason, "state": state, "cause": cause, "after": after}, LEDGER_PAGE
-            )
+            page = await self.ledger_page(after=after, limit=LEDGER_PAGE, **wanted)
             for entry in page.entries:
                 yield entry
             if page.next is None:
@@ -230,27 +213,10 @@ class SwarmClient:
             after = page.next
 
     async def ledger_page(
-        self,
-        *,
-        run_id: str | None = None,
-        step: int | None = None,
-        client_id: str | None = None,
-        task_id: str | None = None,
-        kind: EpisodeKind | None = None,
-        reason: DropReason | None = None,
-        state: EpisodeState | None = None,
-        cause: Cause | None = None,
-        after: str | None = None,
-        limit: int = 100,
+        self, *, after: str | None = None, limit: int = 100, **wanted: Unpack[LedgerFields]
     ) -> LedgerPage:
         """One page of `ledger`, of at most 1000 episodes; its `next` is the following page's `after`."""
-        wanted = {"run_id": run_id, "step": step, "client_id": client_id, "task_id": task_id, "kind": kind}
-        return await self._ledger_page(
-            {**wanted, "reason": reason, "state": state, "cause": cause, "after": after}, limit
-        )
-
-    async def _ledger_page(self, wanted: dict[str, Any], limit: int) -> LedgerPage:
-        params = _given({**wanted, "limit": limit})
+        params = {**_query(wanted), **_given({"after": after, "limit": limit})}
         return read(LedgerPage, await self._wire.request("GET", f"{API}/ledger", params=params))
 
     async def entry(self, episode_id: str, patience: Patience | None = None) -> LedgerEntry:
@@ -258,22 +224,9 @@ class SwarmClient:
         raw = await self._wire.request("GET", f"{API}/episodes/{episode_id}", patience=patience)
         return read(LedgerEntry, raw)
 
-    async def summary(
-        self,
-        *,
-        run_id: str | None = None,
-        step: int | None = None,
-        client_id: str | None = None,
-        task_id: str | None = None,
-        kind: EpisodeKind | None = None,
-        reason: DropReason | None = None,
-        state: EpisodeState | None = None,
-        cause: Cause | None = None,
-    ) -> LedgerSummary:
+    async def summary(self, **wanted: Unpack[LedgerFields]) -> LedgerSummary:
         """What became of many episodes, added up by reason, cause, client and version."""
-        wanted = {"run_id": run_id, "step": step, "client_id": client_id, "task_id": task_id, "kind": kind}
-        params = _given({**wanted, "reason": reason, "state": state, "cause": cause})
-        raw = await self._wire.request("GET", f"{API}/ledger/summary", params=params)
+        raw = await self._wire.request("GET", f"{API}/ledger/summary", params=_query(wanted))
         return read(LedgerSummary, raw)
 
     async def trace(self, episode_id: str, *, text: bool = False) -> EpisodeTrace:
@@ -346,88 +299,37 @@ class SwarmClient:
         return status.run_id
 
     def episode(
-        self,
-        *,
-        task_id: str,
-        run_id: str | None = None,
-        mix: str | None = None,
-        kind: EpisodeKind = "train",
-        idle_limit_s: float = 240.0,
-        max_episode_s: float | None = None,
-        max_call_s: float | None = None,
-        wait_s: float = 30.0,
-        sampling: Mapping[str, Any] | None = None,
-        idempotency_key: str | None = None,
+        self, *, task_id: str, idempotency_key: str | None = None, **options: Unpack[EpisodeOptions]
     ) -> Episode:
         """An episode as an async context manager. run_id None: of the current run, asked for on entry.
 
         Inside the block: `base_url`, `api_key`, `end(reward=...)`. An exception aborts the episode with its message.
         """
-        claim = EpisodeClaim(
-            run_id=run_id or "",
-            client_id=self.client_id,
-            client_version=self.client_version,
-            kind=kind,
-            task_id=task_id,
-            mix=mix,
-            idle_limit_s=idle_limit_s,
-            max_episode_s=max_episode_s,
-            max_call_s=max_call_s,
-            wait_s=wait_s,
-            idempotency_key=idempotency_key,
+        sampling = options.pop("sampling", None)
+        fields = {**options, "run_id": options.get("run_id") or "", "idempotency_key": idempotency_key}
+        claim = EpisodeClaim.model_validate(
+            {**fields, "task_id": task_id, "client_id": self.client_id, "client_version": self.client_version}
         )
         return Episode(self, claim, clock=self.clock, sampling=sampling)
 
-    async def run_tasks(
-        self,
-        tasks: TaskStream,
-        rollout: Rollout,
-        *,
-        concurrency: int = 16,
-        retries: int = 2,
-        kind: EpisodeKind = "train",
-        episodes_per_task: int | None = None,
-        run_id: str | None = None,
-        mix: str | None = None,
-        idle_limit_s: float = 240.0,
-        max_episode_s: float | None = None,
-        max_call_s: float | None = None,
-        sampling: Mapping[str, Any] | None = None,
-        progress: bool | None = None,
-    ) -> CrewReport:
+    async def run_tasks(self, tasks: TaskStream, rollout: Rollout, **options: Unpack[RolloutOptions]) -> RolloutReport:
         """Run `rollout` on every task, many at a time, until the stream or the run ends.
 
-        episodes_per_task: None: the run's group_size (train) or 1 (eval). Goes on where this client_id stopped. What rollout,
-        grader or a limit loses is tried again `retries` times, also by a client that was restarted; then the task is set aside,
-        as it is when this client died over it three times. What server, network or a person lost is tried again without limit.
-        max_episode_s, max_call_s: longest episode, and longest
-        single LLM call, before the server ends it. progress: None: a bar when stderr is a terminal. A client that was given no
-        patience waits for its turn as long as the server says later, and two minutes for room on its disk.
+        Goes on where this client_id stopped. What rollout, grader or a limit loses is tried again `retries` times, also by a
+        client that was restarted; then the task is set aside, as it is when this client died over it three times. What server,
+        network or a person lost is tried again without limit. A client that was given no patience waits for its turn as long as
+        the server says later, and two minutes for room on its disk.
         Raises: RolloutsFailing when everything fails, task after task; Refusal, ServerUnreachable.
         """
-        crew = Crew(
-            self._enduring(),
-            rollout,
-            run_id=run_id or await self.current_run_id(),
-            kind=kind,
-            episodes_per_task=episodes_per_task,
-            concurrency=concurrency,
-            retries=retries,
-            mix=mix,
-            idle_limit_s=idle_limit_s,
-            max_episode_s=max_episode_s,
-            max_call_s=max_call_s,
-            sampling=sampling,
-            progress=progress,
-        )
-        return await crew.work(tasks)
+        run_id = options.get("run_id") or await self.current_run_id()
+        return await Rollouts(self._enduring(), rollout, run_id, options).work(tasks)
 
     def _enduring(self) -> SwarmClient:
-        """This client, with a crew's patience over the same connections where it was given none of its own."""
+        """This client, with the patience of `run_tasks` over the same connections where it was given none of its own."""
         if self._has_own_patience:
             return self
         other = copy.copy(self)
-        other._wire = self._wire.with_patience(CREW_PATIENCE)
+        other._wire = self._wire.with_patience(ROLLOUT_PATIENCE)
         return other
 
     async def _post(
@@ -439,3 +341,12 @@ class SwarmClient:
 
 def _given(params: dict[str, Any]) -> dict[str, str | int | float]:
     return {key: value for key, value in params.items() if value not in (None, "")}
+
+
+def _query(wanted: LedgerFields) -> dict[str, str | int | float]:
+    """A filter as a query. Raises: InvalidSpec for a field that is misspelt or cannot be searched for."""
+    try:
+        return _given(LedgerFilter.model_validate(wanted).model_dump(mode="json"))
+    except ValidationError as error:
+        faults = "; ".join(str(fault) for fault in explain(error, LedgerFilter))
+        raise InvalidSpec(ErrorCode.INVALID_SPEC, faults) from error

@@ -5,20 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Coroutine, Generator, Mapping
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from pydantic import ValidationError
 
 from foundation.clock import Clock
 from foundation.logs import redact
 from foundation.strict import explain
-from swarm.client.answers import to_its_answer
-from swarm.client.causes import cause_of
 from swarm.client.errors import EpisodeUnfinished, InvalidSpec, LeaseLost, NoReward, NotFound
-from swarm.client.messages import require_finite_metadata, with_text_keys, written
-from swarm.client.wire import Patience
+from swarm.client.losses import cause_of
+from swarm.client.wire import Patience, require_finite_metadata, with_text_keys, written
 from swarm.protocol.episodes import Cause, EpisodeClaim, EpisodeGrant, EpisodeReceipt, EpisodeResult, LedgerEntry
 from swarm.protocol.errors import SwarmError
 from swarm.protocol.teams import EpisodePreparation, TeamReceipt
@@ -27,11 +25,15 @@ RENEWALS_PER_IDLE_LIMIT = 3
 LATE_S = 0.5
 """So long after a lease must have run out its client asks whether it has."""
 REASON_CHARS = 8_000
+GIVE_BACK_S = 2.0
+"""How long a client that is told to stop waits for the answer to a request that is on its way."""
+
+Answer = TypeVar("Answer")
 
 log = logging.getLogger(__name__)
 
 
-class EpisodeDesk(Protocol):
+class EpisodeServer(Protocol):
     """What an episode asks of its client."""
 
     @property
@@ -75,7 +77,7 @@ class Episode:
     """
 
     def __init__(
-        self, desk: EpisodeDesk, claim: EpisodeClaim, *, clock: Clock, sampling: Mapping[str, Any] | None = None
+        self, server: EpisodeServer, claim: EpisodeClaim, *, clock: Clock, sampling: Mapping[str, Any] | None = None
     ) -> None:
         self.claim = claim
         self.sampling: Mapping[str, Any] = dict(sampling or {})
@@ -92,7 +94,7 @@ class Episode:
         """Whether `cause` is the ledger's."""
         self.if_cancelled = Cause.PERSON
         """Who loses it when its task is cancelled from outside."""
-        self.desk = desk
+        self.server = server
         self._clock = clock
         self._grant: EpisodeGrant | None = None
         self._result: EpisodeResult | None = None
@@ -240,7 +242,7 @@ class Episode:
 
     async def __aenter__(self) -> Episode:
         if not self.claim.run_id:
-            self.claim = self.claim.model_copy(update={"run_id": await self.desk.current_run_id()})
+            self.claim = self.claim.model_copy(update={"run_id": await self.server.current_run_id()})
         await self._claimed()
         self._renewing = asyncio.create_task(self._renew_while_alive())
         return self
@@ -248,7 +250,7 @@ class Episode:
     async def _claimed(self) -> None:
         """Have the grant. When nobody waits for it any more, one on its way is given back, not left to run out."""
         try:
-            await to_its_answer(self._granted(), self._clock)
+            await await_answer(self._granted(), self._clock)
         except asyncio.CancelledError:
             if self._grant is not None:
                 self._abort_reason, self.cause = "the client stopped before it began", self.if_cancelled
@@ -256,7 +258,7 @@ class Episode:
             raise
 
     async def _granted(self) -> None:
-        self._grant = await self.desk.claim(self.claim)
+        self._grant = await self.server.claim(self.claim)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -282,7 +284,7 @@ class Episode:
     @property
     def addresses(self) -> tuple[str, ...]:
         """Where its agent and its client send their requests."""
-        return self.base_url, self.desk.url
+        return self.base_url, self.server.url
 
     def blame(self, error: BaseException) -> Cause:
         """Who lost the episode, if this error ended it."""
@@ -297,7 +299,7 @@ class Episode:
         if self.in_team:
             raise RuntimeError(f"episode {self.id} ends with its team: leave the team's block, do not await its end")
         if self.receipt is None:
-            return await to_its_answer(self._handed_in(self._result), self._clock)
+            return await await_answer(self._handed_in(self._result), self._clock)
         return self.receipt
 
     async def _send_or_abort(self) -> None:
@@ -316,18 +318,18 @@ class Episode:
         """
         if not self.settled:
             with contextlib.suppress(NotFound):
-                self.cause = (await self.desk.entry(self.id)).cause or self.cause
+                self.cause = (await self.server.entry(self.id)).cause or self.cause
         return self.cause
 
     async def _handed_in(self, result: EpisodeResult) -> EpisodeReceipt:
-        self.receipt = await self.desk.end(self.id, result)
+        self.receipt = await self.server.end(self.id, result)
         return self.receipt
 
     async def _abort_quietly(self) -> None:
         """An abort that cannot be delivered must not hide why it was sent; the lease runs out by itself."""
         try:
-            abort = self.desk.abort(self.id, self.grant.lease, self._abort_reason or "", self.cause)
-            entry = await to_its_answer(abort, self._clock)
+            abort = self.server.abort(self.id, self.grant.lease, self._abort_reason or "", self.cause)
+            entry = await await_answer(abort, self._clock)
             self.cause, self.settled = entry.cause or self.cause, True
         except (LeaseLost, NotFound):
             self.lost.set()
@@ -341,7 +343,7 @@ class Episode:
             left_s = ends_at - self._clock.now() + LATE_S
             await self._clock.sleep(min(usual_s, left_s) if left_s >= LATE_S else usual_s)
             try:
-                ends_at = await self.desk.renew(self.id, self.grant.lease)
+                ends_at = await self.server.renew(self.id, self.grant.lease)
             except (LeaseLost, NotFound) as error:
                 log.warning("episode %s is lost: %s", self.id, error)
                 self.lost.set()
@@ -352,8 +354,23 @@ class Episode:
                 log.warning("could not renew the lease of episode %s: %s", self.id, error)
 
     async def _stop_renewing(self) -> None:
-        if self._renewing is not None:
-            self._renewing.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._renewing
-            self._renewing = None
+        renewing, self._renewing = self._renewing, None
+        if renewing is not None:
+            renewing.cancel()
+            await asyncio.wait([renewing])  # which raises nothing of `renewing`, but our caller's own cancellation
+            if not renewing.cancelled():
+                renewing.result()
+
+
+async def await_answer(request: Coroutine[Any, Any, Answer], clock: Clock) -> Answer:
+    """Its answer. When nobody waits for it any more, one that is on its way has GIVE_BACK_S to arrive all the same."""
+    sent = asyncio.create_task(request)
+    try:
+        return await asyncio.shield(sent)
+    except asyncio.CancelledError:
+        enough = asyncio.ensure_future(clock.sleep(GIVE_BACK_S))
+        await asyncio.wait((sent, enough), return_when=asyncio.FIRST_COMPLETED)
+        enough.cancel()
+        if not sent.cancel() and not sent.cancelled():
+            sent.exception()  # seen: nobody is there to be told
+        raise

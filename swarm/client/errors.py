@@ -110,7 +110,7 @@ class OverLimit(Refusal):
 
 
 class TeamOver(OverLimit):
-    """The run of a member is over, or none goes on there: no further team with it can be had. A crew stops at it."""
+    """The run of a member is over, or none goes on there: no further team with it can be had. `run_tasks` stops at it."""
 
 
 class ServerBusy(Refusal):

@@ -1,4 +1,4 @@
-"""One line on a terminal that says how far a crew is. Plain text; nothing where nobody watches."""
+"""One line on a terminal that shows the progress of `run_tasks`. Plain text; nothing where nobody watches."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ class Task:
     query: str
     metadata: dict[str, Any] = field(default_factory=dict)
     mix: str | None = None
-    """The family it belongs to, where one crew works on several; None: the crew's."""
+    """The family it belongs to, where one `run_tasks` works on several; None: that of `run_tasks`."""
 
     def __post_init__(self) -> None:
         if not self.id:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
 from foundation.logs import redact
-from swarm.client.causes import cause_of
 from swarm.client.client import SwarmClient
 from swarm.client.episode import REASON_CHARS, Episode
 from swarm.client.errors import (
@@ -26,6 +26,7 @@ from swarm.client.errors import (
     TeamOver,
     TeamUndecided,
 )
+from swarm.client.losses import cause_of
 from swarm.client.wire import Patience
 from swarm.protocol.episodes import Cause, DropReason, EpisodeKind, EpisodeReceipt
 from swarm.protocol.errors import ErrorCode, SwarmError
@@ -35,6 +36,9 @@ TELL_PATIENCE = Patience(connect_s=2.0, later_s=2.0)
 """For telling the others what was decided: a server that cannot be told asks by itself."""
 FIRST_CONTACT_S = 20.0
 """So long a team waits for a server that its client has never heard: one that it knows may be starting again, and gets all its patience."""
+PARTNER_IDLE_LIMIT_S = 60.0
+"""Of a partner's episode at the most. A client that was killed finds its own open episodes again and gives them back; those
+that it held on other servers run out by this limit, and their slots are on offer again."""
 _RESULT = frozenset(TeamResult.model_fields)
 
 log = logging.getLogger(__name__)
@@ -101,8 +105,8 @@ class Team:
         waiting = [name for name in self.members if name not in self._held]
         try:
             for name in waiting:  # before a slot is held anywhere
-                await self.members[name].desk.meet(FIRST_CONTACT_S)
-            for name in sorted(waiting, key=lambda name: (self.members[name].desk.url, name)):
+                await self.members[name].server.meet(FIRST_CONTACT_S)
+            for name in sorted(waiting, key=lambda name: (self.members[name].server.url, name)):
                 await self._claim(name)
         except BaseException as error:
             await self._abort(f"another member could not be had: {type(error).__name__}: {error}", self._blame(error))
@@ -133,7 +137,7 @@ class Team:
             await episode.__aenter__()
         except (OverLimit, NotFound) as error:
             if isinstance(error, NotFound) and episode.claim.run_id:  # another run by now;
-                await episode.desk.run(episode.claim.run_id)  # or never such a one: then it is not found here either
+                await episode.server.run(episode.claim.run_id)  # or never such a one: then it is not found here either
             raise TeamOver(
                 ErrorCode.OVER_LIMIT, f"{name} can play no longer: {error.detail}", **error.fields
             ) from error
@@ -172,11 +176,11 @@ class Team:
             result = TeamResult.model_validate(episode.result.model_dump(include=set(_RESULT)))
             lease = episode.grant.lease
             wish = EpisodePreparation(lease=lease, decider=decider, result=result, patience_s=self._patience_s)
-            await episode.desk.prepare(episode.id, wish)
+            await episode.server.prepare(episode.id, wish)
 
     async def _commit(self, name: str, patience: Patience | None = None) -> TeamReceipt:
         episode = self.members[name]
-        return await episode.desk.commit(episode.id, episode.grant.lease, patience)
+        return await episode.server.commit(episode.id, episode.grant.lease, patience)
 
     async def _tell(self, decided: TeamReceipt) -> None:
         """Best effort: a server that does not hear it asks the decider."""
@@ -206,7 +210,7 @@ class Team:
         for name in sorted(self._held, key=lambda name: name != self._decider):
             episode = self.members[name]
             try:
-                await episode.desk.abort(episode.id, episode.grant.lease, words, cause)
+                await episode.server.abort(episode.id, episode.grant.lease, words, cause)
             except (LeaseLost, NotFound):  # it is gone already
                 continue
             except SwarmError as error:
@@ -234,7 +238,7 @@ class Team:
         for name in self._held:
             episode = self.members[name]
             try:
-                cause = (await episode.desk.entry(episode.id, TELL_PATIENCE)).cause
+                cause = (await episode.server.entry(episode.id, TELL_PATIENCE)).cause
             except SwarmError as error:
                 log.info("who lost episode %s is not known: %s", episode.id, error)
                 continue
@@ -261,7 +265,7 @@ def team(
 
     decider: the member whose server decides; None: the first. patience_s: how long this client may be silent once the
     members are prepared, before the servers settle it without it. A member may be an episode instead of a client: one of
-    your own making, or one that is claimed already, such as a crew hands to its rollout (task, kind, mix and sampling of
+    your own making, or one that is claimed already, such as `run_tasks` hands to its rollout (task, kind, mix and sampling of
     members that are clients are then taken from it).
     """
     if len(members) < 2:
@@ -296,9 +300,31 @@ def _refuse_shared_servers(members: Mapping[str, Episode]) -> None:
     """Raises: ValueError for two members on one server: in one group there, each would be the other's baseline."""
     names: dict[str, str] = {}
     for name, episode in members.items():
-        other = names.setdefault(episode.desk.url, name)
+        other = names.setdefault(episode.server.url, name)
         if other != name:
             raise ValueError(
-                f"{other} and {name} are on the same server, {episode.desk.url}: give each a server of its own, or play both "
+                f"{other} and {name} are on the same server, {episode.server.url}: give each a server of its own, or play both "
                 f"in one episode, as the models policy@{other} and policy@{name}, and end it with agent_rewards"
             )
+
+
+@dataclass(frozen=True, slots=True)
+class Partner:
+    """One further model: its server, and the run that trains it. A workflow is handed them by role (`meet`)."""
+
+    swarm: SwarmClient
+    run_id: str
+
+    def episode_with(self, episode: Episode) -> Episode:
+        """This model's part in the task of a claimed `episode`, not yet claimed: for `team(solver=episode, planner=...)`."""
+        claim = episode.claim
+        return self.swarm.episode(
+            task_id=claim.task_id,
+            run_id=self.run_id,
+            mix=claim.mix,
+            kind=claim.kind,
+            idle_limit_s=min(claim.idle_limit_s, PARTNER_IDLE_LIMIT_S),
+            max_episode_s=claim.max_episode_s,
+            max_call_s=claim.max_call_s,
+            sampling=episode.sampling,
+        )

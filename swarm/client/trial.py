@@ -28,12 +28,12 @@ from foundation import logs
 from foundation.clock import Clock, SystemClock
 from foundation.commandline import UsageError
 from foundation.strict import explain
-from swarm.client.client import CREW_PATIENCE, SwarmClient
-from swarm.client.crew import CrewReport
+from swarm.client.claims import claim_key, claim_series
+from swarm.client.client import ROLLOUT_PATIENCE, SwarmClient
 from swarm.client.errors import WorkflowFault
-from swarm.client.ordinals import claim_key, numbered
-from swarm.client.partners import Partner
+from swarm.client.rollouts import RolloutReport
 from swarm.client.tasks import Task, each
+from swarm.client.team import Partner
 from swarm.client.workflow import Workflow, load_workflow
 from swarm.protocol.blueprint import TrialBlueprint
 from swarm.protocol.episodes import COUNTED, Cause, EpisodeClaim, EpisodeState
@@ -65,7 +65,7 @@ async def take_back(swarm: SwarmClient, blueprint: TrialBlueprint, reason: str) 
     me, claims = client_id(blueprint.trial_key), Counter[str]()
     held: list[EpisodeClaim] = []
     async for entry in swarm.ledger(run_id=blueprint.run_id, client_id=me):
-        task = numbered(me, entry.run_id, entry.kind, entry.mix, entry.task_id)
+        series = claim_series(me, entry.run_id, entry.kind, entry.mix, entry.task_id)
         if entry.state is EpisodeState.RUNNING:
             held.append(
                 EpisodeClaim(
@@ -76,10 +76,10 @@ async def take_back(swarm: SwarmClient, blueprint: TrialBlueprint, reason: str) 
                     task_id=entry.task_id,
                     mix=entry.mix,
                     idle_limit_s=blueprint.idle_limit_s,
-                    idempotency_key=claim_key(task, claims[task]),
+                    idempotency_key=claim_key(series, claims[series]),
                 )
             )
-        claims[task] += 1
+        claims[series] += 1
     for claim in held:
         try:  # an equal claim is given the lease that is held
             grant = await swarm.claim(claim)
@@ -197,7 +197,7 @@ class Trial:
             "idle_limit_s": blueprint.idle_limit_s,
         }
 
-    def _say(self, event: str, *, report: CrewReport | None = None, **fields: object) -> None:
+    def _say(self, event: str, *, report: RolloutReport | None = None, **fields: object) -> None:
         line = {"trial": self._blueprint.trial_key, "event": event, **fields, **(asdict(report) if report else {})}
         self._out.write(json.dumps(line) + "\n")
         self._out.flush()
@@ -254,7 +254,7 @@ async def _partners_of(
                 token,
                 client_id=client_id(blueprint.trial_key),
                 client_version=blueprint.code_version,
-                patience=CREW_PATIENCE,
+                patience=ROLLOUT_PATIENCE,
                 clock=clock,
             )
             partners[role] = Partner(await stack.enter_async_context(swarm), run.run_id)

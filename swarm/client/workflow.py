@@ -13,8 +13,8 @@ from types import ModuleType
 
 from foundation.nearest import nearest
 from swarm.client.errors import WorkflowFault
-from swarm.client.partners import Partner
 from swarm.client.tasks import Rollout, TaskStream
+from swarm.client.team import Partner
 
 
 @dataclass(frozen=True, slots=True)

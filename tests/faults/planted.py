@@ -21,8 +21,8 @@ import httpx
 
 from bench.serving import ServerProcess
 from swarm.client import Cause, Episode, GraderFailed, Outcome, Patience, RunSpec, SwarmClient, Task, grading
-from swarm.client.causes import CHARGED
-from swarm.client.crew import CrewReport
+from swarm.client.losses import CHARGED
+from swarm.client.rollouts import RolloutReport
 from tests.fakes.proxy import CALM, FaultyProxy
 
 ROOT = Path(__file__).parents[2]
@@ -106,7 +106,7 @@ class Fuzz:
             return 1.0 if fate is None else await fate[1](episode)
 
         tasks = [Task(f"{name}-{number}", "") for number in range(4)]
-        report = await self._crew(name, tasks, rollout, kind="train", retries=100)
+        report = await self._run_tasks(name, tasks, rollout, kind="train", retries=100)
         assert (report.ended, report.given_up) == (4 * TOGETHER, 0), report
 
     async def _restart(self, name: str) -> None:
@@ -151,7 +151,7 @@ class Fuzz:
             return 0.5
 
         tasks = [Task(f"{name}-{number}", "") for number in range(TOGETHER)]
-        report = await self._crew(name, tasks, rollout, retries=0)
+        report = await self._run_tasks(name, tasks, rollout, retries=0)
         assert (report.ended, report.causes) == (TOGETHER, {cause: TOGETHER}), report
 
     async def _stopped(self, name: str) -> None:
@@ -166,7 +166,7 @@ class Fuzz:
             return 0.0
 
         tasks = [Task(f"{name}-{number}", "") for number in range(TOGETHER)]
-        working = asyncio.create_task(self._crew(name, tasks, rollout))
+        working = asyncio.create_task(self._run_tasks(name, tasks, rollout))
         await there.wait()
         working.cancel()
         await asyncio.gather(working, return_exceptions=True)
@@ -182,7 +182,7 @@ class Fuzz:
 
         tasks = [Task(f"{name}-{number}", "") for number in range(2)]
         limits = {"max_episode_s": LIMIT_S, "idle_limit_s": 3 * LIMIT_S}
-        report = await self._crew(name, tasks, rollout, retries=1, **limits)
+        report = await self._run_tasks(name, tasks, rollout, retries=1, **limits)
         assert (report.set_aside, report.causes) == (2, {Cause.LIMIT: 4}), report
 
     async def _killed(self, name: str) -> None:
@@ -211,7 +211,9 @@ class Fuzz:
             await self._say(episode)
             return 0.5
 
-        report = await self._crew(name, [Task(f"{name}-{n}", "") for n in range(TOGETHER)], rollout, idle_limit_s=600.0)
+        report = await self._run_tasks(
+            name, [Task(f"{name}-{n}", "") for n in range(TOGETHER)], rollout, idle_limit_s=600.0
+        )
         assert report.ended == TOGETHER, report
 
     # -- what they do -------------------------------------------------------------------------------------------------
@@ -220,7 +222,7 @@ class Fuzz:
         self.planted[cause] += 1
         self.by_task[task.id, cause] += 1
 
-    async def _crew(self, name: str, tasks: list[Task], rollout: Rollout, **options: Any) -> CrewReport:
+    async def _run_tasks(self, name: str, tasks: list[Task], rollout: Rollout, **options: Any) -> RolloutReport:
         stated = {"kind": "eval", "concurrency": TOGETHER, "run_id": self.run_id, **options}
         async with self._client(name) as swarm:
             return await swarm.run_tasks(tasks, rollout, progress=False, **stated)

@@ -1,6 +1,6 @@
 """One client as a process that may be killed at any moment: `python -m tests.faults.player PARAMETERS.json`.
 
-Ends its share of the episodes through the product's own crew, and keeps its own journal. Started again with the same
+Ends its share of the episodes through the product's own `run_tasks`, and keeps its own journal. Started again with the same
 parameters it goes on. Half of the calls are streams. Calls are repeated under an Idempotency-Key, as an SDK would.
 """
 

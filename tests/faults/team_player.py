@@ -66,14 +66,14 @@ class TeamPlayer:
             for swarm, run_id in zip(self._swarms, part.run_ids, strict=True)
         )
         said_all = False
-        crew = team(one=one, other=other, patience_s=part.patience_s)
+        both = team(one=one, other=other, patience_s=part.patience_s)
         try:
-            async with crew:
+            async with both:
                 names = {"task_id": task_id, "other": other.id}
                 self._journal.write("claimed", one.id, **names)
                 await asyncio.gather(self._say(one), self._say(other))
                 rewards = {"one": self._rng.random(), "other": self._rng.random()}
-                crew.end(rewards=rewards, metadata={"of": one.id, "with": other.id})
+                both.end(rewards=rewards, metadata={"of": one.id, "with": other.id})
                 self._journal.write("ending", one.id, **names, rewards=[rewards["one"], rewards["other"]])
                 said_all = True
         except (SwarmError, httpx.HTTPError, ExceptionGroup) as error:

@@ -13,7 +13,7 @@ import pytest
 
 from bench.serving import ServerProcess
 from swarm.client import Cause, Episode, Patience, RunSpec, SwarmClient, Task
-from swarm.client.crew import CrewReport
+from swarm.client.rollouts import RolloutReport
 from tests.fakes.proxy import CALM, FaultyProxy
 
 pytestmark = pytest.mark.anyio
@@ -62,10 +62,10 @@ class Killed:
         await self._proxy.__aexit__(*exception)
         await asyncio.to_thread(self._server.kill)
 
-    async def train(self, steps: int, retries: int) -> tuple[CrewReport, Counter[str], dict[Cause, int]]:
-        """What the crew says, trained episodes by length, and what the ledger says was lost."""
+    async def train(self, steps: int, retries: int) -> tuple[RolloutReport, Counter[str], dict[Cause, int]]:
+        """What the client says, trained episodes by length, and what the ledger says was lost."""
         patience = Patience(connect_s=120.0, later_s=600.0, longest_delay_s=0.5)
-        async with SwarmClient(self._proxy.url, client_id="crew", patience=patience) as swarm:
+        async with SwarmClient(self._proxy.url, client_id="player", patience=patience) as swarm:
             run = await swarm.start_run(spec(steps))
             report = await swarm.run_tasks(stream(), self._rollout, concurrency=4, retries=retries, progress=False)
             entries = [entry async for entry in swarm.ledger(run_id=run.run_id)]

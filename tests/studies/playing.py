@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterable
 from typing import Any
 
-from swarm.client import CrewReport, RunSpec, SwarmClient, Task
+from swarm.client import RolloutReport, RunSpec, SwarmClient, Task
 from swarm.client.workflow import Workflow
 from swarm.protocol.episodes import LedgerEntry
 
@@ -21,8 +21,8 @@ def take(stream: Any, count: int) -> list[Task]:
     return list(itertools.islice(stream, count))
 
 
-async def played(url: str, workflow: Workflow, heldout: Iterable[Task]) -> tuple[CrewReport, list[LedgerEntry]]:
-    """Every held-out task once: what the crew did, and what the server kept of it."""
+async def played(url: str, workflow: Workflow, heldout: Iterable[Task]) -> tuple[RolloutReport, list[LedgerEntry]]:
+    """Every held-out task once: what `run_tasks` did, and what the server kept of it."""
     async with SwarmClient(url) as swarm:
         await swarm.start_run(RunSpec.model_validate(SPEC))
         hot = {"temperature": 1.0}  # at 0 the echo engine, untrained, never says what it was told
@@ -33,7 +33,7 @@ async def played(url: str, workflow: Workflow, heldout: Iterable[Task]) -> tuple
     return report, entries
 
 
-async def trained(url: str, workflow: Workflow, stream: Iterable[Task]) -> CrewReport:
+async def trained(url: str, workflow: Workflow, stream: Iterable[Task]) -> RolloutReport:
     """A training of two steps, to its end."""
     async with SwarmClient(url) as swarm:
         await swarm.start_run(RunSpec.model_validate(SPEC))

@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from subprocess import CalledProcessError
 from typing import Any, cast
 
-from swarm.client.causes import cause_of
-from swarm.client.crew import hand_in
 from swarm.client.episode import Episode
 from swarm.client.join.model import Model, ModelRefused, ask_once, message_of, shown, text_of
 from swarm.client.join.person import Person, choose, reward_of
 from swarm.client.join.seat import Seat
 from swarm.client.join.sitting import Sitting
+from swarm.client.losses import cause_of
+from swarm.client.rollouts import end_with
 from swarm.client.tasks import Rollout, Task, rolled_out
 from swarm.protocol.episodes import POLICY_MODEL, Cause
 from swarm.protocol.errors import SwarmError
@@ -206,7 +206,7 @@ async def _played(
             await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
             if hand.fault.done():
                 hand.fault.result()
-            hand_in(cast(Episode, seated), await playing)
+            end_with(cast(Episode, seated), await playing)
         except Exception as error:
             cause = cause_of(error, [seat.base_url])
             if cause in (Cause.SERVER, Cause.NETWORK):  # the seat passes on how the model failed the agent

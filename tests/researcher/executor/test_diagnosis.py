@@ -15,7 +15,7 @@ FOLDER = Path("/studies/words")
 
 
 def trace(error: str, *, own: bool = True, function: str = "rollout") -> str:
-    frames = '  File "/lib/swarm/client/crew.py", line 7, in _play\n    await it\n'
+    frames = '  File "/lib/swarm/client/rollouts.py", line 7, in _play\n    await it\n'
     if own:
         frames += (
             f'  File "{FOLDER}/workflow.py", line 41, in {function}\n    total = answer["totl"]\n            ~~~~\n'

@@ -39,12 +39,12 @@ def spec(**changes: Any) -> RunSpec:
     return RunSpec.model_validate(fields | changes)
 
 
-# -- crews ------------------------------------------------------------------------------------------------------------
+# -- many tasks ------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_crew_trains_a_run_to_its_limit_and_leaves_nothing_open(echo_server: ServerProcess) -> None:
+async def test_run_tasks_trains_a_run_to_its_limit_and_leaves_nothing_open(echo_server: ServerProcess) -> None:
     workflow = load_workflow(REPEAT, "workflow.py")
-    async with SwarmClient(echo_server.url, client_id="crew") as swarm:
+    async with SwarmClient(echo_server.url, client_id="player") as swarm:
         run = await swarm.start_run(spec())
         stream = workflow.tasks("train", 1, None)
         report = await swarm.run_tasks(stream, workflow.rollout, concurrency=8, run_id=run.run_id)
@@ -61,9 +61,9 @@ async def test_a_crew_trains_a_run_to_its_limit_and_leaves_nothing_open(echo_ser
     assert len(entries) == report.ended
 
 
-async def test_a_crew_on_a_run_that_another_one_followed_says_that_it_is_over(echo_server: ServerProcess) -> None:
+async def test_run_tasks_on_a_run_that_another_one_followed_says_that_it_is_over(echo_server: ServerProcess) -> None:
     workflow = load_workflow(REPEAT, "workflow.py")
-    async with SwarmClient(echo_server.url, client_id="crew-of-before") as swarm:
+    async with SwarmClient(echo_server.url, client_id="player-of-before") as swarm:
         earlier = await swarm.start_run(spec())
         await swarm.stop_run(earlier.run_id)
         later = await swarm.start_run(spec(seed=4))
@@ -73,7 +73,7 @@ async def test_a_crew_on_a_run_that_another_one_followed_says_that_it_is_over(ec
     assert report.ended == 0
 
 
-async def test_a_crew_rides_out_a_kill_of_the_server(tmp_path: Path) -> None:
+async def test_run_tasks_rides_out_a_kill_of_the_server(tmp_path: Path) -> None:
     server = ServerProcess(tmp_path / "state", "--log-level", "warning")
     port = httpx.URL(server.url).port
     workflow = load_workflow(REPEAT, "workflow.py")
@@ -88,7 +88,7 @@ async def test_a_crew_rides_out_a_kill_of_the_server(tmp_path: Path) -> None:
         return await workflow.rollout(episode, task)
 
     try:
-        async with SwarmClient(server.url, client_id="crew") as swarm:
+        async with SwarmClient(server.url, client_id="player") as swarm:
             run = await swarm.start_run(spec())
             report = await swarm.run_tasks(workflow.tasks("train", 1, None), rollout, concurrency=4)
             done = await swarm.run(run.run_id)

@@ -11,9 +11,9 @@ import pytest
 
 from foundation.clock import ManualClock
 from swarm.client import Cause, EpisodeUnfinished, GraderFailed, SwarmClient, grading, sync, team
-from swarm.client.causes import cause_of
 from swarm.client.errors import EngineFailed, InvalidSpec, LeaseLost, NoReward, ServerUnreachable, TeamOver
 from swarm.client.join import PersonLeft, TooLate
+from swarm.client.losses import cause_of
 from swarm.protocol.errors import ErrorCode
 from tests.fakes.swarm_stub import SwarmStub
 
@@ -243,7 +243,7 @@ def test_the_synchronous_twin_states_causes_too(monkeypatch: pytest.MonkeyPatch)
         play(swarm.episode(task_id="t"))
         with pytest.raises(KeyboardInterrupt), swarm.episode(task_id="t"):
             raise KeyboardInterrupt
-        swarm.thread.call(inner.close())
+        swarm.thread.call(inner.close)
     assert [one.cause for one in stub.episodes.values()] == ["grader", "person"]
 
 

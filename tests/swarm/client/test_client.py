@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import httpx
 import pytest
 
-import swarm.client
 from foundation.clock import ManualClock
 from foundation.ids import SeededIds
 from swarm.client import (
+    Episode,
     EpisodeUnfinished,
     InvalidSpec,
     LeaseLost,
@@ -21,6 +22,7 @@ from swarm.client import (
     RunSpec,
     ServerUnreachable,
     SwarmClient,
+    Task,
 )
 from swarm.protocol.episodes import EpisodeClaim
 from swarm.protocol.errors import ErrorCode, Refusal
@@ -398,6 +400,60 @@ async def test_an_episode_learns_that_its_lease_is_lost() -> None:
                 episode.end(reward=0.0)
 
 
+class SlowToStop(httpx.AsyncBaseTransport):
+    """A renewal that takes its time to stop when it is cancelled."""
+
+    def __init__(self, stub: SwarmStub) -> None:
+        self.stub = stub
+        self.renewing, self.stopping, self.stopped = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        if not request.url.path.endswith(":renew"):
+            return await self.stub.transport().handle_async_request(request)
+        self.renewing.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.stopping.set()
+            await self.stopped.wait()
+        raise AssertionError("it is never answered")
+
+
+async def test_whoever_is_cancelled_while_a_renewal_stops_is_cancelled() -> None:
+    clock, slow = PatientClock(), SlowToStop(SwarmStub())
+
+    async def play(swarm: SwarmClient) -> None:
+        async with swarm.episode(task_id="t", idle_limit_s=90) as episode:
+            await settle()
+            clock.advance(30)
+            await slow.renewing.wait()
+            await episode.end(reward=1.0)
+
+    async with SwarmClient("http://stub", transport=slow, clock=clock) as swarm:
+        playing = asyncio.create_task(play(swarm))
+        await slow.stopping.wait()
+        playing.cancel()
+        await settle()
+        slow.stopped.set()
+        with pytest.raises(asyncio.CancelledError):
+            await playing
+
+
+@pytest.mark.parametrize(("wanted", "said"), [({"tsk_id": "t"}, "task_id"), ({"state": "over"}, "state")])
+async def test_a_filter_that_is_none_is_refused_before_anything_is_sent(wanted: Any, said: str) -> None:
+    stub = SwarmStub()
+    async with client(stub) as swarm:
+        with pytest.raises(InvalidSpec, match=said):
+            await swarm.summary(**wanted)
+        with pytest.raises(ValueError, match="idle_limit"):
+            await swarm.run_tasks([], rewarded, run_id=RUN, idle_limit=5.0)  # type: ignore[arg-type]
+    assert stub.requests == []
+
+
+async def rewarded(episode: Episode, task: Task) -> float:
+    return 1.0
+
+
 async def settle() -> None:
     """Let everything that can run, run."""
     for _ in range(20):
@@ -410,33 +466,7 @@ async def test_a_run_that_is_over_refuses_train_claims_with_over_limit() -> None
             await swarm.claim(claim())
 
 
-# -- surface and weight -----------------------------------------------------------------------------------------------
-
-
-def test_the_public_surface_is_this() -> None:
-    methods = {name for name in vars(SwarmClient) if not name.startswith("_")}
-    assert methods == {
-        "url", "close", "status", "statuses", "start_run", "run", "patch_run", "stop_run", "checkpoint", "restore",
-        "quarantine", "ledger", "entry", "ledger_page", "summary", "trace", "tasks", "claim", "end", "abort", "renew",
-        "meet", "current_run_id", "episode", "run_tasks", "prepare", "commit", "resolve",
-    }  # fmt: skip
-    assert set(swarm.client.__all__) == {
-        "Cause", "GraderFailed", "grading",
-        "ConfigConflict", "CrewReport", "Draining", "EngineFailed", "Episode", "EpisodeUnfinished", "ErrorCode", "Forbidden",
-        "IdempotencyConflict", "InvalidSpec", "LeaseLost", "MixFull", "NotASwarmServer", "NotFound", "NotRolling", "Outcome",
-        "OverLimit", "Partner", "Patience", "Refusal", "Rollout", "RolloutsFailing", "RunSpec", "ServerBusy", "ServerFault", "ServerUnreachable",
-        "StorageFull", "SwarmClient", "SwarmError", "Task", "TaskStream", "TryLater", "Unauthorized", "WorkflowFault",
-        "Team", "TeamAborted", "TeamOver", "TeamUndecided", "team",
-    }  # fmt: skip
-    for name in swarm.client.__all__:
-        assert hasattr(swarm.client, name)
-
-
-def test_the_synchronous_twin_has_the_same_surface() -> None:
-    from swarm.client import sync
-
-    methods = {name for name in vars(SwarmClient) if not name.startswith("_")}
-    assert {name for name in vars(sync.SwarmClient) if not name.startswith("_")} == methods | {"client_id"}
+# -- weight -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("module", ["swarm.client", "swarm.client.sync", "swarm.client.trial"])

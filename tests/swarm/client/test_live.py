@@ -45,14 +45,16 @@ async def rollout(episode: Episode, task: Task) -> Outcome:
     return Outcome(reward=float(episode.grant.slot or 0))
 
 
-async def test_three_crews_of_different_speed_are_trained_in_the_shares_of_the_mix(echo_server: ServerProcess) -> None:
+async def test_three_clients_of_different_speed_are_trained_in_the_shares_of_the_mix(
+    echo_server: ServerProcess,
+) -> None:
     async with SwarmClient(echo_server.url, client_id="one-client") as swarm:
         run = await swarm.start_run(spec(batch={"mix": MIX}))
-        crews = [
+        working = [
             swarm.run_tasks(endless(name), rollout, run_id=run.run_id, mix=name, concurrency=4, progress=False)
             for name in MIX
         ]
-        assert all(report.run_over for report in await asyncio.gather(*crews))
+        assert all(report.run_over for report in await asyncio.gather(*working))
         done, status = await swarm.run(run.run_id), await swarm.status()
     totals: Counter[str] = Counter()
     for step in done.steps:
@@ -77,7 +79,7 @@ async def test_an_edited_client_has_its_first_episode_at_once(echo_server: Serve
             await asyncio.Event().wait()
             return Outcome(reward=0.0)
 
-        crew = asyncio.create_task(old.run_tasks(endless("slow"), hang, concurrency=40, progress=False))
+        working = asyncio.create_task(old.run_tasks(endless("slow"), hang, concurrency=40, progress=False))
         async for status in old.statuses():
             if status.pool.running == 20:  # as many as the server lets in
                 break
@@ -87,8 +89,8 @@ async def test_an_edited_client_has_its_first_episode_at_once(echo_server: Serve
                 waited_s = time.monotonic() - began
                 await episode.end(reward=1.0)
             assert waited_s < FIRST_EPISODE_S
-        crew.cancel()
-        await asyncio.gather(crew, return_exceptions=True)
+        working.cancel()
+        await asyncio.gather(working, return_exceptions=True)
         assert [one.client_version for one in (await old.run(run.run_id)).versions] == ["1", "2"]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
 import subprocess
@@ -20,8 +19,7 @@ import httpx
 import pytest
 
 from swarm.client import Task
-from swarm.client.sync import Episode, SwarmClient, loop, team
-from swarm.client.sync.threads import begin_in_thread
+from swarm.client.sync import DaemonThread, Episode, SwarmClient, team
 from tests.fakes.swarm_stub import RUN, SwarmStub
 
 APART_S = 0.5
@@ -32,7 +30,7 @@ T = TypeVar("T")
 
 def in_time(work: Callable[[], T], within_s: float = LONG_S) -> T:
     """What `work` answers, in a thread that nobody waits for beyond the time. Raises: TimeoutError."""
-    return begin_in_thread(work, "the test").result(within_s)
+    return DaemonThread("the test").begin(work).result(within_s)
 
 
 class Belated(httpx.AsyncBaseTransport):
@@ -52,14 +50,8 @@ class Belated(httpx.AsyncBaseTransport):
         return answer
 
 
-def over(swarm: SwarmClient, transport: httpx.AsyncBaseTransport) -> SwarmClient:
-    """`swarm` without a network."""
-
-    async def exchange() -> None:
-        swarm.inner._wire._http = httpx.AsyncClient(base_url="http://stub", transport=transport)
-
-    swarm.thread.call(exchange())
-    return swarm
+def over(transport: httpx.AsyncBaseTransport, url: str = "http://stub") -> SwarmClient:
+    return SwarmClient(url, transport=transport)
 
 
 @pytest.fixture
@@ -78,7 +70,7 @@ def interrupt_during(transport: Belated) -> None:
 
 
 def test_a_client_may_be_closed_again_and_others_go_on() -> None:
-    one, other = SwarmClient("http://stub"), over(SwarmClient("http://stub"), SwarmStub().transport())
+    one, other = SwarmClient("http://stub"), over(SwarmStub().transport())
     one.close()
     one.close()
     with other:
@@ -90,7 +82,7 @@ def test_a_claim_that_is_interrupted_on_its_way_is_given_back() -> None:
     stub = SwarmStub()
     transport = Belated(stub)
     threading.Thread(target=interrupt_during, args=(transport,), daemon=True).start()
-    swarm = over(SwarmClient("http://stub"), transport)
+    swarm = over(transport)
     with pytest.raises(KeyboardInterrupt), swarm, swarm.episode(task_id="t", run_id=RUN):
         pytest.fail("it was never had")
     assert stub.by_state() == {"aborted": 1}
@@ -104,7 +96,7 @@ def test_a_stream_of_tasks_may_ask_its_own_client() -> None:
     def rollout(episode: Episode, task: Task) -> float:
         return 1.0
 
-    with over(SwarmClient("http://stub"), SwarmStub(group_size=2).transport()) as swarm:
+    with over(SwarmStub(group_size=2).transport()) as swarm:
         assert swarm.run_tasks(tasks(swarm), rollout, run_id=RUN).ended == 4
 
 
@@ -115,7 +107,7 @@ def test_a_rollout_that_exits_has_crashed_and_the_client_goes_on() -> None:
         return 1.0
 
     stub = SwarmStub()
-    with over(SwarmClient("http://stub"), stub.transport()) as swarm:
+    with over(stub.transport()) as swarm:
         stream = [Task("bad", ""), Task("good", "")]
         report = in_time(partial(swarm.run_tasks, stream, rollout, run_id=RUN, kind="eval", retries=0))
         assert swarm.status().run_id == RUN
@@ -130,7 +122,7 @@ def test_a_rollout_that_finds_nothing_next_has_crashed() -> None:
         return next(float(word) for word in task.query.split() if word.isdigit())
 
     stub = SwarmStub()
-    with over(SwarmClient("http://stub"), stub.transport()) as swarm:
+    with over(stub.transport()) as swarm:
         stream = [Task("bad", "none"), Task("good", "1")]
         report = in_time(partial(swarm.run_tasks, stream, rollout, run_id=RUN, kind="eval", retries=0))
     assert (report.ended, report.crashed) == (1, 1)
@@ -150,9 +142,9 @@ def test_a_rollout_that_is_stuck_costs_its_episode_alone() -> None:
         return 1.0
 
     stream = [Task("stuck", ""), *(Task(f"t-{number}", "") for number in range(6))]
-    with over(SwarmClient("http://stub"), stub.transport()) as swarm:
-        crew = partial(swarm.run_tasks, stream, rollout, run_id=RUN, kind="eval", concurrency=1, retries=0)
-        report = in_time(partial(crew, idle_limit_s=0.3), LONG_S / 2)
+    with over(stub.transport()) as swarm:
+        work = partial(swarm.run_tasks, stream, rollout, run_id=RUN, kind="eval", concurrency=1, retries=0)
+        report = in_time(partial(work, idle_limit_s=0.3), LONG_S / 2)
         freed.set()
     assert (report.ended, report.lost) == (6, 1)
     assert played == [task.id for task in stream]
@@ -164,7 +156,7 @@ def test_tasks_that_are_no_stream_end_their_caller() -> None:
             return next(iter(()))
 
     with (
-        over(SwarmClient("http://stub"), SwarmStub().transport()) as swarm,
+        over(SwarmStub().transport()) as swarm,
         pytest.raises(RuntimeError, match="tasks raised StopIteration"),
     ):
         in_time(partial(swarm.run_tasks, Broken(), lambda *_: 1.0, run_id=RUN, kind="eval"))
@@ -178,7 +170,7 @@ def test_a_stream_of_tasks_that_exits_ends_its_caller_and_no_other() -> None:
     def rollout(episode: Episode, task: Task) -> float:
         return 1.0
 
-    with over(SwarmClient("http://stub"), SwarmStub().transport()) as swarm:
+    with over(SwarmStub().transport()) as swarm:
         with pytest.raises(SystemExit, match="no data"):
             in_time(partial(swarm.run_tasks, tasks(), rollout, run_id=RUN, kind="eval"))
         assert swarm.status().run_id == RUN
@@ -192,9 +184,9 @@ def test_a_stream_of_tasks_that_is_stuck_keeps_nobody_waiting_when_the_client_is
         stuck.set()
         freed.wait(LONG_S)
 
-    swarm = over(SwarmClient("http://stub"), SwarmStub().transport())
-    crew = partial(swarm.run_tasks, tasks(), lambda *_: 1.0, run_id=RUN, kind="eval")
-    working = ThreadPoolExecutor(1).submit(crew)
+    swarm = over(SwarmStub().transport())
+    work = partial(swarm.run_tasks, tasks(), lambda *_: 1.0, run_id=RUN, kind="eval")
+    working = ThreadPoolExecutor(1).submit(work)
     stuck.wait(LONG_S)
     in_time(swarm.close)
     with pytest.raises(RuntimeError, match="this client is closed"):
@@ -205,8 +197,8 @@ def test_a_stream_of_tasks_that_is_stuck_keeps_nobody_waiting_when_the_client_is
 def test_a_member_of_a_team_is_ended_by_itself() -> None:
     stub = SwarmStub()
     with (
-        over(SwarmClient("http://stub"), stub.transport()) as swarm,
-        over(SwarmClient("http://other"), SwarmStub().transport()) as other,
+        over(stub.transport()) as swarm,
+        over(SwarmStub().transport(), "http://other") as other,
         team(task_id="t", planner=swarm.episode(task_id="t", run_id=RUN), solver=other) as both,
     ):
         both["planner"].end(reward=1.0, agent_rewards={"critic": 0.5})
@@ -230,7 +222,7 @@ class Silent(httpx.AsyncBaseTransport):
 
 def test_a_thread_that_waits_for_a_client_which_is_closed_hears_of_it() -> None:
     transport = Silent()
-    swarm = over(SwarmClient("http://stub"), transport)
+    swarm = over(transport)
     answers: Queue[BaseException] = Queue()
 
     def ask() -> None:
@@ -256,9 +248,9 @@ def test_an_episode_that_is_open_when_its_client_is_closed_is_given_back() -> No
         over_now.wait(LONG_S)
         return 1.0
 
-    swarm = over(SwarmClient("http://stub"), stub.transport())
-    crew = partial(swarm.run_tasks, [Task("t", "")], rollout, run_id=RUN, kind="eval")
-    working = ThreadPoolExecutor(1).submit(crew)
+    swarm = over(stub.transport())
+    work = partial(swarm.run_tasks, [Task("t", "")], rollout, run_id=RUN, kind="eval")
+    working = ThreadPoolExecutor(1).submit(work)
     playing.wait(LONG_S)
     in_time(swarm.close)
     with pytest.raises(RuntimeError, match="this client is closed"):
@@ -270,7 +262,7 @@ def test_an_episode_that_is_open_when_its_client_is_closed_is_given_back() -> No
 def test_a_claim_on_its_way_when_its_client_is_closed_is_given_back() -> None:
     stub = SwarmStub()
     transport = Belated(stub)
-    swarm = over(SwarmClient("http://stub"), transport)
+    swarm = over(transport)
     entering = ThreadPoolExecutor(1).submit(swarm.episode(task_id="t", run_id=RUN).__enter__)
     transport.claimed.wait(LONG_S)
     transport.interrupted.set()
@@ -280,52 +272,12 @@ def test_a_claim_on_its_way_when_its_client_is_closed_is_given_back() -> None:
     assert stub.by_state() == {"aborted": 1}
 
 
-def test_work_that_does_not_end_when_its_client_is_closed_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "LEAVING_S", 0.1)
-    monkeypatch.setattr(loop, "GIVE_BACK_S", 0.1)
-    begun = threading.Event()
-
-    async def stubborn() -> None:
-        begun.set()
-        while True:
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.Event().wait()
-
-    swarm = over(SwarmClient("http://stub"), SwarmStub().transport())
-    waiting = ThreadPoolExecutor(1).submit(swarm.thread.call, stubborn())
-    begun.wait(LONG_S)
-    in_time(swarm.close)
-    with pytest.raises(RuntimeError, match="this client is closed"):
-        waiting.result(LONG_S)
-
-
-def test_work_that_ends_only_when_it_is_told_twice_is_told_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "LEAVING_S", 0.1)
-    begun, ended = threading.Event(), threading.Event()
-
-    async def slow() -> None:
-        begun.set()
-        try:
-            await asyncio.Event().wait()
-        except asyncio.CancelledError:
-            try:
-                await asyncio.Event().wait()
-            finally:
-                ended.set()
-
-    swarm = over(SwarmClient("http://stub"), SwarmStub().transport())
-    ThreadPoolExecutor(1).submit(swarm.thread.call, slow())
-    begun.wait(LONG_S)
-    in_time(swarm.close)
-    assert ended.is_set()
-
-
 def test_what_goes_wrong_while_the_last_client_is_closed_is_raised() -> None:
     class Broken(httpx.AsyncBaseTransport):
         async def aclose(self) -> None:
             raise OSError("no such socket")
 
-    swarm = over(SwarmClient("http://stub"), Broken())
+    swarm = over(Broken())
     with pytest.raises(OSError, match="no such socket"):
         in_time(swarm.close)
 
@@ -337,7 +289,7 @@ from tests.fakes.swarm_stub import RUN, SwarmStub
 from tests.swarm.client.test_sync_client import over
 
 def mine():
-    return over(SwarmClient("http://stub"), SwarmStub().transport())
+    return over(SwarmStub().transport())
 
 with mine() as parents:
     assert parents.status().run_id == RUN
@@ -364,10 +316,10 @@ def test_a_forked_process_has_clients_of_its_own() -> None:
 
 
 def test_waiting_inside_the_loop_that_does_the_work_is_refused_instead_of_lasting_for_ever() -> None:
-    with over(SwarmClient("http://stub"), SwarmStub().transport()) as swarm:
+    with over(SwarmStub().transport()) as swarm:
 
         async def inside() -> None:
             swarm.status()
 
-        with pytest.raises(RuntimeError, match="cannot be used inside"):
-            swarm.thread.call(inside())
+        with pytest.raises(RuntimeError, match="cannot be called from the event loop"):
+            swarm.thread.call(inside)

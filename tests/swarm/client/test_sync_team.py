@@ -1,4 +1,4 @@
-"""Teams and crews of plain scripts: the synchronous twins do what the asynchronous ones do."""
+"""Teams and rollouts of plain scripts: the synchronous twins do what the asynchronous ones do."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_team_that_is_left_early_counts_on_none(swarms: tuple[SwarmClient, Swa
     assert {*rewards(one), *rewards(other)} == {None}
 
 
-def test_an_episode_of_a_crew_may_be_a_member_and_limits_of_calls_are_its_own(
+def test_an_episode_of_run_tasks_may_be_a_member_and_limits_of_calls_are_its_own(
     swarms: tuple[SwarmClient, SwarmClient],
 ) -> None:
     one, other = swarms

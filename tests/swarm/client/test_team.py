@@ -170,11 +170,11 @@ class Wrapped:
     """An episode's desk that does something just before, or just after, one of its requests. A dead one sends nothing."""
 
     def __init__(self, desk: Any, at: str, after: bool, event: Callable[[], None]) -> None:
-        self.desk, self.at, self.after, self.event = desk, at, after, event
+        self.server, self.at, self.after, self.event = desk, at, after, event
         self.dead: list[bool] = []
 
     def __getattr__(self, name: str) -> Any:
-        request = getattr(self.desk, name)
+        request = getattr(self.server, name)
         if name not in ("prepare", "commit", "abort", "renew"):
             return request
 
@@ -200,11 +200,11 @@ async def one_team(both: Swarms, moment: tuple[str, str], after: bool, event: Ca
             await call(ep["solver"])
             ep.end(rewards={"planner": 1.0, "solver": 0.5})
             wrapped = {
-                name: Wrapped(ep[name].desk, moment[0] if name == moment[1] else "", after, event)
+                name: Wrapped(ep[name].server, moment[0] if name == moment[1] else "", after, event)
                 for name in ep.members
             }
             for name, episode in ep.members.items():
-                episode.desk = wrapped[name]  # type: ignore[assignment]
+                episode.server = wrapped[name]  # type: ignore[assignment]
                 wrapped[name].dead = event.dead if isinstance(event, Death) else []
     except (SwarmError, Killed):
         for episode in ep.members.values():
@@ -325,8 +325,8 @@ async def test_a_decider_that_the_operator_does_not_know_is_refused(tmp_path: Pa
     assert f"--peer {decider.url}" in refusals[0]
 
 
-async def test_a_team_inside_a_crew_counts_for_the_crew(pair: Pair) -> None:
-    """A rollout may bring its partner along: the episode that the crew claimed is one of the members."""
+async def test_a_team_inside_a_rollout_counts_for_run_tasks(pair: Pair) -> None:
+    """A rollout may bring its partner along: the episode that `run_tasks` claimed is one of the members."""
 
     async with swarms(pair) as both:
 
@@ -344,7 +344,7 @@ async def test_a_team_inside_a_crew_counts_for_the_crew(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("kind", ["train", "eval"])
-async def test_a_team_in_which_nobody_called_the_crews_model_does_not_count_for_the_crew(
+async def test_a_team_in_which_nobody_called_the_own_model_does_not_count_for_run_tasks(
     pair: Pair, kind: EpisodeKind
 ) -> None:
     async with swarms(pair) as both:
@@ -361,7 +361,7 @@ async def test_a_team_in_which_nobody_called_the_crews_model_does_not_count_for_
         assert {entry.calls async for entry in both.b.ledger()} == {1}
 
 
-async def test_a_crew_stops_once_the_run_of_its_partner_was_stopped(pair: Pair) -> None:
+async def test_run_tasks_stops_once_the_run_of_its_partner_was_stopped(pair: Pair) -> None:
     async with swarms(pair) as both:
 
         async def rollout(episode: Episode, task: Task) -> None:

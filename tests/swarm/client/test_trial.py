@@ -14,8 +14,8 @@ import pytest
 from foundation.clock import ManualClock
 from foundation.logs import level_of
 from swarm.client import Episode, SwarmClient, Task, team
-from swarm.client.partners import Partner
 from swarm.client.tasks import TaskStream
+from swarm.client.team import Partner
 from swarm.client.trial import Trial, TrialFailed, main
 from swarm.client.workflow import Workflow
 from swarm.protocol.blueprint import HeldOut, TrialBlueprint

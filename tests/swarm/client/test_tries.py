@@ -14,10 +14,10 @@ import pytest
 from swarm.client import Cause, Episode, GraderFailed, RolloutsFailing, Task, grading
 from swarm.client.client import SwarmClient
 from swarm.client.errors import ServerUnreachable
-from swarm.client.tries import LONGEST_PAUSE_S, TaskRecord, Tries
+from swarm.client.losses import LONGEST_PAUSE_S, Tries, tries_of
 from swarm.protocol.episodes import LedgerEntry
 from tests.fakes.swarm_stub import SwarmStub
-from tests.swarm.client.test_crew import RushedClock, client, endless, tasks
+from tests.swarm.client.test_rollouts import RushedClock, client, endless, tasks
 
 pytestmark = pytest.mark.anyio
 
@@ -46,7 +46,7 @@ def entry(claimed_at: float, ended_at: float | None = None, cause: Cause | None 
 
 
 def used(*entries: LedgerEntry) -> tuple[int, int]:
-    tries = TaskRecord(list(entries)).tries()
+    tries = tries_of(entries)
     return tries.charged, tries.deaths
 
 
@@ -78,7 +78,7 @@ def test_who_lets_others_lose_it_again_and_again_waits_longer_and_longer() -> No
     assert not tries.used_up(0)
 
 
-# -- crews ------------------------------------------------------------------------------------------------------------
+# -- many tasks ------------------------------------------------------------------------------------------------------------
 
 
 class Losing:
@@ -197,7 +197,7 @@ async def test_a_mended_client_tries_all_tasks_anew() -> None:
     assert (report.ended, report.resumed, report.set_aside) == (1, 1, 0)
 
 
-async def test_two_bad_tasks_among_good_ones_do_not_end_a_crew() -> None:
+async def test_two_bad_tasks_among_good_ones_do_not_end_the_others() -> None:
     async def rollout(episode: Episode, task: Task) -> float:
         if int(task.id[2:]) % 2:
             raise ValueError
@@ -208,7 +208,7 @@ async def test_two_bad_tasks_among_good_ones_do_not_end_a_crew() -> None:
     assert (report.set_aside, report.ended) == (30, 120)
 
 
-async def test_a_stream_of_nothing_but_tasks_that_were_set_aside_ends_the_crew_in_words() -> None:
+async def test_a_stream_of_nothing_but_tasks_that_were_set_aside_ends_run_tasks_in_words() -> None:
     async def rollout(episode: Episode, task: Task) -> float:
         raise GraderFailed("the judge is away")
 
@@ -248,7 +248,7 @@ async def test_an_end_that_does_not_count_is_tried_again_and_charged_to_who_lost
     assert (report.ended, report.causes) == (4, {cause: 2})
 
 
-async def test_what_a_crew_that_failed_gives_back_was_lost_by_the_client_and_not_by_a_person() -> None:
+async def test_what_run_tasks_that_failed_gives_back_was_lost_by_the_client_and_not_by_a_person() -> None:
     stub, waiting = SwarmStub(), asyncio.Event()
 
     async def rollout(episode: Episode, task: Task) -> float:

@@ -14,7 +14,7 @@ import orjson
 import pytest
 
 from foundation.clock import ManualClock
-from swarm.client.messages import read
+from swarm.client.wire import read
 from swarm.engine.seam import EngineHealth
 from swarm.protocol.episodes import DropReason, EpisodeAbort, TaskProgress
 from swarm.protocol.errors import ErrorCode, Refusal

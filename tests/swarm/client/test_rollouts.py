@@ -15,9 +15,9 @@ import pytest
 
 from foundation.clock import ManualClock
 from swarm.client import Episode, Outcome, Refusal, RolloutsFailing, SwarmClient, Task, TeamOver, team
-from swarm.client.client import CREW_PATIENCE
+from swarm.client.claims import READ_AHEAD
+from swarm.client.client import ROLLOUT_PATIENCE
 from swarm.client.errors import EngineFailed, InvalidSpec, LeaseLost, NotFound, StorageFull
-from swarm.client.lanes import READ_AHEAD
 from swarm.client.progress import ProgressLine
 from swarm.client.tasks import Rollout
 from swarm.protocol.errors import ErrorCode
@@ -224,7 +224,7 @@ async def test_a_task_that_always_crashes_is_given_up_and_the_others_go_on() -> 
     assert (report.ended, report.crashed, report.given_up) == (6, 4, 2)
 
 
-async def test_a_rollout_that_never_works_stops_the_crew_instead_of_spinning_for_ever() -> None:
+async def test_a_rollout_that_never_works_stops_run_tasks_instead_of_spinning_for_ever() -> None:
     async def rollout(episode: Episode, task: Task) -> float:
         raise ValueError("no such tool")
 
@@ -308,7 +308,7 @@ async def test_a_rollout_that_gives_its_episode_up_is_tried_again_and_its_reason
     assert [one.detail for one in stub.episodes.values() if one.detail] == ["the sandbox did not start"]
 
 
-async def test_a_rollout_that_always_crashes_inside_its_team_stops_the_crew_too() -> None:
+async def test_a_rollout_that_always_crashes_inside_its_team_stops_run_tasks_too() -> None:
     other = SwarmClient("http://other", transport=SwarmStub().transport(), clock=ManualClock())
     stream = (Task(f"t-{number}", "") for number in range(50))
 
@@ -371,7 +371,7 @@ async def test_a_rollout_that_hides_that_its_team_was_lost_has_not_ended_its_epi
     assert (report.ended, report.crashed, report.lost, report.given_up) == (0, 2, 0, 1)
 
 
-async def test_a_crew_stops_when_the_run_of_a_member_of_its_team_is_over() -> None:
+async def test_run_tasks_stops_when_the_run_of_a_member_of_its_team_is_over() -> None:
     """However long its own run and its stream go on: no further team can be had."""
     other = SwarmClient("http://other", transport=SwarmStub(train_limit=0).transport(), clock=ManualClock())
 
@@ -443,7 +443,7 @@ async def test_a_rollout_whose_lease_is_lost_is_cancelled() -> None:
     assert (report.ended, report.lost) == (2, 1)
 
 
-async def test_a_refusal_that_is_no_limit_ends_the_crew_with_itself_and_gives_its_episodes_back() -> None:
+async def test_a_refusal_that_is_no_limit_ends_run_tasks_with_itself_and_gives_its_episodes_back() -> None:
     stub = SwarmStub()
     started = 0
 
@@ -462,7 +462,7 @@ async def test_a_refusal_that_is_no_limit_ends_the_crew_with_itself_and_gives_it
     assert stub.by_state()["running"] == 0
 
 
-async def test_a_crew_waits_for_as_long_as_its_server_says_that_it_will_later() -> None:
+async def test_run_tasks_waits_for_as_long_as_its_server_says_that_it_will_later() -> None:
     later = Refusal(ErrorCode.DRAINING, "a step takes its time", retry_after_s=600.0)
     stub, clock = SwarmStub(before=[(":claim", later)] * 6), RushedClock()
     async with client(stub, clock=clock) as swarm:
@@ -471,7 +471,7 @@ async def test_a_crew_waits_for_as_long_as_its_server_says_that_it_will_later() 
     assert clock.monotonic() > 900
 
 
-async def test_a_moment_of_full_disk_costs_a_crew_neither_its_results_nor_itself() -> None:
+async def test_a_moment_of_full_disk_costs_run_tasks_neither_its_results_nor_itself() -> None:
     full = Refusal(ErrorCode.STORAGE_FULL, "no room")
     stub, clock = SwarmStub(before=[(":end", full), (":claim", full), (":end", full)]), RushedClock()
     async with client(stub, clock=clock) as swarm:
@@ -481,13 +481,13 @@ async def test_a_moment_of_full_disk_costs_a_crew_neither_its_results_nor_itself
 
 
 @pytest.mark.parametrize("path", [":claim", ":end"])
-async def test_a_disk_that_stays_full_ends_a_crew_within_minutes(path: str) -> None:
+async def test_a_disk_that_stays_full_ends_run_tasks_within_minutes(path: str) -> None:
     full = Refusal(ErrorCode.STORAGE_FULL, "no room")
     stub, clock = SwarmStub(before=[(path, full)] * 10_000), RushedClock()
     async with client(stub, clock=clock) as swarm:
         with pytest.raises(StorageFull):
             await swarm.run_tasks(tasks(1), right, concurrency=1, idle_limit_s=3_600)
-    assert CREW_PATIENCE.full_s <= clock.monotonic() <= 2 * CREW_PATIENCE.full_s
+    assert ROLLOUT_PATIENCE.full_s <= clock.monotonic() <= 2 * ROLLOUT_PATIENCE.full_s
 
 
 async def test_without_a_run_there_is_an_error_that_says_so() -> None:
@@ -504,9 +504,9 @@ class Killed(BaseException):
 
 
 async def die_while_holding(
-    stub: SwarmStub, after: int, concurrency: int = 4, mix: str | None = None, crew: str | None = None
+    stub: SwarmStub, after: int, concurrency: int = 4, mix: str | None = None, own_mix: str | None = None
 ) -> None:
-    """Run a crew whose process vanishes once `after` episodes ended, with others open."""
+    """Run tasks in a process that vanishes once `after` episodes ended, with others open."""
     deaf = SwarmStub.transport(stub)
     ended = 0
     dying = asyncio.Event()
@@ -521,7 +521,7 @@ async def die_while_holding(
 
     swarm = SwarmClient("http://stub", client_id="c-1", transport=deaf, clock=ManualClock())
     stream = [replace(task, mix=mix) for task in tasks(4)]
-    working = asyncio.create_task(swarm.run_tasks(stream, rollout, concurrency=concurrency, mix=crew))
+    working = asyncio.create_task(swarm.run_tasks(stream, rollout, concurrency=concurrency, mix=own_mix))
     await dying.wait()
     for _ in range(100):
         await asyncio.sleep(0)
@@ -549,7 +549,7 @@ async def test_a_restarted_client_goes_on_where_it_stopped_and_frees_what_it_lef
     }
 
 
-async def test_a_crew_with_a_family_goes_on_with_tasks_of_another_where_it_stopped() -> None:
+async def test_run_tasks_with_a_family_goes_on_with_tasks_of_another_where_it_stopped() -> None:
     stub = SwarmStub(group_size=3)
     stream = [Task("1", ""), Task("1", "", mix="code"), Task("2", "", mix="code")]
     async with client(stub) as swarm:
@@ -582,9 +582,9 @@ def noting(played: set[str]) -> Rollout:
     return rollout
 
 
-async def test_a_crew_with_a_family_frees_what_it_left_open_of_another_and_plays_none_of_it_on() -> None:
+async def test_run_tasks_with_a_family_frees_what_it_left_open_of_another_and_plays_none_of_it_on() -> None:
     stub = SwarmStub(group_size=3)
-    await die_while_holding(stub, 4, mix="code", crew="math")
+    await die_while_holding(stub, 4, mix="code", own_mix="math")
     left_open, played = running(stub), set[str]()
     async with client(stub) as swarm:
         await swarm.run_tasks([Task("of-its-own", "")], right, mix="math")
@@ -619,7 +619,7 @@ async def test_a_restarted_client_does_not_take_a_task_of_one_family_for_the_sam
 
 
 @pytest.mark.parametrize("ids", [("a", "b"), ("a", "a")], ids=["tasks of its own", "the same tasks"])
-async def test_a_second_crew_of_a_client_leaves_alone_what_the_first_plays(ids: tuple[str, str]) -> None:
+async def test_a_second_run_tasks_of_a_client_leaves_alone_what_the_first_plays(ids: tuple[str, str]) -> None:
     stub, begun, over = SwarmStub(group_size=2), asyncio.Event(), asyncio.Event()
     played: list[str] = []
 
@@ -643,7 +643,7 @@ async def test_a_second_crew_of_a_client_leaves_alone_what_the_first_plays(ids: 
     assert stub.by_state() == {"ended": 4}
 
 
-async def test_crews_of_a_client_number_their_claims_as_the_ledger_does() -> None:
+async def test_rollouts_of_a_client_number_their_claims_as_the_ledger_does() -> None:
     stub, over = SwarmStub(group_size=8), asyncio.Event()
 
     async def slow(episode: Episode, task: Task) -> float:
@@ -665,7 +665,7 @@ async def test_crews_of_a_client_number_their_claims_as_the_ledger_does() -> Non
     assert numbers == ["0", "1", "2", "3", "4"]
 
 
-async def test_what_another_crew_of_the_client_has_ended_since_is_no_orphan() -> None:
+async def test_what_another_run_tasks_of_the_client_has_ended_since_is_no_orphan() -> None:
     stub, over = SwarmStub(group_size=2), asyncio.Event()
 
     async def slow(episode: Episode, task: Task) -> float:

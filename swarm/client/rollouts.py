@@ -1,9 +1,9 @@
-"""The crew: many episodes at once over a stream of tasks, with retries, resumption and a clean end.
+"""Many episodes at once over a stream of tasks, with retries, resumption and a clean end.
 
-Claims are made in the order of the tasks, and those of one task one after the other, so that a run with the same seed
-sees the same groups. Only where a family of a mix is held up do tasks of another go on before it; a claim that waits takes
-one of the crew's places. Each carries a key made of client, task and ordinal: after a crash the same client finds its own
-open leases by these keys, and gives them back at once instead of letting them run out.
+Claims are made in the order of the tasks, and those of one task one after the other, so that a run with the same seed sees the
+same groups. Only where a family of a mix is held up do tasks of another go on before it; a claim that waits counts as one of the
+episodes at once. After a crash the same client finds its own open leases by the keys of their claims, and gives them back at
+once instead of letting them run out.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ import asyncio
 import logging
 import traceback
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sized
+from collections.abc import Sized
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
+from swarm.client.claims import ClaimOrder, claim_key, claim_series
 from swarm.client.episode import Episode
 from swarm.client.errors import (
     IdempotencyConflict,
@@ -30,12 +31,10 @@ from swarm.client.errors import (
     RolloutsFailing,
     TeamOver,
 )
-from swarm.client.lanes import Lanes
-from swarm.client.ordinals import claim_key, numbered
+from swarm.client.losses import Tries, tries_of
 from swarm.client.progress import ProgressLine, terminal
 from swarm.client.tasks import Outcome, Rollout, Task, TaskStream, each, rolled_out
-from swarm.client.tries import TaskRecord, Tries
-from swarm.protocol.episodes import Cause, DropReason, EpisodeKind, EpisodeState, LedgerEntry
+from swarm.protocol.episodes import Cause, DropReason, EpisodeOptions, EpisodeState, LedgerEntry, RolloutOptions
 from swarm.protocol.errors import SwarmError
 
 if TYPE_CHECKING:
@@ -54,8 +53,8 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class CrewReport:
-    """What a crew did.
+class RolloutReport:
+    """What became of the episodes of one `run_tasks`.
 
     run_over: it stopped because the run, or that of a member of its rollout's team, reached its limit; not because the tasks ran out.
     """
@@ -82,9 +81,9 @@ class _History:
 
     ended: Counter[_Which] = field(default_factory=Counter)
     orphans: defaultdict[_Which, list[tuple[LedgerEntry, int]]] = field(default_factory=lambda: defaultdict(list))
-    """Open episodes of a process that is gone, with the ordinal of their claim."""
-    records: defaultdict[_Which, TaskRecord] = field(default_factory=lambda: defaultdict(TaskRecord))
-    """What this version of the client has lost."""
+    """Open episodes of a process that is gone, with the number of their claim."""
+    records: defaultdict[_Which, list[LedgerEntry]] = field(default_factory=lambda: defaultdict(list))
+    """What this version of the client has tried."""
 
 
 class _Fate(Enum):
@@ -93,42 +92,25 @@ class _Fate(Enum):
     OVER = auto()
 
 
-class Crew:
+class Rollouts:
     """Works through tasks on one run. Use once."""
 
-    def __init__(
-        self,
-        swarm: SwarmClient,
-        rollout: Rollout,
-        *,
-        run_id: str,
-        kind: EpisodeKind,
-        episodes_per_task: int | None,
-        concurrency: int,
-        retries: int,
-        mix: str | None = None,
-        idle_limit_s: float = 240.0,
-        max_episode_s: float | None = None,
-        max_call_s: float | None = None,
-        sampling: Mapping[str, Any] | None = None,
-        progress: bool | None = None,
-    ) -> None:
-        if concurrency < 1 or retries < 0 or (episodes_per_task is not None and episodes_per_task < 1):
-            raise ValueError("concurrency and episodes_per_task must be at least 1, retries at least 0")
+    def __init__(self, swarm: SwarmClient, rollout: Rollout, run_id: str, options: RolloutOptions) -> None:
         self._swarm = swarm
         self._rollout = rollout
         self._run_id = run_id
-        self._kind = kind
-        self._per_task = episodes_per_task
-        self._retries = retries
-        self._mix = mix or None  # as the server takes it
-        self._idle_limit_s = idle_limit_s
-        self._max_episode_s = max_episode_s
-        self._max_call_s = max_call_s
-        self._sampling = sampling
-        self._watched = progress
+        concurrency = options.pop("concurrency", 16)
+        self._retries = options.pop("retries", 2)
+        self._per_task = options.pop("episodes_per_task", None)
+        self._progress = options.pop("progress", None)
+        if concurrency < 1 or self._retries < 0 or (self._per_task is not None and self._per_task < 1):
+            raise ValueError("concurrency and episodes_per_task must be at least 1, retries at least 0")
+        self._options = cast(EpisodeOptions, {**options, "run_id": run_id})
+        self._kind = options.get("kind", "train")
+        self._mix = options.get("mix") or None  # as the server takes it
+        swarm.episode(task_id="any", **self._options)  # refuses now what no claim can hold
         self._permits = asyncio.Semaphore(concurrency)
-        self._ordinals = swarm.ordinals
+        self._numbers = swarm.claim_numbers
         self._history = _History()
         self._aside: set[_Which] = set()
         """Tasks whose tries are used up, and of which nothing has ended since."""
@@ -141,23 +123,20 @@ class Crew:
         self._unit_over = asyncio.Event()
         self._cancelled_by = Cause.PERSON
         self._last_crash = ""
-        self._report = CrewReport()
+        self._report = RolloutReport()
 
-    async def work(self, tasks: TaskStream) -> CrewReport:
+    async def work(self, tasks: TaskStream) -> RolloutReport:
         """Until the tasks run out or the run is over. Raises: RolloutsFailing, Refusal, ServerUnreachable."""
         run = await self._swarm.run(self._run_id)
         size = self._per_task or (run.spec.batch.group_size if self._kind == "train" else 1)
         self._history = await self._look_back(run.step)
-        for family, task_id in list(self._history.orphans):
-            if self._mix is None or family == self._mix:  # another's may be what another crew of this client plays
-                await self._give_orphans_back(family, task_id)
+        for which in list(self._history.orphans):
+            if (
+                self._mix is None or which[0] == self._mix
+            ):  # another's may be what another `run_tasks` of this client plays
+                await self._give_orphans_back(which)
         total = len(tasks) * size if isinstance(tasks, Sized) else None
-        line = ProgressLine(
-            self._kind,
-            total=total,
-            clock=self._swarm.clock,
-            stream=terminal(self._watched),
-        )
+        line = ProgressLine(self._kind, total=total, clock=self._swarm.clock, stream=terminal(self._progress))
         try:
             async with asyncio.TaskGroup() as group:
                 try:
@@ -176,32 +155,31 @@ class Crew:
     async def _look_back(self, step: int) -> _History:
         """Counts of this client in this run; for evaluations, of the weights being served alone."""
         found = _History()
-        claims: Counter[tuple[str | None, str]] = Counter()
-        played = set(self._ordinals.played)  # what ends while the ledger is read was no orphan either
+        claims: Counter[_Which] = Counter()
+        played = set(self._numbers.played)  # what ends while the ledger is read was not left open either
         me = self._swarm.client_id
         async for entry in self._swarm.ledger(run_id=self._run_id, client_id=me, kind=self._kind):
             which = (entry.mix, entry.task_id)
-            mine = (self._numbered(entry.task_id, entry.mix), claims[which]) not in played
+            claim = (self._series(which), claims[which])
             at_stake = self._kind == "train" or entry.claimed_step == step
-            if entry.client_version == self._swarm.client_version and mine and at_stake:
-                found.records[which].entries.append(entry)
-            claim = (self._numbered(entry.task_id, entry.mix), claims[which])
-            if entry.state is EpisodeState.RUNNING and claim not in played and claim not in self._ordinals.played:
+            if entry.client_version == self._swarm.client_version and claim not in played and at_stake:
+                found.records[which].append(entry)
+            if entry.state is EpisodeState.RUNNING and claim not in played and claim not in self._numbers.played:
                 found.orphans[which].append((entry, claims[which]))
             claims[which] += 1
-        for (family, task_id), count in claims.items():
-            self._ordinals.found(self._numbered(task_id, family), count)
+        for which, count in claims.items():
+            self._numbers.found(self._series(which), count)
         for progress in await self._swarm.tasks(run_id=self._run_id, client_id=me):
             if progress.kind == self._kind and (self._kind == "train" or progress.step == step):
                 found.ended[progress.mix, progress.task_id] += progress.ended
         return found
 
-    async def _give_orphans_back(self, family: str | None, task_id: str) -> None:
+    async def _give_orphans_back(self, which: _Which) -> None:
         """Abort what an earlier process of this client left open of a task, so that its slots are on offer again."""
-        for entry, ordinal in self._history.orphans.pop((family, task_id), ()):
-            if not self._ordinals.give_back(self._numbered(task_id, family), ordinal):
+        for entry, number in self._history.orphans.pop(which, ()):
+            if not self._numbers.give_back(self._series(which), number):
                 continue
-            claim = self._episode(entry.task_id, ordinal, entry.mix).claim
+            claim = self._episode(which, number).claim
             try:
                 grant = await self._swarm.claim(claim)
             except (IdempotencyConflict, LeaseLost, NotFound) as error:
@@ -217,24 +195,24 @@ class Crew:
     # -- feeding ------------------------------------------------------------------------------------------------------
 
     async def _feed(self, group: asyncio.TaskGroup, tasks: TaskStream, size: int, line: ProgressLine) -> None:
-        lanes = Lanes(group, self._swarm.clock)
+        order = ClaimOrder(group, self._swarm.clock)
         async for task in each(tasks):
-            family = self._family(task)
-            await self._give_orphans_back(family, task.id)
-            done = min(size, self._history.ended[family, task.id])
+            which = self._which(task)
+            await self._give_orphans_back(which)
+            done = min(size, self._history.ended[which])
             if done:
-                self._history.ended[family, task.id] -= done
+                self._history.ended[which] -= done
                 self._report.resumed += done
                 line.resumed(done)
-            if done < size and (family, task.id) in self._aside:
+            if done < size and which in self._aside:
                 self._report.given_up += size - done
                 await self._pass_over()
                 continue
-            tries = self._history.records.pop((family, task.id), TaskRecord()).tries()
-            begin = partial(self._begin, group, task, tries, line)
+            tries = tries_of(self._history.records.pop(which, ()))
             if done < size:
                 self._skipped = 0
-                await lanes.enter(family, begin, size - done, may_be_passed=bool(task.mix))
+                begin = partial(self._begin, group, task, tries, line)
+                await order.enter(which[0], begin, size - done, may_be_passed=bool(task.mix))
             if self._report.run_over:
                 return
 
@@ -262,7 +240,7 @@ class Crew:
 
     async def _unit(self, task: Task, tries: Tries, claimed: asyncio.Event, line: ProgressLine) -> None:
         """One episode that shall end, whatever number of attempts it takes; or its task is set aside."""
-        which, tried = (self._family(task), task.id), False
+        which, tried = self._which(task), False
         try:
             while not tries.used_up(self._retries) and which not in self._aside:
                 if tries.pause_s:
@@ -316,19 +294,19 @@ class Crew:
 
     async def _attempt(self, task: Task, claimed: asyncio.Event, line: ProgressLine) -> tuple[_Fate, Cause]:
         """What became of it, and who lost it, where it was lost."""
-        family = self._family(task)
+        which = self._which(task)
+        series = self._series(which)
         async with AsyncExitStack() as stack:
             try:
-                which = self._numbered(task.id, family)
-                async with self._ordinals.turn(which):
-                    ordinal = self._ordinals.next(which)
-                    self._ordinals.played.add((which, ordinal))
-                    stack.callback(self._ordinals.played.discard, (which, ordinal))
-                    episode = self._episode(task.id, ordinal, family)
+                async with self._numbers.turn(series):
+                    number = self._numbers.next(series)
+                    self._numbers.played.add((series, number))
+                    stack.callback(self._numbers.played.discard, (series, number))
+                    episode = self._episode(which, number)
                     self._playing.add(episode)
                     stack.callback(self._playing.discard, episode)
                     await stack.enter_async_context(episode)
-                    self._ordinals.made(which, ordinal)
+                    self._numbers.found(series, number + 1)
             except (OverLimit, NotFound) as error:
                 if isinstance(error, NotFound):  # the server works on another run by now, or never knew this one:
                     await self._swarm.run(self._run_id)  # then it is not found here either
@@ -370,7 +348,7 @@ class Crew:
             if episode.aborted or (episode.in_team and episode.receipt is None):
                 self._last_crash = "an abort of its own"
                 return _given_up(episode)
-            hand_in(episode, outcome)
+            end_with(episode, outcome)
         except asyncio.CancelledError:
             current = asyncio.current_task()
             if current is not None and current.cancelling():
@@ -402,25 +380,16 @@ class Crew:
             else:
                 report.lost += 1
 
-    def _family(self, task: Task) -> str | None:
-        return task.mix or self._mix
+    def _which(self, task: Task) -> _Which:
+        return task.mix or self._mix, task.id
 
-    def _numbered(self, task_id: str, mix: str | None) -> str:
-        """What numbers its claims by itself."""
-        return numbered(self._swarm.client_id, self._run_id, self._kind, mix, task_id)
+    def _series(self, which: _Which) -> str:
+        return claim_series(self._swarm.client_id, self._run_id, self._kind, *which)
 
-    def _episode(self, task_id: str, ordinal: int, mix: str | None) -> Episode:
-        episode = self._swarm.episode(
-            task_id=task_id,
-            run_id=self._run_id,
-            mix=mix,
-            kind=self._kind,
-            idle_limit_s=self._idle_limit_s,
-            max_episode_s=self._max_episode_s,
-            max_call_s=self._max_call_s,
-            sampling=self._sampling,
-            idempotency_key=claim_key(self._numbered(task_id, mix), ordinal),
-        )
+    def _episode(self, which: _Which, number: int) -> Episode:
+        options: EpisodeOptions = {**self._options, "mix": which[0]}
+        key = claim_key(self._series(which), number)
+        episode = self._swarm.episode(task_id=which[1], idempotency_key=key, **options)
         episode.if_cancelled = self._cancelled_by
         return episode
 
@@ -437,8 +406,8 @@ def _given_up(episode: Episode, reason: str | None = None, cause: Cause | None =
     return _Fate.LOST
 
 
-def hand_in(episode: Episode, outcome: Outcome | float | None) -> None:
-    """Give the rollout's answer to its episode. Raises: TypeError where there is none, NoReward where it is no reward."""
+def end_with(episode: Episode, outcome: Outcome | float | None) -> None:
+    """End an episode with what its rollout returned. Raises: TypeError where there is none, NoReward where it is no reward."""
     if outcome is None:
         if not episode.ended:
             raise TypeError("the rollout returned None without calling episode.end; return an Outcome")

@@ -1,19 +1,22 @@
-"""Who lost an attempt, as far as its client can tell from the error that ended it. The server's ledger has the last word.
+"""Who lost an attempt, as far as its client can tell from the error that ended it, and how often its task may still be tried.
 
-Errors of HTTP libraries are known by their shape alone, so that none of these libraries has to be there.
+The server's ledger has the last word on both. Errors of HTTP libraries are known by their shape alone, so that none of these
+libraries has to be installed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 import httpx
 
 from foundation.addresses import is_loopback
 from swarm.client.errors import GraderFailed
-from swarm.protocol.episodes import COUNTED, Cause
+from swarm.protocol.episodes import COUNTED, Cause, EpisodeState, LedgerEntry
 from swarm.protocol.errors import SwarmError
 
 CHARGED = COUNTED - {Cause.CLIENT}
@@ -128,3 +131,64 @@ def _address(url: str) -> tuple[str, _Place | None]:
 def _place(host: str, port: int) -> _Place:
     """All names of this machine are one."""
     return ("localhost" if is_loopback(host) else host.lower(), port)
+
+
+# -- how often a task may still be tried ---------------------------------------------------------------------------------
+
+LONGEST_PAUSE_S = 10.0
+_FIRST_PAUSE_S = 0.1
+
+
+@dataclass(slots=True)
+class Tries:
+    """The lost attempts at one task since an episode of it ended last."""
+
+    charged: int = 0
+    deaths: int = 0
+    free: int = 0
+    """Attempts in a row that the task is not to blame for."""
+
+    def lost(self, cause: Cause) -> None:
+        if cause in CHARGED:
+            self.charged, self.free = self.charged + 1, 0
+        elif cause is Cause.CLIENT:
+            self.deaths, self.free = self.deaths + 1, 0
+        else:
+            self.free += 1
+
+    def used_up(self, retries: int) -> bool:
+        return self.charged > retries or self.deaths >= MOST_DEATHS
+
+    @property
+    def pause_s(self) -> float:
+        """How long to wait before the next: nothing at first, then longer and longer while others lose it."""
+        return 0.0 if self.free < 2 else min(_FIRST_PAUSE_S * 2.0 ** min(self.free - 2, 32), LONGEST_PAUSE_S)
+
+
+def tries_of(entries: Iterable[LedgerEntry]) -> Tries:
+    """What earlier processes of a client have used up of one task, by its ledger entries. What they left open they have lost.
+
+    Attempts that overlap in time count as one: what kills all attempts at a task at one moment has happened to it once.
+    """
+    tried = list(entries)
+    counted = [one for one in tried if one.state is not EpisodeState.DROPPED or one.cause is None]
+    last_end = max((_ended_at(one) for one in counted if one.reward is not None), default=-math.inf)
+    since = [one for one in tried if _ended_at(one) > last_end]
+    charged = [one for one in since if one.cause in CHARGED]
+    deaths = [one for one in since if one.cause is Cause.CLIENT or one.state is EpisodeState.RUNNING]
+    return Tries(charged=moments(charged), deaths=moments(deaths))
+
+
+def _ended_at(entry: LedgerEntry) -> float:
+    if entry.state in (EpisodeState.RUNNING, EpisodeState.PREPARED):
+        return math.inf
+    return entry.claimed_at if entry.ended_at is None else entry.ended_at
+
+
+def moments(entries: Iterable[LedgerEntry]) -> int:
+    """The fewest moments at which all of these can have been lost, if each was lost while it was open."""
+    moments, last = 0, -math.inf
+    for entry in sorted(entries, key=_ended_at):
+        if entry.claimed_at > last:
+            moments, last = moments + 1, _ended_at(entry)
+    return moments

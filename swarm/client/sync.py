@@ -1,0 +1,468 @@
+"""The synchronous twin of `swarm.client`, for plain scripts and threads. Same names, same errors.
+
+One event loop in a thread of its own does the work of all clients of a process: leases are renewed while a script computes,
+and the members of a team, which are clients of different servers, act together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import functools
+import os
+import threading
+from collections.abc import (
+    AsyncIterable,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sized,
+)
+from queue import SimpleQueue
+from types import TracebackType
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack
+
+import httpx
+from anyio.from_thread import BlockingPortalProvider
+
+from swarm.client import client as asynchronous
+from swarm.client import episode as episodes
+from swarm.client.rollouts import RolloutReport
+from swarm.client.tasks import Outcome, Rollout, Task, as_runtime_error
+from swarm.client.team import Team as AsynchronousTeam
+from swarm.client.team import team as asynchronous_team
+from swarm.client.wire import Patience
+from swarm.protocol.episodes import (
+    Cause,
+    EpisodeGrant,
+    EpisodeKind,
+    EpisodeOptions,
+    EpisodeReceipt,
+    LedgerEntry,
+    RolloutOptions,
+)
+from swarm.protocol.status import ServerStatus
+from swarm.protocol.summary import LedgerFields
+
+__all__ = ["Episode", "SwarmClient", "SyncRollout", "Team", "team"]
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+LEAVING_S = 10.0
+"""How long an interrupted caller waits until what it began has been given back (Episode takes about twice GIVE_BACK_S)."""
+CLOSED = "this client is closed"
+
+_portals: dict[int, BlockingPortalProvider] = {}
+"""By process: threads do not survive a fork, so a forked process begins with a loop of its own."""
+
+
+# -- the event loop -------------------------------------------------------------------------------------------------------
+
+
+class LoopThread:
+    """One client's use of the event loop, which runs while any client of the process is open."""
+
+    def __init__(self) -> None:
+        self._process = os.getpid()
+        self._provider = _portals.setdefault(self._process, BlockingPortalProvider())
+        self._portal = self._provider.__enter__()
+        self._lock = threading.Lock()
+        self._closed = False
+        self._calls: dict[concurrent.futures.Future[Any], Callable[[], object]] = {}
+        """What threads wait for, and how it is cancelled."""
+
+    def call(self, work: Callable[[], Awaitable[T]]) -> T:
+        """The result of `work`. Interrupting the caller cancels it, and waits until it has given back what it held."""
+        if self._process != os.getpid():
+            raise RuntimeError(
+                "this client is of the process that forked this one, which has to make a client of its own"
+            )
+        tasks: list[asyncio.Task[Any]] = []
+
+        async def run() -> tuple[list[T], BaseException | None]:
+            tasks.extend(filter(None, [asyncio.current_task()]))
+            try:
+                return [await work()], None
+            except (SystemExit, KeyboardInterrupt) as error:  # for the caller; the loop would end, and everybody's work
+                return [], error
+
+        with self._lock:
+            if self._closed:
+                raise RuntimeError(CLOSED)
+            future = self._portal.start_task_soon(run)
+            # Not `future.cancel`: anyio would cancel it again at each `await` with which it gives back what it holds.
+            self._calls[future] = lambda: [task.cancel() for task in tasks]
+        try:
+            result, error = future.result()
+        except concurrent.futures.CancelledError:
+            raise RuntimeError(CLOSED) if self._closed else asyncio.CancelledError from None
+        except BaseException:
+            self._cancel([future])  # it still runs where the caller was interrupted
+            raise
+        finally:
+            self._calls.pop(future, None)
+        if error is not None:
+            raise error
+        return result[0]
+
+    def close(self, last: Callable[[], Awaitable[None]]) -> None:
+        """Cancel what threads wait for, then do `last`. Once or more often. Raises: what `last` raises."""
+        if self._process != os.getpid():
+            return
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            calls = list(self._calls)
+        try:
+            self._cancel(calls)
+            self._portal.call(last)
+        finally:
+            self._provider.__exit__(None, None, None)
+
+    def _cancel(self, futures: Iterable[concurrent.futures.Future[Any]]) -> None:
+        """Returns when they have given back what they held."""
+        running = [(future, self._calls.get(future)) for future in futures if not future.done()]
+        for _, cancel in running:
+            if cancel is not None:
+                self._portal.start_task_soon(cancel)
+        concurrent.futures.wait([future for future, _ in running], LEAVING_S)
+
+
+def _blocking(
+    method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[Any, P], T]:
+    """A method of the asynchronous twin, for plain threads."""
+
+    @functools.wraps(method)
+    def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        result: T = self.thread.call(functools.partial(method, self.inner, *args, **kwargs))
+        return result
+
+    return call
+
+
+# -- clients --------------------------------------------------------------------------------------------------------------
+
+SyncRollout = Callable[["Episode", Task], Outcome | float | None]
+
+
+class SwarmClient:
+    """One server, as one client. Use as a context manager; see `swarm.client.SwarmClient`."""
+
+    def __init__(
+        self,
+        url: str,
+        token: str | None = None,
+        *,
+        client_id: str | None = None,
+        client_version: str = "0",
+        patience: Patience | None = None,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        self.inner = asynchronous.SwarmClient(
+            url, token, client_id=client_id, client_version=client_version, patience=patience, transport=transport
+        )
+        self.thread = LoopThread()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Once or more often."""
+        self.thread.close(self.inner.close)
+
+    @property
+    def url(self) -> str:
+        return self.inner.url
+
+    @property
+    def client_id(self) -> str:
+        return self.inner.client_id
+
+    status = _blocking(asynchronous.SwarmClient.status)
+    start_run = _blocking(asynchronous.SwarmClient.start_run)
+    run = _blocking(asynchronous.SwarmClient.run)
+    patch_run = _blocking(asynchronous.SwarmClient.patch_run)
+    stop_run = _blocking(asynchronous.SwarmClient.stop_run)
+    checkpoint = _blocking(asynchronous.SwarmClient.checkpoint)
+    restore = _blocking(asynchronous.SwarmClient.restore)
+    quarantine = _blocking(asynchronous.SwarmClient.quarantine)
+    current_run_id = _blocking(asynchronous.SwarmClient.current_run_id)
+    ledger_page = _blocking(asynchronous.SwarmClient.ledger_page)
+    entry = _blocking(asynchronous.SwarmClient.entry)
+    summary = _blocking(asynchronous.SwarmClient.summary)
+    trace = _blocking(asynchronous.SwarmClient.trace)
+    tasks = _blocking(asynchronous.SwarmClient.tasks)
+    claim = _blocking(asynchronous.SwarmClient.claim)
+    end = _blocking(asynchronous.SwarmClient.end)
+    abort = _blocking(asynchronous.SwarmClient.abort)
+    prepare = _blocking(asynchronous.SwarmClient.prepare)
+    meet = _blocking(asynchronous.SwarmClient.meet)
+    commit = _blocking(asynchronous.SwarmClient.commit)
+    resolve = _blocking(asynchronous.SwarmClient.resolve)
+    renew = _blocking(asynchronous.SwarmClient.renew)
+
+    def statuses(self, wait_s: float = 30.0) -> Iterator[ServerStatus]:
+        """As the asynchronous one."""
+        status = self.status()
+        while True:
+            yield status
+            status = self.status(since=status.revision, wait_s=wait_s)
+
+    def ledger(self, *, after: str | None = None, **wanted: Unpack[LedgerFields]) -> Iterator[LedgerEntry]:
+        """As the asynchronous one."""
+        while True:
+            page = self.ledger_page(after=after, limit=asynchronous.LEDGER_PAGE, **wanted)
+            yield from page.entries
+            if page.next is None:
+                return
+            after = page.next
+
+    def episode(
+        self, *, task_id: str, idempotency_key: str | None = None, **options: Unpack[EpisodeOptions]
+    ) -> Episode:
+        """As the asynchronous one."""
+        return Episode(self.inner.episode(task_id=task_id, idempotency_key=idempotency_key, **options), self.thread)
+
+    def run_tasks(
+        self, tasks: Iterable[Task], rollout: SyncRollout, **options: Unpack[RolloutOptions]
+    ) -> RolloutReport:
+        """As the asynchronous one; `rollout` is a plain function, and each attempt has a thread of its own.
+
+        No thread can be cancelled: that of an attempt whose lease was lost, or that was interrupted, runs on unheard. `tasks` are
+        drawn in one more, which is waited for as little: a stream may take its time, and may ask this client.
+        """
+        with contextlib.closing(DaemonThread("the stream of tasks")) as drawing:
+            stream = _SizedStream(tasks, drawing) if isinstance(tasks, Sized) else _Stream(tasks, drawing)
+            play = _in_threads(rollout, self.thread)
+            return self.thread.call(lambda: self.inner.run_tasks(stream, play, **options))
+
+
+class Episode:
+    """An episode as a context manager: `base_url`, `api_key`, `end(reward=...)`. An exception aborts it."""
+
+    def __init__(self, inner: episodes.Episode, thread: LoopThread) -> None:
+        self.inner = inner
+        self.thread = thread
+
+    def __enter__(self) -> Self:
+        self.thread.call(self.inner.__aenter__)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.thread.call(lambda: self.inner.__aexit__(kind, error, trace))
+
+    @property
+    def id(self) -> str:
+        return self.inner.id
+
+    @property
+    def grant(self) -> EpisodeGrant:
+        return self.inner.grant
+
+    @property
+    def base_url(self) -> str:
+        return self.inner.base_url
+
+    @property
+    def api_key(self) -> str:
+        return self.inner.api_key
+
+    @property
+    def sampling(self) -> Mapping[str, Any]:
+        return self.inner.sampling
+
+    @property
+    def receipt(self) -> EpisodeReceipt | None:
+        return self.inner.receipt
+
+    def end(
+        self,
+        *,
+        reward: float,
+        success: bool | None = None,
+        metrics: Mapping[str, float] | None = None,
+        agent_rewards: Mapping[str, float] | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        despite: str | None = None,
+        by_hand: bool = False,
+    ) -> EpisodeReceipt | None:
+        """As the asynchronous one, and when this returns, the result is stored durably. Raises: LeaseLost.
+
+        None: it belongs to a team, which sends the results of its members when its block is left.
+        """
+        ending = self.inner.end(
+            reward=reward,
+            success=success,
+            metrics=metrics,
+            agent_rewards=agent_rewards,
+            metadata=metadata,
+            despite=despite,
+            by_hand=by_hand,
+        )
+        return None if self.inner.in_team else self.thread.call(lambda: ending)
+
+    def abort(self, reason: str, *, cause: Cause | None = None) -> None:
+        """Give the episode up when the block is left. cause: who lost it; None means the rollout."""
+        self.inner.abort(reason, cause=cause)
+
+
+# -- teams ----------------------------------------------------------------------------------------------------------------
+
+
+class Team:
+    """A context manager: claims on every server on entry; on exit commits what `end` said, or aborts.
+
+    `ep["planner"].base_url`, `.api_key`: where that member's agent finds its model.
+    """
+
+    def __init__(self, inner: AsynchronousTeam, thread: LoopThread) -> None:
+        self.inner = inner
+        self.thread = thread
+
+    def __getitem__(self, member: str) -> Episode:
+        return Episode(self.inner[member], self.thread)
+
+    def __enter__(self) -> Self:
+        self.thread.call(self.inner.__aenter__)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.thread.call(lambda: self.inner.__aexit__(kind, error, trace))
+
+    @property
+    def committed(self) -> bool:
+        """Whether the team is known to count."""
+        return self.inner.committed
+
+    def end(
+        self,
+        *,
+        rewards: Mapping[str, float],
+        success: bool | None = None,
+        metrics: Mapping[str, float] | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        despite: str | None = None,
+    ) -> None:
+        """Hand the results in, one reward for every member. Sent when the block is left. despite: as in `swarm.client.team`."""
+        self.inner.end(rewards=rewards, success=success, metrics=metrics, metadata=metadata, despite=despite)
+
+    def abort(self, reason: str, *, cause: Cause | None = None) -> None:
+        """Give the team up when the block is left: nothing of it counts. cause: who lost it; None means the rollout."""
+        self.inner.abort(reason, cause=cause)
+
+
+def team(
+    *,
+    task_id: str | None = None,
+    decider: str | None = None,
+    kind: EpisodeKind = "train",
+    mix: str | None = None,
+    sampling: Mapping[str, Any] | None = None,
+    idle_limit_s: float = 240.0,
+    max_episode_s: float | None = None,
+    max_call_s: float | None = None,
+    wait_s: float = 30.0,
+    patience_s: float = 60.0,
+    **members: SwarmClient | Episode,
+) -> Team:
+    """`with team(task_id="t-1", planner=swarm_a, solver=swarm_b) as ep`; see `swarm.client.team`."""
+    inner = asynchronous_team(
+        task_id=task_id,
+        decider=decider,
+        kind=kind,
+        mix=mix,
+        sampling=sampling,
+        idle_limit_s=idle_limit_s,
+        max_episode_s=max_episode_s,
+        max_call_s=max_call_s,
+        wait_s=wait_s,
+        patience_s=patience_s,
+        **{name: member.inner for name, member in members.items()},
+    )
+    # That of a client, where there is one: a held episode's may be of a client that is closed before.
+    first = min(members.values(), key=lambda member: isinstance(member, Episode))
+    return Team(inner, first.thread)
+
+
+# -- plain functions in threads -------------------------------------------------------------------------------------------
+
+
+class DaemonThread:
+    """A thread that does one piece of work after the other until it is closed. It keeps no process from ending."""
+
+    def __init__(self, name: str) -> None:
+        """name: what its work is called in an error."""
+        self._name = name
+        self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        threading.Thread(target=self._run, name=name, daemon=True).start()
+
+    def _run(self) -> None:
+        while (work := self._work.get()) is not None:
+            work()
+
+    def begin(self, work: Callable[[], T]) -> concurrent.futures.Future[T]:
+        """Its answer, or its error as one that may be raised in an event loop too."""
+        answer: concurrent.futures.Future[T] = concurrent.futures.Future()
+        answer.set_running_or_notify_cancel()
+
+        def do() -> None:
+            try:
+                answer.set_result(work())
+            except StopIteration as error:
+                answer.set_exception(as_runtime_error(error, self._name))
+            except BaseException as error:  # noqa: BLE001 - it is raised to whoever waits
+                answer.set_exception(error)
+
+        self._work.put(do)
+        return answer
+
+    def close(self) -> None:
+        """It ends after what was begun."""
+        self._work.put(None)
+
+
+class _Stream(AsyncIterable[Task]):
+    """Tasks of a plain iterable, each drawn in a thread, so that leases are renewed meanwhile."""
+
+    def __init__(self, tasks: Iterable[Task], thread: DaemonThread) -> None:
+        self._tasks = tasks
+        self._thread = thread
+
+    async def __aiter__(self) -> AsyncIterator[Task]:
+        drawn = await asyncio.wrap_future(self._thread.begin(functools.partial(iter, self._tasks)))
+        following = functools.partial(next, drawn, self)  # which is no task
+        while (task := await asyncio.wrap_future(self._thread.begin(following))) is not self:
+            yield task
+
+
+class _SizedStream(_Stream):
+    """With its length, for the progress bar."""
+
+    def __len__(self) -> int:
+        assert isinstance(self._tasks, Sized)
+        return len(self._tasks)
+
+
+def _in_threads(rollout: SyncRollout, thread: LoopThread) -> Rollout:
+    async def play(inner: episodes.Episode, task: Task) -> Outcome | float | None:
+        with contextlib.closing(DaemonThread("the rollout")) as playing:
+            return await asyncio.wrap_future(playing.begin(functools.partial(rollout, Episode(inner, thread), task)))
+
+    return play
