@@ -1,9 +1,9 @@
-"""The control surface, `/swarm/v1`: runs, episodes, status, ledger. Decode, call the service, encode; decide nothing."""
+"""The control surface, `/swarm/v1`: runs, episodes, teams, status, ledger. Endpoints call the service; they decide nothing."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -26,7 +26,7 @@ from swarm.protocol.episodes import (
     LedgerPage,
     TaskProgress,
 )
-from swarm.protocol.errors import ErrorCode
+from swarm.protocol.errors import ErrorCode, Refusal
 from swarm.protocol.problem import invalid_spec
 from swarm.protocol.status import (
     CheckpointRef,
@@ -38,23 +38,24 @@ from swarm.protocol.status import (
     ServerStatus,
 )
 from swarm.protocol.summary import LedgerFilter, LedgerSummary
-from swarm.server.keys import ControlTokens, Keyring, Role
+from swarm.protocol.teams import EpisodeCommit, EpisodePreparation, EpisodeResolution, TeamDecision, TeamReceipt
+from swarm.server.keys import Keyring, Role, bearer
 from swarm.server.routes import loss, wire
-from swarm.server.routes.wire import Operation
+from swarm.server.routes.operations import NoQuery, Operation
 from swarm.server.service import Service
+from swarm.server.team_resolver import Peers
 
 _RUN = "/swarm/v1/runs/{run_id}"
 _EPISODE = "/swarm/v1/episodes/{episode_id}"
-
-
-Step = Annotated[int, Field(ge=0, lt=2**63)]
-"""A step that the pool can be asked for."""
+_UNKNOWN = (ErrorCode.NOT_FOUND,)
+_BUSY = (ErrorCode.SERVER_BUSY, ErrorCode.IDEMPOTENCY_CONFLICT)
+_LOST = (ErrorCode.NOT_FOUND, ErrorCode.LEASE_LOST)
+_TWICE = (*_LOST, ErrorCode.IDEMPOTENCY_CONFLICT)
+_NO_SLOT = (ErrorCode.NOT_ROLLING, ErrorCode.DRAINING, ErrorCode.MIX_FULL)
 _IF_MATCH_CHARS = 20
 """No config_version has more digits."""
 
-
-class NoQuery(StrictModel):
-    """Nothing can be asked for in the query string."""
+Step = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 class StatusQuery(StrictModel):
@@ -74,7 +75,7 @@ class TasksQuery(StrictModel):
 
 class TraceQuery(StrictModel):
     text: bool = False
-    """Whether the text of each token shall come along."""
+    """Whether to add the text of each token."""
 
 
 class LedgerQuery(LedgerFilter):
@@ -84,7 +85,7 @@ class LedgerQuery(LedgerFilter):
 
 class LeaseRenewed(BaseModel):
     expires_at: float
-    """Unix time at which the idle limit ends now."""
+    """Unix time at which the idle limit now ends."""
 
 
 class Health(BaseModel):
@@ -92,244 +93,159 @@ class Health(BaseModel):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ControlRoutes:
-    """The endpoints, over one service. public_url: what clients are told instead of the host that they asked for."""
+class EpisodeRoutes:
+    """Claims, ends and traces. public_url: replaces the host of the request in the base_url of a grant."""
 
     service: Service
     keys: Keyring
-    tokens: ControlTokens
     closing: asyncio.Event
     decode: Callable[[list[int]], str]
-    """The engine's words for token ids."""
+    """Text of token ids, by the engine's tokenizer."""
     public_url: str | None = None
-    state_dir: Path | None = None
 
-    def operations(self) -> list[Operation]:
-        return [*self._episode_operations(), *self._run_operations(), *self._reading_operations()]
-
-    def _episode_operations(self) -> list[Operation]:
-        lost = (ErrorCode.NOT_FOUND, ErrorCode.LEASE_LOST)
-        refused = (
-            ErrorCode.NOT_FOUND,
-            ErrorCode.NOT_ROLLING,
-            ErrorCode.DRAINING,
-            ErrorCode.MIX_FULL,
-            ErrorCode.IDEMPOTENCY_CONFLICT,
-            ErrorCode.OVER_LIMIT,
-        )
-        ended = (*lost, ErrorCode.IDEMPOTENCY_CONFLICT)
-        return [
-            _post("/swarm/v1/episodes:claim", self.claim, "Claim an episode", EpisodeClaim, EpisodeGrant, refused),
-            _post(f"{_EPISODE}:end", self.end, "End it with a reward, durably", EpisodeResult, EpisodeReceipt, ended),
-            _post(f"{_EPISODE}:abort", self.abort, "Drop it and offer its slot again", EpisodeAbort, LedgerEntry, lost),
-            _post(f"{_EPISODE}:renew", self.renew, "Extend its lease", EpisodeRenewal, LeaseRenewed, lost),
-            _get(_EPISODE, self.entry, "Its status and fate", LedgerEntry, NoQuery),
-            _get(f"{_EPISODE}/trace", self.trace, "Every call, token by token", EpisodeTrace, TraceQuery),
-        ]
-
-    def _run_operations(self) -> list[Operation]:
-        busy = (ErrorCode.SERVER_BUSY, ErrorCode.IDEMPOTENCY_CONFLICT)
-        return [
-            _post("/swarm/v1/runs", self.create_run, "Start a run", RunRequest, RunCreated, busy, status=201),
-            _get(_RUN, self.report, "Spec, changes and per-step metrics", RunReport, ReportQuery),
-            Operation(
-                method="PATCH",
-                path=_RUN,
-                endpoint=self.patch_run,
-                summary="Change tunable fields (merge patch)",
-                answer=RunReport,
-                free_body=True,
-                headers=("If-Match",),
-                codes=(ErrorCode.NOT_FOUND, ErrorCode.CONFIG_CONFLICT),
-            ),
-            _post(f"{_RUN}:stop", self.stop_run, "Drain, checkpoint, go idle", None, RunReport, (ErrorCode.NOT_FOUND,)),
-            _post(
-                f"{_RUN}:restore",
-                self.restore,
-                "Go back to a checkpoint, on a new branch",
-                RestoreRequest,
-                RunReport,
-                (ErrorCode.NOT_FOUND, *busy, ErrorCode.NOT_ROLLING),
-            ),
-            _post(
-                f"{_RUN}:quarantine",
-                self.quarantine,
-                "Keep a client version out of training, or let it in again",
-                QuarantineRequest,
-                RunReport,
-                (ErrorCode.NOT_FOUND,),
-            ),
-            _post(
-                f"{_RUN}:checkpoint",
-                self.checkpoint,
-                "Write a whole checkpoint now",
-                None,
-                CheckpointRef,
-                (ErrorCode.NOT_FOUND, ErrorCode.OVER_LIMIT, ErrorCode.NOT_ROLLING),
-            ),
-        ]
-
-    def _reading_operations(self) -> list[Operation]:
-        unknown = (ErrorCode.NOT_FOUND,)
-        return [
-            _get("/health", self.health, "Whether the process serves; no authorisation", Health),
-            _get(
-                "/swarm/v1/status",
-                self.status,
-                "How the server is; long-polls with since",
-                ServerStatus,
-                StatusQuery,
-                (ErrorCode.NOT_ROLLING,),
-            ),
-            Operation(
-                method="GET",
-                path="/swarm/v1/events",
-                endpoint=self.events,
-                summary="Statuses and log lines as server-sent events",
-                media_type="text/event-stream",
-                query=NoQuery,
-            ),
-            Operation(
-                method="GET",
-                path="/swarm/v1/tasks",
-                endpoint=self.tasks,
-                summary="How many episodes of each task are ended",
-                answer=TaskProgress,
-                answer_list=True,
-                query=TasksQuery,
-                codes=unknown,
-            ),
-            _get("/swarm/v1/ledger", self.ledger, "What became of each episode", LedgerPage, LedgerQuery, unknown),
-            _get(
-                "/swarm/v1/ledger/summary",
-                self.summary,
-                "The same, added up by reason and cause",
-                LedgerSummary,
-                LedgerFilter,
-                unknown,
-            ),
-        ]
-
-    # -- episodes -------------------------------------------------------------------------------------------------
-
-    async def claim(self, request: Request) -> Response:
-        wire.require(self.tokens, request)
-        claim = await wire.decode(request, EpisodeClaim)
+    @Operation(
+        "POST", "/swarm/v1/episodes:claim", "Claim an episode", EpisodeGrant,
+        body=EpisodeClaim, codes=(*_UNKNOWN, *_NO_SLOT, ErrorCode.IDEMPOTENCY_CONFLICT, ErrorCode.OVER_LIMIT),
+    )  # fmt: skip
+    async def claim(self, request: Request, claim: EpisodeClaim) -> EpisodeGrant:
         granted = await wire.until_gone(request, self.service.claim(claim), self.closing)
-        grant = EpisodeGrant.model_construct(
+        own_url = f"{request.url.scheme}://{request.headers.get('host', request.url.netloc)}"
+        return EpisodeGrant.model_construct(
             episode_id=granted.episode_id,
             lease=granted.lease,
             group_id=granted.group_id,
             slot=granted.slot,
-            base_url=f"{self._url(request)}/v1",
+            base_url=f"{self.public_url or own_url}/v1",
             api_key=self.keys.api_key(granted.episode_id, granted.lease),
             weights_version=granted.weights_version,
             expires_at=granted.expires_at,
             team_key=self.keys.team_key(granted.episode_id),
         )
-        return wire.answer(grant)
 
-    async def end(self, request: Request) -> Response:
-        wire.require(self.tokens, request)
-        result = await wire.decode(request, EpisodeResult)
-        return wire.answer(await self.service.end(request.path_params["episode_id"], result))
+    @Operation(
+        "POST", f"{_EPISODE}:end", "End it with a reward, durably", EpisodeReceipt, body=EpisodeResult, codes=_TWICE
+    )
+    async def end(self, request: Request, result: EpisodeResult) -> EpisodeReceipt:
+        return await self.service.end(_episode(request), result)
 
-    async def abort(self, request: Request) -> Response:
-        wire.require(self.tokens, request)
-        abort = await wire.decode(request, EpisodeAbort)
-        return wire.answer(await self.service.abort(request.path_params["episode_id"], abort))
+    @Operation(
+        "POST", f"{_EPISODE}:abort", "Drop it and offer its slot again", LedgerEntry, body=EpisodeAbort, codes=_LOST
+    )
+    async def abort(self, request: Request, abort: EpisodeAbort) -> LedgerEntry:
+        return await self.service.abort(_episode(request), abort)
 
-    async def renew(self, request: Request) -> Response:
-        wire.require(self.tokens, request)
-        renewal = await wire.decode(request, EpisodeRenewal)
-        expires_at = await self.service.renew(request.path_params["episode_id"], renewal)
-        return wire.answer(LeaseRenewed(expires_at=expires_at))
+    @Operation("POST", f"{_EPISODE}:renew", "Extend its lease", LeaseRenewed, body=EpisodeRenewal, codes=_LOST)
+    async def renew(self, request: Request, renewal: EpisodeRenewal) -> LeaseRenewed:
+        return LeaseRenewed(expires_at=await self.service.renew(_episode(request), renewal))
 
-    async def entry(self, request: Request) -> Response:
-        wire.require(self.tokens, request)
-        wire.decode_query(request, NoQuery)
-        return wire.answer(await self.service.entry(request.path_params["episode_id"]))
+    @Operation("GET", _EPISODE, "Its status and fate", LedgerEntry, query=NoQuery, codes=_UNKNOWN)
+    async def entry(self, request: Request) -> LedgerEntry:
+        return await self.service.entry(_episode(request))
 
-    async def trace(self, request: Request) -> Response:
-        wire.require(self.tokens, request)
-        query = wire.decode_query(request, TraceQuery)
-        trace = await self.service.trace(request.path_params["episode_id"])
+    @Operation("GET", f"{_EPISODE}/trace", "Every call, token by token", EpisodeTrace, query=TraceQuery, codes=_UNKNOWN)
+    async def trace(self, request: Request, query: TraceQuery) -> EpisodeTrace:
+        trace = await self.service.trace(_episode(request))
         spec = (await self.service.report(trace.entry.run_id, since_step=2**31)).spec
         shown = trace.model_copy(update={"untrained": loss.untrained(trace, spec.algorithm)})
         if query.text:
             shown.vocabulary = loss.vocabulary(trace, self.decode)
-        return wire.answer(shown)
+        return shown
 
-    # -- runs -----------------------------------------------------------------------------------------------------
 
-    async def create_run(self, request: Request) -> Response:
-        by = wire.require(self.tokens, request, Role.ADMIN)
-        wanted = await wire.decode(request, RunRequest)
-        created = await self.service.create_run(wanted, by)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRoutes:
+    """Starting, changing and stopping runs."""
+
+    service: Service
+    closing: asyncio.Event
+
+    @Operation(
+        "POST", "/swarm/v1/runs", "Start a run", RunCreated,
+        body=RunRequest, codes=_BUSY, status=201, role=Role.ADMIN,
+    )  # fmt: skip
+    async def create_run(self, request: Request, wanted: RunRequest) -> Response:
+        created = await self.service.create_run(wanted, request.state.by)
         return wire.answer(created, status=201, headers={"Location": f"/swarm/v1/runs/{created.run_id}"})
 
-    async def report(self, request: Request) -> Response:
-        wire.require(self.tokens, request)
-        query = wire.decode_query(request, ReportQuery)
-        return _versioned(await self.service.report(request.path_params["run_id"], query.since_step))
+    @Operation("GET", _RUN, "Spec, changes and per-step metrics", RunReport, query=ReportQuery, codes=_UNKNOWN)
+    async def report(self, request: Request, query: ReportQuery) -> Response:
+        return _versioned(await self.service.report(_run(request), query.since_step))
 
-    async def patch_run(self, request: Request) -> Response:
-        by = wire.require(self.tokens, request, Role.ADMIN)
-        patch = await wire.decode_object(request, strict=True)
+    @Operation(
+        "PATCH", _RUN, "Change tunable fields (merge patch)", RunReport,
+        body="object", headers=("If-Match",), codes=(*_UNKNOWN, ErrorCode.CONFIG_CONFLICT), role=Role.ADMIN,
+    )  # fmt: skip
+    async def patch_run(self, request: Request, patch: dict[str, Any]) -> Response:
         if_match = _if_match(request.headers.get("if-match"))
-        return _versioned(await self.service.patch_run(request.path_params["run_id"], patch, if_match, by))
+        return _versioned(await self.service.patch_run(_run(request), patch, if_match, request.state.by))
 
+    @Operation("POST", f"{_RUN}:stop", "Drain, checkpoint, go idle", RunReport, codes=_UNKNOWN, role=Role.ADMIN)
     async def stop_run(self, request: Request) -> Response:
-        wire.require(self.tokens, request, Role.ADMIN)
-        return _versioned(await self.service.stop_run(request.path_params["run_id"]))
+        return _versioned(await self.service.stop_run(_run(request)))
 
-    async def restore(self, request: Request) -> Response:
-        by = wire.require(self.tokens, request, Role.ADMIN)
-        wish = await wire.decode(request, RestoreRequest)
-        restored = self.service.restore_run(request.path_params["run_id"], wish, by)
+    @Operation(
+        "POST", f"{_RUN}:restore", "Go back to a checkpoint, on a new branch", RunReport,
+        body=RestoreRequest, codes=(*_UNKNOWN, *_BUSY, ErrorCode.NOT_ROLLING), role=Role.ADMIN,
+    )  # fmt: skip
+    async def restore(self, request: Request, wish: RestoreRequest) -> Response:
+        restored = self.service.restore_run(_run(request), wish, request.state.by)
         return _versioned(await wire.until_gone(request, restored, self.closing))
 
-    async def quarantine(self, request: Request) -> Response:
-        by = wire.require(self.tokens, request, Role.ADMIN)
-        wish = await wire.decode(request, QuarantineRequest)
-        return _versioned(await self.service.quarantine(request.path_params["run_id"], wish, by))
+    @Operation(
+        "POST", f"{_RUN}:quarantine", "Keep a client version out of training, or let it in again", RunReport,
+        body=QuarantineRequest, codes=_UNKNOWN, role=Role.ADMIN,
+    )  # fmt: skip
+    async def quarantine(self, request: Request, wish: QuarantineRequest) -> Response:
+        return _versioned(await self.service.quarantine(_run(request), wish, request.state.by))
 
-    async def checkpoint(self, request: Request) -> Response:
-        wire.require(self.tokens, request, Role.ADMIN)
+    @Operation(
+        "POST", f"{_RUN}:checkpoint", "Write a whole checkpoint now", CheckpointRef,
+        codes=(*_UNKNOWN, ErrorCode.OVER_LIMIT, ErrorCode.NOT_ROLLING), role=Role.ADMIN,
+    )  # fmt: skip
+    async def checkpoint(self, request: Request) -> CheckpointRef:
         await wire.read_body(request, wire.MAX_CONTROL_BYTES)
-        written = self.service.request_checkpoint(request.path_params["run_id"])
-        return wire.answer(await wire.until_gone(request, written, self.closing))
+        return await wire.until_gone(request, self.service.request_checkpoint(_run(request)), self.closing)
 
-    # -- reading --------------------------------------------------------------------------------------------------
 
-    async def health(self, request: Request) -> Response:
-        return wire.answer(Health())
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatusRoutes:
+    """How the server is, and what became of its episodes."""
 
-    async def status(self, request: Request) -> Response:
-        wire.require(self.tokens, request)
-        query = wire.decode_query(request, StatusQuery)
+    service: Service
+    closing: asyncio.Event
+    state_dir: Path | None = None
+
+    @Operation("GET", "/health", "Whether the process serves; no authorisation", Health, role=None)
+    async def health(self, request: Request) -> Health:
+        return Health()
+
+    @Operation(
+        "GET", "/swarm/v1/status", "How the server is; long-polls with since", ServerStatus,
+        query=StatusQuery, codes=(ErrorCode.NOT_ROLLING,),
+    )  # fmt: skip
+    async def status(self, request: Request, query: StatusQuery) -> ServerStatus:
         if query.since is None:
-            return wire.answer(self._placed(await self.service.status()))
-        await wire.read_body(request, wire.MAX_CONTROL_BYTES)
-        waiting = self.service.status(query.since, query.wait_s)
-        return wire.answer(self._placed(await wire.until_gone(request, waiting, self.closing)))
+            status = await self.service.status()
+        else:
+            await wire.read_body(request, wire.MAX_CONTROL_BYTES)
+            changed = self.service.status(query.since, query.wait_s)
+            status = await wire.until_gone(request, changed, self.closing)
+        return status.model_copy(update={"state_dir": None if self.state_dir is None else str(self.state_dir)})
 
-    def _placed(self, status: ServerStatus) -> ServerStatus:
-        place = None if self.state_dir is None else str(self.state_dir)
-        return status.model_copy(update={"state_dir": place})
-
+    @Operation(
+        "GET", "/swarm/v1/events", "Statuses and log lines as server-sent events",
+        query=NoQuery, media_type="text/event-stream",
+    )  # fmt: skip
     async def events(self, request: Request) -> Response:
-        wire.require(self.tokens, request)
-        wire.decode_query(request, NoQuery)
         await wire.read_body(request, wire.MAX_CONTROL_BYTES)
         return wire.EventStream(self._event_frames(), closing=self.closing)
 
-    async def _event_frames(self) -> AsyncIterator[bytes]:
-        """The status as it is when the subscription begins, then each event as it comes."""
+    async def _event_frames(self) -> AsyncGenerator[bytes, None]:
+        """The status when the subscription begins, then each event as it comes."""
         events = self.service.events()
         coming = asyncio.ensure_future(anext(events))
         try:
-            await asyncio.sleep(0)  # the subscription begins now: nothing falls between it and the first status
+            await asyncio.sleep(0)  # subscribe before reading the status, so that no event falls between them
             yield _frame("status", (await self.service.status()).model_dump(mode="json"))
             while True:
                 event = await coming
@@ -339,24 +255,76 @@ class ControlRoutes:
             coming.cancel()
             await asyncio.gather(coming, return_exceptions=True)
 
-    async def tasks(self, request: Request) -> Response:
-        wire.require(self.tokens, request)
-        query = wire.decode_query(request, TasksQuery)
-        found = await self.service.tasks(run_id=query.run_id, client_id=query.client_id, mix=query.mix)
-        return wire.answer_list(found)
+    @Operation(
+        "GET", "/swarm/v1/tasks", "How many episodes of each task are ended", TaskProgress,
+        answer_list=True, query=TasksQuery, codes=_UNKNOWN,
+    )  # fmt: skip
+    async def tasks(self, request: Request, query: TasksQuery) -> list[TaskProgress]:
+        return await self.service.tasks(run_id=query.run_id, client_id=query.client_id, mix=query.mix)
 
-    async def ledger(self, request: Request) -> Response:
-        wire.require(self.tokens, request)
-        query = wire.decode_query(request, LedgerQuery)
-        return wire.answer(await self.service.ledger(**dict(query)))
+    @Operation("GET", "/swarm/v1/ledger", "What became of each episode", LedgerPage, query=LedgerQuery, codes=_UNKNOWN)
+    async def ledger(self, request: Request, query: LedgerQuery) -> LedgerPage:
+        return await self.service.ledger(**dict(query))
 
-    async def summary(self, request: Request) -> Response:
-        wire.require(self.tokens, request)
-        query = wire.decode_query(request, LedgerFilter)
-        return wire.answer(await self.service.summary(query))
+    @Operation(
+        "GET", "/swarm/v1/ledger/summary", "The same, added up by reason and cause", LedgerSummary,
+        query=LedgerFilter, codes=_UNKNOWN,
+    )  # fmt: skip
+    async def summary(self, request: Request, query: LedgerFilter) -> LedgerSummary:
+        return await self.service.summary(query)
 
-    def _url(self, request: Request) -> str:
-        return self.public_url or f"{request.url.scheme}://{request.headers.get('host', request.url.netloc)}"
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TeamRoutes:
+    """Two-phase commit of episodes that several servers hold for one team."""
+
+    service: Service
+    keys: Keyring
+    peers: Peers
+
+    @Operation(
+        "POST", f"{_EPISODE}:prepare", "Bind it to the decision of its team, durably", TeamReceipt,
+        body=EpisodePreparation, codes=_TWICE,
+    )  # fmt: skip
+    async def prepare(self, request: Request, wish: EpisodePreparation) -> TeamReceipt:
+        episode_id = _episode(request)
+        if wish.decider.episode_id != episode_id:
+            self.peers.vouch(wish.decider)
+        sealed = self.keys.seal(episode_id, wish.decider.key)
+        return await self.service.prepare(episode_id, wish, sealed)
+
+    @Operation(
+        "POST", f"{_EPISODE}:commit", "On the decider: decide for the team; elsewhere: hear that it is decided",
+        TeamReceipt, body=EpisodeCommit, codes=_LOST,
+    )  # fmt: skip
+    async def commit(self, request: Request, commit: EpisodeCommit) -> TeamReceipt:
+        return await self.service.commit(_episode(request), commit)
+
+    @Operation(
+        "GET", f"{_EPISODE}/decision", "What was decided, for servers that hold the episode's team key", TeamDecision,
+        codes=_UNKNOWN, role=None,
+    )  # fmt: skip
+    async def decision(self, request: Request) -> TeamDecision:
+        # Needed even on a server without tokens: the key proves that this is the server which the team chose.
+        if not self.keys.is_team_key(bearer(request.headers.get("authorization")), _episode(request)):
+            detail = "send the team_key of the decider's grant; this server made no such key"
+            raise Refusal(ErrorCode.UNAUTHORIZED, detail)
+        return await self.service.decision(_episode(request))
+
+    @Operation(
+        "POST", f"{_EPISODE}:resolve", "Decide in place of a decider that is gone for good", TeamReceipt,
+        body=EpisodeResolution, codes=_LOST, role=Role.ADMIN,
+    )  # fmt: skip
+    async def resolve(self, request: Request, resolution: EpisodeResolution) -> TeamReceipt:
+        return await self.service.resolve(_episode(request), resolution)
+
+
+def _episode(request: Request) -> str:
+    return str(request.path_params["episode_id"])
+
+
+def _run(request: Request) -> str:
+    return str(request.path_params["run_id"])
 
 
 def _frame(kind: str, data: dict[str, Any]) -> bytes:
@@ -375,39 +343,3 @@ def _if_match(header: str | None) -> int | None:
         problem = f"must be a config_version, got {header[:80]!r}"
         raise invalid_spec([FieldError(field="If-Match", problem=problem)])
     return int(text)
-
-
-def _get(
-    path: str,
-    endpoint: wire.Endpoint,
-    summary: str,
-    answer: type[BaseModel],
-    query: type[StrictModel] | None = None,
-    codes: tuple[ErrorCode, ...] = (),
-) -> Operation:
-    codes = (ErrorCode.NOT_FOUND,) if "{" in path else codes
-    return Operation(
-        method="GET", path=path, endpoint=endpoint, summary=summary, answer=answer, query=query, codes=codes
-    )
-
-
-def _post(
-    path: str,
-    endpoint: wire.Endpoint,
-    summary: str,
-    body: type[BaseModel] | None,
-    answer: type[BaseModel],
-    codes: tuple[ErrorCode, ...],
-    *,
-    status: int = 200,
-) -> Operation:
-    return Operation(
-        method="POST",
-        path=path,
-        endpoint=endpoint,
-        summary=summary,
-        body=body,
-        answer=answer,
-        codes=codes,
-        status=status,
-    )

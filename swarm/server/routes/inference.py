@@ -19,7 +19,7 @@ from swarm.server.gateway.errors import answer_of, anthropic_body, bad_request, 
 from swarm.server.gateway.gateway import Gateway, agent_behind
 from swarm.server.keys import API_KEY_PREFIX, EpisodeKey, Keyring, bearer
 from swarm.server.routes import wire
-from swarm.server.routes.wire import Operation
+from swarm.server.routes.operations import Operation
 
 _MESSAGES = "/v1/messages"
 _MODELS = "/v1/models"
@@ -29,87 +29,52 @@ _AGAIN = "/v1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InferenceRoutes:
-    """The endpoints, over one gateway."""
+    """Each endpoint authorises and decodes by itself: errors have the dialect's own form."""
 
     gateway: Gateway
     keys: Keyring
     info: EngineInfo
     started_at: float
 
-    def operations(self) -> list[Operation]:
-        return [
-            Operation(
-                method="POST",
-                path="/v1/chat/completions",
-                endpoint=self.chat_completions,
-                summary="OpenAI's chat completions, streaming or not",
-                free_body=True,
-            ),
-            Operation(
-                method="POST",
-                path="/v1/completions",
-                endpoint=self.completions,
-                summary="OpenAI's text completions, streaming or not",
-                free_body=True,
-            ),
-            Operation(
-                method="POST",
-                path="/v1/responses",
-                endpoint=self.responses,
-                summary="OpenAI's responses, streaming or not",
-                free_body=True,
-            ),
-            Operation(
-                method="POST",
-                path=_MESSAGES,
-                endpoint=self.messages,
-                summary="Anthropic's messages, streaming or not",
-                free_body=True,
-                aliases=(_AGAIN + _MESSAGES,),
-            ),
-            Operation(
-                method="POST",
-                path=f"{_MESSAGES}/count_tokens",
-                endpoint=self.count_tokens,
-                summary="How many tokens the prompt of a message would have",
-                free_body=True,
-                aliases=(f"{_AGAIN}{_MESSAGES}/count_tokens",),
-            ),
-            Operation(
-                method="GET",
-                path=_MODELS,
-                endpoint=self.models,
-                summary="The hosted model",
-                aliases=(_AGAIN + _MODELS,),
-            ),
-            Operation(
-                method="GET",
-                path=f"{_MODELS}/{{model:path}}",
-                endpoint=self.model,
-                summary="The hosted model",
-                aliases=(f"{_AGAIN}{_MODELS}/{{model:path}}",),
-            ),
-        ]
-
+    @Operation("POST", "/v1/chat/completions", "OpenAI's chat completions, streaming or not", body="object")
     async def chat_completions(self, request: Request) -> Response:
         return await self._call("chat.completions", request)
 
+    @Operation("POST", "/v1/completions", "OpenAI's text completions, streaming or not", body="object")
     async def completions(self, request: Request) -> Response:
         return await self._call("completions", request)
 
+    @Operation("POST", "/v1/responses", "OpenAI's responses, streaming or not", body="object")
     async def responses(self, request: Request) -> Response:
         return await self._call("responses", request)
 
+    @Operation(
+        "POST", _MESSAGES, "Anthropic's messages, streaming or not", body="object", aliases=(_AGAIN + _MESSAGES,)
+    )
     async def messages(self, request: Request) -> Response:
         return await self._call("messages", request)
 
+    @Operation(
+        "POST", f"{_MESSAGES}/count_tokens", "How many tokens the prompt of a message would have",
+        body="object", aliases=(f"{_AGAIN}{_MESSAGES}/count_tokens",),
+    )  # fmt: skip
     async def count_tokens(self, request: Request) -> Response:
         key = self._key(request)
         body = await _body(request)
         counting = self.gateway.count_tokens("messages", key.episode_id, key.lease, body, request.headers)
         count = await wire.until_gone(request, counting)
-        managed = {"original_input_tokens": count}
-        return wire.answer_json({"input_tokens": count, "context_management": managed})
+        return wire.answer_json({"input_tokens": count, "context_management": {"original_input_tokens": count}})
+
+    @Operation("GET", _MODELS, "The hosted model", aliases=(_AGAIN + _MODELS,))
+    async def models(self, request: Request) -> Response:
+        await self._require_open(request)
+        return wire.answer_json({"object": "list", "data": [self._card()]})
+
+    @Operation("GET", f"{_MODELS}/{{model:path}}", "The hosted model", aliases=(f"{_AGAIN}{_MODELS}/{{model:path}}",))
+    async def model(self, request: Request) -> Response:
+        await self._require_open(request)
+        agent_behind(request.path_params["model"], self.info.model)
+        return wire.answer_json(self._card())
 
     async def _call(self, dialect: str, request: Request) -> Response:
         key = self._key(request)
@@ -120,15 +85,6 @@ class InferenceRoutes:
             return wire.EventStream(frames, first=first)
         call = self.gateway.complete(dialect, key.episode_id, key.lease, body, request.headers)
         return wire.answer_json(await wire.until_gone(request, call))
-
-    async def models(self, request: Request) -> Response:
-        await self._require_open(request)
-        return wire.answer_json({"object": "list", "data": [self._card()]})
-
-    async def model(self, request: Request) -> Response:
-        await self._require_open(request)
-        agent_behind(request.path_params["model"], self.info.model)
-        return wire.answer_json(self._card())
 
     def _card(self) -> dict[str, Any]:
         return {

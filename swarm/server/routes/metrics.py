@@ -15,8 +15,7 @@ from starlette.responses import Response
 
 from swarm.protocol.episodes import CallFailure, Cause
 from swarm.protocol.status import Phase, ServerStatus, StepMetrics
-from swarm.server.keys import ControlTokens
-from swarm.server.routes.wire import Operation, require
+from swarm.server.routes.operations import Operation
 from swarm.server.service import Service
 
 _REASONS: tuple[str, ...] = get_args(CallFailure.model_fields["reason"].annotation)
@@ -27,21 +26,9 @@ class MetricsRoutes:
     """The endpoint, over one service."""
 
     service: Service
-    tokens: ControlTokens
 
-    def operations(self) -> list[Operation]:
-        return [
-            Operation(
-                method="GET",
-                path="/metrics",
-                endpoint=self.metrics,
-                summary="Prometheus' text format",
-                media_type="text/plain",
-            )
-        ]
-
+    @Operation("GET", "/metrics", "Prometheus' text format", media_type="text/plain")
     async def metrics(self, request: Request) -> Response:
-        require(self.tokens, request)
         status = await self.service.status()
         newest: list[StepMetrics] = []
         if status.run_id is not None and status.step:

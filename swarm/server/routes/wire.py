@@ -1,6 +1,6 @@
 """How requests are read and answers are written: models in and out, problem documents, streams that notice a hang-up.
 
-Knows HTTP and pydantic, and nothing of runs or episodes.
+Knows HTTP and pydantic, and nothing of runs or episodes. Who may ask is checked here too.
 """
 
 from __future__ import annotations
@@ -8,8 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -20,14 +19,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from foundation import strict_json, wide_json
 from foundation.addresses import is_loopback, is_private_name
-from foundation.strict import FieldError, StrictModel, explain
+from foundation.strict import FieldError, explain
 from swarm.protocol.errors import BodyTooLarge, ErrorCode, Refusal, SwarmError
 from swarm.protocol.problem import Problem, invalid_spec
 from swarm.server.keys import API_KEY_PREFIX, ControlTokens, Role, bearer
 
 Model = TypeVar("Model", bound=BaseModel)
 Result = TypeVar("Result")
-Endpoint = Callable[[Request], Coroutine[Any, Any, Response]]
 
 MAX_BODY_BYTES = 64 * 2**20
 MAX_CONTROL_BYTES = 4 * 2**20
@@ -39,38 +37,6 @@ _STRAIGHT = "swarm.straight_send"
 
 class ClientGone(SwarmError):
     """The client hung up before its answer; there is nobody to tell."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Operation:
-    """One call of the surface: where it is, what goes in and out. Routes and the OpenAPI document are made from these."""
-
-    method: str
-    path: str
-    endpoint: Endpoint
-    summary: str
-    answer: type[BaseModel] | None = None
-    answer_list: bool = False
-    """The answer is a list of `answer`."""
-    media_type: str = _JSON
-    status: int = 200
-    body: type[BaseModel] | None = None
-    free_body: bool = False
-    """The body is a JSON object whose fields are not ours to name."""
-    query: type[StrictModel] | None = None
-    headers: tuple[str, ...] = ()
-    aliases: tuple[str, ...] = ()
-    """Other paths that answer the same, and are not documented by themselves."""
-    codes: tuple[ErrorCode, ...] = ()
-    """Of its own refusals, beside those that follow from what goes in."""
-
-    @property
-    def every_code(self) -> tuple[ErrorCode, ...]:
-        """`codes`, and what a body or a query that is none is refused with."""
-        body = self.body is not None or self.free_body
-        of_body = (ErrorCode.INVALID_SPEC, ErrorCode.OVER_LIMIT) if body else ()
-        of_query = (ErrorCode.INVALID_SPEC,) if self.query is not None else ()
-        return tuple(dict.fromkeys((*self.codes, *of_body, *of_query)))
 
 
 def require(tokens: ControlTokens, request: Request, needed: Role = Role.CLIENT) -> str:
@@ -163,13 +129,21 @@ async def decode(request: Request, model: type[Model]) -> Model:
         raise _invalid(error, model) from error
 
 
-async def decode_object(request: Request, *, strict: bool = False) -> dict[str, Any]:
-    """The body as a JSON object. strict: on the control surface; no name may stand twice in it. Raises: Refusal(invalid_spec)."""
-    raw = await read_body(request, MAX_CONTROL_BYTES if strict else MAX_BODY_BYTES)
-    if strict:
-        _refuse_repeated_names(raw)
+async def decode_object(request: Request) -> dict[str, Any]:
+    """The body of a request to the model as a JSON object. Raises: Refusal(invalid_spec)."""
+    return _object(wide_json.loads, await read_body(request, MAX_BODY_BYTES))
+
+
+async def decode_patch(request: Request) -> dict[str, Any]:
+    """A merge patch: a JSON object in which no name stands twice. Raises: Refusal(invalid_spec)."""
+    raw = await read_body(request, MAX_CONTROL_BYTES)
+    _refuse_repeated_names(raw)
+    return _object(wide_json.loads, raw)
+
+
+def _object(read: Callable[[bytes], Any], raw: bytes) -> dict[str, Any]:
     try:
-        value = wide_json.loads(raw)
+        value = read(raw)
     except ValueError as error:
         fault = FieldError(field="(whole)", problem=f"is not JSON: {error}")
         raise invalid_spec([fault], f"the body is not JSON: {error}") from error
@@ -195,12 +169,14 @@ def decode_query(request: Request, model: type[Model]) -> Model:
         raise _invalid(error, model) from error
 
 
-def answer(model: BaseModel, *, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    return Response(model.model_dump_json().encode(), status, headers, _JSON)
-
-
-def answer_list(models: list[Any]) -> Response:
-    return Response(b"[" + b",".join(model.model_dump_json().encode() for model in models) + b"]", media_type=_JSON)
+def answer(
+    shown: BaseModel | Sequence[BaseModel], *, status: int = 200, headers: dict[str, str] | None = None
+) -> Response:
+    """A model, or a list of models, as JSON."""
+    if isinstance(shown, BaseModel):
+        return Response(shown.model_dump_json().encode(), status, headers, _JSON)
+    body = b"[" + b",".join(each.model_dump_json().encode() for each in shown) + b"]"
+    return Response(body, status, headers, _JSON)
 
 
 def answer_json(value: Any, *, status: int = 200, headers: dict[str, str] | None = None) -> Response:
@@ -227,17 +203,21 @@ async def until_gone(request: Request, work: Awaitable[Result], closing: asyncio
     The body must have been read before. Raises: ClientGone, Refusal(not_rolling) when closing.
     """
     task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_disconnected(request.receive))
-    waiters: set[asyncio.Future[Any]] = {task, gone}
+    await _race(task, _disconnected(request.receive), closing)
+    if not task.cancelled():
+        return task.result()
+    if closing is not None and closing.is_set():
+        raise Refusal(ErrorCode.NOT_ROLLING, "the server is shutting down; try again when it is back", retry_after_s=5)
+    raise ClientGone("the client hung up")
+
+
+async def _race(work: asyncio.Future[Any], gone: Coroutine[Any, Any, None], closing: asyncio.Event | None) -> None:
+    """Wait until the work is done, the client is gone or the server closes; then cancel what is left of them."""
+    waiters: set[asyncio.Future[Any]] = {work, asyncio.ensure_future(gone)}
     if closing is not None:
         waiters.add(asyncio.ensure_future(closing.wait()))
     try:
         await asyncio.wait(waiters, return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            return task.result()
-        if gone.done():
-            raise ClientGone("the client hung up")
-        raise Refusal(ErrorCode.NOT_ROLLING, "the server is shutting down; try again when it is back", retry_after_s=5)
     finally:
         for waiter in waiters:
             waiter.cancel()
@@ -245,7 +225,7 @@ async def until_gone(request: Request, work: Awaitable[Result], closing: asyncio
 
 
 class StraightSend:
-    """Middleware that lets the frames of a stream go past all that is inside of it, which looks at how an answer begins alone."""
+    """Middleware that lets stream frames bypass the middleware inside it, which only looks at how an answer begins."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -256,15 +236,15 @@ class StraightSend:
 
 
 class EventStream(Response):
-    """Server-sent events, ready made. Closes `frames` when the client hangs up, or when `closing` is set.
+    """Encoded server-sent events. Closes `frames` when the client hangs up or `closing` is set.
 
-    first: one that was taken from `frames` already.
+    first: a frame that was taken from `frames` already.
     """
 
     media_type = "text/event-stream"
 
     def __init__(
-        self, frames: AsyncIterator[bytes], *, first: bytes | None = None, closing: asyncio.Event | None = None
+        self, frames: AsyncGenerator[bytes, None], *, first: bytes | None = None, closing: asyncio.Event | None = None
     ) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
@@ -274,39 +254,20 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         pump = asyncio.create_task(self._pump(send, scope.get(_STRAIGHT, send)))
-        waiters: set[asyncio.Future[Any]] = {pump, asyncio.create_task(_disconnected(receive))}
-        if self._closing is not None:
-            waiters.add(asyncio.create_task(self._closing.wait()))
-        try:
-            await asyncio.wait(waiters, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for waiter in waiters:
-                waiter.cancel()
-            await asyncio.gather(*waiters, return_exceptions=True)
+        await _race(pump, _disconnected(receive), self._closing)
         if pump.cancelled():
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         else:
             pump.result()
 
     async def _pump(self, send: Send, straight: Send) -> None:
-        async with _closed_after(self._frames) as frames:
+        async with contextlib.aclosing(self._frames) as frames:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             if self._first is not None:
                 await straight({"type": "http.response.body", "body": self._first, "more_body": True})
             async for frame in frames:
                 await straight({"type": "http.response.body", "body": frame, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-@contextlib.asynccontextmanager
-async def _closed_after(frames: AsyncIterator[bytes]) -> AsyncIterator[AsyncIterator[bytes]]:
-    """Close an async generator whatever happens; other iterators have nothing to close."""
-    try:
-        yield frames
-    finally:
-        close = getattr(frames, "aclose", None)
-        if close is not None:
-            await close()
 
 
 async def _disconnected(receive: Receive) -> None:
