@@ -37,7 +37,6 @@ from bench.machine import name_of, path_of_model, seconds, wait_for
 from bench.workloads import NAMES, Workload, path_of
 from foundation.arguments import count
 from foundation.clock import SystemClock
-from swarm.engine.lesson import branches, select
 from swarm.engine.local.device import compute_type
 from swarm.engine.local.forward import Policy
 from swarm.engine.local.learner import Learner
@@ -45,6 +44,7 @@ from swarm.engine.local.optimizer import Optimizer
 from swarm.engine.local.reading import Piece, pieces
 from swarm.engine.local.vllm_server import REUSE_MEMORY
 from swarm.engine.seam import TrainBatch
+from swarm.engine.training.selection import branches, select
 from swarm.engine.tree import Branch
 
 _WARM_UP = 2
@@ -126,7 +126,7 @@ def attention_flops(policy: Policy, piece: Piece) -> float:
 
 def floor_seconds(policy: Policy, batch: TrainBatch) -> float:
     """Of training: what leads to a trained token, forwards and backwards."""
-    return _products_seconds(policy, branches(select(batch).lessons, batch.spec.algorithm), trained=True)
+    return _products_seconds(policy, branches(select(batch).trained, batch.spec.algorithm), trained=True)
 
 
 def sampling_floor_seconds(policy: Policy, batch: TrainBatch) -> float:

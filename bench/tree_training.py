@@ -43,12 +43,12 @@ from bench.command import run
 from bench.machine import name_of, path_of_model, seconds
 from bench.workloads import NAMES, Workload, path_of
 from foundation.arguments import count
-from swarm.engine.lesson import branches, select
 from swarm.engine.local.forward import Policy
 from swarm.engine.local.head import Price, descend
 from swarm.engine.local.optimizer import Optimizer
 from swarm.engine.local.reading import Piece, pieces
 from swarm.engine.local.vllm_server import REUSE_MEMORY
+from swarm.engine.training.selection import branches, select
 from swarm.engine.tree import Branch, grow
 from swarm.protocol.runspec import ComputeType
 
@@ -252,7 +252,7 @@ def measure(workload: Workload, plain: Plain, ours: Ours, repeats: int) -> dict[
     batch = workload.batch(
         algorithm={"entropy": 1e-9}
     )  # so that calls without advantage are computed in all three ways
-    made = branches(select(batch).lessons, batch.spec.algorithm)
+    made = branches(select(batch).trained, batch.spec.algorithm)
     contest = Contest(plain, ours, made, rows_of_calls(made), rows_of_timelines(made))
     contest.warm_up()
     for _ in range(repeats):

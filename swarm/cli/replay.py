@@ -17,7 +17,7 @@ from swarm.cli.stored_run import NoSuchRun, StoredRun
 
 if TYPE_CHECKING:
     from swarm.engine.local.device import Device
-    from swarm.engine.local.trainer import TrainerHandle
+    from swarm.engine.local.trainer import LocalTrainer
     from swarm.engine.seam import TrainBatch
 
 
@@ -63,8 +63,8 @@ def replay_run(args: argparse.Namespace) -> int:
 
 def _device(run: StoredRun, wanted: Device | None) -> Device:
     """Raises: EngineError when `cuda` is wanted and cannot be had."""
-    from swarm.engine.local import checkpoints
     from swarm.engine.local.device import device_for
+    from swarm.engine.training import checkpoints
 
     if wanted is not None:
         return device_for(wanted)
@@ -74,7 +74,7 @@ def _device(run: StoredRun, wanted: Device | None) -> Device:
 
 def _refuse_other_devices(run: StoredRun, steps: list[int], device: Device) -> None:
     """Other devices add in another order, so that other weights would prove nothing. Raises: UsageError."""
-    from swarm.engine.local import checkpoints
+    from swarm.engine.training import checkpoints
 
     for step in steps:
         made_on = checkpoints.device_of(run.checkpoints_dir, step) or device
@@ -107,6 +107,7 @@ def _batches(run: StoredRun, from_step: int, count: int | None) -> list[TrainBat
 async def _train_again(run: StoredRun, from_step: int, batches: list[TrainBatch], device: Device) -> bool:
     """Whether a kept checkpoint holds other weights than were made."""
     from swarm.engine.local import checkpoints
+    from swarm.engine.training.checkpoints import device_of
 
     differs = False
     with tempfile.TemporaryDirectory(prefix="swarm-replay-") as scratch:
@@ -119,7 +120,7 @@ async def _train_again(run: StoredRun, from_step: int, batches: list[TrainBatch]
                 if recorded is not None:
                     line["as_recorded"] = weights == recorded
                     differs = differs or weights != recorded
-                    made_on = checkpoints.device_of(run.checkpoints_dir, batch.step) or device
+                    made_on = device_of(run.checkpoints_dir, batch.step) or device
                     line |= {"recorded_on": made_on} if made_on != device else {}
                 with read_or_not():
                     print(json.dumps(line | {"untrained": outcome.untrained, "values": outcome.metrics}))
@@ -127,14 +128,14 @@ async def _train_again(run: StoredRun, from_step: int, batches: list[TrainBatch]
 
 
 @asynccontextmanager
-async def _opened(run: StoredRun, from_step: int, scratch: Path, device: Device) -> AsyncIterator[TrainerHandle]:
+async def _opened(run: StoredRun, from_step: int, scratch: Path, device: Device) -> AsyncIterator[LocalTrainer]:
     """A trainer that stands where the run stood at this step. It reads the run's checkpoint and writes none."""
     from foundation.clock import SystemClock
-    from swarm.engine.local.supervisor import BackOff
-    from swarm.engine.local.trainer import TrainerHandle
+    from swarm.engine.local.trainer import LocalTrainer
     from swarm.engine.seam import RunContext
+    from swarm.engine.training.supervisor import BackOff
 
-    trainer = TrainerHandle(
+    trainer = LocalTrainer(
         run.model,
         log_path=scratch / "trainer.log",
         clock=SystemClock(),

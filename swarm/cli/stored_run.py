@@ -49,7 +49,7 @@ class StoredRun:
 
     def step_called(self, wanted: str | None) -> int:
         """The step that `N`, `best`, or nothing (the newest checkpoint) means. Raises: NoSuchRun, UsageError."""
-        from swarm.engine.local import checkpoints
+        from swarm.engine.training import checkpoints
 
         kept = [0, *checkpoints.steps(self.checkpoints_dir)]
         if wanted is None:

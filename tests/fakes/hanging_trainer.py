@@ -17,13 +17,21 @@ import sys
 from pathlib import Path
 
 from foundation.clock import Clock
-from swarm.engine.local.supervisor import BackOff, ChildCommand
-from swarm.engine.local.trainer import TrainerHandle
-from swarm.engine.local.wire import READY, Export, OpenRun, Reply, Request, Train, WriteCheckpoint, frame, received
+from swarm.engine.local.trainer import LocalTrainer
 from swarm.engine.seam import RunContext, StepOutcome, TrainBatch
+from swarm.engine.training.channel import (
+    READY,
+    Export,
+    OpenRun,
+    Reply,
+    Train,
+    WriteCheckpoint,
+    frame,
+    received,
+)
+from swarm.engine.training.supervisor import BackOff, ChildCommand
 from swarm.models.folder import ModelFolder
 from swarm.protocol.episodes import WeightsVersion
-from swarm.protocol.runspec import AS_STORED
 from tests.fakes.engine import FaultyEngine
 
 Made = list[list[str]]
@@ -39,7 +47,7 @@ def model_folder(path: Path) -> ModelFolder:
     return ModelFolder(path=path, name="eight", fingerprint="0" * 64)
 
 
-class HangingTrainer(TrainerHandle):
+class HangingTrainer(LocalTrainer):
     """hang: what the child shall stop itself at, once."""
 
     def __init__(self, folder: Path, clock: Clock, engine: FaultyEngine) -> None:
@@ -107,8 +115,7 @@ def main() -> None:
     with socket.socket(fileno=args.socket) as connection:
         _stop_at("boot", args.hang)
         connection.sendall(frame(Reply(number=READY)))
-        while (data := received(connection)) is not None:
-            request = Request.model_validate_json(data, context=AS_STORED)
+        while (request := received(connection)) is not None:
             command = request.command
             _stop_at(command.command, args.hang)
             match command:

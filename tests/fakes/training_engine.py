@@ -15,9 +15,7 @@ from typing import Any, TypeVar
 
 from foundation.clock import SystemClock
 from foundation.ids import derived_seed
-from swarm.engine.local.manifest import require_whole
-from swarm.engine.local.supervisor import BackOff
-from swarm.engine.local.trainer import TrainerHandle
+from swarm.engine.local.trainer import LocalTrainer
 from swarm.engine.seam import (
     Dialect,
     EngineError,
@@ -31,6 +29,8 @@ from swarm.engine.seam import (
     StepOutcome,
     TrainBatch,
 )
+from swarm.engine.training.checkpoints import require_whole
+from swarm.engine.training.supervisor import BackOff
 from swarm.models.folder import ModelFolder
 from swarm.protocol.episodes import VersionSpan, WeightsVersion
 
@@ -56,7 +56,7 @@ class TrainingEngine:
         self._home = home
         self._version = WeightsVersion(run_id="")
         self._subscribers: list[Callable[[EngineHealth], None]] = []
-        self.trainer = TrainerHandle(
+        self.trainer = LocalTrainer(
             model,
             log_path=home / "trainer.log",
             clock=SystemClock(),
@@ -122,9 +122,9 @@ class TrainingEngine:
         return await asked
 
     def _kill(self) -> None:
-        """The trainer itself, below its guardian."""
-        guardian = self.trainer.process_id
-        child = Path(f"/proc/{guardian}/task/{guardian}/children").read_text().split()
+        """The trainer itself, below its reaper."""
+        reaper = self.trainer.process_id
+        child = Path(f"/proc/{reaper}/task/{reaper}/children").read_text().split()
         os.kill(int(child[0]), signal.SIGKILL)
 
     def _tell(self, health: EngineHealth) -> None:

@@ -16,10 +16,10 @@ from typing import Any, cast
 import pytest
 
 from foundation.clock import ManualClock, SystemClock
-from swarm.engine.limits import LEAST_LIMIT_S
 from swarm.engine.local.engine import LocalEngine
-from swarm.engine.local.supervisor import BackOff, Supervisor
 from swarm.engine.seam import Engine
+from swarm.engine.training.limits import LEAST_LIMIT_S
+from swarm.engine.training.supervisor import BackOff, Supervisor
 from swarm.engine.verl.engine import VerlEngine, VerlLayout
 from swarm.models.folder import ModelFolder
 from swarm.protocol.episodes import EpisodeAbort
@@ -78,19 +78,19 @@ def stop(pid: int) -> float:
     return time.time()
 
 
-def api_server(guardian: int) -> list[int]:
+def api_server(reaper: int) -> list[int]:
     """vLLM's, once it is there."""
-    return below(guardian)[:1]
+    return below(reaper)[:1]
 
 
-def engine_core(guardian: int) -> list[int]:
+def engine_core(reaper: int) -> list[int]:
     """vLLM's, which the API server forked, once it is there."""
-    return [pid for server in api_server(guardian) for pid in below(server) if b"forking_server" in command_line(pid)]
+    return [pid for server in api_server(reaper) for pid in below(server) if b"forking_server" in command_line(pid)]
 
 
-def ranks(guardian: int) -> list[int]:
+def ranks(reaper: int) -> list[int]:
     """verl's, once they are there."""
-    return [pid for pid in below(guardian) if command_line(pid).startswith(b"ray::RankWorker")]
+    return [pid for pid in below(reaper) if command_line(pid).startswith(b"ray::RankWorker")]
 
 
 def command_line(pid: int) -> bytes:
@@ -105,14 +105,14 @@ def boot_limit_s(supervisor: Supervisor) -> float:
     return supervisor._boots.limit_s(supervisor._boot)
 
 
-async def started_anew(world: World, guardian: Callable[[], int | None], victims: Callable[[int], list[int]]) -> int:
-    """Kill what the guardian started, all of it; the first of the victims as soon as it is there again, in mid-start."""
-    first = guardian()
+async def started_anew(world: World, reaper: Callable[[], int | None], victims: Callable[[int], list[int]]) -> int:
+    """Kill what the reaper started, all of it; the first of the victims as soon as it is there again, in mid-start."""
+    first = reaper()
     os.kill(below(first or 0)[0], signal.SIGKILL)
     found: list[int] = []
 
     def there() -> bool:
-        current = guardian()
+        current = reaper()
         found[:] = [] if current is None or current == first else victims(current)
         return found != []
 
@@ -151,14 +151,14 @@ async def named_and_over(world: World, stopped: list[float], limit_s: float) -> 
 
 
 async def assert_a_stopped_start_is_found(
-    world: World, supervisor: Supervisor, guardian: Callable[[], int | None], victims: Callable[[int], list[int]]
+    world: World, supervisor: Supervisor, reaper: Callable[[], int | None], victims: Callable[[int], list[int]]
 ) -> None:
     """A child that is stopped while it starts anew, after the first of two steps, is named in time, and each step is made once."""
     await begin(world, 2)
     await world.batch()
     await until(world, lambda: world.step == 1)
     limit_s = boot_limit_s(supervisor)
-    victim = await started_anew(world, guardian, victims)
+    victim = await started_anew(world, reaper, victims)
     hang = await named_and_over(world, [stop(victim)], limit_s)
     assert "was not ready" in hang.reason
     assert hang.over_at is not None

@@ -19,10 +19,18 @@ from swarm.engine.algorithms.base import Algorithm
 from swarm.engine.algorithms.facts import TokenFacts, kl_to_start
 from swarm.engine.algorithms.rewards import Credit
 from swarm.engine.echo.answers import garble_mark, last_user_word
-from swarm.engine.lesson import CallNotes, Lesson, branches, credit, reward_metrics, select, token_metrics
-from swarm.engine.minibatches import minibatches
-from swarm.engine.schedule import learning_rate_at
 from swarm.engine.seam import StepOutcome, TrainBatch, TrainCall, TrainingRefused
+from swarm.engine.training.selection import (
+    CallNotes,
+    TrainedEpisode,
+    branches,
+    credit,
+    learning_rate_at,
+    minibatches,
+    reward_metrics,
+    select,
+    token_metrics,
+)
 from swarm.engine.tree import check_provenance
 from swarm.protocol.algorithms import AlgorithmSpec
 
@@ -106,12 +114,12 @@ def improve(theta: float, start: float, batch: TrainBatch) -> tuple[float, StepO
     Raises: TrainingRefused when a trained call's tokens lack their provenance, or the outcome is not finite.
     """
     spec, algorithm, selection = batch.spec, algorithm_of(batch.spec.algorithm), select(batch)
-    trained = [branch.call for branch in branches(selection.lessons, spec.algorithm)]
+    trained = [branch.call for branch in branches(selection.trained, spec.algorithm)]
     for call in trained:
         check_provenance(call)
     credits = credit(batch, _notes(trained, theta, start, batch, algorithm)) if algorithm.credits_tokens else {}
     parts = [
-        _uses(part, spec.algorithm, theta, start, credits) for part in minibatches(selection.lessons, spec, batch.step)
+        _uses(part, spec.algorithm, theta, start, credits) for part in minibatches(selection.trained, spec, batch.step)
     ]
     rate = learning_rate_at(spec.optimizer, batch.step, spec.limits.steps)
     new, seen = _descend(theta, [part for part in parts if part], batch, algorithm, rate)
@@ -161,11 +169,15 @@ def _descend(
 
 
 def _uses(
-    lessons: Sequence[Lesson], algorithm: AlgorithmSpec, theta: float, start: float, credits: Mapping[str, Credit]
+    episodes: Sequence[TrainedEpisode],
+    algorithm: AlgorithmSpec,
+    theta: float,
+    start: float,
+    credits: Mapping[str, Credit],
 ) -> list[_Use]:
     """Calls in which nothing was drawn are left out: their tokens were certain, and have no gradient."""
     found = []
-    for branch in branches(lessons, algorithm):
+    for branch in branches(episodes, algorithm):
         call, dual = branch.call, _constant
         if (at := _drawn_at(call)) is None:
             continue

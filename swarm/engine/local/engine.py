@@ -17,7 +17,6 @@ from foundation.memory import available_memory
 from foundation.paths import memory_dir
 from swarm.engine.local.device import Device, slow_type
 from swarm.engine.local.inference import VllmInference, WeightsRefused
-from swarm.engine.local.manifest import require_whole
 from swarm.engine.local.memory import (
     GIB,
     TrainerMemory,
@@ -26,10 +25,9 @@ from swarm.engine.local.memory import (
     served_bytes,
     trainer_memory,
 )
-from swarm.engine.local.supervisor import BackOff
-from swarm.engine.local.trainer import TrainerHandle
+from swarm.engine.local.trainer import LocalTrainer
 from swarm.engine.local.vllm_server import ServedAdapter, VllmSettings
-from swarm.engine.local.weights_room import WeightsRoom, checksum_of
+from swarm.engine.local.weight_slots import WeightSlots, checksum_of
 from swarm.engine.seam import (
     Dialect,
     EngineError,
@@ -42,6 +40,8 @@ from swarm.engine.seam import (
     StepOutcome,
     TrainBatch,
 )
+from swarm.engine.training.checkpoints import require_whole
+from swarm.engine.training.supervisor import BackOff
 from swarm.models.folder import ModelFolder
 from swarm.protocol.episodes import WeightsVersion
 from swarm.protocol.runspec import ComputeType, LoraSpec
@@ -92,12 +92,12 @@ class LocalEngine:
         )
         self._subscribers: list[Callable[[EngineHealth], None]] = []
         self._health = EngineHealth(ready=False)
-        self._room = WeightsRoom(model.path)
+        self._slots = WeightSlots(model.path)
         self._lora: LoraSpec | None = None
         self.sleep_mode = sleep_mode
         self.inference = VllmInference(settings, clock=clock, back_off=back_off)
         self.inference.subscribe(self._tell)
-        self.trainer = TrainerHandle(
+        self.trainer = LocalTrainer(
             model,
             log_path=logs / "trainer.log",
             device=device,
@@ -119,9 +119,9 @@ class LocalEngine:
         """Raises: EngineDown, also when both children together do not fit into memory."""
         if self.trainer.process_id is None:
             await asyncio.to_thread(self._check_memory)
-        await asyncio.to_thread(self._room.open)
+        await asyncio.to_thread(self._slots.open)
         settings = self.inference.settings
-        reserved = asyncio.to_thread(self._room.reserve, served_bytes(settings.model_dir, settings.compute_dtype))
+        reserved = asyncio.to_thread(self._slots.reserve, served_bytes(settings.model_dir, settings.compute_dtype))
         await asyncio.gather(self.inference.boot(), self.trainer.boot(), reserved)
 
     def memory_needed(self) -> tuple[int, int]:
@@ -161,7 +161,7 @@ class LocalEngine:
 
     async def shutdown(self) -> None:
         await asyncio.gather(self.inference.shutdown(), self.trainer.shutdown())
-        await asyncio.to_thread(self._room.close)
+        await asyncio.to_thread(self._slots.close)
 
     # -- tokens and sampling --------------------------------------------------------------------------------------
 
@@ -202,16 +202,16 @@ class LocalEngine:
     async def serve(self, version: WeightsVersion) -> None:
         """Raises also: EngineError when the weights that were written are not those that were trained."""
         try:
-            await asyncio.to_thread(self._room.restore)
+            await asyncio.to_thread(self._slots.restore)
         except OSError as error:
             raise EngineError(
                 f"there is no place for weights any more: {error}; make room in {memory_dir()}"
             ) from error
-        slot, adapter = self._room.free_slot(), None
-        file = slot / WeightsRoom.FILE
+        slot, adapter = self._slots.free_slot(), None
+        file = slot / WeightSlots.FILE
         if self._lora is not None:
-            adapter = ServedAdapter(folder=slot / WeightsRoom.ADAPTER, rank=self._lora.rank)
-            file = adapter.folder / WeightsRoom.ADAPTER_FILE
+            adapter = ServedAdapter(folder=slot / WeightSlots.ADAPTER, rank=self._lora.rank)
+            file = adapter.folder / WeightSlots.ADAPTER_FILE
         try:
             step, trained = await self.trainer.export(file)
         except OSError as error:
@@ -220,7 +220,7 @@ class LocalEngine:
             raise EngineError(f"weights of step {version.step} are to be served, but the trainer stands at step {step}")
         approval = asyncio.create_task(_approve(file, trained))
         await self.inference.publish(None if adapter else slot, version, approval=approval, adapter=adapter)
-        self._room.serves(slot)
+        self._slots.serves(slot)
 
     # -- health ---------------------------------------------------------------------------------------------------
 

@@ -20,15 +20,12 @@ from tokenizers import Tokenizer
 
 from foundation.clock import Clock
 from foundation.paths import write_atomically
-from swarm.engine.limits import Silence
 from swarm.engine.local.device import Device
 from swarm.engine.local.memory import GIB
 from swarm.engine.local.recorded_answer import Asked, StreamBook, book_answer, chat_body, text_body
-from swarm.engine.local.supervisor import BackOff, ChildProcess, Supervisor
 from swarm.engine.local.vllm_client import RENDERED, VllmClient, loading_s
 from swarm.engine.local.vllm_server import ServedAdapter, VllmSettings
 from swarm.engine.local.weight_spans import WeightSpans
-from swarm.engine.local.workload import ModelWork
 from swarm.engine.seam import (
     Dialect,
     EngineDown,
@@ -39,6 +36,8 @@ from swarm.engine.seam import (
     SampledEvent,
     SampleRequest,
 )
+from swarm.engine.training.limits import ModelWork, Silence
+from swarm.engine.training.supervisor import BackOff, ChildProcess, Supervisor
 from swarm.protocol.episodes import WeightsVersion
 
 _LOG = logging.getLogger(__name__)
@@ -107,8 +106,8 @@ class VllmInference:
 
     @property
     def process_id(self) -> int | None:
-        """Guardian of the child that serves, for operators and tests."""
-        return None if self._supervisor.child is None else self._supervisor.child.guardian_pid
+        """Reaper of the child that serves, for operators and tests."""
+        return None if self._supervisor.child is None else self._supervisor.child.reaper_pid
 
     def subscribe(self, on_health: Callable[[EngineHealth], None]) -> None:
         """Hear of every change of health."""

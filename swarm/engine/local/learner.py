@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import math
-import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -20,16 +19,6 @@ from foundation.ids import derived_seed
 from swarm.engine.algorithms import algorithm_of
 from swarm.engine.algorithms.base import Algorithm
 from swarm.engine.algorithms.facts import TokenFacts, kl_to_start
-from swarm.engine.lesson import (
-    CallNotes,
-    Lesson,
-    branches,
-    credit,
-    reward_metrics,
-    select,
-    token_metrics,
-    trainable_calls,
-)
 from swarm.engine.local.critic import Critic, without_critic
 from swarm.engine.local.forward import Policy
 from swarm.engine.local.head import descend, survey
@@ -37,16 +26,22 @@ from swarm.engine.local.memory import GIB, activation_bytes
 from swarm.engine.local.minibatch import Minibatch, known
 from swarm.engine.local.optimizer import Optimizer
 from swarm.engine.local.reading import Piece, pieces, read
-from swarm.engine.local.tally import Tally
-from swarm.engine.minibatches import minibatches
-from swarm.engine.schedule import learning_rate_at
 from swarm.engine.seam import StepOutcome, TrainBatch, TrainingRefused
+from swarm.engine.training.metrics import StepMetrics, kl_sample
+from swarm.engine.training.selection import (
+    CallNotes,
+    TrainedEpisode,
+    branches,
+    credit,
+    learning_rate_at,
+    minibatches,
+    select,
+    trainable_calls,
+)
 from swarm.engine.tree import Branch
 from swarm.protocol.runspec import RunSpec
 
 _LOG = logging.getLogger(__name__)
-KL_SAMPLE = 64
-"""With kl = 0 the KL to the first weights is only a metric: it is measured on whole calls with at least so many tokens."""
 
 
 class Learner:
@@ -92,52 +87,50 @@ class Learner:
         self.policy.recompute = spec.activation_checkpointing
         selection = select(batch)
         rate = learning_rate_at(spec.optimizer, batch.step, spec.limits.steps)
-        made = branches(selection.lessons, spec.algorithm)
-        tally = self._descend(made, selection.lessons, batch, rate) if made else self._look(batch)
-        metrics = reward_metrics(batch) | token_metrics(batch) | tally.metrics() | {"learning_rate": rate}
-        if wrong := sorted(name for name, value in metrics.items() if not math.isfinite(value)):
-            raise TrainingRefused(f"step {batch.step} is not finite in {', '.join(wrong)}")
-        if rate > 0 and tally.grad_norm > 0 and not tally.change.moved:
-            raise TrainingRefused(f"step {batch.step} did not change the weights; raise optimizer.learning_rate")
+        made = branches(selection.trained, spec.algorithm)
+        seen = self._descend(made, selection.trained, batch, rate) if made else self._look(batch)
+        metrics = seen.of_step(batch, rate)
         self.half_way = False
         metrics["prefix_tree"] = float(self.policy.on_trees)
         metrics["train_s"] = self._clock.monotonic() - began
         return StepOutcome(step=batch.step, metrics=metrics, untrained=selection.untrained)
 
-    def _descend(self, made: Sequence[Branch], lessons: Sequence[Lesson], batch: TrainBatch, rate: float) -> Tally:
+    def _descend(
+        self, made: Sequence[Branch], episodes: Sequence[TrainedEpisode], batch: TrainBatch, rate: float
+    ) -> StepMetrics:
         """All epochs and minibatches."""
-        spec, tally = batch.spec, Tally()
+        spec, seen = batch.spec, StepMetrics()
         algorithm = algorithm_of(spec.algorithm)
-        parts = [branches(part, spec.algorithm) for part in minibatches(lessons, spec, batch.step)]
-        ready = [self._made_ready(part, spec, algorithm, tally) for part in parts if part]
+        parts = [branches(part, spec.algorithm) for part in minibatches(episodes, spec, batch.step)]
+        ready = [self._made_ready(part, spec, algorithm, seen) for part in parts if part]
         self._tell_of_memory(max(piece.tokens for part in ready for piece in part.pieces), batch)
         if algorithm.credits_tokens:
-            _give_credit(batch, ready, algorithm, tally)
+            _give_credit(batch, ready, algorithm, seen)
         sampled = [] if spec.algorithm.kl else _sample(made, spec, batch.step)
         exact = self.policy.compute_dtype == torch.float32
         if not exact:
-            tally.kls.append(self._kl(sampled))
+            seen.kls.append(self._kl(sampled))
         for epoch in range(spec.optimizer.epochs):
             for part in ready:
                 if algorithm.couples_calls and self.half_way:
                     part.take_call_gaps([read(self.policy, piece)[0] for piece in part.pieces])
                 self.optimizer.begin(spec.optimizer.name)
                 self.critic.begin()
-                loss = self._accumulate(part.pieces, algorithm, tally, first=epoch == 0)
+                loss = self._accumulate(part.pieces, algorithm, seen, first=epoch == 0)
                 if not math.isfinite(loss):
                     raise TrainingRefused(f"step {batch.step}: the loss is {loss}")
-                tally.loss += loss / len(parts) if epoch == 0 else 0.0
+                seen.loss += loss / len(parts) if epoch == 0 else 0.0
                 norm, change = self.optimizer.step(spec.optimizer, rate)
                 if algorithm.has_critic:
                     self.critic.step(spec.algorithm.value_learning_rate)
                 self.half_way = True
-                tally.grad_norm = max(tally.grad_norm, norm)
-                tally.change.add(change)
+                seen.grad_norm = max(seen.grad_norm, norm)
+                seen.change.add(change)
         if exact:
-            tally.kls.append(self._kl(sampled, ready))
-        if tally.value_loss is not None:
-            tally.value_loss /= len(ready)
-        return tally
+            seen.kls.append(self._kl(sampled, ready))
+        if seen.value_loss is not None:
+            seen.value_loss /= len(ready)
+        return seen
 
     def _tell_of_memory(self, longest: int, batch: TrainBatch) -> None:
         """Say once per run when contexts are so long that their activations take far more than was meant for them."""
@@ -153,23 +146,23 @@ class Learner:
             *(batch.step, longest, taken_gib, meant_gib),
         )
 
-    def _made_ready(self, part: Sequence[Branch], spec: RunSpec, algorithm: Algorithm, tally: Tally) -> Minibatch:
+    def _made_ready(self, part: Sequence[Branch], spec: RunSpec, algorithm: Algorithm, seen: StepMetrics) -> Minibatch:
         """A minibatch in pieces, with what its loss and its advantages need to know beforehand, and nothing else."""
         ready = Minibatch(branches=part, pieces=pieces(part, self.policy))
-        tally.computed += sum(piece.tokens for piece in ready.pieces)
+        seen.computed += sum(piece.tokens for piece in ready.pieces)
         several = spec.optimizer.epochs * spec.optimizer.minibatches > 1
         whole_calls = spec.algorithm.importance_correction == "truncated_call"
         for piece in ready.pieces:
             if algorithm.has_critic:
-                old_U, seen_U, value_U = self._appraised(piece)
+                old_U, entropy_U, value_U = self._appraised(piece)
                 piece.facts = replace(piece.facts, old_U=old_U, value_U=value_U)
             elif several or whole_calls or algorithm.credits_tokens:
-                old_U, seen_U = read(self.policy, piece)
+                old_U, entropy_U = read(self.policy, piece)
                 piece.facts = replace(piece.facts, old_U=old_U)
             if spec.algorithm.kl:
                 piece.facts = replace(piece.facts, start_U=read(self.policy, piece, at_start=True)[0])
             if piece.facts.old_U is not None:
-                tally.meet(piece.facts.old_U, seen_U, piece.facts)
+                seen.add_trained(piece.facts.old_U, entropy_U, piece.facts.recorded_U, piece.facts.start_U)
         if whole_calls:
             ready.take_rollout_gaps()
         if algorithm.couples_calls and ready.pieces[0].facts.old_U is not None:
@@ -185,7 +178,7 @@ class Learner:
         logp_U, entropy_U = survey(piece.heads, hidden_HD.to(policy.compute_dtype), policy.cast_output_weight)
         return logp_U, entropy_U, self.critic.values(hidden_HD)[piece.heads.head_U]
 
-    def _accumulate(self, part: Sequence[Piece], algorithm: Algorithm, tally: Tally, *, first: bool) -> float:
+    def _accumulate(self, part: Sequence[Piece], algorithm: Algorithm, seen: StepMetrics, *, first: bool) -> float:
         """The gradient of one minibatch; returns the policy's loss."""
         policy, dtype, total = self.policy, self.policy.compute_dtype, 0.0
         with policy.autocast():
@@ -200,28 +193,28 @@ class Learner:
                         partial(_price, algorithm, piece.facts),
                     )
                     if algorithm.has_critic:
-                        slope_HD = slope_HD + self._taught(algorithm, piece, hidden_HD, tally if first else None)
+                        slope_HD = slope_HD + self._taught(algorithm, piece, hidden_HD, seen if first else None)
                 torch.autograd.backward(hidden_HD, slope_HD.to(hidden_HD.dtype))
                 total += loss
-                tally.count(algorithm.clipped(logp_U, piece.facts))
+                seen.add_pass(len(logp_U), int(algorithm.clipped(logp_U, piece.facts).sum()))
                 if piece.facts.old_U is None:  # the only pass there is
-                    tally.meet(logp_U, entropy_U, piece.facts)
+                    seen.add_trained(logp_U, entropy_U, piece.facts.recorded_U, piece.facts.start_U)
                     piece.facts = replace(piece.facts, old_U=logp_U)
         return total
 
-    def _taught(self, algorithm: Algorithm, piece: Piece, hidden_HD: Tensor, tally: Tally | None) -> Tensor:
+    def _taught(self, algorithm: Algorithm, piece: Piece, hidden_HD: Tensor, seen: StepMetrics | None) -> Tensor:
         """Add to the critic's gradient; returns what its loss has to say to the policy's hidden states."""
         seen_HD = hidden_HD.detach().float().requires_grad_()
         loss = algorithm.value_loss(self.critic.values(seen_HD)[piece.heads.head_U], piece.facts)
         loss.backward()  # type: ignore[no-untyped-call]
-        if tally is not None:
-            tally.value_loss = (tally.value_loss or 0.0) + float(loss.detach())
+        if seen is not None:
+            seen.value_loss = (seen.value_loss or 0.0) + float(loss.detach())
         assert seen_HD.grad is not None
         return seen_HD.grad * algorithm.spec.value_coef
 
-    def _look(self, batch: TrainBatch) -> Tally:
+    def _look(self, batch: TrainBatch) -> StepMetrics:
         """Nothing is trained: measure on what could have been."""
-        tally = Tally()
+        seen = StepMetrics()
         made = [
             Branch(call=call, advantage=0.0, weight=0.0)
             for group in batch.groups
@@ -229,9 +222,9 @@ class Learner:
             for call in trainable_calls(episode, batch.spec.algorithm)
         ]
         for piece in pieces(made, self.policy):
-            tally.look(*read(self.policy, piece), piece.facts.recorded_U)
-        tally.kls.append(self._kl(_sample(made, batch.spec, batch.step)))
-        return tally
+            seen.add_tokens(*read(self.policy, piece), piece.facts.recorded_U)
+        seen.kls.append(self._kl(_sample(made, batch.spec, batch.step)))
+        return seen
 
     def _kl(self, sampled: Sequence[Branch], ready: Sequence[Minibatch] = ()) -> Tensor:
         """KL to the first weights on the tokens of these calls.
@@ -254,21 +247,14 @@ class Learner:
 
 
 def _sample(made: Sequence[Branch], spec: RunSpec, step: int) -> list[Branch]:
-    """Neighbouring calls, from a place drawn anew at each step, with KL_SAMPLE tokens: neighbours share their prompts, which makes them cheap."""
-    first = random.Random(derived_seed(spec.seed, "kl", step)).randrange(len(made) or 1)
-    chosen: list[Branch] = []
-    for branch in [*made[first:], *made[:first]]:
-        chosen.append(branch)
-        if sum(len(other.call.sampled_ids) for other in chosen) >= KL_SAMPLE:
-            break
-    return chosen
+    return kl_sample(made, lambda branch: len(branch.call.sampled_ids), spec, step)
 
 
 def _price(algorithm: Algorithm, facts: TokenFacts, logp_U: Tensor, entropy_U: Tensor, uses: slice) -> Tensor:
     return algorithm.loss(logp_U, entropy_U, facts.part(uses))
 
 
-def _give_credit(batch: TrainBatch, ready: Sequence[Minibatch], algorithm: Algorithm, tally: Tally) -> None:
+def _give_credit(batch: TrainBatch, ready: Sequence[Minibatch], algorithm: Algorithm, seen: StepMetrics) -> None:
     """Advantages token by token, compared over all minibatches."""
     notes: dict[str, CallNotes] = {}
     for part in ready:
@@ -277,4 +263,4 @@ def _give_credit(batch: TrainBatch, ready: Sequence[Minibatch], algorithm: Algor
     for part in ready:
         part.take_credit(earned)
     if algorithm.has_critic:
-        tally.judge([piece.facts for part in ready for piece in part.pieces])
+        seen.judge_critic([piece.facts for part in ready for piece in part.pieces])

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from swarm.engine.algorithms.facts import TokenFacts
 from swarm.engine.algorithms.rewards import Credit
-from swarm.engine.lesson import CallNotes
 from swarm.engine.local.reading import Piece
+from swarm.engine.training.selection import CallNotes
 from swarm.engine.tree import Branch
 
 
@@ -27,7 +27,7 @@ class Minibatch:
     pieces: list[Piece]
 
     def notes(self, kl: float) -> dict[str, CallNotes]:
-        """What `lesson.credit` needs of the calls. kl: weight of the penalty inside the reward; 0: there is none."""
+        """What `selection.credit` needs of the calls. kl: weight of the penalty inside the reward; 0: there is none."""
         penalties = self._by_call(lambda facts: kl * (known(facts.old_U) - known(facts.start_U))) if kl else None
         valued = self.pieces[0].facts.value_U is not None
         values = self._by_call(lambda facts: known(facts.value_U)) if valued else None

@@ -16,27 +16,12 @@ from torch.autograd.graph import increment_version
 from torch.optim import Adafactor, AdamW
 
 from swarm.engine.seam import TrainingRefused
+from swarm.engine.training.metrics import WeightsChange
 from swarm.protocol.runspec import OptimizerSpec
 
 OptimizerName = Literal["adamw", "adafactor"]
 _TOGETHER = 64_000_000
 """Numbers in a part on a GPU: what they were before a step is held beside them."""
-
-
-@dataclass(slots=True)
-class WeightsChange:
-    """Squared norms, in double precision. moved: summed over a step's updates, which may undo one another."""
-
-    moved: float = 0.0
-    before: float = 0.0
-
-    def add(self, other: WeightsChange) -> None:
-        self.moved += other.moved
-        self.before = self.before or other.before
-
-    @property
-    def relative(self) -> float:
-        return math.sqrt(self.moved / self.before) if self.before else 0.0
 
 
 @dataclass(frozen=True, slots=True)

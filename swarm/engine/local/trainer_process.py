@@ -22,23 +22,12 @@ from foundation.imports import uncollected
 from foundation.memory import available_memory
 from swarm.engine.local.device import Device
 from swarm.engine.local.memory import GIB, trainer_memory
-from swarm.engine.local.wire import (
-    READY,
-    Export,
-    Failure,
-    Fingerprint,
-    OpenRun,
-    Reply,
-    Request,
-    Train,
-    frame,
-    received,
-)
-from swarm.engine.seam import EngineError, TrainingRefused
-from swarm.protocol.runspec import AS_STORED, ComputeType
+from swarm.engine.seam import EngineError
+from swarm.engine.training.channel import READY, Reply, frame, received
+from swarm.protocol.runspec import ComputeType
 
 if TYPE_CHECKING:
-    from swarm.engine.local.workshop import Workshop
+    from swarm.engine.local.session import LocalSession
 
 _MOST_TOUCHED = 8 * GIB
 """Half a minute where the system takes 10 µs for a page."""
@@ -57,24 +46,24 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     logs.configure()
     try:
-        workshop = _open_workshop(args)
+        session = _session(args)
     except EngineError as error:
         logging.getLogger(__name__).error("%s", error)
         return 1
     with socket.socket(fileno=args.socket) as connection:
         connection.sendall(frame(Reply(number=READY)))
-        while (request := _receive(connection)) is not None:
-            connection.sendall(frame(_answer(workshop, request)))
+        while (request := received(connection)) is not None:
+            connection.sendall(frame(session.answer(request)))
     return 0
 
 
-def _open_workshop(args: argparse.Namespace) -> Workshop:
+def _session(args: argparse.Namespace) -> LocalSession:
     with uncollected():
         import torch
         from transformers.utils import logging as transformers_logging
 
         from swarm.engine.local.forward import Policy
-        from swarm.engine.local.workshop import Workshop
+        from swarm.engine.local.session import LocalSession
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     torch.set_num_threads(args.threads)
     # Some CUDA kernels have no deterministic form; they are named in the log.
@@ -83,7 +72,7 @@ def _open_workshop(args: argparse.Namespace) -> Workshop:
     policy = Policy.load(args.model, torch.device(args.device))
     if args.device == "cpu":
         touch(trainer_memory(args.model, policy.model.config.get_text_config().to_dict(), args.dtype).fresh)
-    return Workshop(
+    return LocalSession(
         policy, args.fingerprint, SystemClock(), served_in=args.dtype, offload_optimizer=args.offload_optimizer
     )
 
@@ -99,43 +88,6 @@ def touch(size: int) -> None:
     available = available_memory()
     if available is not None and size < available // 2:
         torch.empty(min(size, _MOST_TOUCHED), dtype=torch.uint8)[:: mmap.PAGESIZE] = 0
-
-
-def _receive(connection: socket.socket) -> Request | None:
-    """The next request; None when the other side is gone."""
-    data = received(connection)
-    return None if data is None else Request.model_validate_json(data, context=AS_STORED)
-
-
-def _answer(workshop: Workshop, request: Request) -> Reply:
-    try:
-        return _carry_out(workshop, request)
-    except TrainingRefused as error:
-        failure = Failure(kind="refused", text=str(error))
-    except EngineError as error:
-        from swarm.engine.local.workshop import RunClosed
-
-        failure = Failure(kind="run_closed" if isinstance(error, RunClosed) else "engine", text=str(error))
-    except OSError as error:
-        where = f": {error.filename}" if error.filename else ""
-        failure = Failure(kind="storage", text=f"{error.strerror or error}{where}", errno=error.errno or 0)
-    return Reply(number=request.number, failure=failure)
-
-
-def _carry_out(workshop: Workshop, request: Request) -> Reply:
-    number, command = request.number, request.command
-    if isinstance(command, OpenRun):
-        return Reply(number=number, step=workshop.open_run(command))
-    if isinstance(command, Train):
-        outcome = workshop.train(command.batch)
-        return Reply(number=number, step=outcome.step, outcome=outcome)
-    if isinstance(command, Export):
-        step, checksum = workshop.export(command.file)
-        return Reply(number=number, step=step, checksum=checksum)
-    if isinstance(command, Fingerprint):
-        step, sha256 = workshop.fingerprint()
-        return Reply(number=number, step=step, sha256=sha256)
-    return Reply(number=number, step=workshop.checkpoint(command.best))
 
 
 if __name__ == "__main__":

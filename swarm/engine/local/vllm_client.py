@@ -22,10 +22,10 @@ from aiohttp import (
 )
 
 from foundation import wide_json
-from swarm.engine.limits import LEAST_LIMIT_S
 from swarm.engine.local.event_streams import EventStreams, to_address, to_socket
 from swarm.engine.local.memory import weight_bytes
 from swarm.engine.seam import Dialect, EngineDown, EngineError, EngineHung, RequestRefused
+from swarm.engine.training.limits import LEAST_LIMIT_S
 
 PATHS: dict[Dialect, str] = {"chat.completions": "/v1/chat/completions", "completions": "/v1/completions"}
 RENDERED: dict[Dialect, tuple[str, ...]] = {

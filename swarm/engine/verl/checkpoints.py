@@ -1,31 +1,20 @@
-"""Checkpoints of a run on many ranks: one file per rank and kind, by verl; whole or not there at all, by us.
+"""Checkpoints of a run on many ranks: one file per rank and kind, by verl, in a folder of `training.checkpoints`.
 
-Folders are named and manifests are kept as the local engine does it. Every node must see the run's directory.
+Every node must see the run's directory.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import logging
-import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from foundation.paths import synchronise, write_atomically
-from swarm.engine.local.checkpoints import TrainerState, put_back, steps, take_name
-from swarm.engine.local.manifest import MANIFEST, BrokenCheckpoint, unchanged
+from foundation.paths import synchronise
 from swarm.engine.seam import EngineError
+from swarm.engine.training import checkpoints
+from swarm.engine.training.checkpoints import Checkpoint, TrainerState
 from swarm.models.folder import sha256_of
 
-_LOG = logging.getLogger(__name__)
-_UNFINISHED = ".unfinished-"
-_STATE = "state.json"
 _KINDS = ("model", "optim", "extra_state")
-
-
-def folder(directory: Path, step: int) -> Path:
-    return directory / f"step-{step:08d}"
 
 
 def write(
@@ -37,81 +26,41 @@ def write(
     keep: int,
     best: int | None = None,
 ) -> None:
-    """`save` writes the ranks' files into the folder it is given. Only a folder that is complete gets its name.
+    """`save` writes the ranks' files into the folder it is given. See `training.checkpoints.write`. Raises: OSError, EngineError."""
 
-    Older ones are removed, except for the newest `keep` and that of step `best`.
+    def fill(folder: Path) -> None:
+        save(folder)
+        names = [f"{kind}_world_size_{ranks}_rank_{rank}.pt" for kind in _KINDS for rank in range(ranks)]
+        if lacking := [name for name in names if not (folder / name).is_file()]:
+            raise EngineError(
+                f"{', '.join(lacking)} did not arrive in {directory}; put the state directory on a file system "
+                "that every node of the Ray cluster mounts under the same path"
+            )
+        for name in names:
+            synchronise(folder / name)
+        checkpoints.seal(folder, state, {name: sha256_of(folder / name) for name in names})
 
-    Raises: OSError, EngineError, with the older checkpoints untouched.
-    """
-    put_back(directory)
-    for left in directory.glob(f"{_UNFINISHED}*"):
-        shutil.rmtree(left)
-    unfinished = directory / f"{_UNFINISHED}{state.step}"
-    try:
-        unfinished.mkdir(parents=True)
-        save(unfinished)
-        _seal(unfinished, state, ranks)
-        take_name(unfinished, state.step)
-        synchronise(directory)
-    finally:
-        for left in directory.glob(f"{_UNFINISHED}*"):
-            shutil.rmtree(left, ignore_errors=True)
-    for old in [step for step in steps(directory)[:-keep] if step != best]:
-        doomed = directory / f"{_UNFINISHED}removed-{old}"
-        folder(directory, old).rename(doomed)
-        shutil.rmtree(doomed)
+    checkpoints.write(directory, state.step, fill, keep=keep, best=best)
 
 
-def newest(directory: Path, ranks: int) -> TrainerState | None:
-    """State of the newest whole checkpoint; broken ones are passed over. None: there is none."""
-    for step in reversed(steps(directory)):
-        try:
-            return verified(directory, step, ranks)
-        except BrokenCheckpoint as error:
-            _LOG.error("%s; the one before it is tried", error)
-    return None
-
-
-def verified(directory: Path, step: int, ranks: int) -> TrainerState:
-    """Check every file against the manifest.
+def read(directory: Path, step: int, ranks: int) -> Checkpoint:
+    """Check every file against the manifest; the ranks read their own.
 
     Raises: EngineError when there is none of this step or it is of another number of ranks, BrokenCheckpoint when it is not
     what was written.
     """
-    where = folder(directory, step)
-    if not where.is_dir():
-        raise EngineError(f"no checkpoint of step {step} in {directory}; there are {steps(directory)}")
-    try:
-        manifest = unchanged(where)
-        state = TrainerState.model_validate_json((where / _STATE).read_bytes())
-    except (OSError, ValueError) as error:  # pydantic's are ValueErrors
-        raise BrokenCheckpoint(f"checkpoint {where} cannot be read: {error}") from error
-    written = sum(name.startswith("model_world_size_") for name in manifest)
-    if not written:
-        raise EngineError(
-            f"the checkpoint {where} is of no verl rank; serve with the engine that wrote it (--engine local)"
-        )
-    if written != ranks:
-        raise EngineError(
-            f"the checkpoint {where} is of {written} verl ranks and cannot be loaded by {ranks}; "
-            f"serve with as many ranks as wrote it"
-        )
-    return state
 
+    def load(folder: Path, manifest: Mapping[str, str], state: TrainerState) -> Checkpoint:
+        written = sum(name.startswith("model_world_size_") for name in manifest)
+        if not written:
+            raise EngineError(
+                f"the checkpoint {folder} is of no verl rank; serve with the engine that wrote it (--engine local)"
+            )
+        if written != ranks:
+            raise EngineError(
+                f"the checkpoint {folder} is of {written} verl ranks and cannot be loaded by {ranks}; "
+                f"serve with as many ranks as wrote it"
+            )
+        return Checkpoint(state=state)
 
-def _seal(unfinished: Path, state: TrainerState, ranks: int) -> None:
-    """Name and hash what a rank must have written, and make all of it durable."""
-    expected = [f"{kind}_world_size_{ranks}_rank_{rank}.pt" for kind in _KINDS for rank in range(ranks)]
-    lacking = [name for name in expected if not (unfinished / name).is_file()]
-    if lacking:
-        raise EngineError(
-            f"{', '.join(lacking)} did not arrive in {unfinished.parent}; put the state directory on a file system "
-            "that every node of the Ray cluster mounts under the same path"
-        )
-    for name in expected:
-        synchronise(unfinished / name)
-    manifest = {name: sha256_of(unfinished / name) for name in expected}
-    text = state.model_dump_json().encode()
-    manifest[_STATE] = hashlib.sha256(text).hexdigest()
-    write_atomically(unfinished / _STATE, text)
-    write_atomically(unfinished / MANIFEST, json.dumps(manifest).encode())
+    return checkpoints.opened(directory, step, load)

@@ -17,8 +17,8 @@ from verl.plugin.platform import get_platform
 from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
 
 from foundation.paths import packages_root
-from swarm.engine.limits import GRACE_S
 from swarm.engine.seam import EngineError
+from swarm.engine.training.limits import GRACE_S
 from swarm.engine.verl.config import verl_config
 from swarm.engine.verl.replica import Replicas
 from swarm.engine.verl.settings import ON_EVERY_NODE, VerlSettings

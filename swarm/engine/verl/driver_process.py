@@ -22,15 +22,12 @@ from typing import TYPE_CHECKING, NoReturn
 
 from foundation import logs
 from foundation.clock import SystemClock
-from swarm.engine.local.wire import READY, Failure, OpenRun, Train, WriteCheckpoint, frame, received
-from swarm.engine.seam import EngineError, TrainingRefused
+from swarm.engine.seam import EngineError
+from swarm.engine.training.channel import READY, Place, Publish, Reply, Request, Resume, frame, received
 from swarm.engine.verl.settings import HUNG_STATUS, LOOK_EVERY_S, VerlSettings
-from swarm.engine.verl.wire import Place, Publish, Reply, Request, Resume
-from swarm.protocol.runspec import AS_STORED
 
 if TYPE_CHECKING:
     from swarm.engine.verl.cluster import Cluster
-    from swarm.engine.verl.workshop import Workshop
 
 _LOG = logging.getLogger(__name__)
 
@@ -51,17 +48,17 @@ def _serve(settings: VerlSettings, fingerprint: str, connection: socket.socket) 
     import ray
 
     from swarm.engine.verl.cluster import Cluster, ClusterHung, ClusterLost
-    from swarm.engine.verl.workshop import Workshop
+    from swarm.engine.verl.session import VerlSession
 
     try:
         cluster = Cluster(settings)
         cluster.start()
-        workshop = Workshop(cluster, fingerprint, SystemClock(), pad_token=_pad_token(settings))
+        session = VerlSession(cluster, fingerprint, SystemClock(), pad_token=_pad_token(settings))
         places = [Place(address=at, key=key) for at, key in zip(cluster.addresses, cluster.keys(), strict=True)]
         connection.sendall(frame(Reply(number=READY, places=places, device=cluster.device)))
         while (request := _next_request(connection, cluster)) is not None:
             with _replicas_watched(cluster, request):
-                reply = _answer(workshop, request)
+                reply = session.answer(request)
             connection.sendall(frame(reply))
     except ClusterHung as error:
         _end_hung(error)
@@ -80,8 +77,7 @@ def _next_request(connection: socket.socket, cluster: Cluster) -> Request | None
     """
     while not select.select([connection], [], [], LOOK_EVERY_S)[0]:
         _look(cluster.check)
-    data = received(connection)
-    return None if data is None else Request.model_validate_json(data, context=AS_STORED)
+    return received(connection)
 
 
 def _look(check: Callable[[], None]) -> None:
@@ -118,38 +114,6 @@ def _replicas_watched(cluster: Cluster, request: Request) -> Iterator[None]:
     finally:
         over.set()
         watching.join()
-
-
-def _answer(workshop: Workshop, request: Request) -> Reply:
-    from swarm.engine.local.workshop import RunClosed
-
-    try:
-        return _carry_out(workshop, request)
-    except TrainingRefused as error:
-        failure = Failure(kind="refused", text=str(error))
-    except RunClosed as error:
-        failure = Failure(kind="run_closed", text=str(error))
-    except EngineError as error:
-        failure = Failure(kind="engine", text=str(error))
-    except OSError as error:
-        where = f": {error.filename}" if error.filename else ""
-        failure = Failure(kind="storage", text=f"{error.strerror or error}{where}", errno=error.errno or 0)
-    return Reply(number=request.number, failure=failure)
-
-
-def _carry_out(workshop: Workshop, request: Request) -> Reply:
-    number, command = request.number, request.command
-    if isinstance(command, OpenRun):
-        return Reply(number=number, step=workshop.open_run(command))
-    if isinstance(command, Train):
-        outcome = workshop.train(command.batch)
-        return Reply(number=number, step=outcome.step, outcome=outcome)
-    if isinstance(command, WriteCheckpoint):
-        return Reply(number=number, step=workshop.checkpoint(command.best))
-    if isinstance(command, Publish):
-        return Reply(number=number, step=command.step, counts=workshop.publish(command.step))
-    workshop.resume()
-    return Reply(number=number)
 
 
 def _pad_token(settings: VerlSettings) -> int:

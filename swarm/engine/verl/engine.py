@@ -14,10 +14,7 @@ from typing import Any
 
 from foundation.clock import Clock
 from foundation.futures import take_exception
-from swarm.engine.local.manifest import require_whole
-from swarm.engine.local.supervisor import BackOff
 from swarm.engine.local.vllm_server import VllmSettings
-from swarm.engine.local.wire import OpenRun, Train, WriteCheckpoint
 from swarm.engine.seam import (
     Dialect,
     EngineDown,
@@ -30,12 +27,13 @@ from swarm.engine.seam import (
     SampleRequest,
     StepOutcome,
     TrainBatch,
-    TrainerCrashed,
 )
+from swarm.engine.training.channel import Publish, Resume
+from swarm.engine.training.checkpoints import require_whole
+from swarm.engine.training.supervisor import BackOff
 from swarm.engine.verl.driver import DriverHandle
 from swarm.engine.verl.sampling import ReplicaSampling
 from swarm.engine.verl.settings import VerlSettings
-from swarm.engine.verl.wire import Place, Publish, Resume
 from swarm.models.folder import ModelFolder
 from swarm.protocol.episodes import WeightsVersion
 from swarm.protocol.runspec import ComputeType
@@ -99,8 +97,6 @@ class VerlEngine:
         )
         self._subscribers: list[Callable[[EngineHealth], None]] = []
         self._publishing = asyncio.Lock()
-        self._run_id = ""
-        self._run_is_open = False
         self.sampling = ReplicaSampling(model.path, model.name)
         self.driver = DriverHandle(
             settings,
@@ -108,7 +104,7 @@ class VerlEngine:
             log_path=logs / "verl.log",
             clock=clock,
             on_health=self._tell,
-            on_places=self._found,
+            on_places=self.sampling.found,
             back_off=back_off,
         )
 
@@ -143,13 +139,7 @@ class VerlEngine:
     # -- training -------------------------------------------------------------------------------------------------
 
     async def open_run(self, run: RunContext, *, at_step: int | None = None) -> int:
-        await self.driver.settled()
-        if run.run_id != self._run_id:
-            self._run_id = run.run_id
-            self.driver.forget_failures()
-        command = OpenRun(run_id=run.run_id, branch=run.branch, spec=run.spec, directory=run.directory, at_step=at_step)
-        self._run_is_open = True
-        step = (await self.driver.ask(command)).step
+        step = await self.driver.open_run(run, at_step)
         await self.serve(WeightsVersion(run_id=run.run_id, branch=run.branch, step=step))
         return step
 
@@ -157,39 +147,22 @@ class VerlEngine:
         await asyncio.to_thread(require_whole, directory, step)
 
     async def train(self, batch: TrainBatch) -> StepOutcome:
-        self._refuse_without_run()
-        outcome = (await self.driver.ask(Train(batch=batch))).outcome
-        if outcome is None:
-            raise EngineError("the driver answered a step without its outcome")
-        self.driver.forget_failures()
-        return outcome
+        return await self.driver.train(batch)
 
     async def checkpoint(self, *, best: int | None = None) -> int:
-        self._refuse_without_run()
-        return (await self.driver.ask(WriteCheckpoint(best=best))).step
+        return await self.driver.checkpoint(best)
 
     async def serve(self, version: WeightsVersion) -> None:
         """Raises also: EngineError when the weights stand at another step, or did not arrive as they were trained."""
-        self._refuse_without_run()
         publication = asyncio.ensure_future(self._publish(version))
         publication.add_done_callback(take_exception)
         await asyncio.shield(publication)  # who no longer waits for it does not leave sampling frozen
 
     async def _publish(self, version: WeightsVersion) -> None:
         async with self._publishing:
-            told = await self.driver.ask(Publish(step=version.step))
-            self.sampling.changed(version, told.counts)
+            reply = await self.driver.ask(Publish(step=version.step))
+            self.sampling.changed(version, reply.counts)
             await self.driver.ask(Resume())
-
-    # -- the driver -----------------------------------------------------------------------------------------------
-
-    def _refuse_without_run(self) -> None:
-        if not self._run_is_open:
-            raise TrainerCrashed("the ranks were started anew and hold no run; open it (again)")
-
-    async def _found(self, places: list[Place]) -> None:
-        self._run_is_open = False
-        await self.sampling.found(places)
 
     def _tell(self, health: EngineHealth) -> None:
         for subscriber in self._subscribers:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import torch
 from tensordict import TensorDict
 from torch import Tensor
 from verl.utils import tensordict_utils as verl_tensors
@@ -16,10 +13,16 @@ from verl.utils import tensordict_utils as verl_tensors
 from foundation.clock import Clock
 from foundation.ids import derived_seed
 from swarm.engine.algorithms.facts import kl_to_start
-from swarm.engine.lesson import Lesson, branches, reward_metrics, select, token_metrics, trainable_calls
-from swarm.engine.minibatches import minibatches
-from swarm.engine.schedule import learning_rate_at
 from swarm.engine.seam import StepOutcome, TrainBatch, TrainingRefused
+from swarm.engine.training.metrics import StepMetrics, WeightsChange, kl_sample
+from swarm.engine.training.selection import (
+    TrainedEpisode,
+    branches,
+    learning_rate_at,
+    minibatches,
+    select,
+    trainable_calls,
+)
 from swarm.engine.tree import Branch
 from swarm.engine.verl.config import packed
 from swarm.engine.verl.rows import measured, tensors_of, trained, with_column
@@ -29,52 +32,6 @@ from swarm.protocol.runspec import RunSpec
 
 if TYPE_CHECKING:
     from swarm.engine.verl.cluster import Cluster
-
-KL_SAMPLE = 64
-"""With kl = 0 the KL to the first weights is only a metric: it is measured on whole rows with at least so many tokens."""
-
-
-@dataclass(slots=True)
-class _Seen:
-    """What is seen while a step goes on. Tokens are looked at before the step moves the weights."""
-
-    loss: float = 0.0
-    grad_norm: float = 0.0
-    moved: float = 0.0
-    before: float = 0.0
-    tokens: int = 0
-    priced: int = 0
-    clipped: float = 0.0
-    computed: int = 0
-    entropies: list[Tensor] = field(default_factory=list)
-    mismatches: list[Tensor] = field(default_factory=list)
-    kls: list[Tensor] = field(default_factory=list)
-
-    def look(self, batch: TensorDict, answer: TensorDict) -> None:
-        self.entropies.append(trained(batch, answer, "entropy"))
-        self.mismatches.append((trained(batch, answer, "log_probs") - _at_uses(batch, "recorded")).abs())
-
-    def meet(self, batch: TensorDict, answer: TensorDict) -> None:
-        """Rows that are trained, before the step moves the weights."""
-        self.tokens += _uses(batch)
-        self.look(batch, answer)
-        if "start" in batch.keys():  # noqa: SIM118  not a mapping
-            self.kls.append(kl_to_start(trained(batch, answer, "log_probs"), _at_uses(batch, "start")))
-
-    def metrics(self) -> dict[str, float]:
-        mismatch = _joined(self.mismatches)
-        return {
-            "loss": self.loss,
-            "grad_norm": self.grad_norm,
-            "clip_share": self.clipped / self.priced if self.priced else 0.0,
-            "weights_change": math.sqrt(self.moved / self.before) if self.before else 0.0,
-            "tokens_trained": float(self.tokens),
-            "tokens_computed": float(self.computed),
-            "entropy": _mean(self.entropies),
-            "kl_to_start": _mean(self.kls),
-            "logprob_mismatch_mean": float(mismatch.mean()) if len(mismatch) else 0.0,
-            "logprob_mismatch_max": float(mismatch.max()) if len(mismatch) else 0.0,
-        }
 
 
 class Learner:
@@ -93,23 +50,19 @@ class Learner:
         self._cluster.all_ranks("seed", derived_seed(spec.seed, "step", batch.step))
         selection = select(batch)
         rate = learning_rate_at(spec.optimizer, batch.step, spec.limits.steps)
-        if branches(selection.lessons, spec.algorithm):
-            seen = self._descend(selection.lessons, batch, rate)
+        if branches(selection.trained, spec.algorithm):
+            seen = self._descend(selection.trained, batch, rate)
         else:
             seen = self._look(batch)
-        metrics = reward_metrics(batch) | token_metrics(batch) | seen.metrics() | {"learning_rate": rate}
-        if wrong := sorted(name for name, value in metrics.items() if not math.isfinite(value)):
-            raise TrainingRefused(f"step {batch.step} is not finite in {', '.join(wrong)}")
-        if rate > 0 and seen.grad_norm > 0 and not seen.moved:
-            raise TrainingRefused(f"step {batch.step} did not change the weights; raise optimizer.learning_rate")
+        metrics = seen.of_step(batch, rate)
         self.half_way = False
         metrics["train_s"] = self._clock.monotonic() - began
         return StepOutcome(step=batch.step, metrics=metrics, untrained=selection.untrained)
 
-    def _descend(self, lessons: Sequence[Lesson], batch: TrainBatch, rate: float) -> _Seen:
+    def _descend(self, episodes: Sequence[TrainedEpisode], batch: TrainBatch, rate: float) -> StepMetrics:
         """All epochs and minibatches."""
-        spec, seen = batch.spec, _Seen()
-        parts = [_rows(part, spec) for part in minibatches(lessons, spec, batch.step)]
+        spec, seen = batch.spec, StepMetrics()
+        parts = [_rows(part, spec) for part in minibatches(episodes, spec, batch.step)]
         ready = [self._made_ready(part, spec, seen) for part in parts if part]
         if not spec.algorithm.kl:
             self._sample_kl([row for part in parts for row in part], spec, batch.step, seen)
@@ -121,35 +74,34 @@ class Learner:
                 self._move(spec, rate, batch.step, seen)
         return seen
 
-    def _made_ready(self, rows: Sequence[Row], spec: RunSpec, seen: _Seen) -> list[TensorDict]:
+    def _made_ready(self, rows: Sequence[Row], spec: RunSpec, seen: StepMetrics) -> list[TensorDict]:
         """A minibatch in its passes, with the log-probabilities that its loss compares with."""
         seen.computed += sum(len(row.ids) for row in rows)
         return [self._with_references(one, spec, seen) for one in self._passes(rows)]
 
-    def _with_references(self, bare: TensorDict, spec: RunSpec, seen: _Seen) -> TensorDict:
+    def _with_references(self, bare: TensorDict, spec: RunSpec, seen: StepMetrics) -> TensorDict:
         batch = bare
         if spec.algorithm.kl:
             batch = with_column(batch, "start", self._read("compute_start_log_prob", bare))
         if spec.optimizer.epochs * spec.optimizer.minibatches > 1:
             old = self._read("compute_log_prob", bare)
-            seen.meet(batch, old)
+            _add_trained(seen, batch, old)
             batch = with_column(batch, "old", old)
         return batch
 
-    def _accumulate(self, batch: TensorDict, seen: _Seen) -> float:
+    def _accumulate(self, batch: TensorDict, seen: StepMetrics) -> float:
         """The gradient of one pass; returns its part of the minibatch's loss. Raises: TrainingRefused."""
         answer = self._cluster.over_rows("forward_backward", batch.copy())
         told = measured(answer)
         loss = float(told["loss"])
         if not math.isfinite(loss):
             raise TrainingRefused(f"the loss is {loss}")
-        seen.priced += _uses(batch)
-        seen.clipped += _total(told["clipped"])
+        seen.add_pass(_uses(batch), _total(told["clipped"]))
         if "old" not in batch.keys():  # noqa: SIM118  not a mapping
-            seen.meet(batch, answer)
+            _add_trained(seen, batch, answer)
         return loss
 
-    def _move(self, spec: RunSpec, rate: float, step: int, seen: _Seen) -> None:
+    def _move(self, spec: RunSpec, rate: float, step: int, seen: StepMetrics) -> None:
         optimizer = spec.optimizer
         told = self._cluster.all_ranks("descend", rate, optimizer.weight_decay, optimizer.max_grad_norm)
         norm = max(rank["grad_norm"] for rank in told)
@@ -159,12 +111,12 @@ class Learner:
             )
         self.half_way = True
         seen.grad_norm = max(seen.grad_norm, norm)
-        seen.moved += sum(rank["moved"] for rank in told)
-        seen.before = seen.before or sum(rank["before"] for rank in told)
+        moved, before = (sum(rank[name] for rank in told) for name in ("moved", "before"))
+        seen.change.add(WeightsChange(moved=moved, before=before))
 
-    def _look(self, batch: TrainBatch) -> _Seen:
+    def _look(self, batch: TrainBatch) -> StepMetrics:
         """Nothing is trained: measure on what could have been."""
-        seen, algorithm = _Seen(), batch.spec.algorithm
+        seen, algorithm = StepMetrics(), batch.spec.algorithm
         made, names = [], []
         for episode in (episode for group in batch.groups for episode in group.episodes):
             for call in trainable_calls(episode, algorithm):
@@ -173,18 +125,13 @@ class Learner:
         rows = merged(made, names)
         if rows:
             for one in self._passes(rows):
-                seen.look(one, self._read("compute_log_prob", one))
+                seen.add_tokens(*_facts(one, self._read("compute_log_prob", one)))
             self._sample_kl(rows, batch.spec, batch.step, seen)
         return seen
 
-    def _sample_kl(self, rows: Sequence[Row], spec: RunSpec, step: int, seen: _Seen) -> None:
+    def _sample_kl(self, rows: Sequence[Row], spec: RunSpec, step: int, seen: StepMetrics) -> None:
         """KL to the first weights on neighbouring rows, from a place drawn anew at each step."""
-        first = random.Random(derived_seed(spec.seed, "kl", step)).randrange(len(rows))
-        chosen: list[Row] = []
-        for row in [*rows[first:], *rows[:first]]:
-            chosen.append(row)
-            if sum(sum(other.mask) for other in chosen) >= KL_SAMPLE:
-                break
+        chosen = kl_sample(rows, lambda row: int(sum(row.mask)), spec, step)
         for one in self._passes(chosen):
             now, start = (self._read(method, one) for method in ("compute_log_prob", "compute_start_log_prob"))
             seen.kls.append(kl_to_start(trained(one, now, "log_probs"), trained(one, start, "log_probs")))
@@ -205,9 +152,9 @@ class Learner:
         return self._cluster.over_rows(method, asked)
 
 
-def _rows(lessons: Sequence[Lesson], spec: RunSpec) -> list[Row]:
-    of_call = {call.call_id: lesson.episode_id for lesson in lessons for call in lesson.calls}
-    made = branches(lessons, spec.algorithm)
+def _rows(episodes: Sequence[TrainedEpisode], spec: RunSpec) -> list[Row]:
+    of_call = {call.call_id: episode.episode_id for episode in episodes for call in episode.calls}
+    made = branches(episodes, spec.algorithm)
     return merged(made, [of_call[branch.call.call_id] for branch in made])
 
 
@@ -216,8 +163,14 @@ def _uses(batch: TensorDict) -> int:
     return int(sum(float(row.sum()) for row in batch["loss_mask"].unbind()))
 
 
-def _at_uses(batch: TensorDict, name: str) -> Tensor:
-    return trained(batch, batch, name)
+def _facts(batch: TensorDict, answer: TensorDict) -> tuple[Tensor, Tensor, Tensor]:
+    """(logp_U, entropy_U, recorded_U)"""
+    return trained(batch, answer, "log_probs"), trained(batch, answer, "entropy"), trained(batch, batch, "recorded")
+
+
+def _add_trained(seen: StepMetrics, batch: TensorDict, answer: TensorDict) -> None:
+    has_start = "start" in batch.keys()  # noqa: SIM118  not a mapping
+    seen.add_trained(*_facts(batch, answer), trained(batch, batch, "start") if has_start else None)
 
 
 def _total(told: object) -> float:
@@ -225,12 +178,3 @@ def _total(told: object) -> float:
     if isinstance(told, list | tuple):
         return sum(_total(part) for part in told)
     return float(told)  # type: ignore[arg-type]
-
-
-def _joined(parts: Sequence[Tensor]) -> Tensor:
-    return torch.cat(list(parts)) if parts else torch.zeros(0)
-
-
-def _mean(parts: Sequence[Tensor]) -> float:
-    values = _joined(parts)
-    return float(values.double().mean()) if len(values) else 0.0

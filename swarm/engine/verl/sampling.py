@@ -19,7 +19,7 @@ from swarm.engine.local.recorded_answer import Asked, StreamBook, book_answer, c
 from swarm.engine.local.vllm_client import RENDERED, VllmClient
 from swarm.engine.local.weight_spans import CallInFlight, WeightSpans
 from swarm.engine.seam import Dialect, EngineDown, Sampled, SampledEvent, SampleRequest
-from swarm.engine.verl.wire import Place
+from swarm.engine.training.channel import Place
 from swarm.protocol.episodes import WeightsVersion
 
 

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from foundation.strict import StrictModel
 from swarm.engine.local.vllm_server import VLLM_ANYWHERE
-from swarm.engine.local.workload import ModelWork
+from swarm.engine.training.limits import ModelWork
 from swarm.protocol.runspec import ComputeType
 
 Count = Annotated[int, Field(ge=1)]

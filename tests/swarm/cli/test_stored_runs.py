@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 from swarm.engine.local import checkpoints
 from swarm.engine.local.trained_model import trained_weights
 from swarm.engine.seam import EngineError
+from swarm.engine.training.checkpoints import steps
 from swarm.main import main
 from swarm.models import resolve
 from swarm.models.folder import ModelFolder
@@ -74,7 +75,7 @@ def _loaded(folder: Path) -> Any:
 
 
 def test_the_best_by_held_out_reward_is_never_deleted_by_the_keep_rule(stored: Stored) -> None:
-    assert checkpoints.steps(stored.state_dir / "runs" / stored.run_id) == [2, 4]
+    assert steps(stored.state_dir / "runs" / stored.run_id) == [2, 4]
 
 
 # -- export ---------------------------------------------------------------------------------------------------------------
@@ -274,7 +275,7 @@ def test_a_replay_trains_on_what_the_run_was_trained_on_unless_told_otherwise(
 
     copied = made_on(recorded, stored, tmp_path)
     monkeypatch.setattr("swarm.engine.local.device._why_no_gpu", lambda environ: None)
-    monkeypatch.setattr("swarm.engine.local.trainer.TrainerHandle", begun)
+    monkeypatch.setattr("swarm.engine.local.trainer.LocalTrainer", begun)
     assert main(["replay", stored.run_id, "--state-dir", str(copied.state_dir), *options]) == 1
     assert f"a trainer on {used}" in capsys.readouterr().err
 

@@ -14,13 +14,13 @@ from transformers import AutoModelForCausalLM
 from foundation.clock import SystemClock
 from swarm.engine.algorithms import algorithm_of
 from swarm.engine.algorithms.facts import TokenFacts
-from swarm.engine.lesson import CallNotes, branches, credit, select
 from swarm.engine.local.critic import Critic
 from swarm.engine.local.forward import Policy
 from swarm.engine.local.learner import Learner
-from swarm.engine.local.wire import OpenRun
-from swarm.engine.local.workshop import Workshop
+from swarm.engine.local.session import LocalSession
 from swarm.engine.seam import TrainBatch
+from swarm.engine.training.channel import OpenRun
+from swarm.engine.training.selection import CallNotes, branches, credit, select
 from swarm.models.folder import ModelFolder
 from swarm.protocol.algorithms import DEFAULTS
 from tests.swarm.engine.batches import branching_batch
@@ -43,7 +43,7 @@ def call_by_call(
     spec = batch.spec.algorithm
     algorithm = algorithm_of(spec)
     model, old_model, start_model = load(path, now), load(path, before), load(path)
-    made = branches(select(batch).lessons, spec)
+    made = branches(select(batch).trained, spec)
     old, start = {}, {}
     with torch.no_grad():
         for branch in made:
@@ -165,11 +165,11 @@ def test_a_restored_critic_goes_on_bit_by_bit(tiny_llama: ModelFolder, tmp_path:
     ppo: dict[str, Any] = {"algorithm": {"name": "ppo", "value_coef": 0.1}, "optimizer": {"learning_rate": 1e-3}}
     batches = [branching_batch(step=step, **ppo) for step in (1, 2, 3)]
 
-    def opened() -> Workshop:
-        shop = Workshop(Policy.load(tiny_llama.path), tiny_llama.fingerprint, SystemClock())
+    def opened() -> LocalSession:
+        session = LocalSession(Policy.load(tiny_llama.path), tiny_llama.fingerprint, SystemClock())
         spec = batches[0].spec
-        shop.open_run(OpenRun(run_id="run", branch=0, spec=spec, directory=tmp_path / "run", at_step=None))
-        return shop
+        session.open_run(OpenRun(run_id="run", branch=0, spec=spec, directory=tmp_path / "run", at_step=None))
+        return session
 
     whole = opened()
     for batch in batches[:2]:

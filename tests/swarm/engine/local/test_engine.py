@@ -14,7 +14,6 @@ import pytest
 from foundation.clock import SystemClock
 from swarm.engine.local.engine import LocalEngine
 from swarm.engine.local.inference import WeightsRefused
-from swarm.engine.local.supervisor import BackOff
 from swarm.engine.seam import (
     EngineHealth,
     RunContext,
@@ -24,6 +23,7 @@ from swarm.engine.seam import (
     TrainerCrashed,
     TrainGroup,
 )
+from swarm.engine.training.supervisor import BackOff
 from swarm.models import resolve
 from swarm.models.folder import ModelFolder
 from swarm.protocol.episodes import WeightsVersion
@@ -84,9 +84,9 @@ class TestLocalEngine(EngineContract):
 
 
 def trainer_of(engine: LocalEngine) -> int:
-    """The trainer itself, below its guardian."""
-    guardian = engine.trainer.process_id
-    return int(Path(f"/proc/{guardian}/task/{guardian}/children").read_text().split()[0])
+    """The trainer itself, below its reaper."""
+    reaper = engine.trainer.process_id
+    return int(Path(f"/proc/{reaper}/task/{reaper}/children").read_text().split()[0])
 
 
 async def warm_batch(engine: LocalEngine, spec: RunSpec, step: int) -> TrainBatch:

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from foundation.clock import ManualClock
-from swarm.engine.limits import LEAST_LIMIT_S
 from swarm.engine.local.inference import VllmInference
-from swarm.engine.local.supervisor import BackOff, ChildCommand, ChildProcess
 from swarm.engine.local.vllm_client import VllmClient
 from swarm.engine.local.vllm_server import VllmSettings
 from swarm.engine.seam import EngineHealth, EngineHung, SampleRequest
+from swarm.engine.training.limits import LEAST_LIMIT_S
+from swarm.engine.training.supervisor import BackOff, ChildCommand, ChildProcess
 from swarm.protocol.episodes import WeightsVersion
 from tests.fakes.hanging_trainer import model_folder
 

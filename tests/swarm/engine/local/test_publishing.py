@@ -12,9 +12,9 @@ import pytest
 
 from foundation.clock import SystemClock
 from swarm.engine.local.inference import VllmInference
-from swarm.engine.local.supervisor import BackOff, ChildCommand, ChildProcess
 from swarm.engine.local.vllm_client import VllmClient
 from swarm.engine.local.vllm_server import ServedAdapter, VllmSettings
+from swarm.engine.training.supervisor import BackOff, ChildCommand, ChildProcess
 from swarm.models.folder import ModelFolder
 from swarm.protocol.episodes import WeightsVersion
 

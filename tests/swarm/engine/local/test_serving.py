@@ -11,7 +11,7 @@ import pytest
 from foundation.clock import SystemClock
 from swarm.engine.local.engine import LocalEngine
 from swarm.engine.local.vllm_server import ServedAdapter
-from swarm.engine.local.weights_room import checksum_of
+from swarm.engine.local.weight_slots import checksum_of
 from swarm.engine.seam import EngineError
 from swarm.models.folder import ModelFolder
 from swarm.protocol.episodes import WeightsVersion
@@ -48,9 +48,9 @@ def engine(
 
     monkeypatch.setattr(made.trainer, "export", export)
     monkeypatch.setattr(made.inference, "publish", publish)
-    made._room.open()
+    made._slots.open()
     yield made
-    made._room.close()
+    made._slots.close()
 
 
 async def test_a_room_that_somebody_removed_is_made_anew(

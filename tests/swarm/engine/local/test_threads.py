@@ -13,7 +13,7 @@ import pytest
 from foundation.clock import SystemClock
 from swarm.engine.local import threads
 from swarm.engine.local.threads import thread_count, thread_settings, yielding_threads
-from swarm.engine.local.trainer import TrainerHandle
+from swarm.engine.local.trainer import LocalTrainer
 from swarm.models.folder import ModelFolder
 
 COUNT = """
@@ -36,7 +36,7 @@ def many_cores(monkeypatch: pytest.MonkeyPatch) -> int:
 def test_a_trainer_starts_on_a_machine_with_many_cores(many_cores: int, tmp_path: Path) -> None:
     """There vLLM binds its threads itself, and nothing says for all children how many there are."""
     model = ModelFolder(path=tmp_path, name="model", fingerprint="0" * 64)
-    trainer = TrainerHandle(model, log_path=tmp_path / "log", clock=SystemClock(), on_health=lambda health: None)
+    trainer = LocalTrainer(model, log_path=tmp_path / "log", clock=SystemClock(), on_health=lambda health: None)
     argv = trainer._command(3).argv
     assert argv[argv.index("--threads") + 1] == str(many_cores)
     assert not {"OMP_NUM_THREADS", "VLLM_CPU_OMP_THREADS_BIND"} & thread_settings({}).keys()

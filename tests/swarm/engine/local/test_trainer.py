@@ -20,10 +20,11 @@ from torch import Tensor
 
 from foundation.clock import SystemClock
 from swarm.engine.local import checkpoints
-from swarm.engine.local.supervisor import BackOff
-from swarm.engine.local.trainer import TrainerHandle
-from swarm.engine.local.weights_room import checksum_of
+from swarm.engine.local.trainer import LocalTrainer
+from swarm.engine.local.weight_slots import checksum_of
 from swarm.engine.seam import EngineDown, EngineError, EngineHealth, RunContext, TrainerCrashed, TrainingRefused
+from swarm.engine.training.checkpoints import steps
+from swarm.engine.training.supervisor import BackOff
 from swarm.models.folder import ModelFolder
 from swarm.protocol.runspec import ComputeType, RunSpec
 from tests.swarm.engine.batches import PROMPT, batch, big_batch, branching_batch, call, episode, group
@@ -34,9 +35,9 @@ pytestmark = pytest.mark.anyio
 @asynccontextmanager
 async def booted(
     model: ModelFolder, tmp_path: Path, dtype: ComputeType = "bfloat16", failures: int = 3
-) -> AsyncIterator[TrainerHandle]:
+) -> AsyncIterator[LocalTrainer]:
     heard: list[EngineHealth] = []
-    trainer = TrainerHandle(
+    trainer = LocalTrainer(
         model,
         log_path=tmp_path / "trainer.log",
         clock=SystemClock(),
@@ -60,7 +61,7 @@ def anyio_backend() -> str:
 @pytest.fixture(scope="module")
 async def trainer(
     anyio_backend: str, tiny_llama: ModelFolder, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[TrainerHandle]:
+) -> AsyncIterator[LocalTrainer]:
     """One child for all tests that do not need their own: each opens a run of its own."""
     async with booted(tiny_llama, tmp_path_factory.mktemp("trainer")) as handle:
         yield handle
@@ -71,7 +72,7 @@ def run_in(tmp_path: Path, **fields: Any) -> RunContext:
     return RunContext(**(values | fields))
 
 
-async def exported(trainer: TrainerHandle, file: Path) -> dict[str, Tensor]:
+async def exported(trainer: LocalTrainer, file: Path) -> dict[str, Tensor]:
     _, checksum = await trainer.export(file)
     assert checksum_of(file) == checksum
     return load_file(file)
@@ -82,10 +83,10 @@ def equal(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
     return all(torch.equal(first[name], second[name]) for name in first)
 
 
-def child_of(trainer: TrainerHandle) -> int:
-    """The trainer itself, below its guardian."""
-    guardian = trainer.process_id
-    return int(Path(f"/proc/{guardian}/task/{guardian}/children").read_text().split()[0])
+def child_of(trainer: LocalTrainer) -> int:
+    """The trainer itself, below its reaper."""
+    reaper = trainer.process_id
+    return int(Path(f"/proc/{reaper}/task/{reaper}/children").read_text().split()[0])
 
 
 async def test_nothing_is_rounded_on_its_way_to_inference_that_multiplies_in_float32(
@@ -101,7 +102,7 @@ async def test_nothing_is_rounded_on_its_way_to_inference_that_multiplies_in_flo
 
 
 async def test_what_is_exported_has_the_names_and_types_of_the_hosted_checkpoint(
-    trainer: TrainerHandle, tiny_llama: ModelFolder, tmp_path: Path
+    trainer: LocalTrainer, tiny_llama: ModelFolder, tmp_path: Path
 ) -> None:
     assert await trainer.open_run(run_in(tmp_path), None) == 0
     hosted = load_file(tiny_llama.path / "model.safetensors")
@@ -137,7 +138,7 @@ async def test_a_checkpoint_restores_bit_equal_weights_and_the_next_step_too(
 
 
 async def test_a_trainer_killed_in_a_step_comes_back_and_replays_to_the_same_weights(
-    trainer: TrainerHandle, tmp_path: Path
+    trainer: LocalTrainer, tmp_path: Path
 ) -> None:
     run = run_in(tmp_path)
     await trainer.open_run(run, None)
@@ -177,7 +178,7 @@ async def test_crashes_before_and_after_a_step_or_in_two_runs_are_not_of_one_row
         assert not trainer.health.failed_for_good
 
 
-async def test_a_run_is_reset_in_place(trainer: TrainerHandle, tiny_llama: ModelFolder, tmp_path: Path) -> None:
+async def test_a_run_is_reset_in_place(trainer: LocalTrainer, tiny_llama: ModelFolder, tmp_path: Path) -> None:
     await trainer.open_run(run_in(tmp_path), None)
     first = await trainer.train(branching_batch())
     before = trainer.process_id
@@ -190,7 +191,7 @@ async def test_a_run_is_reset_in_place(trainer: TrainerHandle, tiny_llama: Model
     assert trainer.process_id == before
 
 
-async def test_a_half_written_checkpoint_is_never_loaded(trainer: TrainerHandle, tmp_path: Path) -> None:
+async def test_a_half_written_checkpoint_is_never_loaded(trainer: LocalTrainer, tmp_path: Path) -> None:
     run = run_in(tmp_path)
     await trainer.open_run(run, None)
     for step in (1, 2):
@@ -211,16 +212,16 @@ async def test_a_half_written_checkpoint_is_never_loaded(trainer: TrainerHandle,
     assert not list(run.directory.glob(".unfinished*"))
 
 
-async def test_only_the_newest_checkpoints_are_kept(trainer: TrainerHandle, tmp_path: Path) -> None:
+async def test_only_the_newest_checkpoints_are_kept(trainer: LocalTrainer, tmp_path: Path) -> None:
     run = run_in(tmp_path)
     await trainer.open_run(run, None)
     for step in (1, 2, 3, 4):
         await trainer.train(branching_batch(step=step, checkpoint={"keep": 2}))
         await trainer.checkpoint()
-    assert checkpoints.steps(run.directory) == [3, 4]
+    assert steps(run.directory) == [3, 4]
 
 
-async def test_a_new_branch_forgets_what_the_old_one_made_later(trainer: TrainerHandle, tmp_path: Path) -> None:
+async def test_a_new_branch_forgets_what_the_old_one_made_later(trainer: LocalTrainer, tmp_path: Path) -> None:
     run = run_in(tmp_path)
     await trainer.open_run(run, None)
     for step in (1, 2, 3):
@@ -231,7 +232,7 @@ async def test_a_new_branch_forgets_what_the_old_one_made_later(trainer: Trainer
     assert await trainer.open_run(branch, None) == 1
 
 
-async def test_a_checkpoint_that_began_with_another_model_is_refused(trainer: TrainerHandle, tmp_path: Path) -> None:
+async def test_a_checkpoint_that_began_with_another_model_is_refused(trainer: LocalTrainer, tmp_path: Path) -> None:
     run = run_in(tmp_path)
     await trainer.open_run(run, None)
     await trainer.train(branching_batch())
@@ -246,7 +247,7 @@ async def test_a_checkpoint_that_began_with_another_model_is_refused(trainer: Tr
 
 
 async def test_a_directory_that_cannot_be_written_is_an_operating_system_error(
-    trainer: TrainerHandle, tmp_path: Path
+    trainer: LocalTrainer, tmp_path: Path
 ) -> None:
     run = run_in(tmp_path)
     await trainer.open_run(run, None)
@@ -259,7 +260,7 @@ async def test_a_directory_that_cannot_be_written_is_an_operating_system_error(
     assert await trainer.checkpoint() == 1
 
 
-async def test_refusals_cross_the_socket_and_leave_the_run_open(trainer: TrainerHandle, tmp_path: Path) -> None:
+async def test_refusals_cross_the_socket_and_leave_the_run_open(trainer: LocalTrainer, tmp_path: Path) -> None:
     await trainer.open_run(run_in(tmp_path), None)
     unsound = call("bad", PROMPT, [70, 71], logprobs=[-1.0, float("nan")])
     with pytest.raises(TrainingRefused, match="not finite"):
@@ -270,7 +271,7 @@ async def test_refusals_cross_the_socket_and_leave_the_run_open(trainer: Trainer
 
 
 async def test_adapters_alone_are_checkpointed_restored_and_exported(
-    trainer: TrainerHandle, tiny_llama: ModelFolder, tmp_path: Path
+    trainer: LocalTrainer, tiny_llama: ModelFolder, tmp_path: Path
 ) -> None:
     lora = {"rank": 4, "targets": ["q_proj"]}
     run = run_in(tmp_path, spec=RunSpec.model_validate({"parameters": lora}))
@@ -291,17 +292,17 @@ async def test_adapters_alone_are_checkpointed_restored_and_exported(
     assert equal(await exported(trainer, tmp_path / "w"), load_file(tiny_llama.path / "model.safetensors"))
 
 
-async def test_the_best_checkpoint_is_kept_beside_the_newest(trainer: TrainerHandle, tmp_path: Path) -> None:
+async def test_the_best_checkpoint_is_kept_beside_the_newest(trainer: LocalTrainer, tmp_path: Path) -> None:
     run = run_in(tmp_path)
     await trainer.open_run(run, None)
     for step in (1, 2, 3, 4):
         await trainer.train(branching_batch(step=step, checkpoint={"keep": 1}))
         await trainer.checkpoint(best=1)
-    assert checkpoints.steps(run.directory) == [1, 4]
+    assert steps(run.directory) == [1, 4]
 
 
 async def test_a_question_whose_asker_was_cancelled_does_not_shift_the_answers(
-    trainer: TrainerHandle, tmp_path: Path
+    trainer: LocalTrainer, tmp_path: Path
 ) -> None:
     await trainer.open_run(run_in(tmp_path), None)
     pending = asyncio.create_task(trainer.checkpoint())

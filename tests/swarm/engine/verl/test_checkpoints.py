@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from swarm.engine.local import checkpoints as of_one_process
-from swarm.engine.local.checkpoints import TrainerState, put_back, steps
-from swarm.engine.local.manifest import require_whole
 from swarm.engine.seam import EngineError
+from swarm.engine.training.checkpoints import Checkpoint, TrainerState, newest, put_back, require_whole, steps
 from swarm.engine.verl import checkpoints
 from swarm.protocol.runspec import RunSpec
 
@@ -37,12 +36,16 @@ def write(directory: Path, *all_steps: int, best: int | None = None) -> None:
         checkpoints.write(directory, state(step), ranks(), ranks=RANKS, keep=2, best=best)
 
 
+def found(directory: Path, count: int = RANKS) -> Checkpoint:
+    newest_one = newest(directory, lambda where, step: checkpoints.read(where, step, count))
+    assert newest_one is not None
+    return newest_one
+
+
 def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
     write(tmp_path, 1, 2, 3, 4, best=1)
     assert steps(tmp_path) == [1, 3, 4]
-    newest = checkpoints.newest(tmp_path, RANKS)
-    assert newest is not None
-    assert newest.step == 4
+    assert found(tmp_path).state.step == 4
 
 
 def test_what_a_rank_did_not_write_leaves_no_checkpoint(tmp_path: Path) -> None:
@@ -56,12 +59,12 @@ def test_what_a_rank_did_not_write_leaves_no_checkpoint(tmp_path: Path) -> None:
 def test_another_number_of_ranks_is_refused(tmp_path: Path) -> None:
     write(tmp_path, 1)
     with pytest.raises(EngineError, match="is of 2 verl ranks"):
-        checkpoints.newest(tmp_path, 4)
+        found(tmp_path, 4)
 
 
 def test_the_local_engine_names_the_engine_that_wrote_it(tmp_path: Path) -> None:
     write(tmp_path, 1)
-    for read in (lambda: of_one_process.newest(tmp_path), lambda: of_one_process.fingerprint(tmp_path, 1)):
+    for read in (lambda: newest(tmp_path, of_one_process.read), lambda: of_one_process.fingerprint(tmp_path, 1)):
         with pytest.raises(EngineError, match="--engine verl"):
             read()
 
@@ -80,7 +83,7 @@ def test_the_checkpoint_of_a_step_is_there_until_another_takes_its_name(
     monkeypatch.setattr(Path, "rename", refuse)
     with pytest.raises(OSError, match="Input/output"):
         write(tmp_path, 1)
-    assert checkpoints.verified(tmp_path, 1, RANKS).step == 1
+    assert checkpoints.read(tmp_path, 1, RANKS).state.step == 1
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
 
 
@@ -91,7 +94,7 @@ def test_the_next_write_puts_back_what_a_killed_one_was_replacing(tmp_path: Path
     (tmp_path / "step-00000001").rename(tmp_path / name)
     write(tmp_path, 2)
     assert steps(tmp_path) == [1, 2]
-    assert checkpoints.verified(tmp_path, 1, RANKS).step == 1
+    assert checkpoints.read(tmp_path, 1, RANKS).state.step == 1
 
 
 @pytest.mark.parametrize("name", ["step-00000001", ".unfinished-replaced-1", ".unfinished-replaced-step-00000001"])
@@ -120,6 +123,4 @@ def test_a_manifest_of_another_shape_is_passed_over(tmp_path: Path) -> None:
     write(tmp_path, 1)
     write(tmp_path, 2)
     (tmp_path / "step-00000002" / "manifest.json").write_text("[]")
-    found = checkpoints.newest(tmp_path, RANKS)
-    assert found is not None
-    assert found.step == 1
+    assert found(tmp_path).state.step == 1

@@ -16,11 +16,11 @@ import pytest
 
 from foundation.clock import SystemClock
 from swarm.engine.seam import EngineDown, EngineError
+from swarm.engine.training.channel import Command, Publish, Reply, Resume
 from swarm.engine.verl.driver import DriverHandle
 from swarm.engine.verl.driver_process import _pad_token
 from swarm.engine.verl.engine import VerlEngine, VerlLayout
 from swarm.engine.verl.settings import LOOK_EVERY_S, VerlSettings
-from swarm.engine.verl.wire import Command, Publish, Reply, Resume
 from swarm.models.folder import ModelFolder
 from swarm.protocol.episodes import WeightsVersion
 
@@ -85,7 +85,6 @@ async def test_who_no_longer_waits_for_weights_leaves_sampling_as_it_was_found(
         return Reply(number=len(asked), step=1)
 
     monkeypatch.setattr(engine.driver, "ask", ask)
-    monkeypatch.setattr(engine, "_run_is_open", True)
     serving = asyncio.create_task(engine.serve(WeightsVersion(run_id="r", branch=0, step=1)))
     await frozen.wait()
     serving.cancel()
@@ -113,7 +112,7 @@ async def test_what_hangs_on_processors_was_silent_for_as_long_as_they_are_waite
     silent_s = {}
     for device in ("cpu", "cuda"):
         greeting = AsyncMock(return_value=Reply(number=1, device=device))
-        handle._connection = cast(Any, SimpleNamespace(greeting=greeting))
+        handle._channel = cast(Any, SimpleNamespace(greeting=greeting))
         await handle._ready(cast(Any, None))
         hung_status = handle._supervisor._hung_status
         assert hung_status is not None

@@ -16,8 +16,8 @@ import httpx
 import pytest
 
 from foundation.clock import SystemClock
-from swarm.engine.limits import LEAST_LIMIT_S
 from swarm.engine.seam import EngineDown, EngineError, EngineHealth, RunContext, TrainBatch, TrainerCrashed
+from swarm.engine.training.limits import LEAST_LIMIT_S
 from swarm.engine.verl.engine import VerlEngine, VerlLayout
 from swarm.models.folder import ModelFolder
 from swarm.protocol.episodes import WeightsVersion
@@ -239,9 +239,9 @@ def _hung_since(heard: list[EngineHealth]) -> float:
 
 
 def _a_rank(engine: VerlEngine) -> int:
-    guardian = engine.driver.process_id
-    assert guardian is not None
-    titles = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in _below(guardian)}
+    reaper = engine.driver.process_id
+    assert reaper is not None
+    titles = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in _below(reaper)}
     return next(pid for pid, title in titles.items() if title.startswith(b"ray::RankWorker"))
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from swarm.engine.lesson import branches, select
 from swarm.engine.seam import TrainCall, TrainingRefused
+from swarm.engine.training.selection import branches, select
 from swarm.engine.tree import Branch
 from swarm.engine.verl.timelines import Row, filled_up, merged, side_by_side
 from tests.swarm.engine.batches import branching_batch, call
@@ -64,7 +64,7 @@ def test_episodes_do_not_share_rows() -> None:
 
 def test_every_use_of_a_batch_stands_in_one_row() -> None:
     batch = branching_batch(algorithm={"kl": 0.1})
-    lessons = select(batch).lessons
+    lessons = select(batch).trained
     made = branches(lessons, batch.spec.algorithm)
     episode = {made.call_id: lesson.episode_id for lesson in lessons for made in lesson.calls}
     rows = merged(made, [episode[made.call.call_id] for made in made])

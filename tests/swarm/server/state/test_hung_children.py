@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from foundation.clock import ManualClock
-from swarm.engine.limits import LEAST_LIMIT_S
+from swarm.engine.training.limits import LEAST_LIMIT_S
 from swarm.protocol.status import Hang, Phase
 from tests.fakes.hanging_trainer import HangingEngine
 from tests.swarm.server.state.world import PATIENCE_S, World, running

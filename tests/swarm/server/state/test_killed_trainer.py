@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from foundation.clock import ManualClock
-from swarm.engine.local.supervisor import BackOff, ChildCommand, ChildProcess, Supervisor
 from swarm.engine.seam import EngineHealth, RunContext, StepOutcome, TrainBatch, TrainerCrashed
+from swarm.engine.training.supervisor import BackOff, ChildCommand, ChildProcess, Supervisor
 from swarm.server.training_loop import CRASHES_ALLOWED
 from tests.fakes.engine import FaultyEngine
 from tests.swarm.server.state.world import running

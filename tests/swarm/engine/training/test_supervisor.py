@@ -17,12 +17,11 @@ from typing import Any, cast
 import pytest
 
 from foundation.clock import SystemClock
-from swarm.engine.limits import Silence
-from swarm.engine.local.connection import Connection
-from swarm.engine.local.supervisor import BackOff, ChildCommand, ChildProcess, HungStatus, Supervisor
 from swarm.engine.local.threads import yielding_threads
-from swarm.engine.local.wire import Answer
 from swarm.engine.seam import EngineDown, EngineError, EngineHealth
+from swarm.engine.training.channel import Channel
+from swarm.engine.training.limits import Silence
+from swarm.engine.training.supervisor import BackOff, ChildCommand, ChildProcess, HungStatus, Supervisor
 
 pytestmark = pytest.mark.anyio
 
@@ -73,9 +72,9 @@ def alive(pid: int) -> bool:
         return False
 
 
-def below(guardian: int) -> int:
-    """The child of a guardian."""
-    return int(Path(f"/proc/{guardian}/task/{guardian}/children").read_text().split()[0])
+def below(reaper: int) -> int:
+    """The child of a reaper."""
+    return int(Path(f"/proc/{reaper}/task/{reaper}/children").read_text().split()[0])
 
 
 def segment_is_there(name: str) -> bool:
@@ -142,17 +141,17 @@ async def test_a_start_that_fails_in_a_way_nobody_foresaw_fails_for_good_and_say
 
 
 async def test_a_child_that_cannot_be_asked_in_a_way_nobody_foresaw_is_ended(tmp_path: Path) -> None:
-    guardians: list[int] = []
+    reapers: list[int] = []
 
     async def ready(child: ChildProcess) -> None:
-        guardians.append(child.guardian_pid)
+        reapers.append(child.reaper_pid)
         raise TypeError("no such thing")
 
     async with supervised(tmp_path, ready=ready) as supervisor, asyncio.timeout(20):
         with pytest.raises(EngineDown, match="TypeError: no such thing"):
             await supervisor.boot()
         assert supervisor.child is None
-        assert not alive(guardians[0])
+        assert not alive(reapers[0])
 
 
 async def test_a_child_that_the_system_killed_is_said_to_have_run_out_of_memory(tmp_path: Path) -> None:
@@ -241,7 +240,7 @@ async def test_whoever_is_cancelled_while_a_child_ends_does_not_go_on(tmp_path: 
     class Ends:
         """The child's process, whose end is seen at a turn of the loop that we choose."""
 
-        pid, returncode = child.guardian_pid, None
+        pid, returncode = child.reaper_pid, None
 
         async def wait(self) -> int:
             await ended.wait()
@@ -279,12 +278,12 @@ async def test_a_shutdown_while_a_child_is_being_ended_still_ends_it(tmp_path: P
         booting = asyncio.create_task(supervisor.boot())
         await refused.wait()
         assert supervisor.child is not None
-        guardian = supervisor.child.guardian_pid
+        reaper = supervisor.child.reaper_pid
         await asyncio.sleep(0.05)
         await supervisor.shutdown()
         with pytest.raises(EngineDown):
             await booting
-        assert not alive(guardian)
+        assert not alive(reaper)
 
 
 async def test_a_failed_child_may_be_booted_again_by_hand(tmp_path: Path) -> None:
@@ -360,7 +359,7 @@ async def test_stopping_a_child_ends_its_own_children_and_frees_their_shared_mem
     assert not segment_is_there(segment)
 
 
-async def test_what_a_killed_guardian_leaves_is_ended_before_the_next_start(tmp_path: Path) -> None:
+async def test_what_a_killed_reaper_leaves_is_ended_before_the_next_start(tmp_path: Path) -> None:
     note = tmp_path / "pid"
     code = textwrap.dedent(f"""
         import subprocess, sys, time
@@ -373,7 +372,7 @@ async def test_what_a_killed_guardian_leaves_is_ended_before_the_next_start(tmp_
         await supervisor.boot()
         inner = int(note.read_text())
         assert supervisor.child is not None
-        os.kill(supervisor.child.guardian_pid, signal.SIGKILL)
+        os.kill(supervisor.child.reaper_pid, signal.SIGKILL)
         await until(lambda: not supervisor.health.ready)
         await supervisor.boot()
         assert not alive(inner)
@@ -381,7 +380,7 @@ async def test_what_a_killed_guardian_leaves_is_ended_before_the_next_start(tmp_
     assert not alive(int(note.read_text()))
 
 
-async def test_what_intels_runtime_noted_goes_with_the_next_start_after_a_killed_guardian(tmp_path: Path) -> None:
+async def test_what_intels_runtime_noted_goes_with_the_next_start_after_a_killed_reaper(tmp_path: Path) -> None:
     preloaded = yielding_threads({})
     if not preloaded:
         pytest.skip("vLLM brings no OpenMP runtime of Intel's along here")
@@ -395,7 +394,7 @@ async def test_what_intels_runtime_noted_goes_with_the_next_start_after_a_killed
     [said] = [line for line in killed.last_lines().splitlines() if line.startswith("up")]
     pid = said.split()[1]
     assert runtime_is_noted(pid)
-    os.kill(killed.guardian_pid, signal.SIGKILL)
+    os.kill(killed.reaper_pid, signal.SIGKILL)
     await until(lambda: not alive(int(pid)))
     await (await ChildProcess.start(asked)).stop(0)
     assert not runtime_is_noted(pid)
@@ -407,7 +406,7 @@ async def test_a_child_dies_with_a_server_that_is_killed(tmp_path: Path) -> None
     server_code = textwrap.dedent(f"""
         import asyncio, os, sys
         from pathlib import Path
-        from swarm.engine.local.supervisor import ChildCommand, ChildProcess
+        from swarm.engine.training.supervisor import ChildCommand, ChildProcess
         async def main():
             argv, log_path = [sys.executable, "-c", {child_code!r}], Path({str(tmp_path)!r}, "log")
             await ChildProcess.start(ChildCommand(name="c", argv=argv, env=dict(os.environ), log_path=log_path))
@@ -429,7 +428,7 @@ def open_descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-def guardians(tmp_path: Path) -> list[int]:
+def reapers(tmp_path: Path) -> list[int]:
     """Those that were noted and live."""
     session = tmp_path / "child.log.session"
     noted = [int(session.read_text().split()[0])] if session.exists() else []
@@ -443,17 +442,17 @@ async def test_a_start_that_is_cancelled_leaves_neither_a_child_nor_a_descriptor
     def made(descriptor: int) -> ChildCommand:
         return replace(command(tmp_path, SERVES), pass_fds=(descriptor,))
 
-    starting = asyncio.ensure_future(Connection.start(made, Answer, "child"))
+    starting = asyncio.ensure_future(Channel.start(made, "child"))
     for _ in range(turns):
         await asyncio.sleep(0)
     starting.cancel()
     try:
-        connection = await starting
+        channel = await starting
     except asyncio.CancelledError:
-        await until(lambda: not guardians(tmp_path))
+        await until(lambda: not reapers(tmp_path))
     else:
-        await connection.child.stop(grace_s=0)
-        await connection.close()
+        await channel.child.stop(grace_s=0)
+        await channel.close()
     await until(lambda: open_descriptors() == before)
 
 
@@ -464,7 +463,7 @@ async def test_a_child_that_cannot_be_noted_is_ended(tmp_path: Path, monkeypatch
         noted.append(int(data.split()[0]))
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("swarm.engine.local.supervisor.write_atomically", full)
+    monkeypatch.setattr("swarm.engine.training.supervisor.write_atomically", full)
     before = open_descriptors()
     with pytest.raises(OSError, match="No space left"):
         await ChildProcess.start(command(tmp_path, SERVES))
@@ -483,7 +482,7 @@ async def test_a_child_that_is_found_hung_is_ended_though_it_hears_no_signal_and
         looks += 1
         if looks > 1:
             await asyncio.Event().wait()
-        os.kill(below(child.guardian_pid), signal.SIGSTOP)
+        os.kill(below(child.reaper_pid), signal.SIGSTOP)
         return Silence(reason="the child sleeps", since=5.0)
 
     async with supervised(tmp_path, watch=watch, on_health=seen.append) as supervisor:

@@ -1,6 +1,6 @@
 """A small process between a server and one of its children: no child outlives the server or leaves anything behind.
 
-Run as a script: `python -I -S guardian.py ALIVE_FD PASSED_FDS COMMAND...`. It starts the command in a process group of
+Run as a script: `python -I -S reaper.py ALIVE_FD PASSED_FDS COMMAND...`. It starts the command in a process group of
 its own and ends with its exit status (128 + signal). When the other end of ALIVE_FD closes, because the server closed
 it or was killed, it kills the command and every process that came from it. SIGTERM is passed on. Shared memory of
 killed processes is removed. Imports the standard library alone.
@@ -98,9 +98,9 @@ def _end_all(child: int, segments: set[str]) -> None:
 
 
 def end_session(leader: int, started: int) -> None:
-    """Kill what is left of a guardian's session after the guardian itself was killed, and free its shared memory.
+    """Kill what is left of a reaper's session after the reaper itself was killed, and free its shared memory.
 
-    started: the guardian's start time (`start_time`), so that a later process with its id is left alone.
+    started: the reaper's start time (`start_time`), so that a later process with its id is left alone.
     """
     if start_time(leader) not in (None, started):
         return
@@ -114,7 +114,7 @@ def end_session(leader: int, started: int) -> None:
 
 
 def _notes_of_the_dead() -> set[str]:
-    """What Intel's runtime noted for processes of this user that are gone: one died together with its guardian, whoever it was."""
+    """What Intel's runtime noted for processes of this user that are gone: one died together with its reaper, whoever it was."""
     notes = [(path, path.name.removeprefix(_RUNTIME_NOTE).split("_")) for path in _SHM.glob(f"{_RUNTIME_NOTE}*")]
     return {
         str(path)

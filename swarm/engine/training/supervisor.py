@@ -1,4 +1,4 @@
-"""Child processes of a server: started under a guardian, watched, restarted with back-off, ended without a trace.
+"""Child processes of a server: started under a reaper, watched, restarted with back-off, ended without a trace.
 
 Knows nothing of what a child does: how it is started and when it is ready come in as functions.
 """
@@ -18,9 +18,9 @@ from typing import Any, BinaryIO
 from foundation.clock import Clock
 from foundation.logs import redact
 from foundation.paths import write_atomically
-from swarm.engine.limits import Expected, Silence, Work
-from swarm.engine.local import guardian
 from swarm.engine.seam import EngineDown, EngineError, EngineHealth
+from swarm.engine.training import reaper
+from swarm.engine.training.limits import Expected, Silence, Work
 
 _LOG = logging.getLogger(__name__)
 _KILL_LIMIT_S = 10.0
@@ -66,7 +66,7 @@ class ChildProcess:
         try:
             with _fresh_log(command.log_path) as log:
                 process = await asyncio.create_subprocess_exec(
-                    *(sys.executable, "-I", "-S", guardian.__file__, str(guard_fd), passed, *command.argv),
+                    *(sys.executable, "-I", "-S", reaper.__file__, str(guard_fd), passed, *command.argv),
                     env=dict(command.env),
                     cwd=command.cwd,
                     stdin=asyncio.subprocess.DEVNULL,
@@ -75,9 +75,9 @@ class ChildProcess:
                     pass_fds=(guard_fd, *command.pass_fds),
                     start_new_session=True,
                 )
-            began = guardian.start_time(process.pid) or 0
+            began = reaper.start_time(process.pid) or 0
             write_atomically(session_file, f"{process.pid} {began}".encode())
-        except BaseException:  # also cancelled: with this descriptor closed the guardian ends whatever was started
+        except BaseException:  # also cancelled: with this descriptor closed the reaper ends whatever was started
             os.close(alive_fd)
             raise
         finally:
@@ -89,15 +89,15 @@ class ChildProcess:
         return self._process.returncode is None
 
     @property
-    def guardian_pid(self) -> int:
+    def reaper_pid(self) -> int:
         return self._process.pid
 
     async def wait(self) -> int:
         """Exit status of the command; 128 + signal when a signal ended it."""
         code = await self._process.wait()
         self._let_go()
-        if code < 0:  # the guardian itself was killed, and could not clean up
-            guardian.end_session(self._process.pid, self._began)
+        if code < 0:  # the reaper itself was killed, and could not clean up
+            reaper.end_session(self._process.pid, self._began)
         return code
 
     async def stop(self, grace_s: float = 5.0) -> None:
@@ -106,7 +106,7 @@ class ChildProcess:
         if self.running and grace_s > 0:
             self._signal(signal.SIGTERM)
             await self._ended_within(grace_s)
-        self._let_go()  # the guardian kills whatever is left
+        self._let_go()  # the reaper kills whatever is left
         if not await self._ended_within(_KILL_LIMIT_S):
             self._signal(signal.SIGKILL)
             await self.wait()
@@ -156,12 +156,12 @@ class ChildProcess:
 
 
 def _end_left_over(session_file: Path) -> None:
-    """End what a server that was killed together with its guardian may have left of the same child."""
+    """End what a server that was killed together with its reaper may have left of the same child."""
     try:
         leader, began = (int(text) for text in session_file.read_text().split())
     except (FileNotFoundError, ValueError):
         return  # there was none, or it was being written when the power went
-    guardian.end_session(leader, began)
+    reaper.end_session(leader, began)
 
 
 def _fresh_log(path: Path) -> BinaryIO:

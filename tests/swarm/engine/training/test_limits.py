@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from foundation.clock import ManualClock
-from swarm.engine.limits import LEAST_LIMIT_S, Expected, Unanswered, Work
-from swarm.engine.local.workload import ModelWork
+from swarm.engine.training.limits import LEAST_LIMIT_S, Expected, ModelWork, Unanswered, Work
 from swarm.models.folder import ModelFolder
 from swarm.protocol.runspec import RunSpec
 from tests.swarm.engine.batches import PROMPT, batch, call, episode, group

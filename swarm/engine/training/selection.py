@@ -1,28 +1,31 @@
-"""What a batch has to teach: which episodes are trained, with which advantages and weights, and why the others are not.
+"""What a batch trains: which episodes, with which advantages and weights, in which minibatches, and why not the others.
 
 Pure arithmetic on rewards; knows neither tokens' meaning nor tensors.
 """
 
 from __future__ import annotations
 
+import math
+import random
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, pairwise
 from statistics import fmean, pstdev
 
+from foundation.ids import derived_seed
 from swarm.engine.algorithms import algorithm_of
 from swarm.engine.algorithms.base import Algorithm
 from swarm.engine.algorithms.rewards import Credit, Trajectory
 from swarm.engine.seam import TrainBatch, TrainCall, TrainEpisode, TrainGroup
 from swarm.engine.tree import Branch, merged_tokens, timeline_numbers
 from swarm.protocol.episodes import DropReason
-from swarm.protocol.runspec import AlgorithmSpec
+from swarm.protocol.runspec import AlgorithmSpec, OptimizerSpec, RunSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lesson:
-    """One trained episode: its trainable calls, each with the advantage of its agent."""
+class TrainedEpisode:
+    """The trainable calls of an episode, each with the advantage of its agent."""
 
     episode_id: str
     group: int
@@ -35,7 +38,7 @@ class Lesson:
 class Selection:
     """A batch, sorted into what is trained and what is not (episode id → the ledger's reason)."""
 
-    lessons: list[Lesson]
+    trained: list[TrainedEpisode]
     untrained: dict[str, str]
 
 
@@ -58,7 +61,7 @@ def select(batch: TrainBatch) -> Selection:
     actors = _actors(batch, algorithm)
     advantages = dict(zip(actors, algorithm.outcomes(list(actors.values())), strict=True))
     flat = _flat_groups(advantages, algorithm) if algorithm.rewards_alone else set()
-    lessons: list[Lesson] = []
+    trained: list[TrainedEpisode] = []
     untrained: dict[str, str] = {}
     for number, group in enumerate(batch.groups):
         for index, episode in enumerate(group.episodes):
@@ -69,8 +72,8 @@ def select(batch: TrainBatch) -> Selection:
                 untrained[episode.episode_id] = DropReason.ZERO_VARIANCE.value
             else:
                 own = [advantages[number, index, call.agent] for call in calls]
-                lessons.append(Lesson(episode_id=episode.episode_id, group=number, calls=calls, advantages=own))
-    return Selection(lessons=lessons, untrained=untrained)
+                trained.append(TrainedEpisode(episode_id=episode.episode_id, group=number, calls=calls, advantages=own))
+    return Selection(trained=trained, untrained=untrained)
 
 
 def credit(batch: TrainBatch, notes: Mapping[str, CallNotes]) -> dict[str, Credit]:
@@ -99,33 +102,37 @@ def is_flat(group: TrainGroup) -> bool:
     return all(len(set(_rewards(group, agent))) == 1 for agent in _agents(group))
 
 
-def trainable_calls(episode: TrainEpisode, algorithm: AlgorithmSpec) -> list[TrainCall]:
-    """Calls whose distribution can be recomputed; truncated ones by the spec."""
-    return [
-        call
-        for call in episode.calls
-        if call.sampled_ids and _reproducible(call) and (algorithm.train_truncated or not call.truncated)
-    ]
+def untrained_reason(call: TrainCall, spec: AlgorithmSpec) -> DropReason | None:
+    """Why a call carries no loss whatever its reward; None: it may."""
+    if not call.sampled_ids:
+        return DropReason.NO_CALLS
+    if not call.reproducible or call.temperature <= 0:  # at temperature 0 nothing was drawn from a distribution
+        return DropReason.UNREPRODUCIBLE_SAMPLING
+    return DropReason.TRUNCATED if call.truncated and not spec.train_truncated else None
 
 
-def branches(lessons: Sequence[Lesson], spec: AlgorithmSpec) -> list[Branch]:
-    """The calls of the lessons, weighted so that the weights of all their tokens add up to one, except for `constant`.
+def trainable_calls(episode: TrainEpisode, spec: AlgorithmSpec) -> list[TrainCall]:
+    return [call for call in episode.calls if untrained_reason(call, spec) is None]
+
+
+def branches(episodes: Sequence[TrainedEpisode], spec: AlgorithmSpec) -> list[Branch]:
+    """The calls of the episodes, weighted so that the weights of all their tokens add up to one, except for `constant`.
 
     Calls that cannot move the weights are left out; the others keep the weight that they have among all.
     """
-    tokens = sum(len(call.sampled_ids) for lesson in lessons for call in lesson.calls)
+    tokens = sum(len(call.sampled_ids) for episode in episodes for call in episode.calls)
     all_count = not algorithm_of(spec).rewards_alone
-    units = [_units(lesson.calls, spec) for lesson in lessons]
+    units = [_units(episode.calls, spec) for episode in episodes]
     number_of_units = sum(len(set(own)) for own in units)
     made = []
-    for lesson, own in zip(lessons, units, strict=True):
+    for episode, own in zip(episodes, units, strict=True):
         size_of: Counter[int] = Counter()
-        for unit, call in zip(own, lesson.calls, strict=True):
+        for unit, call in zip(own, episode.calls, strict=True):
             size_of[unit] += len(call.sampled_ids)
-        for call, unit, advantage in zip(lesson.calls, own, lesson.advantages, strict=True):
+        for call, unit, advantage in zip(episode.calls, own, episode.advantages, strict=True):
             per_token = {
                 "token": 1.0 / tokens,
-                "constant": 1.0 / (len(lessons) * spec.loss_length),
+                "constant": 1.0 / (len(episodes) * spec.loss_length),
             }.get(spec.loss_agg, 1.0 / (number_of_units * size_of[unit]))
             if advantage or all_count:
                 made.append(Branch(call=call, advantage=advantage, weight=per_token))
@@ -141,6 +148,40 @@ def _units(calls: Sequence[TrainCall], spec: AlgorithmSpec) -> list[int]:
             return timeline_numbers(calls)
         case _:
             return [0] * len(calls)
+
+
+def minibatches(episodes: Sequence[TrainedEpisode], spec: RunSpec, step: int) -> list[list[TrainedEpisode]]:
+    """At most `optimizer.minibatches` parts of nearly equal size.
+
+    Episodes of a group stay together as far as the sizes allow, since they share their prompts; with several parts the
+    groups are shuffled, by the run's seed.
+    """
+    count = min(spec.optimizer.minibatches, len(episodes))
+    by_group: dict[int, list[TrainedEpisode]] = {}
+    for episode in episodes:
+        by_group.setdefault(episode.group, []).append(episode)
+    groups = list(by_group.values())
+    if count > 1:
+        random.Random(derived_seed(spec.seed, "minibatches", step)).shuffle(groups)
+    ordered = [episode for group in groups for episode in group]
+    edges = [len(ordered) * number // count for number in range(count + 1)]
+    return [ordered[first:last] for first, last in pairwise(edges)]
+
+
+def learning_rate_at(optimizer: OptimizerSpec, step: int, total_steps: int | None) -> float:
+    """Linear warm-up, then the schedule; the first step is 1.
+
+    Decaying schedules end at `limits.steps` (total_steps); in a run without that limit the rate stays constant.
+    """
+    rate = optimizer.learning_rate
+    if step <= optimizer.warmup:
+        return rate * step / optimizer.warmup
+    if optimizer.schedule == "constant" or total_steps is None:
+        return rate
+    done = min(1.0, (step - 1 - optimizer.warmup) / max(1, total_steps - optimizer.warmup))
+    if optimizer.schedule == "linear":
+        return rate * (1.0 - done)
+    return rate * 0.5 * (1.0 + math.cos(math.pi * done))
 
 
 def reward_metrics(batch: TrainBatch) -> dict[str, float]:
@@ -210,15 +251,8 @@ def _rewards(group: TrainGroup, agent: str | None) -> list[float]:
     return [(episode.agent_rewards or {}).get(agent or "", episode.reward) for episode in group.episodes]
 
 
-def _reproducible(call: TrainCall) -> bool:
-    """At temperature 0 nothing was drawn from a distribution."""
-    return call.reproducible and call.temperature > 0
-
-
-def _why_not(episode: TrainEpisode, algorithm: AlgorithmSpec) -> str:
-    sampled = [call for call in episode.calls if call.sampled_ids]
-    if not sampled:
-        return DropReason.NO_CALLS.value
-    if any(_reproducible(call) for call in sampled):
-        return DropReason.TRUNCATED.value
-    return DropReason.UNREPRODUCIBLE_SAMPLING.value
+def _why_not(episode: TrainEpisode, spec: AlgorithmSpec) -> str:
+    """Of an episode with no trainable call: the reason of the call that came closest."""
+    reasons = {untrained_reason(call, spec) for call in episode.calls}
+    closest = (DropReason.TRUNCATED, DropReason.UNREPRODUCIBLE_SAMPLING)
+    return next((reason for reason in closest if reason in reasons), DropReason.NO_CALLS).value

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from foundation.clock import SystemClock
-from swarm.engine.local import checkpoints
 from swarm.engine.local.forward import Policy
-from swarm.engine.local.wire import OpenRun
-from swarm.engine.local.workshop import Workshop
+from swarm.engine.local.session import LocalSession
 from swarm.engine.seam import EngineError
+from swarm.engine.training import checkpoints
+from swarm.engine.training.channel import OpenRun
 from swarm.models.folder import ModelFolder
 from tests.swarm.engine.batches import batch, branching_batch, conversation, group
 
@@ -22,16 +22,16 @@ def test_going_back_with_another_model_hosted_is_refused_and_loses_no_checkpoint
 ) -> None:
     batches = [branching_batch(step=step) for step in (1, 2)]
 
-    def opened(fingerprint: str, branch: int, at_step: int | None) -> Workshop:
-        shop = Workshop(Policy.load(tiny_llama.path), fingerprint, SystemClock())
+    def opened(fingerprint: str, branch: int, at_step: int | None) -> LocalSession:
+        session = LocalSession(Policy.load(tiny_llama.path), fingerprint, SystemClock())
         wanted = OpenRun(run_id="run", branch=branch, spec=batches[0].spec, directory=tmp_path, at_step=at_step)
-        shop.open_run(wanted)
-        return shop
+        session.open_run(wanted)
+        return session
 
-    shop = opened(tiny_llama.fingerprint, 0, None)
+    session = opened(tiny_llama.fingerprint, 0, None)
     for made in batches:
-        shop.train(made)
-        shop.checkpoint()
+        session.train(made)
+        session.checkpoint()
     with pytest.raises(EngineError, match="serve the model that the run was started with"):
         opened("0" * 64, 1, 1)
     assert checkpoints.steps(tmp_path) == [1, 2]
@@ -49,12 +49,12 @@ def test_a_checkpoint_that_was_being_replaced_is_there_still(
     tiny_llama: ModelFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: BaseException, at_step: int | None
 ) -> None:
     made = branching_batch()
-    shop = Workshop(Policy.load(tiny_llama.path), tiny_llama.fingerprint, SystemClock())
+    session = LocalSession(Policy.load(tiny_llama.path), tiny_llama.fingerprint, SystemClock())
     wanted = OpenRun(run_id="run", branch=0, spec=made.spec, directory=tmp_path, at_step=None)
-    shop.open_run(wanted)
-    shop.train(made)
-    shop.checkpoint()
-    whole, rename = shop.fingerprint(), Path.rename
+    session.open_run(wanted)
+    session.train(made)
+    session.checkpoint()
+    whole, rename = session.fingerprint(), Path.rename
 
     def interrupted(self: Path, target: Path) -> Path:
         if self.name == ".unfinished-1":
@@ -63,11 +63,11 @@ def test_a_checkpoint_that_was_being_replaced_is_there_still(
 
     monkeypatch.setattr(Path, "rename", interrupted)
     with pytest.raises(type(fault)):
-        shop.checkpoint()
+        session.checkpoint()
     monkeypatch.undo()
-    assert shop.open_run(wanted.model_copy(update={"at_step": at_step})) == 1
-    assert shop.fingerprint() == whole
-    shop.checkpoint()
+    assert session.open_run(wanted.model_copy(update={"at_step": at_step})) == 1
+    assert session.fingerprint() == whole
+    session.checkpoint()
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
 
 
@@ -75,35 +75,35 @@ def test_a_checkpoint_that_was_being_replaced_is_there_still(
 def test_a_checkpoint_of_other_parameters_is_refused_with_both(
     tiny_llama: ModelFolder, tmp_path: Path, one: Any, other: Any
 ) -> None:
-    shop = Workshop(Policy.load(tiny_llama.path), tiny_llama.fingerprint, SystemClock())
+    session = LocalSession(Policy.load(tiny_llama.path), tiny_llama.fingerprint, SystemClock())
     first = branching_batch(parameters=one)
-    shop.open_run(OpenRun(run_id="run", branch=0, spec=first.spec, directory=tmp_path, at_step=None))
-    shop.train(first)
-    shop.checkpoint()
+    session.open_run(OpenRun(run_id="run", branch=0, spec=first.spec, directory=tmp_path, at_step=None))
+    session.train(first)
+    session.checkpoint()
     then = branching_batch(parameters=other).spec
     with pytest.raises(EngineError, match="open it with those of the checkpoint"):
-        shop.open_run(OpenRun(run_id="run", branch=0, spec=then, directory=tmp_path, at_step=None))
-    assert shop.open_run(OpenRun(run_id="run", branch=0, spec=first.spec, directory=tmp_path, at_step=None)) == 1
+        session.open_run(OpenRun(run_id="run", branch=0, spec=then, directory=tmp_path, at_step=None))
+    assert session.open_run(OpenRun(run_id="run", branch=0, spec=first.spec, directory=tmp_path, at_step=None)) == 1
 
 
 def test_a_manifest_of_another_shape_is_passed_over(tiny_llama: ModelFolder, tmp_path: Path) -> None:
-    shop = Workshop(Policy.load(tiny_llama.path), tiny_llama.fingerprint, SystemClock())
+    session = LocalSession(Policy.load(tiny_llama.path), tiny_llama.fingerprint, SystemClock())
     wanted = OpenRun(run_id="run", branch=0, spec=branching_batch().spec, directory=tmp_path, at_step=None)
-    shop.open_run(wanted)
+    session.open_run(wanted)
     for step in (1, 2):
-        shop.train(branching_batch(step=step))
-        shop.checkpoint()
+        session.train(branching_batch(step=step))
+        session.checkpoint()
     for text in ("[]", '"', '{"weights.safetensors": null}'):
         (tmp_path / "step-00000002" / "manifest.json").write_text(text)
-        assert shop.open_run(wanted) == 1
+        assert session.open_run(wanted) == 1
 
 
 @pytest.mark.parametrize(("one", "other"), [("adamw", "adafactor"), ("adafactor", "adamw")])
 def test_an_optimiser_that_was_named_but_has_not_stepped_yet_begins_anew_after_a_restore_too(
     tiny_llama: ModelFolder, tmp_path: Path, one: str, other: str
 ) -> None:
-    fresh = Workshop(Policy.load(tiny_llama.path), tiny_llama.fingerprint, SystemClock())
-    live = Workshop(Policy.load(tiny_llama.path), tiny_llama.fingerprint, SystemClock())
+    fresh = LocalSession(Policy.load(tiny_llama.path), tiny_llama.fingerprint, SystemClock())
+    live = LocalSession(Policy.load(tiny_llama.path), tiny_llama.fingerprint, SystemClock())
     first = branching_batch(optimizer={"name": one, "learning_rate": 1e-3})
     then: dict[str, Any] = {"optimizer": {"name": other, "learning_rate": 1e-3}}
     equal = group("a", conversation("a1", 1.0, [[70, 2]]), conversation("a2", 1.0, [[71, 2]]))
@@ -113,6 +113,6 @@ def test_an_optimiser_that_was_named_but_has_not_stepped_yet_begins_anew_after_a
     live.train(batch(equal, step=2, **then))
     live.checkpoint()
     assert fresh.open_run(wanted) == 2
-    for shop in (live, fresh):
-        shop.train(branching_batch(step=3, **then))
+    for session in (live, fresh):
+        session.train(branching_batch(step=3, **then))
     assert fresh.fingerprint() == live.fingerprint()

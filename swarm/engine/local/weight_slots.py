@@ -20,10 +20,10 @@ _SLOTS = ("a", "b")
 _PREFIX = "swarm-weights"
 
 
-class WeightsRoom:
-    """Its directory is locked while it is open, so that whoever opens a room next removes those of killed servers.
+class WeightSlots:
+    """Its directory is locked while it is open, so that whoever opens one next removes those of killed servers.
 
-    path: the directory while the room is open, else None.
+    path: the directory while it is open, else None.
     """
 
     FILE = "model.safetensors"
@@ -92,7 +92,7 @@ class WeightsRoom:
         self._served = slot
 
     def _made(self) -> tuple[Path, int]:
-        """A new room and its lock, once those of killed servers are gone. Raises: OSError, and leaves nothing."""
+        """A new directory and its lock, once those of killed servers are gone. Raises: OSError, and leaves nothing."""
         for left in memory_dir().glob(f"{_PREFIX}-{os.getuid()}-*"):
             _remove_if_free(left)
         path, lock = _made_and_locked()
@@ -118,7 +118,7 @@ class WeightsRoom:
 
 
 def new_checksum() -> xxhash.xxh3_128:
-    """Of weights on their way through a room. It guards against accidents: nobody else can enter the room."""
+    """Of weights on their way through a slot. It guards against accidents: nobody else can enter the directory."""
     return xxhash.xxh3_128()
 
 
@@ -139,7 +139,7 @@ def _take(file: Path, size: int) -> None:
 
 
 def _made_and_locked() -> tuple[Path, int]:
-    """A new room. Between its making and its locking another server may take it for a dead one's: then one more."""
+    """A new directory. Between its making and its locking another server may take it for a dead one's: then one more."""
     while True:
         path = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}-{os.getuid()}-", dir=memory_dir()))
         lock = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -150,7 +150,7 @@ def _made_and_locked() -> tuple[Path, int]:
 
 
 def _remove_if_free(path: Path) -> None:
-    """Remove a room that no living process holds."""
+    """Remove a directory that no living process holds."""
     try:
         lock = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

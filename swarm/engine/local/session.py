@@ -1,0 +1,115 @@
+"""The run that is open in the trainer process, and its policy."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from foundation.clock import Clock
+from foundation.ids import derived_seed
+from foundation.paths import write_atomically
+from swarm.engine.local import checkpoints
+from swarm.engine.local.adapters import CONFIG_FILE, folder_config, folder_weights
+from swarm.engine.local.checkpoints import Checkpoint
+from swarm.engine.local.forward import DTYPES, Policy
+from swarm.engine.local.learner import Learner
+from swarm.engine.local.tensor_file import hash_tensors, wider, write_tensors
+from swarm.engine.local.weight_slots import new_checksum
+from swarm.engine.seam import EngineError
+from swarm.engine.training.channel import Command, Export, Fingerprint, OpenRun, Reply
+from swarm.engine.training.checkpoints import TrainerState
+from swarm.engine.training.session import TrainingSession
+from swarm.protocol.runspec import ComputeType, LoraSpec, RunSpec
+
+
+class LocalSession(TrainingSession[Checkpoint]):
+    """served_in: what inference multiplies in.
+
+    offload_optimizer: between steps the optimiser's state lies in the machine's memory, whatever the policy lies in.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        fingerprint: str,
+        clock: Clock,
+        *,
+        served_in: ComputeType = "bfloat16",
+        offload_optimizer: bool = False,
+    ) -> None:
+        self._model = Learner(policy, clock)
+        self._policy = policy
+        self._served_in = DTYPES[served_in]
+        self._offload_optimizer = offload_optimizer
+        super().__init__(self._model, fingerprint, device="cuda" if policy.device.type == "cuda" else "cpu")
+
+    def carry_out(self, command: Command) -> Reply:
+        match command:
+            case Export():
+                step, checksum = self.export(command.file)
+                return Reply(step=step, checksum=checksum)
+            case Fingerprint():
+                step, sha256 = self.fingerprint()
+                return Reply(step=step, sha256=sha256)
+        return super().carry_out(command)
+
+    def export(self, file: Path) -> tuple[int, str]:
+        """Write the current weights for serving; returns their step and the file's checksum. Raises: OSError.
+
+        They are written as the hosted ones are stored, or in what inference multiplies in, whichever is wider.
+        """
+        self._open()
+        weights = self._weights()
+        served_as = self._policy.start
+        if (adapters := self._policy.adapters) is not None:
+            file.parent.mkdir(exist_ok=True)
+            write_atomically(file.parent / CONFIG_FILE, json.dumps(folder_config(adapters.spec, "hosted")).encode())
+            weights = served_as = folder_weights(weights)
+        dtypes = {name: wider(weight.dtype, self._served_in) for name, weight in served_as.items()}
+        return self._step, write_tensors(file, weights, dtypes, new_checksum)
+
+    def fingerprint(self) -> tuple[int, str]:
+        """The step that the weights stand at, and the hash that a checkpoint's manifest would have for them."""
+        self._open()
+        return self._step, hash_tensors(self._weights())
+
+    def _rest(self) -> None:
+        if self._offload_optimizer:
+            self._model.rest()
+
+    def _read(self, directory: Path, step: int) -> Checkpoint:
+        return checkpoints.read(directory, step)
+
+    def _reset(self, spec: RunSpec, seed: int) -> None:
+        lora = spec.parameters if isinstance(spec.parameters, LoraSpec) else None
+        self._policy.adapt(lora, derived_seed(spec.seed, "adapters"))
+        self._model.begin_run()
+        torch.manual_seed(seed)
+
+    def _restore(self, found: Checkpoint, wanted: OpenRun) -> None:
+        if _adapted(found.state.spec) != _adapted(wanted.spec):
+            raise EngineError(
+                f"the checkpoint of step {found.state.step} trained parameters = {found.state.spec.parameters!r}, and this run "
+                f"trains {wanted.spec.parameters!r}; open it with those of the checkpoint"
+            )
+        with torch.no_grad():
+            for name, weight in self._policy.trained.items():
+                weight.copy_(found.weights[name])
+        self._model.restore(found.moments)
+        state = bytes.fromhex(found.state.random_state)
+        torch.set_rng_state(torch.tensor(list(state), dtype=torch.uint8))
+
+    def _write(self, directory: Path, state: TrainerState, best: int | None) -> None:
+        made = Checkpoint(state=state, weights=self._weights(), moments=self._model.state())
+        checkpoints.write(directory, made, keep=state.spec.checkpoint.keep, best=best)
+
+    def _weights(self) -> dict[str, Tensor]:
+        return {name: weight.detach() for name, weight in self._policy.trained.items()}
+
+
+def _adapted(spec: RunSpec) -> tuple[int, frozenset[str]] | None:
+    """Rank and targets of the adapters, which name and shape what a checkpoint holds; None: all weights."""
+    return (spec.parameters.rank, frozenset(spec.parameters.targets)) if isinstance(spec.parameters, LoraSpec) else None

@@ -1,0 +1,128 @@
+"""What is measured while a step goes on, and the metrics of it (docs/metrics.md).
+
+Suffix of tensors: U uses (sampled tokens of trained calls).
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from foundation.ids import derived_seed
+from swarm.engine.algorithms.facts import TokenFacts, kl_to_start
+from swarm.engine.seam import TrainBatch, TrainingRefused
+from swarm.engine.training.selection import reward_metrics, token_metrics
+from swarm.protocol.runspec import RunSpec
+
+KL_SAMPLE = 64
+"""With kl = 0 the KL to the first weights is only a metric: it is measured on at least so many tokens of neighbouring calls."""
+Item = TypeVar("Item")
+
+
+@dataclass(slots=True)
+class WeightsChange:
+    """Squared norms, in double precision. moved: summed over a step's updates, which may undo one another."""
+
+    moved: float = 0.0
+    before: float = 0.0
+
+    def add(self, other: WeightsChange) -> None:
+        self.moved += other.moved
+        self.before = self.before or other.before
+
+    @property
+    def relative(self) -> float:
+        return math.sqrt(self.moved / self.before) if self.before else 0.0
+
+
+@dataclass(slots=True)
+class StepMetrics:
+    """Tokens are measured before the step moves the weights."""
+
+    loss: float = 0.0
+    grad_norm: float = 0.0
+    tokens: int = 0
+    computed: int = 0
+    priced: int = 0
+    clipped: float = 0.0
+    value_loss: float | None = None
+    """None: there is no critic."""
+    value_explained: float = 0.0
+    change: WeightsChange = field(default_factory=WeightsChange)
+    kls: list[Tensor] = field(default_factory=list)
+    _entropies: list[Tensor] = field(default_factory=list)
+    _mismatches: list[Tensor] = field(default_factory=list)
+
+    def add_tokens(self, logp_U: Tensor, entropy_U: Tensor, recorded_U: Tensor) -> None:
+        self._entropies.append(entropy_U)
+        self._mismatches.append((logp_U - recorded_U).abs())
+
+    def add_trained(self, logp_U: Tensor, entropy_U: Tensor, recorded_U: Tensor, start_U: Tensor | None) -> None:
+        """Tokens that are trained, once."""
+        self.tokens += len(logp_U)
+        self.add_tokens(logp_U, entropy_U, recorded_U)
+        if start_U is not None:
+            self.kls.append(kl_to_start(logp_U, start_U))
+
+    def add_pass(self, tokens: int, clipped: float) -> None:
+        """Tokens whenever they are priced."""
+        self.priced += tokens
+        self.clipped += clipped
+
+    def judge_critic(self, facts: Sequence[TokenFacts]) -> None:
+        """How well the critic foresaw its targets: 1 - Var(target - value) / Var(target)."""
+        value = torch.cat([each.value_U for each in facts if each.value_U is not None]).double()
+        target = torch.cat([each.target_U for each in facts if each.target_U is not None]).double()
+        spread = float(target.var(unbiased=False))
+        self.value_explained = 1.0 - float((target - value).var(unbiased=False)) / spread if spread else 0.0
+
+    def of_step(self, batch: TrainBatch, learning_rate: float) -> dict[str, float]:
+        """All of the step's metrics. Raises: TrainingRefused when one is not finite, or a step left the weights as they were."""
+        metrics = reward_metrics(batch) | token_metrics(batch) | self._own() | {"learning_rate": learning_rate}
+        if wrong := sorted(name for name, value in metrics.items() if not math.isfinite(value)):
+            raise TrainingRefused(f"step {batch.step} is not finite in {', '.join(wrong)}")
+        if learning_rate > 0 and self.grad_norm > 0 and not self.change.moved:
+            raise TrainingRefused(f"step {batch.step} did not change the weights; raise optimizer.learning_rate")
+        return metrics
+
+    def _own(self) -> dict[str, float]:
+        mismatch = torch.cat(self._mismatches) if self._mismatches else torch.zeros(0)
+        critic = (
+            {} if self.value_loss is None else {"value_loss": self.value_loss, "value_explained": self.value_explained}
+        )
+        return critic | {
+            "loss": self.loss,
+            "grad_norm": self.grad_norm,
+            "clip_share": self.clipped / self.priced if self.priced else 0.0,
+            "weights_change": self.change.relative,
+            "tokens_computed": float(self.computed),
+            "tokens_trained": float(self.tokens),
+            "entropy": _mean(self._entropies),
+            "kl_to_start": _mean(self.kls),
+            "logprob_mismatch_mean": float(mismatch.mean()) if len(mismatch) else 0.0,
+            "logprob_mismatch_max": float(mismatch.max()) if len(mismatch) else 0.0,
+        }
+
+
+def kl_sample(items: Sequence[Item], tokens: Callable[[Item], int], spec: RunSpec, step: int) -> list[Item]:
+    """Neighbours with KL_SAMPLE tokens, from a place drawn anew at each step: neighbours share their prompts, which makes them cheap."""
+    first = random.Random(derived_seed(spec.seed, "kl", step)).randrange(len(items) or 1)
+    chosen: list[Item] = []
+    count = 0
+    for item in [*items[first:], *items[:first]]:
+        chosen.append(item)
+        count += tokens(item)
+        if count >= KL_SAMPLE:
+            break
+    return chosen
+
+
+def _mean(parts: Sequence[Tensor]) -> float:
+    values = torch.cat(list(parts)) if parts else torch.zeros(0)
+    return float(values.double().mean()) if len(values) else 0.0

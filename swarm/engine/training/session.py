@@ -1,0 +1,153 @@
+"""What a child that trains works on: the run that is open, its weights and its checkpoints. Runs in the child."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Generic, Protocol, TypeVar
+
+import torch
+
+from foundation.ids import derived_seed
+from swarm.engine.local.device import Device
+from swarm.engine.seam import EngineError, StepOutcome, TrainBatch, TrainingRefused
+from swarm.engine.training import checkpoints
+from swarm.engine.training.channel import Command, Failure, OpenRun, Reply, Request, RunClosed, Train, WriteCheckpoint
+from swarm.engine.training.checkpoints import Checkpoint, TrainerState
+from swarm.protocol.runspec import RunSpec
+
+Found = TypeVar("Found", bound=Checkpoint)
+
+
+class Learner(Protocol):
+    """half_way: a step moved the weights and was then refused; they are no step's weights and have to be restored."""
+
+    half_way: bool
+
+    def learn(self, batch: TrainBatch) -> StepOutcome: ...
+
+
+class TrainingSession(ABC, Generic[Found]):
+    """One engine's weights through runs: `open_run`, `train` and `checkpoint` of the engine, but for serving.
+
+    fingerprint: of the hosted model; a checkpoint that began with other weights is refused. device: what computes the weights, where
+    checkpoints name it.
+    """
+
+    def __init__(self, learner: Learner, fingerprint: str, *, device: Device | None = None) -> None:
+        self._learner = learner
+        self._fingerprint = fingerprint
+        self._device = device
+        self._run: OpenRun | None = None
+        self._step = 0
+
+    def answer(self, request: Request) -> Reply:
+        """Carry out a request. Errors that it has no answer for end the child."""
+        try:
+            reply = self.carry_out(request.command)
+        except (EngineError, OSError) as error:
+            reply = Reply(failure=Failure.of(error))
+        return reply.model_copy(update={"number": request.number})
+
+    def carry_out(self, command: Command) -> Reply:
+        """Raises: EngineError, OSError."""
+        match command:
+            case OpenRun():
+                return Reply(step=self.open_run(command))
+            case Train():
+                outcome = self.train(command.batch)
+                return Reply(step=outcome.step, outcome=outcome)
+            case WriteCheckpoint():
+                return Reply(step=self.checkpoint(command.best))
+        raise EngineError(f"this engine does not know the command {command.command}")
+
+    def open_run(self, wanted: OpenRun) -> int:
+        """See `Engine.open_run`; serves nothing."""
+        self._run = None
+        self._require_supported(wanted.spec)
+        directory, at_step = wanted.directory, wanted.at_step
+        directory.mkdir(parents=True, exist_ok=True)
+        checkpoints.put_back(directory)
+        found = None
+        if at_step is None:
+            found = checkpoints.newest(directory, self._read)
+        elif at_step:
+            found = self._read(directory, at_step)
+        self._reset(wanted.spec, derived_seed(wanted.spec.seed, "trainer"))
+        if found is not None:
+            self._require_ours(found.state)
+            self._restore(found, wanted)
+        if at_step is not None:  # and this checkpoint could be gone on from
+            checkpoints.forget_other_future(directory, wanted.branch, at_step)
+        self._learner.half_way = False
+        self._run, self._step = wanted, found.state.step if found is not None else 0
+        return self._step
+
+    def train(self, batch: TrainBatch) -> StepOutcome:
+        """See `Engine.train`."""
+        run = self._open()
+        if batch.step != self._step + 1:
+            raise TrainingRefused(f"a batch of step {batch.step}, but the weights stand at step {self._step}")
+        self._require_supported(batch.spec)
+        try:
+            outcome = self._learner.learn(batch)
+        except TrainingRefused:
+            if self._learner.half_way:
+                self._run = None
+            raise
+        finally:
+            self._rest()
+        self._step, self._run = batch.step, run.model_copy(update={"spec": batch.spec})
+        return outcome
+
+    def checkpoint(self, best: int | None = None) -> int:
+        """See `Engine.checkpoint`. Step 0 is the hosted model itself and is not written. Raises: OSError."""
+        run = self._open()
+        if self._step:
+            state = TrainerState(
+                run_id=run.run_id,
+                branch=run.branch,
+                step=self._step,
+                fingerprint=self._fingerprint,
+                spec=run.spec,
+                random_state=bytes(torch.get_rng_state().tolist()).hex(),
+                device=self._device,
+            )
+            self._write(run.directory, state, best)
+        return self._step
+
+    def _open(self) -> OpenRun:
+        if self._run is None:
+            raise RunClosed("no run is open in the trainer; open it (again)")
+        return self._run
+
+    def _require_ours(self, state: TrainerState) -> None:
+        if state.fingerprint != self._fingerprint:
+            raise EngineError(
+                f"the checkpoint of step {state.step} began with model {state.fingerprint[:12]}, but "
+                f"{self._fingerprint[:12]} is hosted; serve the model that the run was started with"
+            )
+
+    # -- what engines do in their own way -------------------------------------------------------------------------
+
+    def _require_supported(self, spec: RunSpec) -> None:
+        """Raises: EngineError for what this engine does not train."""
+
+    def _rest(self) -> None:
+        """Called after each step."""
+
+    @abstractmethod
+    def _read(self, directory: Path, step: int) -> Found:
+        """Raises: EngineError when there is no checkpoint of this step, BrokenCheckpoint when it is not what was written."""
+
+    @abstractmethod
+    def _reset(self, spec: RunSpec, seed: int) -> None:
+        """The hosted weights again, no moments, a fresh generator."""
+
+    @abstractmethod
+    def _restore(self, found: Found, wanted: OpenRun) -> None:
+        """Go on from a checkpoint, after `_reset`. Raises: EngineError."""
+
+    @abstractmethod
+    def _write(self, directory: Path, state: TrainerState, best: int | None) -> None:
+        """Write the weights as they stand, as `checkpoints.write` does."""

@@ -1,0 +1,87 @@
+"""The run that is open in the driver, on its cluster of ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from foundation.clock import Clock
+from swarm.engine.seam import EngineError
+from swarm.engine.training.channel import Command, OpenRun, Publish, Reply, Resume
+from swarm.engine.training.checkpoints import Checkpoint, TrainerState, folder_of
+from swarm.engine.training.session import TrainingSession
+from swarm.engine.verl import checkpoints
+from swarm.engine.verl.cluster import Cluster
+from swarm.engine.verl.learner import Learner
+from swarm.engine.verl.token_loss import refuse_unknown_terms
+from swarm.protocol.runspec import RunSpec
+
+
+class VerlSession(TrainingSession[Checkpoint]):
+    """Weights and moments lie in the ranks, split over them."""
+
+    def __init__(self, cluster: Cluster, fingerprint: str, clock: Clock, *, pad_token: int) -> None:
+        super().__init__(Learner(cluster, clock, pad_token=pad_token), fingerprint)
+        self._cluster = cluster
+        self._start_is_served = True
+
+    def carry_out(self, command: Command) -> Reply:
+        match command:
+            case Publish():
+                return Reply(step=command.step, counts=self.publish(command.step))
+            case Resume():
+                self._cluster.go_on()
+                return Reply()
+        return super().carry_out(command)
+
+    def publish(self, step: int) -> dict[str, int]:
+        """Freeze sampling and bring the weights into the replicas; what each request had sampled until then.
+
+        Raises: EngineError when the weights stand at another step.
+        """
+        self._open()
+        if step != self._step:
+            raise EngineError(f"weights of step {step} are to be served, but the trainer stands at step {self._step}")
+        counts = self._cluster.freeze()
+        if step or not self._start_is_served:
+            self._cluster.send_weights(step)
+        self._start_is_served = step == 0
+        return counts
+
+    def _require_supported(self, spec: RunSpec) -> None:
+        if spec.parameters != "full":
+            raise EngineError("the verl engine trains all parameters: set parameters to 'full'")
+        if spec.optimizer.name != "adamw":
+            raise EngineError("the verl engine steps with AdamW alone: set optimizer.name to 'adamw'")
+        refuse_unknown_terms(spec.algorithm)
+        dtype = self._cluster.settings.dtype
+        if spec.dtype != dtype:
+            raise EngineError(
+                f"this server computes in {dtype}, fixed at its start: set dtype to '{dtype}', or serve with "
+                f"--dtype {spec.dtype}"
+            )
+
+    def _read(self, directory: Path, step: int) -> Checkpoint:
+        return checkpoints.read(directory, step, self._cluster.settings.ranks)
+
+    def _reset(self, spec: RunSpec, seed: int) -> None:
+        self._cluster.all_ranks("to_start", seed)
+
+    def _restore(self, found: Checkpoint, wanted: OpenRun) -> None:
+        folder = folder_of(wanted.directory, found.state.step)
+        try:
+            self._cluster.load_checkpoint(folder)
+        except OSError as error:  # the driver could read it just now
+            raise EngineError(
+                f"a rank cannot read its part of {folder}: {error}; the state directory must lie on a file system that "
+                "every node of the Ray cluster mounts under the same path"
+            ) from error
+
+    def _write(self, directory: Path, state: TrainerState, best: int | None) -> None:
+        checkpoints.write(
+            directory,
+            state,
+            self._cluster.save_checkpoint,
+            ranks=self._cluster.settings.ranks,
+            keep=state.spec.checkpoint.keep,
+            best=best,
+        )
