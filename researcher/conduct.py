@@ -288,8 +288,10 @@ class Conduct:
             last = ended.done()  # asked before the copy: what comes while it is made has a copy after it
             try:
                 sent = await asyncio.to_thread(sink.drain, study_id)
-            except StoreError as error:  # what was not sent waits in the outbox, and no copy ends a study
+            except StoreError as error:  # what was not sent waits in the outbox
                 _log.warning("the records could not be copied: %s", error)
+            except Exception:  # noqa: BLE001 - a bug, ours or of a library, must end neither the copying nor the study
+                _log.exception("the records could not be copied; the next attempt is in %.0f s", _COPY_EVERY_S)
             else:
                 _log.debug("sent %d messages", sent)
 

@@ -1,7 +1,8 @@
-"""Where this person's records are, and how a command speaks."""
+"""Where this person's records are, and who works on them. Imports no database before one is opened."""
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,6 +28,12 @@ class Home:
     def studies(self) -> Path:
         """A folder per study: trials, report, its own server's state."""
         return self.root / "studies"
+
+    def worker(self, study_id: str) -> str | None:
+        """The living process that works on the study, if any."""
+        from researcher.ownership import living_owner
+
+        return living_owner(self.store, study_id, time.time())
 
 
 def data_dir() -> Path:

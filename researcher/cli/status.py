@@ -23,7 +23,6 @@ from researcher.models import (
     StudyStatus,
     TrialRecord,
 )
-from researcher.ownership import living_owner
 from researcher.store.errors import NotFound
 from researcher.store.journal import Journal
 from researcher.study.plan import PlanModel
@@ -35,12 +34,15 @@ _SHOWN_TOPIC = 120
 
 def list_command(args: argparse.Namespace) -> int:
     """Every study, newest first."""
-    studies = open_home().store.studies()
+    home = open_home()
+    studies = home.store.studies()
     if args.json:
-        say_json([study.model_dump(mode="json") for study in studies])
+        say_json([{**study.model_dump(mode="json"), **attendance_json(home, study)} for study in studies])
         return DONE
     for study in studies:
         say(f"{study.id}  {study.status:8}  {when(study.created_at)}  {one_line(study.topic)[:_SHOWN_TOPIC]}")
+        if not study.status.ended and home.worker(study.id) is None:
+            say(f"    {unattended(home, study)}")
     if not studies:
         say('no studies yet; begin with `researcher start --topic "..."`')
     return DONE
@@ -125,7 +127,7 @@ def _named(home: Home, what: str) -> TrialRecord:
 
 def status_json(home: Home, study: StudyRecord) -> dict[str, object]:
     """All that `status` says of a study, as a document."""
-    trials, worker = home.store.trials(study.id), worker_of(home, study.id)
+    trials = home.store.trials(study.id)
 
     def told(*kinds: str) -> list[dict[str, object]]:
         events = [event for kind in kinds for event in home.store.events(study.id, limit=100_000, kind=kind)]
@@ -133,8 +135,7 @@ def status_json(home: Home, study: StudyRecord) -> dict[str, object]:
 
     return {
         **study.model_dump(mode="json"),
-        "worker": worker,
-        "goes_on": None if study.status.ended or worker else unattended(home, study),
+        **attendance_json(home, study),
         "amendments": told("amended"),
         "repairs": told("repaired"),
         "decisions": told("decision"),
@@ -146,8 +147,14 @@ def status_json(home: Home, study: StudyRecord) -> dict[str, object]:
     }
 
 
+def attendance_json(home: Home, study: StudyRecord) -> dict[str, str | None]:
+    """Who works on the study, and where nobody does who goes on with it."""
+    worker = home.worker(study.id)
+    return {"worker": worker, "goes_on": None if study.status.ended or worker else unattended(home, study)}
+
+
 def _as_lines(home: Home, study: StudyRecord) -> list[str]:
-    worker = worker_of(home, study.id)
+    worker = home.worker(study.id)
     lines = [f"{study.id}  {study.status}{f' ({study.reason})' if study.reason else ''}", one_line(study.topic)]
     lines += [f"trains {model.title}{f' from {model.path}' if model.path else ''}" for model in _trained(home, study)]
     trials = home.store.trials(study.id)
@@ -182,11 +189,6 @@ def _trial_line(trial: TrialRecord) -> str:
     return f"  {trial.key}  {trial.status:9} {sparkline(curve)}  {finals}{trial.reason or ''}"
 
 
-def worker_of(home: Home, study_id: str) -> str | None:
-    """The living owner of the study, if any."""
-    return living_owner(home.store, study_id, time.time())
-
-
 def exit_code(home: Home, study: StudyRecord) -> int:
     """How the study stands; one that a person stopped stands well. (`start` and `resume`, which were to end it, fail then.)
     One that nobody works on waits, whatever it was doing when it was left."""
@@ -195,7 +197,7 @@ def exit_code(home: Home, study: StudyRecord) -> int:
         return OUT_OF_BUDGET if spent and spent[-1].detail["because"] == study.reason else DONE
     if study.status.ended:
         return FAILED if study.status is StudyStatus.FAILED else DONE
-    return WAITING if study.status is StudyStatus.WAITING or worker_of(home, study.id) is None else DONE
+    return WAITING if study.status is StudyStatus.WAITING or home.worker(study.id) is None else DONE
 
 
 _LOOK_EVERY_S = 2.0
@@ -214,7 +216,7 @@ def watch_command(args: argparse.Namespace) -> int:
         if study.status.ended:
             watch.look()
             return watch.close(study) if args.json else status_command(args)
-        if worker_of(home, study_id) is None and not watch.will_go_on(study):
+        if home.worker(study_id) is None and not watch.will_go_on(study):
             if args.json:
                 watch.close(study)
             else:

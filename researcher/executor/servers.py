@@ -11,6 +11,7 @@ import math
 import os
 import shutil
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
@@ -287,19 +288,24 @@ class ServerPool:
         return self.at_most is not None and self._models == 1 and len(self.servers) >= self.at_most * self.needed
 
     async def close(self, *, stop_local: bool = True) -> None:
-        """Give the servers back, and end our own (with `stop_local`); its state stays."""
+        """Give every server back, and end our own (with `stop_local`); its state stays.
+
+        What fails on one server keeps no other from being given back; the last error is raised at the end.
+        """
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks.clear()
-        try:
-            for server in self._servers:
-                await server.swarm.close()
-                self._store.release_server(server.url, server.lease)
-            self._servers.clear()
-        finally:  # also where the records cannot be written
+        async with AsyncExitStack() as ending:
             if stop_local:
-                await asyncio.gather(*(process.stop() for process in self._processes))
+                ending.push_async_callback(self._stop_local)
+            for server in self._servers:
+                ending.callback(self._store.release_server, server.url, server.lease)
+                ending.push_async_callback(server.swarm.close)
+            self._servers.clear()
+
+    async def _stop_local(self) -> None:
+        await asyncio.gather(*(process.stop() for process in self._processes))
 
     def _too_few(self, reasons: str) -> str:
         if self.needed == 1:

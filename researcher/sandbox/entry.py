@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from foundation.confinement import Bounds, Confined, confine
+from foundation.confinement import Bounds, Confined, Unconfined, confine
 from foundation.paths import packages_root
 from researcher.sandbox.launch import Mode, SandboxSpec, located, system_reads
 
@@ -82,9 +82,20 @@ _NEEDED = (
 _LOWEST_PORT = 1024
 
 
-def confine_by(spec: SandboxSpec, ports: Sequence[int]) -> Confined:
-    """What the process has to take from itself in this mode: in bubblewrap files are shut already, and ports unless the network
-    has to be shared."""
+def confine_by(spec: SandboxSpec, ports: Sequence[int]) -> None:
+    """Set every barrier of this mode. In bubblewrap files are hidden already, and ports unless the network is shared.
+
+    Raises: Unconfined where a barrier that was promised is not in force: then the code must not run.
+    """
+    found = _confined(spec, ports)
+    missing = [name for name in spec.promised if not getattr(found, name)]
+    if missing:
+        raise Unconfined(
+            f"this system did not set the barriers that were promised ({', '.join(missing)}); nothing was run"
+        )
+
+
+def _confined(spec: SandboxSpec, ports: Sequence[int]) -> Confined:
     bounds = Bounds(**spec.bounds)
     named = any(not server.loopback and not server.numeric for server in spec.servers)
     if spec.mode is Mode.BUBBLEWRAP:
@@ -96,7 +107,7 @@ def confine_by(spec: SandboxSpec, ports: Sequence[int]) -> Confined:
 
 
 def become(spec: SandboxSpec) -> None:
-    """Confine this process and turn it into the command. Returns never."""
+    """Confine this process and turn it into the command. Never returns. Raises: Unconfined."""
     os.chdir("/tmp" if spec.mode is Mode.BUBBLEWRAP else spec.room)
     confine_by(spec, [server.port for server in spec.servers])
     os.execve(spec.command[0], spec.command, dict(os.environ))

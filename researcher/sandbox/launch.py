@@ -55,6 +55,11 @@ class Relayed(BaseModel):
         return self.host == "localhost" or (self.numeric and ip_address(self.host).is_loopback)
 
     @property
+    def needs_network(self) -> bool:
+        """Whether it is given by an address that no relay can stand for."""
+        return self.numeric and not self.loopback
+
+    @property
     def numeric(self) -> bool:
         """Whether the host is an address, and no name."""
         try:
@@ -77,11 +82,13 @@ class SandboxSpec(BaseModel):
     room: str
     servers: list[Relayed]
     bounds: dict[str, int]
+    promised: list[str]
+    """Barriers that a person was told of, as `foundation.confinement.Confined` names them."""
 
     @property
     def network(self) -> bool:
-        """Whether the network has to be shared: an address that no relay can stand for."""
-        return any(server.numeric and not server.loopback for server in self.servers)
+        """Whether the sandbox has to share the network."""
+        return any(server.needs_network for server in self.servers)
 
 
 @cache
@@ -136,15 +143,27 @@ def spec_of(
     room = folder.resolve() / "room"
     room.mkdir(parents=True, exist_ok=True)
     program, own = located(command[0])
+    mode, relayed = mode or sandbox().mode, [_relayed(url) for url in servers]
     return SandboxSpec(
-        mode=mode or sandbox().mode,
+        mode=mode,
         command=[program, *command[1:]],
         folder=str(folder.resolve()),
         reads=[str(path.resolve()) for path in (*reads, own)],
         room=str(room),
-        servers=list({(each.host, each.port): each for each in map(_relayed, servers)}.values()),
+        servers=list({(each.host, each.port): each for each in relayed}.values()),
         bounds=asdict(bounds or Bounds()),
+        promised=_promised(mode, relayed),
     )
+
+
+def _promised(mode: Mode, servers: Sequence[Relayed]) -> list[str]:
+    """What this system can enforce, and so what `Sandbox.words` says. In bubblewrap files are hidden already."""
+    version, promised = landlock_version(), ["calls"] if filters_calls() else []
+    if mode is Mode.LIMITS and version >= FILES:
+        promised.append("files")
+    if version >= PORTS and (mode is Mode.LIMITS or any(each.needs_network for each in servers)):
+        promised.append("ports")
+    return promised
 
 
 def scrubbed(environ: Mapping[str, str], spec: SandboxSpec) -> dict[str, str]:

@@ -30,7 +30,7 @@ from researcher.store.mlflow_traces import send_episodes
 from researcher.store.outbox import Message
 from researcher.store.sink import CopyFailed, CopySink, params_of, points_of, tags_of
 from researcher.store.store import Store
-from researcher.study.plan import Plan
+from researcher.study.plan import Plan, Stage
 
 KEY = "swarm.key"
 """The tag by which a run is found again: `stage:<id>`, `trial:<key>` or `report`."""
@@ -103,14 +103,17 @@ class MlflowSink(CopySink):
         Raises: MlflowAway.
         """
         try:
-            client = self._open()
-            study = self._study(client, study_id)
+            client, record = self._open(), self._store.study(study_id)
+            experiment_id = self._known_experiment(client, record)
+            if experiment_id is None:
+                raise MlflowAway(f"MLflow has nothing of {study_id} yet; `researcher copy {study_id}` sends it")
+            study = _Study(record, None, experiment_id)
             run_id = None if trial_key is None else self._find(client, study, f"trial:{trial_key}")
         except CopyFailed as error:
             raise MlflowAway(str(error)) from error
         except self._outages() as error:
             raise MlflowAway(redact(f"MLflow at {self.tracking_uri} does not answer: {error}")) from error
-        return page_of(study.experiment_id, run_id)
+        return page_of(experiment_id, run_id)
 
     def _outages(self) -> tuple[type[Exception], ...]:
         """What a copy that cannot be written may raise: MLflow's own, its database's, an absent driver's, the system's."""
@@ -143,7 +146,14 @@ class MlflowSink(CopySink):
         return _Study(record, plan, self._experiment(client, record))
 
     def _experiment(self, client: Any, study: StudyRecord) -> str:
-        """The study's experiment, whatever a person calls it by now; made where there is none.
+        """The study's experiment, made where there is none. Raises: CopyFailed where a person deleted it."""
+        known = self._known_experiment(client, study)
+        if known is not None:
+            return known
+        return str(client.create_experiment(experiment_name(study), self._artifacts(), {_STUDY: study.id}))
+
+    def _known_experiment(self, client: Any, study: StudyRecord) -> str | None:
+        """The study's experiment, whatever a person has renamed it to.
 
         Raises: CopyFailed where a person deleted it: that is not ours to undo.
         """
@@ -155,7 +165,7 @@ class MlflowSink(CopySink):
         if not found and (named := client.get_experiment_by_name(name)) is not None:
             found = [named]
         if not found:
-            return str(client.create_experiment(name, self._artifacts(), {_STUDY: study.id}))
+            return None
         alive = [each for each in found if each.lifecycle_stage == "active"]
         if not alive:
             how = f"`mlflow experiments restore --experiment-id {found[0].experiment_id}` brings it back"
@@ -350,9 +360,13 @@ def _cut_off(client: Any, study: _Study, run_id: str) -> bool:
 def _stage_note(plan: Plan | None, stage: str) -> str:
     planned = [] if plan is None else [each for each in plan.stages if each.id == stage]
     return "\n".join(
-        f"{each.kind.replace('_', ' ')}: {each.seeds} to {each.max_seeds} seeds from {each.first_seed} on of {', '.join(each.arms)}"
+        f"{each.kind.replace('_', ' ')}: {_seeds(each)} seeds from {each.first_seed} on of {', '.join(each.arms)}"
         for each in planned
     )
+
+
+def _seeds(stage: Stage) -> str:
+    return str(stage.seeds) if stage.seeds == stage.max_seeds else f"{stage.seeds} to {stage.max_seeds}"
 
 
 def _trial_note(study: _Study, trial: TrialRecord) -> str:

@@ -29,7 +29,6 @@ from researcher.models import (
     TrialStatus,
     VerdictRecord,
 )
-from researcher.ownership import living_owner
 from researcher.store.checkpoints import Answer, Gate
 from researcher.store.errors import NotFound
 from researcher.store.journal import Journal
@@ -68,6 +67,8 @@ class StudyLine:
     trials: int
     waits: bool
     """For a person's word."""
+    unattended: str
+    """What happens next to a study that nobody works on; else empty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,6 +231,7 @@ class Sheets:
             failed=sum(trial.status is TrialStatus.FAILED for trial in trials),
             trials=len(trials),
             waits=self._waits(study),
+            unattended="" if study.status.ended or self._home.worker(study.id) else unattended(self._home, study),
         )
 
     def _waits(self, study: StudyRecord) -> bool:
@@ -283,7 +285,7 @@ class Sheets:
     def _worker(self, study: StudyRecord) -> str:
         if study.status.ended:
             return ""
-        owner = living_owner(self._store, study.id, self._clock.now())
+        owner = self._home.worker(study.id)
         return f"worked on by {owner}" if owner else unattended(self._home, study)
 
     def _gate(self, study: StudyRecord, plan: Plan | None, begun: bool) -> GatePart | None:

@@ -5,6 +5,7 @@ Starting takes ten seconds and half a gigabyte, so nobody pays for it who does n
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import socket
@@ -19,9 +20,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from researcher.ownership import living_owner
+from researcher.store.errors import StoreError
 from researcher.store.mlflow_sink import MlflowSink
 from researcher.store.store import Store
 
+_log = logging.getLogger(__name__)
 START_LIMIT_S = 180.0
 MLFLOW_ENVIRON = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
 """Nobody runs jobs there: seven processes fewer."""
@@ -59,7 +62,7 @@ class Tracking:
             self._base = self._sink.tracking_uri.rstrip("/")
 
     def link(self, study_id: str, trial_key: str | None = None) -> Link:
-        """To a study's experiment, or to the run of one of its trials. Raises: MlflowAway."""
+        """To a study's experiment, or to the run of one of its trials. Reads only. Raises: MlflowAway."""
         if self._base is None and not self._local:
             how = "run an MLflow server, and set MLFLOW_TRACKING_URI for all commands"
             return Link(reason=f"MLflow's own page would listen on this machine only: {how}")
@@ -68,11 +71,14 @@ class Tracking:
                 self._base, self._server = None, None
             if self._base is None:
                 return self._begin()
-            base = self._base
-            # Whoever works on the study sends by itself, and nobody waits here for the end of that.
-            if living_owner(self._store, study_id, time.time()) is None:
-                self._sink.drain(study_id)
-            return Link(url=f"{base}/{self._sink.page(study_id, trial_key)}")
+            return Link(url=f"{self._base}/{self._sink.page(study_id, trial_key)}")
+
+    def catch_up(self) -> None:
+        """Send what waits of studies that nobody works on; whoever works on one sends by itself."""
+        now = time.time()
+        for study in self._store.studies():
+            if living_owner(self._store, study.id, now) is None:
+                self._sink.drain(study.id)
 
     def close(self) -> None:
         """End what was started here."""
@@ -99,6 +105,10 @@ class Tracking:
             return
         server = begin(mlflow_command(self._sink.tracking_uri, port), MLFLOW_ENVIRON)
         if answers(f"http://127.0.0.1:{port}/health", server, self._closed, self._start_limit_s):
+            try:
+                self.catch_up()
+            except StoreError as error:
+                _log.warning("MLflow may lack the newest records: %s", error)
             self._server, self._base = server, f"http://127.0.0.1:{port}"
             return
         end(server)

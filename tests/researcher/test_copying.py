@@ -59,21 +59,23 @@ async def test_a_sink_that_is_stuck_delays_no_other(tmp_path: Path) -> None:
 class _Failing:
     """Its records cannot be read the first times."""
 
-    def __init__(self, failures: int) -> None:
+    def __init__(self, failures: int, error: Exception | None = None) -> None:
         self.failures = failures
+        self.error = error or DatabaseAway(600.0, "no route")
         self.taken = 0
 
     def drain(self, study_id: str | None = None) -> int:
         if self.failures:
             self.failures -= 1
-            raise DatabaseAway(600.0, "no route")
+            raise self.error
         self.taken += 1
         return 1
 
 
-async def test_a_copy_that_fails_is_tried_again_and_ends_no_study(tmp_path: Path) -> None:
+@pytest.mark.parametrize("error", [DatabaseAway(600.0, "no route"), KeyError("a bug of ours")], ids=repr)
+async def test_a_copy_that_fails_is_tried_again_and_ends_no_study(tmp_path: Path, error: Exception) -> None:
     nothing = cast(Any, None)
-    clock, sink, hopeless = ManualClock(), _Failing(1), _Failing(1_000)
+    clock, sink, hopeless = ManualClock(), _Failing(1, error), _Failing(1_000, error)
     conduct = Conduct(nothing, nothing, sink, nothing, clock, tmp_path, further=[hopeless])
     async with asyncio.timeout(PATIENCE_S), conduct._copying("st-1"):
         while sink.taken == 0:

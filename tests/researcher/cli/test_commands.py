@@ -8,6 +8,7 @@ import json
 import os
 import pty
 import signal
+import socket
 import sys
 from argparse import Namespace
 from contextlib import nullcontext
@@ -293,11 +294,29 @@ def test_a_topic_of_several_lines_and_control_characters_is_listed_on_one(capsys
     store.close()
     main(["list"])
     listed = capsys.readouterr().out
-    assert listed.count("\n") == 1
-    assert f"{TOPIC} [2J And why? xxx" in listed
-    assert len(listed) < 200
+    first, then = listed.splitlines()
+    assert f"{TOPIC} [2J And why? xxx" in first
+    assert len(first) < 200
     main(["status", study])
-    assert "\x1b" not in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "\x1b" not in told
+    assert then.strip() in told
+
+
+def test_the_list_says_of_a_study_whose_process_was_killed_what_status_says(
+    study: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = Store.open()
+    store.set_study_status(study, StudyStatus.RUNNING)
+    store.acquire_lease(study, f"{socket.gethostname()}/1/0.0", ttl_s=600)
+    store.close()
+    main(["list"])
+    assert "nobody works on it; `researcher resume` goes on" in capsys.readouterr().out
+    main(["list", "--json"])
+    (listed,) = json.loads(capsys.readouterr().out)
+    main(["status", study, "--json"])
+    told = json.loads(capsys.readouterr().out)
+    assert (listed["worker"], listed["goes_on"]) == (told["worker"], told["goes_on"])
 
 
 def test_a_plan_is_shown_by_its_hash(study: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -67,3 +67,26 @@ async def test_a_server_whose_lease_cannot_be_kept_for_a_reason_that_nobody_fore
             assert pool.sites() == []
             assert pool.reasons() == f"{process.url}: RuntimeError: nobody thought of this"
     store.close()
+
+
+async def test_a_server_that_cannot_be_given_back_keeps_no_other_from_being_given_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store.open(f"sqlite:///{tmp_path}/r.db")
+    release = store.release_server
+
+    def released(url: str, token: int) -> None:
+        if url == first.url:
+            raise StorageFailed("database or disk is full")
+        release(url, token)
+
+    monkeypatch.setattr(store, "release_server", released)
+    with ServerProcess(tmp_path / "a") as first, ServerProcess(tmp_path / "b") as second:
+        pool = ServerPool(store, "study st-1", urls=[second.url, first.url, second.url])
+        await pool.open()
+        with pytest.raises(StorageFailed):
+            await pool.close()
+        assert pool.servers == []
+    assert store.server_lease(second.url) is None
+    assert store.server_lease(first.url) is not None
+    store.close()

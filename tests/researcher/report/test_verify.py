@@ -252,7 +252,7 @@ def test_a_report_of_another_version_says_no_number_that_no_claim_has(
 ) -> None:
     """Though the true one stands elsewhere in it."""
     path = Path(report.files[kind])
-    text = path.read_text().replace("Supported: the", "It is so: the", 1)
+    text = path.read_text().replace("Yes: ", "It is so: ", 1)
     seal = report.seal.model_copy(update={"wording": "another"})
 
     def told(said: str) -> list[tuple[str, object]]:

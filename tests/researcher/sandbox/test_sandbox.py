@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from foundation.confinement import Bounds, landlock_version
-from researcher.sandbox.launch import Mode, confined, of_mode, sandbox
+from researcher.sandbox.launch import Mode, confined, of_mode, sandbox, spec_of
 
 LIMIT_S = 120
 BOUNDS = Bounds(cpu_s=60, address_bytes=2 << 30, file_bytes=1 << 20)
@@ -99,6 +99,21 @@ def serving() -> Iterator[int]:
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+def test_code_does_not_start_where_a_promised_barrier_is_not_in_force(tmp_path: Path, mode: Mode) -> None:
+    """The system may report that it set less than it had said that it can."""
+    spec = spec_of([sys.executable, "-c", "print('ran')"], tmp_path, reads=[], mode=mode, bounds=BOUNDS)
+    assert spec.promised
+    file = tmp_path / "sandbox.json"
+    file.write_text(spec.model_dump_json())
+    weak = "from researcher.sandbox import entry; from foundation.confinement import Confined\n"
+    weak += "entry.confine = lambda *_, **__: Confined(calls=False, files=False, ports=False)\n"
+    weak += f"entry.become(entry.SandboxSpec.model_validate_json(open({str(file)!r}).read()))"
+    done = subprocess.run([sys.executable, "-c", weak], capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert done.returncode != 0
+    assert "ran" not in done.stdout
+    assert "barriers that were promised (calls" in done.stderr
 
 
 def test_what_an_instrument_needs_works(tmp_path: Path, mode: Mode) -> None:

@@ -376,9 +376,11 @@ def test_signs_of_urls_in_the_name_of_a_home_are_part_of_mlflows_place_too(tmp_p
 
 def test_pages_of_a_study_and_of_its_trials_are_found(store: Store, sink: MlflowSink, mlflow: Any) -> None:
     study, done, _ = a_study(store)
-    experiment = sink.page(study)
-    assert sink.page(study, done) == experiment  # nothing of it was sent yet
+    with pytest.raises(MlflowAway, match="nothing of"):
+        sink.page(study)  # nothing was sent yet, and looking makes nothing
     sink.drain(study)
+    experiment = sink.page(study)
+    assert sink.page(study, "none") == experiment
     run = sink.page(study, done)
     assert run.startswith(f"{experiment.partition('?')[0]}/")
     assert mlflow.get_run(run.rpartition("/")[2]).data.tags["swarm.key"] == f"trial:{done}"

@@ -13,7 +13,7 @@ import pytest
 from researcher.store.errors import MlflowAway
 from researcher.store.store import Store
 from researcher.web.tracking import Tracking
-from tests.fakes.shown_study import done, opened
+from tests.fakes.shown_study import done, opened, planned
 from tests.fakes.web_page import WebPage
 
 pytestmark = [pytest.mark.anyio, pytest.mark.filterwarnings("ignore")]  # MLflow's own deprecations are not ours to mend
@@ -33,6 +33,7 @@ async def test_mlflow_starts_when_its_link_is_followed_and_leads_to_the_run(
 ) -> None:
     study = done(page.home)
     trial = page.home.store.trials(study)[0]
+    waiting = page.home.store.outbox_state("mlflow", study)
     try:
         address = f"/studies/{study}/mlflow"
         first = await browser.get(address)
@@ -41,7 +42,13 @@ async def test_mlflow_starts_when_its_link_is_followed_and_leads_to_the_run(
         assert "MLflow is starting" in first.text
         started = page.tracking.started
         assert started is not None
+        assert page.home.store.outbox_state("mlflow", study) == waiting
         started.join(LIMIT_S)
+        assert page.home.store.outbox_state("mlflow", study)[0] == 0
+        later = planned(page.home.store)
+        with pytest.raises(MlflowAway, match="researcher copy"):
+            page.tracking.link(later)
+        assert page.home.store.outbox_state("mlflow", later)[0] > 0
         experiment = (await browser.get(address)).headers["location"]
         run = (await browser.get(address, params={"trial": trial.key})).headers["location"]
         assert run.startswith(f"{experiment.partition('?')[0]}/")
