@@ -46,7 +46,7 @@ def create_app(
     """Routes over one service and one gateway. When `closing` is set, waiting requests are answered at once."""
     asked = peers or Peers(keys, any_loopback=not tokens.required)
     groups: list[object] = [
-        InferenceRoutes(gateway=gateway, keys=keys, info=info, started_at=clock.now()),
+        InferenceRoutes(gateway=gateway, service=service, keys=keys, info=info, started_at=clock.now()),
         EpisodeRoutes(service=service, keys=keys, closing=closing, decode=gateway.decode, public_url=public_url),
         RunRoutes(service=service, closing=closing),
         StatusRoutes(service=service, closing=closing, state_dir=state_dir),

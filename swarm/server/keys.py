@@ -1,8 +1,8 @@
-"""Who may do what: an episode's api key, and the two control tokens. Nothing is looked up in a database.
+"""Who may do what: an episode's api key, a team's key, and the two control tokens. All comparisons take constant time.
 
-An api key `swk_…` names its episode, carries the episode's lease sealed (an agent that holds the key can call the model
-but cannot end the episode), and is signed. The secret behind it lives in the state directory, mode 0600. Control tokens
-`swt_…` come from the environment or from files, never from process arguments. All comparisons take constant time.
+An api key `swk_…` is random; the server keeps its digest with the episode. A team key `swd_…` is a MAC under the secret of
+the state directory, and other servers' team keys are stored encrypted under it. Control tokens `swt_…` come from the
+environment or from files, never from process arguments.
 """
 
 from __future__ import annotations
@@ -18,15 +18,17 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from cryptography.fernet import Fernet, InvalidToken
+
 from foundation.paths import write_atomically
 from swarm.protocol.errors import SwarmError
+from swarm.server.state.leases import API_KEY_PREFIX
 
-API_KEY_PREFIX = "swk_"
 TOKEN_PREFIX = "swt_"
 TEAM_KEY_PREFIX = "swd_"
-_PAD_BYTES = 64
 _MAC_BYTES = 18
 _SECRET_BYTES = 32
+_OLD_PAD_BYTES = 64
 _LEAST_TOKEN_CHARS = 16
 
 
@@ -40,19 +42,20 @@ class TokenFault(SwarmError):
 
 @dataclass(frozen=True, slots=True)
 class EpisodeKey:
-    """What a genuine api key says. Whether the lease still holds is the book's to know."""
+    """What an api key stands for."""
 
     episode_id: str
     lease: str
 
 
 class Keyring:
-    """Makes and reads api keys under one secret."""
+    """Keys that follow from the secret of a state directory."""
 
     def __init__(self, secret: bytes) -> None:
         if len(secret) < _SECRET_BYTES:
             raise ValueError(f"the secret must have at least {_SECRET_BYTES} bytes, got {len(secret)}")
         self._secret = secret
+        self._store = Fernet(base64.urlsafe_b64encode(hmac.digest(secret, b"stored team keys", "sha256")))
 
     @classmethod
     def open(cls, path: Path) -> Keyring:
@@ -62,51 +65,47 @@ class Keyring:
             write_secretly(path, secrets.token_bytes(_SECRET_BYTES))
         return cls(path.read_bytes())
 
-    def api_key(self, episode_id: str, lease: str) -> str:
-        raw = lease.encode()
-        if len(raw) > _PAD_BYTES:
-            raise ValueError(f"a lease has at most {_PAD_BYTES} bytes, got {len(raw)}")
-        sealed = bytes(a ^ b for a, b in zip(raw, self._pad(episode_id), strict=False))
-        body = f"{_text(episode_id.encode())}.{_text(sealed)}"
-        return f"{API_KEY_PREFIX}{body}.{_text(self._mac(body))}"
-
-    def read(self, api_key: str) -> EpisodeKey:
-        """Raises: KeyRefused for anything that this keyring did not make."""
-        parts = api_key.removeprefix(API_KEY_PREFIX).split(".")
-        if not api_key.startswith(API_KEY_PREFIX) or len(parts) != 3 or not api_key.isascii():
-            raise KeyRefused("not an episode's api key; use the api_key of a claimed episode")
-        if not hmac.compare_digest(_text(self._mac(f"{parts[0]}.{parts[1]}")), parts[2]):
-            raise KeyRefused("this api key was not made by this server; use the api_key of an episode claimed here")
-        episode_id = _raw(parts[0]).decode()
-        lease = bytes(a ^ b for a, b in zip(_raw(parts[1]), self._pad(episode_id), strict=False)).decode()
-        return EpisodeKey(episode_id, lease)
-
     def team_key(self, episode_id: str) -> str:
-        """Lets whoever holds it ask what the team of this episode decided, and nothing else."""
+        """Lets its holder ask what the team of this episode decided, and nothing else."""
         return TEAM_KEY_PREFIX + _text(self._mac(f"team:{episode_id}"))
 
     def is_team_key(self, key: str, episode_id: str) -> bool:
         return hmac.compare_digest(key.encode(), self.team_key(episode_id).encode())
 
-    def seal(self, episode_id: str, key: str) -> str:
-        """Another server's team key, as it may stand in the pool: only this keyring can open it."""
-        return _text(self._padded(key.encode(), episode_id))
+    def seal(self, key: str) -> str:
+        """Another server's team key, encrypted for storage."""
+        return self._store.encrypt(key.encode()).decode()
 
     def unseal(self, episode_id: str, sealed: str) -> str:
-        """Raises: KeyRefused for what another keyring sealed."""
+        """Raises: KeyRefused for a key that was sealed under another secret."""
         try:
-            return self._padded(_raw(sealed), episode_id).decode("ascii")
-        except UnicodeDecodeError as error:
-            raise KeyRefused(f"the team key of {episode_id} was sealed under another secret than this one") from error
+            return self._store.decrypt(sealed).decode()
+        except InvalidToken:
+            return self._unseal_old(episode_id, sealed)
 
-    def _padded(self, raw: bytes, episode_id: str) -> bytes:
-        if len(raw) > _PAD_BYTES:
-            raise ValueError(f"a team key has at most {_PAD_BYTES} bytes, got {len(raw)}")
-        return bytes(a ^ b for a, b in zip(raw, self._pad(episode_id, b"team-pad"), strict=False))
+    # -- made by older servers ----------------------------------------------------------------------------------------
 
-    def _pad(self, episode_id: str, purpose: bytes = b"lease-pad") -> bytes:
-        """One-time pad of an episode: it has one lease and one team in its life, so no pad is used for two texts."""
-        return hashlib.blake2b(episode_id.encode(), key=self._secret, person=purpose, digest_size=_PAD_BYTES).digest()
+    def episode_of_old_key(self, api_key: str) -> str | None:
+        """The episode of an api key that an older server signed, `swk_<episode>.<sealed lease>.<mac>`; None for any other."""
+        body, _, mac = api_key.removeprefix(API_KEY_PREFIX).rpartition(".")
+        if not api_key.startswith(API_KEY_PREFIX) or body.count(".") != 1:
+            return None
+        if not hmac.compare_digest(_text(self._mac(body)).encode(), mac.encode()):
+            return None
+        return _raw(body.partition(".")[0]).decode()
+
+    def _unseal_old(self, episode_id: str, sealed: str) -> str:
+        refused = KeyRefused(f"the team key of {episode_id} was sealed under another secret than this one")
+        pad = hashlib.blake2b(
+            episode_id.encode(), key=self._secret, person=b"team-pad", digest_size=_OLD_PAD_BYTES
+        ).digest()
+        try:
+            key = bytes(a ^ b for a, b in zip(_raw(sealed), pad, strict=False)).decode("ascii")
+        except (binascii.Error, UnicodeDecodeError) as error:  # never sealed like that, or under another secret
+            raise refused from error
+        if not key.startswith(TEAM_KEY_PREFIX):
+            raise refused
+        return key
 
     def _mac(self, body: str) -> bytes:
         return hmac.digest(self._secret, body.encode(), "sha256")[:_MAC_BYTES]
@@ -193,7 +192,4 @@ def _text(raw: bytes) -> str:
 
 
 def _raw(text: str) -> bytes:
-    try:
-        return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
-    except binascii.Error as error:  # signed text that is no base64 cannot come from api_key()
-        raise KeyRefused("this api key is damaged; claim a new episode") from error
+    return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))

@@ -6,6 +6,7 @@ Every answer to a change is given after it is on disk. Waits are events, limits 
 from __future__ import annotations
 
 import asyncio
+import hmac
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
@@ -46,12 +47,13 @@ from swarm.protocol.summary import LedgerFields, LedgerFilter, LedgerSummary
 from swarm.protocol.teams import EpisodeCommit, EpisodePreparation, EpisodeResolution, TeamDecision, TeamReceipt
 from swarm.server.clerk import Clerk
 from swarm.server.events import ServerEvent
+from swarm.server.keys import EpisodeKey, KeyRefused
 from swarm.server.state import book as books
 from swarm.server.state.admission import NotYet
 from swarm.server.state.book import Book
 from swarm.server.state.calls import CallAttempt, FailedCall, OpenCall
 from swarm.server.state.episodes import GrantedLease, late_abort, late_end, lost
-from swarm.server.state.leases import digest
+from swarm.server.state.leases import API_KEY_PREFIX, digest
 from swarm.server.state.rows import EpisodeRow, RunRow, TeamRow, VersionRow
 from swarm.server.state.state import Restoration
 from swarm.server.state.teams import late_commit, late_decision, late_prepare, late_resolve
@@ -306,6 +308,23 @@ class Service:
             return (teams if teams.is_prepared(episode_id) else episodes).renew(episode_id, renewal.lease)
         finally:
             self.clerk.turn()
+
+    async def access(self, api_key: str) -> EpisodeKey:
+        """The open episode that an api key is for, and its lease. Raises: KeyRefused. Codes: lease_lost once it is over."""
+        if not api_key.startswith(API_KEY_PREFIX):
+            raise KeyRefused("not an episode's api key; use the api_key of a claimed episode")
+        episode_id = api_key.removeprefix(API_KEY_PREFIX).partition(".")[0]
+        live = self._book.state.live.get(episode_id)
+        if live is not None and hmac.compare_digest(live.api_key.encode(), api_key.encode()):
+            return EpisodeKey(episode_id, live.lease)
+        row = await self._closed(episode_id)
+        if row is None or not hmac.compare_digest(row.api_key_digest or "", digest(api_key)):
+            raise KeyRefused("this api key was not made by this server; use the api_key of an episode claimed here")
+        raise lost(row, episode_id)
+
+    async def why_lost(self, episode_id: str) -> Refusal:
+        """What is told of an episode that is over."""
+        return lost(await self._closed(episode_id), episode_id)
 
     async def _closed(self, episode_id: str) -> EpisodeRow | None:
         """The row of an episode that is not open, as it is on disk once everything before this request is."""

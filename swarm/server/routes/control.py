@@ -116,7 +116,7 @@ class EpisodeRoutes:
             group_id=granted.group_id,
             slot=granted.slot,
             base_url=f"{self.public_url or own_url}/v1",
-            api_key=self.keys.api_key(granted.episode_id, granted.lease),
+            api_key=granted.api_key,
             weights_version=granted.weights_version,
             expires_at=granted.expires_at,
             team_key=self.keys.team_key(granted.episode_id),
@@ -290,8 +290,7 @@ class TeamRoutes:
         episode_id = _episode(request)
         if wish.decider.episode_id != episode_id:
             self.peers.vouch(wish.decider)
-        sealed = self.keys.seal(episode_id, wish.decider.key)
-        return await self.service.prepare(episode_id, wish, sealed)
+        return await self.service.prepare(episode_id, wish, self.keys.seal(wish.decider.key))
 
     @Operation(
         "POST", f"{_EPISODE}:commit", "On the decider: decide for the team; elsewhere: hear that it is decided",

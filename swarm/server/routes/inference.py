@@ -17,9 +17,11 @@ from swarm.engine.seam import EngineDown, EngineInfo
 from swarm.protocol.errors import SwarmError
 from swarm.server.gateway.errors import answer_of, anthropic_body, bad_request, refused
 from swarm.server.gateway.gateway import Gateway, agent_behind
-from swarm.server.keys import API_KEY_PREFIX, EpisodeKey, Keyring, bearer
+from swarm.server.keys import EpisodeKey, Keyring, bearer
 from swarm.server.routes import wire
 from swarm.server.routes.operations import Operation
+from swarm.server.service import Service
+from swarm.server.state.leases import API_KEY_PREFIX
 
 _MESSAGES = "/v1/messages"
 _MODELS = "/v1/models"
@@ -32,6 +34,7 @@ class InferenceRoutes:
     """Each endpoint authorises and decodes by itself: errors have the dialect's own form."""
 
     gateway: Gateway
+    service: Service
     keys: Keyring
     info: EngineInfo
     started_at: float
@@ -59,7 +62,7 @@ class InferenceRoutes:
         body="object", aliases=(f"{_AGAIN}{_MESSAGES}/count_tokens",),
     )  # fmt: skip
     async def count_tokens(self, request: Request) -> Response:
-        key = self._key(request)
+        key = await self._key(request)
         body = await _body(request)
         counting = self.gateway.count_tokens("messages", key.episode_id, key.lease, body, request.headers)
         count = await wire.until_gone(request, counting)
@@ -77,7 +80,7 @@ class InferenceRoutes:
         return wire.answer_json(self._card())
 
     async def _call(self, dialect: str, request: Request) -> Response:
-        key = self._key(request)
+        key = await self._key(request)
         body = await _body(request)
         if body.get("stream"):
             frames = self.gateway.stream(dialect, key.episode_id, key.lease, body, request.headers)
@@ -97,15 +100,18 @@ class InferenceRoutes:
 
     async def _require_open(self, request: Request) -> None:
         """Raises: KeyRefused, Refusal(lease_lost) when the key's episode is over."""
-        key = self._key(request)
+        key = await self._key(request)
         await self.gateway.renew(key.episode_id, key.lease)
 
-    def _key(self, request: Request) -> EpisodeKey:
-        """From `Authorization: Bearer`, or from `x-api-key` as Anthropic's SDK sends it."""
+    async def _key(self, request: Request) -> EpisodeKey:
+        """From `Authorization: Bearer`, or from `x-api-key` as Anthropic's SDK sends it. Raises: KeyRefused, Refusal(lease_lost)."""
         token = bearer(request.headers.get("authorization"))
         if not token.startswith(API_KEY_PREFIX):
             token = request.headers.get("x-api-key") or token
-        return self.keys.read(token)
+        old = self.keys.episode_of_old_key(token)
+        if old is not None:  # whatever was open when that server stopped was closed at the next start
+            raise await self.service.why_lost(old)
+        return await self.service.access(token)
 
 
 def error_response(

@@ -22,7 +22,8 @@ from foundation.addresses import is_loopback, is_private_name
 from foundation.strict import FieldError, explain
 from swarm.protocol.errors import BodyTooLarge, ErrorCode, Refusal, SwarmError
 from swarm.protocol.problem import Problem, invalid_spec
-from swarm.server.keys import API_KEY_PREFIX, ControlTokens, Role, bearer
+from swarm.server.keys import ControlTokens, Role, bearer
+from swarm.server.state.leases import API_KEY_PREFIX
 
 Model = TypeVar("Model", bound=BaseModel)
 Result = TypeVar("Result")

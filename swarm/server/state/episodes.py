@@ -47,7 +47,7 @@ from swarm.server.state.calls import (
     with_failure,
 )
 from swarm.server.state.groups import Group
-from swarm.server.state.leases import LiveEpisode, digest
+from swarm.server.state.leases import API_KEY_PREFIX, LiveEpisode, digest
 from swarm.server.state.rows import EpisodeRow, FreeCalls, GroupRow, PutCalls, PutEpisode, PutGroup, PutVersion
 from swarm.server.state.runs import Run
 from swarm.server.state.state import MIX_PATIENCE, BookState
@@ -62,10 +62,11 @@ FREED_EVERY = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrantedLease:
-    """A claim that was granted; the route adds base_url and api_key."""
+    """A claim that was granted; the route adds base_url and team_key."""
 
     episode_id: str
     lease: str
+    api_key: str
     group_id: str | None
     slot: int | None
     weights_version: WeightsVersion
@@ -184,9 +185,11 @@ class EpisodeBook:
     ) -> GrantedLease:
         state = self._state
         lease = LEASE_PREFIX + state.ids.secret()
+        episode_id = state.ids.new("ep")
+        api_key = f"{API_KEY_PREFIX}{episode_id}.{state.ids.secret()}"
         row = EpisodeRow(
             seq=state.next_episode_seq,
-            episode_id=state.ids.new("ep"),
+            episode_id=episode_id,
             run_id=run.run_id,
             kind=claim.kind,
             task_id=claim.task_id,
@@ -200,10 +203,17 @@ class EpisodeBook:
             claimed_step=run.step,
             claimed_at=state.clock.now(),
             lease_digest=digest(lease),
+            api_key_digest=digest(api_key),
         )
         state.next_episode_seq += 1
         now = state.lease_time
-        live = LiveEpisode(row=row, lease=lease, idle_limit_s=claim.idle_limit_s, idle_at=now + claim.idle_limit_s)
+        live = LiveEpisode(
+            row=row,
+            lease=lease,
+            api_key=api_key,
+            idle_limit_s=claim.idle_limit_s,
+            idle_at=now + claim.idle_limit_s,
+        )
         live.ends_at = now + (claim.max_episode_s or run.spec.limits.max_episode_s)
         if claim.max_call_s is not None:
             live.max_call_s = claim.max_call_s
@@ -224,6 +234,7 @@ class EpisodeBook:
         return GrantedLease(
             episode_id=row.episode_id,
             lease=live.lease,
+            api_key=live.api_key,
             group_id=row.group_id,
             slot=row.slot,
             weights_version=self._version(row.run_id, row.claimed_step),

@@ -13,6 +13,8 @@ from swarm.protocol.episodes import LedgerEntry, RecordedCall
 from swarm.server.state.calls import CallAttempt, Ending, is_tainted
 from swarm.server.state.rows import EpisodeRow
 
+API_KEY_PREFIX = "swk_"
+
 
 def digest(text: str | bytes) -> str:
     """What is kept of a secret or a body: enough to know it again, not to make it."""
@@ -51,6 +53,7 @@ class LiveEpisode:
 
     row: EpisodeRow
     lease: str
+    api_key: str = ""
     idle_limit_s: float
     idle_at: float
     """When the idle limit runs out, unless a call is open."""

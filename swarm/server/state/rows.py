@@ -60,6 +60,8 @@ class EpisodeRow:
     """Why its client lets it count even when it is tainted. Kept from its end on: a call may be found to have failed later."""
     suspected: dict[str, Any] | None = None
     """Its requests (`calls.suspicion`), where a call that its client gave up may yet be found to have met an engine that hung."""
+    api_key_digest: str | None = None
+    """None where an older server issued the key, which carries its own proof (`keys.Keyring.episode_of_old_key`)."""
 
     def entry(self) -> LedgerEntry:
         """As clients see it."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
+import hmac
 import re
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
@@ -560,15 +562,46 @@ async def test_a_client_that_hangs_up_while_it_sends_is_no_fault_of_the_server(
 
 async def test_a_key_that_is_not_ours_is_refused_in_openais_format(served: Served) -> None:
     assert_openai_error(await chat(served, "sk-something"), 401, "invalid_api_key")
-    assert_openai_error(await chat(served, Keyring(b"x" * 32).api_key("ep-1", "swl_1")), 401, "invalid_api_key")
-
-
-async def test_the_lease_in_the_key_must_be_the_episodes(served: Served) -> None:
     grant = await served.claim(await served.start_run())
-    forged = Keyring(b"k" * 32).api_key(grant["episode_id"], "swl_superseded")
-    answer = await chat(served, forged)
-    assert_openai_error(answer, 403, "lease_lost")
-    assert answer.headers["x-should-retry"] == "false"
+    for key in ("swk_", "swk_ep-1.secret", grant["api_key"][:-1], f"{grant['api_key']}x", "swk_" + "e" * 10_000):
+        assert_openai_error(await chat(served, key), 401, "invalid_api_key")
+
+
+async def test_the_key_of_an_episode_that_is_over_says_so(served: Served) -> None:
+    grant = await served.claim(await served.start_run())
+    await chat(served, grant["api_key"])
+    end = {"lease": grant["lease"], "reward": 1.0}
+    await served.http.post(f"/swarm/v1/episodes/{grant['episode_id']}:end", json=end)
+    for key in (grant["api_key"], f"{grant['api_key']}x"):
+        answer = await chat(served, key)
+        genuine = key == grant["api_key"]
+        assert_openai_error(answer, 403 if genuine else 401, "lease_lost" if genuine else "invalid_api_key")
+        assert answer.headers["x-should-retry"] == "false"
+
+
+async def test_a_repeated_claim_gets_the_key_that_it_was_granted(served: Served) -> None:
+    run_id = await served.start_run()
+    first, again = [await served.claim(run_id, idempotency_key="k") for _ in range(2)]
+    other = await served.claim(run_id)
+    assert first["api_key"] == again["api_key"] != other["api_key"]
+    assert first["lease"] not in first["api_key"]
+
+
+async def test_a_key_that_an_older_server_issued_says_that_its_episode_is_closed(tmp_path: Path) -> None:
+    secret = b"k" * 32
+    async with serving(tmp_path, ControlTokens(None, None)) as served:
+        grant = await served.claim(await served.start_run())
+    body = f"{_unpadded(grant['episode_id'].encode())}.{_unpadded(b'sealed')}"
+    mac = _unpadded(hmac.digest(secret, body.encode(), "sha256")[:18])
+    async with serving(tmp_path, ControlTokens(None, None)) as served:
+        for key in (f"swk_{body}.{mac}", grant["api_key"]):
+            answer = await chat(served, key)
+            assert_openai_error(answer, 403, "lease_lost")
+            assert "server_restarted" in answer.json()["error"]["message"]
+
+
+def _unpadded(raw: bytes) -> str:
+    return base64.urlsafe_b64encode(raw).decode().rstrip("=")
 
 
 async def test_what_the_engine_refuses_keeps_its_status_and_body(served: Served) -> None:

@@ -13,44 +13,44 @@ from swarm.server.keys import ControlTokens, KeyRefused, Keyring, Role, TokenFau
 ADMIN, CLIENT = "swt_admin-0123456789", "swt_client-0123456789"
 
 
-def test_a_key_names_its_episode_and_carries_its_lease_sealed() -> None:
-    ring = Keyring(b"k" * 32)
-    key = ring.api_key("ep-1", "swl_secret")
-    assert key.startswith("swk_")
-    assert "secret" not in key
-    assert ring.read(key).episode_id == "ep-1"
-    assert ring.read(key).lease == "swl_secret"
+OLD_API_KEY = "swk_ZXAtMQ.ul53O9siblPzHQ.WOR1vOCaZyjwxmLRiFHAyRVq"
+OLD_TEAM_KEY, OLD_SEALED = "swd_1fxZrxZLHoZi_wU8sDrs7iPJ", "f56YADOkvLf41VQDDM_nw8i27fQhTFrQBgZSXQ"
+"""Of episode ep-1, and of another server's ep-1 as stored with ep-9: what the first version made under 32 times `k`."""
 
 
 def test_an_api_key_is_redacted_whole_from_log_lines() -> None:
-    key = Keyring(b"k" * 32).api_key("ep-1", "swl_secret")
-    assert redact(f"key={key} end") == "key=[redacted] end"
+    assert redact("key=swk_ep-1.Zm9v-YmFy_ end") == "key=[redacted] end"
+    assert redact(f"key={OLD_API_KEY} end") == "key=[redacted] end"
+
+
+def test_a_key_that_an_older_server_signed_still_names_its_episode() -> None:
+    assert Keyring(b"k" * 32).episode_of_old_key(OLD_API_KEY) == "ep-1"
+    assert Keyring(b"b" * 32).episode_of_old_key(OLD_API_KEY) is None
 
 
 @pytest.mark.parametrize("position", [5, 12, -1])
-def test_a_key_that_was_changed_anywhere_is_refused(position: int) -> None:
+def test_an_old_key_that_was_changed_anywhere_is_none(position: int) -> None:
+    other = "A" if OLD_API_KEY[position] != "A" else "B"
+    changed = OLD_API_KEY[:position] + other + OLD_API_KEY[position:][1:]
+    assert Keyring(b"k" * 32).episode_of_old_key(changed) is None
+
+
+@pytest.mark.parametrize("text", ["", "swk_", "swk_a.b", "swk_a.b.c", "sk-abc", "swk_é.b.c", "swk_ep-1.secret"])
+def test_what_is_no_old_key_is_none(text: str) -> None:
+    assert Keyring(b"k" * 32).episode_of_old_key(text) is None
+
+
+def test_a_team_key_is_no_api_key() -> None:
     ring = Keyring(b"k" * 32)
-    key = ring.api_key("ep-1", "swl_secret")
-    other = "A" if key[position] != "A" else "B"
-    with pytest.raises(KeyRefused):
-        ring.read(key[:position] + other + key[position:][1:])
-
-
-@pytest.mark.parametrize("text", ["", "swk_", "swk_a.b", "swk_a.b.c", "sk-abc", "swk_é.b.c"])
-def test_what_is_no_key_is_refused(text: str) -> None:
-    with pytest.raises(KeyRefused):
-        Keyring(b"k" * 32).read(text)
-
-
-def test_another_servers_key_is_refused() -> None:
-    with pytest.raises(KeyRefused):
-        Keyring(b"a" * 32).read(Keyring(b"b" * 32).api_key("ep-1", "swl_x"))
+    mac = ring.team_key("ep-1").partition("_")[2]
+    for forged in (f"swk_team:ep-1.{mac}", f"swk_team:ep-1..{mac}", f"swd_team:ep-1.{mac}"):
+        assert ring.episode_of_old_key(forged) is None
 
 
 def test_the_secret_is_kept_for_its_owner_alone_and_survives_a_restart(tmp_path: Path) -> None:
-    key = Keyring.open(tmp_path / "secret").api_key("ep-1", "swl_x")
+    key = Keyring.open(tmp_path / "secret").team_key("ep-1")
     assert stat.S_IMODE((tmp_path / "secret").stat().st_mode) == 0o600
-    assert Keyring.open(tmp_path / "secret").read(key).episode_id == "ep-1"
+    assert Keyring.open(tmp_path / "secret").is_team_key(key, "ep-1")
 
 
 def test_without_tokens_everybody_is_an_admin() -> None:
@@ -93,6 +93,15 @@ def test_a_team_key_fits_one_episode_of_one_server_and_is_kept_sealed() -> None:
     assert not theirs.is_team_key(key, "ep-2")
     assert not ours.is_team_key(key, "ep-1")
     assert not theirs.is_team_key("", "ep-1")
-    sealed = ours.seal("ep-9", key)
+    sealed = ours.seal(key)
     assert key not in sealed
     assert ours.unseal("ep-9", sealed) == key
+    with pytest.raises(KeyRefused):
+        theirs.unseal("ep-9", sealed)
+
+
+def test_a_team_key_that_an_older_server_stored_can_be_read_with_its_secret_alone() -> None:
+    assert Keyring(b"k" * 32).unseal("ep-9", OLD_SEALED) == OLD_TEAM_KEY
+    for ring, episode_id in ((Keyring(b"b" * 32), "ep-9"), (Keyring(b"k" * 32), "ep-8")):
+        with pytest.raises(KeyRefused):
+            ring.unseal(episode_id, OLD_SEALED)

@@ -21,7 +21,8 @@ from hypothesis.errors import Unsatisfiable
 from schemathesis import APIOperation, Case, GenerationMode
 
 from bench.serving import ServerProcess
-from swarm.server.keys import API_KEY_PREFIX, Keyring
+from swarm.server.keys import Keyring
+from swarm.server.state.leases import API_KEY_PREFIX
 
 ADMIN, CLIENT = "swt_admin-0123456789", "swt_client-0123456789"
 LIMIT_S = 60.0
@@ -199,13 +200,12 @@ def test_nothing_that_the_document_allows_or_forbids_makes_the_server_fail_hang_
 def foreign_keys(grant: dict[str, Any], other: dict[str, Any]) -> list[str]:
     """Keys that say something true and were not made by this server for that."""
     elsewhere = Keyring(b"another server's secret, as long as it must be")
-    name, sealed, mac = grant["api_key"].removeprefix(API_KEY_PREFIX).split(".")
-    _, other_sealed, other_mac = other["api_key"].removeprefix(API_KEY_PREFIX).split(".")
+    secret = other["api_key"].rpartition(".")[2]
     return [
-        elsewhere.api_key(grant["episode_id"], grant["lease"]),
-        f"{API_KEY_PREFIX}{name}.{other_sealed}.{other_mac}",
-        f"{API_KEY_PREFIX}{name}.{other_sealed}.{mac}",
-        f"{API_KEY_PREFIX}{name}.{sealed}.",
+        f"{API_KEY_PREFIX}{grant['episode_id']}.{secret}",
+        f"{API_KEY_PREFIX}{grant['episode_id']}.",
+        f"{API_KEY_PREFIX}{grant['episode_id']}",
+        grant["api_key"].removeprefix(API_KEY_PREFIX),
         elsewhere.team_key(grant["episode_id"]),
         grant["lease"],
         other["team_key"],

@@ -22,7 +22,7 @@ def team(decider_id: str) -> TeamRow:
         episode_id="ep-1",
         decider_url="http://127.0.0.1:8642",
         decider_id=decider_id,
-        sealed_key=KEYS.seal("ep-1", KEYS.team_key(decider_id)),
+        sealed_key=KEYS.seal(KEYS.team_key(decider_id)),
         patience_s=60.0,
         prepared_at=0.0,
         prepare_digest="",

@@ -24,7 +24,7 @@ def claim(client: str, task: str, **fields: str) -> EpisodeClaim:
 def lease(episode_id: str) -> GrantedLease:
     version = WeightsVersion(run_id="r")
     return GrantedLease(
-        episode_id=episode_id, lease="", group_id=None, slot=None, weights_version=version, expires_at=0.0
+        episode_id=episode_id, lease="", api_key="", group_id=None, slot=None, weights_version=version, expires_at=0.0
     )
 
 
