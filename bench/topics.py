@@ -111,6 +111,7 @@ def planner_of(name: str, transcripts: Path | None) -> Planner:
     if name == "builtin":
         return Matcher()
     from foundation.clock import SystemClock
+    from researcher.llm.asking import Asker
     from researcher.llm.endpoint import Endpoint, OpenAIEndpoint
     from researcher.llm.settings import LlmSettings, llm_settings
 
@@ -125,7 +126,7 @@ def planner_of(name: str, transcripts: Path | None) -> Planner:
     from researcher.planner.transcripts import ReplayEndpoint
 
     endpoint: Endpoint = OpenAIEndpoint(settings) if transcripts is None else ReplayEndpoint([transcripts])
-    return LlmPlanner(endpoint, settings, SystemClock())
+    return LlmPlanner(Asker(endpoint, settings, SystemClock()))
 
 
 def _shown(outcome: Outcome) -> Any:

@@ -133,21 +133,21 @@ class Asking:
             return Matcher()
         from foundation.clock import SystemClock
         from foundation.ids import RandomIds
-        from researcher.llm.asking import Purse
+        from researcher.llm.asking import Asker, Purse
         from researcher.llm.endpoint import OpenAIEndpoint
         from researcher.planner.agent import LlmPlanner
         from researcher.store.database import default_url
 
-        return LlmPlanner(
+        asker = Asker(
             OpenAIEndpoint(settings),
             settings,
             SystemClock(),
             keep=self.calls.append,
             tell=teller(self.args),
-            spent=Purse.of(self.calls),
-            checkpoints=default_url() if self.home is not None else None,
-            thread=RandomIds().new("plan"),
+            purse=Purse.of(self.calls),
         )
+        kept_in = default_url() if self.home is not None else None
+        return LlmPlanner(asker, checkpoints=kept_in, thread=RandomIds().new("plan"))
 
 
 def _draft_in(outcome: Outcome) -> Draft:

@@ -48,8 +48,8 @@ class Purse:
 
 
 class Asker:
-    """keep: told of every call, answered or not. tell: told, in a line, that an outage is waited out. purse: of its own by
-    default; who asks for the same study shares one."""
+    """keep: is given every call, answered or not. tell: is given a line where an outage is waited out. purse: of its own by default;
+    who asks for the same study shares one."""
 
     def __init__(
         self,
@@ -57,28 +57,30 @@ class Asker:
         settings: LlmSettings,
         clock: Clock,
         *,
-        keep: Keep,
-        tell: Tell,
+        keep: Keep = lambda _: None,
+        tell: Tell = lambda _: None,
         purse: Purse | None = None,
     ) -> None:
         self._endpoint = endpoint
-        self._settings = settings
+        self.settings = settings
         self._clock = clock
         self._keep = keep
         self._tell = tell
         self.purse = purse or Purse()
 
     async def ask(self, purpose: str, request: dict[str, Any]) -> dict[str, Any]:
-        """The raw answer.
+        """The raw answer. request: a chat completion; model and longest answer are as the settings have them unless it says otherwise.
 
         Raises: LlmRefused; LlmUnusable, also when the next answer could go past a cap, or an outage outlasts patience.
         """
+        settings = self.settings
+        request = {"model": settings.model, "max_completion_tokens": settings.answer_tokens, **request}
         with self.purse.holding(*self._most(request)):
             return await self._answered(purpose, request)
 
     async def _answered(self, purpose: str, request: dict[str, Any]) -> dict[str, Any]:
         """Outages are waited out. Raises: LlmRefused, LlmUnusable."""
-        deadline = self._clock.monotonic() + self._settings.patience_s
+        deadline = self._clock.monotonic() + self.settings.patience_s
         pause_s = FIRST_PAUSE_S
         while True:
             began = self._clock.monotonic()
@@ -89,7 +91,7 @@ class Asker:
                 wait_s = min(LONGEST_PAUSE_S, max(pause_s, outage.retry_after_s or 0.0))
                 if self._clock.monotonic() + wait_s > deadline:
                     raise LlmUnusable(
-                        f"no answer from the planner LLM for {_lasting(self._settings.patience_s)}; the last: {outage}"
+                        f"no answer from the planner LLM for {_lasting(self.settings.patience_s)}; the last: {outage}"
                     ) from outage
                 self._tell(f"the planner LLM does not answer ({outage}); asking again in {wait_s:.0f} s")
                 await self._clock.sleep(wait_s)
@@ -117,7 +119,7 @@ class Asker:
         self._keep(
             LlmCall(
                 purpose=purpose,
-                model=self._settings.model,
+                model=self.settings.model,
                 request=request,
                 answer=answer,
                 error=None if error is None else str(error)[:4000],
@@ -131,13 +133,13 @@ class Asker:
 
     def _most(self, request: dict[str, Any]) -> tuple[int, float]:
         """The most tokens and money that the call may take: it is paid for before it is made. Raises: LlmUnusable."""
-        asked, said = _letters(request), self._settings.answer_tokens
+        asked, said = _letters(request), self.settings.answer_tokens
         tokens, cost, purse = asked + said, self._price(asked, said, None) or 0.0, self.purse
-        if purse.tokens + purse.held_tokens + tokens > self._settings.max_tokens:
+        if purse.tokens + purse.held_tokens + tokens > self.settings.max_tokens:
             raise LlmUnusable(
-                f"the next question could go past the cap of {self._settings.max_tokens} tokens; raise RESEARCHER_LLM_MAX_TOKENS"
+                f"the next question could go past the cap of {self.settings.max_tokens} tokens; raise RESEARCHER_LLM_MAX_TOKENS"
             )
-        most = self._settings.max_cost
+        most = self.settings.max_cost
         if most is not None and purse.cost + purse.held_cost + cost > most:
             raise LlmUnusable(
                 f"the next question could go past the cap of {most:g} on cost; raise RESEARCHER_LLM_MAX_COST"
@@ -150,9 +152,9 @@ class Asker:
         stated = usage.get("cost") if isinstance(usage, dict) else None
         if isinstance(stated, int | float) and not isinstance(stated, bool) and 0 <= stated < float("inf"):
             return float(stated)
-        if self._settings.price_in is None and self._settings.price_out is None:
+        if self.settings.price_in is None and self.settings.price_out is None:
             return None
-        return (asked * (self._settings.price_in or 0.0) + said * (self._settings.price_out or 0.0)) / 1e6
+        return (asked * (self.settings.price_in or 0.0) + said * (self.settings.price_out or 0.0)) / 1e6
 
 
 def _counted(request: dict[str, Any], answer: dict[str, Any]) -> tuple[int, int]:

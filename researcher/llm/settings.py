@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 from researcher.refusals import PlanningRefused
 
 PREFIX = "RESEARCHER_LLM_"
-MAX_TOKENS, ANSWER_TOKENS, PATIENCE_S = 200_000, 8192, 6 * 3600.0
-_NUMBERS = ("MAX_TOKENS", "ANSWER_TOKENS", "MAX_COST", "PRICE_IN", "PRICE_OUT", "PATIENCE_S")
+_WHO, _WHOLE = ("model", "base_url", "api_key"), ("max_tokens", "answer_tokens")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlmSettings:
-    """An OpenAI-compatible endpoint, a swarm server included.
+    """An OpenAI-compatible endpoint, a swarm server included. Each field is read from `RESEARCHER_LLM_` and its name.
 
     max_tokens, max_cost: of one study's planning, prompts and answers together. price_in, price_out: money per million
     tokens, for endpoints that do not state the cost of a call. patience_s: how long an outage is waited out. answer_tokens: the
@@ -25,12 +25,12 @@ class LlmSettings:
     model: str
     base_url: str | None = None
     api_key: str | None = field(default=None, repr=False)
-    max_tokens: int = MAX_TOKENS
+    max_tokens: int = 200_000
     max_cost: float | None = None
     price_in: float | None = None
     price_out: float | None = None
-    patience_s: float = PATIENCE_S
-    answer_tokens: int = ANSWER_TOKENS
+    patience_s: float = 6 * 3600.0
+    answer_tokens: int = 8192
 
     def __post_init__(self) -> None:
         if self.answer_tokens < 1:
@@ -46,26 +46,18 @@ def llm_settings(environ: Mapping[str, str]) -> LlmSettings | None:
 
     Raises: PlanningRefused for a setting that is missing or no number.
     """
-    given = {name: environ[PREFIX + name] for name in ("BASE_URL", "API_KEY", "MODEL") if environ.get(PREFIX + name)}
-    if not given:
+    names = [each.name for each in fields(LlmSettings)]
+    given = {name: text for name in names if (text := environ.get(PREFIX + name.upper()))}
+    configured = [PREFIX + name.upper() for name in _WHO if name in given]
+    if not configured:
         return None
-    if "MODEL" not in given:
+    if "model" not in given:
         raise PlanningRefused(
-            f"a planner LLM is configured without its name; set {PREFIX}MODEL, or unset {', '.join(PREFIX + n for n in given)}"
+            f"a planner LLM is configured without its name; set {PREFIX}MODEL, or unset {', '.join(configured)}"
         )
-    numbers = {name: _number(PREFIX + name, environ[PREFIX + name]) for name in _NUMBERS if environ.get(PREFIX + name)}
+    read: dict[str, Any] = {name: text if name in _WHO else _number(name, text) for name, text in given.items()}
     try:
-        return LlmSettings(
-            model=given["MODEL"],
-            base_url=given.get("BASE_URL"),
-            api_key=given.get("API_KEY"),
-            max_tokens=int(numbers.get("MAX_TOKENS", MAX_TOKENS)),
-            answer_tokens=int(numbers.get("ANSWER_TOKENS", ANSWER_TOKENS)),
-            max_cost=numbers.get("MAX_COST"),
-            price_in=numbers.get("PRICE_IN"),
-            price_out=numbers.get("PRICE_OUT"),
-            patience_s=numbers.get("PATIENCE_S", PATIENCE_S),
-        )
+        return LlmSettings(**read)
     except ValueError as error:
         raise PlanningRefused(str(error)) from error
 
@@ -76,5 +68,7 @@ def _number(name: str, text: str) -> float:
     except ValueError:
         value = math.nan
     if not math.isfinite(value) or value < 0:
-        raise PlanningRefused(f"{name}={text!r} is no number; give one that is not negative, or unset it")
-    return value
+        raise PlanningRefused(
+            f"{PREFIX}{name.upper()}={text!r} is no number; give one that is not negative, or unset it"
+        )
+    return int(value) if name in _WHOLE else value

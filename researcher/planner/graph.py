@@ -25,7 +25,7 @@ from pydantic import TypeAdapter
 
 from researcher.llm.templates import filled
 from researcher.planner.outcome import Asked, Declined, NeedsEdit, Outcome, Proposed, TopicRequest
-from researcher.planner.proposals import Ended, bare_draft, ended
+from researcher.planner.proposals import bare_draft, ended
 from researcher.planner.replies import (
     ENDINGS,
     FORMS,
@@ -49,36 +49,21 @@ FIRST_FINDINGS = 4
 _PROMPTS = Path(__file__).parent / "prompts"
 _TOPIC = "\nThe topic, as a JSON string:\n"
 _NO_MORE = "no look-ups are left: end with propose, ask or decline"
-
-
-@dataclass(frozen=True, slots=True)
-class Question:
-    """What the graph waits for. request: the fields of a chat completion besides the model's name and limits."""
-
-    purpose: str
-    request: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """What came back: the LLM's raw answer, or why the endpoint refuses a request of this form, or what a person said.
-
-    tokens, cost: spent by now.
-    """
-
-    raw: dict[str, Any] | None = None
-    refused: str = ""
-    person: str = ""
-    tokens: int = 0
-    cost: float = 0.0
+_ONE_ENDING = "exactly one of propose, ask, decline"
+_OUTCOMES = {kind.__name__: TypeAdapter[Outcome](kind) for kind in (Proposed, NeedsEdit, Declined)}
+_DRAFT = TypeAdapter(Draft)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """Where it is: a question to the LLM, a question to a person, an outcome, or why there is none. answered: of the person's
-    answers, how many it has had. tokens, cost: of all answers."""
+    """Where it is: a request to the LLM, a question to a person, an outcome, or why there is none.
 
-    question: Question | None = None
+    request: the fields of a chat completion besides the model's name and limits. answered: of the person's answers, how many it
+    has had. tokens, cost: of all answers.
+    """
+
+    purpose: str = ""
+    request: dict[str, Any] | None = None
     asked: str = ""
     outcome: Outcome | None = None
     spent_answer: bool = False
@@ -86,68 +71,6 @@ class Standing:
     answered: int = 0
     tokens: int = 0
     cost: float = 0.0
-
-
-class Conversation:
-    """The graph of one request. Its database is open only while a node runs, and not for as long as an LLM takes."""
-
-    def __init__(self, request: TopicRequest, author: str, checkpoints: str | None, thread: str) -> None:
-        """author: the LLM's name, which signs the draft. checkpoints: a database URL, or None to keep nothing."""
-        self._nodes = _graph(request, author)
-        self._checkpoints = checkpoints
-        self._memory = InMemorySaver()
-        self._config: RunnableConfig = {"configurable": {"thread_id": f"ask/{thread}"}}
-        self._at = ""
-        """The checkpoint at which it waits."""
-
-    def begin(self) -> Standing:
-        """Go to the first question, or to that at which it was left."""
-
-        def to_a_question(graph: Any) -> Standing:
-            if not caught_up(graph, self._config).values:
-                graph.invoke(_State(attempt=1, form=0), self._config, durability="sync")
-            return self._standing(graph)
-
-        return self._on(to_a_question)
-
-    def give(self, answer: Answer) -> Standing:
-        """Go on with what came back, to the next question or to the end."""
-        # As text: a checkpoint keeps the answer as it was, whatever is in it.
-        said = asdict(answer) | {"raw": None if answer.raw is None else json.dumps(answer.raw)}
-
-        def go_on(graph: Any) -> Standing:
-            # Elsewhere: it took the answer before the database went away.
-            if _place(caught_up(graph, self._config)) == self._at:
-                graph.invoke(Command(resume=said), self._config, durability="sync")
-            return self._standing(graph)
-
-        return self._on(go_on)
-
-    def _on(self, work: Callable[[Any], Standing]) -> Standing:
-        return with_saver(
-            self._checkpoints,
-            lambda saver: work(self._nodes.compile(checkpointer=saver or self._memory)),
-            PLANNING_PATIENCE_S,
-        )
-
-    def _standing(self, graph: Any) -> Standing:
-        state = graph.get_state(self._config)
-        values, self._at = state.values, _place(state)
-        waiting = state.interrupts[0].value if state.interrupts else {}
-        return Standing(
-            question=Question(**waiting) if "request" in waiting else None,
-            asked=waiting.get("asked", ""),
-            outcome=_outcome(values["outcome"]) if "outcome" in values else None,
-            spent_answer=values.get("spent_answer", False),
-            given_up=values.get("given_up", ""),
-            answered=values.get("answered", 0),
-            tokens=values.get("tokens", 0),
-            cost=values.get("cost", 0.0),
-        )
-
-
-def _place(state: Any) -> str:
-    return str(state.config["configurable"].get("checkpoint_id", ""))
 
 
 class _State(TypedDict, total=False):
@@ -175,107 +98,154 @@ class _State(TypedDict, total=False):
     given_up: str
 
 
-_Next = Command[Literal["ask", "wait", "__end__"]]
+_Next = Command[Literal["ask", "act", "wait", "__end__"]]
 
 
-def _graph(request: TopicRequest, author: str) -> StateGraph[_State, None, _State, _State]:
-    """The nodes, over one request."""
-    tools = tool_schemas()
+class Conversation:
+    """The graph of one request. Its database is open only while a node runs, and not for as long as an LLM takes."""
 
-    def read(state: _State) -> _State:
-        return {"messages": first_messages(request, FORMS[0]), "answered": len(request.answers)}
+    def __init__(self, request: TopicRequest, author: str, checkpoints: str | None, thread: str) -> None:
+        """author: the LLM's name, which signs the draft. checkpoints: a database URL, or None to keep nothing."""
+        self._request = request
+        self._author = author
+        self._checkpoints = checkpoints
+        self._memory = InMemorySaver()
+        self._config: RunnableConfig = {"configurable": {"thread_id": f"ask/{thread}"}}
+        self._at = ""
+        """The checkpoint at which it waits."""
+        self._nodes: StateGraph[_State, None, _State, _State] = StateGraph(_State)
+        self._nodes.add_node("read", self._read)
+        self._nodes.add_node("ask", self._ask)
+        self._nodes.add_node("act", self._act)
+        self._nodes.add_node("wait", self._wait)
+        self._nodes.add_edge(START, "read")
+        self._nodes.add_edge("read", "ask")
+        self._nodes.add_edge("wait", "ask")
 
-    def ask(state: _State) -> Command[Literal["ask", "act", "__end__"]]:
-        form = FORMS[state["form"]]
-        question = {
-            "purpose": f"plan, attempt {state['attempt']}, {form}",
-            "request": {"messages": state["messages"], **form_fields(form, tools)},
-        }
-        said = interrupt(question)
+    def begin(self) -> Standing:
+        """Go to the first question, or to that at which it was left."""
+
+        def to_a_question(graph: Any) -> None:
+            if not caught_up(graph, self._config).values:
+                graph.invoke(_State(attempt=1), self._config, durability="sync")
+
+        return self._on(to_a_question)
+
+    def give(self, said: dict[str, Any]) -> Standing:
+        """Go on with what came back, to the next question or to the end.
+
+        said: `raw`, the LLM's answer; `refused`, why the endpoint refuses a request of this form; or `person`, what a person said.
+        `tokens`, `cost`: spent by now.
+        """
+        if "raw" in said:  # as text: a checkpoint keeps the answer as it was, whatever is in it
+            said = said | {"raw": json.dumps(said["raw"])}
+
+        def go_on(graph: Any) -> None:
+            # Elsewhere: it took the answer before the database went away.
+            if _place(caught_up(graph, self._config)) == self._at:
+                graph.invoke(Command(resume=said), self._config, durability="sync")
+
+        return self._on(go_on)
+
+    def _on(self, work: Callable[[Any], None]) -> Standing:
+        def standing(saver: Any) -> Standing:
+            graph = self._nodes.compile(checkpointer=saver or self._memory)
+            work(graph)
+            state = graph.get_state(self._config)
+            self._at = _place(state)
+            waits = state.interrupts[0].value if state.interrupts else {}
+            reached = ("spent_answer", "given_up", "answered", "tokens", "cost")
+            kept = state.values.get("outcome")
+            outcome = None if kept is None else _OUTCOMES[kept["kind"]].validate_python(kept["fields"])
+            return Standing(**{n: state.values[n] for n in reached if n in state.values}, **waits, outcome=outcome)
+
+        return with_saver(self._checkpoints, standing, PLANNING_PATIENCE_S)
+
+    # -- nodes ----------------------------------------------------------------------------------------------------------
+
+    def _read(self, state: _State) -> _State:
+        return {**self._in_form(0), "answered": len(self._request.answers)}
+
+    def _ask(self, state: _State) -> _Next:
+        form = state["form"]
+        asks = {"messages": state["messages"], **form_fields(FORMS[form], tool_schemas())}
+        said = interrupt({"purpose": f"plan, attempt {state['attempt']}, {FORMS[form]}", "request": asks})
         spent = _State(tokens=said["tokens"], cost=said["cost"])
-        if said["raw"] is not None:
+        if "raw" in said:
             return Command(goto="act", update={**spent, "raw": said["raw"]})
-        if state["form"] + 1 < len(FORMS):
-            return Command(goto="ask", update={**spent, **_in_form(state["form"] + 1)})
+        if form + 1 < len(FORMS):
+            return Command(goto="ask", update={**spent, **self._in_form(form + 1)})
         given_up = f"the endpoint refuses the request in every form; the last: {said['refused']}"
         return Command(goto="__end__", update={**spent, "given_up": given_up})
 
-    def act(state: _State) -> _Next:
+    def _act(self, state: _State) -> _Next:
         raw = json.loads(state["raw"])
         try:
-            reply = read_reply(raw)
+            return self._acted(state, read_reply(raw))
         except AnswerSpent:
             return Command(goto="__end__", update={"spent_answer": True})
         except Unreadable as error:
             if state["form"] + 1 < len(FORMS) and not state.get("calls_tools"):
-                return again(state, _in_form(state["form"] + 1), [str(error)])
-            told = {"role": "user", "content": f"{error}. End with exactly one of propose, ask, decline."}
-            return again(state, {"messages": [*state["messages"], said_in(raw), told]}, [str(error)])
-        return acted(state, reply)
+                return self._again(state, self._in_form(state["form"] + 1), [str(error)])
+            mended = {"role": "user", "content": f"{error}. End with {_ONE_ENDING}."}
+            return self._again(state, {"messages": [*state["messages"], said_in(raw), mended]}, [str(error)])
 
-    def acted(state: _State, reply: Reply) -> _Next:
+    def _acted(self, state: _State, reply: Reply) -> _Next:
         """Look-ups are answered; an ending ends it, or comes back with its problems."""
         endings = [call for call in reply.calls if call.name in ENDINGS]
         looked = [call for call in reply.calls if call.name not in ENDINGS]
-        end = ended(endings[0], request, author) if len(endings) == 1 else Ended()
-        if len(endings) > 1:
-            end = Ended(problems=("end with exactly one of propose, ask, decline",))
-        if isinstance(end.outcome, Asked) and state.get("questions", 0) >= MOST_QUESTIONS:
-            end = Ended(problems=("a person was asked often enough: propose or decline",))
-        made = state.get("look_ups", 0) + len(looked)
-        results = [_result(call, look_up(call, request) if made <= MOST_LOOK_UPS else _NO_MORE) for call in looked]
+        made, questions = state.get("look_ups", 0) + len(looked), state.get("questions", 0)
         kept = _State(look_ups=made, calls_tools=state.get("calls_tools", False) or reply.calls[0].id is not None)
-        if end.draft is not None:
-            kept["draft"] = asdict(end.draft)
-        told = _told(end.problems)
-        kept["messages"] = [*state["messages"], reply.message, *results, *(_result(call, told) for call in endings)]
-        if end.problems:
-            return again(state, kept, end.problems)
+        messages = [*state["messages"], reply.message]
+        for call in looked:
+            messages.append(_result(call, look_up(call, self._request) if made <= MOST_LOOK_UPS else _NO_MORE))
+        kept["messages"] = messages
         if not endings:
-            return again(state, kept, [_NO_MORE]) if made > MOST_LOOK_UPS else Command(goto="ask", update=kept)
-        if isinstance(end.outcome, Asked):
-            asked = {"question": end.outcome.question, "call": endings[0].id}
-            kept["messages"] = kept["messages"][:-1]
-            return Command(goto="wait", update={**kept, "asked": asked, "questions": state.get("questions", 0) + 1})
-        outcome = end.outcome or Proposed(draft=end.draft or bare_draft(request, author))
-        return Command(goto="__end__", update={**kept, "outcome": _kept(outcome)})
+            goes_on = made <= MOST_LOOK_UPS
+            return Command(goto="ask", update=kept) if goes_on else self._again(state, kept, [_NO_MORE])
+        if len(endings) > 1:
+            end: Outcome = NeedsEdit(draft=self._draft(state), problems=(f"end with {_ONE_ENDING}",))
+        else:
+            end = ended(endings[0], self._request, self._author, self._draft(state))
+        if isinstance(end, Asked) and questions < MOST_QUESTIONS:
+            kept |= _State(asked={"question": end.question, "call": endings[0].id}, questions=questions + 1)
+            return Command(goto="wait", update=kept)
+        if isinstance(end, Asked):
+            end = NeedsEdit(draft=self._draft(state), problems=("a person was asked often enough: propose or decline",))
+        if isinstance(end, Proposed | NeedsEdit):
+            kept["draft"] = asdict(end.draft)
+        problems = end.problems if isinstance(end, NeedsEdit) else ()
+        messages += [_result(call, _told(problems)) for call in endings]
+        if problems:
+            return self._again(state, kept, problems)
+        return Command(goto="__end__", update={**kept, "outcome": _kept(end)})
 
-    def wait(state: _State) -> _State:
+    def _wait(self, state: _State) -> _State:
         said = interrupt({"asked": state["asked"]["question"]})
-        answer = _result(
-            Call(state["asked"]["call"], "ask", {}),
-            f"A person answers: {json.dumps(said['person'], ensure_ascii=False)}",
-        )
+        text = f"A person answers: {json.dumps(said['person'], ensure_ascii=False)}"
+        answer = _result(Call(state["asked"]["call"], "ask", {}), text)
         return {"messages": [*state["messages"], answer], "answered": state.get("answered", 0) + 1}
 
-    def again(state: _State, kept: _State, problems: Any) -> _Next:
+    def _again(self, state: _State, kept: _State, problems: Sequence[str]) -> _Next:
         """The next attempt; after the last one the draft as it is, for a person to finish."""
         if state["attempt"] < ATTEMPTS:
             return Command(goto="ask", update={**kept, "attempt": state["attempt"] + 1})
-        found = kept.get("draft", state.get("draft"))
-        draft = _DRAFT.validate_python(found) if found is not None else bare_draft(request, author)
-        return Command(
-            goto="__end__", update={**kept, "outcome": _kept(NeedsEdit(draft=draft, problems=tuple(problems)))}
-        )
+        draft = self._draft({**state, **kept})
+        outcome = NeedsEdit(draft=draft, problems=tuple(problems))
+        return Command(goto="__end__", update={**kept, "outcome": _kept(outcome)})
 
-    def _in_form(number: int) -> _State:
-        return {"form": number, "messages": first_messages(request, FORMS[number])}
+    def _draft(self, state: _State) -> Draft:
+        """The last that could be read."""
+        found = state.get("draft")
+        return bare_draft(self._request, self._author) if found is None else _DRAFT.validate_python(found)
 
-    graph: StateGraph[_State, None, _State, _State] = StateGraph(_State)
-    graph.add_node("read", read)
-    graph.add_node("ask", ask)
-    graph.add_node("act", act)
-    graph.add_node("wait", wait)
-    graph.add_edge(START, "read")
-    graph.add_edge("read", "ask")
-    graph.add_edge("wait", "ask")
-    return graph
+    def _in_form(self, number: int) -> _State:
+        return {"form": number, "messages": first_messages(self._request, FORMS[number])}
 
 
 def first_messages(request: TopicRequest, form: str) -> list[dict[str, Any]]:
     """The system prompt and the topic with what it may ask for. Without tools it holds findings and schema as well."""
     look_ups = form == FORMS[0]
-    system = filled(_PROMPTS, "system.md.jinja", look_ups=look_ups)
     user = filled(
         _PROMPTS,
         "request.md.jinja",
@@ -285,6 +255,7 @@ def first_messages(request: TopicRequest, form: str) -> list[dict[str, Any]]:
         schema="" if look_ups else json.dumps(ending_schema(tool_schemas())),
         request=_asked_for(request),
     )
+    system = filled(_PROMPTS, "system.md.jinja", look_ups=look_ups)
     return [{"role": "system", "content": system}, {"role": "user", "content": user}]
 
 
@@ -296,40 +267,33 @@ def request_of(messages: Sequence[dict[str, Any]]) -> str | None:
 
 
 def _asked_for(request: TopicRequest) -> str:
-    def quoted(value: Any) -> str:
-        return json.dumps(value, ensure_ascii=False, default=str)
-
-    parts = [f"{_TOPIC}{quoted(request.topic)}"]
+    topic, given, answers = (
+        json.dumps(each, ensure_ascii=False, default=str)
+        for each in (request.topic, request.given, list(request.answers))
+    )
+    parts = [f"{_TOPIC}{topic}"]
     if request.given:
-        parts.append(
-            f"Fixed with options; it holds whatever the topic says, and the spec need not repeat it: {quoted(request.given)}"
-        )
+        parts.append(f"Fixed with options; it holds whatever the topic says, and the spec need not repeat it: {given}")
     if request.answers:
-        parts.append(f"You asked about it before, and a person answered: {quoted(list(request.answers))}")
+        parts.append(f"You asked about it before, and a person answered: {answers}")
     return "\n".join(parts)
 
 
 def _result(call: Call, text: str) -> dict[str, Any]:
-    """What a call comes to, as the LLM is told."""
+    """What a call comes to, as the LLM reads it."""
     if call.id is None:
         return {"role": "user", "content": text}
     return {"role": "tool", "tool_call_id": call.id, "content": text}
 
 
-def _told(problems: tuple[str, ...]) -> str:
+def _told(problems: Sequence[str]) -> str:
     lines = "\n".join(f"- {problem}" for problem in problems)
-    return (
-        f"This cannot end it:\n{lines}\nEnd again, whole: exactly one of propose, ask, decline." if problems else "ok"
-    )
+    return f"This cannot end it:\n{lines}\nEnd again, whole: {_ONE_ENDING}." if problems else "ok"
 
 
-_KINDS = {kind.__name__: TypeAdapter[Outcome](kind) for kind in (Proposed, NeedsEdit, Declined)}
-_DRAFT = TypeAdapter(Draft)
+def _place(state: Any) -> str:
+    return str(state.config["configurable"].get("checkpoint_id", ""))
 
 
 def _kept(outcome: Outcome) -> dict[str, Any]:
-    return {"kind": type(outcome).__name__, **asdict(outcome)}
-
-
-def _outcome(kept: dict[str, Any]) -> Outcome:
-    return _KINDS[kept["kind"]].validate_python({name: each for name, each in kept.items() if name != "kind"})
+    return {"kind": type(outcome).__name__, "fields": asdict(outcome)}

@@ -14,7 +14,7 @@ from foundation.strict import StrictModel, explain
 from researcher.design.planning import plan_of
 from researcher.instruments.catalogue import InstrumentFolder
 from researcher.planner.bounds import invented, lost
-from researcher.planner.outcome import Asked, Declined, TopicRequest
+from researcher.planner.outcome import Asked, Declined, NeedsEdit, Outcome, Proposed, TopicRequest
 from researcher.planner.replies import Call
 from researcher.refusals import PlanningRefused
 from researcher.study.draft import Draft, Source
@@ -42,6 +42,9 @@ class _Decline(StrictModel):
     nearest: _Texts = ()
 
 
+_FORMS: dict[str, type[StrictModel]] = {"propose": _Propose, "ask": _Ask, "decline": _Decline}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
     """A spec that was checked. fields: with what a person has fixed. plan: where there are no problems."""
@@ -53,21 +56,14 @@ class Judged:
     plan: Plan | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
-    """How the planning ends, or why it does not: problems for the LLM to read. draft: of a proposal."""
+def ended(call: Call, request: TopicRequest, author: str, last: Draft) -> Outcome:
+    """What the LLM ends with; NeedsEdit where problems are left, for the LLM to read.
 
-    outcome: Asked | Declined | None = None
-    draft: Draft | None = None
-    problems: tuple[str, ...] = ()
-
-
-def ended(call: Call, request: TopicRequest, author: str) -> Ended:
-    """author: the LLM's name, which signs the draft."""
+    author: the LLM's name, which signs the draft. last: the draft where this one cannot be read.
+    """
     if call.arguments is None:
-        return Ended(problems=(call.problem,))
-    forms: dict[str, type[StrictModel]] = {"propose": _Propose, "ask": _Ask, "decline": _Decline}
-    form = forms[call.name]
+        return NeedsEdit(draft=last, problems=(call.problem,))
+    form = _FORMS[call.name]
     given = {name: each for name, each in _pruned(call.arguments).items() if name in form.model_fields}
     for name in ("uncovered", "from_topic", "nearest"):
         if isinstance(given.get(name), str):
@@ -75,11 +71,11 @@ def ended(call: Call, request: TopicRequest, author: str) -> Ended:
     try:
         made = form.model_validate(given)
     except ValidationError as error:
-        return Ended(problems=tuple(str(problem) for problem in explain(error, form)))
+        return NeedsEdit(draft=last, problems=_explained(error, form))
     if isinstance(made, _Ask):
-        return Ended(outcome=Asked(question=made.question))
+        return Asked(question=made.question)
     if isinstance(made, _Decline):
-        return Ended(outcome=Declined(reason=made.reason, nearest=made.nearest))
+        return Declined(reason=made.reason, nearest=made.nearest)
     assert isinstance(made, _Propose)
     return _proposed(made, request, author)
 
@@ -89,32 +85,29 @@ def judged(given: Any, request: TopicRequest) -> Judged:
 
     Files that the spec names are only looked at once it is sure that a person has named them.
     """
+    fields = _with_given(_pruned(given) if isinstance(given, dict) else {}, request)
     if not isinstance(given, dict):
-        return Judged(
-            fields=_with_given({}, request), problems=("spec: must be an object with the fields of a study spec",)
-        )
-    fields = _with_given(_pruned(given), request)
+        return Judged(fields=fields, problems=("spec: must be an object with the fields of a study spec",))
     try:
         spec = StudySpec.model_validate(fields)
     except ValidationError as error:
-        return Judged(fields=fields, problems=tuple(str(problem) for problem in explain(error, StudySpec)))
+        return Judged(fields=fields, problems=_explained(error, StudySpec))
     fixed = "instrument" in request.given and len(request.instruments) == 1  # perhaps as the path of its folder
     folder = next((each for each in request.instruments if fixed or each.instrument.name == spec.instrument), None)
-    fields = spec.document()
+    plan, problems = None, list[str]()
     if folder is None:
         names = [each.instrument.name for each in request.instruments]
         guess = nearest(spec.instrument, names)
         hint = f"did you mean {guess!r}?" if guess else f"there are: {', '.join(names)}"
-        problem = f"instrument: no instrument is called {spec.instrument!r}; {hint}"
-        return Judged(fields=fields, spec=spec, problems=(problem,))
-    unknown = tuple(invented(spec, folder.instrument, _said(request)))
-    if unknown:
-        return Judged(fields=fields, spec=spec, folder=folder, problems=unknown)
-    try:
-        plan = plan_of(spec, folder, known=request.known, servers=request.servers)
-    except PlanningRefused as error:
-        return Judged(fields=fields, spec=spec, folder=folder, problems=(str(error),))
-    return Judged(fields=fields, spec=spec, folder=folder, plan=plan)
+        problems = [f"instrument: no instrument is called {spec.instrument!r}; {hint}"]
+    else:
+        problems = invented(spec, folder.instrument, _said(request))
+    if folder is not None and not problems:
+        try:
+            plan = plan_of(spec, folder, known=request.known, servers=request.servers)
+        except PlanningRefused as error:
+            problems = [str(error)]
+    return Judged(fields=spec.document(), problems=tuple(problems), spec=spec, folder=folder, plan=plan)
 
 
 def bare_draft(request: TopicRequest, author: str) -> Draft:
@@ -123,18 +116,14 @@ def bare_draft(request: TopicRequest, author: str) -> Draft:
     return Draft(fields=fields, sources=_sources(fields, request, ()), author=author, uncovered=(request.topic,))
 
 
-def _proposed(made: _Propose, request: TopicRequest, author: str) -> Ended:
+def _proposed(made: _Propose, request: TopicRequest, author: str) -> Proposed | NeedsEdit:
     verdict = judged(made.spec, request)
-    problems, overruled = list(verdict.problems), list[str]()
+    problems, overruled = verdict.problems, list[str]()
     if verdict.spec is not None:
-        open_bounds, overruled = lost(
-            "\n".join([request.topic, *request.answers]),
-            verdict.spec,
-            made.uncovered,
-            given=request.given,
-            factors=() if verdict.folder is None else verdict.folder.instrument.factors,
-        )
-        problems += open_bounds
+        factors = () if verdict.folder is None else verdict.folder.instrument.factors
+        topic = "\n".join([request.topic, *request.answers])
+        bounds, overruled = lost(topic, verdict.spec, made.uncovered, given=request.given, factors=factors)
+        problems = (*problems, *bounds)
     draft = Draft(
         fields=verdict.fields,
         sources=_sources(verdict.fields, request, made.from_topic),
@@ -142,7 +131,11 @@ def _proposed(made: _Propose, request: TopicRequest, author: str) -> Ended:
         because=made.because,
         uncovered=(*made.uncovered, *overruled),
     )
-    return Ended(draft=draft, problems=tuple(problems))
+    return NeedsEdit(draft=draft, problems=problems) if problems else Proposed(draft=draft)
+
+
+def _explained(error: ValidationError, form: type[StrictModel]) -> tuple[str, ...]:
+    return tuple(str(problem) for problem in explain(error, form))
 
 
 def _with_given(fields: dict[str, Any], request: TopicRequest) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from langgraph.checkpoint.sqlite import SqliteSaver
 
 from foundation.clock import Clock, ManualClock, SystemClock
 from researcher.instruments.catalogue import InstrumentFolder, available
-from researcher.llm.asking import Purse
+from researcher.llm.asking import Asker, Purse
 from researcher.llm.endpoint import Endpoint, LlmOutage, LlmRefused, LlmUnusable, OpenAIEndpoint
 from researcher.llm.settings import LlmSettings
 from researcher.models import LONGEST_TOPIC, LlmCall
@@ -42,15 +42,16 @@ def planner(
     endpoint: Endpoint, *, clock: Clock | None = None, calls: list[LlmCall] | None = None, place: Path | None = None,
     tell: list[str] | None = None, spent: Purse | None = None, thread: str = "st-1", **settings: Any,
 ) -> LlmPlanner:  # fmt: skip
-    return LlmPlanner(
+    asker = Asker(
         endpoint,
         LlmSettings(model="some-llm", **settings),
         clock or SystemClock(),
         keep=[].append if calls is None else calls.append,
         tell=[].append if tell is None else tell.append,
-        spent=spent,
-        checkpoints=None if place is None else f"sqlite:///{place / 'researcher.db'}",
-        thread=thread,
+        purse=spent,
+    )
+    return LlmPlanner(
+        asker, checkpoints=None if place is None else f"sqlite:///{place / 'researcher.db'}", thread=thread
     )
 
 
@@ -375,10 +376,10 @@ async def test_an_llm_that_cannot_be_asked_is_a_refusal_and_no_plan_of_another(e
     ],
 )
 async def test_tokens_and_cost_are_capped_before_they_are_spent(usage: Any, settings: Any, spent: Purse) -> None:
-    llm = ScriptedLlm(called(("instruments", {}), **usage))
+    llm, asked = ScriptedLlm(called(("instruments", {}), **usage)), 0 if spent.tokens else 1
     with pytest.raises(PlanningRefused, match=r"cap of .* raise RESEARCHER_LLM_MAX_"):
         await planner(llm, spent=spent, **settings).propose(request())
-    assert len(llm.asked) == (0 if spent.tokens else 1)
+    assert len(llm.asked) == asked
 
 
 async def test_what_was_answered_before_a_crash_is_not_asked_again(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import pytest
 from foundation.clock import SystemClock
 from researcher.design.planning import plan_of
 from researcher.instruments.catalogue import available
+from researcher.llm.asking import Asker
 from researcher.llm.endpoint import LlmRefused, LlmUnusable
 from researcher.llm.settings import LlmSettings
 from researcher.planner.agent import LlmPlanner
@@ -99,7 +100,7 @@ async def test_whatever_an_llm_answers_nothing_unchecked_is_proposed(count: int)
     draw, ends = random.Random(seed), Counter[str]()
     for number in range(count):
         answers = [KINDS[number % len(KINDS)](draw), *(draw.choice(KINDS)(draw) for _ in range(2)), completion("no")]
-        planner = LlmPlanner(ScriptedLlm(*answers), LlmSettings(model="some-llm"), SystemClock())
+        planner = LlmPlanner(Asker(ScriptedLlm(*answers), LlmSettings(model="some-llm"), SystemClock()))
         try:
             found = await planner.propose(TopicRequest(topic=INJECTED, instruments=[*FOLDERS.values()]))
         except PlanningRefused:

@@ -16,6 +16,7 @@ import pytest
 from foundation.clock import ManualClock, SystemClock
 from researcher.design.planning import plan_of
 from researcher.instruments.catalogue import available
+from researcher.llm.asking import Asker
 from researcher.llm.endpoint import Endpoint, LlmOutage, LlmUnusable
 from researcher.llm.settings import LlmSettings
 from researcher.models import LlmCall
@@ -37,9 +38,8 @@ async def replayed(endpoint: Endpoint, case: dict[str, Any], place: Path) -> Out
     """Asked as often as there are answers."""
     answers: list[str] = []
     while True:
-        planner = LlmPlanner(
-            endpoint, LlmSettings(model="a-strong-model"), SystemClock(), checkpoints=f"sqlite:///{place}/researcher.db"
-        )
+        asker = Asker(endpoint, LlmSettings(model="a-strong-model"), SystemClock())
+        planner = LlmPlanner(asker, checkpoints=f"sqlite:///{place}/researcher.db")
         request = TopicRequest(
             topic=case["topic"], instruments=[*FOLDERS.values()], given=case.get("given", {}), answers=answers
         )
@@ -121,7 +121,7 @@ async def test_kept_calls_become_a_transcript_with_every_request_whole_that_come
     look = called(("instrument", {"name": "arithmetic"}))
     llm, clock = ScriptedLlm(LlmOutage("no route"), look, completion("?"), proposed()), ManualClock()
     topic = TopicRequest(topic="Is 1e-4 better than 1e-5?", instruments=[*FOLDERS.values()])
-    planner = LlmPlanner(llm, LlmSettings(model="some-llm"), clock, keep=calls.append)
+    planner = LlmPlanner(Asker(llm, LlmSettings(model="some-llm"), clock, keep=calls.append))
     planning = asyncio.create_task(planner.propose(topic))
     while not planning.done():
         await asyncio.sleep(0)
@@ -137,7 +137,7 @@ async def test_kept_calls_become_a_transcript_with_every_request_whole_that_come
         messages, fields = (turn.prompt or messages) + turn.new, turn.fields or fields
         assert call.request == {**fields, "messages": messages} or call.purpose == "write"
         assert (turn.answer, turn.error) == (call.answer, call.error)
-    again = LlmPlanner(ReplayEndpoint([file]), LlmSettings(model="some-llm"), SystemClock())
+    again = LlmPlanner(Asker(ReplayEndpoint([file]), LlmSettings(model="some-llm"), SystemClock()))
     assert await again.propose(topic) == found
     with pytest.raises(LlmUnusable):
         await ReplayEndpoint([file]).answer({"messages": []})
