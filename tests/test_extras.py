@@ -60,6 +60,7 @@ def _closure(wanted: Iterable[str]) -> set[str]:
     ("extra", "folders"),
     [
         ("server", ["swarm/server", "swarm/protocol", "swarm/client"]),
+        ("join", ["swarm/client"]),
         ("local", ["swarm/engine/local", "swarm/engine/algorithms", "swarm/models"]),
         ("researcher", ["researcher"]),
     ],
@@ -91,6 +92,13 @@ def test_what_is_not_installed_is_named_with_its_extra(absent: str, line: str, s
     ended = _without(absent, line, tmp_path)
     assert said in ended.stderr
     assert len(ended.stderr.splitlines()) == ended.returncode == 1
+
+
+@pytest.mark.parametrize("absent", ["starlette", "uvicorn"])
+def test_who_plays_the_agent_is_told_of_the_extra_that_it_needs(absent: str, tmp_path: Path) -> None:
+    ended = _without(absent, "swarm join play --task hello", tmp_path)
+    assert ended.returncode == 2
+    assert "pip install 'swarm-researcher[join]'" in ended.stderr
 
 
 def test_the_doctor_tells_of_a_machine_without_a_store(tmp_path: Path) -> None:

@@ -18,9 +18,9 @@ from swarm.cli import connection, tasks
 
 if TYPE_CHECKING:
     from swarm.client import Rollout, Task
-    from swarm.client.join import Sitting
+    from swarm.client.join import Session
 
-    Part = Callable[[Sitting, Task, Rollout | None], Awaitable[None]]
+    Part = Callable[[Session, Task], Awaitable[None]]
 
 _MODES = {
     "judge": ("compare two answers of the model: the better gets 1, the other 0", 2),
@@ -64,7 +64,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def join_run(args: argparse.Namespace) -> int:
-    """Sit down at a run. Exit code 0 when the person went through all tasks, 1 when something stopped them."""
+    """Take part in a run. Exit code 0 when the person went through all tasks, 1 when something stopped them."""
     import asyncio
 
     from swarm.client.join import PersonLeft
@@ -75,12 +75,13 @@ def join_run(args: argparse.Namespace) -> int:
     if not abs(getattr(args, "refused_reward", 0.0)) <= MOST_REWARD:
         raise UsageError(f"--refused-reward must be a finite number, {MOST_REWARD:g} at most either way")
     chosen, rollout = _chosen(args)
+    part = _part(args, rollout)
     try:
-        return asyncio.run(_sit(args, chosen, rollout))
+        return asyncio.run(_joined(args, chosen, part))
     except PersonLeft:
         return 0
     except asyncio.CancelledError:
-        sys.stderr.write("swarm join: told to stop; what was open was given back\n")
+        sys.stderr.write("swarm join: stopped; what was open was given back\n")
         return 1
 
 
@@ -105,9 +106,9 @@ def _chosen(args: argparse.Namespace) -> tuple[Iterable[Task], Rollout | None]:
     return ([tasks.task_of(args)] if args.task is not None else stream), workflow.rollout
 
 
-async def _sit(args: argparse.Namespace, chosen: Iterable[Task], rollout: Rollout | None) -> int:
+async def _joined(args: argparse.Namespace, chosen: Iterable[Task], part: Part) -> int:
     from swarm.client import Patience, SwarmClient
-    from swarm.client.join import Sitting
+    from swarm.client.join import Session
     from swarm.client.join.person import Terminal
 
     _stop_on_signals()
@@ -129,7 +130,7 @@ async def _sit(args: argparse.Namespace, chosen: Iterable[Task], rollout: Rollou
             )
         editor = os.environ.get("VISUAL") or os.environ.get("EDITOR")
         out = sys.stderr if args.json else sys.stdout
-        sitting = Sitting(
+        session = Session(
             swarm=swarm,
             person=Terminal(0, out, editor=editor),
             run_id=run.run_id,
@@ -139,24 +140,29 @@ async def _sit(args: argparse.Namespace, chosen: Iterable[Task], rollout: Rollou
         )
         times = args.times or max(1, size // args.episodes_each)
         try:
-            await _all(sitting, chosen, times, _part(args, rollout))
+            await _all(session, chosen, times, part)
         finally:
-            _report(args, sitting)
+            _report(args, session)
     return 0
 
 
-def _part(args: argparse.Namespace, rollout: Rollout | None) -> Callable[[Sitting, Task], Awaitable[None]]:
-    from swarm.client.join.judge import judge
+def _part(args: argparse.Namespace, rollout: Rollout | None) -> Part:
+    """What the person does with one task. Raises: UsageError where a package is missing."""
     from swarm.client.join.model import ask_once
-    from swarm.client.join.play import play
-    from swarm.client.join.talk import talk
+    from swarm.client.join.session import judge, talk
 
     if args.mode == "talk":
         return talk
     if args.mode == "judge":
-        return lambda sitting, task: judge(sitting, task, rollout or ask_once)
-    return lambda sitting, task: play(
-        sitting,
+        return lambda session, task: judge(session, task, rollout or ask_once)
+    try:
+        from swarm.client.join.play import play
+    except ModuleNotFoundError as error:
+        if error.name not in ("starlette", "uvicorn"):
+            raise
+        raise UsageError("swarm join play needs an HTTP server: pip install 'swarm-researcher[join]'") from error
+    return lambda session, task: play(
+        session,
         task,
         rollout or ask_once,
         by_hand=args.by_hand,
@@ -165,10 +171,8 @@ def _part(args: argparse.Namespace, rollout: Rollout | None) -> Callable[[Sittin
     )
 
 
-async def _all(
-    sitting: Sitting, chosen: Iterable[Task], times: int, part: Callable[[Sitting, Task], Awaitable[None]]
-) -> None:
-    """Every task so many times. What is too late costs its episodes alone; a crashing rollout stops the sitting."""
+async def _all(session: Session, chosen: Iterable[Task], times: int, part: Part) -> None:
+    """Every task so many times. What is too late costs its episodes alone; a crashing rollout stops the session."""
     from swarm.client.errors import LeaseLost, OverLimit, WorkflowFault
     from swarm.client.join import TooLate
     from swarm.protocol.errors import SwarmError
@@ -176,21 +180,21 @@ async def _all(
     for task in chosen:
         for _ in range(times):
             try:
-                await part(sitting, task)
+                await part(session, task)
             except (TooLate, LeaseLost) as error:
-                sitting.person.show(f"\ntoo late: {error}; it costs this episode alone")
+                session.person.show(f"\ntoo late: {error}; it costs this episode alone")
             except OverLimit as error:
-                sitting.person.show(f"\nthe run is over: {error}")
+                session.person.show(f"\nthe run is over: {error}")
                 return
             except SwarmError:
                 raise
             except Exception as error:  # the rollout is the person's own; its traceback is what they need
-                sitting.person.show(f"\n{traceback.format_exc()}")
+                session.person.show(f"\n{traceback.format_exc()}")
                 raise WorkflowFault("the rollout crashed; its traceback is above") from error
 
 
-def _report(args: argparse.Namespace, sitting: Sitting) -> None:
-    tally = sitting.tally
+def _report(args: argparse.Namespace, session: Session) -> None:
+    tally = session.tally
     if args.json:
         print(json.dumps({"ended": tally.ended, "given_up": tally.given_up, "rewards": tally.rewards}))
         return
@@ -202,7 +206,7 @@ def _stop_on_signals() -> None:
     """A closed terminal or a polite kill gives the open episodes back, as Ctrl-C does."""
     import asyncio
 
-    sitting: Any = asyncio.current_task()
+    session: Any = asyncio.current_task()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGHUP):
-        loop.add_signal_handler(number, sitting.cancel)
+        loop.add_signal_handler(number, session.cancel)

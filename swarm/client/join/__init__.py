@@ -4,6 +4,6 @@ What a person types is never trained on as if the model had sampled it (docs/peo
 """
 
 from swarm.client.join.person import Person, PersonLeft
-from swarm.client.join.sitting import Sitting, TooLate
+from swarm.client.join.session import Session, TooLate
 
-__all__ = ["Person", "PersonLeft", "Sitting", "TooLate"]
+__all__ = ["Person", "PersonLeft", "Session", "TooLate"]

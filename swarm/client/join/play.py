@@ -15,10 +15,10 @@ from subprocess import CalledProcessError
 from typing import Any, cast
 
 from swarm.client.episode import Episode
+from swarm.client.join.endpoint import PersonEndpoint
 from swarm.client.join.model import Model, ModelRefused, ask_once, message_of, shown, text_of
 from swarm.client.join.person import Person, choose, reward_of
-from swarm.client.join.seat import Seat
-from swarm.client.join.sitting import Sitting
+from swarm.client.join.session import Session
 from swarm.client.losses import cause_of
 from swarm.client.rollouts import end_with
 from swarm.client.tasks import Rollout, Task, rolled_out
@@ -42,24 +42,24 @@ class Draft:
 
 
 @dataclass(slots=True, kw_only=True)
-class Hand:
-    """How one episode is played. by_hand: the model is never asked."""
+class PlayedTurns:
+    """The turns of one episode. by_hand: the model is never asked."""
 
     person: Person
     model: Model
     by_hand: bool = False
     drafts: list[Draft] = field(default_factory=list)
     written: list[str] = field(default_factory=list)
-    turns: int = 0
+    number: int = 0
     seen: list[Any] = field(default_factory=list)
     attention: asyncio.Lock = field(default_factory=asyncio.Lock)
     fault: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     """Set when the person left, or their terminal failed."""
 
     async def answer(self, body: dict[str, Any], agent: str | None) -> dict[str, Any]:
-        """The turn that the agent asks for; parallel requests wait for the person one by one. See `seat.Answer`."""
+        """The turn that the agent asks for; parallel requests wait for the person one by one. See `endpoint.Answer`."""
         async with self.attention:
-            self.turns += 1
+            self.number += 1
             try:
                 self._show(body, agent)
                 if self.by_hand:
@@ -73,12 +73,12 @@ class Hand:
                 raise ModelRefused(503, {"error": {"message": str(error), "type": "person_left"}}) from error
 
     def delivered(self, answer: dict[str, Any]) -> None:
-        """See `seat.Delivered`."""
+        """See `endpoint.Delivered`."""
         for draft in self.drafts:
             draft.accepted |= draft.answer is answer
 
     def _show(self, body: dict[str, Any], agent: str | None) -> None:
-        self.person.show(f"\n--- turn {self.turns}{f', agent {agent}' if agent else ''}")
+        self.person.show(f"\n--- turn {self.number}{f', agent {agent}' if agent else ''}")
         for message in body["messages"]:
             if message not in self.seen:
                 self.seen.append(message)
@@ -91,7 +91,7 @@ class Hand:
     async def _drafted(self, body: dict[str, Any], agent: str | None) -> dict[str, Any]:
         body = {name: value for name, value in body.items() if value is not None}
         for attempt in range(1, 1000):
-            name = f"{agent or POLICY_MODEL}/turn-{self.turns}" + (f".{attempt}" if attempt > 1 else "")
+            name = f"{agent or POLICY_MODEL}/turn-{self.number}" + (f".{attempt}" if attempt > 1 else "")
             answer = await self.model.chat(body, agent=name)
             draft = Draft(name=name, agent=agent)
             self.drafts.append(draft)
@@ -120,10 +120,15 @@ class Hand:
         if text.startswith(_CALL):
             name, _, arguments = text.removeprefix(_CALL).strip().partition(" ")
             function = {"name": name, "arguments": arguments.strip() or "{}"}
-            call = {"id": f"call_{self.turns:08d}", "type": "function", "function": function}
+            call = {"id": f"call_{self.number:08d}", "type": "function", "function": function}
             message, finish = {"role": "assistant", "content": None, "tool_calls": [call]}, "tool_calls"
         self.seen.append(message)
-        base = {"id": f"chatcmpl-person-{self.turns}", "object": "chat.completion", "created": 0, "model": POLICY_MODEL}
+        base = {
+            "id": f"chatcmpl-person-{self.number}",
+            "object": "chat.completion",
+            "created": 0,
+            "model": POLICY_MODEL,
+        }
         choice = {"index": 0, "message": message, "finish_reason": finish, "logprobs": None}
         usage = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
         return {**base, "usage": usage, **(draft or {}), "choices": [choice]}
@@ -135,14 +140,14 @@ class Hand:
 
 
 class PlayedEpisode:
-    """An episode whose agent meets a person: the seat's address instead of the server's, and a result that is kept back
+    """An episode whose agent meets a person: the endpoint's address instead of the server's, and a result that is kept back
     until the drafts' rewards are known. All else is the episode's own.
     """
 
-    def __init__(self, episode: Episode, seat: Seat) -> None:
+    def __init__(self, episode: Episode, endpoint: PersonEndpoint) -> None:
         self._episode = episode
-        self.base_url = seat.base_url
-        self.api_key = seat.api_key
+        self.base_url = endpoint.base_url
+        self.api_key = endpoint.api_key
         self.result: dict[str, Any] | None = None
 
     def __getattr__(self, name: str) -> Any:
@@ -169,7 +174,7 @@ class _Kept:
 
 
 async def play(
-    sitting: Sitting,
+    session: Session,
     task: Task,
     rollout: Rollout = ask_once,
     *,
@@ -182,49 +187,49 @@ async def play(
     Raises: TooLate, PersonLeft, and whatever the rollout raises; the episode is then aborted.
     """
     try:
-        async with sitting.episode(task) as episode, Model(episode) as model:
-            hand = Hand(person=sitting.person, model=model, by_hand=by_hand)
-            sitting.person.show(f"\n=== task {task.id}\n{task.query}")
-            result = await sitting.in_time(_played(sitting, episode, task, rollout, hand, ask_reward))
-            _hand_in(episode, result, hand, refused_reward)
+        async with session.episode(task) as episode, Model(episode) as model:
+            turns = PlayedTurns(person=session.person, model=model, by_hand=by_hand)
+            session.person.show(f"\n=== task {task.id}\n{task.query}")
+            result = await session.in_time(_played(session, episode, task, rollout, turns, ask_reward))
+            _end(episode, result, turns, refused_reward)
     except BaseException:
-        sitting.tally.given_up += 1
+        session.tally.given_up += 1
         raise
-    sitting.tally.ended += 1
-    sitting.tally.rewards.append(float(result["reward"]))
+    session.tally.ended += 1
+    session.tally.rewards.append(float(result["reward"]))
 
 
 async def _played(
-    sitting: Sitting, episode: Episode, task: Task, rollout: Rollout, hand: Hand, ask_reward: bool
+    session: Session, episode: Episode, task: Task, rollout: Rollout, turns: PlayedTurns, ask_reward: bool
 ) -> dict[str, Any]:
     """The episode's result, not sent yet."""
-    async with Seat(hand.answer, sitting.swarm.ids, hand.delivered) as seat:
-        seated = PlayedEpisode(episode, seat)
-        playing = asyncio.ensure_future(rolled_out(rollout, cast(Episode, seated), task))
+    async with PersonEndpoint(turns.answer, session.swarm.ids, turns.delivered) as endpoint:
+        played = PlayedEpisode(episode, endpoint)
+        playing = asyncio.ensure_future(rolled_out(rollout, cast(Episode, played), task))
         try:
-            first: set[asyncio.Future[Any]] = {playing, hand.fault}
+            first: set[asyncio.Future[Any]] = {playing, turns.fault}
             await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
-            if hand.fault.done():
-                hand.fault.result()
-            end_with(cast(Episode, seated), await playing)
+            if turns.fault.done():
+                turns.fault.result()
+            end_with(cast(Episode, played), await playing)
         except Exception as error:
-            cause = cause_of(error, [seat.base_url])
-            if cause in (Cause.SERVER, Cause.NETWORK):  # the seat passes on how the model failed the agent
+            cause = cause_of(error, [endpoint.base_url])
+            if cause in (Cause.SERVER, Cause.NETWORK):  # the endpoint passes on how the model failed the agent
                 episode.abort(f"{type(error).__name__}: {error}", cause=cause)
             raise
         finally:
             playing.cancel()
             await asyncio.gather(playing, return_exceptions=True)
-    assert seated.result is not None
+    assert played.result is not None
     if ask_reward:
-        seated.result["reward"] = await reward_of(sitting.person, "reward: ")
-    return seated.result
+        played.result["reward"] = await reward_of(session.person, "reward: ")
+    return played.result
 
 
-def _hand_in(episode: Episode, result: dict[str, Any], hand: Hand, refused_reward: float) -> None:
-    rewards = hand.agent_rewards(result["reward"], result.get("agent_rewards") or {}, refused_reward)
-    accepted = sum(draft.accepted for draft in hand.drafts)
-    counts = {"accepted": float(accepted), "refused": float(len(hand.drafts) - accepted)}
+def _end(episode: Episode, result: dict[str, Any], turns: PlayedTurns, refused_reward: float) -> None:
+    rewards = turns.agent_rewards(result["reward"], result.get("agent_rewards") or {}, refused_reward)
+    accepted = sum(draft.accepted for draft in turns.drafts)
+    counts = {"accepted": float(accepted), "refused": float(len(turns.drafts) - accepted)}
     episode.end(
         reward=result["reward"],
         success=result.get("success"),
@@ -232,8 +237,8 @@ def _hand_in(episode: Episode, result: dict[str, Any], hand: Hand, refused_rewar
         metrics={**(result.get("metrics") or {}), **counts},
         metadata={
             **(result.get("metadata") or {}),
-            "played": "by hand" if hand.by_hand else "drafts",
-            "written": hand.written,
+            "played": "by hand" if turns.by_hand else "drafts",
+            "written": turns.written,
         },
-        by_hand=hand.by_hand,
+        by_hand=turns.by_hand,
     )

@@ -25,13 +25,12 @@ from openai import AsyncOpenAI
 from bench.serving import ServerProcess
 from foundation.ids import RandomIds
 from swarm.client import Episode, Outcome, RunSpec, SwarmClient, Task, WorkflowFault
-from swarm.client.join import PersonLeft, Sitting, TooLate
-from swarm.client.join.judge import judge
+from swarm.client.join import PersonLeft, Session, TooLate
+from swarm.client.join.endpoint import PersonEndpoint
 from swarm.client.join.model import Model, ModelRefused, shown
 from swarm.client.join.person import Terminal
 from swarm.client.join.play import play
-from swarm.client.join.seat import Seat
-from swarm.client.join.talk import talk
+from swarm.client.join.session import judge, talk
 from swarm.protocol.episodes import LedgerEntry
 from tests.fakes.scripted_person import Line, ScriptedPerson
 
@@ -45,24 +44,24 @@ def spec(**changes: Any) -> RunSpec:
 
 
 @asynccontextmanager
-async def sitting(server: ServerProcess, *lines: Line, stays: bool = False, **limits: Any) -> AsyncIterator[Sitting]:
+async def joining(server: ServerProcess, *lines: Line, stays: bool = False, **limits: Any) -> AsyncIterator[Session]:
     async with SwarmClient(server.url, client_id="ann", client_version="join") as swarm:
         status = await swarm.status()
         run_id = status.run_id or (await swarm.start_run(spec())).run_id
-        yield Sitting(swarm=swarm, person=ScriptedPerson(*lines, stays=stays), run_id=run_id, **limits)
+        yield Session(swarm=swarm, person=ScriptedPerson(*lines, stays=stays), run_id=run_id, **limits)
 
 
-def person(seat: Sitting) -> ScriptedPerson:
-    assert isinstance(seat.person, ScriptedPerson)
-    return seat.person
+def person(session: Session) -> ScriptedPerson:
+    assert isinstance(session.person, ScriptedPerson)
+    return session.person
 
 
-async def entries(seat: Sitting, **wanted: Any) -> list[LedgerEntry]:
-    return [entry async for entry in seat.swarm.ledger(run_id=seat.run_id, **wanted)]
+async def entries(session: Session, **wanted: Any) -> list[LedgerEntry]:
+    return [entry async for entry in session.swarm.ledger(run_id=session.run_id, **wanted)]
 
 
-async def at_step(seat: Sitting, step: int) -> None:
-    async for status in seat.swarm.statuses(wait_s=5.0):
+async def at_step(session: Session, step: int) -> None:
+    async for status in session.swarm.statuses(wait_s=5.0):
         if status.step >= step:
             return
 
@@ -74,43 +73,43 @@ async def at_step(seat: Sitting, step: int) -> None:
 async def test_the_better_answer_gets_the_reward_and_both_are_trained_as_one_group(
     letter: str, echo_server: ServerProcess
 ) -> None:
-    async with sitting(echo_server, "x", letter) as seat:
-        await judge(seat, TASK)
-        assert "please answer with one of" in person(seat).shown
-        assert "Repeat hello" in person(seat).shown
-        await at_step(seat, 1)
-        one, other = await entries(seat)
+    async with joining(echo_server, "x", letter) as session:
+        await judge(session, TASK)
+        assert "please answer with one of" in person(session).shown
+        assert "Repeat hello" in person(session).shown
+        await at_step(session, 1)
+        one, other = await entries(session)
         assert one.group_id == other.group_id
         assert {one.reward, other.reward} == {0.0, 1.0}
         assert {one.state, other.state} <= {"in_step", "trained"}
         winner = one if one.reward else other
         assert winner.metadata["place"] == letter
         assert winner.metadata["judge"] == "ann"
-        assert seat.tally.ended == 2
+        assert session.tally.ended == 2
 
 
 async def test_a_tie_teaches_nothing_and_a_skip_gives_the_slots_back(echo_server: ServerProcess) -> None:
-    async with sitting(echo_server, "s", "t") as seat:
-        await judge(seat, TASK)
-        skipped = {(entry.detail, entry.cause) for entry in await entries(seat, reason="aborted")}
+    async with joining(echo_server, "s", "t") as session:
+        await judge(session, TASK)
+        skipped = {(entry.detail, entry.cause) for entry in await entries(session, reason="aborted")}
         assert skipped == {("the judge skipped this pair", "person")}
-        await judge(seat, TASK)
-        await at_step(seat, 1)
-        assert [entry.reward for entry in await entries(seat, reason="zero_variance")] == [0.5, 0.5]
-        assert (seat.tally.ended, seat.tally.given_up) == (2, 2)
+        await judge(session, TASK)
+        await at_step(session, 1)
+        assert [entry.reward for entry in await entries(session, reason="zero_variance")] == [0.5, 0.5]
+        assert (session.tally.ended, session.tally.given_up) == (2, 2)
 
 
 async def test_a_pair_is_of_one_group_whatever_slots_others_hold(echo_server: ServerProcess) -> None:
     async with SwarmClient(echo_server.url) as swarm:
         await swarm.start_run(spec(batch={"tasks": 2, "group_size": 2}))
-    async with sitting(echo_server, "a") as seat, AsyncExitStack() as stack:
-        await stack.enter_async_context(other := seat.episode(TASK))
+    async with joining(echo_server, "a") as session, AsyncExitStack() as stack:
+        await stack.enter_async_context(other := session.episode(TASK))
         other.abort("only held a slot")
-        await judge(seat, TASK)
-        ended = [entry for entry in await entries(seat) if entry.reward is not None]
+        await judge(session, TASK)
+        ended = [entry for entry in await entries(session) if entry.reward is not None]
         assert len(ended) == 2
         assert len({entry.group_id for entry in ended}) == 1
-        assert {entry.detail for entry in await entries(seat, reason="aborted")} == {
+        assert {entry.detail for entry in await entries(session, reason="aborted")} == {
             "its group had one slot left; a pair needs two"
         }
 
@@ -118,15 +117,15 @@ async def test_a_pair_is_of_one_group_whatever_slots_others_hold(echo_server: Se
 async def test_two_judges_who_each_hold_a_slot_give_it_back_and_both_get_a_pair(
     echo_server: ServerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("swarm.client.join.sitting.MATE_S", 1.0)
-    monkeypatch.setattr("swarm.client.join.sitting.PAUSES_S", (0.0, 2.0))
+    monkeypatch.setattr("swarm.client.join.session.MATE_S", 1.0)
+    monkeypatch.setattr("swarm.client.join.session.PAUSES_S", (0.0, 2.0))
 
-    async def pair(seat: Sitting) -> None:
+    async def pair(session: Session) -> None:
         async with AsyncExitStack() as stack:
-            for episode in await seat.pair(TASK, stack):
+            for episode in await session.pair(TASK, stack):
                 episode.abort("it was a pair")
 
-    async with sitting(echo_server) as one, sitting(echo_server) as other:
+    async with joining(echo_server) as one, joining(echo_server) as other:
         async with asyncio.timeout(300):  # a claim that is given up waits for its answer, half a minute each time
             await asyncio.gather(pair(one), pair(other))
         assert [entry.detail for entry in await entries(one)].count("it was a pair") == 4
@@ -136,9 +135,9 @@ async def test_a_judges_verdict_counts_whatever_the_rollout_said_of_itself(echo_
     async def rollout(episode: Episode, task: Task) -> float:
         return float("nan")
 
-    async with sitting(echo_server, "a") as seat:
-        await judge(seat, TASK, rollout)
-        found = await entries(seat)
+    async with joining(echo_server, "a") as session:
+        await judge(session, TASK, rollout)
+        found = await entries(session)
         assert {entry.reward for entry in found} == {0.0, 1.0}
         assert all("own_reward" not in entry.metrics for entry in found)
 
@@ -151,11 +150,11 @@ async def test_a_judge_sees_whole_rollouts_and_their_own_rewards_do_not_count(ec
             await model.chat({"messages": [first, answer, {"role": "user", "content": "Are you sure"}]})
         return Outcome(reward=7.0)
 
-    async with sitting(echo_server, "a") as seat:
-        await judge(seat, TASK, rollout)
-        assert person(seat).shown.count("Are you sure") == 2
-        assert {entry.metrics["own_reward"] for entry in await entries(seat)} == {7.0}
-        assert {entry.reward for entry in await entries(seat)} == {0.0, 1.0}
+    async with joining(echo_server, "a") as session:
+        await judge(session, TASK, rollout)
+        assert person(session).shown.count("Are you sure") == 2
+        assert {entry.metrics["own_reward"] for entry in await entries(session)} == {7.0}
+        assert {entry.reward for entry in await entries(session)} == {0.0, 1.0}
 
 
 async def test_a_judge_reads_completions_of_plain_text_too(echo_server: ServerProcess) -> None:
@@ -168,61 +167,61 @@ async def test_a_judge_reads_completions_of_plain_text_too(echo_server: ServerPr
         return Outcome(reward=0.0)
 
     seen: list[str] = []
-    async with sitting(echo_server, "a") as seat:
-        await judge(seat, TASK, rollout)
-        assert person(seat).shown.count("prompt:\n    Once upon a time\n") == 2
-        assert person(seat).shown.count("prompt:\n    (2 token ids)\n") == 2
-        assert all(shown({"role": "assistant", "content": text}) in person(seat).shown for text in seen)
-        assert {entry.reward for entry in await entries(seat)} == {0.0, 1.0}
+    async with joining(echo_server, "a") as session:
+        await judge(session, TASK, rollout)
+        assert person(session).shown.count("prompt:\n    Once upon a time\n") == 2
+        assert person(session).shown.count("prompt:\n    (2 token ids)\n") == 2
+        assert all(shown({"role": "assistant", "content": text}) in person(session).shown for text in seen)
+        assert {entry.reward for entry in await entries(session)} == {0.0, 1.0}
 
 
 async def test_a_rollout_that_ends_its_episode_itself_cannot_be_judged(echo_server: ServerProcess) -> None:
     async def rollout(episode: Episode, task: Task) -> None:
         episode.end(reward=1.0)
 
-    async with sitting(echo_server) as seat:
+    async with joining(echo_server) as session:
         with pytest.raises(WorkflowFault):
-            await judge(seat, TASK, rollout)
-        assert [entry.reason for entry in await entries(seat)] == ["aborted", "aborted"]
+            await judge(session, TASK, rollout)
+        assert [entry.reason for entry in await entries(session)] == ["aborted", "aborted"]
 
 
 # -- leaving, and being slow ------------------------------------------------------------------------------------------
 
 
 async def test_who_leaves_loses_this_pair_alone(echo_server: ServerProcess) -> None:
-    async with sitting(echo_server, "a", "q") as seat:
-        await judge(seat, TASK)
+    async with joining(echo_server, "a", "q") as session:
+        await judge(session, TASK)
         with pytest.raises(PersonLeft):
-            await judge(seat, Task(id="t-2", query="Repeat bye"))
-        left = [(entry.reason, entry.cause) for entry in await entries(seat, task_id="t-2")]
+            await judge(session, Task(id="t-2", query="Repeat bye"))
+        left = [(entry.reason, entry.cause) for entry in await entries(session, task_id="t-2")]
         assert left == [("aborted", "person")] * 2
-        await at_step(seat, 1)
+        await at_step(session, 1)
 
 
 async def test_a_slow_person_holds_nobody_up_longer_than_the_limit(echo_server: ServerProcess) -> None:
     patient = {"tasks": 1, "group_size": 2, "group_patience_s": 1.0}
     async with SwarmClient(echo_server.url) as swarm:
         await swarm.start_run(spec(batch=patient))
-    async with sitting(echo_server, stays=True, max_episode_s=1.0) as seat:
+    async with joining(echo_server, stays=True, max_episode_s=1.0) as session:
         with pytest.raises(TooLate):
-            await judge(seat, TASK)
-        late = await entries(seat, reason="aborted")
+            await judge(session, TASK)
+        late = await entries(session, reason="aborted")
         assert all("TooLate" in str(entry.detail) and entry.cause == "limit" for entry in late)
-        assert seat.tally.given_up == 2
-        async with seat.swarm.episode(task_id="other", run_id=seat.run_id, wait_s=60.0) as free:
+        assert session.tally.given_up == 2
+        async with session.swarm.episode(task_id="other", run_id=session.run_id, wait_s=60.0) as free:
             free.abort("there was room")
 
 
 async def test_a_person_whose_machine_is_gone_is_noticed_by_the_idle_limit(echo_server: ServerProcess) -> None:
-    async with sitting(echo_server, stays=True, idle_limit_s=1.5) as seat:
-        grant = await seat.swarm.claim(seat.episode(TASK).claim)  # nobody renews this one
-        judging = asyncio.ensure_future(judge(seat, Task(id="t-2", query="x")))
+    async with joining(echo_server, stays=True, idle_limit_s=1.5) as session:
+        grant = await session.swarm.claim(session.episode(TASK).claim)  # nobody renews this one
+        judging = asyncio.ensure_future(judge(session, Task(id="t-2", query="x")))
         async with asyncio.timeout(60):
-            while (await seat.swarm.entry(grant.episode_id)).state == "running":
-                await seat.swarm.status((await seat.swarm.status()).revision, 0.5)
+            while (await session.swarm.entry(grant.episode_id)).state == "running":
+                await session.swarm.status((await session.swarm.status()).revision, 0.5)
         judging.cancel()
         await asyncio.gather(judging, return_exceptions=True)
-        gone = await seat.swarm.entry(grant.episode_id)
+        gone = await session.swarm.entry(grant.episode_id)
         assert (gone.reason, gone.cause) == ("expired", "client")
 
 
@@ -246,26 +245,26 @@ async def agent(episode: Episode, task: Task) -> Outcome:
 
 
 async def test_accepted_drafts_get_the_rollouts_reward_as_one_timeline(echo_server: ServerProcess) -> None:
-    async with sitting(echo_server, "", "") as seat:
-        await play(seat, TASK, agent)
-        (entry,) = await entries(seat)
+    async with joining(echo_server, "", "") as session:
+        await play(session, TASK, agent)
+        (entry,) = await entries(session)
         assert (entry.reward, entry.success, entry.metrics) == (0.0, True, {"turns": 2, "accepted": 2, "refused": 0})
         assert entry.agent_rewards == {"policy/turn-1": 0.0, "policy/turn-2": 0.0}
-        first, second = (await seat.swarm.trace(entry.episode_id)).calls
+        first, second = (await session.swarm.trace(entry.episode_id)).calls
         assert second.parent_call_id == first.call_id
-        assert person(seat).shown.count("Repeat hello") == 2, "the task, and the message once"
+        assert person(session).shown.count("Repeat hello") == 2, "the task, and the message once"
 
 
 async def test_what_a_person_writes_is_never_sampled_and_refused_drafts_get_their_own_reward(
     echo_server: ServerProcess,
 ) -> None:
-    async with sitting(echo_server, "m", "e", "by a person", "") as seat:
-        await play(seat, TASK, agent, refused_reward=-1.0)
-        (entry,) = await entries(seat)
+    async with joining(echo_server, "m", "e", "by a person", "") as session:
+        await play(session, TASK, agent, refused_reward=-1.0)
+        (entry,) = await entries(session)
         assert entry.reward == 1.0
         assert entry.agent_rewards == {"policy/turn-1": -1.0, "policy/turn-1.2": -1.0, "policy/turn-2": 1.0}
         assert entry.metadata["written"] == ["by a person"]
-        calls = (await seat.swarm.trace(entry.episode_id)).calls
+        calls = (await session.swarm.trace(entry.episode_id)).calls
         assert [call.agent for call in calls] == ["policy/turn-1", "policy/turn-1.2", "policy/turn-2"]
         assert bytes(token for token in calls[2].prompt_ids if token < 256).count(b"by a person") == 1
         assert all(b"by a person" not in bytes(t for t in call.sampled_ids if t < 256) for call in calls)
@@ -274,26 +273,26 @@ async def test_what_a_person_writes_is_never_sampled_and_refused_drafts_get_thei
 
 
 async def test_played_episodes_of_one_task_are_trained_as_a_group(echo_server: ServerProcess) -> None:
-    async with sitting(echo_server, "", "", "w", "by a person", "") as seat:
-        await play(seat, TASK, agent)
-        await play(seat, TASK, agent)
-        await at_step(seat, 1)
-        assert {entry.state for entry in await entries(seat)} <= {"in_step", "trained"}
+    async with joining(echo_server, "", "", "w", "by a person", "") as session:
+        await play(session, TASK, agent)
+        await play(session, TASK, agent)
+        await at_step(session, 1)
+        assert {entry.state for entry in await entries(session)} <= {"in_step", "trained"}
 
 
 async def test_an_episode_by_hand_is_an_evaluation_and_asks_the_model_nothing(echo_server: ServerProcess) -> None:
-    async with sitting(echo_server, "by a person", "fine", kind="eval") as seat:
-        await play(seat, TASK, agent, by_hand=True)
-        (entry,) = await entries(seat)
+    async with joining(echo_server, "by a person", "fine", kind="eval") as session:
+        await play(session, TASK, agent, by_hand=True)
+        (entry,) = await entries(session)
         assert (entry.kind, entry.reason, entry.reward, entry.calls) == ("eval", "eval", 1.0, 0)
         assert entry.metadata == {"played": "by hand", "written": ["by a person", "fine"]}
 
 
 async def test_a_bare_query_asks_the_person_for_the_reward(echo_server: ServerProcess) -> None:
-    async with sitting(echo_server, "", "good", "nan", "0.75") as seat:
-        await play(seat, TASK, ask_reward=True)
-        assert [entry.reward for entry in await entries(seat)] == [0.75]
-        assert person(seat).shown.count("please answer with a number") == 2
+    async with joining(echo_server, "", "good", "nan", "0.75") as session:
+        await play(session, TASK, ask_reward=True)
+        assert [entry.reward for entry in await entries(session)] == [0.75]
+        assert person(session).shown.count("please answer with a number") == 2
 
 
 class Hesitant(ScriptedPerson):
@@ -327,9 +326,9 @@ async def test_an_agent_that_loses_patience_and_asks_again_gets_the_one_answer_o
             answers.append(str(answer.choices[0].message.content))
         return 1.0
 
-    async with sitting(echo_server) as seat:
-        await play(replace(seat, person=slow), TASK, rollout)
-        (entry,) = await entries(seat)
+    async with joining(echo_server) as session:
+        await play(replace(session, person=slow), TASK, rollout)
+        (entry,) = await entries(session)
         assert sent[:3] == ["0", "1", "2"]
         assert (slow.shown.count("--- turn"), len(slow.asked), len(answers)) == (1, 1, 1)
         assert (entry.calls, entry.agent_rewards) == (1, {"policy/turn-1": 1.0})
@@ -351,9 +350,9 @@ async def test_a_draft_that_no_agent_waited_for_is_not_rewarded_as_accepted(echo
             assert (await http.post("chat/completions", json=other, timeout=60)).is_success
         return 1.0
 
-    async with sitting(echo_server) as seat:
-        await play(replace(seat, person=slow), TASK, rollout, refused_reward=-1.0)
-        (entry,) = await entries(seat)
+    async with joining(echo_server) as session:
+        await play(replace(session, person=slow), TASK, rollout, refused_reward=-1.0)
+        (entry,) = await entries(session)
         assert entry.agent_rewards == {"policy/turn-1": -1.0, "policy/turn-2": 1.0}
         assert entry.metrics == {"accepted": 1, "refused": 1}
 
@@ -362,9 +361,9 @@ HELLO = {"messages": [{"role": "user", "content": "hello"}]}
 
 
 @asynccontextmanager
-async def asking(seat: Seat) -> AsyncIterator[httpx.AsyncClient]:
-    headers = {"Authorization": f"Bearer {seat.api_key}"}
-    async with seat, httpx.AsyncClient(base_url=seat.base_url, headers=headers, trust_env=False) as http:
+async def asking(endpoint: PersonEndpoint) -> AsyncIterator[httpx.AsyncClient]:
+    headers = {"Authorization": f"Bearer {endpoint.api_key}"}
+    async with endpoint, httpx.AsyncClient(base_url=endpoint.base_url, headers=headers, trust_env=False) as http:
         yield http
 
 
@@ -378,7 +377,7 @@ async def test_equal_requests_side_by_side_are_two_questions() -> None:
         await both.wait()
         return {"id": number}
 
-    async with asking(Seat(answer, RandomIds(), delivered.append)) as http:
+    async with asking(PersonEndpoint(answer, RandomIds(), delivered.append)) as http:
         answers = await asyncio.gather(*(http.post("chat/completions", json=HELLO) for _ in range(2)))
     assert sorted(found.json()["id"] for found in answers) == [1, 2]
     assert sorted(found["id"] for found in delivered) == [1, 2]
@@ -393,7 +392,7 @@ async def test_a_refusal_that_nobody_waited_for_does_not_answer_the_next_request
             raise ModelRefused(429, {"error": {"message": "busy"}})
         return {"id": 2}
 
-    async with asking(Seat(answer, RandomIds(), delivered.append)) as http:
+    async with asking(PersonEndpoint(answer, RandomIds(), delivered.append)) as http:
         with pytest.raises(httpx.ReadTimeout):
             await http.post("chat/completions", json=HELLO, timeout=0.3)
         late.set()
@@ -402,7 +401,7 @@ async def test_a_refusal_that_nobody_waited_for_does_not_answer_the_next_request
     assert delivered == [{"id": 2}]
 
 
-async def test_tools_streams_and_refusals_pass_through_the_seat(echo_server: ServerProcess) -> None:
+async def test_tools_streams_and_refusals_pass_through_the_endpoint(echo_server: ServerProcess) -> None:
     seen: dict[str, Any] = {}
     tool = {"type": "function", "function": {"name": "look", "parameters": {"properties": {"at": {"type": "string"}}}}}
 
@@ -432,9 +431,9 @@ async def test_tools_streams_and_refusals_pass_through_the_seat(echo_server: Ser
         seen["finish"] = [c.finish_reason for chunk in chunks for c in chunk.choices][-1]
         return 1.0
 
-    async with sitting(echo_server, "w", '/call look {"at": "sea"}') as seat:
-        await play(seat, TASK, rollout)
-        assert "tool look" in person(seat).shown
+    async with joining(echo_server, "w", '/call look {"at": "sea"}') as session:
+        await play(session, TASK, rollout)
+        assert "tool look" in person(session).shown
     (call,) = seen.pop("call")
     assert (call.name, call.arguments) == ("look", '{"at": "sea"}')
     expected = {"models": "policy", "elsewhere": 404, "two": 400, "nothing": 400, "stranger": 401, "refused": 400}
@@ -444,23 +443,23 @@ async def test_tools_streams_and_refusals_pass_through_the_seat(echo_server: Ser
 async def test_leaving_in_the_middle_of_a_turn_aborts_the_episode_and_stops_the_rollout(
     echo_server: ServerProcess,
 ) -> None:
-    async with sitting(echo_server, "") as seat:
+    async with joining(echo_server, "") as session:
         with pytest.raises(PersonLeft):
-            await play(seat, TASK, agent)
-        (entry,) = await entries(seat)
+            await play(session, TASK, agent)
+        (entry,) = await entries(session)
         assert (entry.reason, entry.detail, entry.cause) == ("aborted", "PersonLeft: the person left", "person")
-        assert seat.tally.given_up == 1
+        assert session.tally.given_up == 1
 
 
 # -- talking ----------------------------------------------------------------------------------------------------------
 
 
 async def test_a_talk_is_one_timeline_that_gets_the_persons_reward(echo_server: ServerProcess) -> None:
-    async with sitting(echo_server, "Repeat more", "", "0.5") as seat:
-        await talk(seat, TASK)
-        (entry,) = await entries(seat)
+    async with joining(echo_server, "Repeat more", "", "0.5") as session:
+        await talk(session, TASK)
+        (entry,) = await entries(session)
         assert (entry.reward, entry.calls, entry.metrics) == (0.5, 2, {"turns": 2.0})
-        first, second = (await seat.swarm.trace(entry.episode_id)).calls
+        first, second = (await session.swarm.trace(entry.episode_id)).calls
         assert second.parent_call_id == first.call_id
 
 
@@ -524,7 +523,7 @@ async def test_a_closed_terminal_gives_the_episode_back(echo_server: ServerProce
         await asyncio.to_thread(_read_until, process.stdout.fileno(), "ends it")
         process.send_signal(signal.SIGHUP)
         _, err = await asyncio.to_thread(process.communicate, None, 60)
-        assert (process.returncode, "told to stop" in err) == (1, True)
+        assert (process.returncode, "stopped" in err) == (1, True)
         assert [entry.reason async for entry in swarm.ledger()] == ["aborted"]
 
 
