@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from foundation.strict import explain
 from researcher.instruments.dotted import leaf_at, nested
 from researcher.instruments.instrument import (
+    ALGORITHM,
     COSTS,
     OUTCOME_NAME,
     STUDY_MODEL,
@@ -30,6 +31,7 @@ from researcher.instruments.instrument import (
 )
 from researcher.instruments.levels import level_problem
 from researcher.instruments.shares import share_problem, with_shares_marked
+from swarm.protocol.algorithms import ALGORITHMS
 from swarm.protocol.runspec import RunSpec, merge_patch
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)(m|b)(?![a-z0-9])", re.IGNORECASE)
@@ -59,7 +61,11 @@ def shared_metrics() -> list[Metric]:
 def _shared(what: str) -> dict[str, dict[str, Any]]:
     """What is in `factors.toml` or `metrics.toml`, by name."""
     text = Path(__file__).with_name(f"{what}.toml").read_text(encoding="utf-8")
-    return {each["name"]: each for each in tomllib.loads(text)[what]}
+    found = {each["name"]: each for each in tomllib.loads(text)[what]}
+    for each in found.values():
+        if each.get("target") == ALGORITHM:
+            each["choices"] = list(ALGORITHMS)
+    return found
 
 
 def _factors(own: list[dict[str, Any]], declared: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -6,39 +6,46 @@ A field that the chosen algorithm does not use is refused, so that nothing that 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, get_args
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from foundation.strict import StrictModel, misfit
 from swarm.protocol.quantities import Count, NonNegative, NotBoolean, Positive
 
-AlgorithmName = Literal["grpo", "dr_grpo", "rloo", "reinforce_pp", "ppo", "dapo", "gspo", "cispo"]
 Share = Annotated[float, Field(ge=0, le=1), NotBoolean]
 
-DEFAULTS: Mapping[str, Mapping[str, Any]] = {
-    "grpo": {},
-    "dr_grpo": {"loss_agg": "constant"},
-    "rloo": {"loss_agg": "token"},
-    "reinforce_pp": {"loss_agg": "token", "kl_in": "reward"},
-    "ppo": {"loss_agg": "token", "kl_in": "reward"},
-    "dapo": {"loss_agg": "token", "clip_high": 0.28},
-    "gspo": {"loss_agg": "call", "clip_low": 3e-4, "clip_high": 4e-4},
-    "cispo": {"loss_agg": "token", "clip_low": 1.0, "clip_high": 4.0},
-}
-"""Where an algorithm's defaults differ from those of the fields."""
 
-_USED_BY: Mapping[str, tuple[str, ...]] = {
-    "advantage_norm": ("grpo", "ppo", "dapo", "gspo", "cispo"),
-    "baseline": ("reinforce_pp",),
-    "gamma": ("reinforce_pp", "ppo"),
-    "gae_lambda": ("ppo",),
-    "value_learning_rate": ("ppo",),
-    "value_coef": ("ppo",),
-    "value_clip": ("ppo",),
-    "overlong_buffer": ("dapo",),
-    "overlong_penalty": ("dapo",),
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """What a spec knows of an algorithm: which fields of `SOME_USE` it uses, and which of its defaults differ from the fields'."""
+
+    uses: tuple[str, ...] = ()
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    compares: Literal["group", "batch"] = "group"
+    """Whom an episode's reward is compared with."""
+
+
+_PPO = ("advantage_norm", "gamma", "gae_lambda", "value_learning_rate", "value_coef", "value_clip")
+ALGORITHMS: Mapping[str, Registered] = {
+    "grpo": Registered(("advantage_norm",)),
+    "dr_grpo": Registered(defaults={"loss_agg": "constant"}),
+    "rloo": Registered(defaults={"loss_agg": "token"}),
+    "reinforce_pp": Registered(("baseline", "gamma"), {"loss_agg": "token", "kl_in": "reward"}, compares="batch"),
+    "ppo": Registered(_PPO, {"loss_agg": "token", "kl_in": "reward"}, compares="batch"),
+    "dapo": Registered(
+        ("advantage_norm", "overlong_buffer", "overlong_penalty"), {"loss_agg": "token", "clip_high": 0.28}
+    ),
+    "gspo": Registered(("advantage_norm",), {"loss_agg": "call", "clip_low": 3e-4, "clip_high": 4e-4}),
+    "cispo": Registered(("advantage_norm",), {"loss_agg": "token", "clip_low": 1.0, "clip_high": 4.0}),
 }
+"""By name. Each stands in the file of its name in `swarm/engine/algorithms/`."""
+if TYPE_CHECKING:
+    AlgorithmName = str
+else:
+    AlgorithmName = Literal[tuple(ALGORITHMS)]
+SOME_USE = frozenset(name for each in ALGORITHMS.values() for name in each.uses)
 """Fields that only some algorithms use; all use the others."""
 
 
@@ -87,22 +94,24 @@ class AlgorithmSpec(StrictModel):
     @property
     def compares_groups(self) -> bool:
         """Whether an episode's advantage depends on the others of its group."""
-        return self.name not in ("ppo", "reinforce_pp") or self.baseline == "group"
+        return ALGORITHMS[self.name].compares == "group" or self.baseline == "group"
 
     @model_validator(mode="before")
     @classmethod
     def _with_its_defaults(cls, data: Any) -> Any:
         """Raises: misfit for fields of other algorithms."""
         name = data.get("name", "grpo") if isinstance(data, dict) else None
-        if not isinstance(name, str) or name not in DEFAULTS:
+        if not isinstance(name, str) or name not in ALGORITHMS:
             return data
         foreign = [field for field in data if not _is_used(field, name)]
         if foreign:
-            whose = {field: ", ".join(_USED_BY[field]) for field in foreign}
+            whose = {
+                field: ", ".join(other for other, each in ALGORITHMS.items() if field in each.uses) for field in foreign
+            }
             raise misfit(
                 {field: f"{name} does not use {field}, a field of {whose[field]}: leave it out" for field in foreign}
             )
-        return {**DEFAULTS[name], **data}
+        return {**ALGORITHMS[name].defaults, **data}
 
     @model_serializer(mode="wrap")
     def _its_fields(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -111,4 +120,4 @@ class AlgorithmSpec(StrictModel):
 
 
 def _is_used(field: str, name: str) -> bool:
-    return name in _USED_BY.get(field, get_args(AlgorithmName))
+    return field not in SOME_USE or field in ALGORITHMS[name].uses

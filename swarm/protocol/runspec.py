@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, StringConstraints, ValidationInfo, field_validator, model_validator
 
 from foundation.strict import StrictModel, misfit
-from swarm.protocol.algorithms import DEFAULTS
+from swarm.protocol.algorithms import ALGORITHMS
 from swarm.protocol.algorithms import AlgorithmSpec as AlgorithmSpec
 from swarm.protocol.quantities import MOST, Count, NonNegative, NotBoolean, Positive
 
@@ -278,7 +278,7 @@ _DYNAMIC_SAMPLING = {"batch": {"rule": "informative_tasks"}}
 
 def own_defaults(algorithm: str) -> dict[str, Any]:
     """Of an algorithm by this name, as a partial RunSpec: what it has by default that others have not."""
-    own = {"algorithm": dict(DEFAULTS.get(algorithm, {}))}
+    own = {"algorithm": dict(ALGORITHMS[algorithm].defaults) if algorithm in ALGORITHMS else {}}
     return own | _DYNAMIC_SAMPLING if algorithm == "dapo" else own
 
 

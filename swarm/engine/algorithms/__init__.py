@@ -1,33 +1,20 @@
 """The algorithms, one file each, with source and equation: how rewards become advantages, and how a token is priced.
 
-At run time these files import no torch: engines without it use the advantages alone.
+A file is called as `swarm.protocol.algorithms` registers its algorithm. At run time these files import no torch: engines without
+it price numbers of their own.
 """
 
 from __future__ import annotations
 
-from swarm.engine.algorithms.base import Algorithm
-from swarm.engine.algorithms.cispo import Cispo
-from swarm.engine.algorithms.dapo import Dapo
-from swarm.engine.algorithms.dr_grpo import DrGrpo
-from swarm.engine.algorithms.grpo import Grpo
-from swarm.engine.algorithms.gspo import Gspo
-from swarm.engine.algorithms.ppo import Ppo
-from swarm.engine.algorithms.reinforce_pp import ReinforcePlusPlus
-from swarm.engine.algorithms.rloo import Rloo
-from swarm.protocol.algorithms import AlgorithmSpec
+from importlib import import_module
 
-_BY_NAME: dict[str, type[Algorithm]] = {
-    "grpo": Grpo,
-    "dr_grpo": DrGrpo,
-    "rloo": Rloo,
-    "reinforce_pp": ReinforcePlusPlus,
-    "ppo": Ppo,
-    "dapo": Dapo,
-    "gspo": Gspo,
-    "cispo": Cispo,
-}
+from swarm.engine.algorithms.base import Algorithm
+from swarm.protocol.algorithms import AlgorithmSpec
 
 
 def algorithm_of(spec: AlgorithmSpec) -> Algorithm:
-    """The algorithm that the spec names, with its fields."""
-    return _BY_NAME[spec.name](spec)
+    """The algorithm that the spec names, with its fields: the one class in the file of this name."""
+    module = import_module(f"{__name__}.{spec.name}")
+    classes = [each for each in vars(module).values() if isinstance(each, type) and issubclass(each, Algorithm)]
+    (own,) = (each for each in classes if each.__module__ == module.__name__)
+    return own(spec)

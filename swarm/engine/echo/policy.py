@@ -15,8 +15,7 @@ from typing import Any
 
 from foundation.ids import derived_seed
 from swarm.engine.algorithms import algorithm_of
-from swarm.engine.algorithms.base import Algorithm
-from swarm.engine.algorithms.facts import TokenFacts, kl_to_start
+from swarm.engine.algorithms.base import Algorithm, TokenFacts, kl_to_start
 from swarm.engine.algorithms.rewards import Credit
 from swarm.engine.echo.answers import garble_mark, last_user_word
 from swarm.engine.seam import StepOutcome, TrainBatch, TrainCall, TrainingRefused

@@ -17,8 +17,7 @@ from torch import Tensor
 from foundation.clock import Clock
 from foundation.ids import derived_seed
 from swarm.engine.algorithms import algorithm_of
-from swarm.engine.algorithms.base import Algorithm
-from swarm.engine.algorithms.facts import TokenFacts, kl_to_start
+from swarm.engine.algorithms.base import Algorithm, TokenFacts, kl_to_start
 from swarm.engine.local.critic import Critic, without_critic
 from swarm.engine.local.forward import Policy
 from swarm.engine.local.head import descend, survey

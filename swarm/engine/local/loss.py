@@ -10,8 +10,8 @@ from itertools import accumulate
 
 import torch
 
-from swarm.engine.algorithms.facts import TokenFacts as TokenFacts
-from swarm.engine.algorithms.facts import kl_to_start as kl_to_start
+from swarm.engine.algorithms.base import TokenFacts as TokenFacts
+from swarm.engine.algorithms.base import kl_to_start as kl_to_start
 from swarm.engine.tree import Branch, Segment
 
 

@@ -12,7 +12,7 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor
 
-from swarm.engine.algorithms.facts import TokenFacts
+from swarm.engine.algorithms.base import TokenFacts
 from swarm.engine.algorithms.rewards import Credit
 from swarm.engine.local.reading import Piece
 from swarm.engine.training.selection import CallNotes

@@ -12,7 +12,7 @@ from verl.utils import tensordict_utils as verl_tensors
 
 from foundation.clock import Clock
 from foundation.ids import derived_seed
-from swarm.engine.algorithms.facts import kl_to_start
+from swarm.engine.algorithms.base import kl_to_start
 from swarm.engine.seam import StepOutcome, TrainBatch, TrainingRefused
 from swarm.engine.training.metrics import StepMetrics, WeightsChange, kl_sample
 from swarm.engine.training.selection import (

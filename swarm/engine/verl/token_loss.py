@@ -8,26 +8,30 @@ from typing import Any
 from torch import Tensor
 
 from swarm.engine.algorithms import algorithm_of
-from swarm.engine.algorithms.facts import TokenFacts
+from swarm.engine.algorithms.base import TokenFacts
 from swarm.engine.seam import EngineError
-from swarm.protocol.algorithms import AlgorithmSpec
+from swarm.protocol.algorithms import ALGORITHMS, AlgorithmSpec
 
 
 def refuse_unknown_terms(spec: AlgorithmSpec) -> None:
     """Raises: EngineError when the algorithm needs more of a token than the ranks have in a row."""
+    if (lacking := _lacking(spec)) is not None:
+        others = ", ".join(name for name in ALGORITHMS if _lacking(AlgorithmSpec(name=name)) is None)
+        raise EngineError(
+            f"the verl engine {lacking}, which {spec.name} with these fields needs; choose one of {others} without them, or serve "
+            "with --engine local"
+        )
+
+
+def _lacking(spec: AlgorithmSpec) -> str | None:
     algorithm = algorithm_of(spec)
     if algorithm.has_critic:
-        lacking = "trains no critic"
-    elif algorithm.credits_tokens:
-        lacking = "takes no penalty or discount from the rewards of single tokens"
-    elif algorithm.couples_calls or spec.importance_correction == "truncated_call":
-        lacking = "computes no ratios of whole calls"
-    else:
-        return
-    raise EngineError(
-        f"the verl engine {lacking}, which {spec.name} with these fields needs; choose grpo, dr_grpo, rloo, dapo, cispo or "
-        "reinforce_pp without them, or serve with --engine local"
-    )
+        return "trains no critic"
+    if algorithm.credits_tokens:
+        return "takes no penalty or discount from the rewards of single tokens"
+    if algorithm.couples_calls or spec.importance_correction == "truncated_call":
+        return "computes no ratios of whole calls"
+    return None
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from itertools import groupby
 
+from swarm.engine.training.selection import untrained_reason
 from swarm.protocol.episodes import DropReason, EpisodeState, EpisodeTrace, RecordedCall
 from swarm.protocol.runspec import AlgorithmSpec
+from swarm.server.storage.replay import train_call
 
 _BROKEN = "�"
 _UNSETTLED = (EpisodeState.RUNNING, EpisodeState.ENDED, EpisodeState.IN_STEP, EpisodeState.TRAINED)
@@ -42,12 +44,4 @@ def _broken_runs(ids: Iterable[int], words: dict[int, str]) -> list[list[int]]:
 
 
 def _why_not(call: RecordedCall, algorithm: AlgorithmSpec) -> str | None:
-    """As the trainer decides it."""
-    if call.failure is not None:
-        return DropReason.TAINTED
-    if not call.sampled_ids:
-        return DropReason.NO_CALLS
-    if not call.sampling.reproducible or call.sampling.temperature <= 0:
-        return DropReason.UNREPRODUCIBLE_SAMPLING
-    cut = call.finish_reason == "length" or not call.complete
-    return DropReason.TRUNCATED if cut and not algorithm.train_truncated else None
+    return DropReason.TAINTED if call.failure is not None else untrained_reason(train_call(call), algorithm)

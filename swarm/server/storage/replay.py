@@ -55,11 +55,12 @@ def _episode(row: EpisodeRow, calls: list[RecordedCall] | None, step: int) -> Tr
         episode_id=row.episode_id,
         reward=row.reward,
         agent_rewards=row.agent_rewards,
-        calls=[_call(call) for call in sorted(calls, key=lambda call: call.index) if call.failure is None],
+        calls=[train_call(call) for call in sorted(calls, key=lambda call: call.index) if call.failure is None],
     )
 
 
-def _call(call: RecordedCall) -> TrainCall:
+def train_call(call: RecordedCall) -> TrainCall:
+    """A recorded call as the trainer takes it."""
     return TrainCall(
         call_id=call.call_id,
         agent=call.agent,

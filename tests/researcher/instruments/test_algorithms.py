@@ -10,7 +10,7 @@ import pytest
 
 from researcher.instruments.catalogue import InstrumentFolder, available
 from researcher.study.plan import Plan
-from swarm.protocol.algorithms import DEFAULTS
+from swarm.protocol.algorithms import ALGORITHMS
 from swarm.protocol.runspec import RunSpec
 from tests.contracts.planner_contract import ROOT
 from tests.fakes.specs import planned
@@ -23,7 +23,7 @@ def runs(plan: Plan) -> dict[str, RunSpec]:
 @pytest.mark.parametrize("folder", available({}), ids=lambda folder: folder.instrument.name)
 def test_every_algorithm_has_its_own_defaults_on_every_instrument(folder: InstrumentFolder) -> None:
     held = {"data": "hf:someone/some"} if folder.instrument.name == "dataset" else {}
-    arms = runs(planned(folder, arms={name: {"algorithm": name} for name in DEFAULTS}, set=held))
+    arms = runs(planned(folder, arms={name: {"algorithm": name} for name in ALGORITHMS}, set=held))
     for name, spec in arms.items():
         alone = RunSpec.model_validate({"algorithm": {"name": name}})
         assert (spec.algorithm, spec.batch.rule) == (alone.algorithm, alone.batch.rule), name

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from swarm.engine.algorithms import algorithm_of
-from swarm.engine.algorithms.facts import TokenFacts
+from swarm.engine.algorithms.base import TokenFacts
 from swarm.engine.algorithms.rewards import Trajectory
-from swarm.protocol.algorithms import DEFAULTS, AlgorithmSpec
+from swarm.protocol.algorithms import ALGORITHMS, AlgorithmSpec
 from tests.swarm.engine.verl.platform_environment import ENVIRONMENT
 
 SEEDS = range(4)
@@ -256,7 +256,7 @@ def plain_loss(made: Batch, spec: AlgorithmSpec, advantage_BT: Tensor, logp_BT: 
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("name", sorted(DEFAULTS))
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
 @pytest.mark.parametrize(
     "fields",
     [
@@ -280,7 +280,7 @@ def test_losses_and_their_gradients_are_the_formula(name: str, fields: dict[str,
 def test_without_old_log_probabilities_the_ratio_is_one() -> None:
     made = Batch(0)
     kept = made.mask_BT.bool()
-    for name in DEFAULTS:
+    for name in ALGORITHMS:
         algorithm = algorithm_of(spec_of(name))
         facts = TokenFacts(
             advantage_U=torch.ones(int(kept.sum())),
@@ -416,7 +416,7 @@ def test_penalties_and_values_are_priced_as_in_verl(core: Any, seed: int) -> Non
     )
     expected, _ = core.compute_value_loss(new_BT, target_BT, made.value_BT, made.mask_BT, 0.3)
     assert float(algorithm_of(spec).value_loss(new_BT[kept], facts)) == pytest.approx(float(expected), rel=1e-5)
-    from swarm.engine.algorithms.facts import kl_to_start
+    from swarm.engine.algorithms.base import kl_to_start
 
     assert torch.allclose(
         kl_to_start(made.logp_BT, made.start_BT), core.kl_penalty(made.logp_BT, made.start_BT, "k3"), atol=1e-5

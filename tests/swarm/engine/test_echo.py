@@ -21,7 +21,7 @@ from swarm.engine.seam import (
     TrainEpisode,
     TrainGroup,
 )
-from swarm.protocol.algorithms import DEFAULTS
+from swarm.protocol.algorithms import ALGORITHMS
 from swarm.protocol.episodes import WeightsVersion
 from swarm.protocol.runspec import RunSpec
 from tests.contracts.engine_contract import EngineContract, chat, request, train_call
@@ -80,7 +80,7 @@ async def test_the_policy_learns_and_a_higher_rate_learns_faster(tmp_path: Path)
     assert fmean(fast[-3:]) > 0.5
 
 
-@pytest.mark.parametrize("name", sorted(DEFAULTS))
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
 async def test_every_algorithm_teaches_it(tmp_path: Path, name: str) -> None:
     means = await learn(tmp_path, 1.2e-4, 1, steps=8, name=name, kl=0.01, kl_in="reward", loss_length=3)
     assert fmean(means[-2:]) > means[0] + 0.2

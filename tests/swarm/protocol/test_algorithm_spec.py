@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from foundation.strict import explain
-from swarm.protocol.algorithms import DEFAULTS, AlgorithmSpec
+from swarm.protocol.algorithms import ALGORITHMS, AlgorithmSpec
 from swarm.protocol.errors import Refusal
 from swarm.protocol.runspec import BatchSpec, RunSpec
 from swarm.protocol.status import RunRequest
@@ -19,12 +19,12 @@ def run(**algorithm: Any) -> RunSpec:
     return RunSpec.model_validate({"algorithm": algorithm})
 
 
-@pytest.mark.parametrize("name", sorted(DEFAULTS))
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
 def test_a_spec_comes_back_from_json_as_it_was(name: str) -> None:
     spec = run(name=name, kl=0.1)
     again = RunSpec.model_validate_json(spec.model_dump_json())
     assert again == spec
-    assert {field: getattr(spec.algorithm, field) for field in DEFAULTS[name]} == DEFAULTS[name]
+    assert {field: getattr(spec.algorithm, field) for field in ALGORITHMS[name].defaults} == ALGORITHMS[name].defaults
 
 
 @pytest.mark.parametrize(

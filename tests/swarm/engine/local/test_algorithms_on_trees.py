@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from foundation.clock import SystemClock
 from swarm.engine.algorithms import algorithm_of
-from swarm.engine.algorithms.facts import TokenFacts
+from swarm.engine.algorithms.base import TokenFacts
 from swarm.engine.local.critic import Critic
 from swarm.engine.local.forward import Policy
 from swarm.engine.local.learner import Learner
@@ -22,7 +22,7 @@ from swarm.engine.seam import TrainBatch
 from swarm.engine.training.channel import OpenRun
 from swarm.engine.training.selection import CallNotes, branches, credit, select
 from swarm.models.folder import ModelFolder
-from swarm.protocol.algorithms import DEFAULTS
+from swarm.protocol.algorithms import ALGORITHMS
 from tests.swarm.engine.batches import branching_batch
 from tests.swarm.engine.local.test_learner import FREE, distance, gradient, learner_of, weights_of
 from tests.swarm.engine.plain_grpo import distribution
@@ -78,7 +78,7 @@ def call_by_call(
 
 
 CASES: list[dict[str, Any]] = [
-    *({"name": name, "kl": 0.2, "entropy": 0.01} for name in sorted(DEFAULTS)),
+    *({"name": name, "kl": 0.2, "entropy": 0.01} for name in sorted(ALGORITHMS)),
     {"name": "grpo", "importance_correction": "truncated_call"},
     {"name": "rloo", "kl": 0.2, "kl_in": "reward"},
     {"name": "reinforce_pp", "gamma": 0.9, "baseline": "group"},
