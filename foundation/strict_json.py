@@ -1,12 +1,19 @@
-"""JSON in which every name stands once: what says two things about one name says neither. Other readers take the last."""
+"""JSON from outside: what a person or a client of ours wrote, and what other programs must be able to read as well.
+
+Half a character (`\\ud83d` alone) becomes U+FFFD. A thread that reads a large text lets others run between two objects
+or numbers, as readers in C do not.
+"""
 
 from __future__ import annotations
 
 import json
+import math
+import re
 from typing import Any
 
 _SHORT = 80
-"""Letters of a name that is shown again."""
+"""Characters of a value that an error shows."""
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class RepeatedName(ValueError):
@@ -18,11 +25,68 @@ class RepeatedName(ValueError):
 
 
 def loads(text: str | bytes) -> Any:
-    """Raises: RepeatedName; ValueError or RecursionError where it is no JSON."""
-    return json.loads(text, object_pairs_hook=_object)
+    """JSON in which no name stands twice. NaN and numbers of any size are read: whoever checks the value names the field.
+
+    Raises: RepeatedName; ValueError where it is no JSON.
+    """
+    return _read(text, json.JSONDecoder(object_pairs_hook=_unique))
+
+
+def loads_plain(text: str | bytes) -> Any:
+    """JSON that every reader takes alike: integers of 64 bits, no NaN, no infinity. The last of equal names counts.
+
+    Raises: ValueError.
+    """
+    decoder = json.JSONDecoder(
+        object_pairs_hook=_object, parse_int=_integer, parse_float=finite, parse_constant=_refused
+    )
+    return _read(text, decoder)
+
+
+def _read(text: str | bytes, decoder: json.JSONDecoder) -> Any:
+    if isinstance(text, bytes):
+        text = text.decode()
+    try:
+        value = decoder.decode(text)
+        if "\\ud" in text or "\\uD" in text:
+            value = json.loads(_SURROGATE.sub("\ufffd", json.dumps(value, ensure_ascii=False)))
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    return value
+
+
+def is_deeper(value: Any, levels: int) -> bool:
+    """Whether more lists and objects than `levels` stand within each other."""
+    layer = [value] if isinstance(value, dict | list) else []
+    for _ in range(levels):
+        inner = (each.values() if isinstance(each, dict) else each for each in layer)
+        layer = [each for values in inner for each in values if isinstance(each, dict | list)]
+    return bool(layer)
+
+
+def finite(digits: str) -> float:
+    """A number with a point or an exponent. Raises: ValueError where it is too large for a float."""
+    number = float(digits)
+    if math.isinf(number):
+        raise ValueError(f"{digits[:_SHORT]} is too large for a number")
+    return number
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > 20 or not -(2**63) <= (number := int(digits)) < 2**64:
+        raise ValueError(f"{digits[:_SHORT]} is not an integer of 64 bits")
+    return number
+
+
+def _refused(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    return dict(pairs)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]

@@ -31,7 +31,7 @@ def read_document(source: str | None) -> dict[str, Any]:
         document = tomllib.loads(text) if source.endswith(".toml") else strict_json.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"{source} is not TOML: {error}") from error
-    except (ValueError, RecursionError) as error:  # also a number of thousands of digits, lists in lists in lists
+    except ValueError as error:  # also a number of thousands of digits, lists in lists in lists
         raise UsageError(f"{_name(source)} is not JSON: {error}") from error
     if not isinstance(document, dict):
         raise UsageError(f"{_name(source)} must hold an object")
@@ -43,7 +43,7 @@ def option_json(text: str, what: str) -> Any:
     try:
         value = json.loads(text)
         json.dumps(value, allow_nan=False)  # Python reads NaN and Infinity, which are not JSON
-    except (ValueError, RecursionError) as error:  # also a number of thousands of digits, lists in lists in lists
+    except ValueError as error:  # also a number of thousands of digits, lists in lists in lists
         raise UsageError(f"{what} is not JSON: {error}") from error
     return value
 

@@ -21,7 +21,6 @@ from aiohttp import (
     UnixConnector,
 )
 
-from foundation import wide_json
 from swarm.engine.local.event_streams import EventStreams, to_address, to_socket
 from swarm.engine.local.memory import weight_bytes
 from swarm.engine.seam import Dialect, EngineDown, EngineError, EngineHung, RequestRefused
@@ -119,7 +118,7 @@ class VllmClient:
         """The chunks of an answer, as they are sampled. Closing the iterator stops the sampling."""
         done = False
         try:
-            async with self._streams.post(PATHS[dialect], wide_json.dumps(body)) as answer:
+            async with self._streams.post(PATHS[dialect], orjson.dumps(body)) as answer:
                 if answer.status != 200:
                     _raise_for(answer.status, await answer.content())
                 while await answer.more():
@@ -205,7 +204,7 @@ class VllmClient:
 
     async def _post(self, path: str, body: dict[str, Any]) -> Any:
         try:
-            async with self._http.post(path, data=wide_json.dumps(body), headers=_JSON) as response:
+            async with self._http.post(path, data=orjson.dumps(body), headers=_JSON) as response:
                 status, content = response.status, await response.read()
         except ClientError as error:
             raise _down(error) from error

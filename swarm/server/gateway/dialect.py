@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
-from foundation import wide_json
+import orjson
+
+from foundation import strict_json
 from swarm.engine.seam import Dialect as EngineDialect
 from swarm.engine.seam import RequestRefused, SampledEvent
 from swarm.protocol.episodes import RecordedCall
@@ -92,17 +94,17 @@ class Dialect(Protocol):
 
 def data_frame(data: JsonObject) -> bytes:
     """A server-sent event without a name."""
-    return b"data: " + wide_json.dumps(data) + b"\n\n"
+    return b"data: " + orjson.dumps(data) + b"\n\n"
 
 
 def named_frame(data: JsonObject) -> bytes:
     """A server-sent event that is named as its data's `type`."""
-    return b"event: " + str(data["type"]).encode() + b"\ndata: " + wide_json.dumps(data) + b"\n\n"
+    return b"event: " + str(data["type"]).encode() + b"\ndata: " + orjson.dumps(data) + b"\n\n"
 
 
 def check_depth(body: JsonObject) -> None:
     """Raises: RequestRefused for a body that is nested too deeply to be recorded."""
-    if wide_json.is_deeper(body, MOST_DEPTH):
+    if strict_json.is_deeper(body, MOST_DEPTH):
         text = f"lists and objects may be nested {MOST_DEPTH} deep in a request; send what is deeper as text"
         raise refused(400, text, "BadRequestError")
 

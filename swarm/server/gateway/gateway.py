@@ -21,7 +21,7 @@ from swarm.protocol.errors import ErrorCode, Refusal, SwarmError
 from swarm.server.gateway.anthropic import AnthropicMessages
 from swarm.server.gateway.chat import ChatCompletions
 from swarm.server.gateway.completions import Completions
-from swarm.server.gateway.dialect import AnswerStream, Dialect, check_depth
+from swarm.server.gateway.dialect import AnswerStream, Dialect
 from swarm.server.gateway.errors import answer_of, bad_request, unknown_model
 from swarm.server.gateway.failures import Failures, KeptCall, Progress, is_refusal
 from swarm.server.gateway.prompts import Prompts
@@ -212,7 +212,6 @@ class Gateway:
         agent: str | None = None
         asked: dict[str, Any] | None = None
         try:
-            check_depth(body)
             rules.check(body)
             agent = self._agent(body, headers)
             calls = (await self._service.trace(episode_id)).calls
@@ -252,7 +251,6 @@ class Gateway:
         """Check what can be checked of a request by itself, and open its call. Raises: RequestRefused, Refusal (lost lease)."""
         rules, agent = self._dialects[dialect], None
         try:
-            check_depth(body)
             rules.check(body)
             rules.check_end(body)
             agent = self._agent(body, headers)

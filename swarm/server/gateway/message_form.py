@@ -10,7 +10,7 @@ import json
 import re
 from typing import Any
 
-from foundation import wide_json
+from foundation import strict_json
 from swarm.server.gateway.dialect import MOST_DEPTH
 
 Message = dict[str, Any]
@@ -23,11 +23,10 @@ _OPENER = re.compile(r"""\{(?=\s*["}])|\[(?=\s*[\]\[{"\-\dtfnNI])""")
 """A brace that may open JSON. The decoder is asked of no other."""
 _TOKEN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|[\[\]{}]', re.DOTALL)
 """Of JSON: a string, which may be cut, or a brace outside of one."""
-_NO_NUMBER = "\0"
-"""Tells NaN and its like apart from what an agent may write."""
-_DECODER = json.JSONDecoder(parse_constant=lambda _: None)
-_SHOWN = json.JSONDecoder(parse_constant=lambda _: None, parse_float=wide_json.finite)
-_EXACT = json.JSONDecoder(parse_constant=lambda name: {_NO_NUMBER: name}, parse_float=wide_json.finite)
+_DECODER = json.JSONDecoder(
+    parse_constant=lambda name: None if name == "NaN" else float(name), parse_float=strict_json.finite
+)
+"""Reads what a model wrote, also where `strict_json` would not. NaN is null, as it is to agents that write it anew."""
 _HALF_CHARACTER = re.compile("[\ud800-\udfff]")
 
 
@@ -41,12 +40,7 @@ class _Unplaced(str):
         return -1
 
 
-def normal_answers(recorded: Message) -> list[dict[str, Any]]:
-    """A recorded answer as it may come back: as it is, or with null for NaN and its like, as `read_json` shows them."""
-    return [normal_message(recorded), normal_message(recorded, _SHOWN)]
-
-
-def normal_message(message: Message, read: json.JSONDecoder = _EXACT) -> dict[str, Any]:
+def normal_message(message: Message) -> dict[str, Any]:
     """A message with all that does not count taken out. Fields that no template reads are left out.
 
     White space counts, but at both ends of a text. What an assistant wrote as JSON from end to end counts as what it says.
@@ -54,11 +48,11 @@ def normal_message(message: Message, read: json.JSONDecoder = _EXACT) -> dict[st
     normal: dict[str, Any] = {"role": str(message.get("role", ""))}
     content = joined_content(message.get("content"))
     if isinstance(content, str):
-        content = _normal_answer(content, read) if normal["role"] == "assistant" else content.strip()
+        content = _normal_answer(content) if normal["role"] == "assistant" else content.strip()
     if content:
         normal["content"] = content
     if calls := message.get("tool_calls"):
-        normal["tool_calls"] = [_normal_call(call, read) for call in calls if isinstance(call, dict)]
+        normal["tool_calls"] = [_normal_call(call) for call in calls if isinstance(call, dict)]
     for name in _COMPARED:
         if message.get(name):
             normal[name] = str(message[name]).strip()
@@ -145,33 +139,30 @@ def _text_at(text: str, at: int) -> tuple[str, int]:
 
 
 def read_json(text: str) -> Any:
-    """JSON that a model wrote; NaN and its like are null. Raises: ValueError where it is none, or none that can be shown."""
-    try:
-        value = _SHOWN.decode(text)
-    except RecursionError as error:
-        raise ValueError("it is nested too deeply") from error
-    if wide_json.is_deeper(value, MOST_DEPTH_SHOWN):
+    """JSON that a model wrote. Raises: ValueError where it is none, or could not be sent back in a request."""
+    value = strict_json.loads_plain(text)
+    if strict_json.is_deeper(value, MOST_DEPTH_SHOWN):
         raise ValueError("it is nested too deeply")
     return value
 
 
-def _normal_answer(text: str, read: json.JSONDecoder) -> str:
+def _normal_answer(text: str) -> str:
     text = _ends_off(text)
-    return (_written(text, read) if text[:1] in _JSON_OPENERS else None) or text
+    return (_written(text) if text[:1] in _JSON_OPENERS else None) or text
 
 
-def _normal_call(call: dict[str, Any], read: json.JSONDecoder) -> dict[str, Any]:
+def _normal_call(call: dict[str, Any]) -> dict[str, Any]:
     function = call.get("function") or call
     arguments = function.get("arguments")
     text = arguments if isinstance(arguments, str) else json.dumps(arguments if arguments is not None else {})
-    written = _written(text, read) or _ends_off(text)
+    written = _written(text) or _ends_off(text)
     return {"name": str(function.get("name", "")), "arguments": written or "{}"}
 
 
-def _written(text: str, read: json.JSONDecoder) -> str | None:
+def _written(text: str) -> str | None:
     """JSON written in one way; None where it is none, or none that can be read."""
     try:
-        written = json.dumps(read.decode(_Unplaced(text)), sort_keys=True, ensure_ascii=False)
+        written = json.dumps(_DECODER.decode(_Unplaced(text)), sort_keys=True, ensure_ascii=False)
     except (ValueError, RecursionError):
         return None
     return _HALF_CHARACTER.sub("�", written)

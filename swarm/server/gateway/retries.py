@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from foundation import wide_json
+import orjson
+
 from swarm.protocol.errors import ErrorCode, Refusal
 from swarm.server.gateway.open_episodes import OpenEpisodes
 
@@ -86,7 +87,7 @@ class Retries:
 
 def body_hash(dialect: str, agent: str | None, body: Mapping[str, Any]) -> str:
     """Equal for the same request of the same agent."""
-    return hashlib.sha256(wide_json.dumps([dialect, agent, body], sort_keys=True)).hexdigest()
+    return hashlib.sha256(orjson.dumps([dialect, agent, body], option=orjson.OPT_SORT_KEYS)).hexdigest()
 
 
 def is_retry(headers: Mapping[str, str]) -> bool:

@@ -20,7 +20,6 @@ from typing import Any
 from swarm.server.gateway.message_form import (
     Message,
     has_only_text,
-    normal_answers,
     normal_message,
     normal_text,
     spelling,
@@ -68,8 +67,8 @@ class EarlierCall:
         return [normal_message(message) for message in self.sent]
 
     @cached_property
-    def normal_answers(self) -> list[dict[str, Any]]:
-        return normal_answers(self.answer)
+    def normal_answer(self) -> dict[str, Any]:
+        return normal_message(self.answer)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +130,7 @@ class TokenReuse:
                 continue
             if normal[size]["role"] != "assistant" or not has_only_text([sent[size]]):
                 continue
-            if normal[size].get("content") != call.normal_answers[0].get("content"):
+            if normal[size].get("content") != call.normal_answer.get("content"):
                 continue
             recorded, echoed = [await render([*call.messages, answer], False) for answer in (call.answer, sent[size])]
             if recorded == echoed:
@@ -244,7 +243,7 @@ def _likest(calls: Sequence[EarlierCall], sent: Sequence[Message], agent: str | 
 
 def _why_other(message: dict[str, Any], settings: Any, call: EarlierCall) -> ForkCause | None:
     """Why what follows the call's messages is not its answer, under its settings; None where it is."""
-    if message not in call.normal_answers:
+    if message != call.normal_answer:
         return ForkCause.ANSWER_EDITED if message["role"] == "assistant" else ForkCause.HISTORY_CHANGED
     return ForkCause.TOOLS_CHANGED if call.settings != settings else None
 

@@ -15,6 +15,7 @@ from starlette.responses import Response
 
 from swarm.engine.seam import EngineDown, EngineInfo
 from swarm.protocol.errors import SwarmError
+from swarm.server.gateway.dialect import check_depth
 from swarm.server.gateway.errors import answer_of, anthropic_body, bad_request, refused
 from swarm.server.gateway.gateway import Gateway, agent_behind
 from swarm.server.keys import EpisodeKey, Keyring, bearer
@@ -131,7 +132,7 @@ async def _body(request: Request) -> dict[str, Any]:
     if encoding not in ("", "identity"):
         text = f"a body with the Content-Encoding {encoding!r} is not read here; send it uncompressed"
         raise refused(415, text, "BadRequestError")
-    body = await wire.decode_object(request)
+    body = await wire.decode_object(request, check=check_depth)
     if not isinstance(body.get("stream"), bool | None):
         raise bad_request(f"stream must be true or false, got {body['stream']!r}", "stream")
     return body

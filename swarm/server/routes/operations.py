@@ -99,7 +99,7 @@ def _decoded(
             query = wire.decode_query(request, operation.query)
             given += [query] if operation.query is not NoQuery else []
         if operation.body == "object":
-            given.append(await wire.decode_patch(request))
+            given.append(await wire.decode_object(request, control=True))
         elif operation.body is not None:
             given.append(await wire.decode(request, operation.body))
         answer = await endpoint(request, *given)

@@ -1,7 +1,7 @@
 """Recorded calls of one episode as bytes: a JSON head, then token ids as int32 and log-probabilities as float64.
 
 Layout: uint32 length of the head, the head, all token ids, all log-probabilities; little-endian. Nothing is rounded.
-Ids are below 2**31. A head that begins with white space holds integers of more than 64 bits.
+Ids are below 2**31. A head that begins with white space is of an older server, and holds integers of more than 64 bits.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import Any
 
 import orjson
 
-from foundation import wide_json
 from swarm.protocol.episodes import RecordedCall, RecordedSampling, VersionSpan, WeightsVersion
 from swarm.protocol.errors import SwarmError
 
@@ -35,7 +34,7 @@ def encode(calls: Sequence[RecordedCall]) -> bytes:
             ids.extend(call.prompt_ids)
             ids.extend(call.sampled_ids)
             logprobs.extend(call.logprobs)
-        head = _written([_head(call) for call in calls])
+        head = orjson.dumps([_head(call) for call in calls])
     except (TypeError, OverflowError, RecursionError) as error:
         raise Unwritable(str(error)) from error
     return b"".join((_LENGTH.pack(len(head)), head, _little(ids), _little(logprobs)))
@@ -70,13 +69,6 @@ def decode(body: bytes) -> list[RecordedCall]:
         id_at = sampled_at + sampled_n
         logprob_at += logprob_n
     return calls
-
-
-def _written(heads: list[dict[str, Any]]) -> bytes:
-    try:
-        return orjson.dumps(heads)
-    except orjson.JSONEncodeError:
-        return _WIDE + wide_json.dumps(heads)
 
 
 def _little(values: array[Any]) -> bytes:

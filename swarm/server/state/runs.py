@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from foundation import wide_json
+from foundation import strict_json
 from foundation.nearest import nearest
 from foundation.strict import FieldError, explain
 from swarm.engine.seam import EngineInfo
@@ -104,7 +104,7 @@ def patched(spec: RunSpec, patch: Mapping[str, Any]) -> RunSpec:
     errors = [
         _not_tunable(name) if name not in TUNABLE else FieldError(field=name, problem="is nested too deeply")
         for name, value in patch.items()
-        if name not in TUNABLE or wide_json.is_deeper(value, MOST_DEPTH)
+        if name not in TUNABLE or strict_json.is_deeper(value, MOST_DEPTH)
     ]
     if errors:
         raise invalid_spec(errors)

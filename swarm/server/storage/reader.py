@@ -9,7 +9,6 @@ from typing import Any
 
 import orjson
 
-from foundation import wide_json
 from swarm.protocol.episodes import Cause, DropReason, EpisodeState, RecordedCall, TaskProgress
 from swarm.protocol.summary import LedgerFilter, LedgerSummary
 from swarm.server.state.call_codec import decode
@@ -124,7 +123,7 @@ class PoolReader:
                 config_version=row[1],
                 at=row[2],
                 by=row[3],
-                patch=wide_json.loads(row[4]),
+                patch=orjson.loads(row[4]),
                 spec=orjson.loads(row[5]),
             )
             for row in rows

@@ -10,7 +10,6 @@ from typing import Any
 
 import orjson
 
-from foundation import wide_json
 from swarm.protocol.errors import ErrorCode, Refusal, SwarmError
 from swarm.server.state.rows import (
     Change,
@@ -241,7 +240,7 @@ def _group_values(row: GroupRow) -> tuple[Any, ...]:
 
 
 def _config_values(row: ConfigRow) -> tuple[Any, ...]:
-    return row.run_id, row.config_version, row.at, row.by, wide_json.dumps(row.patch), orjson.dumps(row.spec)
+    return row.run_id, row.config_version, row.at, row.by, orjson.dumps(row.patch), orjson.dumps(row.spec)
 
 
 def _step_values(row: StepRow) -> tuple[Any, ...]:

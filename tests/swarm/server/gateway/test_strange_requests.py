@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
-import json
 import random
+import threading
+import time
 from typing import Any
 
+import httpx
 import pytest
 
 from swarm.server.gateway.dialect import MOST_DEPTH
@@ -189,18 +191,34 @@ def test_ids_that_no_record_can_hold_are_refused(served: Served) -> None:
     assert episode.end().status_code == 200
 
 
-def test_integers_of_any_size_are_recorded_as_they_are(served: Served) -> None:
+@pytest.mark.parametrize("number", [2**64, -(2**63) - 1, 10**30])
+@pytest.mark.parametrize("path", BODIES)
+def test_an_integer_of_more_than_64_bits_is_refused_wherever_it_stands(served: Served, path: str, number: int) -> None:
     episode = served.claim()
-    use = {"type": "tool_use", "id": "c", "name": "say", "input": {"n": 2**64}}
-    said = [{"role": "user", "content": "Repeat red"}, {"role": "assistant", "content": [use]}]
-    body = {"model": "policy", "max_tokens": 8, "messages": [*said, {"role": "user", "content": "Repeat blue"}]}
-    episode.raw(body, path="messages").raise_for_status()
-    chat = {"model": "policy", "messages": said[:1], "metadata": {"n": -(2**70)}}
-    episode.raw(chat).raise_for_status()
-    open_trace = episode.trace()
-    assert episode.end().status_code == 200
-    assert episode.trace().calls == open_trace.calls
-    first, second = open_trace.calls
-    arguments = first.request["messages"][1]["tool_calls"][0]["function"]["arguments"]
-    assert json.loads(arguments) == {"n": 2**64}
-    assert second.request["metadata"] == {"n": -(2**70)}
+    answer = episode.raw(BODIES[path] | {"model": "policy", "metadata": {"n": [number]}}, path=path)
+    assert (answer.status_code, "64 bits" in answer.json()["error"]["message"]) == (400, True)
+    assert episode.raw(BODIES[path] | {"model": "policy", "metadata": {"n": [2**64 - 1]}}, path=path).status_code == 200
+
+
+def test_a_request_of_many_small_values_lets_others_be_answered(served: Served) -> None:
+    """Read at once, it would take seconds in which nobody else is answered."""
+    episode, waited, done = served.claim(), [0.0], threading.Event()
+
+    def ask_meanwhile() -> None:
+        while not done.is_set():
+            began = time.monotonic()
+            served.http.get("/health")
+            waited.append(time.monotonic() - began)
+
+    other = threading.Thread(target=ask_meanwhile)
+    other.start()
+    try:
+        body = b'{"model": "policy", "messages": [{"role": "user", "content": "hi"}], "metadata": [%s{}]}'
+        headers = {"authorization": f"Bearer {episode.grant['api_key']}"}
+        url = f"{episode.grant['base_url']}/chat/completions"
+        answer = httpx.post(url, content=body % (b'{"a":1},' * 2_000_000), headers=headers, timeout=120)
+    finally:
+        done.set()
+        other.join()
+    assert answer.status_code == 200
+    assert max(waited) < 1.0
