@@ -40,7 +40,7 @@ from bench.command import run
 from bench.connection import Connection
 from bench.serving import ServerProcess
 from foundation import arguments
-from swarm.engine.local.recorded_answer import chat_body
+from swarm.engine.sampling.answers import chat_body
 
 AGENTS = (1, 16, 64)
 LEAST_ROUNDS = 6

@@ -8,33 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import shutil
 import tempfile
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import aclosing, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Any
-
-from tokenizers import Tokenizer
 
 from foundation.clock import Clock
 from foundation.paths import write_atomically
 from swarm.engine.local.device import Device
 from swarm.engine.local.memory import GIB
-from swarm.engine.local.recorded_answer import Asked, StreamBook, book_answer, chat_body, text_body
-from swarm.engine.local.vllm_client import RENDERED, VllmClient, loading_s
 from swarm.engine.local.vllm_server import ServedAdapter, VllmSettings
-from swarm.engine.local.weight_spans import WeightSpans
+from swarm.engine.sampling.client import VllmClient, loading_s
+from swarm.engine.sampling.sampler import Sampler
 from swarm.engine.seam import (
-    Dialect,
     EngineDown,
     EngineError,
     EngineHealth,
     EngineHung,
-    Sampled,
-    SampledEvent,
-    SampleRequest,
 )
 from swarm.engine.training.limits import ModelWork, Silence
 from swarm.engine.training.supervisor import BackOff, ChildProcess, Supervisor
@@ -61,23 +52,21 @@ class WeightsRefused(EngineError):
     """The weights that were to be served are not those that were trained."""
 
 
-class VllmInference:
+class VllmInference(Sampler):
     """The inference half of an engine. All coroutines are called from one event loop.
 
     boot, shutdown, render, decode, sample and stream keep the promises of `swarm.engine.seam.Engine`.
     """
 
     def __init__(self, settings: VllmSettings, *, clock: Clock, back_off: BackOff | None = None) -> None:
+        super().__init__(settings.model_dir, settings.model_name)
         self.settings = settings
         self._clock = clock
         self._subscribers: list[Callable[[EngineHealth], None]] = []
-        self._tokenizer = Tokenizer.from_file(str(settings.model_dir / "tokenizer.json"))
-        self._spans = WeightSpans(WeightsVersion(run_id=""))
         self._weights_dir: Path | None = None
         self._adapter: ServedAdapter | None = None
         self._started_with: ServedAdapter | None = None
         self._publishing = asyncio.Lock()
-        self._next_request = 0
         self._socket_dir: Path | None = None
         self._client: VllmClient | None = None
         self._lived_at = clock.monotonic()
@@ -100,11 +89,6 @@ class VllmInference:
         return self._supervisor.health
 
     @property
-    def version(self) -> WeightsVersion:
-        """The weights that calls begun now will see."""
-        return self._spans.version
-
-    @property
     def process_id(self) -> int | None:
         """Reaper of the child that serves, for operators and tests."""
         return None if self._supervisor.child is None else self._supervisor.child.reaper_pid
@@ -121,48 +105,6 @@ class VllmInference:
         """End the child; leave neither processes, sockets nor shared memory behind."""
         await self._supervisor.shutdown()
         await self._drop_client()
-
-    # -- tokens ---------------------------------------------------------------------------------------------------
-
-    async def render(self, dialect: Dialect, body: dict[str, Any], *, add_generation_prompt: bool = True) -> list[int]:
-        """See `Engine.render`. Sampling fields of the body are ignored."""
-        wanted = {name: body[name] for name in RENDERED[dialect] if name in body}
-        ours: dict[str, Any] = {"model": self.settings.model_name, "max_tokens": 1}
-        if dialect == "chat.completions":
-            ours["add_generation_prompt"] = add_generation_prompt
-        return await self._serving().render(dialect, wanted | ours)
-
-    def decode(self, ids: list[int]) -> str:
-        """See `Engine.decode`."""
-        return str(self._tokenizer.decode(ids, skip_special_tokens=False))
-
-    # -- sampling -------------------------------------------------------------------------------------------------
-
-    async def sample(self, request: SampleRequest) -> Sampled:
-        """See `Engine.sample`. Raises: RequestRefused, EngineDown."""
-        client, request_id = self._serving(), self._request_id()
-        body = self._body(request, request_id)
-        call = self._spans.begin(request_id)
-        try:
-            answer = await client.sample(request.dialect, body)
-            self._lives()
-        finally:
-            self._spans.end(call)
-        return book_answer(answer, Asked.by(request), call.spans)
-
-    async def stream(self, request: SampleRequest) -> AsyncGenerator[SampledEvent, None]:
-        """See `Engine.stream`. Raises: RequestRefused and EngineDown, before the first event or in between."""
-        client, request_id = self._serving(), self._request_id()
-        body = self._body(request, request_id) | {"stream": True}
-        call = self._spans.begin(request_id)
-        book = StreamBook(Asked.by(request), call.spans)
-        try:
-            async with aclosing(client.stream(request.dialect, body)) as chunks:
-                async for chunk in chunks:
-                    self._lives()
-                    yield book.event(chunk)
-        finally:
-            self._spans.end(call)
 
     # -- weights --------------------------------------------------------------------------------------------------
 
@@ -381,13 +323,9 @@ class VllmInference:
             raise EngineDown(self.health.reason or "inference is not booted")
         return self._client
 
-    def _body(self, request: SampleRequest, request_id: str) -> dict[str, Any]:
-        made = chat_body if request.dialect == "chat.completions" else text_body
-        return made(request.body, model=self.settings.model_name, request_id=request_id, prompt_ids=request.prompt_ids)
-
-    def _request_id(self) -> str:
-        self._next_request += 1
-        return f"{os.getpid():x}{id(self) & 0xFFFF:04x}{self._next_request:08x}"
+    @contextmanager
+    def _server(self) -> Iterator[VllmClient]:
+        yield self._serving()
 
     def _tell(self, health: EngineHealth) -> None:
         for subscriber in self._subscribers:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from swarm.engine.local.weight_spans import WeightSpans
+from swarm.engine.sampling.sampler import WeightSpans
 from swarm.protocol.episodes import VersionSpan, WeightsVersion
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from swarm.engine.local.recorded_answer import Asked, StreamBook, book_answer
+from swarm.engine.sampling.answers import Asked, StreamBook, book_answer
 from swarm.engine.seam import SampleRequest
 
 TOLD: dict[str, Any] = {"text_offset": [0], "tokens": ["a"], "token_logprobs": [-0.5], "top_logprobs": [{"a": -0.5}]}

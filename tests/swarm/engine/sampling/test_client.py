@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from swarm.engine.local import vllm_client
-from swarm.engine.local.vllm_client import VllmClient
+from swarm.engine.sampling import client as vllm_client
+from swarm.engine.sampling.client import VllmClient
 from swarm.engine.seam import EngineDown, EngineError, EngineHung, RequestRefused
 
 pytestmark = pytest.mark.anyio

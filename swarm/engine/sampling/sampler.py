@@ -1,0 +1,163 @@
+"""Calls to vLLM's server: token ids in, token ids and log-probabilities out, each token stamped with the weights that sampled it.
+
+Weights change while calls are in flight. The server is paused for that, and what each call had sampled by then is known.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import AbstractContextManager, aclosing, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from swarm.engine.sampling.answers import Asked, StreamBook, book_answer, chat_body, text_body
+from swarm.engine.sampling.client import RENDERED, VllmClient
+from swarm.engine.seam import Dialect, Sampled, SampledEvent, SampleRequest
+from swarm.protocol.episodes import VersionSpan, WeightsVersion
+
+
+@dataclass(slots=True)
+class CallInFlight:
+    """One request to the engine. `changes`: from this token on (by choice), these weights."""
+
+    request_id: str
+    first_version: WeightsVersion
+    changes: list[tuple[dict[int, int], WeightsVersion]] = field(default_factory=list)
+    _unchanged: dict[int, VersionSpan] = field(default_factory=dict)
+    """By number of tokens: the span of an event that the first weights sampled, made once for a stream's thousands."""
+
+    def spans(self, choice: int, start: int, end: int) -> list[VersionSpan]:
+        """Versions of the sampled tokens [start, end) of a choice; positions count from `start`, as 0."""
+        if not self.changes:
+            return [self._first_span(end - start)] if end > start else []
+        spans: list[VersionSpan] = []
+        version, begin = self.first_version, start
+        for sampled_before, changed_to in self.changes:
+            at = min(max(sampled_before.get(choice, 0), begin), end)
+            if at > begin:
+                spans.append(VersionSpan(start=begin - start, end=at - start, version=version))
+            version, begin = changed_to, at
+        if end > begin:
+            spans.append(VersionSpan(start=begin - start, end=end - start, version=version))
+        return spans
+
+    def _first_span(self, size: int) -> VersionSpan:
+        known = self._unchanged.get(size)
+        if known is None:
+            known = self._unchanged[size] = VersionSpan(start=0, end=size, version=self.first_version)
+        return known
+
+
+class WeightSpans:
+    """All calls in flight, and the weights that are served now."""
+
+    def __init__(self, version: WeightsVersion) -> None:
+        self.version = version
+        self._calls: dict[str, CallInFlight] = {}
+
+    def begin(self, request_id: str) -> CallInFlight:
+        call = CallInFlight(request_id, self.version)
+        self._calls[request_id] = call
+        return call
+
+    def end(self, call: CallInFlight) -> None:
+        self._calls.pop(call.request_id, None)
+
+    def change(self, version: WeightsVersion, sampled_counts: dict[str, int]) -> None:
+        """The weights changed. sampled_counts: what each engine request had sampled before, by the engine's own id.
+
+        A call that the engine does not hold had not begun: its tokens will all come from the new weights. (One that it had
+        finished was answered while it was paused, before this was called.)
+        """
+        found: dict[str, dict[int, int]] = {}
+        for engine_id, count in sampled_counts.items():
+            choice, request_id = _own_id(engine_id)
+            found.setdefault(request_id, {})[choice] = count
+        for call in self._calls.values():
+            call.changes.append((found.get(call.request_id, {}), version))
+        self.version = version
+
+
+_ENGINE_ID = re.compile(r"(?:(?P<choice>\d+)_)?(?:chatcmpl-(?P<chat>.+)|cmpl-(?P<text>.+)-0)-[0-9a-f]{8}")
+
+
+def _own_id(engine_id: str) -> tuple[int, str]:
+    """`2_chatcmpl-<ours>-<random>` is choice 2 of our request; without a number there is one choice alone.
+
+    A text completion is `cmpl-<ours>-0-<random>`: 0 is its first and only prompt.
+    """
+    match = _ENGINE_ID.fullmatch(engine_id)
+    if match is None:
+        return 0, engine_id
+    return int(match["choice"] or 0), match["chat"] or match["text"]
+
+
+class Sampler(ABC):
+    """The sampling half of an engine. A subclass says which server takes a call."""
+
+    def __init__(self, model_dir: Path, model_name: str) -> None:
+        self._model_name = model_name
+        self._tokenizer = Tokenizer.from_file(str(model_dir / "tokenizer.json"))
+        self._spans = WeightSpans(WeightsVersion(run_id=""))
+        self._next_request = 0
+
+    @property
+    def version(self) -> WeightsVersion:
+        """The weights that calls begun now will see."""
+        return self._spans.version
+
+    @abstractmethod
+    def _server(self) -> AbstractContextManager[VllmClient]:
+        """The server that takes a call. Raises: EngineDown."""
+
+    def _lives(self) -> None:
+        """Called whenever a token arrives."""
+        return
+
+    async def render(self, dialect: Dialect, body: dict[str, Any], *, add_generation_prompt: bool = True) -> list[int]:
+        """See `Engine.render`. Sampling fields of the body are ignored."""
+        wanted = {name: body[name] for name in RENDERED[dialect] if name in body}
+        ours: dict[str, Any] = {"model": self._model_name, "max_tokens": 1}
+        if dialect == "chat.completions":
+            ours["add_generation_prompt"] = add_generation_prompt
+        with self._server() as server:
+            return await server.render(dialect, wanted | ours)
+
+    def decode(self, ids: list[int]) -> str:
+        """See `Engine.decode`."""
+        return str(self._tokenizer.decode(ids, skip_special_tokens=False))
+
+    async def sample(self, request: SampleRequest) -> Sampled:
+        """See `Engine.sample`. Raises: RequestRefused, EngineDown."""
+        with self._server() as server, self._call() as call:
+            answer = await server.sample(request.dialect, self._body(request, call))
+            self._lives()
+        return book_answer(answer, Asked.by(request), call.spans)
+
+    async def stream(self, request: SampleRequest) -> AsyncGenerator[SampledEvent, None]:
+        """See `Engine.stream`. Raises: RequestRefused and EngineDown, before the first event or in between."""
+        with self._server() as server, self._call() as call:
+            body, book = self._body(request, call) | {"stream": True}, StreamBook(Asked.by(request), call.spans)
+            async with aclosing(server.stream(request.dialect, body)) as chunks:
+                async for chunk in chunks:
+                    self._lives()
+                    yield book.event(chunk)
+
+    @contextmanager
+    def _call(self) -> Iterator[CallInFlight]:
+        self._next_request += 1
+        call = self._spans.begin(f"{os.getpid():x}{id(self) & 0xFFFF:04x}{self._next_request:08x}")
+        try:
+            yield call
+        finally:
+            self._spans.end(call)
+
+    def _body(self, request: SampleRequest, call: CallInFlight) -> dict[str, Any]:
+        made = chat_body if request.dialect == "chat.completions" else text_body
+        return made(request.body, model=self._model_name, request_id=call.request_id, prompt_ids=request.prompt_ids)
