@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from foundation.durations import duration_s
 from researcher.instruments.instrument import STUDY_MODEL, STUDY_STEPS, Factor, Instrument, Scalar
-from researcher.study.spec import SeedRange, StudySpec
+from researcher.study.spec import StudySpec
 from swarm.models import catalogue as models
 
 Kind = Literal["time", "days", "daily", "window", "seeds", "trials", "steps", "tokens", "model", "data", "hub"]
@@ -137,9 +137,10 @@ def lost(
         if _overrules(given, each, factors):
             overruled.append(f"{each.text}: an option says otherwise")
         else:
+            counted = f" or a factor that counts {each.kind}" if each.kind in ("steps", "tokens") else ""
             problems.append(
-                f"the topic says {each.text!r}, and the spec does not: set {_fields_for(each)}, or name {each.text!r} in "
-                "`uncovered` with the reason"
+                f"the topic says {each.text!r}, and the spec does not: set {' and '.join(_fields(each))}{counted}, or name "
+                f"{each.text!r} in `uncovered` with the reason"
             )
     return list(dict.fromkeys(problems)), list(dict.fromkeys(overruled))
 
@@ -156,15 +157,13 @@ def invented(spec: StudySpec, instrument: Instrument, said: str) -> list[str]:
 
 def _times(topic: str) -> Iterator[Stated]:
     for match in _COMPOUND.finditer(topic):
-        text = re.sub(r"\s", "", match.group()).lower()
-        yield _limited("time", topic, match, duration_s(text) or 0.0)
+        yield _limited("time", topic, match, duration_s(re.sub(r"\s", "", match.group()).lower()) or 0.0)
     rest = _COMPOUND.sub(lambda match: " " * len(match.group()), topic)
     for match in _SHORT_MINUTES.finditer(rest):
         yield _limited("time", rest, match, 60 * float(match[1]))
     for unit, length in _TIMES.items():
         for match in re.finditer(rf"{_FREE}({_N})[\s-]*(?:{unit})(?![A-Za-zäöü])", rest, re.IGNORECASE):
-            daily = _DAILY.match(rest, match.end()) is not None
-            kind: Kind = "days" if length >= _DAY_S else "daily" if daily else "time"
+            kind: Kind = "days" if length >= _DAY_S else "daily" if _DAILY.match(rest, match.end()) else "time"
             yield _limited(kind, rest, match, length * _number(match[1]))
 
 
@@ -193,18 +192,14 @@ def _clock_times(topic: str) -> Iterator[Stated]:
 def _counts(topic: str) -> Iterator[Stated]:
     for kind, noun in _COUNTS.items():
         scale = r"\s*(k|m|millions?)?" if kind == "tokens" else "()"
-        for match in re.finditer(
-            rf"{_FREE}(?:{_BETWEEN}|({_N}){_TO})?({_N}){scale}[\s-]*(?:{noun})(?![A-Za-zäöü])", topic, re.IGNORECASE
-        ):
+        counted = rf"{_FREE}(?:{_BETWEEN}|({_N}){_TO})?({_N}){scale}[\s-]*(?:{noun})(?![A-Za-zäöü])"
+        for match in re.finditer(counted, topic, re.IGNORECASE):
             factor, low = _SCALES[(match[4] or "").lower()], match[1] or match[2]
             if low is not None and _counted(kind, low):
                 yield Stated(kind, match.group(), factor * _number(low), "least", factor * _number(low))
             if _counted(kind, match[3]):
                 high = factor * _number(match[3])
-                is_range = low is not None
-                yield (
-                    Stated(kind, match.group(), high, "most", high) if is_range else _limited(kind, topic, match, high)
-                )
+                yield Stated(kind, match.group(), high, "most", high) if low else _limited(kind, topic, match, high)
     for match in re.finditer(rf"\bseeds?\s*[:=]?\s*(\d+){_TO}(\d+)", topic, re.IGNORECASE):
         yield Stated("seeds", match.group(), float(match[1]), "first")
         yield Stated("seeds", match.group(), float(match[2]), "last")
@@ -236,29 +231,38 @@ def _number(text: str) -> float:
 
 
 def _holds(spec: StudySpec, each: Stated, factors: Sequence[Factor]) -> bool:
-    match each.kind:
-        case "window":
-            return any(str(each.value) in window for window in spec.schedule.windows)
-        case "model" | "data" | "hub":
-            name = str(each.value).casefold()
-            levels = [level for _, level in _settings(spec) if isinstance(level, str)]
-            written = any(
-                name in value.casefold() for value in (*spec.models, *levels, spec.start_from, spec.instrument)
-            )
-            return written or models.hosted_name(str(each.value)) in map(models.hosted_name, _asked_models(spec))
-        case "time" | "days":
+    seeds, windows = spec.seeds, spec.schedule.windows
+    match each.kind, each.side:
+        case "window", _:
+            return any(str(each.value) in window for window in windows)
+        case "daily", _:
+            return any(_within(each, length) for length in map(_length_s, windows))
+        case "model" | "data" | "hub", _:
+            return _names_it(spec, str(each.value))
+        case "time" | "days", _:
             days = None if spec.schedule.days is None else spec.schedule.days * _DAY_S
             return _within(each, spec.budget.wall) or _within(each, days)
-        case "daily":
-            return any(_within(each, length) for length in map(_length_s, spec.schedule.windows))
-        case "seeds":
-            return _seeds_hold(spec.seeds, each)
-        case "trials":
+        case "seeds", "first":
+            return seeds.first == each.value
+        case "seeds", "last":
+            return all(count is not None and seeds.first + count - 1 == each.value for count in (seeds.min, seeds.max))
+        case "seeds", side:
+            ends = {"least": (seeds.min,), "most": (seeds.max,)}.get(side, (seeds.min, seeds.max))
+            return all(_within(each, end) for end in ends)
+        case "trials", _:
             return _within(each, spec.budget.trials)
-        case "tokens":
-            return _within(each, spec.budget.tokens) or _a_factor_holds(spec, each, factors)
-        case "steps":
-            return _within(each, spec.steps) or _a_factor_holds(spec, each, factors)
+        case _:
+            held = spec.budget.tokens if each.kind == "tokens" else spec.steps
+            return _within(each, held) or _a_factor_holds(spec, each, factors)
+
+
+def _names_it(spec: StudySpec, name: str) -> bool:
+    """Whether a model, a file or a hub name stands somewhere in the spec."""
+    texts = [level for _, level in _settings(spec) if isinstance(level, str)]
+    written = any(
+        name.casefold() in text.casefold() for text in (*spec.models, *texts, spec.start_from, spec.instrument)
+    )
+    return written or models.hosted_name(name) in map(models.hosted_name, _asked_models(spec))
 
 
 def _length_s(window: str) -> float | None:
@@ -278,25 +282,9 @@ def _within(each: Stated, held: float | None) -> bool:
     return above if each.side == "least" else below if each.side == "most" else above and below
 
 
-def _seeds_hold(seeds: SeedRange, each: Stated) -> bool:
-    match each.side:
-        case "first":
-            return seeds.first == each.value
-        case "last":
-            return all(count is not None and seeds.first + count - 1 == each.value for count in (seeds.min, seeds.max))
-        case "least":
-            return _within(each, seeds.min)
-        case "most":
-            return _within(each, seeds.max)
-        case "exact":
-            return _within(each, seeds.min) and _within(each, seeds.max)
-
-
-def _fields_for(each: Stated) -> str:
-    if each.kind == "seeds":
-        return " and ".join(_SEED_FIELDS[each.side])
-    counted = f" or a factor that counts {each.kind}" if each.kind in ("steps", "tokens") else ""
-    return f"{_FIELDS[each.kind]}{counted}"
+def _fields(each: Stated) -> tuple[str, ...]:
+    """Where the spec would hold it."""
+    return _SEED_FIELDS[each.side] if each.kind == "seeds" else (_FIELDS[each.kind],)
 
 
 def _a_factor_holds(spec: StudySpec, each: Stated, factors: Sequence[Factor]) -> bool:
@@ -312,12 +300,10 @@ def _a_factor_holds(spec: StudySpec, each: Stated, factors: Sequence[Factor]) ->
 def _overrules(given: Mapping[str, Any], each: Stated, factors: Sequence[Factor]) -> bool:
     """Whether an option has set a field that this bound would stand in. A name that may be a model or data is overruled where
     both are set."""
-    sets = {
-        *given.get("set", {}),
-        *given.get("compare", {}),
-        *(name for arm in given.get("arms", {}).values() for name in arm),
-    }
-    model = "model" in given or any(name in sets for name in ("model", *_names_of(factors, STUDY_MODEL)))
+    arms = given.get("arms", {}).values()
+    sets = {name for settings in (given.get("set", {}), given.get("compare", {}), *arms) for name in settings}
+    targets = {factor.target for factor in factors if factor.name in sets}
+    model = "model" in given or "model" in sets or STUDY_MODEL in targets
     data = [factor.name in sets for factor in factors if factor.type == "data"]
     match each.kind:
         case "model":
@@ -327,16 +313,10 @@ def _overrules(given: Mapping[str, Any], each: Stated, factors: Sequence[Factor]
         case "hub":
             return model and all(data)
         case "steps":
-            return "steps" in given or any(name in sets for name in _names_of(factors, STUDY_STEPS))
-        case "seeds":
-            return any(field.removeprefix("seeds.") in given.get("seeds", {}) for field in _SEED_FIELDS[each.side])
+            return "steps" in given or STUDY_STEPS in targets
         case _:
-            within, _, name = _FIELDS[each.kind].partition(".")
-            return name in given.get(within, {})
-
-
-def _names_of(factors: Sequence[Factor], target: str) -> list[str]:
-    return [factor.name for factor in factors if factor.target == target]
+            paths = [field.partition(".") for field in _fields(each)]
+            return any(name in given.get(within, {}) for within, _, name in paths)
 
 
 def _settings(spec: StudySpec) -> Iterator[tuple[str, Scalar]]:
@@ -354,15 +334,14 @@ def _asked_models(spec: StudySpec) -> list[str]:
 
 def _named_by_people(spec: StudySpec, instrument: Instrument) -> Iterator[tuple[str, str]]:
     factors = {factor.name: factor for factor in instrument.factors}
-    known = {
-        instrument.model,
-        *(str(each) for f in instrument.factors if f.target == STUDY_MODEL for each in f.choices),
-    }
-    yield from (("the model", name) for name in _asked_models(spec) if name not in known and models.find(name) is None)
+    offered = [str(each) for factor in instrument.factors if factor.target == STUDY_MODEL for each in factor.choices]
+    for name in _asked_models(spec):
+        if name not in (instrument.model, *offered) and models.find(name) is None:
+            yield "the model", name
     for name, level in _settings(spec):
         factor = factors.get(name)
         if factor is not None and factor.type in ("text", "data") and level != factor.default:
-            yield f"{name}", str(level).removeprefix("hf:")
+            yield name, str(level).removeprefix("hf:")
     if spec.start_from != "base":
         yield "start_from", spec.start_from
     yield from (("notify", name) for name in spec.notify)
