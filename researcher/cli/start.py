@@ -198,7 +198,7 @@ def _with_tasks(plan: Plan, folder: InstrumentFolder, home: Home | None, *, dry_
     from researcher.environments import check_tasks, interpreter
 
     try:
-        python = interpreter(folder, data_dir() if home is None else home.root)
+        python = interpreter(folder, user_data_dir() if home is None else home.root)
     except PlanningRefused:
         if dry_run:
             return plan

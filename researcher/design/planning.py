@@ -72,7 +72,8 @@ def plan_of(
         problems = [str(problem) for problem in explain(error, Plan)]
         raise PlanningRefused(f"this makes no plan: {'; '.join(problems)}", problems) from error
     plan = checked(fitted(plan, folder.instrument, spec, servers=servers))
-    return plan.model_copy(update={"known": known_to(plan, known)})
+    trained = [each for each in known if "echo" not in each.models]  # the echo engine trains nothing
+    return plan.model_copy(update={"known": known_to(plan, trained)})
 
 
 def _designed(
@@ -198,9 +199,12 @@ def _assumed(question: Question) -> list[str]:
 def _seeds(instrument: Instrument, spec: StudySpec) -> Seeds:
     """The least and the most seeds per arm. A bound that the spec gives moves its own end only; nothing asks a screen for more than
     its least."""
-    if spec.design == "screen":
-        return (spec.seeds.min or SCREEN_SEEDS,) * 2
     usual, least, most = instrument.defaults, spec.seeds.min, spec.seeds.max
+    if spec.design == "screen":
+        if least and most and least < most:
+            said = f"a screen runs each arm on one number of seeds, not on {least} to {most}: give {least} or {most}"
+            raise SpecRefused("seeds.max", said)
+        return (least or SCREEN_SEEDS,) * 2
     least = least or min(usual.seeds, most or usual.seeds)
     return least, most or max(usual.max_seeds, least + usual.max_seeds - usual.seeds)
 

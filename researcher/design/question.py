@@ -6,12 +6,14 @@ Every name and level is checked here; what the instrument does not declare is re
 from __future__ import annotations
 
 import hashlib
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from foundation.nearest import MOST_NAMES, nearest
 from researcher.design.models import model_factor
 from researcher.instruments.instrument import (
+    REWARDS,
     STUDY_MODEL,
     STUDY_STEPS,
     UNTIL,
@@ -88,11 +90,8 @@ def question_of(spec: StudySpec, instrument: Instrument) -> Question:
     }
     settings = tuple(known.setting(name, level, "set") for name, level in spec.set.items())
     metric = known.metric(spec.metric or instrument.defaults.metric, "metric")
-    if spec.margin is not None and spec.margin >= 1 and metric.kind == "heldout_accuracy":
-        raise SpecRefused(
-            "margin", f"{metric.name} moves by less than 1: within {spec.margin:g} everything would be equal"
-        )
     if spec.margin is not None:
+        _refuse_wide_margin(spec.margin, metric, instrument)
         metric = metric.model_copy(update={"margin": spec.margin})
     question = Question(
         spec=spec,
@@ -107,6 +106,14 @@ def question_of(spec: StudySpec, instrument: Instrument) -> Question:
     _refuse_idle(question, instrument)
     _refuse_missing_data(question, instrument)
     return _with_effect(question, instrument)
+
+
+def _refuse_wide_margin(margin: float, metric: Metric, instrument: Instrument) -> None:
+    """Raises: SpecRefused for a margin that no difference of the metric can exceed."""
+    low, high = (0.0, 1.0) if metric.kind == "heldout_accuracy" else instrument.reward or (0.0, math.inf)
+    if metric.kind in ("heldout_accuracy", *REWARDS) and margin >= high - low:
+        said = f"{metric.name} moves by less than {high - low:g}: within {margin:g} everything would be equal"
+        raise SpecRefused("margin", said)
 
 
 class _Known:

@@ -112,6 +112,8 @@ def misfits(instrument: Instrument) -> Iterator[str]:
     metrics = [metric.name for metric in instrument.metrics]
     if defaults.metric not in metrics:
         yield f"defaults.metric: {defaults.metric!r} is none of {', '.join(metrics)}"
+    if instrument.reward is not None and instrument.reward[0] >= instrument.reward[1]:
+        yield "reward: the least reward comes first, then the greatest"
     if defaults.max_seeds < defaults.seeds:
         yield "defaults.max_seeds: must not be below defaults.seeds"
     for metric in instrument.metrics:

@@ -83,6 +83,8 @@ MetricKind = Literal[
     "tokens_sampled",
     "outcome",
 ]
+REWARDS: tuple[MetricKind, ...] = ("heldout_reward", "auc_reward", "final_reward")
+"""Kinds that are means of rewards."""
 TIMED: tuple[MetricKind, ...] = ("wall_s", "seconds_to_threshold")
 """Kinds that depend on how busy the machine is."""
 UNTIL: tuple[MetricKind, ...] = ("steps_to_threshold", "seconds_to_threshold")
@@ -183,6 +185,8 @@ class Instrument(StrictModel):
     requirements: str | None = None
     """File in the instrument's folder: the packages that its clients need beside ours, pinned as name==version, all of them."""
     model: str
+    reward: tuple[float, float] | None = None
+    """The least and the greatest reward of an episode, where it has bounds: no margin of a reward may be as wide."""
     keywords: tuple[str, ...] = ()
     generated: str | None = None
     """The LLM that wrote it, where no person did: then it runs nowhere but in a sandbox."""

@@ -5,6 +5,7 @@ Numbers are read as people write them: `1e-5` is a number, `on` a word, `22:00-0
 
 from __future__ import annotations
 
+import os
 import re
 import tomllib
 from collections.abc import Mapping
@@ -16,8 +17,10 @@ import yaml
 from pydantic import ValidationError
 
 from foundation.strict import explain
+from researcher.instruments.catalogue import declaration_in
 from researcher.refusals import PlanningRefused
 from researcher.study.spec import StudySpec
+from swarm.models.catalogue import find
 
 _INSTRUMENT_KEYS = frozenset({"workflow", "factors", "metrics", "defaults"})
 _LONGEST_NUMBER = 100
@@ -91,7 +94,26 @@ def read_study_file(path: Path) -> tuple[dict[str, Any], Lines]:
             f"{path} describes an instrument, not a study: `researcher start --instrument {path.parent} --vary FACTOR=A,B` runs a "
             "study on it"
         )
-    return data, Lines(str(path), lines)
+    return _placed("", data, path.parent), Lines(str(path), lines)
+
+
+def _placed(name: str, value: Any, folder: Path, depth: int = 5) -> Any:
+    """The value of this key with relative paths as they lie from the study file's folder: of models, instruments and JSON lines files.
+    What is not there may lie where the command runs, and stays. depth: no path lies deeper (`compare.data.levels.0`)."""
+    if isinstance(value, Mapping) and depth:
+        return {key: _placed(str(key), each, folder, depth - 1) for key, each in value.items()}
+    if isinstance(value, list) and depth:
+        return [_placed(name, each, folder, depth - 1) for each in value]
+    if not isinstance(value, str) or not value or name == "question":
+        return value
+    place = folder / value
+    if name in ("model", "instrument"):
+        is_there = os.path.isdir(place) and (
+            find(value) is None if name == "model" else declaration_in(place) is not None
+        )
+    else:
+        is_there = value.endswith(".jsonl") and os.path.isfile(place)
+    return str(place.absolute()) if is_there else value
 
 
 def spec_of(fields: Mapping[str, Any], lines: Lines | None = None) -> StudySpec:

@@ -52,7 +52,7 @@ def test_a_file_is_planned_as_it_stands_and_a_dry_run_records_nothing(file: Path
     assert found["hash"] == planned().digest()
     assert (found["author"], found["sources"]["claim"], found["spec"]["instrument"]) == ("file", "file", "arithmetic")
     assert found["price"]["trials"] == [6, 10]
-    assert not (home / "researcher.db").exists()
+    assert not home.exists()
 
 
 def test_options_edit_a_file_and_make_the_same_plan_alone(file: Path, capsys: Capture) -> None:

@@ -116,14 +116,16 @@ def test_the_power_rule_is_left_out_only_where_that_is_asked_for() -> None:
     assert "power_below" not in [branch.when.kind for branch in bold.branches]
 
 
-def test_earlier_findings_on_the_same_factor_are_named() -> None:
+def test_earlier_findings_on_the_same_factor_are_named_but_for_those_of_the_echo_engine() -> None:
     def finding(name: str, factor: str) -> Finding:
         return Finding(
             id=name, study_id="s", plan_hash="h", instrument="arithmetic", model="m", factor=factor, metric="auc_reward",
             statement="", verdict=Verdict.EQUIVALENT, at=0.0,
         )  # fmt: skip
 
-    plan = plan_of(spec(), ARITHMETIC, known=[finding("f-1", "learning_rate"), finding("f-2", "temperature")])
+    echo = finding("f-3", "learning_rate").model_copy(update={"model": "echo"})
+    known = [finding("f-1", "learning_rate"), finding("f-2", "temperature"), echo]
+    plan = plan_of(spec(), ARITHMETIC, known=known)
     assert [each.id for each in plan.known if isinstance(each, Known)] == ["f-1"]
 
 
@@ -257,6 +259,8 @@ def test_a_balance_takes_no_claim() -> None:
         planned(compare={"group_size": {"levels": [4, 8, 16]}}, design="balance", claim="increase")
 
 
-def test_a_margin_that_no_accuracy_can_exceed_is_refused() -> None:
-    with pytest.raises(PlanningRefused, match="margin: heldout_accuracy moves by less than 1"):
-        planned(metric="heldout_accuracy", claim="equal", margin=5)
+@pytest.mark.parametrize("metric", ["heldout_accuracy", "heldout_reward", "final_reward", "auc_reward"])
+def test_a_margin_that_no_accuracy_and_no_bounded_reward_can_exceed_is_refused(metric: str) -> None:
+    with pytest.raises(PlanningRefused, match=f"margin: {metric} moves by less than 1"):
+        planned(metric=metric, claim="equal", margin=5)
+    assert planned(KITCHEN, compare=compare("hints", "off", "on"), metric="auc_reward", margin=5).hypotheses

@@ -58,6 +58,7 @@ def test_a_screen_runs_each_arm_of_its_design_on_two_seeds_and_measures_no_noise
     [stage] = plan.stages
     assert (stage.kind, stage.seeds, stage.max_seeds) == (StageKind.SCREEN, 2, 2)
     assert plan.arms[0].name == "learning_rate=1e-5,temperature=1"
+    assert screen(seeds={"min": 3, "max": 3}).stages[0].seeds == 3
     assert {tuple(arm.levels.values()) for arm in plan.arms} == {*itertools.product((1e-5, 4e-5), (1.0, 0.7))}
     assert [(each.factor, each.baseline, each.treatment) for each in plan.hypotheses] == [
         ("learning_rate", "learning_rate=1e-5", "learning_rate=4e-5"),
@@ -65,6 +66,11 @@ def test_a_screen_runs_each_arm_of_its_design_on_two_seeds_and_measures_no_noise
     ]
     assert plan.budget.trials == 8
     assert price_of(plan, instrument().instrument, servers=1).trials == (8, 8)
+
+
+def test_a_range_of_seeds_is_refused_and_not_cut_short() -> None:
+    with pytest.raises(PlanningRefused, match=r"seeds\.max: a screen .* not on 3 to 10: give 3 or 10"):
+        screen(seeds={"min": 3, "max": 10})
 
 
 def test_seeds_budget_and_models_are_as_the_spec_says() -> None:

@@ -73,6 +73,20 @@ def test_a_value_is_a_number_a_truth_or_a_text(text: str, value: object) -> None
     assert (found, type(found)) == (value, type(value))
 
 
+def test_paths_start_from_the_folder_of_the_file_and_names_stay_names(tmp_path: Path) -> None:
+    for folder in ("mine", "smollm2-135m", "own", "grpo"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "own" / "instrument.toml").write_text("")
+    (tmp_path / "train.jsonl").write_text("")
+    text = "question: q\ninstrument: own\nmodel: [./mine, smollm2-135m, Qwen/Qwen3-0.6B, elsewhere/mine]\nset: {data: train.jsonl, a: grpo}\n"
+    data, _ = read_study_file(written(tmp_path, text))
+    assert data["instrument"] == str(tmp_path / "own")
+    assert data["model"] == [str(tmp_path / "mine"), "smollm2-135m", "Qwen/Qwen3-0.6B", "elsewhere/mine"]
+    assert data["set"] == {"data": str(tmp_path / "train.jsonl"), "a": "grpo"}
+    data, _ = read_study_file(written(tmp_path, "instrument: arithmetic\narms: {a: {model: mine}, b: {}}\n"))
+    assert (data["instrument"], data["arms"]["a"]["model"]) == ("arithmetic", str(tmp_path / "mine"))
+
+
 def problems(tmp_path: Path, text: str, name: str = "study.yaml") -> PlanningRefused:
     with pytest.raises(PlanningRefused) as refused:
         spec_of(*read_study_file(written(tmp_path, text, name)))
