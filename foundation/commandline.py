@@ -12,10 +12,8 @@ from typing import Any, NoReturn
 
 from foundation.nearest import nearest
 
-_UNKNOWN = re.compile(r"unrecognized arguments: (.*)")
 _NEGATIVE = re.compile(r"-[\d.]")
 _LONG_OPTION = re.compile(r"--[a-z][a-z-]*")
-_CHOICE = re.compile(r"invalid choice: '([^']*)'")
 
 
 class UsageError(Exception):
@@ -40,19 +38,34 @@ class Parser(argparse.ArgumentParser):
         self._refuse_misspelt(given)
         parsed, unknown = self.parse_known_args(given, namespace)
         if unknown:
-            self._named(given)[-1].error(f"unrecognized arguments: {' '.join(unknown)}")
+            self._named(given)[-1]._refuse_unknown(unknown)
         return parsed
 
     def error(self, message: str) -> NoReturn:
-        guess = self._nearest(message)
-        hint = f" (did you mean {guess}?)" if guess else ""
-        if guess in message.split():
-            hint = f" (write it behind the command: {self.prog} {guess})"
+        self._end(message, "", None)
+
+    def _end(self, message: str, hint: str, guess: str | None) -> NoReturn:
         if self._as_json:
             sys.stderr.write(json.dumps({"error": message + hint, "nearest": [guess] if guess else []}) + "\n")
         else:
             sys.stderr.write(f"{self.prog}: {message}{hint}; see `{self.prog} --help`\n")
         raise SystemExit(2)
+
+    def _refuse_unknown(self, words: Sequence[str]) -> NoReturn:
+        name = words[0].partition("=")[0]
+        guess = nearest(name, self.options())
+        hint = f" (did you mean {guess}?)" if guess else ""
+        if guess == name:
+            hint = f" (write it behind the command: {self.prog} {guess})"
+        self._end(f"unrecognized arguments: {' '.join(words)}", hint, guess)
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """argparse's own, which names no command that may have been meant."""
+        try:
+            super()._check_value(action, value)
+        except argparse.ArgumentError as error:
+            guess = nearest(str(value), map(str, action.choices or ()))
+            self._end(str(error), f" (did you mean {guess}?)" if guess else "", guess)
 
     def options(self) -> list[str]:
         return [name for action in self._actions for name in action.option_strings]
@@ -80,14 +93,7 @@ class Parser(argparse.ArgumentParser):
         for word in _before_dashes(given):
             name = word.partition("=")[0]
             if _LONG_OPTION.fullmatch(name) and name not in known and nearest(name, chosen.options()):
-                chosen.error(f"unrecognized arguments: {word}")
-
-    def _nearest(self, message: str) -> str | None:
-        if (unknown := _UNKNOWN.search(message)) is not None:
-            return nearest(unknown.group(1).split()[0].split("=")[0], self.options())
-        if (choice := _CHOICE.search(message)) is not None:
-            return nearest(choice.group(1), self.commands())
-        return None
+                chosen._refuse_unknown([word])
 
 
 def _before_dashes(words: Sequence[str]) -> list[str]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 import types
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
@@ -17,9 +17,13 @@ Loc = tuple[int | str, ...]
 _SHORT = 40
 """Letters of a value that is shown again."""
 _MISFIT = "misfit"
-_IN_WORDS = {"missing": "is missing", "tuple_type": "should be a list"}
-_NO_OBJECT = ("model_type", "model_attributes_type", "dict_type")
-_QUOTED = re.compile(r"'([^']*)'")
+_IN_WORDS = {
+    "missing": "is missing",
+    "extra_forbidden": "unknown field",
+    "tuple_type": "should be a list",
+    **dict.fromkeys(("model_type", "model_attributes_type", "dict_type"), "should be an object"),
+}
+_SAID_WITH_VALUE = (_MISFIT, "value_error", "extra_forbidden", "missing")
 
 
 class StrictModel(BaseModel):
@@ -73,15 +77,16 @@ def explain(error: ValidationError, model: type[BaseModel]) -> list[FieldError]:
 
 @dataclass(frozen=True, slots=True)
 class _Fault:
-    """One of pydantic's. loc: without the types that it adds; choice: where the innermost value of several types stands.
+    """One error of pydantic's. loc: without the types that it adds; choice: where the innermost value of several types stands.
 
-    owner: the model that the last part of loc is a field of, or should be.
+    owner: the model that the last part of loc is a field of, or should be; annotation: the type that the value should have.
     """
 
     item: ErrorDetails
     loc: Loc
     choice: Loc | None
     owner: type[BaseModel] | None
+    annotation: object
 
     @classmethod
     def of(cls, item: ErrorDetails, model: type[BaseModel]) -> _Fault:
@@ -99,21 +104,41 @@ class _Fault:
             (here,) = branches or [None]
             owner = here if _is_model(here) else None
             annotation = _inside(here, part)
-        return cls(item, loc, choice, owner)
+        return cls(item, loc, choice, owner, annotation)
+
+    @property
+    def field(self) -> str:
+        return ".".join(map(str, self.loc)) or "(whole)"
+
+    @property
+    def problem(self) -> str:
+        """What is wrong, in our words."""
+        kind = self.item["type"]
+        if kind == "value_error":
+            return str(self.item["ctx"]["error"])
+        if kind == "too_long":
+            return f"takes {self.item['ctx']['max_length']} entries at most, not {self.item['ctx']['actual_length']}"
+        return _IN_WORDS.get(kind) or self.item["msg"].removeprefix("Input ")
+
+    @property
+    def given(self) -> str:
+        """The value, where showing it helps: not beside words of a validator, and not a long one."""
+        value = self.item["input"]
+        short = isinstance(value, str | int | float | bool | None) and len(repr(value)) <= _SHORT
+        return f", got {value!r}" if short and self.item["type"] not in _SAID_WITH_VALUE else ""
+
+    @property
+    def nearest(self) -> str | None:
+        """What was probably meant: a field beside a misspelt one, or one of the values that may stand here."""
+        if self.item["type"] == "extra_forbidden":
+            guess = nearest(str(self.loc[-1]), self.owner.model_fields) if self.owner else None
+            return ".".join([*map(str, self.loc[:-1]), guess]) if guess else None
+        known = [value for branch in _branches(self.annotation) for value in _values(branch)]
+        given = self.item["input"]
+        return nearest(given, known) if isinstance(given, str) and known else None
 
     def explained(self) -> FieldError:
-        item, loc = self.item, self.loc
-        given = item["input"]
-        field = ".".join(map(str, loc)) or "(whole)"
-        if item["type"] in ("literal_error", "enum") and isinstance(given, str):
-            return FieldError(field=field, problem=_plain(item), nearest=nearest(given, _QUOTED.findall(item["msg"])))
-        if item["type"] != "extra_forbidden":
-            return FieldError(field=field, problem=_plain(item))
-        guess = nearest(str(loc[-1]), self.owner.model_fields) if self.owner else None
-        parent = ".".join(map(str, loc[:-1]))
-        return FieldError(
-            field=field, problem="unknown field", nearest=f"{parent}.{guess}" if guess and parent else guess
-        )
+        return FieldError(field=self.field, problem=self.problem + self.given, nearest=self.nearest)
 
 
 def _one_field_each(item: ErrorDetails) -> list[ErrorDetails]:
@@ -128,26 +153,20 @@ def _one_field_each(item: ErrorDetails) -> list[ErrorDetails]:
 
 
 def _any_of(faults: Sequence[_Fault]) -> FieldError:
-    """A value that is nothing of what it could be."""
-    told = [fault.explained() for fault in faults]
-    first, *others = dict.fromkeys(each.problem.split(", got ")[0] for each in told)
+    """A value that has none of the types it may have."""
+    first, *others = dict.fromkeys(fault.problem for fault in faults)
     could = " or ".join([first, *(other.removeprefix("should be ") for other in others)])
-    got = told[0].problem.partition(", got ")[2]
-    guess = next((each.nearest for each in told if each.nearest), None)
-    return FieldError(field=told[0].field, problem=f"{could}, got {got}" if got else could, nearest=guess)
+    guess = next((fault.nearest for fault in faults if fault.nearest), None)
+    return FieldError(field=faults[0].field, problem=could + faults[0].given, nearest=guess)
 
 
-def _plain(item: ErrorDetails) -> str:
-    """pydantic's words as ours, with what was given where it is short."""
-    message, given = item["msg"], item["input"]
-    if (own := message.removeprefix("Value error, ")) != message:
-        return own
-    words = "should be an object" if item["type"] in _NO_OBJECT else message.replace("Input should", "should")
-    words = _IN_WORDS.get(item["type"], words)
-    if item["type"] == "too_long":
-        words = f"takes {item['ctx']['max_length']} entries at most, not {item['ctx']['actual_length']}"
-    short = isinstance(given, str | int | float | bool | None) and len(repr(given)) <= _SHORT
-    return f"{words}, got {given!r}" if short and words != message and ", got " not in words else words
+def _values(annotation: object) -> list[str]:
+    """The texts that a literal or an enumeration allows."""
+    if typing.get_origin(annotation) is typing.Literal:
+        return [value for value in typing.get_args(annotation) if isinstance(value, str)]
+    if isinstance(annotation, type) and issubclass(annotation, Enum):
+        return [each.value for each in annotation if isinstance(each.value, str)]
+    return []
 
 
 def _branches(annotation: object) -> list[object]:

@@ -43,7 +43,7 @@ def option_json(text: str, what: str) -> Any:
     try:
         value = json.loads(text)
         json.dumps(value, allow_nan=False)  # Python reads NaN and Infinity, which are not JSON
-    except ValueError as error:  # also a number of thousands of digits, lists in lists in lists
+    except (ValueError, RecursionError) as error:  # also a number of thousands of digits, lists in lists in lists
         raise UsageError(f"{what} is not JSON: {error}") from error
     return value
 

@@ -163,7 +163,7 @@ def test_calls_given_up_on_an_engine_that_is_then_found_hung_are_marked_afterwar
         json={"lease": despite.grant["lease"], "reward": 1.0, "despite": "it asked somebody else"},
     ).raise_for_status()
     until(lambda: [call.complete for call in open_one.trace().calls] == [False])
-    engine.frames(EngineHealth(ready=False, hung_since=healthy, failures=1, reason="hangs"))
+    engine.tell(EngineHealth(ready=False, hung_since=healthy, failures=1, reason="hangs"))
     until(lambda: ended.trace().entry.tainted and despite.trace().entry.tainted)
     for episode in (open_one, ended, despite):
         assert reasons(episode) == ["engine_hung"]
@@ -179,7 +179,7 @@ def test_calls_given_up_before_the_engine_hung_are_no_failures(ailing: Served, e
     until(lambda: len(episode.trace().calls) == 1)
     engine.ailment = None
     assert ask(other).status_code == 200  # it lives
-    engine.frames(EngineHealth(ready=False, hung_since=time.time(), failures=1, reason="hangs"))
+    engine.tell(EngineHealth(ready=False, hung_since=time.time(), failures=1, reason="hangs"))
     assert reasons(episode) == []
     assert episode.end().json()["dropped"] is None
 
@@ -218,7 +218,7 @@ def test_a_token_of_one_replica_says_nothing_of_calls_given_up_on_another_that_h
     until(lambda: len(episode.trace().calls) == 1)
     engine.ailment = None
     assert ask(other).status_code == 200
-    engine.frames(EngineHealth(ready=False, hung_since=healthy, failures=1, reason="a replica hangs"))
+    engine.tell(EngineHealth(ready=False, hung_since=healthy, failures=1, reason="a replica hangs"))
     assert reasons(episode) == ["engine_hung"]
     assert reasons(other) == []
 
@@ -230,7 +230,7 @@ def test_a_call_given_up_before_the_last_token_did_not_meet_a_crash(ailing: Serv
     until(lambda: len(episode.trace().calls) == 1)
     engine.ailment = None
     assert ask(other).status_code == 200
-    engine.frames(EngineHealth(ready=False, failures=1, reason="ended by SIGKILL"))
+    engine.tell(EngineHealth(ready=False, failures=1, reason="ended by SIGKILL"))
     assert reasons(episode) == []
 
 
@@ -241,7 +241,7 @@ def test_a_crash_that_is_noticed_just_after_the_client_left_is_what_it_met(
     engine.falls("hung")
     gives_up(episode)
     until(lambda: len(episode.trace().calls) == 1)
-    engine.frames(EngineHealth(ready=False, failures=1, reason="ended by SIGKILL"))
+    engine.tell(EngineHealth(ready=False, failures=1, reason="ended by SIGKILL"))
     assert reasons(episode) == ["engine_down"]
 
 

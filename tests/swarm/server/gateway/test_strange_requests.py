@@ -202,13 +202,13 @@ def test_an_integer_of_more_than_64_bits_is_refused_wherever_it_stands(served: S
 
 def test_a_request_of_many_small_values_lets_others_be_answered(served: Served) -> None:
     """Read at once, it would take seconds in which nobody else is answered."""
-    episode, waited, done = served.claim(), [0.0], threading.Event()
+    episode, waited, done, began = served.claim(), [0.0], threading.Event(), time.monotonic()
 
     def ask_meanwhile() -> None:
         while not done.is_set():
-            began = time.monotonic()
+            asked = time.monotonic()
             served.http.get("/health")
-            waited.append(time.monotonic() - began)
+            waited.append(time.monotonic() - asked)
 
     other = threading.Thread(target=ask_meanwhile)
     other.start()
@@ -221,4 +221,4 @@ def test_a_request_of_many_small_values_lets_others_be_answered(served: Served) 
         done.set()
         other.join()
     assert answer.status_code == 200
-    assert max(waited) < 1.0
+    assert max(waited) < (time.monotonic() - began) / 3
