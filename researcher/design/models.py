@@ -7,6 +7,7 @@ finds under it: the same spec gives the same plan whether or not this machine ha
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -38,11 +39,13 @@ def with_models(spec: StudySpec, instrument: Instrument) -> tuple[StudySpec, dic
         raise PlanningRefused(
             f"model: trials of {instrument.name} train further models ({roles}), so arms cannot differ by it"
         )
-    names = {text: model.name for text, model in found.items()}
-    _refuse_twice(spec.models, names)
+    names, first = {text: model.name for text, model in found.items()}, dict[str, str]()
+    for text in spec.models:
+        if (other := first.setdefault(names[text], text)) != text:
+            raise PlanningRefused(f"model: {other} and {text} are the same model", [other])
     model = names[spec.model] if isinstance(spec.model, str) else tuple(names[text] for text in spec.models) or None
     arms = {
-        arm: settings | ({_MODEL: names[str(settings[_MODEL])]} if _MODEL in settings else {})
+        arm: settings | {name: names[str(level)] for name, level in settings.items() if name == _MODEL}
         for arm, settings in spec.arms.items()
     }
     return spec.model_copy(update={"model": model, "arms": arms}), {model.name: model for model in found.values()}
@@ -53,16 +56,16 @@ def models_named(texts: Iterable[str], declared: Collection[str] = ()) -> dict[s
 
     declared: names that an instrument takes as they are. Raises: PlanningRefused.
     """
-    first: dict[str, PlanModel] = {}
-    found = {
-        text: first.setdefault(_weights_of(model), model) for text in texts for model in [model_of(text, declared)]
-    }
-    weights: dict[str, set[str]] = {}
-    for model in found.values():
-        weights.setdefault(hosted_name(model.name), set()).add(_weights_of(model))
-    return {
-        text: _with_weights_in_name(model) if _is_ambiguous(model, weights) else model for text, model in found.items()
-    }
+    found, first = dict[str, PlanModel](), dict[str, PlanModel]()
+    for text in texts:
+        model = model_of(text, declared)
+        found[text] = first.setdefault(model.fingerprint or model.name, model)
+    called = Counter(hosted_name(model.name) for model in first.values())
+    for text, model in found.items():
+        shared = called[hosted_name(model.name)] > 1 or find(model.name) is not None
+        if model.path is not None and shared:  # a folder that is called like a model that is not in it
+            found[text] = model.model_copy(update={"name": f"{model.name}-{str(model.fingerprint)[:_SHOWN]}"})
+    return found
 
 
 def model_of(text: str, declared: Collection[str] = ()) -> PlanModel:
@@ -105,26 +108,6 @@ def _folder(path: Path) -> PlanModel:
     return PlanModel(name=name, fingerprint=found.fingerprint, path=str(path))
 
 
-def _weights_of(model: PlanModel) -> str:
-    return model.fingerprint or model.name
-
-
-def _is_ambiguous(model: PlanModel, weights: dict[str, set[str]]) -> bool:
-    """Whether a folder is called like a model that is not in it."""
-    return model.path is not None and (len(weights[hosted_name(model.name)]) > 1 or find(model.name) is not None)
-
-
-def _with_weights_in_name(model: PlanModel) -> PlanModel:
-    return model.model_copy(update={"name": f"{model.name}-{str(model.fingerprint)[:_SHOWN]}"})
-
-
-def _refuse_twice(texts: Iterable[str], names: dict[str, str]) -> None:
-    first: dict[str, str] = {}
-    for text in texts:
-        if (other := first.setdefault(names[text], text)) != text:
-            raise PlanningRefused(f"model: {other} and {text} are the same model", [other])
-
-
 def models_of(arms: Sequence[Arm], factors: Sequence[Factor], named: Mapping[str, PlanModel]) -> tuple[PlanModel, ...]:
     """The models in which arms differ, in the arms' order; empty where they do not. named: those that the spec names."""
     names = [factor.name for factor in factors if factor.target == STUDY_MODEL]
@@ -143,17 +126,12 @@ def boots_s(plan: Plan, *, at_most: bool) -> float:
     yet, and may be of either model."""
     if not plan.models:
         return 0.0
-    boots, hosted, ran = 0, None, set[tuple[str, int]]()
+    boots, hosted, ran = 0, "", set[tuple[str, int]]()
     for stage in plan.stages:
         for seed in range(stage.first_seed, stage.first_seed + (stage.max_seeds if at_most else stage.seeds)):
             left = dict.fromkeys(plan.model_of(arm).name for arm in stage.arms if (arm, seed) not in ran)
             ran |= {(arm, seed) for arm in stage.arms}
-            boots += len(left) - (hosted in left)
-            hosted = _last(list(left), hosted)
+            others = [model for model in left if model != hosted]
+            boots += len(others)
+            hosted = others[-1] if others else hosted
     return boots * BOOT_S
-
-
-def _last(models: Sequence[str], hosted: str | None) -> str | None:
-    """What is hosted after these have had their turn."""
-    others = [model for model in models if model != hosted]
-    return others[-1] if others else hosted

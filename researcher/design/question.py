@@ -103,7 +103,6 @@ def question_of(spec: StudySpec, instrument: Instrument) -> Question:
         direction=spec.claim if spec.claim in ("increase", "decrease") else metric.direction,
     )
     _refuse_lengths(question, instrument)
-    _refuse_idle(question, instrument)
     _refuse_missing_data(question, instrument)
     return _with_effect(question, instrument)
 
@@ -137,9 +136,8 @@ class _Known:
         if name in self._factors:
             return self._factors[name]
         if name == _MODEL:
-            raise SpecRefused(
-                f"{field}.{name}", "models are compared as `model: [ONE, OTHER]`, and set as `model: NAME`", [_MODEL]
-            )
+            said = "models are compared as `model: [ONE, OTHER]`, and set as `model: NAME`"
+            raise SpecRefused(f"{field}.{name}", said, [_MODEL])
         names = {alias: factor.name for factor in self._factors.values() for alias in (factor.name, *factor.aliases)}
         raise _unknown(f"{field}.{name}", f"{self._instrument.name} has no factor {name!r}", name, names)
 
@@ -149,11 +147,8 @@ class _Known:
             if metric.name == name:
                 return metric
         if name in self._factors:
-            raise SpecRefused(
-                field,
-                f"{self._instrument.name} has no metric for {name}; it is only a factor",
-                [self._instrument.defaults.metric],
-            )
+            said = f"{self._instrument.name} has no metric for {name}; it is only a factor"
+            raise SpecRefused(field, said, [self._instrument.defaults.metric])
         names = {alias: metric.name for metric in self._instrument.metrics for alias in (metric.name, *metric.aliases)}
         raise _unknown(field, f"{self._instrument.name} has no metric {name!r}", name, names)
 
@@ -219,41 +214,19 @@ def _compared(known: _Known, name: str, given: Compared) -> Varied:
 def _refuse_lengths(question: Question, instrument: Instrument) -> None:
     """Raises: SpecRefused for steps until a threshold, counted over arms of which one has less time to reach it."""
     varied = next((factor.name for factor in question.factors if STUDY_STEPS in factor.targets), None)
-    if varied is None or question.metric.kind not in UNTIL:
-        return
-    others = [metric.name for metric in instrument.metrics if metric.kind not in UNTIL]
-    raise SpecRefused(
-        "metric",
-        f"{question.metric.name} cannot compare arms that differ in {varied}: an arm that ends before it reaches the "
-        f"threshold has no count. Choose another metric, such as {' or '.join(others[:2])}",
-        others[:MOST_NAMES],
-    )
-
-
-def _refuse_idle(question: Question, instrument: Instrument) -> None:
-    """Raises: SpecRefused where a factor is varied while the one that it needs is 0, so that its levels are the same."""
-    for factor in question.factors:
-        needed = next((each for each in instrument.factors if each.name == factor.needs), None)
-        if needed is None or any(_levels_in(question, needed)):
-            continue
+    if varied is not None and question.metric.kind in UNTIL:
+        others = [metric.name for metric in instrument.metrics if metric.kind not in UNTIL]
         raise SpecRefused(
-            f"compare.{factor.name}" if question.varied else "arms",
-            f"{factor.name} does nothing while {needed.name} is 0; give {needed.name} a level under `set`",
-            [needed.name],
+            "metric",
+            f"{question.metric.name} cannot compare arms that differ in {varied}: an arm that ends before it reaches the "
+            f"threshold has no count. Choose another metric, such as {' or '.join(others[:2])}",
+            others[:MOST_NAMES],
         )
-
-
-def _levels_in(question: Question, factor: Factor) -> list[Scalar]:
-    """Every level that the factor has in some arm."""
-    varied = [level for each in question.varied if each.factor == factor for level in each.levels]
-    everywhere = next((level for each, level in question.settings if each == factor), factor.default)
-    arms = [next((level for each, level in arm if each == factor), everywhere) for arm in question.bundles.values()]
-    return varied or arms or [everywhere]
 
 
 def _refuse_missing_data(question: Question, instrument: Instrument) -> None:
     """Raises: SpecRefused where the instrument works on data, and the spec names none."""
-    named = {factor.name for factor in question.factors} | {factor.name for factor, _ in question.settings}
+    named = {factor.name for factor in (*question.factors, *(factor for factor, _ in question.settings))}
     for factor in instrument.factors:
         if factor.type == "data" and not factor.default and factor.name not in named:
             raise SpecRefused(
@@ -267,21 +240,35 @@ def _refuse_missing_data(question: Question, instrument: Instrument) -> None:
 def _with_effect(question: Question, instrument: Instrument) -> Question:
     """With what the varied factors need to do anything, where the spec leaves it open (`Factor.needs_any`).
 
-    Raises: SpecRefused where the spec says that they do nothing.
+    Raises: SpecRefused where the spec says that they do nothing, so that all levels are the same.
     """
-    settings, notes = list(question.settings), list(question.notes)
+    declared = {factor.name: factor for factor in instrument.factors}
     for factor in question.factors:
+        field = f"compare.{factor.name}" if question.varied else "arms"
+        if factor.needs in declared and not any(_levels_in(question, declared[factor.needs])):
+            said = f"{factor.name} does nothing while {factor.needs} is 0; give {factor.needs} a level under `set`"
+            raise SpecRefused(field, said, [factor.needs])
+    for factor in question.factors:
+        field = f"compare.{factor.name}" if question.varied else "arms"
         needed = [each for each in instrument.factors if each.name in factor.needs_any]
-        now = replace(question, settings=tuple(settings))
-        if not needed or any(level != each.low for each in needed for level in _levels_in(now, each)):
+        if not needed or any(level != each.low for each in needed for level in _levels_in(question, each)):
             continue
-        levels = {each.name for each, _ in settings}.union(each.name for each in question.factors)
+        named = {each.name for each in (*question.factors, *(each for each, _ in question.settings))}
         at_lowest = f"{factor.name} does nothing at {' and '.join(f'{each.name}={each.low:g}' for each in needed)}"
-        free = next((each for each in needed if each.name not in levels), None)
+        free = next((each for each in needed if each.name not in named), None)
         if free is None:
             names = [each.name for each in needed]
-            field = f"compare.{factor.name}" if question.varied else "arms"
             raise SpecRefused(field, f"{at_lowest}: raise {' or '.join(names)}", names)
-        settings.append((free, int(free.low or 0) + 1))
-        notes.append(f"{at_lowest}, so {free.name}={settings[-1][1]} in all arms.")
-    return replace(question, settings=tuple(settings), notes=tuple(notes))
+        level = int(free.low or 0) + 1
+        note = f"{at_lowest}, so {free.name}={level} in all arms."
+        settings, notes = (*question.settings, (free, level)), (*question.notes, note)
+        question = replace(question, settings=settings, notes=notes)
+    return question
+
+
+def _levels_in(question: Question, factor: Factor) -> list[Scalar]:
+    """Every level that the factor has in some arm."""
+    varied = [level for each in question.varied if each.factor == factor for level in each.levels]
+    everywhere = next((level for each, level in question.settings if each == factor), factor.default)
+    arms = [next((level for each, level in arm if each == factor), everywhere) for arm in question.bundles.values()]
+    return varied or arms or [everywhere]

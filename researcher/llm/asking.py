@@ -73,44 +73,32 @@ class Asker:
 
         Raises: LlmRefused; LlmUnusable, also when the next answer could go past a cap, or an outage outlasts patience.
         """
-        settings = self.settings
-        request = {"model": settings.model, "max_completion_tokens": settings.answer_tokens, **request}
-        with self.purse.holding(*self._most(request)):
-            return await self._answered(purpose, request)
-
-    async def _answered(self, purpose: str, request: dict[str, Any]) -> dict[str, Any]:
-        """Outages are waited out. Raises: LlmRefused, LlmUnusable."""
+        limits = {"model": self.settings.model, "max_completion_tokens": self.settings.answer_tokens}
+        request, pause_s = {**limits, **request}, FIRST_PAUSE_S
         deadline = self._clock.monotonic() + self.settings.patience_s
-        pause_s = FIRST_PAUSE_S
-        while True:
-            began = self._clock.monotonic()
-            try:
-                answer = await self._endpoint.answer(request)
-            except LlmOutage as outage:
-                self._record(purpose, request, began, error=outage)
-                wait_s = min(LONGEST_PAUSE_S, max(pause_s, outage.retry_after_s or 0.0))
-                if self._clock.monotonic() + wait_s > deadline:
-                    raise LlmUnusable(
-                        f"no answer from the planner LLM for {_lasting(self.settings.patience_s)}; the last: {outage}"
-                    ) from outage
-                self._tell(f"the planner LLM does not answer ({outage}); asking again in {wait_s:.0f} s")
-                await self._clock.sleep(wait_s)
-                pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
-            except LlmError as error:
-                self._record(purpose, request, began, error=error)
-                raise
-            else:
-                self._record(purpose, request, began, answer=answer)
-                return answer
+        with self.purse.holding(*self._most(request)):
+            while True:
+                began = self._clock.monotonic()
+                try:
+                    answer = await self._endpoint.answer(request)
+                except LlmError as error:
+                    self._record(purpose, request, began, None, str(error)[:4000])
+                    if not isinstance(error, LlmOutage):
+                        raise
+                    wait_s = min(LONGEST_PAUSE_S, max(pause_s, error.retry_after_s or 0.0))
+                    if self._clock.monotonic() + wait_s > deadline:
+                        lasting = _lasting(self.settings.patience_s)
+                        said = f"no answer from the planner LLM for {lasting}; the last: {error}"
+                        raise LlmUnusable(said) from error
+                    self._tell(f"the planner LLM does not answer ({error}); asking again in {wait_s:.0f} s")
+                    await self._clock.sleep(wait_s)
+                    pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
+                else:
+                    self._record(purpose, request, began, answer, None)
+                    return answer
 
     def _record(
-        self,
-        purpose: str,
-        request: dict[str, Any],
-        began: float,
-        *,
-        answer: dict[str, Any] | None = None,
-        error: LlmError | None = None,
+        self, purpose: str, request: dict[str, Any], began: float, answer: dict[str, Any] | None, error: str | None
     ) -> None:
         asked, said = (0, 0) if answer is None else _counted(request, answer)
         cost = self._price(asked, said, answer)
@@ -122,7 +110,7 @@ class Asker:
                 model=self.settings.model,
                 request=request,
                 answer=answer,
-                error=None if error is None else str(error)[:4000],
+                error=error,
                 prompt_tokens=asked,
                 completion_tokens=said,
                 cost=cost,
@@ -133,17 +121,15 @@ class Asker:
 
     def _most(self, request: dict[str, Any]) -> tuple[int, float]:
         """The most tokens and money that the call may take: it is paid for before it is made. Raises: LlmUnusable."""
-        asked, said = _letters(request), self.settings.answer_tokens
-        tokens, cost, purse = asked + said, self._price(asked, said, None) or 0.0, self.purse
+        asked, said, purse = _letters(request), self.settings.answer_tokens, self.purse
+        tokens, cost, most = asked + said, self._price(asked, said, None) or 0.0, self.settings.max_cost
+        past = ""
         if purse.tokens + purse.held_tokens + tokens > self.settings.max_tokens:
-            raise LlmUnusable(
-                f"the next question could go past the cap of {self.settings.max_tokens} tokens; raise RESEARCHER_LLM_MAX_TOKENS"
-            )
-        most = self.settings.max_cost
-        if most is not None and purse.cost + purse.held_cost + cost > most:
-            raise LlmUnusable(
-                f"the next question could go past the cap of {most:g} on cost; raise RESEARCHER_LLM_MAX_COST"
-            )
+            past = f"of {self.settings.max_tokens} tokens; raise RESEARCHER_LLM_MAX_TOKENS"
+        elif most is not None and purse.cost + purse.held_cost + cost > most:
+            past = f"of {most:g} on cost; raise RESEARCHER_LLM_MAX_COST"
+        if past:
+            raise LlmUnusable(f"the next question could go past the cap {past}")
         return tokens, cost
 
     def _price(self, asked: int, said: int, answer: dict[str, Any] | None) -> float | None:
@@ -159,9 +145,10 @@ class Asker:
 
 def _counted(request: dict[str, Any], answer: dict[str, Any]) -> tuple[int, int]:
     """Prompt and completion tokens, guessed from the letters where the endpoint counts none."""
-    usage = answer.get("usage")
-    counts = usage if isinstance(usage, dict) else {}
-    asked, said = counts.get("prompt_tokens"), counts.get("completion_tokens")
+    counts = answer.get("usage")
+    asked, said = (
+        counts.get(name) if isinstance(counts, dict) else None for name in ("prompt_tokens", "completion_tokens")
+    )
     return (
         asked if type(asked) is int and asked >= 0 else _letters(request),
         said if type(said) is int and said >= 0 else _letters(answer.get("choices", answer)),

@@ -67,15 +67,11 @@ class OpenAIEndpoint:
             raise _by_status(
                 error.status_code, redact(str(error)), error.response.headers.get("retry-after")
             ) from error
-        return as_object(raw.text)
-
-
-def as_object(text: str) -> dict[str, Any]:
-    try:
-        found = json.loads(text)
-    except ValueError:
-        return {"unreadable": text}
-    return found if isinstance(found, dict) else {"unreadable": text}
+        try:
+            found = json.loads(raw.text)
+        except ValueError:
+            found = None
+        return found if isinstance(found, dict) else {"unreadable": raw.text}
 
 
 def _by_status(status: int, text: str, retry_after: str | None) -> LlmError:

@@ -80,23 +80,28 @@ def read_reply(raw: dict[str, Any]) -> Reply:
         raise Unreadable("the answer is no chat completion")
     cut = choice.get("finish_reason") == "length"
     made = [each for each in message.get("tool_calls") or () if isinstance(each, dict)][:_MOST_CALLS]
-    text, refusal = _text(message.get("content")), _refusal(message)
     if made:
         named = [{**each, "id": str(each.get("id") or f"call-{number}")} for number, each in enumerate(made)]
-        calls = [_call(each, cut=cut) for each in named]
         kept = {name: message[name] for name in _KEPT if message.get(name)} | {"tool_calls": named}
-        return Reply(storable({"role": "assistant", "content": None, **kept}), calls)
+        said = storable({"role": "assistant", "content": None, **kept})
+        return Reply(said, [_call(each, cut=cut) for each in named])
+    content = message.get("content")
+    parts = [part for part in content if isinstance(part, dict)] if isinstance(content, list) else [message]
+    text = "".join(str(part.get("text", "")) for part in parts) if isinstance(content, list) else content
+    text = text if isinstance(text, str) else ""
     found = _ending(text)
-    if found is None and refusal:
+    if found is not None:
+        return Reply(storable({"role": "assistant", "content": text}), [found])
+    # Why it refuses is a field of its own beside the content, or a part of it.
+    refusals = [each for part in (message, *parts) if isinstance(each := part.get("refusal"), str)]
+    refusal = str(storable(" ".join(dict.fromkeys(refusals)).strip()[:_LONGEST_REFUSAL]))
+    if refusal:
         raise Unreadable(f"the LLM refused: {refusal}")
     if not text.strip():
         if cut:
             raise AnswerSpent
         raise Unreadable("the answer is empty")
-    if found is None:
-        raise Unreadable("the answer was cut off: be shorter" if cut else "the answer holds no call and no JSON object")
-    name = str(found.pop("ending"))
-    return Reply(storable({"role": "assistant", "content": text}), [Call(None, name, storable(found))])
+    raise Unreadable("the answer was cut off: be shorter" if cut else "the answer holds no call and no JSON object")
 
 
 def said_in(raw: dict[str, Any]) -> dict[str, Any]:
@@ -129,18 +134,22 @@ def _call(made: dict[str, Any], *, cut: bool) -> Call:
     return Call(made["id"], name, storable(found), "" if found is not None else problem)
 
 
-def _ending(text: str) -> dict[str, Any] | None:
+def _ending(text: str) -> Call | None:
     """The first object that ends the planning, in prose, in a fence, or with commas too many; also where it is written as a
-    call: {"name": "propose", "arguments": {…}}."""
+    call: {"name": "propose", "arguments": {…}}, {"propose": {…}}."""
     for found in _objects(text[:_LONGEST]):
-        if found.get("ending") in ENDINGS:
-            return dict(found)
         arguments = found.get("arguments", found.get("parameters"))
-        if found.get("name") in ENDINGS and isinstance(arguments, dict):
-            return {**arguments, "ending": found["name"]}
-        for name in ENDINGS:
-            if isinstance(found.get(name), dict) and len(found) == 1:
-                return {**found[name], "ending": name}
+        if found.get("ending") in ENDINGS:
+            name, arguments = found["ending"], {key: each for key, each in found.items() if key != "ending"}
+        elif found.get("name") in ENDINGS and isinstance(arguments, dict):
+            name = found["name"]
+        elif (
+            len(found) == 1 and isinstance(arguments := next(iter(found.values())), dict) and found.keys() <= {*ENDINGS}
+        ):
+            (name,) = found
+        else:
+            continue
+        return Call(None, name, storable(arguments))
     return None
 
 
@@ -158,20 +167,3 @@ def _objects(text: str, most: int = _MOST_OBJECTS) -> Iterator[dict[str, Any]]:
 
 def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is no JSON")
-
-
-def _text(content: Any) -> str:
-    """Plain text, or the text parts of a list of parts."""
-    if isinstance(content, list):
-        return "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
-    return content if isinstance(content, str) else ""
-
-
-def _refusal(message: dict[str, Any]) -> str:
-    """Why the LLM refuses, which is a field of its own beside the content, or a part of it."""
-    content = message.get("content")
-    parts = [part for part in content if isinstance(part, dict)] if isinstance(content, list) else []
-    said = [
-        each for each in (message.get("refusal"), *(part.get("refusal") for part in parts)) if isinstance(each, str)
-    ]
-    return str(storable(" ".join(said).strip()[:_LONGEST_REFUSAL]))

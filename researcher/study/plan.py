@@ -311,16 +311,14 @@ class Plan(StrictModel):
         fields: Any = self.run
         if self.stated is not None and ALGORITHM in levels:
             fields = with_algorithm(fields, str(levels[ALGORITHM]), self.stated)
-        for target, level in levels.items():
-            if target.startswith("run.") and not _has_adapters(fields, target, level):
-                fields = merge_patch(fields, nested(target.removeprefix("run."), level))
-        if role is None:
-            return with_shares_of(fields, levels, self.factors, "run.")
-        fields = merge_patch(fields, self.roles[role].run)
-        for target, level in levels.items():
-            if target.startswith(f"roles.{role}."):
-                fields = merge_patch(fields, nested(target.removeprefix(f"roles.{role}."), level))
-        return with_shares_of(fields, levels, self.factors, "run.", f"roles.{role}.")
+        rooms = ("run.",) if role is None else ("run.", f"roles.{role}.")
+        for room in rooms:
+            if role is not None and room != "run.":
+                fields = merge_patch(fields, self.roles[role].run)
+            for target, level in levels.items():
+                if target.startswith(room) and not _has_adapters(fields, target, level):
+                    fields = merge_patch(fields, nested(target.removeprefix(room), level))
+        return with_shares_of(fields, levels, self.factors, *rooms)
 
     def shared_out(self, arm: Arm) -> dict[str, float]:
         """Ratios of families that follow from the shares of others in this arm, by target."""
