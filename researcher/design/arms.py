@@ -21,10 +21,9 @@ from researcher.design.question import Question, Varied
 from researcher.instruments.instrument import Factor, Scalar
 from researcher.instruments.levels import level_text, number_text
 from researcher.study.plan import Arm, Hypothesis
+from researcher.study.spec import CROSSED
 
 ALPHA = 0.05
-CROSSED = ("factorial", "screen")
-"""Designs whose arms set every factor to one of two levels."""
 FULL_UP_TO = 3
 _BETWEEN = 3
 """Arms of the fine grid in each gap between two neighbouring levels."""

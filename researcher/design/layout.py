@@ -8,13 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from foundation.nearest import MOST_NAMES
-from researcher.design.arms import CROSSED, arms_between, arms_of, hypotheses_of, pair_hypothesis
+from researcher.design.arms import arms_between, arms_of, hypotheses_of, pair_hypothesis
 from researcher.design.question import Question, Varied
 from researcher.design.stages import SCREEN, Seeds, compared, in_sequence, raced, stage
 from researcher.instruments.instrument import LEARNING_RATE, Instrument
 from researcher.instruments.levels import level_text
 from researcher.refusals import SpecRefused
 from researcher.study.plan import Arm, Hypothesis, Stage, StageKind
+from researcher.study.spec import CROSSED
 
 MOST_CROSSED, MOST_IN_SEQUENCE, MOST_IN_BALANCE, FEWEST_IN_TREND = 5, 4, 4, 3
 _WITHOUT_LOOKS = ("sequence", "race", "screen")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from foundation.commandline import UsageError
@@ -20,28 +21,19 @@ _WHOLE = ("compare", "arms", "model", "secondary")
 
 def edited(draft: Draft, edits: Mapping[str, Any]) -> Draft:
     """The draft with these fields in place of its own; what is within `set`, `seeds`, `budget` and `schedule` is added to."""
-    fields, sources = dict(draft.fields), dict(draft.sources)
+    fields = dict(draft.fields)
     for name, value in edits.items():
-        replaced = name in _WHOLE or not isinstance(value, Mapping)
-        before = fields.get(name)
-        fields[name] = {**before, **value} if isinstance(before, Mapping) and not replaced else value
-        if replaced:
-            sources = {path: source for path, source in sources.items() if path.partition(".")[0] != name}
-        sources |= dict.fromkeys(paths_of({name: value}), "flag")
-    if "compare" in edits and "arms" not in edits:
-        fields.pop("arms", None)
+        adds = name not in _WHOLE and isinstance(value, Mapping) and isinstance(fields.get(name), Mapping)
+        fields[name] = {**fields[name], **value} if adds else value
     if "arms" in edits:
         fields.pop("compare", None)
-    for name in ("compare", "arms"):
-        if name not in fields:
-            sources = {path: source for path, source in sources.items() if path.partition(".")[0] != name}
-    return Draft(
-        fields=fields,
-        sources=sources,
-        author=draft.author,
-        because=draft.because,
-        uncovered=draft.uncovered,
-    )
+    elif "compare" in edits:
+        fields.pop("arms", None)
+    replaced = {name for name, value in edits.items() if name in _WHOLE or not isinstance(value, Mapping)}
+    gone = replaced | ({"compare", "arms"} - fields.keys())
+    sources = {path: source for path, source in draft.sources.items() if path.partition(".")[0] not in gone}
+    kept = {name: value for name, value in edits.items() if name in fields}
+    return replace(draft, fields=fields, sources=sources | marked(kept, "flag"))
 
 
 def paths_of(fields: Mapping[str, Any]) -> list[str]:

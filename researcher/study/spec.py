@@ -17,7 +17,8 @@ from researcher.instruments.instrument import Scalar
 DesignName = Literal["compare", "factorial", "sequence", "race", "screen", "balance", "trend"]
 Claim = Literal["increase", "decrease", "equal", "none"]
 Approval = Literal["never", "plan", "stage"]
-ONE_FACTOR: tuple[DesignName, ...] = ("compare", "race", "balance", "trend")
+CROSSED: tuple[DesignName, ...] = ("factorial", "screen")
+"""Designs whose arms set every factor to one of two levels."""
 MOST_LOOKS, MOST_FINE, LONGEST_QUESTION = 5, 50, 20_000
 _COUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([kKmMbB]?)")
 _COUNT_UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9}
@@ -168,49 +169,43 @@ class StudySpec(StrictModel):
 def _misfits(spec: StudySpec) -> dict[str, str]:
     """Problems by field."""
     problems: dict[str, str] = {}
-    varied = bool(spec.compare) or len(spec.models) > 1
-    if spec.arms and varied:
+    factors = len(spec.compare) + (len(spec.models) > 1)
+    if spec.arms and factors:
         problems["arms"] = (
             "cannot stand beside compare or several models: write each arm's settings, its model too, in arms"
         )
-    elif not spec.arms and not varied:
+    elif not spec.arms and not factors:
         problems["compare"] = "nothing says what differs between the arms: give compare, arms or several models"
+    elif spec.arms and len(spec.arms) < 2:
+        problems["arms"] = "needs at least two arms"
     for name, factor in spec.compare.items():
+        sides = len(factor.levels) + (factor.baseline is not None)
         if len(dict.fromkeys(factor.levels)) < len(factor.levels):
             problems[f"compare.{name}.levels"] = "names a level twice"
         elif len(factor.levels) > 1 and factor.baseline in factor.levels:
             problems[f"compare.{name}.levels"] = "names the baseline again"
         elif not factor.levels:
             problems[f"compare.{name}.levels"] = "needs at least one level"
-    both = [name for name in spec.set if name in spec.compare]
-    if both:
-        problems[f"set.{both[0]}"] = "is under compare already: a factor is either compared or the same in all arms"
-    problems |= _misfit_design(spec)
+        elif spec.design in CROSSED and sides > 2:
+            said = f"{spec.design} takes two levels of each factor, the baseline's included"
+            problems[f"compare.{name}.levels"] = said
+        if name in spec.set:
+            problems[f"set.{name}"] = "is under compare already: a factor is either compared or the same in all arms"
+    if spec.arms and spec.design not in ("compare", "race"):
+        problems["design"] = f"{spec.design} needs compare; arms can be compared or raced"
+    elif not spec.arms and (takes := _factors_taken(spec.design, factors)):
+        problems["design"] = f"{spec.design} takes {takes}"
     if len(spec.models) > len(set(spec.models)):
         problems["model"] = "names a model twice"
     return problems
 
 
-def _misfit_design(spec: StudySpec) -> dict[str, str]:
-    factors = len(spec.compare) + (len(spec.models) > 1)
-    if spec.arms:
-        problems = {} if len(spec.arms) >= 2 else {"arms": "needs at least two arms"}
-        if spec.design not in ("compare", "race"):
-            problems["design"] = f"{spec.design} needs compare; arms can be compared or raced"
-        return problems
-    if spec.design in ONE_FACTOR and factors > 1:
-        return {
-            "design": f"{spec.design} takes one factor, and the spec compares {factors}: use factorial, sequence, screen, or arms"
-        }
-    if spec.design == "sequence" and factors != 2:
-        return {"design": f"sequence takes two factors, one after the other, and the spec compares {factors}"}
-    if spec.design in ("factorial", "screen") and factors < 2:
-        return {"design": f"{spec.design} takes two factors or more, and the spec compares {factors}"}
-    if spec.design in ("factorial", "screen"):
-        sides = {name: len(each.levels) + (each.baseline is not None) for name, each in spec.compare.items()}
-        wide = [name for name, count in sides.items() if count > 2]
-        if wide:
-            return {
-                f"compare.{wide[0]}.levels": f"{spec.design} takes two levels of each factor, the baseline's included"
-            }
-    return {}
+def _factors_taken(design: DesignName, given: int) -> str:
+    """How many factors the design takes, where so many do not fit it."""
+    if design == "sequence" and given != 2:
+        return f"two factors, one after the other, and the spec compares {given}"
+    if design in CROSSED and given < 2:
+        return f"two factors or more, and the spec compares {given}"
+    if design not in ("sequence", *CROSSED) and given > 1:
+        return f"one factor, and the spec compares {given}: use factorial, sequence, screen, or arms"
+    return ""
