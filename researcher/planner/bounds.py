@@ -7,8 +7,11 @@ fields of the spec. What the scan finds and those fields do not hold has to be n
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any, Literal
 
 from foundation.durations import duration_s
@@ -20,49 +23,8 @@ Kind = Literal["time", "days", "daily", "window", "seeds", "trials", "steps", "t
 Side = Literal["exact", "least", "most", "first", "last"]
 
 _DAY_S = 86_400.0
-_WORDS: dict[str, float] = {
-    "half an": 0.5, "an": 1, "one": 1, "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9,
-    "ten": 10, "twelve": 12, "twenty": 20, "eine": 1, "einen": 1, "zwei": 2, "drei": 3, "vier": 4, "fünf": 5, "sechs": 6, "sieben": 7,
-    "acht": 8, "neun": 9, "zehn": 10, "zwölf": 12, "deux": 2, "trois": 3, "quatre": 4, "cinq": 5, "huit": 8, "dos": 2, "tres": 3,
-    "cuatro": 4, "cinco": 5, "ocho": 8, "一": 1, "两": 2, "二": 2, "三": 3, "四": 4, "五": 5, "六": 6, "七": 7, "八": 8, "九": 9, "十": 10,
-}  # fmt: skip
-_TIMES = {
-    "h|hours?|hrs?|stunden?|heures?|horas?|ore|个?小时|時間": 3600.0,
-    "min|mins|minutes?|minuten?|minutos?|分钟": 60.0,
-    "days?|nights?|tagen?|tage|nächten?|jours?|nuits?|días?|noches?|天|晚|日間": _DAY_S,
-    "weeks?|wochen?|semaines?|semanas?|个?星期|周": 7 * _DAY_S,
-}
-_DAILY = re.compile(
-    r"\s*(?:an?|per|each|every|pro|jeden?|par|por|cada)\s+(?:day|night|tag|nacht|jour|nuit|día|noche)(?![A-Za-z])",
-    re.IGNORECASE,
-)
-_COUNTS: dict[Kind, str] = {
-    "seeds": "(?:random |different |fresh |independent )?seeds?|startwerten?|(?:个?(?:随机)?种子)|graines?|semillas?",
-    "trials": "trials?|versuche?n?|次试验",
-    "steps": "(?:training |optimi[sz]er )?steps?|schritten?|schritte|步",
-    "tokens": "tokens?",
-}
-_WRITTEN = "|".join(sorted(map(re.escape, _WORDS), key=len, reverse=True))
-_N = rf"(?:\d{{1,3}}(?:,\d{{3}})+|\d+(?:[.,]\d+)?(?:e\d+)?|(?:{_WRITTEN}))"
 _FREE = r"(?<![A-Za-z0-9_.])"
 _TO = r"\s*(?:-|–|\.\.|to|or|bis|oder|à|a|到|至)\s*"
-_BETWEEN = rf"(?:between|zwischen|entre)\s+({_N})\s+(?:and|und|et|y)\s+"
-_BEFORE: list[tuple[Side, int, str]] = [
-    ("most", 0, "at (?:the )?most|up to|not? more than|within|max(?:imum|imal)?(?: of)?|höchstens|maximal|bis zu|nicht mehr als|"
-                "au plus|au maximum|jusqu'à|pas plus de|como máximo|a lo sumo|hasta|no más de|最多|至多|不超过|≤|<="),
-    ("least", 0, "at (?:the )?least|not? (?:fewer|less) than|minimum(?: of)?|minimal|mindestens|nicht weniger als|au moins|"
-                 "au minimum|pas moins de|al menos|por lo menos|como mínimo|no menos de|至少|不少于|≥|>="),
-    ("most", -1, "(?:fewer|less|under|below)(?: than)?|weniger als|moins de|menos de|少于|<"),
-    ("least", 1, "(?:more|over|above)(?: than)?|mehr als|plus de|más de|多于|>"),
-]  # fmt: skip
-_AFTER: list[tuple[Side, str]] = [
-    (
-        "most",
-        "at (?:the )?most|or (?:fewer|less)|max(?:imum)?|höchstens|oder weniger|au plus|ou moins|como máximo|o menos|以内|以下",
-    ),
-    ("least", "at (?:the )?least|or more|minimum|mindestens|oder mehr|au moins|ou plus|como mínimo|o más|以上"),
-]
-"""Words around a number that make it a limit, and how far beside the number a count then is."""
 _SCALES = {"": 1.0, "k": 1e3, "m": 1e6, "million": 1e6, "millions": 1e6}
 
 _COMPOUND = re.compile(rf"{_FREE}\d+\s*h\s*\d+\s*m(?:in)?\b", re.IGNORECASE)
@@ -113,6 +75,19 @@ _SEED_FIELDS: dict[Side, tuple[str, ...]] = {
 }
 
 
+@cache
+def _words() -> dict[str, Any]:
+    """`bounds.toml`."""
+    return tomllib.loads(Path(__file__).with_name("bounds.toml").read_text(encoding="utf-8"))
+
+
+@cache
+def _n() -> str:
+    """A number, in digits or written out."""
+    written = "|".join(sorted(map(re.escape, _words()["numbers"]), key=len, reverse=True))
+    return rf"(?:\d{{1,3}}(?:,\d{{3}})+|\d+(?:[.,]\d+)?(?:e\d+)?|(?:{written}))"
+
+
 def stated(topic: str) -> list[Stated]:
     """Times, clock times, counts and names that stand in the topic, each once."""
     found = [*_times(topic), *_clock_times(topic), *_counts(topic), *_names(topic)]
@@ -161,22 +136,25 @@ def _times(topic: str) -> Iterator[Stated]:
     rest = _COMPOUND.sub(lambda match: " " * len(match.group()), topic)
     for match in _SHORT_MINUTES.finditer(rest):
         yield _limited("time", rest, match, 60 * float(match[1]))
-    for unit, length in _TIMES.items():
-        for match in re.finditer(rf"{_FREE}({_N})[\s-]*(?:{unit})(?![A-Za-zäöü])", rest, re.IGNORECASE):
-            kind: Kind = "days" if length >= _DAY_S else "daily" if _DAILY.match(rest, match.end()) else "time"
-            yield _limited(kind, rest, match, length * _number(match[1]))
+    words = _words()
+    daily = re.compile(rf"\s*(?:{words['daily']})\s+(?:{words['day']})(?![A-Za-z])", re.IGNORECASE)
+    for length, unit in words["times"].items():
+        for match in re.finditer(rf"{_FREE}({_n()})[\s-]*(?:{unit})(?![A-Za-zäöü])", rest, re.IGNORECASE):
+            kind: Kind = "days" if int(length) >= _DAY_S else "daily" if daily.match(rest, match.end()) else "time"
+            yield _limited(kind, rest, match, int(length) * _number(match[1]))
 
 
 def _limited(kind: Kind, topic: str, match: re.Match[str], value: float) -> Stated:
     """The number with what the words around it make of it."""
     before, after = topic[: match.start()], topic[match.end() :]
-    for side, beside, words in _BEFORE:
-        if re.search(rf"(?<![A-Za-z])(?:{words})\s*$", before, re.IGNORECASE):
-            return Stated(kind, match.group(), value, side, value if kind in _LENGTHS else value + beside)
-    for side, words in _AFTER:
-        each = r"(?:\s+(?:each|per \w+))?"
-        if re.match(rf"{each}\s*(?:{words})(?![A-Za-z])(?!\s*{_N})", after, re.IGNORECASE):
-            return Stated(kind, match.group(), value, side, value)
+    for each in _words()["before"]:
+        if re.search(rf"(?<![A-Za-z])(?:{each['words']})\s*$", before, re.IGNORECASE):
+            beside = 0 if kind in _LENGTHS else each.get("beside", 0)
+            return Stated(kind, match.group(), value, each["side"], value + beside)
+    for each in _words()["after"]:
+        shared = r"(?:\s+(?:each|per \w+))?"
+        if re.match(rf"{shared}\s*(?:{each['words']})(?![A-Za-z])(?!\s*{_n()})", after, re.IGNORECASE):
+            return Stated(kind, match.group(), value, each["side"], value)
     return Stated(kind, match.group(), value, "exact", value)
 
 
@@ -190,9 +168,11 @@ def _clock_times(topic: str) -> Iterator[Stated]:
 
 
 def _counts(topic: str) -> Iterator[Stated]:
-    for kind, noun in _COUNTS.items():
+    words = _words()
+    between = rf"(?:{words['between']})\s+({_n()})\s+(?:{words['and']})\s+"
+    for kind, noun in words["counts"].items():
         scale = r"\s*(k|m|millions?)?" if kind == "tokens" else "()"
-        counted = rf"{_FREE}(?:{_BETWEEN}|({_N}){_TO})?({_N}){scale}[\s-]*(?:{noun})(?![A-Za-zäöü])"
+        counted = rf"{_FREE}(?:{between}|({_n()}){_TO})?({_n()}){scale}[\s-]*(?:{noun})(?![A-Za-zäöü])"
         for match in re.finditer(counted, topic, re.IGNORECASE):
             factor, low = _SCALES[(match[4] or "").lower()], match[1] or match[2]
             if low is not None and _counted(kind, low):
@@ -224,8 +204,8 @@ def _names(topic: str) -> Iterator[Stated]:
 
 def _number(text: str) -> float:
     plain = text.lower()
-    if plain in _WORDS:
-        return _WORDS[plain]
+    if plain in _words()["numbers"]:
+        return float(_words()["numbers"][plain])
     grouped = re.fullmatch(r"\d{1,3}(?:,\d{3})+", plain)
     return float(plain.replace(",", "" if grouped else "."))
 
