@@ -110,6 +110,7 @@ def planner_of(name: str, transcripts: Path | None) -> Planner:
     """transcripts: a folder with the answers that a replay gives. Raises: SystemExit where the planner is not configured."""
     if name == "builtin":
         return Matcher()
+    from bench.replay import ReplayEndpoint
     from foundation.clock import SystemClock
     from researcher.llm.asking import Asker
     from researcher.llm.endpoint import Endpoint, OpenAIEndpoint
@@ -123,7 +124,6 @@ def planner_of(name: str, transcripts: Path | None) -> Planner:
     if name == "replay" and (transcripts is None or not transcripts.is_dir()):
         raise SystemExit("--planner replay needs --transcripts FOLDER, with the transcripts of these topics")
     from researcher.planner.agent import LlmPlanner
-    from researcher.planner.transcripts import ReplayEndpoint
 
     endpoint: Endpoint = OpenAIEndpoint(settings) if transcripts is None else ReplayEndpoint([transcripts])
     return LlmPlanner(Asker(endpoint, settings, SystemClock()))

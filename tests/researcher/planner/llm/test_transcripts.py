@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from bench.replay import ReplayEndpoint, read_transcript
 from foundation.clock import ManualClock, SystemClock
 from researcher.design.planning import plan_of
 from researcher.instruments.catalogue import available
@@ -22,7 +23,7 @@ from researcher.llm.settings import LlmSettings
 from researcher.models import LlmCall
 from researcher.planner.agent import LlmPlanner
 from researcher.planner.outcome import Asked, Declined, NeedsEdit, Outcome, Proposed, TopicRequest
-from researcher.planner.transcripts import ReplayEndpoint, read_transcript, save_transcript
+from researcher.planner.transcripts import save_transcript
 from researcher.refusals import PlanningRefused
 from researcher.study.spec import StudySpec
 from tests.fakes.scripted_llm import ScriptedLlm, called, completion, proposed
