@@ -40,8 +40,8 @@ from foundation.clock import SystemClock
 from swarm.engine.local.device import compute_type
 from swarm.engine.local.forward import Policy
 from swarm.engine.local.learner import Learner
+from swarm.engine.local.minibatch import Piece, pieces
 from swarm.engine.local.optimizer import Optimizer
-from swarm.engine.local.reading import Piece, pieces
 from swarm.engine.local.vllm_server import REUSE_MEMORY
 from swarm.engine.seam import TrainBatch
 from swarm.engine.training.selection import branches, select

@@ -45,8 +45,8 @@ from bench.workloads import NAMES, Workload, path_of
 from foundation.arguments import count
 from swarm.engine.local.forward import Policy
 from swarm.engine.local.head import Price, descend
+from swarm.engine.local.minibatch import Piece, pieces
 from swarm.engine.local.optimizer import Optimizer
-from swarm.engine.local.reading import Piece, pieces
 from swarm.engine.local.vllm_server import REUSE_MEMORY
 from swarm.engine.training.selection import branches, select
 from swarm.engine.tree import Branch, grow

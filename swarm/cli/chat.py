@@ -12,7 +12,7 @@ from foundation.commandline import UsageError
 from swarm.cli import stored_run
 
 if TYPE_CHECKING:
-    from swarm.engine.local.talk import Talk
+    from swarm.engine.local.trained_model import Chat
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -40,9 +40,9 @@ def talk_to(args: argparse.Namespace) -> int:
     run_id, wanted = stored_run.split(args.run_at)
     run = stored_run.find(args, run_id)
     step = run.step_called(wanted)
-    from swarm.engine.local.talk import Talk
+    from swarm.engine.local.trained_model import Chat
 
-    talk = Talk.with_checkpoint(
+    chat = Chat.with_checkpoint(
         run.model,
         run.checkpoint(step),
         system=args.system,
@@ -51,16 +51,16 @@ def talk_to(args: argparse.Namespace) -> int:
         seed=args.seed,
     )
     if args.once is None:
-        return _converse(talk, f"{run.row.run_id}@{step}")
+        return _converse(chat, f"{run.row.run_id}@{step}")
     if args.json:
-        answer = "".join(talk.answer(args.once))
+        answer = "".join(chat.answer(args.once))
         print(json.dumps({"run_id": run.row.run_id, "step": step, "answer": answer}))
     else:
-        _say(talk, args.once)
+        _say(chat, args.once)
     return 0
 
 
-def _converse(talk: Talk, name: str) -> int:
+def _converse(chat: Chat, name: str) -> int:
     prompt = "> " if sys.stdin.isatty() else ""
     print(f"{name}; an empty line ends the conversation", file=sys.stderr)
     while True:
@@ -70,12 +70,12 @@ def _converse(talk: Talk, name: str) -> int:
             return 0
         if not said:
             return 0
-        _say(talk, said)
+        _say(chat, said)
 
 
-def _say(talk: Talk, said: str) -> None:
+def _say(chat: Chat, said: str) -> None:
     """Print the answer as it comes."""
-    for piece in talk.answer(said):
+    for piece in chat.answer(said):
         sys.stdout.write(piece)
         sys.stdout.flush()
     sys.stdout.write("\n")

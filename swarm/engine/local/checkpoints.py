@@ -1,15 +1,20 @@
-"""Checkpoints of the local engine: weights and moments as safetensors in a folder of `training.checkpoints`."""
+"""Tensors in files: safetensors, hashed on the way, and the checkpoints of the local engine that are made of them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
+import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from swarm.engine.local.tensor_file import write_tensors
 from swarm.engine.seam import EngineError
 from swarm.engine.training import checkpoints
 from swarm.engine.training.checkpoints import HASHES, MANIFEST, BrokenCheckpoint, TrainerState, folder_of
@@ -68,3 +73,80 @@ def _refuse_ranks(manifest: Mapping[str, str], folder: Path) -> None:
             f"the checkpoint {folder} was written by ranks of the verl engine, in parts; only `swarm serve --engine verl` "
             "reads it"
         )
+
+
+class Hash(Protocol):
+    """Of hashlib, or of its shape."""
+
+    def update(self, data: memoryview, /) -> None: ...
+
+    def hexdigest(self) -> str: ...
+
+
+NewHash = Callable[[], Hash]
+
+_NAMES = {
+    torch.float32: "F32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.float64: "F64",
+    torch.int64: "I64",
+}
+
+
+def wider(stored: torch.dtype, computed: torch.dtype) -> torch.dtype:
+    """In which a weight leaves the trainer: as the hosted one is stored, unless what is computed in holds more."""
+    return max(stored, computed, key=lambda each: each.itemsize)
+
+
+def write_tensors(
+    path: Path, tensors: Mapping[str, Tensor], dtypes: Mapping[str, torch.dtype], hashed_by: NewHash = hashlib.sha256
+) -> str:
+    """Write each tensor in its type of `dtypes`; returns the file's hash, a SHA-256 unless another is wanted.
+
+    A file that is there is written over in place, since memory that was used before is much faster than fresh memory;
+    whoever needs it whole writes to a new name and renames. Raises: OSError.
+    """
+    digest = hashed_by()
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600), "wb", buffering=0) as file:
+        with ThreadPoolExecutor(1) as hashing:
+            for chunk in _chunks(tensors, dtypes):
+                hashed = hashing.submit(digest.update, chunk)
+                _write_all(file.fileno(), chunk)
+                hashed.result()
+        file.truncate(file.tell())
+        os.fsync(file.fileno())
+    return digest.hexdigest()
+
+
+def hash_tensors(tensors: Mapping[str, Tensor]) -> str:
+    """The SHA-256 of the file that `write_tensors` would make of them in their own types."""
+    digest = hashlib.sha256()
+    for chunk in _chunks(tensors, {name: tensor.dtype for name, tensor in tensors.items()}):
+        digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _chunks(tensors: Mapping[str, Tensor], dtypes: Mapping[str, torch.dtype]) -> Iterable[memoryview]:
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for name, tensor in tensors.items():
+        size = tensor.numel() * dtypes[name].itemsize
+        header[name] = {
+            "dtype": _NAMES[dtypes[name]],
+            "shape": list(tensor.shape),
+            "data_offsets": [offset, offset + size],
+        }
+        offset += size
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    yield memoryview(len(text).to_bytes(8, "little") + text)
+    for name, tensor in tensors.items():
+        raw = tensor.detach().to("cpu", dtypes[name]).contiguous().reshape(-1)
+        if raw.numel():
+            yield memoryview(raw.view(torch.uint8).numpy())  # type: ignore[arg-type]  # an array is a buffer
+
+
+def _write_all(descriptor: int, chunk: memoryview) -> None:
+    while len(chunk):
+        chunk = chunk[os.write(descriptor, chunk) :]

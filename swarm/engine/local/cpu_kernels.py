@@ -1,13 +1,14 @@
-"""What vLLM's CPU backend computes in a longer way than it has to; where kernels of another device are used, nothing changes.
+"""Faster ways through vLLM's CPU backend; where kernels of another device are used, nothing changes.
 
-Its compiled RMS norms, which it has but offers its models the ones in plain torch: a model of thirty layers spends a tenth of its
-decoding in those. And the choice of a token, for which it makes noise for the whole vocabulary: a seventh of the decoding.
+vLLM has compiled RMS norms, but gives its models those in plain torch, in which a model of thirty layers spends a tenth of its
+decoding. To choose a token it makes noise for the whole vocabulary, a seventh of the decoding.
 Imported by vLLM's worker before it makes its sampler and sets its priorities (`--ir-op-priority`).
 """
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from vllm import ir
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, UnquantizedEmbeddingMethod
 from vllm.platforms import current_platform
 from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler, apply_top_k_top_p
 
@@ -65,3 +66,14 @@ def register() -> None:
     ) -> tuple[Tensor, Tensor]:
         torch.ops._C.fused_add_rms_norm(x, x_residual, weight, epsilon)
         return x, x_residual
+
+
+def pack_output_layer(model: nn.Module) -> None:
+    """Make what CPU kernels keep of the output layer from its present weight; elsewhere nothing is kept.
+
+    Where input and output embedding are one tensor, vLLM's reload brings that up to date, and not the copy that its CPU
+    kernels packed of it for the output layer: tokens would be drawn by the output layer of the first weights for ever.
+    """
+    for layer in model.modules():
+        if isinstance(layer, ParallelLMHead) and isinstance(layer.quant_method, UnquantizedEmbeddingMethod):
+            layer.quant_method.process_weights_after_loading(layer)

@@ -19,11 +19,11 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedModel
 
-from swarm.engine.local import attention, norms
+from swarm.engine.local import attention, layers
 from swarm.engine.local.adapters import Adapters, hosted_name
 from swarm.engine.local.attention import MicroBatch
+from swarm.engine.local.layers import recomputed_layers
 from swarm.engine.local.memory import segment_tokens
-from swarm.engine.local.recomputation import recomputed_layers
 from swarm.engine.seam import EngineError
 from swarm.protocol.runspec import ComputeType, LoraSpec
 
@@ -90,7 +90,7 @@ class Policy:
         self.model = model.train(False)  # no dropout: the sampler has none
         self.start = {name: weight.detach().clone() for name, weight in model.named_parameters()}
         self.model.float()
-        norms.hasten(model)
+        layers.hasten(model)
         # A gradient of the rows that were read, not of the whole table.
         model.get_input_embeddings().sparse = True  # type: ignore[assignment]
         self.compute_dtype = torch.float32

@@ -18,13 +18,11 @@ from foundation.clock import Clock
 from foundation.ids import derived_seed
 from swarm.engine.algorithms import algorithm_of
 from swarm.engine.algorithms.base import Algorithm, TokenFacts, kl_to_start
-from swarm.engine.local.critic import Critic, without_critic
 from swarm.engine.local.forward import Policy
-from swarm.engine.local.head import descend, survey
+from swarm.engine.local.head import Critic, descend, survey, without_critic
 from swarm.engine.local.memory import GIB, activation_bytes
-from swarm.engine.local.minibatch import Minibatch, known
+from swarm.engine.local.minibatch import Minibatch, Piece, known, pieces, read
 from swarm.engine.local.optimizer import Optimizer
-from swarm.engine.local.reading import Piece, pieces, read
 from swarm.engine.seam import StepOutcome, TrainBatch, TrainingRefused
 from swarm.engine.training.metrics import StepMetrics, kl_sample
 from swarm.engine.training.selection import (

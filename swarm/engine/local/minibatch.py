@@ -1,4 +1,4 @@
-"""One minibatch: its calls, the pieces that they are computed in, and values that go from one to the other.
+"""One minibatch: its calls, the pieces that they are computed in, and what the current or the first weights say of a piece.
 
 Suffix of tensors: U uses of a piece, N sampled tokens of all calls, one call behind the other.
 """
@@ -6,17 +6,20 @@ Suffix of tensors: U uses of a piece, N sampled tokens of all calls, one call be
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
 
 from swarm.engine.algorithms.base import TokenFacts
+from swarm.engine.algorithms.base import kl_to_start as kl_to_start
 from swarm.engine.algorithms.rewards import Credit
-from swarm.engine.local.reading import Piece
+from swarm.engine.local.attention import MicroBatch
+from swarm.engine.local.forward import Policy
+from swarm.engine.local.head import Heads, survey
 from swarm.engine.training.selection import CallNotes
-from swarm.engine.tree import Branch
+from swarm.engine.tree import Branch, Segment, cut, grow, timelines
 
 
 @dataclass(slots=True, kw_only=True)
@@ -101,3 +104,66 @@ def known(fact: Tensor | None) -> Tensor:
     if fact is None:
         raise ValueError("a minibatch was asked for what was not read of its tokens")
     return fact
+
+
+@dataclass(slots=True, kw_only=True)
+class Piece:
+    """One segment of a tree as tensors, with what the loss needs to know of its uses.
+
+    All passes over a piece compute the same shapes, so that equal weights give equal numbers, bit for bit.
+    """
+
+    micro: MicroBatch
+    heads: Heads
+    facts: TokenFacts
+
+    @classmethod
+    def of(cls, segment: Segment, branches: Sequence[Branch], device: torch.device) -> Piece:
+        return cls(
+            micro=MicroBatch.of(segment, device),
+            heads=Heads.of(segment, device),
+            facts=_moved(facts_of(segment, branches), device),
+        )
+
+    @property
+    def tokens(self) -> int:
+        """How many are computed, those that another piece computes too among them."""
+        return len(self.micro.token_T)
+
+
+def pieces(branches: Sequence[Branch], policy: Policy) -> list[Piece]:
+    """The tree over these branches, in pieces that fit into memory; its timelines for models that compute no trees.
+
+    Raises: TrainingRefused.
+    """
+    tree = grow(branches)
+    segments = cut(tree, policy.segment_tokens) if policy.on_trees else timelines(tree)
+    return [Piece.of(segment, branches, policy.device) for segment in segments]
+
+
+@torch.no_grad()
+def read(policy: Policy, piece: Piece, *, at_start: bool = False) -> tuple[Tensor, Tensor]:
+    """(logp_U, entropy_U) of the piece's uses, under the current weights or the first ones."""
+    with policy.autocast():
+        hidden_TD = policy.start_hidden(piece.micro) if at_start else policy.hidden(piece.micro)
+    dtype = policy.compute_dtype
+    weight_VD = policy.start_output_weight.to(dtype) if at_start else policy.cast_output_weight
+    return survey(piece.heads, hidden_TD[piece.heads.at_H].to(dtype), weight_VD)
+
+
+def _moved(facts: TokenFacts, device: torch.device) -> TokenFacts:
+    values = {field.name: getattr(facts, field.name) for field in fields(facts)}
+    return replace(facts, **{name: value.to(device) for name, value in values.items() if isinstance(value, Tensor)})
+
+
+def facts_of(segment: Segment, branches: Sequence[Branch]) -> TokenFacts:
+    """What is recorded of the segment's uses, in order."""
+    uses = [(branches[branch], at) for branch, at in zip(segment.use_branch, segment.use_position, strict=True)]
+    first = list(accumulate((len(branch.call.sampled_ids) for branch in branches), initial=0))
+    places = [first[branch] + at for branch, at in zip(segment.use_branch, segment.use_position, strict=True)]
+    return TokenFacts(
+        advantage_U=torch.tensor([branch.advantage for branch, _ in uses]),
+        weight_U=torch.tensor([branch.weight for branch, _ in uses]),
+        recorded_U=torch.tensor([branch.call.logprobs[at] for branch, at in uses]),
+        place_U=torch.tensor(places),
+    )

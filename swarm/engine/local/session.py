@@ -13,10 +13,9 @@ from foundation.ids import derived_seed
 from foundation.paths import write_atomically
 from swarm.engine.local import checkpoints
 from swarm.engine.local.adapters import CONFIG_FILE, folder_config, folder_weights
-from swarm.engine.local.checkpoints import Checkpoint
+from swarm.engine.local.checkpoints import Checkpoint, hash_tensors, wider, write_tensors
 from swarm.engine.local.forward import DTYPES, Policy
 from swarm.engine.local.learner import Learner
-from swarm.engine.local.tensor_file import hash_tensors, wider, write_tensors
 from swarm.engine.local.weight_slots import new_checksum
 from swarm.engine.seam import EngineError
 from swarm.engine.training.channel import Command, Export, Fingerprint, OpenRun, Reply

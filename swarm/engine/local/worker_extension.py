@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from swarm.engine.local import cpu_kernels, output_layer
+from swarm.engine.local import cpu_kernels
 
 cpu_kernels.register()  # this module is loaded once, by the worker, just before it chooses its kernels
 
@@ -30,7 +30,7 @@ class SampledCounts:
     def replace_weights(self, folder: str) -> None:
         """Load the weights in `folder` in the place of those that are served, in every copy that is made of them."""
         self.reload_weights(weights_path=folder)
-        output_layer.pack_again(self.model_runner.get_model())
+        cpu_kernels.pack_output_layer(self.model_runner.get_model())
 
     def replace_adapter(self, name: str, folder: str) -> dict[str, bool]:
         """Load the adapter in `folder` in the place of the one that is served; requests that run go on with it."""

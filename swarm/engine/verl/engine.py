@@ -7,14 +7,19 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-from collections.abc import AsyncIterator, Callable
+import os
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from foundation.clock import Clock
 from foundation.futures import take_exception
-from swarm.engine.local.vllm_server import VllmSettings
+from swarm.engine.local.vllm_server import VllmSettings, child_environment
+from swarm.engine.sampling.client import VllmClient
+from swarm.engine.sampling.sampler import CallInFlight, Sampler
 from swarm.engine.seam import (
     Dialect,
     EngineDown,
@@ -28,12 +33,11 @@ from swarm.engine.seam import (
     StepOutcome,
     TrainBatch,
 )
-from swarm.engine.training.channel import Publish, Resume
+from swarm.engine.training.channel import Place, Publish, Reply, Resume
 from swarm.engine.training.checkpoints import require_whole
-from swarm.engine.training.supervisor import BackOff
-from swarm.engine.verl.driver import DriverHandle
-from swarm.engine.verl.sampling import ReplicaSampling
-from swarm.engine.verl.settings import VerlSettings
+from swarm.engine.training.handle import TrainerHandle
+from swarm.engine.training.supervisor import BackOff, ChildCommand, HungStatus
+from swarm.engine.verl.settings import HUNG_STATUS, LOOK_EVERY_S, ON_EVERY_NODE, VerlSettings
 from swarm.models.folder import ModelFolder
 from swarm.protocol.episodes import WeightsVersion
 from swarm.protocol.runspec import ComputeType
@@ -175,3 +179,121 @@ def _refuse_without_packages() -> None:
         raise EngineDown(
             f"{', '.join(lacking)} not installed; `make verl` (requirements/verl.txt) brings what verl needs"
         )
+
+
+_IMPORTS_S = 300.0
+"""Of every process of the cluster, one after the other on a small machine; and until its groups have found each other."""
+_FIRST_STEP_S = 60.0
+"""Groups of ranks meet, kernels are compiled."""
+_STOP_GRACE_S = 20.0
+"""Ray takes a while to end its actors on other nodes."""
+
+Found = Callable[[list[Place]], Awaitable[None]]
+
+
+class DriverHandle(TrainerHandle):
+    """When it does not answer in time, whichever part of its cluster hangs, it is ended with all of it.
+
+    on_places: hears where the replicas of a newly started driver are, before anyone hears that it is ready.
+    """
+
+    def __init__(
+        self,
+        settings: VerlSettings,
+        fingerprint: str,
+        *,
+        log_path: Path,
+        clock: Clock,
+        on_health: Callable[[EngineHealth], None],
+        on_places: Found,
+        back_off: BackOff | None = None,
+    ) -> None:
+        self._settings = settings
+        self._fingerprint = fingerprint
+        self._on_places = on_places
+        super().__init__(
+            "driver",
+            settings.work("cpu", start_s=_FIRST_STEP_S),
+            imports_s=_IMPORTS_S,
+            log_path=log_path,
+            clock=clock,
+            on_health=on_health,
+            back_off=back_off,
+            stop_grace_s=_STOP_GRACE_S,
+            on_greeting=self._greeted,
+            hung_status=HungStatus(status=HUNG_STATUS, silent_s=self._silent_s),
+        )
+
+    async def _greeted(self, greeting: Reply) -> None:
+        self._work = self._settings.work(greeting.device, start_s=_FIRST_STEP_S)
+        await self._on_places(greeting.places)
+
+    def _silent_s(self) -> float:
+        """How long a part of the cluster has given no sign of life when the driver ends for it."""
+        return self._settings.silence_s(self._work.device) + LOOK_EVERY_S
+
+    def _command(self, descriptor: int) -> ChildCommand:
+        env = child_environment(os.environ) | ON_EVERY_NODE | {"RAY_USAGE_STATS_ENABLED": "0"}
+        del env["VLLM_SERVER_DEV_MODE"]  # replicas listen on the network: nobody there may call into their workers
+        argv = [
+            *(sys.executable, "-m", "swarm.engine.verl.driver_process"),
+            *("--settings", self._settings.model_dump_json(), "--fingerprint", self._fingerprint),
+            *("--socket", str(descriptor)),
+        ]
+        return ChildCommand(name="driver (verl)", argv=argv, env=env, log_path=self._log_path, pass_fds=(descriptor,))
+
+
+@dataclass(slots=True)
+class _Replica:
+    client: VllmClient
+    calls: int = 0
+
+
+class ReplicaSampling(Sampler):
+    """The driver boots the replicas and changes their weights; this knows where they are and what they serve.
+
+    known: whether it is known which weights are served; after a restart it is not, until a run is opened again.
+    """
+
+    def __init__(self, model_dir: Path, model_name: str) -> None:
+        super().__init__(model_dir, model_name)
+        self._replicas: list[_Replica] = []
+        self.known = True
+
+    async def found(self, places: list[Place]) -> None:
+        """Replicas were started: these take every call from now on."""
+        again = bool(self._replicas) or not self.known
+        await self.lost()
+        self._replicas = [_Replica(VllmClient.at(place.address, place.key)) for place in places]
+        self.known = not again
+
+    async def lost(self) -> None:
+        """The replicas are gone."""
+        gone, self._replicas = self._replicas, []
+        if gone:
+            self.known = False
+        for replica in gone:
+            await replica.client.close()
+
+    def changed(self, version: WeightsVersion, sampled_counts: dict[str, int]) -> None:
+        """The replicas have these weights now; what each request had sampled before, by vLLM's own id."""
+        self._spans.change(version, sampled_counts)
+        self.known = True
+
+    @contextmanager
+    def _call(self) -> Iterator[CallInFlight]:
+        if not self.known:
+            raise EngineDown("the replicas were started anew and do not serve the run's weights yet")
+        with super()._call() as call:
+            yield call
+
+    @contextmanager
+    def _server(self) -> Iterator[VllmClient]:
+        if not self._replicas:
+            raise EngineDown("no replica is there; the engine is booting or has crashed")
+        replica = min(self._replicas, key=lambda replica: replica.calls)
+        replica.calls += 1
+        try:
+            yield replica.client
+        finally:
+            replica.calls -= 1

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import secrets
+from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 import ray
@@ -14,13 +15,13 @@ from verl.workers.rollout.llm_server import LLMServerManager
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
 
 _EXTENSION = "swarm.engine.verl.worker_extension.ReplicaWorker"
-_DOORKEEPER = "swarm.engine.verl.doorkeeper.Doorkeeper"
+_MIDDLEWARE = "swarm.engine.verl.replica.KeyRequired"
 
 
-def ask_for(key: str, args: argparse.Namespace) -> None:
-    """Have vLLM's server, built with these arguments, ask for the key."""
+def require_key(key: str, args: argparse.Namespace) -> None:
+    """Have vLLM's server, built with these arguments, refuse whoever lacks the key."""
     args.api_key = [key]
-    args.middleware = [*args.middleware, _DOORKEEPER]
+    args.middleware = [*args.middleware, _MIDDLEWARE]
 
 
 class ReplicaServer(vLLMHttpServer):  # type: ignore[misc]
@@ -31,7 +32,7 @@ class ReplicaServer(vLLMHttpServer):  # type: ignore[misc]
     async def run_server(self, args: argparse.Namespace) -> None:
         """Serve with a key made here, which stands in no log, no environment and no command line."""
         self._key = secrets.token_urlsafe(32)
-        ask_for(self._key, args)
+        require_key(self._key, args)
         await super().run_server(args)
 
     async def key(self) -> str:
@@ -89,3 +90,39 @@ class Replicas(LLMServerManager):  # type: ignore[misc]
 
     async def _init_global_load_balancer(self) -> None:
         """None: the control process chooses the replica of each call."""
+
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Application = Callable[[Message, Receive, Send], Awaitable[None]]
+
+_OPEN = ("/health", "/version")
+_JSON = [(b"content-type", b"application/json")]
+_POLICY_VIOLATION = 1008
+
+
+class KeyRequired:
+    """ASGI middleware: every path but `/health` and `/version` asks for a key of the server's own, whatever the method.
+
+    The keys are where vLLM keeps them, in the arguments that its application was built with.
+    """
+
+    def __init__(self, app: Application) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan" or scope["path"] in _OPEN or _knows_a_key(scope):
+            await self._app(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": _POLICY_VIOLATION})
+        else:
+            await send({"type": "http.response.start", "status": 401, "headers": _JSON})
+            await send({"type": "http.response.body", "body": b'{"error": "Unauthorized"}'})
+
+
+def _knows_a_key(scope: Message) -> bool:
+    told: bytes = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+    scheme, _, key = told.partition(b" ")
+    keys = [str(one).encode() for one in scope["app"].state.args.api_key]
+    return scheme.lower() == b"bearer" and any(secrets.compare_digest(key, one) for one in keys)

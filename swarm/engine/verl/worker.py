@@ -9,6 +9,7 @@ import math
 from typing import Any
 
 import torch
+import torch.distributed
 from tensordict import TensorDict
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
@@ -16,9 +17,8 @@ from verl.single_controller.base.decorator import Dispatch, make_nd_compute_data
 from verl.utils.fsdp_utils import fsdp2_clip_grad_norm_
 from verl.workers.engine_workers_tinker import TinkerActorRolloutRefWorker
 
-from swarm.engine.verl.digest import WeightsDigest
-from swarm.engine.verl.together import together
-from swarm.engine.verl.transfer_socket import meeting
+from swarm.engine.verl.collective import on_all_or_none
+from swarm.engine.verl.transfer import WeightsDigest, meeting
 
 
 class RankWorker(TinkerActorRolloutRefWorker):  # type: ignore[misc]
@@ -83,7 +83,7 @@ class RankWorker(TinkerActorRolloutRefWorker):  # type: ignore[misc]
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
     def save_checkpoint(self, local_path: str) -> None:
         """Write this rank's part into the folder. Raises: OSError, RuntimeError; on all ranks where one of them cannot."""
-        together(lambda: self.actor.save_checkpoint(local_path))
+        on_all_or_none(lambda: self.actor.save_checkpoint(local_path))
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)  # type: ignore[untyped-decorator]
     async def send_weights(self, step: int, word: str) -> str:

@@ -13,9 +13,8 @@ from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedW
 from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
 from vllm.platforms import current_platform
 
-from swarm.engine.local import output_layer
-from swarm.engine.verl.digest import WeightsDigest
-from swarm.engine.verl.transfer_socket import of_this_change
+from swarm.engine.local.cpu_kernels import pack_output_layer
+from swarm.engine.verl.transfer import WeightsDigest, of_this_change
 
 
 class ReplicaWorker(vLLMColocateWorkerExtension):  # type: ignore[misc]
@@ -64,7 +63,7 @@ class ReplicaWorker(vLLMColocateWorkerExtension):  # type: ignore[misc]
         receiver.receive_weights(on_bucket_received=_keeper(received))
         self._digest.add(received)
         self.model_runner.reload_weights(weights_iterator=iter(received), is_checkpoint_format=True)
-        output_layer.pack_again(self.model_runner.get_model())
+        pack_output_layer(self.model_runner.get_model())
 
 
 def _keeper(received: list[tuple[str, Tensor]]) -> Callable[[list[tuple[str, Tensor]], bool], None]:

@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM
 from foundation.clock import SystemClock
 from swarm.engine.algorithms import algorithm_of
 from swarm.engine.algorithms.base import TokenFacts
-from swarm.engine.local.critic import Critic
 from swarm.engine.local.forward import Policy
+from swarm.engine.local.head import Critic
 from swarm.engine.local.learner import Learner
 from swarm.engine.local.session import LocalSession
 from swarm.engine.seam import TrainBatch

@@ -14,7 +14,7 @@ from torch import Tensor
 from foundation.clock import SystemClock
 from swarm.engine.local.forward import Policy, UnsupportedModel
 from swarm.engine.local.learner import Learner
-from swarm.engine.local.reading import pieces, read
+from swarm.engine.local.minibatch import pieces, read
 from swarm.engine.seam import EngineError, TrainBatch, TrainCall, TrainingRefused
 from swarm.engine.tree import Branch
 from swarm.models.folder import ModelFolder

@@ -17,10 +17,10 @@ from tokenizers.models import WordLevel
 
 from foundation.clock import SystemClock
 from swarm.engine.local import memory
+from swarm.engine.local.checkpoints import wider
 from swarm.engine.local.engine import LocalEngine
 from swarm.engine.local.forward import DTYPES
 from swarm.engine.local.memory import GIB, parameters, segment_tokens, served_bytes, trainer_memory, weight_bytes
-from swarm.engine.local.tensor_file import wider
 from swarm.engine.local.vllm_server import REUSE_MEMORY
 from swarm.engine.seam import EngineDown, EngineError
 from swarm.models.folder import ModelFolder

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from foundation.clock import SystemClock
 from swarm.engine.local.adapters import merged
+from swarm.engine.local.checkpoints import hash_tensors
 from swarm.engine.local.forward import Policy
 from swarm.engine.local.learner import Learner
-from swarm.engine.local.tensor_file import hash_tensors
 from swarm.engine.seam import EngineError, TrainingRefused
 from swarm.models.folder import ModelFolder
 from swarm.protocol.runspec import LoraSpec

@@ -17,9 +17,8 @@ import pytest
 from foundation.clock import SystemClock
 from swarm.engine.seam import EngineDown, EngineError
 from swarm.engine.training.channel import Command, Publish, Reply, Resume
-from swarm.engine.verl.driver import DriverHandle
 from swarm.engine.verl.driver_process import _pad_token
-from swarm.engine.verl.engine import VerlEngine, VerlLayout
+from swarm.engine.verl.engine import DriverHandle, VerlEngine, VerlLayout
 from swarm.engine.verl.settings import LOOK_EVERY_S, VerlSettings
 from swarm.models.folder import ModelFolder
 from swarm.protocol.episodes import WeightsVersion

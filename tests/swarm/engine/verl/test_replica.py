@@ -19,11 +19,11 @@ def app(cpu_platform: None) -> Any:
     from vllm.entrypoints.launchers.cli_args import make_arg_parser
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-    from swarm.engine.verl.replica import ask_for
+    from swarm.engine.verl.replica import require_key
 
     flags = ["--enable-scale-out", "--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
     args = make_arg_parser(FlexibleArgumentParser()).parse_args(flags)
-    ask_for("its key", args)
+    require_key("its key", args)
     return build_app(args, supported_tasks=("generate",))
 
 

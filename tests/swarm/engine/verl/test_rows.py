@@ -22,7 +22,7 @@ def rows() -> list[Row]:
 
 
 def test_what_is_known_of_a_token_lies_where_it_was_predicted(cpu_platform: None) -> None:
-    from swarm.engine.verl.rows import tensors_of
+    from swarm.engine.verl.learner import tensors_of
 
     batch = tensors_of(rows(), pad_token=0)
     assert batch["loss_mask"].unbind()[1].tolist() == [0, 1, 1, 1, 0]
@@ -32,7 +32,7 @@ def test_what_is_known_of_a_token_lies_where_it_was_predicted(cpu_platform: None
 def test_answers_of_two_ranks_are_joined_in_the_order_of_the_rows(cpu_platform: None) -> None:
     from verl.utils import tensordict_utils as verl_tensors
 
-    from swarm.engine.verl.rows import jagged, measured, tensors_of, trained
+    from swarm.engine.verl.learner import jagged, measured, tensors_of, trained
 
     batch = tensors_of(rows(), pad_token=0)
     answers = [

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from swarm.engine.verl.transfer_socket import meeting, of_this_change
+from swarm.engine.verl.transfer import meeting, of_this_change
 
 WORD = "0123456789abcdef"
 MOST_BYTES = 107

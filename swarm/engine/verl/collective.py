@@ -13,7 +13,7 @@ _WRITER = "inline_container"
 """Where torch's C++ writes a file: so it says that a disk is full, in place of the system's own error."""
 
 
-def together(work: Callable[[], object]) -> None:
+def on_all_or_none(work: Callable[[], object]) -> None:
     """Do it on every rank, each for itself, and wait for all.
 
     Barriers within it are left out: the ranks would wait there for one that failed. No other exchange between ranks may be in it.
@@ -27,7 +27,7 @@ def together(work: Callable[[], object]) -> None:
     except Exception as error:  # noqa: BLE001  # the others wait for this rank, whatever it met
         failed = error
     outcomes: list[tuple[int | None, str, str | None] | None] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(outcomes, failed and _told(failed))
+    torch.distributed.all_gather_object(outcomes, failed and _described(failed))
     for rank, outcome in enumerate(outcomes):
         if outcome is not None:
             number, words, file = outcome
@@ -47,7 +47,7 @@ def _waiting_for_none() -> Iterator[None]:
         torch_distributed.barrier = barrier
 
 
-def _told(error: Exception) -> tuple[int | None, str, str | None]:
+def _described(error: Exception) -> tuple[int | None, str, str | None]:
     """The system's number of it, the words, the file; as every rank can read them."""
     if isinstance(error, OSError):
         file = None if error.filename is None else str(error.filename)

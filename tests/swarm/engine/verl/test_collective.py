@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as group
 
-from swarm.engine.verl.together import together
+from swarm.engine.verl.collective import on_all_or_none
 
 RANKS = 2
 TORCHS = "rank 1: torch could not write a file, as on a full disk (at inline_container.cc:672)"
@@ -28,7 +28,7 @@ def _rank(rank: int, meeting: str, failure: Exception | None, said: multiprocess
     try:
         for _ in range(2):  # a rank that failed is in step with the others afterwards
             try:
-                together(save)
+                on_all_or_none(save)
                 said.put("done")
             except (OSError, RuntimeError) as error:
                 said.put((type(error).__name__, getattr(error, "errno", None), str(error)))

@@ -11,7 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from swarm.engine.local import norms
+from swarm.engine.local import layers
 
 WIDTH = 48
 
@@ -42,7 +42,7 @@ def gradients(norm: nn.Module, rows: Tensor, slope: Tensor) -> tuple[Tensor, ...
 def test_value_and_gradient_are_the_modules_own(model: PreTrainedModel) -> None:
     layer = model.base_model.layers[0]
     plain = copy.deepcopy(layer.input_layernorm)
-    norms.hasten(model)
+    layers.hasten(model)
     ours = layer.input_layernorm
     assert ours.forward is not plain.forward
     rows, slope = torch.randn(2, 7, WIDTH) * 30, torch.randn(2, WIDTH, 7).transpose(1, 2)
@@ -54,7 +54,7 @@ def test_value_and_gradient_are_the_modules_own(model: PreTrainedModel) -> None:
 def test_a_backward_pass_under_autocast_loses_no_digits(model: PreTrainedModel) -> None:
     layer = model.base_model.layers[0]
     plain = copy.deepcopy(layer.input_layernorm)
-    norms.hasten(model)
+    layers.hasten(model)
     rows, slope = torch.randn(5, WIDTH), torch.randn(5, WIDTH)
     with torch.autocast("cpu", torch.bfloat16):
         mine = gradients(layer.input_layernorm, rows, slope.bfloat16())
@@ -63,7 +63,7 @@ def test_a_backward_pass_under_autocast_loses_no_digits(model: PreTrainedModel) 
 
 
 def test_inside_a_layer_the_result_comes_in_the_compute_type(model: PreTrainedModel) -> None:
-    norms.hasten(model)
+    layers.hasten(model)
     rows = torch.randn(3, WIDTH)
     body = model.base_model
     with torch.autocast("cpu", torch.bfloat16):
@@ -78,7 +78,7 @@ def test_a_norm_of_another_formula_is_left_alone(model: PreTrainedModel, other: 
     rows = torch.randn(3, WIDTH)
     expected = other(rows)
     model.base_model.layers[0].input_layernorm = other
-    norms.hasten(model)
+    layers.hasten(model)
     assert torch.equal(other(rows), expected)
     with torch.autocast("cpu", torch.bfloat16):
         assert other(rows).dtype is torch.bfloat16

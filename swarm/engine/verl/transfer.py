@@ -1,9 +1,13 @@
-"""A digest of weights that sender and receiver both compute, wherever the tensors lie: have these weights arrived?"""
+"""Weights on their way from a rank to its part of a replica: where the two meet, and whether what was sent has arrived."""
 
 from __future__ import annotations
 
 import hashlib
+import shutil
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -46,3 +50,37 @@ def _sums(tensor: Tensor) -> tuple[int, int]:
         sums[1] += places.remainder_(_STRIDE).add_(1).mul_(some).sum()
     plain, weighted = sums.tolist()
     return plain, weighted
+
+
+_SCHEME = "ipc://"
+
+
+class Sender(Protocol):
+    """A rank's side, as verl has it; the handle is read when weights are sent."""
+
+    zmq_handle: str
+
+
+def of_this_change(handle: str, word: str) -> str:
+    """verl's handle (`ipc:///tmp/NAME.sock`), moved into the directory that it has for this change of weights."""
+    named = Path(handle.removeprefix(_SCHEME))
+    return f"{_SCHEME}{named.with_name(f'swarm-{word}-{named.stem}') / 's'}"
+
+
+@contextmanager
+def meeting(sender: Sender, word: str) -> Iterator[None]:
+    """Inside, the rank sends over a socket in a directory that it alone may enter, and that is gone afterwards.
+
+    Raises: FileExistsError when someone made the directory before.
+    """
+    usual = sender.zmq_handle
+    sender.zmq_handle = of_this_change(usual, word)
+    folder = Path(sender.zmq_handle.removeprefix(_SCHEME)).parent
+    try:
+        folder.mkdir(mode=0o700)
+        try:
+            yield
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+    finally:
+        sender.zmq_handle = usual
