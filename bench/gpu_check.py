@@ -8,6 +8,7 @@ imports    versions, the card, its driver, and vLLM's compiled parts
 tests      the tests that are marked `gpu`
 model      a checkpoint in the shape of Qwen3-0.6B, with a tokenizer of bytes
 engine     the local engine: boot, ten GRPO steps, trainer against sampler, a call in flight while weights change, a checkpoint restored
+trainer    the trainer alone: adapters on the whole 8B shape, all weights of the 0.6B shape, memory and slowest kernels
 sleep      the same engine where both children take turns on the card, in full and with LoRA, with memory by phase
 server     `swarm serve` with 64 agents that play guess_number
 tree       the prefix tree against merged timelines and against call by call, at the shape of a 1B and of some layers of an 8B model
@@ -21,7 +22,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -31,7 +34,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -43,9 +46,10 @@ from foundation.ids import derived_seed
 from swarm.engine.local import vllm_server
 from swarm.engine.local.device import Device
 from swarm.engine.local.engine import LocalEngine
+from swarm.engine.local.memory import GIB
 from swarm.engine.seam import EngineError, RunContext, SampleRequest, TrainBatch, TrainCall, TrainEpisode, TrainGroup
 from swarm.models import resolve
-from swarm.protocol.episodes import WeightsVersion
+from swarm.protocol.episodes import VersionSpan, WeightsVersion
 from swarm.protocol.errors import SwarmError
 from swarm.protocol.runspec import ComputeType, RunSpec
 
@@ -71,7 +75,8 @@ class Shape:
 
 QWEN3_06B = Shape(1024, 28, 16, 8, 128, 3072, 151_936)
 LLAMA_1B = Shape(2048, 16, 32, 8, 64, 8192, 128_256)
-QWEN3_8B_LAYERS = Shape(4096, 8, 32, 8, 128, 12_288, 151_936, tied=False)
+QWEN3_8B = Shape(4096, 36, 32, 8, 128, 12_288, 151_936, tied=False)
+QWEN3_8B_LAYERS = replace(QWEN3_8B, layers=8)
 """Eight of its 36 layers: trained in full, all of them fit on no single card."""
 TINY = Shape(64, 2, 4, 2, 32, 128, 512)
 
@@ -84,6 +89,7 @@ class Sizes:
     dtype: ComputeType
     model: Shape
     large: Shape
+    largest: Shape
     trees: dict[str, Shape]
     tasks: int
     group_size: int
@@ -100,6 +106,7 @@ REAL = Sizes(
     dtype="bfloat16",
     model=QWEN3_06B,
     large=QWEN3_8B_LAYERS,
+    largest=QWEN3_8B,
     trees={"1B": LLAMA_1B, "8B (8 layers)": QWEN3_8B_LAYERS},
     tasks=8,
     group_size=8,
@@ -107,13 +114,14 @@ REAL = Sizes(
     steps=10,
     long_call=1500,
     agents=64,
-    server_s=45.0,
+    server_s=40.0,
 )
 SMALL = Sizes(
     device="cpu",
     dtype="float32",
     model=TINY,
     large=TINY,
+    largest=TINY,
     trees={"tiny": TINY},
     tasks=2,
     group_size=4,
@@ -160,7 +168,7 @@ class CardMemory:
             return
         card = pynvml.nvmlDeviceGetHandleByIndex(0)
         while not self._over.wait(0.05):
-            used = pynvml.nvmlDeviceGetMemoryInfo(card).used / (1 << 30)
+            used = pynvml.nvmlDeviceGetMemoryInfo(card).used / GIB
             if self._phase:
                 self.peak_gib[self._phase] = round(max(used, self.peak_gib.get(self._phase, 0.0)), 2)
 
@@ -190,8 +198,17 @@ class CardMemory:
 
 def make_model(path: Path, shape: Shape, device: Device) -> int:
     """Write a Qwen3 checkpoint with random weights (bfloat16) and a tokenizer of bytes; returns its number of parameters."""
+    model = _random_model(shape, device)
+    model.save_pretrained(path)
+    _write_tokenizer(path, shape.vocabulary)
+    return sum(weight.numel() for weight in model.parameters())
+
+
+def _random_model(shape: Shape, device: Device, *, attention_of_trees: bool = False) -> Any:
     import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+    from transformers import AttentionInterface, AutoModelForCausalLM, Qwen3Config
+
+    from swarm.engine.local import attention
 
     config = Qwen3Config(
         vocab_size=shape.vocabulary,
@@ -208,17 +225,14 @@ def make_model(path: Path, shape: Shape, device: Device) -> int:
         eos_token_id=2,
         pad_token_id=0,
     )
+    AttentionInterface.register(attention.NAME, attention.tree_attention)
     torch.manual_seed(0)
-    default = torch.get_default_dtype()
-    torch.set_default_dtype(torch.bfloat16)
-    try:
-        with torch.device(device):
-            model = Qwen3ForCausalLM(config)  # type: ignore[no-untyped-call]
-    finally:
-        torch.set_default_dtype(default)
-    model.save_pretrained(path)
-    _write_tokenizer(path, shape.vocabulary)
-    return sum(weight.numel() for weight in model.parameters())
+    with torch.device(device):
+        return AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+            config,
+            dtype=torch.bfloat16,
+            attn_implementation=attention.NAME if attention_of_trees else "sdpa",
+        )
 
 
 def _write_tokenizer(path: Path, size: int) -> None:
@@ -497,6 +511,108 @@ async def check_large(report: Report, scratch: Path, sizes: Sizes) -> None:
                 await steps_of(report, trial, range(1, 4), memory)
 
 
+# -- the trainer alone ------------------------------------------------------------------------------------------------
+
+
+async def check_trainer(report: Report, scratch: Path, sizes: Sizes) -> None:
+    """Steps on made-up answers, in this process: adapters on the whole 8B shape, then all weights of the 0.6B shape."""
+    wanted = [
+        ("8B, LoRA", sizes.largest, {"rank": 16}, False),
+        ("8B, LoRA, checkpointing", sizes.largest, {"rank": 16}, True),
+        ("0.6B, full", sizes.model, "full", False),
+    ]
+    for name, shape, parameters, checkpointing in wanted:
+        await asyncio.to_thread(_steps_of_a_trainer, report, name, shape, parameters, checkpointing, sizes)
+        _free_device(sizes)
+
+
+def _steps_of_a_trainer(
+    report: Report, name: str, shape: Shape, parameters: Any, checkpointing: bool, sizes: Sizes
+) -> None:
+    import torch
+
+    from swarm.engine.local.forward import Policy
+    from swarm.engine.local.learner import Learner
+    from swarm.protocol.runspec import LoraSpec
+
+    on_gpu = sizes.device == "cuda"
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats()
+    policy = Policy(_random_model(shape, sizes.device, attention_of_trees=True))
+    spec = RunSpec.model_validate(
+        {
+            "optimizer": {"learning_rate": 1e-5},
+            "parameters": parameters,
+            "activation_checkpointing": checkpointing,
+            "dtype": sizes.dtype,
+        }
+    )
+    policy.adapt(spec.parameters if isinstance(spec.parameters, LoraSpec) else None, seed=1)
+    learner = Learner(policy, SystemClock())
+    learner.begin_run()
+    standing = torch.cuda.memory_allocated() / GIB if on_gpu else 0.0
+    for step in (1, 2, 3):
+        batch = _made_up_batch(step, spec, shape, sizes)
+        began = time.monotonic()
+        with _profiled(step == 3 and on_gpu) as kernels:
+            metrics = learner.learn(batch).metrics
+        report.say(
+            "step",
+            None,
+            model=name,
+            number=step,
+            train_s=time.monotonic() - began,
+            tokens_computed=metrics["tokens_computed"],
+            tokens_trained=metrics["tokens_trained"],
+            standing_gib=standing,
+            peak_gib=torch.cuda.max_memory_allocated() / GIB if on_gpu else 0.0,
+            kernels=kernels,
+        )
+
+
+def _made_up_batch(step: int, spec: RunSpec, shape: Shape, sizes: Sizes) -> TrainBatch:
+    """Answers of random tokens to prompts of 200, each group to its own."""
+    draw = random.Random(step)
+
+    def tokens(size: int) -> list[int]:
+        return [draw.randrange(3, shape.vocabulary) for _ in range(size)]
+
+    groups = []
+    for task in range(sizes.tasks):
+        prompt, episodes = tokens(200), []
+        for slot in range(sizes.group_size):
+            name, length = f"{step}-{task}-{slot}", sizes.max_tokens
+            span = VersionSpan(start=0, end=length, version=WeightsVersion(run_id="made-up", branch=0, step=step - 1))
+            call = TrainCall(
+                call_id=name,
+                agent=None,
+                prompt_ids=prompt,
+                sampled_ids=tokens(length),
+                logprobs=[-math.log(shape.vocabulary)] * length,
+                temperature=1.0,
+                versions=[span],
+            )
+            episodes.append(TrainEpisode(episode_id=name, reward=float(slot % 2), agent_rewards=None, calls=[call]))
+        groups.append(TrainGroup(group_id=f"{step}-{task}", task_id=str(task), episodes=episodes))
+    return TrainBatch(step=step, spec=spec, groups=groups)
+
+
+@contextmanager
+def _profiled(wanted: bool) -> Iterator[dict[str, float]]:
+    """Milliseconds of the ten kernels that took the longest, by name, after the block; nothing where not wanted."""
+    kernels: dict[str, float] = {}
+    if not wanted:
+        yield kernels
+        return
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        yield kernels
+    slowest = sorted(profiler.key_averages(), key=lambda event: event.self_device_time_total, reverse=True)[:10]
+    kernels |= {event.key[:60]: round(event.self_device_time_total / 1e3, 1) for event in slowest}
+    kernels["all"] = round(sum(event.self_device_time_total for event in profiler.key_averages()) / 1e3, 1)
+
+
 # -- the other checks -------------------------------------------------------------------------------------------------
 
 
@@ -513,7 +629,7 @@ async def check_imports(report: Report, scratch: Path, sizes: Sizes) -> None:
     if sizes.device == "cuda":
         card = torch.cuda.get_device_properties(0)
         said = await _ran(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"])
-        gib = card.total_memory / (1 << 30)
+        gib = card.total_memory / GIB
         report.say("card", name=card.name, gib=gib, capability=[card.major, card.minor], driver=said.stdout.strip())
         modules = (
             "vllm",
@@ -659,7 +775,8 @@ CHECKS = {
     "model": Check(check_model, 60),
     "engine": Check(check_engine, 300),
     "sleep": Check(check_sleep, 200),
-    "server": Check(check_server, 150),
+    "trainer": Check(check_trainer, 120),
+    "server": Check(check_server, 240),
     "tree": Check(check_tree, 120),
     "large": Check(check_large, 180),
 }

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from swarm.models.folder import ModelFolder
     from swarm.protocol.runspec import RunSpec
     from swarm.server.state.rows import RunRow
-    from swarm.server.storage.reader import Reader
+    from swarm.server.storage.reader import PoolReader
 
 
 class NoSuchRun(SwarmError):
@@ -43,7 +43,7 @@ class StoredRun:
     def checkpoints_dir(self) -> Path:
         return self.state_dir / "runs" / self.row.run_id
 
-    def reader(self) -> Reader:
+    def reader(self) -> PoolReader:
         """The server's records; close it."""
         return _reader(self.state_dir)
 
@@ -67,7 +67,7 @@ class StoredRun:
         return int(wanted)
 
     def _best(self) -> int:
-        from swarm.server.state.runs import best_of
+        from swarm.server.state.held_out import best_of
 
         reader = self.reader()
         try:
@@ -151,10 +151,10 @@ def _pool(state_dir: Path) -> Path:
     return state_dir / "pool" / "pool.sqlite"
 
 
-def _reader(state_dir: Path) -> Reader:
-    from swarm.server.storage.reader import Reader
+def _reader(state_dir: Path) -> PoolReader:
+    from swarm.server.storage.reader import PoolReader
 
-    return Reader(_pool(state_dir))
+    return PoolReader(_pool(state_dir))
 
 
 def _model(args: argparse.Namespace, state_dir: Path) -> ModelFolder:

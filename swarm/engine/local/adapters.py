@@ -23,7 +23,7 @@ _A, _B = f".lora_A.{_ADAPTER}.weight", f".lora_B.{_ADAPTER}.weight"
 
 
 class Adapters:
-    """The adapters in one model, until `remove`. The model's own weights are frozen meanwhile.
+    """The adapters in one model, until `remove`. The model's own weights are frozen meanwhile, and have to be put in again.
 
     Raises: EngineError when a target names no linear layer of the model's body.
     """
@@ -34,6 +34,9 @@ class Adapters:
         _refuse_other_targets(model, spec)
         alpha: Any = spec.alpha  # peft says int and takes any number
         config = LoraConfig(r=spec.rank, lora_alpha=alpha, target_modules=list(spec.targets), lora_dropout=0.0)
+        for weight in model.parameters():
+            # peft makes adapters in the type of the weights that they are added to, which need not be there for it.
+            weight.data = torch.zeros((), device=weight.device).expand(weight.shape)
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             self._tuner = LoraModel(model, {_ADAPTER: config}, _ADAPTER)

@@ -65,7 +65,7 @@ class LocalEngine:
         logs: Path,
         clock: Clock,
         max_model_len: int | None = None,
-        max_num_seqs: int = 64,
+        max_num_seqs: int | None = None,
         device: Device = "cpu",
         dtype: ComputeType | None = None,
         sleep_mode: bool = False,

@@ -1,4 +1,4 @@
-"""The model as the trainer sees it: float32 weights, the weights it began with, and a forward pass over prefix trees.
+"""The model as the trainer sees it: the weights that are trained, in float32, the hosted ones, and a forward pass over prefix trees.
 
 Suffixes of tensors: T tokens of a micro-batch, D hidden size.
 """
@@ -80,6 +80,8 @@ def _hand_on(weight: nn.Parameter, copy: Tensor) -> None:
 class Policy:
     """One model. `start` holds the hosted weights, in the type they are stored in; every run begins with them.
 
+    Weights that are trained are float32 and have memory of their own. Beside adapters the matrices are the start weights themselves, or
+    a copy of them where these are not stored in the compute type; vectors are float32.
     recompute: activations of a layer are computed again for the backward pass, and not kept.
     on_trees: False for models with layers whose state runs along the row; these compute merged timelines, one at a time.
     """
@@ -88,8 +90,10 @@ class Policy:
         _refuse_other_logits(model)
         self.on_trees = _reads_ancestors_alone(model)
         self.model = model.train(False)  # no dropout: the sampler has none
-        self.start = {name: weight.detach().clone() for name, weight in model.named_parameters()}
-        self.model.float()
+        self.start = {name: weight.detach() for name, weight in model.named_parameters()}
+        for weight in model.parameters():
+            if weight.ndim == 1:
+                weight.data = weight.data.float()
         layers.hasten(model)
         # A gradient of the rows that were read, not of the whole table.
         model.get_input_embeddings().sparse = True  # type: ignore[assignment]
@@ -100,8 +104,11 @@ class Policy:
         self.segment_tokens = segment_tokens(model.config.get_text_config().to_dict(), _own_memory(self.device))
 
     @classmethod
-    def load(cls, path: Path, device: torch.device | None = None) -> Policy:
-        """device: None is the CPU. Raises: UnsupportedModel when the checkpoint's weights are not the model's parameters, one for one."""
+    def load(cls, path: Path, device: torch.device | None = None, *, trained: bool = True) -> Policy:
+        """device: None is the CPU. trained: False takes memory for the hosted weights alone, until `adapt`.
+
+        Raises: UnsupportedModel when the checkpoint's weights are not the model's parameters, one for one.
+        """
         AttentionInterface.register(attention.NAME, attention.tree_attention)
         model = AutoModelForCausalLM.from_pretrained(
             path, dtype="auto", attn_implementation=attention.NAME, local_files_only=True
@@ -109,6 +116,8 @@ class Policy:
         _refuse_other_names(model, path)
         nn.Module.to(model, device or torch.device("cpu"))
         policy = cls(model)
+        if trained:
+            policy.adapt(None, seed=0)
         if not policy.on_trees:
             _LOG.warning(
                 "%s has layers whose state runs along the row (%s): no prefix tree, it trains on merged timelines, one by one",
@@ -128,9 +137,28 @@ class Policy:
         self._casts.clear()
         for weight in self.model.parameters():
             weight.grad = None
-        if lora is not None:
-            self.adapters = Adapters(self.model, lora, seed)
-        self.reset()
+        if lora is None:
+            self._own_all()
+            return
+        self.adapters = Adapters(self.model, lora, seed)
+        self._hold_frozen()
+
+    @torch.no_grad()
+    def _own_all(self) -> None:
+        """The start weights in float32, in memory of their own."""
+        for name, weight in self.model.named_parameters():
+            start = self.start[name]
+            if weight.dtype is torch.float32 and weight.data_ptr() != start.data_ptr():
+                weight.copy_(start)
+            else:
+                weight.data = start.to(torch.float32, copy=True)
+
+    def _hold_frozen(self) -> None:
+        """The weights that are not trained, in the type that they are computed in."""
+        for name, weight in self.model.named_parameters():
+            if not weight.requires_grad:
+                dtype = self.compute_dtype if weight.ndim > 1 else torch.float32
+                weight.data = self.start[hosted_name(name)].to(dtype)
 
     def rest(self) -> None:
         """Give back memory of the device that the next step takes anew."""
@@ -143,12 +171,6 @@ class Policy:
         """The weights that are trained, by name."""
         return {name: weight for name, weight in self.model.named_parameters() if weight.requires_grad}
 
-    def reset(self) -> None:
-        """Back to the start weights, in place."""
-        with torch.no_grad():
-            for name, weight in self.model.named_parameters():
-                weight.copy_(self._start_of(name))
-
     def _start_of(self, name: str) -> Tensor:
         """What the weight of this name begins with in every run."""
         if self.adapters is not None and name in self.adapters.start:
@@ -156,9 +178,13 @@ class Policy:
         return self.start[hosted_name(name)]
 
     def use_dtype(self, dtype: Literal["auto"] | ComputeType) -> None:
-        """Compute in `bfloat16` (autocast) or `float32`. The weights stay float32. Raises: EngineError for what is left open."""
+        """Compute in `bfloat16` (autocast) or `float32`. Trained weights stay float32. Raises: EngineError for what is left open."""
         if dtype == "auto":
             raise EngineError("the spec leaves dtype open; RunSpec.computed_in settles it")
+        if self.adapters is not None and self.compute_dtype is not DTYPES[dtype]:
+            self._casts.clear()
+            self.compute_dtype = DTYPES[dtype]
+            self._hold_frozen()
         self.compute_dtype = DTYPES[dtype]
         for module in self.model.modules():
             if hasattr(module, _SCALE):  # vLLM rounds it to what it multiplies in, and so do the models' authors
@@ -179,7 +205,7 @@ class Policy:
     def cast_output_weight(self) -> Tensor:
         """[V, D] in the compute type, without gradient."""
         weight = self.output_weight
-        return weight.detach() if self.compute_dtype is torch.float32 else self._cast("output", weight).detach()
+        return weight.detach() if weight.dtype is self.compute_dtype else self._cast("output", weight).detach()
 
     @property
     def output_grad(self) -> Tensor | None:
@@ -202,11 +228,12 @@ class Policy:
     def hidden(self, micro: MicroBatch) -> Tensor:
         """Last hidden states of the current weights, [T, D]."""
         table = self.model.get_input_embeddings()
-        embedded_1TD = table(micro.token_T[None])
+        trained = table.weight.requires_grad
+        embedded_1TD = table(micro.token_T[None]) if trained else self._start_embedded(micro.token_T)
         casts = {
             name: self._cast(name, weight)
             for name, weight in self._body.named_parameters()
-            if self._is_cast(weight) and weight is not table.weight
+            if self._is_cast(weight) and weight.dtype is not self.compute_dtype and weight is not table.weight
         }
         with recomputed_layers(self._body, casts) if self.recompute else nullcontext():
             return self._run(lambda **inputs: functional_call(self._body, casts, (), inputs), micro, embedded_1TD)

@@ -69,7 +69,7 @@ def _session(args: argparse.Namespace) -> LocalSession:
     # Some CUDA kernels have no deterministic form; they are named in the log.
     torch.use_deterministic_algorithms(True, warn_only=args.device == "cuda")
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    policy = Policy.load(args.model, torch.device(args.device))
+    policy = Policy.load(args.model, torch.device(args.device), trained=False)
     if args.device == "cpu":
         touch(trainer_memory(args.model, policy.model.config.get_text_config().to_dict(), args.dtype).fresh)
     return LocalSession(

@@ -1,7 +1,7 @@
 """vLLM's own server as a child: its command line, its environment, and what it needs before it is started.
 
 Reads the model's files, never torch or vllm. The flags are the ones that were measured to keep every token honest:
-log-probabilities after temperature, no chunked prefill (a chunked prefill of a seeded request ends the engine on the CPU).
+log-probabilities after temperature, no chunked prefill on the CPU (there a chunked prefill of a seeded request ends the engine).
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ _LOADING_BYTES = GIB // 2
 """On their way to a GPU weights pass through the machine's memory, a tensor at a time."""
 _LEAST_KV_BYTES = GIB // 2
 _MOST_KV_BYTES: dict[Device, int] = {"cpu": 2 * GIB, "cuda": 16 * GIB}
+_MOST_SEQS: dict[Device, int] = {"cpu": 64, "cuda": 256}
+_CHUNK_TOKENS = 8192
 _SPARE_KV_TOKENS = 256
 """Of blocks that are not full, and of the one that vLLM keeps for itself: less does not boot."""
 CPU_NORMS = "swarm_cpu"
@@ -50,12 +52,19 @@ _PROMPT_TAILS = {
     "kv_role": "kv_producer",  # as a consumer vLLM would keep blocks longer, for those who write there out of order
 }
 _CPU_FLAGS = [
-    *("--enforce-eager", "--distributed-executor-backend", _IN_PROCESS, "--block-size", str(_BLOCK_TOKENS)),
+    *(
+        "--no-enable-chunked-prefill",
+        "--enforce-eager",
+        "--distributed-executor-backend",
+        _IN_PROCESS,
+        "--block-size",
+        str(_BLOCK_TOKENS),
+    ),
     *("--ir-op-priority", json.dumps({"rms_norm": [CPU_NORMS], "fused_add_rms_norm": [CPU_NORMS]})),
     *("--kv-transfer-config", json.dumps(_PROMPT_TAILS)),
 ]
 """A GPU has kernels and block sizes of its own, and graphs; its engine core does not compete with the model for two cores."""
-_GPU_FLAGS = ["--gpu-memory-utilization", "0.01"]
+_GPU_FLAGS = ["--enable-chunked-prefill", "--gpu-memory-utilization", "0.01"]
 """Else vLLM does not start where less than nine tenths of the device are free, and the trainer lies there too. How much it takes
 follows from --kv-cache-memory-bytes."""
 _IMPORTS_S = 20.0
@@ -88,7 +97,8 @@ class VllmSettings:
     model_name: str
     log_path: Path
     max_model_len: int | None = None
-    max_num_seqs: int = 64
+    max_num_seqs: int | None = None
+    """Sequences that are sampled at once; None: 64 on the CPU, 256 on a GPU."""
     device: Device = "cpu"
     dtype: ComputeType | None = None
     """What it multiplies in; None: what is fast on the device."""
@@ -124,9 +134,13 @@ class VllmSettings:
         return self.max_model_len
 
     @property
+    def sequences(self) -> int:
+        return self.max_num_seqs or _MOST_SEQS[self.device]
+
+    @property
     def batched_tokens(self) -> int:
-        """Tokens of prompts that it takes on at once."""
-        return max(4096, self.model_len)
+        """Tokens that it takes on at once: of whole prompts on the CPU, of parts of them on a GPU."""
+        return max(4096, self.model_len) if self.device == "cpu" else _CHUNK_TOKENS
 
     @cached_property
     def compute_dtype(self) -> ComputeType:
@@ -137,7 +151,7 @@ class VllmSettings:
         if self.kv_cache_bytes is not None:
             return self.kv_cache_bytes
         per_token = self._kv_bytes_per_token()
-        wanted = max(self.max_num_seqs * self.model_len * per_token, _LEAST_KV_BYTES)
+        wanted = max(self.sequences * self.model_len * per_token, _LEAST_KV_BYTES)
         one_sequence = (self.model_len + _SPARE_KV_TOKENS) * per_token
         return max(min(wanted, _MOST_KV_BYTES[self.device]), one_sequence)
 
@@ -191,10 +205,10 @@ class VllmSettings:
                 "--max-model-len",
                 str(self.model_len),
                 "--max-num-seqs",
-                str(self.max_num_seqs),
+                str(self.sequences),
             ),
             *("--kv-cache-memory-bytes", str(self.kv_bytes), "--enable-scale-out"),
-            *("--no-enable-chunked-prefill", "--max-num-batched-tokens", str(self.batched_tokens)),
+            *("--max-num-batched-tokens", str(self.batched_tokens)),
             *("--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"),
             *("--worker-extension-cls", "swarm.engine.local.worker_extension.SampledCounts"),
             *("--disable-uvicorn-access-log", "--uvicorn-log-level", "warning"),

@@ -93,7 +93,8 @@ class Failures:
 
     def left(self, call: KeptCall) -> None:
         """Its client gave up, and nothing is known to be wrong."""
-        self._service.suspect(call.attempt, call.at, call.call_ids)
+        call.attempt.left_at, call.attempt.call_ids = call.at, call.call_ids
+        self._service.suspect(call.at)
         self._left.append(call)
 
     def on_health(self, health: EngineHealth) -> None:

@@ -100,8 +100,15 @@ def test_what_is_computed_in_can_be_chosen(tiny_llama: ModelFolder, wanted: Comp
 def test_flags_that_help_a_cpu_are_kept_from_a_gpu(tiny_llama: ModelFolder, device: Device, of_cpus: bool) -> None:
     settings = VllmSettings(model_dir=tiny_llama.path, model_name="m", log_path=Path("log"), device=device)
     argv = settings.command(Path("socket")).argv
-    for flag in ("--enforce-eager", "--ir-op-priority", "--distributed-executor-backend", "--block-size"):
+    for flag in (
+        "--no-enable-chunked-prefill",
+        "--enforce-eager",
+        "--ir-op-priority",
+        "--distributed-executor-backend",
+        "--block-size",
+    ):
         assert (flag in argv) == of_cpus
+    assert argv[argv.index("--max-num-seqs") + 1] == ("64" if of_cpus else "256")
     assert "processed_logprobs" in argv
 
 

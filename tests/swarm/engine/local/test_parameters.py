@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import gc
+import json
 import math
 import weakref
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from foundation.clock import SystemClock
@@ -21,6 +24,7 @@ from swarm.models.folder import ModelFolder
 from swarm.protocol.runspec import LoraSpec
 from tests.swarm.engine.batches import branching_batch
 from tests.swarm.engine.plain_grpo import PlainGrpo
+from tests.tiny_llama import make_tiny_llama
 
 FREE = {"name": "adamw", "learning_rate": 1e-3, "max_grad_norm": 1e9}
 LORA = LoraSpec(rank=4, alpha=8.0, targets=("q_proj", "v_proj", "down_proj"))
@@ -105,6 +109,39 @@ def test_merged_weights_say_what_the_adapted_model_says(tiny_llama: ModelFolder)
         assert torch.allclose(layer(x), own(x), atol=1e-5)
         assert plain(ids).logits.isfinite().all()
     assert wanted
+
+
+def test_beside_adapters_the_hosted_matrices_take_no_memory_of_their_own(tiny_llama: ModelFolder) -> None:
+    learner = learner_of(tiny_llama, LORA)
+    learner.learn(branching_batch(dtype="bfloat16"))
+    policy = learner.policy
+    frozen = {name: weight for name, weight in policy.model.named_parameters() if not weight.requires_grad}
+    matrices = [name for name, weight in frozen.items() if weight.ndim > 1]
+    assert len(matrices) == 15
+    assert all(
+        frozen[name].data_ptr() == policy.start[name.replace(".base_layer.", ".")].data_ptr() for name in matrices
+    )
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_adapters_learn_the_same_whatever_the_hosted_weights_are_stored_in(tmp_path: Path, dtype: str) -> None:
+    """bfloat16 weights that are stored in float32 are the same numbers."""
+    narrow, wide = tmp_path / "narrow", tmp_path / "wide"
+    make_tiny_llama(narrow)
+    make_tiny_llama(wide)
+    weights = load_file(narrow / "model.safetensors")
+    save_file({name: weight.float() for name, weight in weights.items()}, wide / "model.safetensors", {"format": "pt"})
+    config = json.loads((wide / "config.json").read_text())
+    (wide / "config.json").write_text(json.dumps(config | {"dtype": "float32"}))
+    found = []
+    for path in (narrow, wide):
+        learner = Learner(Policy.load(path, trained=False), SystemClock())
+        learner.policy.adapt(LORA, seed=1)
+        learner.begin_run()
+        for step in (1, 2):
+            outcome = learner.learn(branching_batch(step=step, dtype=dtype))
+        found.append((hash_tensors(learner.policy.trained), outcome.metrics["kl_to_start"]))
+    assert found[0] == found[1]
 
 
 def test_a_misspelt_target_is_refused_with_the_nearest_name(tiny_llama: ModelFolder) -> None:
