@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from swarm.protocol.episodes import RecordedCall
-from swarm.server.gateway.anthropic_stream import AnthropicStream, message_answer
-from swarm.server.gateway.chat import ChatForm, check_chat
 from swarm.server.gateway.dialect import (
-    Form,
-    JsonObject,
     check_count,
     check_object_lists,
     check_objects,
+    check_sampling,
     check_stops,
+    named_frame,
     no_prefill,
     without_none,
 )
-from swarm.server.gateway.errors import bad_request
-from swarm.server.gateway.message_form import Message
+from swarm.server.gateway.errors import ErrorAnswer, anthropic_body, bad_request
+from swarm.server.gateway.forms import JsonObject
+from swarm.server.gateway.item_stream import Item, ItemDialect, ItemStream
+from swarm.server.gateway.message_form import Message, read_json
 
 _PASSED = (
     "model", "temperature", "top_p", "top_k", "seed", "cache_salt", "vllm_xargs", "chat_template_kwargs",
@@ -33,11 +33,10 @@ _BILLING = "x-anthropic-billing-header"
 change."""
 
 
-class AnthropicMessages:
+class AnthropicMessages(ItemDialect):
     """`/v1/messages`."""
 
     name = "messages"
-    form: Form = ChatForm()
 
     def check(self, body: JsonObject) -> None:
         messages = body.get("messages")
@@ -58,7 +57,7 @@ class AnthropicMessages:
         if isinstance(body.get("stop_sequences"), str):
             raise bad_request("stop_sequences must be a list of texts", "stop_sequences")
         check_stops(body, "stop_sequences")
-        check_chat({name: body.get(name) for name in _PASSED})
+        check_sampling({name: body.get(name) for name in _PASSED})
 
     def check_end(self, body: JsonObject) -> None:
         last = body["messages"][-1]
@@ -72,9 +71,6 @@ class AnthropicMessages:
             if body.get(name):
                 asked[chat_name] = body[name]
         return [asked | _tools(body) | _thinking(body) | _format(body)]
-
-    def answer(self, body: JsonObject, asked: JsonObject, answer: JsonObject) -> JsonObject:
-        return message_answer(answer)
 
     def stream(self, body: JsonObject, asked: JsonObject) -> AnthropicStream:
         return AnthropicStream()
@@ -240,3 +236,124 @@ def _part(block: JsonObject) -> JsonObject:
 def _joined(parts: list[JsonObject]) -> Any:
     """One text where there is one, else the parts."""
     return parts[0]["text"] if len(parts) == 1 and parts[0]["type"] == "text" else parts
+
+
+# -- chat deltas → blocks -----------------------------------------------------------------------------------------------
+
+
+class AnthropicStream(ItemStream):
+    """The events of a message, and the message that they amount to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._head: JsonObject = {}
+        self._finish: str | None = None
+        self._stop: int | str | None = None
+        self._last_arguments: str | None = None
+        """Of the last call."""
+
+    def frames(self, chunk: JsonObject, prompt_tokens: int) -> list[bytes]:
+        frames: list[bytes] = []
+        if not self._head:
+            self._head = {"id": chunk.get("id"), "type": "message", "role": "assistant", "model": chunk.get("model")}
+            began = self._message([], None, None, _usage(prompt_tokens, 0))
+            frames.append(_event("message_start", message=began))
+        for choice in chunk.get("choices") or ():
+            frames += self._delta(choice.get("delta") or {})
+            if choice.get("finish_reason") is not None:
+                self._finish, self._stop = choice["finish_reason"], choice.get("stop_reason")
+        return frames
+
+    def broken(self, error: ErrorAnswer) -> list[bytes]:
+        return [named_frame(anthropic_body(error.status, error.body))]
+
+    def _begin_text(self, kind: Literal["reasoning", "text"]) -> tuple[JsonObject, list[bytes]]:
+        if kind == "reasoning":
+            return self._begin({"type": "thinking", "thinking": "", "signature": ""})
+        return self._begin({"type": "text", "text": ""})
+
+    def _begin_call(self, part: JsonObject, name: str) -> tuple[JsonObject, list[bytes]]:
+        self._last_arguments = ""
+        return self._begin({"type": "tool_use", "id": part.get("id"), "name": name, "input": {}})
+
+    def _begin(self, block: JsonObject) -> tuple[JsonObject, list[bytes]]:
+        return block, [_event("content_block_start", index=len(self.items), content_block=block)]
+
+    def _said(self, item: Item, text: str) -> list[bytes]:
+        if item.kind == "reasoning":
+            return [self._block_delta("thinking_delta", thinking=text)]
+        if item.kind == "text":
+            return [self._block_delta("text_delta", text=text)]
+        return [self._block_delta("input_json_delta", partial_json=text)]
+
+    def _done(self, item: Item) -> tuple[JsonObject, list[bytes]]:
+        frames = [_event("content_block_stop", index=len(self.items))]
+        if item.kind == "text":
+            return item.shown | {"text": item.said}, frames
+        if item.kind == "call":
+            self._last_arguments = item.said
+            return item.shown | {"input": _input(item.said)}, frames
+        # Clients send a thought back with its signature; ours names the answer that it is from.
+        signature = str(self._head["id"] or "").removeprefix("chatcmpl-")
+        frames.insert(0, self._block_delta("signature_delta", signature=signature))
+        return item.shown | {"thinking": item.said, "signature": signature}, frames
+
+    def _block_delta(self, kind: str, **fields: str) -> bytes:
+        return _event("content_block_delta", index=len(self.items), delta={"type": kind} | fields)
+
+    def _last(self, answer: JsonObject) -> list[bytes]:
+        reason, stop = self._stop_reason()
+        delta = {"stop_reason": reason, "stop_sequence": stop}
+        return [_event("message_delta", delta=delta, usage=_counted(answer)), _event("message_stop")]
+
+    def _whole(self, answer: JsonObject) -> JsonObject:
+        reason, stop = self._stop_reason()
+        return self._message(self.items or [{"type": "text", "text": ""}], reason, stop, _counted(answer))
+
+    def _message(
+        self, content: list[JsonObject], reason: str | None, stop: str | None, usage: JsonObject
+    ) -> JsonObject:
+        return self._head | {"content": content, "stop_reason": reason, "stop_sequence": stop, "usage": usage}
+
+    def _stop_reason(self) -> tuple[str | None, str | None]:
+        """Why it ended, and at which stop sequence. A call that a stop sequence cut short must not run."""
+        if self._finish == "length":
+            return "max_tokens", None
+        if self._finish not in ("stop", "tool_calls"):
+            return None, None
+        if self._last_arguments is not None and _is_json(self._last_arguments):
+            return "tool_use", None
+        if isinstance(self._stop, str):
+            return "stop_sequence", self._stop
+        called = self._finish == "tool_calls" or self._last_arguments is not None
+        return ("tool_use" if called else "end_turn"), None
+
+
+def _counted(answer: JsonObject) -> JsonObject:
+    usage = answer.get("usage") or {}
+    return _usage(usage.get("prompt_tokens", 0), usage.get("completion_tokens", 0))
+
+
+def _usage(prompt_tokens: int, sampled_tokens: int) -> JsonObject:
+    return {"input_tokens": prompt_tokens, "output_tokens": sampled_tokens}
+
+
+def _input(arguments: str) -> Any:
+    """Arguments as the object that the dialect has; what is no JSON, or a text, is shown as it was written."""
+    try:
+        value = read_json(arguments or "{}")
+    except ValueError:
+        return arguments
+    return arguments if isinstance(value, str) else value
+
+
+def _is_json(text: str) -> bool:
+    try:
+        read_json(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _event(kind: str, **fields: Any) -> bytes:
+    return named_frame({"type": kind} | fields)

@@ -1,95 +1,62 @@
-"""What the gateway needs of a dialect, and of the form of answer behind it.
-
-An engine answers in two forms: chat completions and text completions. A dialect puts its requests into one of them and tells
-the answers in its own words. What is recorded is the engine's form: one trace, whatever the dialect.
-"""
+"""What the gateway needs of a dialect: it puts requests into one of the engine's forms, and the answers into its own words."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Protocol
 
 import orjson
 
 from foundation import strict_json
-from swarm.engine.seam import Dialect as EngineDialect
-from swarm.engine.seam import RequestRefused, SampledEvent
+from swarm.engine.seam import RequestRefused
 from swarm.protocol.episodes import RecordedCall
 from swarm.server.gateway.errors import ErrorAnswer, bad_request, refused
+from swarm.server.gateway.forms import Form, JsonObject
+from swarm.server.gateway.message_form import MOST_DEPTH
 
-JsonObject = dict[str, Any]
 MOST_CHOICES = 1024
 """Answers that one request may ask for, over all of its prompts."""
-MOST_DEPTH = 128
-"""Lists and objects within each other. Translations and traces put a body some levels deeper, and who reads a trace ends at 200."""
-
-
-class Assembly(Protocol):
-    """Puts a stream's events together to the answer that they amount to."""
-
-    def add(self, event: SampledEvent) -> None: ...
-
-    @property
-    def finished(self) -> bool:
-        """Whether every choice has its finish reason: no token will follow."""
-
-    def answer(self) -> JsonObject: ...
-
-
-class Form(Protocol):
-    """One of the engine's two forms of request and answer."""
-
-    engine_dialect: EngineDialect
-
-    def choices(self, body: JsonObject) -> int:
-        """How many answers to each prompt are asked for."""
-
-    def assembly(self, body: JsonObject) -> Assembly:
-        """Begin to put a stream together."""
-
-    def choice_of(self, answer: JsonObject, index: int) -> JsonObject:
-        """The answer with one of its choices alone, as it is recorded."""
-
-    def joined(self, answers: Sequence[JsonObject]) -> JsonObject:
-        """Answers to several prompts of one request as one; choices are numbered through."""
-
-    def replay(self, answer: JsonObject, body: JsonObject) -> Iterator[JsonObject]:
-        """A recorded answer as the chunks of a stream."""
 
 
 class AnswerStream(Protocol):
     """A stream in the dialect's own events, encoded."""
 
     def frames(self, chunk: JsonObject, prompt_tokens: int) -> list[bytes]:
-        """What the client hears of one chunk of the engine's stream."""
+        """The events for one chunk of the engine's stream."""
 
     def end(self, answer: JsonObject) -> list[bytes]:
-        """What it hears once the whole answer is recorded."""
+        """The last events, sent once the whole answer is recorded."""
 
     def broken(self, error: ErrorAnswer) -> list[bytes]:
-        """What it hears when the answer breaks off."""
+        """The events of an answer that breaks off."""
 
 
-class Dialect(Protocol):
+class Dialect(ABC):
     """The rules of one dialect. Methods that read a body raise RequestRefused."""
 
     name: str
     form: Form
 
+    @abstractmethod
     def check(self, body: JsonObject) -> None:
-        """Refuse what is no request at all, before anything is counted."""
+        """Refuse what cannot be a request, before anything is counted."""
 
+    @abstractmethod
     def check_end(self, body: JsonObject) -> None:
-        """Refuse to sample the rest of an answer whose beginning the client wrote. What only counts tokens does not ask."""
+        """Refuse to continue an answer whose beginning the client wrote. Counting tokens does not ask this."""
 
+    @abstractmethod
     def requests(self, body: JsonObject, earlier: Sequence[RecordedCall]) -> list[JsonObject]:
         """The engine's requests, one for each prompt. earlier: the episode's calls so far."""
 
+    @abstractmethod
     def answer(self, body: JsonObject, asked: JsonObject, answer: JsonObject) -> JsonObject:
         """A whole answer of the engine in the dialect. asked: the engine's request, defaults filled in."""
 
+    @abstractmethod
     def stream(self, body: JsonObject, asked: JsonObject) -> AnswerStream:
-        """Begin to tell a stream."""
+        """Begin a stream."""
 
 
 def data_frame(data: JsonObject) -> bytes:
@@ -136,6 +103,11 @@ def check_object_lists(body: JsonObject, *names: str) -> None:
             raise bad_request(f"{name} must be a list of objects", name)
 
 
+def has_items(value: object) -> bool:
+    """Whether it is a list of at least one object."""
+    return isinstance(value, list) and bool(value) and all(isinstance(item, dict) for item in value)
+
+
 def check_count(body: JsonObject, name: str) -> None:
     """Raises: RequestRefused for a field that is there and no whole number of at least 1."""
     value = body.get(name)
@@ -143,12 +115,19 @@ def check_count(body: JsonObject, name: str) -> None:
         raise bad_request(f"{name} must be a whole number of at least 1, got {value!r}", name)
 
 
-def check_choices(body: JsonObject, prompts: int = 1) -> None:
-    """Raises: RequestRefused for an `n` that is no count, or more answers than one request may ask for."""
+def check_sampling(body: JsonObject, prompts: int = 1) -> None:
+    """Refuse sampling fields of a completion that cannot be what they are, or more answers than one request may ask for."""
     check_count(body, "n")
     wanted = prompts * int(body.get("n") or 1)
     if wanted > MOST_CHOICES:
         raise bad_request(f"one request may ask for {MOST_CHOICES} answers, not {wanted}; send several", "n")
+    check_stops(body, "stop")
+    check_numbers(body, "temperature", "top_p", "top_k", "seed", "max_tokens", "max_completion_tokens")
+    check_objects(body, "response_format", "stream_options", "chat_template_kwargs", "logit_bias")
+    check_objects(body.get("response_format") or {}, "json_schema")
+    if body.get("thinking_token_budget") is not None:
+        text = "thinking_token_budget is not served here; bound thoughts and answer together, with max_tokens"
+        raise bad_request(text, "thinking_token_budget")
 
 
 def check_stops(body: JsonObject, name: str) -> None:
@@ -157,13 +136,6 @@ def check_stops(body: JsonObject, name: str) -> None:
     texts = [value] if isinstance(value, str) else value
     if value is not None and not (isinstance(texts, list) and all(isinstance(text, str) for text in texts)):
         raise bad_request(f"{name} must be a text or a list of texts", name)
-
-
-def check_no_thinking_budget(body: JsonObject) -> None:
-    """Raises: RequestRefused for a budget of thoughts, which no engine here counts by themselves."""
-    name = "thinking_token_budget"
-    if body.get(name) is not None:
-        raise bad_request(f"{name} is not served here; bound thoughts and answer together, with max_tokens", name)
 
 
 def no_prefill(parameter: str) -> RequestRefused:

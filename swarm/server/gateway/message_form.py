@@ -11,10 +11,11 @@ import re
 from typing import Any
 
 from foundation import strict_json
-from swarm.server.gateway.dialect import MOST_DEPTH
 
 Message = dict[str, Any]
 
+MOST_DEPTH = 128
+"""Lists and objects within each other. Translations and traces put a body some levels deeper, and who reads a trace ends at 200."""
 MOST_DEPTH_SHOWN = MOST_DEPTH - 8
 """Sent back, it stands some levels deeper in a request."""
 _COMPARED = ("name", "reasoning", "reasoning_content")

@@ -7,7 +7,7 @@ from typing import Any
 
 from swarm.engine.seam import Dialect, Engine
 from swarm.protocol.episodes import RecordedCall
-from swarm.server.gateway.chat import prompt_body, prompt_settings
+from swarm.server.gateway.forms import prompt_body, prompt_settings
 from swarm.server.gateway.records import Records
 from swarm.server.gateway.text_token_reuse import continued_text
 from swarm.server.gateway.token_reuse import Prompt, TokenReuse

@@ -13,8 +13,8 @@ from foundation.clock import Clock
 from foundation.ids import Ids
 from swarm.engine.seam import Sampled, SampledChoice, SampledEvent
 from swarm.protocol.episodes import CallFailure, RecordedCall, VersionSpan, WeightsVersion
-from swarm.server.gateway.chat import message_of, prompt_settings
-from swarm.server.gateway.dialect import Assembly, Dialect
+from swarm.server.gateway.dialect import Dialect
+from swarm.server.gateway.forms import Assembly, message_of, prompt_settings
 from swarm.server.gateway.message_form import Message
 from swarm.server.gateway.open_episodes import OpenEpisodes
 from swarm.server.gateway.sampling import recorded_sampling, with_defaults

@@ -11,17 +11,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from swarm.protocol.episodes import RecordedCall
-from swarm.server.gateway.chat import ChatForm, check_chat, message_of
 from swarm.server.gateway.dialect import (
-    Form,
-    JsonObject,
     check_numbers,
     check_object_lists,
     check_objects,
+    check_sampling,
+    has_items,
     no_prefill,
     without_none,
 )
 from swarm.server.gateway.errors import bad_request, refused
+from swarm.server.gateway.forms import JsonObject, message_of
+from swarm.server.gateway.item_stream import ItemDialect
 from swarm.server.gateway.message_form import Message
 from swarm.server.gateway.responses_stream import ResponsesStream, is_item_of, response_id, same_item
 from swarm.server.gateway.responses_tools import ToolNames, chat_tool_choice, custom_arguments, offered_tools
@@ -40,17 +41,14 @@ _UNFINISHED = ("in_progress", "incomplete")
 _TEXT_PARTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text", "refusal")
 
 
-class Responses:
+class Responses(ItemDialect):
     """`/v1/responses`."""
 
     name = "responses"
-    form: Form = ChatForm()
 
     def check(self, body: JsonObject) -> None:
         given = body.get("input")
-        if not isinstance(given, str) and not (
-            isinstance(given, list) and given and all(isinstance(item, dict) for item in given)
-        ):
+        if not isinstance(given, str) and not has_items(given):
             raise bad_request("input must be a text or a list of at least one item", "input")
         for name in (INSTRUCTIONS, "previous_response_id"):
             if body.get(name) is not None and not isinstance(body[name], str):
@@ -67,7 +65,7 @@ class Responses:
         if kind not in _FORMATS:
             raise bad_request(f"text.format must be of type text, json_object or json_schema, not {kind!r}", "text")
         check_object_lists(body, "tools")
-        check_chat({name: body.get(name) for name in _PASSED})
+        check_sampling({name: body.get(name) for name in _PASSED})
 
     def check_end(self, body: JsonObject) -> None:
         last = body["input"][-1] if isinstance(body["input"], list) else {}
@@ -87,12 +85,6 @@ class Responses:
         if (choice := chat_tool_choice(body.get("tool_choice"), tools)) is not None:
             asked["tool_choice"] = choice
         return [asked]
-
-    def answer(self, body: JsonObject, asked: JsonObject, answer: JsonObject) -> JsonObject:
-        stream = self.stream(body, asked)
-        for chunk in self.form.replay(answer, asked):
-            stream.frames(chunk, 0)
-        return stream.response(answer)
 
     def stream(self, body: JsonObject, asked: JsonObject) -> ResponsesStream:
         return ResponsesStream(body, asked, ToolNames.of(body.get("tools") or []))

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from swarm.server.gateway.dialect import JsonObject, check_object_lists, check_objects, without_none
+from swarm.server.gateway.dialect import check_object_lists, check_objects, without_none
 from swarm.server.gateway.errors import bad_request
+from swarm.server.gateway.forms import JsonObject
 from swarm.server.gateway.message_form import read_json
 
 _INPUT = "input"

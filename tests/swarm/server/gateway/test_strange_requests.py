@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from swarm.server.gateway.dialect import MOST_DEPTH
+from swarm.server.gateway.message_form import MOST_DEPTH
 from tests.swarm.server.gateway.conftest import Served
 
 SCHEMA = {"type": "object", "properties": {"word": {"type": "string"}}}

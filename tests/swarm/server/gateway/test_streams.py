@@ -14,9 +14,9 @@ from foundation import strict_json
 from swarm.engine.seam import EngineDown, RequestRefused, SampledEvent
 from swarm.protocol.episodes import RecordedCall, RecordedSampling
 from swarm.server.gateway.anthropic import AnthropicMessages, chat_messages
-from swarm.server.gateway.chat import ChatForm, message_of
 from swarm.server.gateway.dialect import Dialect
 from swarm.server.gateway.errors import answer_of
+from swarm.server.gateway.forms import ChatForm, message_of
 from swarm.server.gateway.message_form import normal_message, normal_text
 from swarm.server.gateway.responses import Responses, input_messages
 
@@ -171,7 +171,7 @@ def test_a_responses_text_has_the_logprobs_of_its_own_tokens(
             stream.frames(chunk, 5)
             assembly.add(SampledEvent(data=chunk))
     answer = assembly.answer()
-    response = stream.response(answer) if stream else Responses().answer(BODY, BODY, answer)
+    response = stream.whole(answer) if stream else Responses().answer(BODY, BODY, answer)
     texts = [part for item in response["output"] if item["type"] == "message" for part in item["content"]]
     assert [entry["token"] for part in texts for entry in part["logprobs"]] == told
 
