@@ -1,4 +1,4 @@
-"""Output: to a reader who may go away before its end, as `head` does; on a terminal that must not be told what to do."""
+"""Output: to a reader who may go away before its end, as `head` does; on a terminal that must not obey what it shows."""
 
 from __future__ import annotations
 

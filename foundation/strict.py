@@ -49,8 +49,8 @@ def misfit(problems: Mapping[str, str]) -> PydanticCustomError:
 
     problems: by field, as it is reached from that model (`batch.group_size`): what is wrong with it.
     """
-    told = "; ".join(f"{field}: {problem}" for field, problem in problems.items())
-    return PydanticCustomError(_MISFIT, "{told}", {"told": told, "problems": dict(problems)})
+    words = "; ".join(f"{field}: {problem}" for field, problem in problems.items())
+    return PydanticCustomError(_MISFIT, "{words}", {"words": words, "problems": dict(problems)})
 
 
 def explain(error: ValidationError, model: type[BaseModel]) -> list[FieldError]:
@@ -60,19 +60,19 @@ def explain(error: ValidationError, model: type[BaseModel]) -> list[FieldError]:
     """
     items = [each for item in error.errors(include_url=False) for each in _one_field_each(item)]
     faults = [_Fault.of(item, model) for item in items]
-    told: list[FieldError] = []
+    found: list[FieldError] = []
     seen: set[Loc] = set()
     for fault in faults:
         if fault.choice is None:
-            told.append(fault.explained())
+            found.append(fault.explained())
             continue
         if fault.choice in seen:
             continue
         seen.add(fault.choice)
         together = [other for other in faults if other.choice == fault.choice]
         meant = [other for other in together if other.loc != fault.choice or other.item["type"] == "value_error"]
-        told += [other.explained() for other in meant] if meant else [_any_of(together)]
-    return list({str(each): each for each in told}.values())
+        found += [other.explained() for other in meant] if meant else [_any_of(together)]
+    return list({str(each): each for each in found}.values())
 
 
 @dataclass(frozen=True, slots=True)

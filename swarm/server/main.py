@@ -62,7 +62,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--host", default="127.0.0.1", help="other than loopback needs tokens (default 127.0.0.1)")
     parser.add_argument("--port", type=port, default=DEFAULT_PORT, help="0 takes a free one (default %(default)s)")
     parser.add_argument(
-        "--public-url", type=_url, metavar="URL", help="what clients are told, where a proxy stands in front"
+        "--public-url", type=_url, metavar="URL", help="the address that clients get, where a proxy stands in front"
     )
     parser.add_argument(
         "--peer",
@@ -183,7 +183,7 @@ _ENGINES_OF = {"device": ["local"], "enable_sleep_mode": ["local"], "ray_address
 
 
 def _engines_of(option: str) -> list[str]:
-    """The engines that an option is for; none where every engine heeds it."""
+    """The engines that an option is for; none where every engine uses it."""
     head = option.partition("_")[0]
     return [head] if head in ("echo", "verl") else _ENGINES_OF.get(option, [])
 

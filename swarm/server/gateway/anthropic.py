@@ -46,7 +46,7 @@ class AnthropicMessages(ItemDialect):
             if not isinstance(message, dict) or message.get("role") not in _ROLES:
                 raise bad_request(f"each message must be an object with a role of {', '.join(_ROLES)}", "messages")
             _check_content(message.get("content"), "messages")
-            if message["content"] == [] and message["role"] != "assistant":  # a model that says nothing is echoed so
+            if message["content"] == [] and message["role"] != "assistant":  # a model that said nothing comes back so
                 raise bad_request(f"{message['role']} messages must have non-empty content", "messages")
         if body.get("system") is not None:
             _check_content(body["system"], "system")
@@ -94,9 +94,9 @@ def _tools(body: JsonObject) -> JsonObject:
         if not isinstance(tool.get("input_schema"), dict) or not isinstance(tool.get("name"), str):
             text = f"the tool {tool.get('name')!r} has no name or no input_schema; tools that the provider runs are not served here"
             raise bad_request(text, "tools")
-        told: JsonObject = {name: tool.get(name) for name in ("name", "description", "strict")}
-        told["parameters"] = {"type": "object"} | tool["input_schema"]
-        functions.append({"type": "function", "function": without_none(told)})
+        function: JsonObject = {name: tool.get(name) for name in ("name", "description", "strict")}
+        function["parameters"] = {"type": "object"} | tool["input_schema"]
+        functions.append({"type": "function", "function": without_none(function)})
     asked: JsonObject = {"tools": functions} if functions else {}
     choice = body.get("tool_choice")
     if choice is None:

@@ -139,7 +139,7 @@ def check_stops(body: JsonObject, name: str) -> None:
 
 
 def no_prefill(parameter: str) -> RequestRefused:
-    """What to tell a client that would have an answer of its own continued."""
+    """The refusal for a client that began an answer of its own."""
     text = (
         "an answer that the client began is not continued here: prompts are recorded as the model's own template makes "
     )

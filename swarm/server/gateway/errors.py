@@ -47,7 +47,7 @@ def refused(
 
 
 def unknown_model(wanted: str, hosted: str) -> RequestRefused:
-    """What to tell a client that asks for another model."""
+    """The refusal for a client that asks for another model."""
     text = (
         f"The model `{wanted}` does not exist; this server hosts `{hosted}`. Ask for `{hosted}` or `{POLICY_MODEL}`, "
         "with `@agent` behind it to name an agent."
@@ -60,7 +60,7 @@ def bad_request(message: str, parameter: str) -> RequestRefused:
 
 
 def answer_of(error: SwarmError) -> ErrorAnswer:
-    """What an error of this product tells an agent."""
+    """An error of this product as an agent gets it."""
     if isinstance(error, RequestRefused):
         return ErrorAnswer(error.status, _with_code_in_words(error.body))
     if isinstance(error, KeyRefused):
@@ -76,17 +76,17 @@ def answer_of(error: SwarmError) -> ErrorAnswer:
 
 
 def fault() -> Refusal:
-    """What is told of a failure of our own."""
+    """All that a client learns of a failure of ours."""
     return Refusal(ErrorCode.SERVER_FAULT, "the server failed on this request; its log says why")
 
 
 def anthropic_body(status: int, body: dict[str, Any]) -> dict[str, Any]:
     """An error body in OpenAI's form, in Anthropic's envelope. Our own code stays beside the message."""
     error = body.get("error") or {}
-    told = {"type": _ANTHROPIC_TYPES.get(status, "api_error"), "message": str(error.get("message", ""))}
+    shown = {"type": _ANTHROPIC_TYPES.get(status, "api_error"), "message": str(error.get("message", ""))}
     if isinstance(error.get("code"), str):
-        told["code"] = error["code"]
-    return {"type": "error", "error": told}
+        shown["code"] = error["code"]
+    return {"type": "error", "error": shown}
 
 
 def _with_code_in_words(body: dict[str, Any]) -> dict[str, Any]:

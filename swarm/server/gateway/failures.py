@@ -8,10 +8,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 from foundation.clock import Clock
+from foundation.futures import within
 from swarm.engine.seam import EngineDown, EngineHealth
 from swarm.protocol.episodes import CallFailure, Cause
 from swarm.protocol.errors import ErrorCode, Refusal, SwarmError
@@ -19,6 +21,11 @@ from swarm.server.gateway.errors import answer_of
 from swarm.server.service import Service
 from swarm.server.state.calls import CallAttempt, FailedCall
 
+Answer = TypeVar("Answer")
+
+ENGINE_WAIT_S = 180.0
+"""How long a request waits for a crashed engine to come back before it fails."""
+_AGAIN_AFTER_S = 0.25
 CRASH_UNNOTICED_S = 5.0
 """A client that gave up so shortly before a crash was noticed, with no word from the engine in between, met the crash."""
 _LOG = logging.getLogger(__name__)
@@ -54,6 +61,48 @@ class KeptCall:
             attempt=self.attempt,
             attempts=self.attempts,
         )
+
+
+class EngineWait:
+    """Waits for an engine that crashed, as long as that may help."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._ready = asyncio.Event()
+        self._failed = False
+
+    def on_health(self, health: EngineHealth) -> None:
+        self._failed = health.failed_for_good
+        if health.ready or health.failed_for_good:
+            self._ready.set()
+        else:
+            self._ready.clear()
+
+    def give_up_at(self) -> float:
+        """When a request that begins now fails, if the engine stays away. Monotonic time."""
+        return self._clock.monotonic() + ENGINE_WAIT_S
+
+    async def ask(self, progress: Progress, ask: Callable[[], Awaitable[Answer]]) -> Answer:
+        """The engine's answer; where it crashes meanwhile, wait for it and ask again. Nothing was shown yet."""
+        give_up_at = self.give_up_at()
+        while True:
+            try:
+                return await ask()
+            except EngineDown as error:
+                progress.outage = error
+                if not await self.is_back(give_up_at):
+                    raise
+
+    async def is_back(self, give_up_at: float) -> bool:
+        """Wait until it may be worth trying again; False when it no longer is."""
+        left_s = give_up_at - self._clock.monotonic()
+        if self._failed or left_s <= 0:
+            return False
+        if self._ready.is_set():  # the crash is not noticed yet, or is over already
+            await self._clock.sleep(_AGAIN_AFTER_S)
+            return True
+        await within(self._clock, left_s, self._ready.wait())
+        return not self._failed
 
 
 class Failures:

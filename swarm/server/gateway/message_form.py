@@ -61,7 +61,7 @@ def normal_message(message: Message) -> dict[str, Any]:
 
 
 def spelling(message: Message) -> tuple[Any, ...]:
-    """What tells a message from another that is equal but for normalisation."""
+    """What may differ between messages whose normal forms are equal."""
     calls = [call for call in message.get("tool_calls") or () if isinstance(call, dict)]
     arguments = [(call.get("function") or call).get("arguments") for call in calls]
     return joined_content(message.get("content")), arguments, [call.get("id") for call in calls]

@@ -1,6 +1,6 @@
-"""From a request and what was sampled for it to recorded calls, and back to what the echo rule needs of them.
+"""From what was sampled for a request to recorded calls, and from recorded calls to the prompt of the next request.
 
-Requests and answers are recorded in the engine's form, whatever the dialect they came in.
+Requests and answers are recorded in the engine's form, whatever their dialect.
 """
 
 from __future__ import annotations
@@ -11,14 +11,16 @@ from typing import Any
 
 from foundation.clock import Clock
 from foundation.ids import Ids
-from swarm.engine.seam import Sampled, SampledChoice, SampledEvent
+from swarm.engine.seam import Dialect as EngineDialect
+from swarm.engine.seam import Engine, Sampled, SampledChoice, SampledEvent
 from swarm.protocol.episodes import CallFailure, RecordedCall, VersionSpan, WeightsVersion
 from swarm.server.gateway.dialect import Dialect
-from swarm.server.gateway.forms import Assembly, message_of, prompt_settings
+from swarm.server.gateway.forms import Assembly, message_of, prompt_body, prompt_settings
 from swarm.server.gateway.message_form import Message
 from swarm.server.gateway.open_episodes import OpenEpisodes
-from swarm.server.gateway.sampling import recorded_sampling, with_defaults
-from swarm.server.gateway.token_reuse import EarlierCall, Prompt, Render
+from swarm.server.gateway.sampling import recorded_sampling
+from swarm.server.gateway.text_token_reuse import continued_text
+from swarm.server.gateway.token_reuse import EarlierCall, Prompt, TokenReuse
 from swarm.server.state.calls import OpenCall
 
 
@@ -127,7 +129,9 @@ class Records:
         self._ids = ids
         self._earlier: OpenEpisodes[dict[str, EarlierCall]] = OpenEpisodes(is_open, dict)
 
-    def make(self, generation: Generation, *, complete: bool, failure: CallFailure | None = None) -> list[RecordedCall]:
+    def make(
+        self, generation: Generation, *, complete: bool = True, failure: CallFailure | None = None
+    ) -> list[RecordedCall]:
         """One record per choice; of a stream that was broken off, those that had ended are complete all the same.
 
         failure: of the call, at the choices that did not end; at one without tokens where all did.
@@ -135,7 +139,7 @@ class Records:
         spliced = generation.prompt.prompt_ids
         prompt_ids = generation.prompt_ids or spliced or []
         kept_splice = spliced is not None and spliced == prompt_ids
-        answer, choices = generation.answer(), generation.choices
+        answer, choices, call = generation.answer(), generation.choices, generation.call
         records = []
         indices = sorted(choices) or ([0] if not complete else [])
         if failure is not None and all(_ended(generation, choices.get(index)) for index in indices):
@@ -145,8 +149,8 @@ class Records:
             ended = complete or _ended(generation, choice)
             record = RecordedCall(
                 call_id=self._ids.new("call"),
-                episode_id=generation.call.episode_id,
-                index=generation.call.index,
+                episode_id=call.episode_id,
+                index=call.index,
                 agent=generation.agent,
                 dialect=generation.dialect.name,
                 prompt_ids=prompt_ids,
@@ -159,76 +163,72 @@ class Records:
                 failure=None if ended else failure,
                 parent_call_id=generation.prompt.parent_call_id if kept_splice else None,
                 fork_cause=generation.prompt.fork_cause,
-                started_at=generation.call.opened_at,
-                latency_s=max(0.0, self._clock.now() - generation.call.opened_at),
+                started_at=call.opened_at,
+                latency_s=max(0.0, self._clock.now() - call.opened_at),
                 request=generation.body,
                 answer=generation.dialect.form.choice_of(answer, index) if answer else {},
             )
             records.append(record)
-            if record.complete and message_of(record.answer) is not None:
+            if record.complete and (message := message_of(record.answer)) is not None:
                 rendered = generation.prompt.rendered if kept_splice else prompt_ids
-                self._remember(record, generation.prompt.messages, rendered or prompt_ids)
+                self._remember(record, message, generation.prompt.messages, rendered or prompt_ids)
         return records
 
-    def unread(
-        self, call: OpenCall, dialect: str, agent: str | None, body: dict[str, Any], failure: CallFailure
-    ) -> RecordedCall:
-        """Of a request that failed on our side before it was known what to ask the engine for."""
-        return RecordedCall(
-            call_id=self._ids.new("call"),
-            episode_id=call.episode_id,
-            index=call.index,
-            agent=agent,
-            dialect=dialect,
-            prompt_ids=[],
-            sampled_ids=[],
-            logprobs=[],
-            sampling=recorded_sampling(with_defaults({}, call.spec.sampling, call.seed)),
-            versions=[],
-            finish_reason=None,
-            complete=False,
-            failure=failure,
-            started_at=call.opened_at,
-            latency_s=max(0.0, self._clock.now() - call.opened_at),
-            request=body,
-            answer={},
-        )
+    def earlier(self, calls: Sequence[RecordedCall]) -> list[EarlierCall]:
+        """The complete chats among the calls of an open episode, as token reuse needs them."""
+        known = self._earlier.of(calls[0].episode_id) if calls else {}
+        return [known[call.call_id] for call in calls if call.call_id in known]
 
-    async def earlier(self, calls: Sequence[RecordedCall], render: Render) -> list[EarlierCall]:
-        """The complete chats of an episode, as the echo rule wants them; what was forgotten is worked out again."""
-        found: dict[str, EarlierCall] = {}
-        for call in calls:
-            if not call.complete or message_of(call.answer) is None:
-                continue
-            known = self._earlier.of(call.episode_id).get(call.call_id)
-            if known is None:
-                parent = found.get(call.parent_call_id or "")
-                messages = tuple(call.request["messages"])
-                rendered = call.prompt_ids
-                if parent is not None:
-                    messages = (*parent.messages, parent.answer, *messages[len(parent.sent) + 1 :])
-                    rendered = await render(list(messages), True)
-                known = self._remember(call, messages, rendered)
-            found[call.call_id] = known
-        return list(found.values())
-
-    def _remember(self, call: RecordedCall, messages: tuple[Message, ...], rendered: list[int]) -> EarlierCall:
-        earlier = EarlierCall(
+    def _remember(
+        self, call: RecordedCall, message: Message, messages: tuple[Message, ...], rendered: list[int]
+    ) -> None:
+        self._earlier.of(call.episode_id)[call.call_id] = EarlierCall(
             call_id=call.call_id,
             agent=call.agent,
             sent=tuple(call.request["messages"]),
             messages=messages,
-            answer=message_of(call.answer) or {"role": "assistant", "content": ""},
+            answer=message,
             settings=prompt_settings(call.request),
             prompt_ids=call.prompt_ids,
             rendered=rendered,
             sampled_ids=call.sampled_ids,
             stopped=isinstance(call.answer["choices"][0].get("stop_reason"), str),
         )
-        self._earlier.of(call.episode_id)[call.call_id] = earlier
-        return earlier
 
 
 def _ended(generation: Generation, choice: SampledChoice | None) -> bool:
     """Whether a client has heard all of the choice, though not of the whole answer."""
     return choice is not None and generation.streamed and choice.finish_reason is not None
+
+
+class Prompts:
+    """Both kinds of token reuse, over one engine's tokens."""
+
+    def __init__(self, engine: Engine, records: Records) -> None:
+        self._engine = engine
+        self._records = records
+        self._chats = TokenReuse(engine.decode)
+
+    async def of(
+        self, dialect: EngineDialect, body: dict[str, Any], agent: str | None, calls: Sequence[RecordedCall]
+    ) -> Prompt:
+        """Continue an earlier call of the episode token by token, where the engine's request `body` sends its answer back."""
+        if dialect == "completions":
+            return await continued_text(body["prompt"], calls, self._tokenise, self._engine.decode)
+
+        async def render(messages: list[dict[str, Any]], add_generation_prompt: bool) -> list[int]:
+            asked = prompt_body(body, messages)
+            return await self._engine.render("chat.completions", asked, add_generation_prompt=add_generation_prompt)
+
+        earlier = self._records.earlier(calls)
+        return await self._chats.prompt_for(body["messages"], prompt_settings(body), agent, earlier, render)
+
+    async def count(self, body: dict[str, Any], calls: Sequence[RecordedCall]) -> int:
+        """How many tokens the prompt of the chat `body` has, as it would be sampled from."""
+        prompt = await self.of("chat.completions", body, None, calls)
+        if prompt.prompt_ids is not None:
+            return len(prompt.prompt_ids)
+        return len(await self._engine.render("chat.completions", prompt_body(body, body["messages"])))
+
+    async def _tokenise(self, text: str) -> list[int]:
+        return await self._engine.render("completions", {"prompt": text, "add_special_tokens": False})

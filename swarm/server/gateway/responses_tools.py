@@ -127,5 +127,5 @@ def custom_input(arguments: str) -> str:
 def _function(tool: JsonObject, name: str) -> JsonObject:
     if not isinstance(tool.get("name"), str):
         raise bad_request("each tool must have a name", "tools")
-    told = {field: tool.get(field) for field in ("description", "parameters", "strict")}
-    return {"type": "function", "function": {"name": name} | without_none(told)}
+    described = without_none({field: tool.get(field) for field in ("description", "parameters", "strict")})
+    return {"type": "function", "function": {"name": name} | described}

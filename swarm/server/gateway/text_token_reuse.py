@@ -1,4 +1,4 @@
-"""The echo rule for text completions: where a prompt goes on from an earlier prompt and its answer, the sampled ids stand.
+"""Token reuse in text completions: where a prompt goes on from an earlier prompt and its answer, keep the sampled ids.
 
 Pure, given the tokenizer (`tokenise`, `decode`). Only what follows the answer is tokenised. What the engine cut off at a stop
 string counts as sampled where the client wrote the same again; else the ids stand up to the cut.

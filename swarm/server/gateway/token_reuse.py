@@ -1,11 +1,10 @@
-"""The echo rule: where a request sends an earlier answer back, the ids that were sampled stand, and only what is new is
-tokenised.
+"""Token reuse in chats: where a request sends an earlier answer back, keep the sampled ids and tokenise only what is new.
 
-Pure, given the template (`render`, `decode`). Knows neither service nor HTTP.
+Pure, given the template (`render`, `decode`).
 
 A call's prompt stands for the messages as the template first saw them: its own, or those of the call that it continues,
-with recorded answers in the place of echoed ones. The template is asked once for these messages plus the rest (`full`);
-where its words for the recorded answer differ from what was sampled, or where it rewrites what came before, the timeline
+with recorded answers in place of those sent back. The template is asked once for these messages plus the rest (`full`).
+Where its text for the recorded answer differs from what was sampled, or where it rewrites what came before, the timeline
 forks, and the fork has a cause.
 """
 
@@ -44,7 +43,7 @@ class ForkCause(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class EarlierCall:
-    """A recorded choice as the rule needs it.
+    """A recorded choice, as its successors need it.
 
     messages: what its prompt stands for. rendered: what the template made of them (equal to prompt_ids where the call
     continued no other). sent: the messages as the client sent them. settings: tools and template settings.
@@ -83,7 +82,7 @@ class Prompt:
 
 
 class TokenReuse:
-    """The rule over one template. `closing` is what the template writes after an assistant's message."""
+    """Over one template. `closing` is what the template writes after an assistant's message."""
 
     def __init__(self, decode: Decode) -> None:
         self._decode = decode
@@ -132,8 +131,8 @@ class TokenReuse:
                 continue
             if normal[size].get("content") != call.normal_answer.get("content"):
                 continue
-            recorded, echoed = [await render([*call.messages, answer], False) for answer in (call.answer, sent[size])]
-            if recorded == echoed:
+            recorded, returned = [await render([*call.messages, each], False) for each in (call.answer, sent[size])]
+            if recorded == returned:
                 return call
         return None
 
@@ -173,7 +172,7 @@ class TokenReuse:
         return None
 
     def _says_what_was_sampled(self, parent: EarlierCall, body: list[int]) -> bool:
-        """Equal ids or equal text, the token that ended the sampling aside."""
+        """Whether ids or texts are equal, with or without the token that ended the sampling."""
         sampled = parent.sampled_ids
         if body in (sampled, sampled[:-1]):
             return True
@@ -231,10 +230,10 @@ def _likest(calls: Sequence[EarlierCall], sent: Sequence[Message], agent: str | 
     """Of calls that say the same, that which is spelt most like the request, then the agent's own, then the latest."""
     if len(calls) < 2:
         return calls[0] if calls else None
-    told = [spelling(message) for message in sent]
+    spelt = [spelling(message) for message in sent]
 
     def rank(call: EarlierCall) -> tuple[int, bool]:
-        pairs = zip(told, map(spelling, (*call.sent, call.answer)), strict=False)
+        pairs = zip(spelt, map(spelling, (*call.sent, call.answer)), strict=False)
         alike = sum(one == other for message, known in pairs for one, other in zip(message, known, strict=True))
         return alike, call.agent == agent
 

@@ -14,10 +14,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from swarm.engine.seam import EngineDown, EngineInfo
+from swarm.protocol.episodes import EpisodeRenewal
 from swarm.protocol.errors import SwarmError
 from swarm.server.gateway.dialect import check_depth
 from swarm.server.gateway.errors import answer_of, anthropic_body, bad_request, refused
-from swarm.server.gateway.gateway import Gateway, agent_behind
+from swarm.server.gateway.gateway import Gateway
+from swarm.server.gateway.request import agent_behind
 from swarm.server.keys import EpisodeKey, Keyring, bearer
 from swarm.server.routes import wire
 from swarm.server.routes.operations import Operation
@@ -65,7 +67,7 @@ class InferenceRoutes:
     async def count_tokens(self, request: Request) -> Response:
         key = await self._key(request)
         body = await _body(request)
-        counting = self.gateway.count_tokens("messages", key.episode_id, key.lease, body, request.headers)
+        counting = self.gateway.count_tokens("messages", key, body, request.headers)
         count = await wire.until_gone(request, counting)
         return wire.answer_json({"input_tokens": count, "context_management": {"original_input_tokens": count}})
 
@@ -84,10 +86,10 @@ class InferenceRoutes:
         key = await self._key(request)
         body = await _body(request)
         if body.get("stream"):
-            frames = self.gateway.stream(dialect, key.episode_id, key.lease, body, request.headers)
+            frames = self.gateway.stream(dialect, key, body, request.headers)
             first = await wire.until_gone(request, _first(frames))
             return wire.EventStream(frames, first=first)
-        call = self.gateway.complete(dialect, key.episode_id, key.lease, body, request.headers)
+        call = self.gateway.complete(dialect, key, body, request.headers)
         return wire.answer_json(await wire.until_gone(request, call))
 
     def _card(self) -> dict[str, Any]:
@@ -102,7 +104,7 @@ class InferenceRoutes:
     async def _require_open(self, request: Request) -> None:
         """Raises: KeyRefused, Refusal(lease_lost) when the key's episode is over."""
         key = await self._key(request)
-        await self.gateway.renew(key.episode_id, key.lease)
+        await self.service.renew(key.episode_id, EpisodeRenewal(lease=key.lease))
 
     async def _key(self, request: Request) -> EpisodeKey:
         """From `Authorization: Bearer`, or from `x-api-key` as Anthropic's SDK sends it. Raises: KeyRefused, Refusal(lease_lost)."""
@@ -119,11 +121,11 @@ def error_response(
     error: SwarmError, path: str = "", *, status: int | None = None, headers: Mapping[str, str] | None = None
 ) -> Response:
     """An error as the SDKs of the surface at `path` know it. status: None is the error's own."""
-    told = answer_of(error)
-    status = status or told.status
+    answer = answer_of(error)
+    status = status or answer.status
     of_anthropic = path.startswith((_MESSAGES, f"{_AGAIN}/v1/"))
-    body = anthropic_body(status, told.body) if of_anthropic else told.body
-    return wire.answer_json(body, status=status, headers={**told.headers, **(headers or {})})
+    body = anthropic_body(status, answer.body) if of_anthropic else answer.body
+    return wire.answer_json(body, status=status, headers={**answer.headers, **(headers or {})})
 
 
 async def _body(request: Request) -> dict[str, Any]:

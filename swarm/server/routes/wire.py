@@ -43,7 +43,7 @@ _STRAIGHT = "swarm.straight_send"
 
 
 class ClientGone(SwarmError):
-    """The client hung up before its answer; there is nobody to tell."""
+    """The client hung up before its answer; nobody waits for one."""
 
 
 def require(tokens: ControlTokens, request: Request, needed: Role = Role.CLIENT) -> str:
@@ -53,11 +53,7 @@ def require(tokens: ControlTokens, request: Request, needed: Role = Role.CLIENT)
         _refuse_foreign_pages(request)
     role = tokens.role_of(request.headers.get("authorization"))
     if role is None:
-        given = (
-            "the token that was sent is none of this server's"
-            if "authorization" in request.headers
-            else "no token was sent"
-        )
+        given = "the token is invalid" if "authorization" in request.headers else "no token was sent"
         raise Refusal(
             ErrorCode.UNAUTHORIZED,
             f"this server asks for a token, and {given}: send its admin or client token as `Authorization: Bearer` "

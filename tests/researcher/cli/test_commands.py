@@ -239,7 +239,7 @@ def test_a_server_that_refuses_our_token_is_named_before_there_is_a_study(
 ) -> None:
     tokens = {"SWARM_CLIENT_TOKEN": "swt_right-0123456789", "SWARM_ADMIN_TOKEN": "swt_admin-0123456789"}
     with ServerProcess(tmp_path / "state", "--log-level", "warning", environ=tokens) as server:
-        for token, told in (("", "no token was sent"), ("swt_other-0123456789", "is none of this server's")):
+        for token, told in (("", "no token was sent"), ("swt_other-0123456789", "the token is invalid")):
             monkeypatch.setenv("SWARM_TOKEN", token)
             assert main([*ASKED, "--server", server.url]) == USAGE
             said = capsys.readouterr().err

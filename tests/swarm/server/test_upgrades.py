@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from bench.serving import ServerProcess
-from swarm.server.upgrades import declined
+from swarm.server.process import without_upgrade
 
 OFFER = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n"
 
@@ -39,4 +39,4 @@ def test_a_body_beside_an_offer_of_http_2_is_read_and_the_connection_stays(tmp_p
     ],
 )
 def test_nothing_but_a_head_is_touched(data: bytes) -> None:
-    assert declined(data) == data
+    assert without_upgrade(data) == data

@@ -1,0 +1,117 @@
+"""One agent's request under way: what it asks for, how it fares, and how it went."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from swarm.protocol.episodes import POLICY_MODEL
+from swarm.server.gateway.dialect import AnswerStream, Dialect
+from swarm.server.gateway.errors import bad_request, unknown_model
+from swarm.server.gateway.failures import KeptCall, Progress
+from swarm.server.gateway.forms import JsonObject
+from swarm.server.gateway.records import Generation
+from swarm.server.gateway.retries import Attempt, body_hash
+from swarm.server.gateway.sampling import with_defaults
+from swarm.server.gateway.token_reuse import Prompt
+from swarm.server.state.calls import CallAttempt, OpenCall, Outcome
+
+_AGENT_HEADER = "x-agent-name"
+
+
+@dataclass(slots=True, kw_only=True)
+class AgentRequest:
+    """asked: the engine's requests, one for each prompt; generations: empty when it was answered before."""
+
+    dialect: Dialect
+    body: JsonObject
+    agent: str | None
+    call: OpenCall
+    is_retry: bool
+    began: int
+    """Its position in the order of all beginnings and ends."""
+    progress: Progress = field(default_factory=Progress)
+    attempt: Attempt | None = None
+    asked: list[JsonObject] = field(default_factory=list)
+    generations: list[Generation] = field(default_factory=list)
+    answered_before: JsonObject | None = None
+    sampling: bool = False
+    """The engine was asked to sample."""
+    closed: bool = False
+    kept: KeptCall | None = None
+
+    @property
+    def finished(self) -> bool:
+        return all(generation.finished for generation in self.generations)
+
+    def ask(self, wanted: list[JsonObject]) -> None:
+        """The engine's requests, filled with the run's defaults. An engine draws choice i of a prompt with its seed + i."""
+        sampling, step = self.call.spec.sampling, self.dialect.form.choices
+        seeds = [self.call.seed + number * step(body) for number, body in enumerate(wanted)]
+        self.asked = [with_defaults(body, sampling, seed) for body, seed in zip(wanted, seeds, strict=True)]
+
+    def generation(self, number: int, prompt: Prompt) -> Generation:
+        """The generation for the prompt with this number."""
+        body, dialect = self.asked[number], self.dialect
+        first = number * dialect.form.choices(body)
+        return Generation(call=self.call, agent=self.agent, dialect=dialect, body=body, prompt=prompt, first=first)
+
+    def engine_answer(self) -> JsonObject:
+        return self.dialect.form.joined([generation.answer() for generation in self.generations])
+
+    def answer(self, engine_answer: JsonObject) -> JsonObject:
+        return self.dialect.answer(self.body, self.asked[0], engine_answer)
+
+    def stream(self) -> AnswerStream:
+        return self.dialect.stream(self.body, self.asked[0])
+
+    def replayed(self, stream: AnswerStream, answer: JsonObject) -> Iterator[bytes]:
+        """A recorded answer as a stream."""
+        prompt_tokens = int((answer.get("usage") or {}).get("prompt_tokens") or 0)
+        for chunk in self.dialect.form.replay(answer, self.asked[0]):
+            yield from stream.frames(chunk, prompt_tokens)
+        yield from stream.end(answer)
+
+    def ended(self, outcome: Outcome, at: int) -> CallAttempt:
+        """How it went, for whoever judges whether a failure was made good."""
+        attempt = self.attempt or Attempt(body_hash(self.dialect.name, self.agent, self.body), None)
+        return CallAttempt(
+            asked=attempt.body_hash,
+            key=attempt.key,
+            is_retry=self.is_retry,
+            began=self.began,
+            ended=at,
+            outcome=outcome,
+        )
+
+    def release(self) -> None:
+        """Let requests go on that wait for this one."""
+        if self.attempt is not None:
+            self.attempt.over.set()
+
+
+def agent_of(body: JsonObject, headers: Mapping[str, str], hosted: str) -> str | None:
+    """Who asks: the header, or what follows the model's name. Raises: RequestRefused, another model."""
+    wanted = body.get("model")
+    if not isinstance(wanted, str | None):
+        raise bad_request(f"model must be a text, got {wanted!r}", "model")
+    agent = agent_behind(wanted, hosted) if wanted else None
+    return _text(headers.get(_AGENT_HEADER, "")) or agent or None
+
+
+def agent_behind(wanted: str, hosted: str) -> str | None:
+    """The agent in `model@agent`, where one follows the model's name. Raises: RequestRefused for another model."""
+    if wanted in (POLICY_MODEL, hosted):
+        return None
+    name, mark, agent = wanted.rpartition("@")
+    if not mark or name not in (POLICY_MODEL, hosted):
+        raise unknown_model(wanted, hosted)
+    return agent
+
+
+def _text(header: str) -> str:
+    """A header that was sent as UTF-8 arrives as Latin-1; one that is not UTF-8 is Latin-1 indeed."""
+    try:
+        return header.encode("latin-1").decode()
+    except UnicodeError:
+        return header
