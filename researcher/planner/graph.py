@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, Literal, TypedDict
 
 from langchain_core.runnables import RunnableConfig
@@ -38,7 +37,15 @@ from researcher.planner.replies import (
     read_reply,
     said_in,
 )
-from researcher.planner.tools import catalogue_text, findings_text, look_up, tool_schemas
+from researcher.planner.tools import (
+    LONGEST_LIST,
+    PROMPTS,
+    findings_text,
+    instrument_list,
+    look_up,
+    shared_words,
+    tool_schemas,
+)
 from researcher.store.checkpoints import PLANNING_PATIENCE_S, caught_up, with_saver
 from researcher.study.draft import Draft
 from swarm.models.catalogue import known_names
@@ -46,7 +53,6 @@ from swarm.models.catalogue import known_names
 ATTEMPTS, MOST_LOOK_UPS, MOST_QUESTIONS = 3, 24, 3
 FIRST_FINDINGS = 4
 """In a prompt without look-ups, which has to stay short."""
-_PROMPTS = Path(__file__).parent / "prompts"
 _TOPIC = "\nThe topic, as a JSON string:\n"
 _NO_MORE = "no look-ups are left: end with propose, ask or decline"
 _ONE_ENDING = "exactly one of propose, ask, decline"
@@ -247,15 +253,16 @@ def first_messages(request: TopicRequest, form: str) -> list[dict[str, Any]]:
     """The system prompt and the topic with what it may ask for. Without tools it holds findings and schema as well."""
     look_ups = form == FORMS[0]
     user = filled(
-        _PROMPTS,
+        PROMPTS,
         "request.md.jinja",
-        catalogue=catalogue_text(request.instruments),
+        **shared_words(),
+        instruments=instrument_list(request.instruments, LONGEST_LIST),
         models=known_names(),
         findings="" if look_ups else findings_text(request, most=FIRST_FINDINGS),
         schema="" if look_ups else json.dumps(ending_schema(tool_schemas())),
         request=_asked_for(request),
     )
-    system = filled(_PROMPTS, "system.md.jinja", look_ups=look_ups)
+    system = filled(PROMPTS, "system.md.jinja", look_ups=look_ups)
     return [{"role": "system", "content": system}, {"role": "user", "content": user}]
 
 

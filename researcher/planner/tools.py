@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from researcher.analysis.knowledge import spread, told_of
 from researcher.design.pricing import price_of
 from researcher.instruments.catalogue import InstrumentFolder
 from researcher.instruments.declaration import shared_factors, shared_metrics
-from researcher.instruments.instrument import STUDY_MODEL, STUDY_STEPS, Factor, Instrument, Metric
+from researcher.instruments.instrument import STUDY_MODEL, STUDY_STEPS, Factor, Instrument
 from researcher.instruments.levels import level_text
+from researcher.llm.templates import filled
 from researcher.models import Finding
 from researcher.planner.outcome import TopicRequest
 from researcher.planner.proposals import judged
@@ -19,8 +21,9 @@ from researcher.planner.replies import Call
 from researcher.study.plan import Plan
 from researcher.study.spec import StudySpec, duration_text
 
+PROMPTS = Path(__file__).parent / "prompts"
 MOST_FINDINGS, _MOST_CHOICES = 12, 12
-_LONGEST, _LONGEST_FINDING, _LONGEST_LIST = 12_000, 700, 6_000
+_LONGEST, _LONGEST_FINDING, LONGEST_LIST = 12_000, 700, 6_000
 """Characters of a look-up's result, of one finding in it, of the list of instruments in the first prompt."""
 _DOCS = re.compile(r" \(docs/[^)]*\)")
 _UNUSED = ("title", "default", "description", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "minLength", "maxLength",
@@ -161,13 +164,11 @@ def _hours(seconds: float) -> str:
 # -- instruments in words -----------------------------------------------------------------------------------------------
 
 
-def catalogue_text(folders: Sequence[InstrumentFolder]) -> str:
-    """All that can be studied: what all instruments share once, and one line for each instrument."""
-    factors = [f"- {_factor_line(each)}" for each in shared_factors() if _is_varied(each)]
-    metrics = [f"- {each.name} ({_better(each)}): {_first_sentence(each.description)}" for each in shared_metrics()]
-    titles = "Factors of every instrument (defaults differ: see `instrument`):", "Metrics of every instrument:"
-    parts = [[titles[0], *factors], [titles[1], *metrics], ["Instruments:", instrument_list(folders, _LONGEST_LIST)]]
-    return "\n\n".join("\n".join(part) for part in parts)
+def shared_words() -> dict[str, Any]:
+    """What all instruments share, for the first prompt's template."""
+    factors = [each for each in shared_factors() if _is_varied(each)]
+    words = {"bounds": _bounds, "plain": _plain_text, "first_sentence": _first_sentence}
+    return {"factors": factors, "metrics": shared_metrics(), **words}
 
 
 def instrument_list(folders: Sequence[InstrumentFolder], longest: int = _LONGEST) -> str:
@@ -190,22 +191,19 @@ def _described(name: str, folders: Sequence[InstrumentFolder]) -> str:
     instrument = next((each.instrument for each in folders if each.instrument.name == name), None)
     if instrument is None:
         return f"no instrument is called {name!r}; there are: {', '.join(each.instrument.name for each in folders)}"
-    defaults, (own, shared) = instrument.defaults, _own_and_shared(instrument)
-    further = [f"Further models, trained beside it: {', '.join(instrument.roles)}"] if instrument.roles else []
-    many = [each for each in own if len(each.choices) > _MOST_CHOICES]
-    lines = [
-        f"{instrument.name}: {instrument.title}. {instrument.description}",
-        f"Model {instrument.model}; {defaults.steps} steps; {_span(defaults.seeds, defaults.max_seeds)} seeds; decides by "
-        f"{defaults.metric}; a trial takes about {_hours(defaults.trial_s)}.",
-        *further,
-        "Its own factors:" if own else "No factors of its own.",
-        *(f"- {_factor_line(each)} Default {_default(each)}." for each in own),
-        *(f"All of {each.name}: {', '.join(map(level_text, each.choices))}" for each in many),
-        f"Defaults of the shared factors: {', '.join(f'{each.name}={_default(each)}' for each in shared)}",
-        "Metrics:",
-        *(_metric_line(each) for each in instrument.metrics),
-    ]
-    return "\n".join(lines)
+    (own, shared), usual = _own_and_shared(instrument), instrument.defaults
+    text = filled(
+        PROMPTS,
+        "instrument.md.jinja",
+        it=instrument,
+        own=own,
+        shared=shared,
+        seeds=_span(usual.seeds, usual.max_seeds),
+        trial=_hours(usual.trial_s),
+        shown=_MOST_CHOICES,
+        bounds=_bounds, default=_default, level=level_text, plain=_plain_text,
+    )
+    return text.rstrip("\n")
 
 
 def _is_varied(factor: Factor) -> bool:
@@ -220,8 +218,9 @@ def _own_and_shared(instrument: Instrument) -> tuple[list[Factor], list[Factor]]
     return [each for each in varied if _bounds(each) not in common], [e for e in varied if _bounds(e) in common]
 
 
-def _factor_line(factor: Factor) -> str:
-    return f"{_bounds(factor)}: {_DOCS.sub('', factor.description)}"
+def _plain_text(description: str) -> str:
+    """Without pages of the documentation, which the LLM cannot read."""
+    return _DOCS.sub("", description)
 
 
 def _bounds(factor: Factor) -> str:
@@ -235,15 +234,6 @@ def _bounds(factor: Factor) -> str:
 
 def _default(factor: Factor) -> str:
     return level_text(factor.default) or ("none, name one" if factor.type == "data" else "empty")
-
-
-def _metric_line(metric: Metric) -> str:
-    noise = f", σ between seeds {metric.sigma:g}" if metric.sigma is not None else ""
-    return f"- {metric.name} ({_better(metric)}, margin {metric.margin:g}{noise}): {metric.description}"
-
-
-def _better(metric: Metric) -> str:
-    return f"better: {'more' if metric.direction == 'increase' else 'less'}"
 
 
 def _first_sentence(text: str) -> str:
