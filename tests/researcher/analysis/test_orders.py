@@ -11,6 +11,7 @@ from researcher.analysis.decide import decide, holds
 from researcher.analysis.samples import NotEnoughTrials
 from researcher.analysis.verdicts import conclude
 from researcher.study.plan import Branch, Condition, Relation
+from tests.fakes.specs import planned
 from tests.fakes.study import THRESHOLD, reaching_trial, study_plan, trials_with
 
 PLAN = study_plan((2e-5, 4e-5))
@@ -96,3 +97,16 @@ def test_without_trials_it_is_not_known_and_half_an_order_is_no_condition() -> N
     for broken in ({"relations": ("≪",)}, {"metric": None}, {"arms": ()}, {"relations": ("<", "≈")}):
         with pytest.raises(ValidationError):
             Condition.model_validate({**order("≪", "≈").model_dump(), **broken})
+
+
+def test_a_balance_is_decided_by_the_orders_that_hold() -> None:
+    plan = planned(compare={"group_size": {"levels": [16, 4, 8]}}, design="balance", metric="final_reward")
+
+    def decided(noise: float, **sizes: float) -> str:
+        arms = {f"group_size={name[1:]}": [mean + e for e in (-noise, 0.0, noise)] for name, mean in sizes.items()}
+        return decide(plan, "compare", trials_with(plan, arms)).reason
+
+    assert decided(0.005, s4=0.2, s8=0.6, s16=0.61) == (
+        "group_size=8 is the best balance: group_size=4 ≪ group_size=8 ≈ group_size=16 on final_reward"
+    )
+    assert decided(0.1, s4=0.2, s8=0.6, s16=0.66) == "every planned trial has ended"

@@ -6,14 +6,16 @@ import numpy as np
 import pytest
 
 from researcher.analysis.decide import decide
+from researcher.analysis.effects import method_for
 from researcher.analysis.power import hypothesis_power, hypothesis_seeds, planning_alpha, seeds_for
 from researcher.analysis.race import contenders, due, in_the_running, winning_chance
 from researcher.analysis.samples import NotEnoughTrials
 from researcher.analysis.verdicts import conclude
 from researcher.design.arms import ALPHA
+from researcher.design.own_seeds import with_own_seeds
 from researcher.design.stages import compared, raced, spending
-from researcher.models import TrialRecord
-from researcher.study.plan import Branch, Condition, Plan, Stage, StageKind, Verdict
+from researcher.models import Effect, TrialRecord
+from researcher.study.plan import Arm, Branch, Condition, Plan, Stage, StageKind, Verdict
 from tests.fakes.raced_study import ARMS, BASE, race_plan, run, trials_of
 from tests.fakes.study import done_trial, failed_trial, study_plan
 
@@ -207,3 +209,18 @@ def test_what_a_later_rung_finds_does_not_change_who_came_through_an_earlier_one
     later = trials_of(plan, plan.stages[2], 4, trials, arm0=0.1, arm1=-5.0, arm2=0.4, arm3=0.3, arm4=0.2)
     assert contenders(plan, plan.stages[2], later) == through
     assert ARMS[1] not in contenders(plan, plan.stages[3], later)
+
+
+def test_equal_arms_are_compared_unpaired_and_differ_by_chance() -> None:
+    plan = study_plan(seeds=4, max_seeds=4)
+    same = tuple(Arm(name=arm.name, levels={"lr": 1e-5}) for arm in plan.arms)
+    plan = with_own_seeds(plan.model_copy(update={"arms": same}))
+    stage = plan.stages[-1]
+    trials = [
+        done_trial(plan, arm, seed, 0.3 + 0.01 * ((7 * seed) % 5)) for arm, seed in due(plan, stage, stage.seeds, [])
+    ]
+    effect = conclude(plan, trials).effects["H1"]
+    assert isinstance(effect, Effect)
+    assert (effect.method, effect.n_baseline, effect.n_treatment) == ("welch", 4, 4)
+    assert effect.low < effect.high
+    assert method_for(plan, plan.hypotheses[0], trials) == "welch"

@@ -8,12 +8,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from researcher.analysis.decide import decide
 from researcher.design.stages import LAST_SEED
 from researcher.refusals import PlanningRefused
 from swarm.protocol.runspec import LoraSpec, RunSpec
 from tests.fakes.specs import planned
-from tests.fakes.study import trials_with
 
 MANY = {"compare": {"learning_rate": {"baseline": 1e-5, "levels": [2e-5, 4e-5, 8e-5, 1e-4, 2e-4, 4e-4]}}}
 RATES = {"learning_rate": {"baseline": 1e-5, "levels": [4e-5]}}
@@ -113,19 +111,6 @@ def test_where_less_is_better_the_orders_are_turned() -> None:
     assert best["≈",].startswith("group_size=4")
 
 
-def test_a_balance_is_decided_by_the_orders_that_hold() -> None:
-    plan = planned(**BALANCE)
-
-    def decided(noise: float, **sizes: float) -> str:
-        arms = {f"group_size={name[1:]}": [mean + e for e in (-noise, 0.0, noise)] for name, mean in sizes.items()}
-        return decide(plan, "compare", trials_with(plan, arms)).reason
-
-    assert decided(0.005, s4=0.2, s8=0.6, s16=0.61) == (
-        "group_size=8 is the best balance: group_size=4 ≪ group_size=8 ≈ group_size=16 on final_reward"
-    )
-    assert decided(0.1, s4=0.2, s8=0.6, s16=0.66) == "every planned trial has ended"
-
-
 def test_each_arm_may_have_steps_of_its_own_but_not_for_steps_until_a_threshold() -> None:
     steps = {"compare": {"steps": {"levels": [5, 15, 25]}}}
     plan = planned(**steps, design="balance")
@@ -187,6 +172,7 @@ def test_the_last_seed_is_the_greatest_that_a_run_takes() -> None:
         ({"compare": {"algorithm": {"levels": ["rloo"]}}, "design": "balance"}, "^design: .* levels of one number"),
         ({"compare": {"group_size": {"levels": [2, 4, 8, 16, 32]}}, "design": "balance"}, "4 levels of group_size at most"),
         ({"compare": SIZES, "design": "balance", "metric": "wall_s"}, "^design: a balance sets a gain against a cost"),
+        ({**BALANCE, "claim": "increase"}, "^claim: a balance claims nothing"),
     ],
 )  # fmt: skip
 def test_what_a_layout_cannot_have_is_refused_by_its_field(fields: dict[str, Any], why: str) -> None:

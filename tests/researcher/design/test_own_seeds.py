@@ -7,17 +7,14 @@ from typing import Any
 
 import pytest
 
-from researcher.analysis.effects import method_for
 from researcher.analysis.race import due
-from researcher.analysis.verdicts import conclude
 from researcher.design.own_seeds import with_own_seeds
 from researcher.design.stages import LAST_SEED, with_seeds
 from researcher.instruments.instrument import Factor
-from researcher.models import Effect
 from researcher.refusals import PlanningRefused
 from researcher.study.plan import Arm, Plan
 from tests.fakes.specs import planned
-from tests.fakes.study import done_trial, study_plan
+from tests.fakes.study import study_plan
 
 EQUAL = {"compare": {"learning_rate": {"baseline": 4e-5, "levels": [4e-5]}}}
 SCHEDULE = Factor(
@@ -98,18 +95,3 @@ def test_a_plan_that_is_amended_to_more_seeds_keeps_its_arms_apart() -> None:
 def test_seeds_that_no_run_takes_are_refused_for_the_last_arm_too() -> None:
     with pytest.raises(PlanningRefused, match="give --first-seed"):
         planned(**EQUAL, seeds={"min": 5, "max": 5, "first": LAST_SEED - 5})
-
-
-def test_equal_arms_are_compared_unpaired_and_differ_by_chance() -> None:
-    plan = study_plan(seeds=4, max_seeds=4)
-    same = tuple(Arm(name=arm.name, levels={"lr": 1e-5}) for arm in plan.arms)
-    plan = with_own_seeds(plan.model_copy(update={"arms": same}))
-    stage = plan.stages[-1]
-    trials = [
-        done_trial(plan, arm, seed, 0.3 + 0.01 * ((7 * seed) % 5)) for arm, seed in due(plan, stage, stage.seeds, [])
-    ]
-    effect = conclude(plan, trials).effects["H1"]
-    assert isinstance(effect, Effect)
-    assert (effect.method, effect.n_baseline, effect.n_treatment) == ("welch", 4, 4)
-    assert effect.low < effect.high
-    assert method_for(plan, plan.hypotheses[0], trials) == "welch"

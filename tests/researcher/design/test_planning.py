@@ -254,11 +254,6 @@ def test_arms_whose_settings_do_nothing_are_refused_or_given_what_they_need() ->
     assert "run.optimizer.epochs" not in own.settings
 
 
-def test_a_balance_takes_no_claim() -> None:
-    with pytest.raises(PlanningRefused, match="claim: a balance claims nothing"):
-        planned(compare={"group_size": {"levels": [4, 8, 16]}}, design="balance", claim="increase")
-
-
 @pytest.mark.parametrize("metric", ["heldout_accuracy", "heldout_reward", "final_reward", "auc_reward"])
 def test_a_margin_that_no_accuracy_and_no_bounded_reward_can_exceed_is_refused(metric: str) -> None:
     with pytest.raises(PlanningRefused, match=f"margin: {metric} moves by less than 1"):

@@ -10,16 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench.made_up_studies import World, instrument, simulate
-from researcher.analysis.knowledge import findings_of, known_to
-from researcher.analysis.sentinel_findings import SentinelFinding
-from researcher.analysis.verdicts import verdict
+from bench.made_up_studies import instrument
 from researcher.design.arms import screen_runs
 from researcher.design.planning import plan_of
 from researcher.design.pricing import price_of
 from researcher.design.stages import with_seeds
 from researcher.refusals import PlanningRefused
-from researcher.study.plan import Plan, StageKind, Verdict
+from researcher.study.plan import Plan, StageKind
 from researcher.study.spec import StudySpec
 
 TWO = {"learning_rate": {"levels": [1e-5, 4e-5]}, "temperature": {"levels": [1.0, 0.7]}}
@@ -28,11 +25,6 @@ TWO = {"learning_rate": {"levels": [1e-5, 4e-5]}, "temperature": {"levels": [1.0
 def screen(**changes: Any) -> Plan:
     fields = {"question": "What matters?", "instrument": "simulation", "design": "screen", "compare": TWO, **changes}
     return plan_of(StudySpec.model_validate(fields), instrument())
-
-
-def world(plan: Plan) -> World:
-    means = {arm.name: 0.2 * (arm.levels["learning_rate"] == 4e-5) for arm in plan.arms}
-    return World(means=means, sigma=0.05, seed=1)
 
 
 @pytest.mark.parametrize(
@@ -101,33 +93,6 @@ def test_what_a_screen_cannot_have_is_refused(changes: dict[str, Any], said: str
 
 def test_a_claim_is_not_tested_and_the_plan_says_so() -> None:
     assert "The claim (increase) is not tested." in screen(claim="increase").assumptions[0]
-
-
-def test_whatever_its_effects_a_screen_gives_no_verdict_and_leaves_no_finding() -> None:
-    plan = screen()
-    ending = simulate(plan, world(plan))
-    assert (ending.action, ending.trials) == ("stop", 8)
-    for record in ending.verdicts:
-        assert record.verdict is Verdict.INCONCLUSIVE
-        assert "a screen explores and gives no verdict" in record.reason
-    assert ending.verdicts[0].effect is not None
-    assert ending.verdicts[0].effect.low > 0
-    assert findings_of("st-1", plan, ending.verdicts, 0.0) == []
-    assert known_to(plan, []) == ()
-
-
-def test_a_sentinel_that_fired_makes_an_effect_invalid() -> None:
-    plan = screen()
-    ending = simulate(plan, world(plan))
-    [first, second] = plan.hypotheses
-    fired = SentinelFinding(
-        name="leak", severity="invalid", text="a leak", arms=plan.stages[0].arms, hypotheses=("H1",)
-    )
-    found = [
-        verdict(plan, each, record.effect, [fired], ending.records)  # type: ignore[arg-type]
-        for each, record in zip((first, second), ending.verdicts, strict=True)
-    ]
-    assert [record.verdict for record in found] == [Verdict.INVALID, Verdict.INCONCLUSIVE]
 
 
 def test_only_a_screen_loads_the_library_of_designs() -> None:

@@ -115,6 +115,8 @@ def test_a_folder_that_is_named_twice_counts_once_and_one_that_is_missing_is_nam
             "trial_s = 30.0\n[defaults.task]\nhints = true",
             "default: it is False, but defaults.task has True",
         ),
+        ('model = "tiny', 'reward = [1.0, 0.0]\nmodel = "tiny', "reward: the least reward comes first"),
+        ('name = "hints"', 'name = ["hints"]', "factors.1.name: should be a valid string"),
         ('aliases = ["hint"]', 'aliases = ["Warm-up"]', "'warm-up' is one of"),
         (
             'aliases = ["wall time"]',
@@ -154,38 +156,11 @@ def test_the_digest_covers_every_file_but_caches(folder: Path) -> None:
     assert folder_digest(folder) not in (before, changed)
 
 
-def test_what_any_run_can_vary_is_a_factor_of_every_instrument_with_the_defaults_of_its_runs(tmp_path: Path) -> None:
-    folder = tmp_path / "short"
-    folder.mkdir()
-    (folder / "workflow.py").write_text("")
-    (folder / "instrument.toml").write_text(
-        """
-name = "short"
-version = "1"
-title = "t"
-workflow = "workflow.py"
-model = "m"
-
-[[factors]]
-name = "max_tokens"
-high = 2048
-
-[[metrics]]
-name = "final_reward"
-kind = "final_reward"
-margin = 0.1
-
-[defaults]
-steps = 7
-metric = "final_reward"
-trial_s = 60.0
-
-[defaults.run.batch]
-group_size = 4
-"""
-    )
+def test_what_any_run_can_vary_is_a_factor_of_every_instrument_with_the_defaults_of_its_runs(folder: Path) -> None:
+    edit(folder, "[[metrics]]", '[[factors]]\nname = "max_tokens"\nhigh = 2048\n\n[[metrics]]')
+    edit(folder, "trial_s = 30.0", "trial_s = 30.0\n[defaults.run.batch]\ngroup_size = 4")
     factors = {factor.name: factor for factor in read_instrument(folder).instrument.factors}
-    assert (factors["group_size"].default, factors["steps"].default, factors["kl"].default) == (4, 7, 0.0)
+    assert (factors["group_size"].default, factors["steps"].default, factors["kl"].default) == (4, 10, 0.0)
     assert (factors["max_tokens"].high, factors["max_tokens"].low) == (2048, 1)
 
 

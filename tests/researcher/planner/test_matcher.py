@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bench.topics import TOPICS, main, read_cases, scored, tried
+from bench.topics import TOPICS, read_cases, tried
 from researcher.instruments.catalogue import available
 from researcher.planner.matcher import Matcher
 from researcher.planner.outcome import Declined, NeedsEdit, Outcome, Planner, Proposed, TopicRequest
@@ -216,24 +215,3 @@ def test_what_cannot_be_planned_is_a_draft_with_the_reason() -> None:
     outcome = asyncio.run(_refused())
     assert isinstance(outcome, NeedsEdit)
     assert "does nothing" in outcome.problems[0]
-
-
-def test_the_bench_counts_only_stated_fields_and_any_order(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    outcome = of("Compare GRPO with RLOO on countdown.")
-    levels = {"compare": {"algorithm": {"any_order": ["rloo", "grpo"]}}}
-    assert scored(outcome, levels, FOLDERS) == "right"
-    assert scored(outcome, {"any_of": ["decline", levels]}, FOLDERS) == "right"
-    assert scored(outcome, levels | {"claim": "increase"}, FOLDERS) == "wrong_silently"
-    assert scored(outcome, "decline", FOLDERS) == "wrong_silently"
-    assert scored(Declined(reason="no"), levels, FOLDERS) == "declined"
-    file = tmp_path / "topics.jsonl"
-    file.write_text('{"topic": "Is the moon made of cheese?", "expect": "decline"}\n', encoding="utf-8")
-    assert main(["--file", str(file)]) == 0
-    assert '"right": 1, "draft": 0' in capsys.readouterr().out
-
-
-def test_a_planner_that_is_not_configured_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("MODEL", "BASE_URL", "API_KEY"):
-        monkeypatch.delenv(f"RESEARCHER_LLM_{name}", raising=False)
-    with pytest.raises(SystemExit, match="RESEARCHER_LLM_MODEL"):
-        main(["--planner", "llm"])

@@ -24,7 +24,6 @@ from researcher.models import LlmCall
 from researcher.planner.agent import LlmPlanner
 from researcher.planner.outcome import Asked, Declined, NeedsEdit, Outcome, Proposed, TopicRequest
 from researcher.planner.transcripts import save_transcript
-from researcher.refusals import PlanningRefused
 from researcher.study.spec import StudySpec
 from tests.fakes.scripted_llm import ScriptedLlm, called, completion, proposed
 
@@ -89,32 +88,6 @@ def _differences(expected: dict[str, Any], fields: dict[str, Any]) -> list[str]:
 def test_there_are_enough_of_them_and_each_is_expected_to_come_to_something() -> None:
     assert len(CASES) >= 25
     assert {case["file"] for case in CASES} == {file.name for file in TRANSCRIPTS.glob("*.jsonl")}
-
-
-async def test_all_of_a_folder_are_replayed_by_what_is_asked(tmp_path: Path) -> None:
-    endpoint = ReplayEndpoint([TRANSCRIPTS])
-    for case in (CASES[-1], CASES[0]):
-        (tmp_path / case["file"]).mkdir()
-        await replayed(endpoint, case, tmp_path / case["file"])
-        assert not endpoint.left
-
-
-@pytest.mark.parametrize("change", [{"topic": "Is a group size of 8 better on sums?"}, {"given": {"steps": 7}}])
-async def test_another_request_is_refused(change: dict[str, Any], tmp_path: Path) -> None:
-    case = next(case for case in CASES if case["file"] == "factorial.jsonl") | change
-    with pytest.raises(PlanningRefused, match="no transcript answers this request"):
-        await replayed(ReplayEndpoint([TRANSCRIPTS / "factorial.jsonl"]), case, tmp_path)
-
-
-async def test_a_planning_that_goes_another_way_is_refused_with_the_place(tmp_path: Path) -> None:
-    """The error that the recorded second answer mends is gone."""
-    turns = read_transcript(TRANSCRIPTS / "lost_bound.jsonl")
-    file = tmp_path / "other.jsonl"
-    looked = turns[1].model_copy(update={"new": [*turns[1].new, {"role": "user", "content": "?"}]})
-    file.write_text("".join(f"{turn.model_dump_json()}\n" for turn in (turns[0], looked)))
-    case = next(case for case in CASES if case["file"] == "lost_bound.jsonl")
-    with pytest.raises(PlanningRefused, match="the transcript differs from here on"):
-        await replayed(ReplayEndpoint([file]), case, tmp_path)
 
 
 async def test_kept_calls_become_a_transcript_with_every_request_whole_that_comes_to_the_same(tmp_path: Path) -> None:
