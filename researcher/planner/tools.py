@@ -201,7 +201,10 @@ def _described(name: str, folders: Sequence[InstrumentFolder]) -> str:
         seeds=_span(usual.seeds, usual.max_seeds),
         trial=_hours(usual.trial_s),
         shown=_MOST_CHOICES,
-        bounds=_bounds, default=_default, level=level_text, plain=_plain_text,
+        bounds=_bounds,
+        default=_default,
+        level=level_text,
+        plain=_plain_text,
     )
     return text.rstrip("\n")
 
