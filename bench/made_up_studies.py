@@ -120,8 +120,8 @@ class Laboratory:
 
     async def carry_out(self, plan: Plan, world: World) -> Ending:
         """A new study, to its end. Raises: RuntimeError when it does not come to it."""
-        study_id = self.store.create_study(plan.question, {})
-        self.store.save_plan(study_id, plan)
+        study_id = self.store.studies.create(plan.question, {})
+        self.store.plans.save(study_id, plan)
         return await self.resume(study_id, world)
 
     async def resume(self, study_id: str, world: World) -> Ending:
@@ -143,11 +143,11 @@ class Laboratory:
             outcome = await conduct.carry_out(study_id)
         if outcome.status is not StudyStatus.DONE:
             raise RuntimeError(f"{study_id} ended as {outcome.status}: {outcome.reason}")
-        decisions = self.store.events(study_id, limit=1000, kind="decision")
+        decisions = self.store.journal.events(study_id, "decision")
         return Ending(
-            verdicts=tuple(self.store.verdicts(study_id)),
+            verdicts=tuple(self.store.verdicts.all(study_id)),
             action=str(decisions[-1].detail["action"]),
-            trials=len(self.store.trials(study_id)),
+            trials=len(self.store.trials.all(study_id)),
         )
 
 

@@ -107,15 +107,15 @@ def write_archive(store: Store, study_id: str, instrument: InstrumentFolder, rep
         "machine": platform.machine(),
         "packages": _packages(),
     }
-    attempts = [attempt for trial in data.trials for attempt in store.attempts(study_id, trial.key)]
+    attempts = [attempt for trial in data.trials for attempt in store.trials.attempts(study_id, trial.key)]
     parts: dict[str, bytes] = {
         "study.json": json.dumps(head, indent=2, sort_keys=True).encode(),
         "trials.jsonl": _lines(data.trials),
         "attempts.jsonl": _lines(attempts),
         "events.jsonl": _lines(data.events),
         "verdicts.jsonl": _lines(data.verdicts),
-        "claims.jsonl": _lines(store.claims(study_id)),
-        "findings.jsonl": _lines(store.findings(study_id=study_id)),
+        "claims.jsonl": _lines(store.reports.claims(study_id)),
+        "findings.jsonl": _lines(store.findings.all(study_id=study_id)),
         "llm_calls.jsonl": _lines(data.llm_calls),
         "episodes.jsonl": "".join(
             f"{json.dumps({'trial': key, **episode.model_dump(mode='json')})}\n"

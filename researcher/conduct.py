@@ -19,9 +19,9 @@ from researcher.analysis.decide import Decision, decide
 from researcher.analysis.knowledge import findings_of
 from researcher.analysis.race import due
 from researcher.analysis.verdicts import conclude
-from researcher.executor.errors import MendByHand
 from researcher.executor.trials import Executor, Progress
-from researcher.gates import Gates, Halted, WindowClosed, heed
+from researcher.gates import pass_stage
+from researcher.halts import StudyHalted, check_requests
 from researcher.models import OVER_BUDGET, BudgetState, StudyStatus, TrialRecord, TrialStatus
 from researcher.refusals import RecordsDisagree
 from researcher.report.writer import write_report
@@ -62,7 +62,7 @@ class Outcome:
 class Conduct:
     """Carries out one study for its owner: `store` is fenced by the study's lease.
 
-    gates: where people are asked; None asks nobody. further: sinks beside `sink`, each with its own pace and outages.
+    further: sinks beside `sink`, each with its own pace and outages.
     """
 
     def __init__(
@@ -74,10 +74,8 @@ class Conduct:
         clock: Clock,
         reports: Path,
         *,
-        gates: Gates | None = None,
         further: Sequence[Sink] = (),
     ) -> None:
-        self._gates = gates
         self._store = store
         self._executor = executor
         self._sinks = (sink, *further)
@@ -87,8 +85,8 @@ class Conduct:
 
     async def carry_out(self, study_id: str) -> Outcome:
         """Run what is left of the study. Returns when it is done, was asked to stop, or waits for a person or a window."""
-        study = self._store.study(study_id)
-        plan = self._store.plan(study_id)
+        study = self._store.studies.get(study_id)
+        plan = self._store.plans.get(study_id)
         picture = StudyPicture(
             study_id=study_id,
             topic=study.topic,
@@ -96,60 +94,59 @@ class Conduct:
             budget_s=plan.budget.wall_s,
             phase="running",
         )
-        self._store.set_study_status(study_id, StudyStatus.RUNNING)
-        self._store.set_budget(study_id, "trials", plan.budget.trials)
-        self._store.set_budget(study_id, "wall_s", plan.budget.wall_s)
+        self._store.studies.set_status(study_id, StudyStatus.RUNNING)
+        self._store.budgets.set(study_id, "trials", plan.budget.trials)
+        self._store.budgets.set(study_id, "wall_s", plan.budget.wall_s)
         async with self._copying(study_id):
             try:
                 decision = await self._stages(study_id, plan, picture)
             except OverBudget as error:
-                self._store.record_event(study_id, OVER_BUDGET, {"because": str(error)})
-                self._store.set_study_status(study_id, StudyStatus.STOPPED, str(error))
+                self._store.journal.record(study_id, OVER_BUDGET, {"because": str(error)})
+                self._store.studies.set_status(study_id, StudyStatus.STOPPED, str(error))
                 interim_report(self._store, study_id, self._reports)  # which tells how the study ended
                 raise
-            except Halted as halt:
-                self._store.set_study_status(study_id, halt.status, halt.reason)
+            except StudyHalted as halt:
+                self._store.studies.set_status(study_id, halt.status, halt.reason)
                 folder = interim_report(self._store, study_id, self._reports)
-                return Outcome(halt.status, halt.reason, folder, for_window=isinstance(halt, WindowClosed))
+                return Outcome(halt.status, halt.reason, folder, for_window=halt.cause == "window")
             return self._conclude(study_id, plan, decision, picture)
 
     async def _stages(self, study_id: str, plan: Plan, picture: StudyPicture) -> Decision:
-        """Run stage after stage as the plan's branches say. Raises: Halted."""
+        """Run stage after stage as the plan's branches say. Raises: StudyHalted."""
         stage, seeds = plan.stages[0], plan.stages[0].seeds
         seen: list[str] = []
         while True:
             seen.append(stage.id)
-            if self._gates is not None:
-                self._gates.before_stage(study_id, plan, stage, seeds)
+            pass_stage(self._store, study_id, plan, stage, seeds)
             await self._run(study_id, plan, stage, seeds, picture)
             # Not on trials of later stages, which are there when a study is resumed: what was decided was decided without.
-            so_far = [trial for trial in self._store.trials(study_id) if trial.stage in seen]
+            so_far = [trial for trial in self._store.trials.all(study_id) if trial.stage in seen]
             decision = decide(plan, stage.id, so_far)
-            self._store.set_stage_status(study_id, stage.id, "done")
+            self._store.plans.set_stage_status(study_id, stage.id, "done")
             self._tell(study_id, decision, picture)
             if decision.action != "stage":
                 return decision  # also where a stop or a pause was asked for: nothing is left that it could keep from running
-            heed(self._store, study_id)
+            check_requests(self._store, study_id)
             stage = next(each for each in plan.stages if each.id == decision.to)
             seeds = decision.seeds or stage.seeds
 
     async def _run(self, study_id: str, plan: Plan, stage: Stage, seeds: int, picture: StudyPicture) -> None:
-        """All trials of a stage, those that its own trials call for included. Raises: Halted."""
-        self._store.set_stage_status(study_id, stage.id, "running")
+        """All trials of a stage, those that its own trials call for included. Raises: StudyHalted."""
+        self._store.plans.set_stage_status(study_id, stage.id, "running")
         seen = 0
         while True:
-            pairs = due(plan, stage, seeds, self._store.trials(study_id))
+            pairs = due(plan, stage, seeds, self._store.trials.all(study_id))
             if len(pairs) == seen:
                 return
             seen = len(pairs)
-            trials = self._store.ensure_trials(study_id, stage.id, pairs)
+            trials = self._store.trials.ensure(study_id, stage.id, pairs)
             await self._run_trials(study_id, plan, stage, trials, picture)
 
     async def _run_trials(
         self, study_id: str, plan: Plan, stage: Stage, trials: list[TrialRecord], picture: StudyPicture
     ) -> None:
-        """Raises: Halted when some of them were left."""
-        for trial in self._store.trials(study_id):
+        """Raises: StudyHalted when some of them were left."""
+        for trial in self._store.trials.all(study_id):
             picture.trials[trial.key] = _line(trial, plan.steps_of(trial.arm))
         arms = dict.fromkeys(trial.arm for trial in trials)
         picture.phase = f"stage {stage.id}: {len(trials) // len(arms)} seeds of {', '.join(arms)}"
@@ -167,17 +164,15 @@ class Conduct:
                 await self._within_budget(
                     study_id, lambda: self._executor.run_trials(study_id, plan, left, on_progress)
                 )
-        except MendByHand as halt:
-            raise Halted(StudyStatus.FAILED, str(halt)) from halt
         except OverBudget:
             if not self._all_ended(study_id, left):
                 raise
         if not self._all_ended(study_id, left):
-            heed(self._store, study_id)
-            raise WindowClosed
+            check_requests(self._store, study_id)
+            raise StudyHalted("window")
 
     def _all_ended(self, study_id: str, trials: Sequence[TrialRecord]) -> bool:
-        return all(self._store.trial(study_id, trial.key).status.ended for trial in trials)
+        return all(self._store.trials.get(study_id, trial.key).status.ended for trial in trials)
 
     async def _within_budget(self, study_id: str, work: Callable[[], Awaitable[object]]) -> None:
         """Do the work, and write down the wall time that it takes. Time in which nobody works on trials does not count, be
@@ -195,12 +190,12 @@ class Conduct:
             while not working.done() and ran_s < left_s:
                 await self._either(working, min(_COUNT_EVERY_S, left_s - ran_s))
                 ran_s = self._clock.monotonic() - began
-                self._store.spend(study_id, "wall_s", item, ran_s)
+                self._store.budgets.spend(study_id, "wall_s", item, ran_s)
             if not working.done():
                 self._executor.halt("budget")
                 await working
                 ran_s = self._clock.monotonic() - began
-                self._store.spend(study_id, "wall_s", item, ran_s)
+                self._store.budgets.spend(study_id, "wall_s", item, ran_s)
                 raise OverBudget("wall_s", ran_s, left_s)
             await working
         finally:
@@ -217,14 +212,14 @@ class Conduct:
             await asyncio.gather(pause, return_exceptions=True)
 
     def _wall(self, study_id: str) -> BudgetState:
-        [wall] = [budget for budget in self._store.budget(study_id) if budget.kind == "wall_s"]
+        [wall] = [budget for budget in self._store.budgets.all(study_id) if budget.kind == "wall_s"]
         return wall
 
     def _see(self, progress: Progress, picture: StudyPicture) -> None:
         line = picture.trials[progress.key]
         line.status, line.step, line.note = progress.status, progress.step, progress.note
         if progress.status is TrialStatus.DONE:
-            line.note = _note(self._store.trial(picture.study_id, progress.key))
+            line.note = _note(self._store.trials.get(picture.study_id, progress.key))
         line.curve = [value for _, value in progress.curve]
         picture.left_s = progress.left_s
         self._view.show(picture)
@@ -239,9 +234,7 @@ class Conduct:
             "power": decision.power,
             "reason": decision.reason,
         }
-        known = [event.detail for event in self._store.events(study_id, limit=100_000, kind="decision")]
-        if detail not in known:
-            self._store.record_event(study_id, "decision", detail)
+        self._store.journal.record_once(study_id, "decision", detail)
         seeds = f" on {decision.seeds} seeds per arm" if decision.seeds else ""
         self._view.say(f"after {decision.after}: {decision.action} {decision.to or ''}{seeds} ({decision.reason})")
 
@@ -249,21 +242,21 @@ class Conduct:
         """Verdicts, findings, report; then the study is done, or failed where not one trial was finished."""
         picture.phase, picture.next, picture.left_s = "concluding", "report", 0.0
         self._view.show(picture)
-        trials = self._store.trials(study_id)
+        trials = self._store.trials.all(study_id)
         conclusions = conclude(plan, trials)
         for record in conclusions.verdicts:
-            self._store.record_verdict(study_id, decision.after, record)
+            self._store.verdicts.record(study_id, decision.after, record)
             self._view.say(f"{record.hypothesis}: {record.verdict}. {record.reason}")
-        verdicts = self._store.verdicts(study_id)
-        self._store.save_findings(study_id, findings_of(study_id, plan, verdicts, self._clock.now(), trials))
+        verdicts = self._store.verdicts.all(study_id)
+        self._store.findings.save(study_id, findings_of(study_id, plan, verdicts, self._clock.now(), trials))
         status, reason = StudyStatus.DONE, decision.reason
         if not any(trial.status is TrialStatus.DONE for trial in trials):
             last = max(trials, key=lambda trial: trial.ended_at or 0.0)
             status = StudyStatus.FAILED
             reason = f"{len(trials)} of {len(trials)} trials failed; the last: {last.reason}"
-            self._store.set_study_status(study_id, status, reason)  # of which its report tells
+            self._store.studies.set_status(study_id, status, reason)  # of which its report tells
         folder = report(self._store, study_id, self._reports)
-        self._store.set_study_status(study_id, status, reason)
+        self._store.studies.set_status(study_id, status, reason)
         return Outcome(status, reason, folder)
 
     @contextlib.asynccontextmanager
@@ -311,7 +304,7 @@ def interim_report(store: Store, study_id: str, reports: Path) -> Path | None:
     None also where it cannot be written, which the log tells: a study goes on, rests and ends without it.
     """
     try:
-        if not any(trial.status is TrialStatus.DONE for trial in store.trials(study_id, series=())):
+        if not any(trial.status is TrialStatus.DONE for trial in store.trials.all(study_id, series=())):
             return None
         return report(store, study_id, reports)
     except (OSError, StoreError, RecordsDisagree) as error:
@@ -322,8 +315,8 @@ def interim_report(store: Store, study_id: str, reports: Path) -> Path | None:
 def report(store: Store, study_id: str, reports: Path) -> Path:
     """Write the report from the records, keep its claims and hashes; returns its folder."""
     written = write_report(store.study_data(study_id), reports / study_id)
-    store.save_claims(study_id, written.claims)
-    store.record_report(study_id, written.files, written.seal)
+    store.reports.save_claims(study_id, written.claims)
+    store.reports.record(study_id, written.files, written.seal)
     return written.folder
 
 

@@ -41,7 +41,7 @@ def _lives(owner: str) -> bool | None:
 
 def living_owner(store: Store, study_id: str, now: float) -> str | None:
     """Who works on the study, None when nobody does."""
-    lease = store.lease(study_id)
+    lease = store.leases.holder(study_id)
     return None if lease is None or is_dead(lease.owner) or lease.expires_at < now else lease.owner
 
 
@@ -68,7 +68,7 @@ async def owned(store: Store, study_id: str, clock: Clock) -> AsyncIterator[Stor
         raise
     finally:
         renewing.cancel()
-        store.release_lease(study_id, token)
+        store.leases.release(study_id, token)
 
 
 @contextlib.contextmanager
@@ -78,16 +78,16 @@ def owned_now(store: Store, study_id: str) -> Iterator[Store]:
     try:
         yield store.fenced(study_id, token)
     finally:
-        store.release_lease(study_id, token)
+        store.leases.release(study_id, token)
 
 
 def _acquire(store: Store, study_id: str) -> int:
-    holder = store.lease(study_id)
+    holder = store.leases.holder(study_id)
     dead = holder.owner if holder is not None and is_dead(holder.owner) else None
-    return store.acquire_lease(study_id, this_process(), LEASE_S, dead_owner=dead)
+    return store.leases.acquire(study_id, this_process(), LEASE_S, dead_owner=dead)
 
 
 async def _renew(store: Store, study_id: str, token: int, clock: Clock) -> None:
     while True:
         await clock.sleep(_RENEW_S)
-        await asyncio.to_thread(store.renew_lease, study_id, token, LEASE_S)
+        await asyncio.to_thread(store.leases.renew, study_id, token, LEASE_S)

@@ -30,12 +30,12 @@ from researcher.store.sinks import check_installed, open_sink
 def export_command(args: argparse.Namespace) -> int:
     """Write a study's archive."""
     home = open_home()
-    study_id = home.store.resolve_study(args.study)
-    study, plan = home.store.study(study_id), home.store.plan(study_id)
+    study_id = home.store.studies.resolve(args.study)
+    study, plan = home.store.studies.get(study_id), home.store.plans.get(study_id)
     file = Path(args.to or f"{study_id}.tar.gz")
     if file.exists() and not args.force:
         raise UsageError(f"{file} exists; choose another name with --to, or --force")
-    instrument = open_instrument(study.options.get("instrument") or plan.instrument)
+    instrument = open_instrument(study.options.instrument or plan.instrument)
     size = write_archive(home.store, study_id, instrument, home.studies / study_id, file)
     if args.json:
         say_json({"study": study_id, "file": str(file.resolve()), "bytes": size})
@@ -54,7 +54,7 @@ def reproduce_command(args: argparse.Namespace) -> int:
         then = archive.trial(args.trial)
         instrument = archive.instrument(then)
         topic = f"Reproduction of {then.key}: {archive.topic}"
-        study_id = home.store.create_study(topic, {"servers": args.server, "engine": args.engine})
+        study_id = home.store.studies.create(topic, {"servers": args.server, "engine": args.engine})
         now = asyncio.run(_again(home, study_id, archive, instrument, then, args))
     rows = [
         {"metric": name, "then": then.finals.get(name), "now": now.finals.get(name)}
@@ -98,21 +98,21 @@ async def _again(
     args: argparse.Namespace,
 ) -> TrialRecord:
     clock = SystemClock()
-    choices = {"servers": args.server, "engine": args.engine}
+    options = home.store.studies.get(study_id).options
     async with owned(home.store, study_id, clock) as store:
         try:
-            store.save_plan(study_id, archive.plan)
-            store.record_event(study_id, "reproduces", {"study": archive.study_id, "trial": then.key})
-            (trial,) = store.ensure_trials(study_id, then.stage, [(then.arm, then.seed)])
-            await have_models(archive.plan, choices, arm=then.arm)
-            pool = pool_of(home, store, study_id, archive.plan, choices, clock)
+            store.plans.save(study_id, archive.plan)
+            store.journal.record(study_id, "reproduces", {"study": archive.study_id, "trial": then.key})
+            (trial,) = store.trials.ensure(study_id, then.stage, [(then.arm, then.seed)])
+            await have_models(archive.plan, options, arm=then.arm)
+            pool = pool_of(home, store, study_id, archive.plan, options, clock)
             async with pool:
                 mended = archive.sandboxed(instrument.code) or instrument.instrument.generated is not None
                 code = Code(folder=instrument.path, version=instrument.code, sandboxed=mended)
                 executor = Executor(store, pool, setup(home, instrument, code=code, repairs=(instrument.code,)))
                 (done,) = await executor.run_trials(study_id, archive.plan, [trial])
         finally:  # also where it was refused or interrupted, or no server could be had: nothing goes on with it
-            store.set_study_status(study_id, StudyStatus.STOPPED, f"one trial of {archive.study_id}, run again")
+            store.studies.set_status(study_id, StudyStatus.STOPPED, f"one trial of {archive.study_id}, run again")
     await Keeping(home.store, study_id, home.studies / study_id, clock, os.environ).discard_servers()
     return done
 
@@ -124,14 +124,14 @@ def _number(value: object) -> str:
 def copy_command(args: argparse.Namespace) -> int:
     """Drain each sink once; 1 when something still waits, and why."""
     store = open_home().store
-    study_id = store.resolve_study(args.study)
-    names = args.sink or [MlflowSink.name, *store.study(study_id).options.get("sinks", ())]
+    study_id = store.studies.resolve(args.study)
+    names = args.sink or [MlflowSink.name, *store.studies.get(study_id).options.sinks]
     check_installed(names)
     rows = []
     for name in dict.fromkeys(names):
         sink = open_sink(store, name)
         sent = sink.drain(study_id)
-        waiting, error = store.outbox_state(name, study_id)
+        waiting, error = store.outbox.state(name, study_id)
         rows.append({"sink": name, "place": sink.place(), "sent": sent, "waiting": waiting, "error": error})
     if args.json:
         say_json({"study": study_id, "sinks": rows})

@@ -8,9 +8,8 @@ import importlib.util
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from foundation.clock import Clock, SystemClock
 from foundation.commandline import UsageError
@@ -22,6 +21,7 @@ from researcher.executor.jobs import ClientPlace, LocalPlace
 from researcher.executor.ray_cluster import ClusterRefused, RayCluster, check_address, check_installed
 from researcher.executor.ray_jobs import RayPlace
 from researcher.instruments.catalogue import InstrumentFolder
+from researcher.models import StudyOptions
 from researcher.repair.writing import NEW
 from researcher.study.plan import Plan
 
@@ -95,23 +95,23 @@ def _imported(folder: Path) -> list[str]:
 
 
 async def place_of(
-    choices: Mapping[str, Any], folder: InstrumentFolder, clock: Clock, python: str, tell: Callable[[str], None]
+    options: StudyOptions, folder: InstrumentFolder, clock: Clock, python: str, tell: Callable[[str], None]
 ) -> ClientPlace:
     """Where this study's clients live. Raises: UsageError, ClusterUnreachable."""
-    kind, address = _parsed(str(choices.get("clients", LOCAL)))
+    kind, address = _parsed(options.clients)
     if kind == LOCAL:
         return LocalPlace(clock, python)
     cluster = RayCluster(address, clock, tell=tell)
     try:
         check_address(address, os.environ)
-        await cluster.check_reach(choices["servers"])
+        await cluster.check_reach(options.servers)
     except ClusterRefused as error:
         raise UsageError(str(error)) from error
     return RayPlace(cluster, pins=_pinned(folder))
 
 
-def on_ray(choices: Mapping[str, Any]) -> bool:
-    return _parsed(str(choices.get("clients", LOCAL)))[0] == RAY
+def on_ray(options: StudyOptions) -> bool:
+    return _parsed(options.clients)[0] == RAY
 
 
 def _parsed(given: str) -> tuple[str, str | None]:

@@ -14,12 +14,11 @@ from researcher.cli.request import seconds
 from researcher.conduct import interim_report
 from researcher.describe import carrier, plan_lines
 from researcher.executor.cleanup import end_left_of
-from researcher.gates import STOPPED_ON_REQUEST, STOPPED_UNPLANNED, Amendment, amend, answer_gate
+from researcher.gates import Amendment, amend, answer_gate
+from researcher.halts import STOPPED_ON_REQUEST, STOPPED_UNPLANNED
 from researcher.home import Home, open_home
-from researcher.models import StudyRecord, StudyStatus
+from researcher.models import Answer, StudyRecord, StudyStatus
 from researcher.ownership import lives_here, owned_now
-from researcher.store.checkpoints import Answer
-from researcher.store.database import default_url
 from researcher.store.errors import LeaseHeld, WrongState
 
 
@@ -30,7 +29,7 @@ def stop_command(args: argparse.Namespace) -> int:
     if study.status.ended:
         _say(args, study, "; ".join([f"{study.status} already", *_left_of_ended(home, study)]))
         return DONE
-    home.store.request_stop(study.id)
+    home.store.studies.request_stop(study.id)
     _say(args, study, _told_or_done(home, study, "stop"))
     return DONE
 
@@ -41,7 +40,7 @@ def pause_command(args: argparse.Namespace) -> int:
     home, study = _study(args)
     if study.status.ended:
         raise WrongState(f"{study.id} is {study.status}; there is nothing to pause")
-    home.store.request_pause(study.id)
+    home.store.studies.request_pause(study.id)
     _say(args, study, _told_or_done(home, study, "pause"))
     return DONE
 
@@ -65,7 +64,7 @@ def amend_command(args: argparse.Namespace) -> int:
         change = Amendment(seeds=args.seeds, wall_s=None if args.budget is None else seconds(args.budget))
     except ValueError as error:
         raise UsageError(str(error)) from error
-    amended = amend(home.store, default_url(), study.id, change, because=args.because, by=getpass.getuser())
+    amended = amend(home.store, study.id, change, because=args.because, by=getpass.getuser())
     if args.json:
         say_json({"study": study.id, "version": amended.version, "hash": amended.digest()})
     else:
@@ -75,11 +74,11 @@ def amend_command(args: argparse.Namespace) -> int:
 
 def _answer(args: argparse.Namespace, answer: Answer) -> int:
     home, study = _study(args)
-    name = answer_gate(home.store, default_url(), study.id, answer)
-    carried = (home.store.schedule(study.id) or {}).get("carried")
+    name = answer_gate(home.store, study.id, answer)
+    carried = (home.store.studies.schedule(study.id) or {}).get("carried")
     goes_on = carried and not study.status.ended and not study.pause_requested
     then = carrier() if goes_on else "`researcher resume` goes on with it"
-    if answer.verdict == "reject" and home.store.study(study.id).status is StudyStatus.STOPPED:
+    if answer.verdict == "reject" and home.store.studies.get(study.id).status is StudyStatus.STOPPED:
         then = "the study is stopped"
     word = "approved" if answer.verdict == "approve" else "rejected"
     _say(args, study, f"{name} {word}; {then}")
@@ -88,7 +87,7 @@ def _answer(args: argparse.Namespace, answer: Answer) -> int:
 
 def _told_or_done(home: Home, study: StudyRecord, wish: Literal["stop", "pause"]) -> str:
     """Who was asked to; where nobody works on the study, it is done here. What came of it, in words."""
-    lease = home.store.lease(study.id)
+    lease = home.store.leases.holder(study.id)
     if lease is not None and lives_here(lease.owner):  # its lease may have lapsed: the process was suspended, or slow
         return f"asked {lease.owner} to {wish}"
     try:
@@ -97,7 +96,7 @@ def _told_or_done(home: Home, study: StudyRecord, wish: Literal["stop", "pause"]
             if wish == "pause":
                 return "; ".join(["nobody works on it; it stays where it is", *left])
             reason = STOPPED_UNPLANNED if study.plan_version is None else STOPPED_ON_REQUEST
-            own.set_study_status(study.id, StudyStatus.STOPPED, reason)
+            own.studies.set_status(study.id, StudyStatus.STOPPED, reason)
             folder = interim_report(own, study.id, home.studies)
             return "; ".join([reason, *left, *([] if folder is None else [f"report: {folder / 'report.md'}"])])
     except LeaseHeld as held:
@@ -106,7 +105,7 @@ def _told_or_done(home: Home, study: StudyRecord, wish: Literal["stop", "pause"]
 
 def _left_of_ended(home: Home, study: StudyRecord) -> list[str]:
     """End what runs for a study that had ended when its researcher died. What came of it, in words; nothing where none did."""
-    lease = home.store.lease(study.id)
+    lease = home.store.leases.holder(study.id)
     if lease is None or lives_here(lease.owner):
         return []
     try:
@@ -120,7 +119,7 @@ def _left_of_ended(home: Home, study: StudyRecord) -> list[str]:
 
 def _study(args: argparse.Namespace) -> tuple[Home, StudyRecord]:
     home = open_home()
-    return home, home.store.study(home.store.resolve_study(args.study))
+    return home, home.store.studies.get(home.store.studies.resolve(args.study))
 
 
 def _say(args: argparse.Namespace, study: StudyRecord, text: str) -> None:

@@ -53,7 +53,7 @@ def _list(args: argparse.Namespace) -> int:
     for each in opposed:
         for line in _contradiction_lines(each, store):
             say(line)
-    if not found and (others := store.findings()):
+    if not found and (others := store.findings.all()):
         say(_none_of(others, args))
     elif not found:
         say(
@@ -86,7 +86,7 @@ def _is_about(finding: Finding, model: str) -> bool:
 
 def _chosen(store: Store, args: argparse.Namespace) -> tuple[list[Finding], list[Contradiction]]:
     """The findings that were asked for, and the contradictions in which they stand."""
-    everything = store.findings()
+    everything = store.findings.all()
     wanted = {name: getattr(args, name) for name in ("instrument", "factor")}
     chosen = [
         each
@@ -97,7 +97,7 @@ def _chosen(store: Store, args: argparse.Namespace) -> tuple[list[Finding], list
     ids = {each.id for each in chosen}
     return chosen, [
         each
-        for each in contradictions(everything, largest_seed=store.largest_seed())
+        for each in contradictions(everything, largest_seed=store.plans.largest_seed())
         if ids & {each.one.id, each.other.id}
     ]
 
@@ -123,9 +123,9 @@ def command_of(found: Contradiction, store: Store) -> str:
     replication = found.replication
     own = [each.study_id for each in (found.one, found.other) if each.recomputable]
     specs = [
-        (StudySpec.model_validate(request.spec), store.plan(study).arms[0].levels)
+        (StudySpec.model_validate(request.spec), store.plans.get(study).arms[0].levels)
         for study in own
-        if (request := store.study(study).request) is not None
+        if (request := store.studies.get(study).request) is not None
     ]
     words = ["--topic", replication.topic, "--instrument", replication.instrument]
     seeds = ["--seeds", str(max(2, replication.seeds)), "--first-seed", str(replication.first_seed)]
@@ -181,11 +181,11 @@ def _import(args: argparse.Namespace) -> int:
     lines = {finding.id: number for number, finding in numbered}
     store = open_home().store
     try:
-        new = store.import_findings([finding for _, finding in numbered], replace=args.replace)
+        new = store.findings.take([finding for _, finding in numbered], replace=args.replace)
     except FindingConflict as error:
         told = "\n".join(f"line {lines[id]}: {id} {problem}" for id, problem in error.problems.items())
         raise UsageError(f"nothing was imported from {args.file}\n{told}") from error
-    found = contradictions(store.findings(), largest_seed=store.largest_seed())
+    found = contradictions(store.findings.all(), largest_seed=store.plans.largest_seed())
     opposed = [each for each in found if {each.one.id, each.other.id} & set(lines)]
     if args.json:
         say_json({"read": len(numbered), "new": new, "contradictions": [_as_json(each, store) for each in opposed]})

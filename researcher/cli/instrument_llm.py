@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from foundation.clock import Clock, SystemClock
 from foundation.commandline import UsageError
@@ -17,7 +16,7 @@ from researcher.instruments.catalogue import InstrumentFolder
 from researcher.llm.asking import Asker, Purse
 from researcher.llm.endpoint import Endpoint, OpenAIEndpoint
 from researcher.llm.settings import LlmSettings, llm_settings
-from researcher.models import LlmCall
+from researcher.models import LlmCall, StudyOptions
 from researcher.repair.asking import Llm
 from researcher.repair.code import Unfit
 from researcher.repair.repairs import Helpers, Repairer, RepairLimits
@@ -41,8 +40,7 @@ def repairer_of(
 
     Raises: UsageError when that cannot be used; InstrumentChanged; PlanningRefused where the instrument's packages are not there.
     """
-    choices = store.study(study_id).options
-    most = int(choices.get("repairs", 0))
+    options = store.studies.get(study_id).options
     repairer = Repairer(
         store,
         study_id,
@@ -50,8 +48,8 @@ def repairer_of(
         folder,
         home.studies / study_id / "code",
         python=interpreter(folder, home.root),
-        helpers=helpers(store, study_id, choices, clock, tell, os.environ),
-        limits=RepairLimits(per_study=most),
+        helpers=helpers(store, study_id, options, clock, tell, os.environ),
+        limits=RepairLimits(per_study=options.repairs),
         tell=tell,
     )
     try:
@@ -62,23 +60,23 @@ def repairer_of(
 
 
 def helpers(
-    store: Store, study_id: str, choices: Mapping[str, Any], clock: Clock, tell: Tell, environ: Mapping[str, str]
+    store: Store, study_id: str, options: StudyOptions, clock: Clock, tell: Tell, environ: Mapping[str, str]
 ) -> Helpers:
     """The LLM that is configured, where the study permits it. Tokens and cost count with those of its planning."""
-    if not choices.get("repairs"):
+    if not options.repairs:
         return Helpers(why_none="the study permits no repairs (--repairs 0)")
     settings = llm_settings(environ)
     if settings is None:
         return Helpers()
-    endpoint, purse = OpenAIEndpoint(settings), Purse.of(store.llm_calls(study_id))
+    endpoint, purse = OpenAIEndpoint(settings), Purse.of(store.journal.llm_calls(study_id))
 
     def llm(own: LlmSettings) -> Llm:
-        keep = partial(store.record_llm_call, study_id)
+        keep = partial(store.journal.record_llm_call, study_id)
         asker = Asker(endpoint, own, clock, keep=keep, tell=tell, purse=purse)
         return Llm(asker, own.model, own.answer_tokens)
 
     opinion = llm(replace(settings, patience_s=min(_HURRY_S, settings.patience_s)))
-    if on_ray(choices):
+    if on_ray(options):
         return Helpers(opinion=opinion, why_none=NO_SANDBOX)
     return Helpers(
         mending=llm(replace(settings, answer_tokens=max(_ANSWER_TOKENS, settings.answer_tokens))), opinion=opinion

@@ -22,7 +22,7 @@ def report_command(args: argparse.Namespace) -> int:
     from researcher.conduct import report  # with all that carries studies out, which to verify takes none of
 
     home = open_home()
-    study_id = home.store.resolve_study(args.study)
+    study_id = home.store.studies.resolve(args.study)
     with owned_now(home.store, study_id) as store:
         folder = report(store, study_id, home.studies)
     files = {"markdown": str(folder / "report.md"), "html": str(folder / "report.html")}
@@ -37,12 +37,12 @@ def report_command(args: argparse.Namespace) -> int:
 def verify_command(args: argparse.Namespace) -> int:
     """Recompute every claim; 1 and the claim's name on a difference."""
     home = open_home()
-    study_id = home.store.resolve_study(args.study)
-    claims, reported = home.store.claims(study_id), home.store.report_files(study_id)
+    study_id = home.store.studies.resolve(args.study)
+    claims, reported = home.store.reports.claims(study_id), home.store.reports.files(study_id)
     if not claims and not reported:
         raise NotFound(f"{study_id} has no report to verify yet; `researcher status {study_id}` says how it is doing")
     files = {kind: str(_own_copy(home.studies / study_id, Path(path))) for kind, path in reported.items()}
-    seal = home.store.report_seal(study_id)
+    seal = home.store.reports.seal(study_id)
     differences = verify(home.store.study_data(study_id), claims, files, seal)
     with read_or_not():
         _tell(differences, study_id, len(claims), reworded=seal is not None and reworded(seal), as_json=args.json)

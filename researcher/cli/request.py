@@ -171,7 +171,7 @@ def teller(args: argparse.Namespace) -> Teller:
 
 def findings(home: Home | None) -> list[Finding]:
     """Findings of earlier studies; none where there is no database yet."""
-    return [] if home is None else home.store.findings()
+    return [] if home is None else home.store.findings.all()
 
 
 def edits_of(args: argparse.Namespace) -> dict[str, Any]:

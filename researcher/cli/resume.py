@@ -18,7 +18,7 @@ from researcher.cli import DONE, FAILED, WAITING, Interrupted, say, say_json
 from researcher.cli.clients import check_cluster
 from researcher.cli.request import check_addresses, teller
 from researcher.cli.servers import check_servers
-from researcher.cli.worker import keep, sit
+from researcher.cli.worker import keep, work_on
 from researcher.conduct import Outcome
 from researcher.executor.cleanup import Keeping, end_left_of
 from researcher.executor.slots import weights_seen
@@ -28,7 +28,7 @@ from researcher.models import StudyStatus
 from researcher.ownership import owned, owned_now
 from researcher.schedule.daemon import carry, ensure_daemon, only_daemon
 from researcher.store.errors import DatabaseAway, WrongState
-from researcher.store.outages import waiting
+from researcher.store.retries import waiting
 from researcher.study.plan import Plan
 from researcher.view import view_for
 
@@ -36,7 +36,7 @@ from researcher.view import view_for
 def detach(home: Home, study_id: str, plan: Plan, *, as_json: bool) -> int:
     """Freeze the plan and hand the study to the daemon."""
     with owned_now(home.store, study_id) as store:
-        store.save_plan(study_id, plan)
+        store.plans.save(study_id, plan)
     ensure_daemon()
     if as_json:
         say_json({"study": study_id, "hash": plan.digest(), "log": home.studies / study_id / "daemon.log"})
@@ -48,17 +48,17 @@ def detach(home: Home, study_id: str, plan: Plan, *, as_json: bool) -> int:
 def resume_command(args: argparse.Namespace) -> int:
     """Go on with a study, wherever it was left."""
     home = open_home()
-    study_id = home.store.resolve_study(args.study)
-    study = home.store.study(study_id)
+    study_id = home.store.studies.resolve(args.study)
+    study = home.store.studies.get(study_id)
     if study.status is StudyStatus.DONE or (args.scheduled and study.status.ended):
         return _close(_to_its_end(study_id, _wound_up(home, study_id, teller(args))), study_id, as_json=args.json)
-    home.store.plan(study_id)
-    if home.store.events(study_id, limit=1, kind="reproduces"):
+    home.store.plans.get(study_id)
+    if home.store.journal.last(study_id, "reproduces"):
         raise WrongState(f"{study_id} runs one trial of an archive again: `researcher reproduce` begins it anew")
     if args.server:
         _move(home, study_id, args.server)
     if not args.scheduled:
-        home.store.clear_requests(study_id)
+        home.store.studies.clear_requests(study_id)
     return conduct(home, study_id, as_json=args.json, wait=not args.scheduled)
 
 
@@ -68,22 +68,22 @@ def _move(home: Home, study_id: str, urls: list[str]) -> None:
     Raises: UsageError; LeaseHeld when another process works on the study.
     """
     check_addresses(urls)
-    plan, options = home.store.plan(study_id), home.store.study(study_id).options
-    if options.get("keep_models"):
+    plan, options = home.store.plans.get(study_id), home.store.studies.get(study_id).options
+    if options.keep_models:
         raise UsageError(
             "--server: the study keeps its models, which only servers that it starts itself do; leave it out"
         )
     check_servers(plan, urls, weights_seen(home.store, study_id))
-    if options.get("clients", "local") != "local":
-        folder = open_instrument(options["instrument"])
-        check_cluster(options["clients"], plan, folder, urls, say)
+    if options.clients != "local":
+        folder = open_instrument(options.instrument or plan.instrument)
+        check_cluster(options.clients, plan, folder, urls, say)
     with owned_now(home.store, study_id) as store:
-        store.move(study_id, urls)
+        store.studies.move(study_id, urls)
 
 
 async def _wound_up(home: Home, study_id: str, tell: Callable[[str], None]) -> Outcome:
     """Of a study that has ended: what an earlier call did not get to."""
-    study, folder, models = home.store.study(study_id), home.studies / study_id, None
+    study, folder, models = home.store.studies.get(study_id), home.studies / study_id, None
     async with owned(home.store, study_id, SystemClock()) as store:
         if study.status is StudyStatus.DONE:
             models = await keep(Keeping(store, study_id, folder, SystemClock(), os.environ), study.options, tell)
@@ -98,7 +98,7 @@ def conduct(home: Home, study_id: str, *, as_json: bool, plan: Plan | None = Non
     logs.configure("WARNING")
     view = view_for(as_json=as_json)
     try:
-        outcome = _to_its_end(study_id, sit(home, study_id, view, plan, wait=wait))
+        outcome = _to_its_end(study_id, work_on(home, study_id, view, plan, wait=wait))
     finally:
         view.close()
     return _close(outcome, study_id, as_json=as_json)

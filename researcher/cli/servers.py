@@ -7,7 +7,6 @@ import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from foundation.clock import Clock
 from foundation.commandline import UsageError
@@ -15,6 +14,7 @@ from researcher.executor.local_server import LocalServer
 from researcher.executor.servers import ServerPool, one_server, server_token
 from researcher.executor.slots import hosted, misfit, serving
 from researcher.home import Home
+from researcher.models import StudyOptions
 from researcher.store.store import Store
 from researcher.study.plan import Plan, PlanModel
 from swarm.client import Forbidden, NotASwarmServer, Patience, SwarmClient, SwarmError, Unauthorized
@@ -124,7 +124,7 @@ def pool_of(
     store: Store,
     study_id: str,
     plan: Plan,
-    choices: dict[str, Any],
+    options: StudyOptions,
     clock: Clock,
     tell: Callable[[str], None] = lambda _: None,
 ) -> ServerPool:
@@ -133,26 +133,26 @@ def pool_of(
     return ServerPool(
         store,
         f"study {study_id}",
-        urls=choices["servers"],
-        local=_local_servers(home, study_id, plan, choices),
+        urls=options.servers,
+        local=_local_servers(home, study_id, plan, options),
         roles=tuple(plan.roles),
-        by_turns=bool(plan.models) and not choices["servers"],
+        by_turns=bool(plan.models) and not options.servers,
         models=len(plan.hosted),
-        at_most=choices.get("max_parallel"),
-        keep_runs=bool(choices.get("keep_models")),
+        at_most=options.max_parallel,
+        keep_runs=options.keep_models,
         clock=clock,
         tell=tell,
     )
 
 
 async def have_models(
-    plan: Plan, choices: dict[str, Any], tell: Callable[[str], None] = lambda _: None, *, arm: str | None = None
+    plan: Plan, options: StudyOptions, tell: Callable[[str], None] = lambda _: None, *, arm: str | None = None
 ) -> None:
     """What servers that start here will host, in the cache of models: fetched or made before any of them starts.
 
     arm: the only one whose trials run; None: all. tell: told how it goes, where that takes time. Raises: ModelUnavailable, also for a folder that changed since it was planned.
     """
-    if choices["servers"] or choices.get("engine", "local") == "echo":
+    if options.servers or options.engine == "echo":
         return
     progress, teller = logging.getLogger("swarm.models"), _Teller(tell)
     progress.addHandler(teller)
@@ -189,12 +189,12 @@ class _Teller(logging.Handler):
         self._tell(record.getMessage())
 
 
-def _local_servers(home: Home, study_id: str, plan: Plan, choices: dict[str, Any]) -> list[LocalServer]:
+def _local_servers(home: Home, study_id: str, plan: Plan, options: StudyOptions) -> list[LocalServer]:
     """None where servers were given. No longer contexts than the plan asks for: the memory for them is taken when a server
     starts."""
-    if choices["servers"]:
+    if options.servers:
         return []
-    engine, longest = choices.get("engine", "local"), plan.run.get("max_model_len")
+    engine, longest = options.engine, plan.run.get("max_model_len")
     arguments = ("--max-model-len", str(longest)) if longest else ()
     if plan.models:
         models = {f"server-{hosted_name(each.name)}": each for each in plan.models}

@@ -31,7 +31,7 @@ from researcher.design.planning import plan_of
 from researcher.design.pricing import price_of
 from researcher.home import DATABASE, Home, data_dir, open_home
 from researcher.instruments.catalogue import OWN_STUDIES, InstrumentFolder, open_instrument
-from researcher.models import LlmCall
+from researcher.models import LlmCall, StudyOptions
 from researcher.refusals import PlanningRefused, SpecRefused
 from researcher.schedule.timetable import Timetable
 from researcher.study.draft import Draft
@@ -245,24 +245,26 @@ def _begin(
     from researcher.cli.resume import conduct, detach
     from researcher.cli.servers import check_servers
 
-    choices = {
-        "instrument": None if folder.path.parent == OWN_STUDIES else str(folder.path),
-        "request": request_of(draft, spec),
-        "servers": args.server,
-        "engine": args.engine,
-        "clients": args.clients,
-        "max_parallel": args.max_parallel,
-        "sinks": list(dict.fromkeys(args.sink)),
-        "approve": spec.approve or ("never" if folder.instrument.generated is None else "plan"),
-        "repairs": args.repairs,
-        "keep_models": args.keep_models,
-    }
+    options = StudyOptions.model_validate(
+        {
+            "instrument": None if folder.path.parent == OWN_STUDIES else str(folder.path),
+            "request": request_of(draft, spec),
+            "servers": args.server,
+            "engine": args.engine,
+            "clients": args.clients,
+            "max_parallel": args.max_parallel,
+            "sinks": list(dict.fromkeys(args.sink)),
+            "approve": spec.approve or ("never" if folder.instrument.generated is None else "plan"),
+            "repairs": args.repairs,
+            "keep_models": args.keep_models,
+        }
+    )
     check_servers(plan, args.server)
     check_cluster(args.clients, plan, folder, args.server, teller(args))
-    study_id = home.store.create_study(spec.question, choices)
+    study_id = home.store.studies.create(spec.question, options)
     for call in calls:
-        home.store.record_llm_call(study_id, call)
-    home.store.save_schedule(study_id, {"timetable": timetable.model_dump(mode="json"), "carried": args.detach})
+        home.store.journal.record_llm_call(study_id, call)
+    home.store.studies.save_schedule(study_id, {"timetable": timetable.model_dump(mode="json"), "carried": args.detach})
     if args.detach:
         return detach(home, study_id, plan, as_json=args.json)
     if not args.json:

@@ -13,7 +13,7 @@ from foundation.commandline import UsageError
 from foundation.streams import one_line
 from researcher.cli import DONE, FAILED, OUT_OF_BUDGET, WAITING, say, say_json
 from researcher.describe import event_text, plan_lines, repair_lines, unattended, when
-from researcher.gates import unanswered_gate
+from researcher.gates import waits_for_an_answer
 from researcher.home import Home, open_home
 from researcher.models import (
     MODELS_KEPT,
@@ -24,7 +24,7 @@ from researcher.models import (
     TrialRecord,
 )
 from researcher.store.errors import NotFound
-from researcher.store.journal import Journal
+from researcher.store.journal import JournalReader
 from researcher.study.plan import PlanModel
 from researcher.view import losses_by_arm, losses_text, sparkline
 
@@ -35,7 +35,7 @@ _SHOWN_TOPIC = 120
 def list_command(args: argparse.Namespace) -> int:
     """Every study, newest first."""
     home = open_home()
-    studies = home.store.studies()
+    studies = home.store.studies.all()
     if args.json:
         say_json([{**study.model_dump(mode="json"), **attendance_json(home, study)} for study in studies])
         return DONE
@@ -51,7 +51,7 @@ def list_command(args: argparse.Namespace) -> int:
 def status_command(args: argparse.Namespace) -> int:
     """How a study is doing: its trials, decisions, verdicts, and who works on it."""
     home = open_home()
-    study = home.store.study(home.store.resolve_study(args.study))
+    study = home.store.studies.get(home.store.studies.resolve(args.study))
     if args.json:
         say_json(status_json(home, study))
     else:
@@ -66,7 +66,7 @@ def show_command(args: argparse.Namespace) -> int:
     if "/" in args.what:
         return _show_trial(home, args)
     study_id = _with_plan(home, args.what)
-    plan, repairs = home.store.plan(study_id), home.store.repairs(study_id)
+    plan, repairs = home.store.plans.get(study_id), home.store.journal.repairs(study_id)
     if args.json:
         said = [record.model_dump(mode="json") for record in repairs]
         say_json({"hash": plan.digest(), **plan.model_dump(mode="json"), "repairs": said})
@@ -79,26 +79,26 @@ def show_command(args: argparse.Namespace) -> int:
 def _with_plan(home: Home, what: str) -> str:
     """A study, by itself or by the hash of its plan or the beginning of it. Raises: NotFound; what `resolve_study` raises."""
     try:
-        return home.store.resolve_study(what)
+        return home.store.studies.resolve(what)
     except NotFound:
         if len(what) < _SHORTEST_HASH:
             raise
-        for study in home.store.studies():
-            if study.plan_version is not None and home.store.plan(study.id).digest().startswith(what):
+        for study in home.store.studies.all():
+            if study.plan_version is not None and home.store.plans.get(study.id).digest().startswith(what):
                 return study.id
         raise
 
 
 def _show_trial(home: Home, args: argparse.Namespace) -> int:
     trial = _named(home, args.what)
-    attempts = home.store.attempts(trial.study_id, trial.key)
-    failures = home.store.events(trial.study_id, limit=100_000, kind="client_failed")
-    repairs = home.store.repairs(trial.study_id)
+    attempts = home.store.trials.attempts(trial.study_id, trial.key)
+    failures = home.store.journal.events(trial.study_id, "client_failed", trial=trial.key)
+    repairs = home.store.journal.repairs(trial.study_id)
     say_json(
         {
             **trial.model_dump(mode="json"),
             "attempts": [attempt.model_dump(mode="json") for attempt in attempts],
-            "failures": [each.detail for each in failures if each.detail.get("trial") == trial.key],
+            "failures": [each.detail for each in failures],
             "repairs": [each.model_dump(mode="json") for each in repairs if each.trial == trial.key],
         }
     )
@@ -110,11 +110,11 @@ def _named(home: Home, what: str) -> TrialRecord:
 
     Raises: NotFound; UsageError where the key alone means several.
     """
-    studies = home.store.studies()
+    studies = home.store.studies.all()
     found = [
         trial
         for study in studies
-        for trial in home.store.trials(study.id)
+        for trial in home.store.trials.all(study.id)
         if what in (trial.key, f"{trial.study_id}/{trial.key}")
     ]
     if not found:
@@ -127,11 +127,10 @@ def _named(home: Home, what: str) -> TrialRecord:
 
 def status_json(home: Home, study: StudyRecord) -> dict[str, object]:
     """All that `status` says of a study, as a document."""
-    trials = home.store.trials(study.id)
+    trials = home.store.trials.all(study.id)
 
     def told(*kinds: str) -> list[dict[str, object]]:
-        events = [event for kind in kinds for event in home.store.events(study.id, limit=100_000, kind=kind)]
-        return [{"at": event.at, **event.detail} for event in sorted(events, key=lambda event: event.seq)]
+        return [{"at": event.at, **event.detail} for event in home.store.journal.events(study.id, *kinds)]
 
     return {
         **study.model_dump(mode="json"),
@@ -143,7 +142,7 @@ def status_json(home: Home, study: StudyRecord) -> dict[str, object]:
         "models": next(iter(told(MODELS_KEPT, MODELS_NOT_KEPT)[-1:]), None),
         "trials": [trial.model_dump(mode="json", exclude={"series", "evidence"}) for trial in trials],
         "attrition": {arm: found.model_dump(mode="json") for arm, found in losses_by_arm(trials).items()},
-        "verdicts": [record.model_dump(mode="json") for record in home.store.verdicts(study.id)],
+        "verdicts": [record.model_dump(mode="json") for record in home.store.verdicts.all(study.id)],
     }
 
 
@@ -157,12 +156,12 @@ def _as_lines(home: Home, study: StudyRecord) -> list[str]:
     worker = home.worker(study.id)
     lines = [f"{study.id}  {study.status}{f' ({study.reason})' if study.reason else ''}", one_line(study.topic)]
     lines += [f"trains {model.title}{f' from {model.path}' if model.path else ''}" for model in _trained(home, study)]
-    trials = home.store.trials(study.id)
+    trials = home.store.trials.all(study.id)
     lines += [_trial_line(trial) for trial in trials]
     lines += [f"{arm}: {said}" for arm, found in losses_by_arm(trials).items() if (said := losses_text(found))]
     for kind in ("amended", "repaired", "decision"):
-        lines += [event_text(event) for event in home.store.events(study.id, limit=100_000, kind=kind)]
-    for record in home.store.verdicts(study.id):
+        lines += [event_text(event) for event in home.store.journal.events(study.id, kind)]
+    for record in home.store.verdicts.all(study.id):
         effect = record.effect
         shown = f"{effect.diff:+.4g} [{effect.low:+.4g}, {effect.high:+.4g}]" if effect else "no effect"
         lines.append(f"{record.hypothesis}: {record.verdict}  {shown}  {record.reason}")
@@ -174,13 +173,13 @@ def _as_lines(home: Home, study: StudyRecord) -> list[str]:
 
 def _trained(home: Home, study: StudyRecord) -> tuple[PlanModel, ...]:
     """The models of its plan, as far as there is one."""
-    return () if study.plan_version is None else home.store.frozen_plan(study.id)[0].hosted
+    return () if study.plan_version is None else home.store.plans.frozen(study.id)[0].hosted
 
 
 def _kept(home: Home, study: StudyRecord) -> list[str]:
     """Where the models of its trials are, or why not."""
-    events = [event for kind in (MODELS_KEPT, MODELS_NOT_KEPT) for event in home.store.events(study.id, kind=kind)]
-    return [event_text(max(events, key=lambda event: event.seq))] if events else []
+    event = home.store.journal.last(study.id, MODELS_KEPT, MODELS_NOT_KEPT)
+    return [] if event is None else [event_text(event)]
 
 
 def _trial_line(trial: TrialRecord) -> str:
@@ -193,8 +192,8 @@ def exit_code(home: Home, study: StudyRecord) -> int:
     """How the study stands; one that a person stopped stands well. (`start` and `resume`, which were to end it, fail then.)
     One that nobody works on waits, whatever it was doing when it was left."""
     if study.status is StudyStatus.STOPPED:
-        spent = home.store.events(study.id, limit=100_000, kind=OVER_BUDGET)
-        return OUT_OF_BUDGET if spent and spent[-1].detail["because"] == study.reason else DONE
+        spent = home.store.journal.last(study.id, OVER_BUDGET)
+        return OUT_OF_BUDGET if spent is not None and spent.detail["because"] == study.reason else DONE
     if study.status.ended:
         return FAILED if study.status is StudyStatus.FAILED else DONE
     return WAITING if study.status is StudyStatus.WAITING or home.worker(study.id) is None else DONE
@@ -208,11 +207,11 @@ _STARTING_S = 15.0
 def watch_command(args: argparse.Namespace) -> int:
     """Follow a study. With --json: a JSON object per line, `{"event": …}` or `{"trial": …}`, and last `{"study": …}`, as `status --json` has it."""
     home = open_home()
-    study_id = home.store.resolve_study(args.study)
+    study_id = home.store.studies.resolve(args.study)
     watch = _Watch(home, study_id, as_json=args.json)
     while True:
         watch.look()
-        study = home.store.study(study_id)
+        study = home.store.studies.get(study_id)
         if study.status.ended:
             watch.look()
             return watch.close(study) if args.json else status_command(args)
@@ -233,7 +232,7 @@ class _Watch:
         self._study_id = study_id
         self._as_json = as_json
         self._clock = SystemClock()
-        self._journal = Journal(home.store, study_id)
+        self._journal = JournalReader(home.store.journal, study_id)
         self._daemon_seen = self._clock.monotonic()
         self._rest = ""
         self._trials: dict[str, tuple[str, int]] = {}
@@ -241,8 +240,8 @@ class _Watch:
     def will_go_on(self, study: StudyRecord) -> bool:
         """Whether a daemon goes on by itself with a study that nobody works on: at once, or when its window opens."""
         store, now = self._home.store, self._clock.monotonic()
-        carried = (store.schedule(study.id) or {}).get("carried") and study.plan_version is not None
-        if not carried or study.pause_requested or unanswered_gate(store, study.id) is not None:
+        carried = (store.studies.schedule(study.id) or {}).get("carried") and study.plan_version is not None
+        if not carried or study.pause_requested or waits_for_an_answer(store, study.id):
             return False
         from researcher.schedule.daemon import daemon_lives  # APScheduler takes longer to import than a list takes
 
@@ -262,7 +261,7 @@ class _Watch:
         store, study_id = self._home.store, self._study_id
         now = self._clock.now()
         news: list[tuple[float, str, dict[str, Any], str]] = []
-        for trial in store.trials(study_id):
+        for trial in store.trials.all(study_id):
             moved = (trial.status.value, len(trial.series.get("reward_mean", ())))
             if self._trials.get(trial.key) != moved:
                 self._trials[trial.key] = moved

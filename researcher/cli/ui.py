@@ -14,7 +14,6 @@ from foundation.clock import SystemClock
 from foundation.commandline import UsageError
 from researcher.cli import DONE, FAILED
 from researcher.home import Home, open_home
-from researcher.store.database import default_url
 from researcher.store.mlflow_sink import MlflowSink
 from researcher.web.access import Access, load_token
 from researcher.web.app import create_app, listening, serve
@@ -28,13 +27,13 @@ def ui_command(args: argparse.Namespace) -> int:
     home = open_home()
     if args.mlflow:
         return _mlflow(home, args)
-    path = "" if args.study is None else f"/studies/{home.store.resolve_study(args.study)}"
+    path = "" if args.study is None else f"/studies/{home.store.studies.resolve(args.study)}"
     token = load_token(os.environ, args.token_file)
     with listening(args.host, args.port) as listener:
         public_url = args.public_url and args.public_url.rstrip("/")
         access = Access(host=args.host, port=listener.getsockname()[1], token=token, public_url=public_url)
         tracking = Tracking(home.store, port=args.mlflow_port, local=access.local)
-        app = create_app(home, default_url(), access, Sheets(home, default_url(), SystemClock()), tracking)
+        app = create_app(home, access, Sheets(home, SystemClock()), tracking)
         try:
             serve(app, listener, lambda: _show(f"{access.url}{path}", args))
         finally:
@@ -44,7 +43,7 @@ def ui_command(args: argparse.Namespace) -> int:
 
 def _mlflow(home: Home, args: argparse.Namespace) -> int:
     """Start MLflow's own page over the records and open it on the study; runs until interrupted."""
-    study_id = home.store.resolve_study(args.study or "latest")
+    study_id = home.store.studies.resolve(args.study or "latest")
     sink = MlflowSink(home.store)
     sink.drain(study_id)
     path = sink.page(study_id)

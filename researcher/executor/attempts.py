@@ -33,11 +33,11 @@ from researcher.executor.errors import (
     MendByHand,
     RunLost,
     ServerUnfit,
-    StudyHalted,
 )
 from researcher.executor.jobs import ClientJob, ClientPlace
 from researcher.executor.servers import Server, Site
 from researcher.executor.slots import Slot
+from researcher.halts import StudyHalted
 from researcher.models import EXCUSED, AttemptRecord, Attrition, Event, StudyStatus, TrialRecord, TrialStatus, without
 from researcher.store.store import Store
 from researcher.study.plan import Plan
@@ -94,7 +94,7 @@ class Sight:
 
 
 OnSight = Callable[[Sight], None]
-Heed = Callable[[], None]
+CheckHalt = Callable[[], None]
 """Asked now and then while an attempt runs. Raises: StudyHalted when it is to end or to pause."""
 
 
@@ -117,13 +117,13 @@ class AttemptRun:
         store: Store,
         clock: Clock,
         limits: TrialLimits,
-        heed: Heed,
+        check_halt: CheckHalt,
         tell: Callable[[str], None],
         clients: ClientPlace,
         mender: Mender | None = None,
     ) -> None:
         self._work = work
-        self._heed = heed
+        self._check_halt = check_halt
         self._trial = trial
         self._site = site
         self._swarm = site.main.swarm
@@ -137,7 +137,7 @@ class AttemptRun:
                 busy_s=limits.busy_s,
                 look_s=limits.look_s,
                 tell=tell,
-                heed=heed,
+                check_halt=check_halt,
             )
 
         self._slot = slot(site.main)
@@ -175,7 +175,7 @@ class AttemptRun:
             raise
         except (AttemptFailed, ServerUnfit, RunLost, StudyHalted, SwarmError) as error:
             run_id = self._slot.run_id or attempt.run_id
-            if isinstance(error, StudyHalted) and error.wish != "stop" and run_id is not None:
+            if isinstance(error, StudyHalted) and error.cause != "stop" and run_id is not None:
                 await self._pause(job, run_id, str(error))
                 raise
             if isinstance(error, ServerUnreachable):
@@ -190,12 +190,12 @@ class AttemptRun:
                 raise AttemptFailed(str(error)) from error
             raise
         await self._free(report.run_id)
-        return self._store.trial(self._work.study_id, self._trial.key)
+        return self._store.trials.get(self._work.study_id, self._trial.key)
 
     def _end_attempt(self, error: Exception) -> None:
         """Recorded as failed, or as withdrawn where it was not the trial that failed."""
         own = isinstance(error, AttemptFailed | SwarmError) and self._site.fit
-        end = self._store.fail_attempt if own else self._store.withdraw_attempt
+        end = self._store.trials.fail_attempt if own else self._store.trials.withdraw_attempt
         end(self._work.study_id, self._trial.key, redact(str(error))[:4000])
 
     # -- submit -------------------------------------------------------------------------------------------------------
@@ -203,7 +203,7 @@ class AttemptRun:
     def _intend(self) -> tuple[AttemptRecord, bool]:
         """The open attempt, or a new one, in SQL before the server hears of it; and whether it was begun before."""
         study_id, key = self._work.study_id, self._trial.key
-        earlier = self._store.attempts(study_id, key)
+        earlier = self._store.trials.attempts(study_id, key)
         if earlier and earlier[-1].outcome == "open":
             return earlier[-1], True
         number = len(earlier) + 1
@@ -211,7 +211,7 @@ class AttemptRun:
         spec["labels"] |= self._site.labels()
         # The study is part of the key: another study may run the same plan on the same server.
         idempotency_key = f"{study_id}/{key}#{number}"
-        intent = self._store.record_intent(study_id, key, number, self._site.main.url, idempotency_key, spec)
+        intent = self._store.trials.record_intent(study_id, key, number, self._site.main.url, idempotency_key, spec)
         return intent, False
 
     async def _submit(self, attempt: AttemptRecord) -> RunReport:
@@ -246,7 +246,7 @@ class AttemptRun:
         client.write(blueprint)
         facts = blueprint.model_dump(mode="json")
         if facts != attempt.blueprint:
-            self._store.record_submitted(self._work.study_id, self._trial.key, report.run_id, facts)
+            self._store.trials.record_submitted(self._work.study_id, self._trial.key, report.run_id, facts)
         return blueprint
 
     async def _go_on(self, blueprint: TrialBlueprint, job: ClientJob) -> None:
@@ -260,26 +260,26 @@ class AttemptRun:
         rested = await asyncio.gather(*(slot.go_on(run_id) for slot, run_id in self._runs(blueprint.run_id)))
         if any(rested) or self._trial.status is TrialStatus.PAUSED:
             step = (await self._swarm.run(blueprint.run_id, since_step=self._work.plan.steps)).step
-            self._store.continue_attempt(self._work.study_id, self._trial.key, step)
+            self._store.trials.continue_attempt(self._work.study_id, self._trial.key, step)
 
     async def _excuse(self, blueprint: TrialBlueprint) -> None:
         """Note what was lost up to here: the code that lost it is mended, and its tasks are tried again."""
         lost = await losses(self._swarm, {role: slot.swarm for role, slot in self._beside.items()}, blueprint)
         detail = {"trial": self._trial.key, "run": blueprint.run_id, "attrition": lost.model_dump(mode="json")}
-        self._store.record_event(self._work.study_id, EXCUSED, detail)
+        self._store.journal.record(self._work.study_id, EXCUSED, detail)
 
     def _excused(self, run_id: str) -> Event | None:
         """What was noted of this run last."""
-        events = self._store.events(self._work.study_id, limit=100_000, kind=EXCUSED)
-        return next((event for event in reversed(events) if event.detail["run"] == run_id), None)
+        return self._store.journal.last(self._work.study_id, EXCUSED, run=run_id)
 
     def _mended_by_hand(self, attempt: AttemptRecord, run_id: str) -> bool:
         """Whether the study failed while this attempt was under way, since its losses were last excused, and a person has it go
         on. Later pauses excuse nothing more."""
         noted = self._excused(run_id)
-        after = 0 if noted is None else noted.seq
-        events = self._store.events(self._work.study_id, after, limit=100_000, kind="study")
-        return any(event.at >= attempt.intent_at and event.detail["status"] == StudyStatus.FAILED for event in events)
+        failed = self._store.journal.last(self._work.study_id, "study", status=StudyStatus.FAILED.value)
+        if failed is None or (noted is not None and failed.seq < noted.seq):
+            return False
+        return failed.at >= attempt.intent_at
 
     # -- follow -------------------------------------------------------------------------------------------------------
 
@@ -374,7 +374,7 @@ class AttemptRun:
             now = self._clock.monotonic()
             if status.step > self._step or now - checked_at >= self._limits.check_s:
                 checked_at = now
-                self._heed()
+                self._check_halt()
                 for role, slot in self._beside.items():
                     slot.check(await slot.swarm.status(), self._partners[role])
                 if await self._note(run_id, status) or status.phase is Phase.BOOTING:
@@ -398,7 +398,7 @@ class AttemptRun:
             moved = moved or report.step > self._step
             self._step = max(self._step, report.step)
         if moved:
-            self._store.record_progress(self._work.study_id, self._trial.key, self._step, fresh)
+            self._store.trials.record_progress(self._work.study_id, self._trial.key, self._step, fresh)
         phase = "paused" if status is None else status.phase
         self._on_sight(Sight(phase=phase, step=self._step, episodes=self._episodes, fresh=tuple(fresh)))
         return moved
@@ -412,7 +412,7 @@ class AttemptRun:
                 await asyncio.wait((task, pause), return_when=asyncio.FIRST_COMPLETED)
                 pause.cancel()
                 if not task.done():
-                    self._heed()
+                    self._check_halt()
             return await task
         finally:
             task.cancel()
@@ -436,11 +436,11 @@ class AttemptRun:
         if set(collected.code_versions) - {self._work.plan.instrument_code}:
             evidence = evidence.model_copy(update={"code_versions": collected.code_versions})
         study_id, key = self._work.study_id, self._trial.key
-        self._store.finish_trial(study_id, key, finals, collected.series, evidence, collected.episodes)
+        self._store.trials.finish(study_id, key, finals, collected.series, evidence, collected.episodes)
 
     async def _pause(self, job: ClientJob, run_id: str, why: str) -> None:
         """Have the run rest, so that the trial goes on from there. What cannot be done now is done when it goes on."""
-        self._store.pause_attempt(self._work.study_id, self._trial.key, why)
+        self._store.trials.pause_attempt(self._work.study_id, self._trial.key, why)
         try:
             await self._rest(job, run_id)
         except (SwarmError, ServerUnfit, ClusterUnreachable) as error:
@@ -448,7 +448,7 @@ class AttemptRun:
             with suppress(ClusterUnreachable):
                 await job.end(self._limits.grace_s)
         else:
-            self._store.record_rest(self._work.study_id, self._trial.key, why)
+            self._store.trials.record_rest(self._work.study_id, self._trial.key, why)
 
     async def _rest(self, job: ClientJob, run_id: str) -> None:
         """Stop the runs with a checkpoint. Their client lives on meanwhile: it ends its open episodes, and gets no others."""
@@ -474,7 +474,7 @@ class AttemptRun:
         if run_id is not None:
             await self._pause(job, run_id, "interrupted")
         else:
-            self._store.withdraw_attempt(self._work.study_id, self._trial.key, "interrupted")
+            self._store.trials.withdraw_attempt(self._work.study_id, self._trial.key, "interrupted")
             await self._free(run_id)
 
     async def _free(self, run_id: str | None) -> None:

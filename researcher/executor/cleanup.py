@@ -60,9 +60,9 @@ class Keeping:
                     tell(f"keeping the model of {each.to.relative_to(self._models)} ({number} of {len(wanted)}) ...")
                     await self._export(each)
         except ModelsNotKept as error:
-            self._store.record_event(self._study_id, MODELS_NOT_KEPT, {"because": str(error)})
+            self._store.journal.record(self._study_id, MODELS_NOT_KEPT, {"because": str(error)})
             raise
-        self._store.record_event(self._study_id, MODELS_KEPT, {"models": len(wanted), "in": str(self._models)})
+        self._store.journal.record(self._study_id, MODELS_KEPT, {"models": len(wanted), "in": str(self._models)})
         return self._models
 
     async def discard_servers(self) -> None:
@@ -75,8 +75,8 @@ class Keeping:
             await asyncio.to_thread(shutil.rmtree, server / "state", ignore_errors=True)
 
     def _wanted(self) -> Iterator[_Wanted]:
-        attempts = self._store.attempts_of_study(self._study_id)
-        for trial in self._store.trials(self._study_id):
+        attempts = self._store.trials.attempts_of_study(self._study_id)
+        for trial in self._store.trials.all(self._study_id):
             done = [each for each in attempts.get(trial.key, ()) if each.outcome == "done"]
             if trial.status is TrialStatus.DONE and done and done[-1].run_id is not None:
                 yield _Wanted(done[-1].run_id, self._place(trial))
@@ -143,8 +143,8 @@ async def end_left_of(store: Store, study_id: str, folder: Path, clock: Clock) -
 
     folder: the study's. Servers that were given are asked where it has trials. Returns what could not be ended, in words.
     """
-    begun = bool(store.trials(study_id, series=()))
-    urls = store.study(study_id).options.get("servers", ()) if begun else ()
+    begun = bool(store.trials.all(study_id, series=()))
+    urls = store.studies.get(study_id).options.servers if begun else ()
     for locks in ("trials/*/*/*/lock", "server*/process/lock"):
         berths = [Berth(lock.parent, clock) for lock in await asyncio.to_thread(_found, folder, locks)]
         await asyncio.gather(*(berth.end(LocalLimits().grace_s) for berth in berths))

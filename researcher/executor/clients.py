@@ -58,10 +58,10 @@ class Client:
             )
         started = await self.job.start(Order(blueprint=blueprint, code=code))
         if started.pid is not None:
-            self._store.record_client(self._work.study_id, self._trial.key, started.pid, started.began or 0.0)
+            self._store.trials.record_client(self._work.study_id, self._trial.key, started.pid, started.began or 0.0)
         else:
             detail = {"trial": self._trial.key, "client": started.name, "code": code.version}
-            self._store.record_event(self._work.study_id, "client_started", detail)
+            self._store.journal.record(self._work.study_id, "client_started", detail)
 
     async def diagnosis(self, blueprint: TrialBlueprint, *, stalled: bool) -> Diagnosis:
         """Why it ended, by rules; where these cannot tell, with the opinion of whoever may be asked. Journalled."""
@@ -88,7 +88,7 @@ class Client:
             "by": found.by,
             "code": blueprint.code_version,
         }
-        self._store.record_event(self._work.study_id, "client_failed", detail)
+        self._store.journal.record(self._work.study_id, "client_failed", detail)
         _log.warning("the client of %s failed: %s", self._trial.key, redact(str(found)))
         return found
 
@@ -107,7 +107,7 @@ class Client:
                     study_id=self._work.study_id,
                     plan=self._work.plan,
                     trial=self._trial,
-                    attempt=len(self._store.attempts(self._work.study_id, self._trial.key)),
+                    attempt=len(self._store.trials.attempts(self._work.study_id, self._trial.key)),
                     code=newest,
                     blueprint=blueprint,
                     diagnosis=diagnosis,

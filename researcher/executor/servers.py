@@ -300,7 +300,7 @@ class ServerPool:
             if stop_local:
                 ending.push_async_callback(self._stop_local)
             for server in self._servers:
-                ending.callback(self._store.release_server, server.url, server.lease)
+                ending.callback(self._store.leases.release_server, server.url, server.lease)
                 ending.push_async_callback(server.swarm.close)
             self._servers.clear()
 
@@ -319,7 +319,7 @@ class ServerPool:
         """Lease a server and wait for it; one of our own is started first."""
         process = self._process(given) if isinstance(given, LocalServer) else None
         url = await process.start() if process is not None else str(given)
-        lease = self._store.acquire_server(url, self._holder, self._limits.lease_s)
+        lease = self._store.leases.acquire_server(url, self._holder, self._limits.lease_s)
         token = server_token(self._environ)
         patience = Patience(connect_s=self._limits.unreachable_s, later_s=self._limits.unreachable_s)
         swarm = SwarmClient(
@@ -394,7 +394,7 @@ class ServerPool:
         while True:
             await self.clock.sleep(self._limits.lease_s / 3)
             try:
-                self._store.renew_server(server.url, server.lease, self._limits.lease_s)
+                self._store.leases.renew_server(server.url, server.lease, self._limits.lease_s)
             except LeaseSuperseded as error:
                 server.unfit = str(error)
                 return

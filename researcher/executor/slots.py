@@ -25,8 +25,8 @@ _ABANDONED_DRAIN_S = 0.1
 
 
 class Slot:
-    """One server, for one attempt of a study's. tell: told at once what is waited for, and what a person can do. heed: asked
-    while it is waited for; raises StudyHalted where that is to end."""
+    """One server, for one attempt of a study's. tell: told at once what is waited for, and what a person can do. check_halt:
+    asked while it is waited for; raises StudyHalted where that is to end."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class Slot:
         busy_s: float,
         look_s: float,
         tell: Callable[[str], None],
-        heed: Callable[[], None],
+        check_halt: Callable[[], None],
     ) -> None:
         self.server = server
         self.swarm = server.swarm
@@ -48,7 +48,7 @@ class Slot:
         self._busy_s = busy_s
         self._look_s = look_s
         self._tell = tell
-        self._heed = heed
+        self._check_halt = check_halt
         self._told: set[str] = set()
         self.run_id: str | None = None
         """The run that it started or found, also where whoever asked for it was cancelled meanwhile."""
@@ -165,7 +165,7 @@ class Slot:
         await self._released(run_id, deadline, self._waiting)
 
     def _waiting(self, status: ServerStatus) -> None:
-        self._heed()
+        self._check_halt()
         if status.storage_full is not None:
             self._tell_once("storage_full", f"{self.server.url}: {status.storage_full.reason}")
 
@@ -190,7 +190,7 @@ class Slot:
         if study_id is None or study_id == self._study_id:
             return study_id is not None
         try:
-            status = self._store.study(study_id).status
+            status = self._store.studies.get(study_id).status
         except NoStudy:
             return False
         return status in (StudyStatus.DONE, StudyStatus.STOPPED, StudyStatus.FAILED)
@@ -262,10 +262,10 @@ def serving(model: PlanModel, status: ServerStatus | None = None) -> str:
 
 def weights_seen(store: Store, study_id: str) -> dict[str, str]:
     """Fingerprints of the weights that the study's trials had, by the models' names."""
-    return {event.detail["model"]: event.detail["fingerprint"] for event in store.events(study_id, kind=_EVENT)}
+    return {event.detail["model"]: event.detail["fingerprint"] for event in store.journal.events(study_id, _EVENT)}
 
 
 def note_weights(store: Store, study_id: str, model: PlanModel, status: ServerStatus) -> None:
     """Have the study train no other weights than the server's under this model's name."""
     detail = {"model": model.name, "fingerprint": status.model_fingerprint, "hosted": status.model}
-    store.record_event(study_id, _EVENT, detail)
+    store.journal.record(study_id, _EVENT, detail)

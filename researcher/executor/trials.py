@@ -27,12 +27,11 @@ from researcher.executor.errors import (
     NoServersLeft,
     RunLost,
     ServerUnfit,
-    StudyHalted,
     Unmended,
-    Wish,
 )
 from researcher.executor.jobs import ClientPlace, LocalPlace
 from researcher.executor.servers import ServerPool, Site
+from researcher.halts import Cause, StudyHalted, check_requests
 from researcher.models import AttemptRecord, TrialRecord, TrialStatus
 from researcher.store.store import Store
 from researcher.study.plan import Plan
@@ -109,7 +108,7 @@ class Executor:
         self._may_run = may_run
         self._clients = clients or LocalPlace(self._clock, setup.python)
         self._mender = mender
-        self._wish: Wish | None = None
+        self._cause: Cause | None = None
 
     async def run_trials(
         self, study_id: str, plan: Plan, trials: Sequence[TrialRecord], on_progress: OnProgress = lambda _: None
@@ -138,11 +137,11 @@ class Executor:
             await self._all_sites(this)
         if this.by_hand is not None:
             raise this.by_hand
-        return [self._store.trial(study_id, trial.key) for trial in trials]
+        return [self._store.trials.get(study_id, trial.key) for trial in trials]
 
-    def halt(self, wish: Wish) -> None:
+    def halt(self, cause: Cause) -> None:
         """Have `run_trials` return soon, and every later call at once."""
-        self._wish = wish
+        self._cause = cause
 
     async def _reconciled(self, work: Work, trials: Sequence[TrialRecord]) -> list[str]:
         """Keys of the trials that are not over, those under way first. Attempts whose server is gone are ended.
@@ -151,7 +150,7 @@ class Executor:
         """
         under_way, planned = list[tuple[TrialRecord, AttemptRecord]](), list[TrialRecord]()
         for trial in trials:
-            fresh = self._store.trial(work.study_id, trial.key)
+            fresh = self._store.trials.get(work.study_id, trial.key)
             if fresh.status.ended or self._given_up(work, fresh):
                 continue
             attempt = self._open_attempt(work, trial.key)
@@ -183,7 +182,7 @@ class Executor:
         reason = f"its server {attempt.server_url} is not in the pool any more"
         if self._pool.needed > 1:
             reason = f"its servers ({attempt.server_url} and others) are not together in the pool any more"
-        self._store.withdraw_attempt(work.study_id, trial.key, reason)
+        self._store.trials.withdraw_attempt(work.study_id, trial.key, reason)
 
     def _check_sites(self, this: _Round) -> None:
         """Raises: NoServersLeft where no trial that is left can go on."""
@@ -224,7 +223,7 @@ class Executor:
                 await self._carry_out(this, site, key)
 
     async def _carry_out(self, this: _Round, site: Site, key: str) -> None:
-        self._check_requests(this.work)
+        self._check_halt(this.work)
         self._reserve(this.work, key)
         began = self._clock.monotonic()
         try:
@@ -251,7 +250,7 @@ class Executor:
             self._over(this, key, "")
 
     async def _attempt(self, this: _Round, site: Site, key: str) -> None:
-        trial = self._store.trial(this.work.study_id, key)
+        trial = self._store.trials.get(this.work.study_id, key)
         this.curves[key] = []
         self._tell(this, key, TrialStatus.SUBMITTED, 0, "")
 
@@ -259,27 +258,36 @@ class Executor:
             this.curves[key] += [(step, value) for name, step, value in sight.fresh if name == "reward_mean"]
             self._tell(this, key, TrialStatus.RUNNING, sight.step, sight.phase)
 
-        def heed() -> None:
-            self._check_requests(this.work)
+        def check_halt() -> None:
+            self._check_halt(this.work)
 
         limits = self._limits_of(this.work.plan)
         attempt = AttemptRun(
-            this.work, trial, site, self._store, self._clock, limits, heed, self._pool.tell, self._clients, self._mender
+            this.work,
+            trial,
+            site,
+            self._store,
+            self._clock,
+            limits,
+            check_halt,
+            self._pool.tell,
+            self._clients,
+            self._mender,
         )
         await attempt.carry_out(on_sight)
 
     def _failed(self, this: _Round, key: str, reason: str) -> None:
         _log.warning("an attempt at %s failed: %s", key, reason)
-        trial = self._store.trial(this.work.study_id, key)
+        trial = self._store.trials.get(this.work.study_id, key)
         if self._given_up(this.work, trial):
-            self._over(this, key, self._store.trial(this.work.study_id, key).reason or reason)
+            self._over(this, key, self._store.trials.get(this.work.study_id, key).reason or reason)
         else:
             this.queue.append(key)
             self._tell(this, key, TrialStatus.PLANNED, 0, reason)
 
     def _given_up(self, work: Work, trial: TrialRecord) -> bool:
         """Whether the trial has failed as often as it may, in this process and before it; then it is recorded so."""
-        attempts = self._store.attempts(work.study_id, trial.key)
+        attempts = self._store.trials.attempts(work.study_id, trial.key)
         failed = [attempt for attempt in attempts if attempt.outcome == "failed"]
         if trial.status is not TrialStatus.PLANNED or len(failed) < self._attempts:
             return False
@@ -287,7 +295,7 @@ class Executor:
         return True
 
     def _give_up(self, work: Work, key: str, why: str) -> None:
-        self._store.fail_trial(work.study_id, key, redact(why)[:4000])
+        self._store.trials.fail(work.study_id, key, redact(why)[:4000])
         self._spend(work, key)
 
     def _limits_of(self, plan: Plan) -> TrialLimits:
@@ -296,7 +304,7 @@ class Executor:
     def _over(self, this: _Round, key: str, note: str) -> None:
         self._spend(this.work, key)
         this.over.add(key)
-        trial = self._store.trial(this.work.study_id, key)
+        trial = self._store.trials.get(this.work.study_id, key)
         this.curves[key] = trial.series.get("reward_mean", [])
         self._tell(this, key, trial.status, len(this.curves[key]), note)
 
@@ -315,22 +323,18 @@ class Executor:
         return None
 
     def _open_attempt(self, work: Work, key: str) -> AttemptRecord | None:
-        attempts = self._store.attempts(work.study_id, key)
+        attempts = self._store.trials.attempts(work.study_id, key)
         return attempts[-1] if attempts and attempts[-1].outcome == "open" else None
 
-    def _check_requests(self, work: Work) -> None:
-        study = self._store.study(work.study_id)
-        if study.stop_requested:
-            raise StudyHalted("stop")
-        if study.pause_requested:
-            raise StudyHalted("pause")
+    def _check_halt(self, work: Work) -> None:
+        check_requests(self._store, work.study_id)
         if not self._may_run():
             raise StudyHalted("window")
-        if self._wish is not None:
-            raise StudyHalted(self._wish)
+        if self._cause is not None:
+            raise StudyHalted(self._cause)
 
     def _tell(self, this: _Round, key: str, status: TrialStatus, step: int, note: str) -> None:
-        attempts = self._store.attempts(this.work.study_id, key)
+        attempts = self._store.trials.attempts(this.work.study_id, key)
         this.on_progress(
             Progress(
                 key=key,
@@ -361,14 +365,14 @@ class Executor:
     def _reserve(self, work: Work, key: str) -> None:
         """Raises: OverBudget."""
         if self._budgeted(work):
-            self._store.reserve(work.study_id, "trials", key, 1)
+            self._store.budgets.reserve(work.study_id, "trials", key, 1)
 
     def _spend(self, work: Work, key: str) -> None:
         if self._budgeted(work):
-            self._store.spend(work.study_id, "trials", key, 1)
+            self._store.budgets.spend(work.study_id, "trials", key, 1)
 
     def _budgeted(self, work: Work) -> bool:
-        return any(budget.kind == "trials" for budget in self._store.budget(work.study_id))
+        return any(budget.kind == "trials" for budget in self._store.budgets.all(work.study_id))
 
 
 def _of_first_seed(plan: Plan, trials: Sequence[TrialRecord]) -> list[TrialRecord]:

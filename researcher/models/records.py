@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
+from foundation.strict import StrictModel
 from researcher.models.attrition import Attrition
 from researcher.models.conclusions import Finding, VerdictRecord
 from researcher.study.plan import Plan, PlanModel
@@ -207,13 +208,51 @@ class StudyRequest(BaseModel):
     uncovered: tuple[str, ...] = ()
 
 
+class StudyOptions(BaseModel):
+    """How a study is carried out, as `researcher start` was asked. Rows of other versions may hold more."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    instrument: str | None = None
+    """The instrument's folder, where it is none of the repository's own."""
+    request: StudyRequest | None = None
+    """None: no spec was made for it."""
+    servers: tuple[str, ...] = ()
+    """Swarm servers that were given; none: they are started on this machine, with `engine`."""
+    engine: str = "local"
+    clients: str = "local"
+    """Where clients live: `local`, `ray` or `ray=http://HOST:8265`."""
+    max_parallel: int | None = None
+    sinks: tuple[str, ...] = ()
+    """Copies of the records beside MLflow's."""
+    approve: Literal["never", "plan", "stage"] = "never"
+    repairs: int = 0
+    """How often the planner LLM may mend the instrument's code."""
+    keep_models: bool = False
+
+
+class Answer(StrictModel):
+    """What a person said at a gate. words: why; what a rejection is for."""
+
+    verdict: Literal["approve", "reject"]
+    words: str = ""
+    by: str = ""
+
+
+class OpenGate(BaseModel):
+    """A gate at which a study waits. answer: given already, and not yet met by whoever works on the study."""
+
+    name: str
+    question: dict[str, Any]
+    answer: Answer | None = None
+
+
 class StudyRecord(BaseModel):
     """One study as SQL has it."""
 
     id: str
     topic: str
-    options: dict[str, Any] = {}
-    """What `researcher start` was asked for, as JSON."""
+    options: StudyOptions = StudyOptions()
     status: StudyStatus
     reason: str | None = None
     plan_version: int | None = None
@@ -227,8 +266,7 @@ class StudyRecord(BaseModel):
     @property
     def request(self) -> StudyRequest | None:
         """None of studies that no spec was made for: those of earlier versions, and reproductions."""
-        asked = self.options.get("request")
-        return None if asked is None else StudyRequest.model_validate(asked)
+        return self.options.request
 
     def planned_by(self, plan: Plan) -> str:
         """Who wrote what the plan was made from."""

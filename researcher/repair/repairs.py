@@ -34,6 +34,7 @@ from researcher.repair.code import Unfit, Versions, check_changes, check_entries
 from researcher.repair.rehearsal import Rehearsal, RehearsalRequest, check, check_comparable, compare, rehearse
 from researcher.sandbox.launch import sandbox
 from researcher.store.errors import OverBudget
+from researcher.store.journal import REPAIRED
 from researcher.store.store import Store
 from researcher.study.plan import Plan
 
@@ -115,12 +116,12 @@ class Repairer:
         self._tell = tell
         self._lock = asyncio.Lock()
         self._opinions: dict[str, Diagnosis] = {}
-        repairs = store.repairs(study_id)
+        repairs = store.journal.repairs(study_id)
         newest = repairs[-1] if repairs else None
         self._code = self._as_it_lies()
         if newest is not None and not newest.by_person:
             self._code = self._versions.mended(newest.new)
-        store.set_budget(study_id, "repairs", self._limits.per_study)
+        store.budgets.set(study_id, "repairs", self._limits.per_study)
 
     def code(self) -> Code:
         return self._code
@@ -131,9 +132,8 @@ class Repairer:
         if not self._code.sandboxed:
             return
         self._tell(words)
-        known = self._store.events(self._study_id, limit=100_000, kind=SANDBOXED)
-        if all(event.detail["words"] != words for event in known):
-            self._store.record_event(self._study_id, SANDBOXED, {"mode": sandbox().mode.value, "words": words})
+        detail = {"mode": sandbox().mode.value, "words": words}
+        self._store.journal.record_once(self._study_id, SANDBOXED, detail)
 
     def _as_it_lies(self) -> Code:
         """The person's folder. An instrument that was generated stays in its sandbox, whoever mends it."""
@@ -142,7 +142,7 @@ class Repairer:
     @property
     def taken_up(self) -> tuple[str, ...]:
         """The versions that are this study's own beside the plan's."""
-        return tuple(record.new for record in self._store.repairs(self._study_id))
+        return tuple(record.new for record in self._store.journal.repairs(self._study_id))
 
     # -- by hand ------------------------------------------------------------------------------------------------------
 
@@ -152,7 +152,7 @@ class Repairer:
         Raises: Unfit when they cannot be used.
         """
         waiting = self._waiting()
-        own = [record.new for record in self._store.repairs(self._study_id) if record.by_person]
+        own = [record.new for record in self._store.journal.repairs(self._study_id) if record.by_person]
         expected = own[-1] if own else self._plan.instrument_code
         if waiting is None or self._own.code == expected:
             return None
@@ -181,11 +181,8 @@ class Repairer:
 
     def _waiting(self) -> dict[str, Any] | None:
         """What a person was asked to mend last, where nothing was taken up since."""
-        asked = self._store.events(self._study_id, limit=100_000, kind=BY_HAND)
-        done = self._store.events(self._study_id, limit=100_000, kind="repaired")
-        if not asked or (done and done[-1].seq > asked[-1].seq):
-            return None
-        return asked[-1].detail
+        last = self._store.journal.last(self._study_id, BY_HAND, REPAIRED)
+        return last.detail if last is not None and last.kind == BY_HAND else None
 
     def _ask_a_person(self, case: Case, why: str) -> Code:
         """Raises: MendByHand, unless the same code is worth another try."""
@@ -202,7 +199,7 @@ class Repairer:
             "code": case.code.version,
             "why": why,
         }
-        self._store.record_event(self._study_id, BY_HAND, detail)
+        self._store.journal.record(self._study_id, BY_HAND, detail)
         raise MendByHand(
             f"the client of {case.trial.key} failed by its own code at {file}: {redact(found.error) or found.why}. "
             f"Nobody mended it: {why}. Mend the file there, then `researcher resume {self._study_id}` goes on with it; "
@@ -251,13 +248,12 @@ class Repairer:
             except LlmUnusable as error:
                 return self._ask_a_person(replace(case, last=True), f"the LLM cannot be used: {error}")
             finally:
-                self._store.spend(self._study_id, "repairs", f"{case.trial.key}#{number}", rounds)
+                self._store.budgets.spend(self._study_id, "repairs", f"{case.trial.key}#{number}", rounds)
 
     def _rounds(self, case: Case) -> int:
         """Rounds that this trial has had."""
-        refused = self._store.events(self._study_id, limit=100_000, kind=REFUSED)
-        had = [event for event in refused if event.detail.get("trial") == case.trial.key]
-        mended = [each for each in self._store.repairs(self._study_id) if each.trial == case.trial.key]
+        had = self._store.journal.events(self._study_id, REFUSED, trial=case.trial.key)
+        mended = [each for each in self._store.journal.repairs(self._study_id) if each.trial == case.trial.key]
         return len(had) + sum(not each.by_person for each in mended)
 
     def _reserve(self, case: Case, number: int) -> None:
@@ -266,7 +262,7 @@ class Repairer:
         if number > self._limits.per_trial:
             raise Unmended(f"{found}; its {self._limits.per_trial} repairs did not help, and a trial has no more")
         try:
-            self._store.reserve(self._study_id, "repairs", f"{case.trial.key}#{number}", 1)
+            self._store.budgets.reserve(self._study_id, "repairs", f"{case.trial.key}#{number}", 1)
         except OverBudget as error:
             raise Unmended(f"{found}; the study has had its {self._limits.per_study} repairs") from error
 
@@ -303,7 +299,7 @@ class Repairer:
             "code": case.code.version,
             "why": redact(why)[:4000],
         }
-        self._store.record_event(self._study_id, REFUSED, detail)
+        self._store.journal.record(self._study_id, REFUSED, detail)
         raise Unmended(f"{redact(str(case.diagnosis))}; {redact(why)}")
 
     async def _tried(self, case: Case, llm: Llm, files: dict[str, str], proposal: Proposal, before: Rehearsal) -> Code:
@@ -331,7 +327,7 @@ class Repairer:
         return self._code
 
     def _take(self, record: RepairRecord, code: Code) -> RepairRecord:
-        kept = self._store.record_repair(self._study_id, record)
+        kept = self._store.journal.record_repair(self._study_id, record)
         self._code = code
         self._tell(
             f"the code was mended by {record.by} ({', '.join(record.files)}: {record.reason}); "

@@ -27,11 +27,10 @@ from foundation.clock import Clock, SystemClock
 from foundation.locks import locked
 from foundation.paths import user_data_dir
 from researcher.executor.processes import child_environ
-from researcher.gates import open_gate
+from researcher.gates import waits_for_an_answer
 from researcher.models import StudyRecord
 from researcher.ownership import is_dead, living_owner
 from researcher.schedule.timetable import Timetable, Unreadable
-from researcher.store.checkpoints import Gate
 from researcher.store.database import connect, default_url, place_of
 from researcher.store.store import Store
 
@@ -51,8 +50,6 @@ _children: list[subprocess.Popen[bytes]] = []
 
 Launch = Callable[[str], None]
 """Start a process that goes on with this study."""
-Waits = Callable[[str, str], bool]
-"""(study, gate) → whether that gate still waits for a person's answer."""
 
 
 @dataclass(slots=True)
@@ -71,10 +68,9 @@ class _Starts:
 class Carrier:
     """Sees to it that every study in its care is worked on when it may be, and by one process only."""
 
-    def __init__(self, store: Store, launch: Launch, clock: Clock, *, waits: Waits = lambda study, gate: False) -> None:
+    def __init__(self, store: Store, launch: Launch, clock: Clock) -> None:
         self._store = store
         self._launch = launch
-        self._waits = waits
         self._clock = clock
         self._starts: dict[str, _Starts] = {}
         self._lapsed: dict[str, int] = {}
@@ -84,12 +80,12 @@ class Carrier:
 
     def look(self) -> list[str]:
         """Start what should run and does not. Returns the studies that are still in care."""
-        return [study.id for study in self._store.studies() if self._cared_for(study)]
+        return [study.id for study in self._store.studies.all() if self._cared_for(study)]
 
     def next_change(self) -> float | None:
         """When a timetable of a study in care next opens or closes; None where none does within days: later looks ask anew."""
         now = self._clock.now()
-        tables = [self._timetable(study.id) for study in self._store.studies() if not study.status.ended]
+        tables = [self._timetable(study.id) for study in self._store.studies.all() if not study.status.ended]
         changes = [table.next_change(now) for table in tables if table is not None]
         return min((change for change in changes if change is not None and change < now + _AHEAD_S), default=None)
 
@@ -123,11 +119,10 @@ class Carrier:
 
     def _held(self, study_id: str) -> bool:
         """Whether the one who works on it, or did last and does no more, has not given it back: what runs for it may run still."""
-        return self._store.lease(study_id) is not None
+        return self._store.leases.holder(study_id) is not None
 
     def _rests_at_a_gate(self, study_id: str) -> bool:
-        gate = open_gate(self._store, study_id)
-        return gate is not None and self._waits(study_id, gate)
+        return waits_for_an_answer(self._store, study_id)
 
     def _is_owned(self, study_id: str, now: float) -> bool:
         """Whether somebody works on it. A lease that ran out since the last look still counts: when the clock was put
@@ -135,7 +130,7 @@ class Carrier:
         before = self._lapsed.pop(study_id, None)
         if living_owner(self._store, study_id, now) is not None:
             return True
-        lease = self._store.lease(study_id)
+        lease = self._store.leases.holder(study_id)
         if lease is None or is_dead(lease.owner):
             return False
         self._lapsed[study_id] = lease.token
@@ -154,7 +149,7 @@ class Carrier:
 
     def _timetable(self, study_id: str) -> Timetable | None:
         """None where the study is in nobody's care, or not in this machine's, which cannot read it."""
-        detail = self._store.schedule(study_id)
+        detail = self._store.studies.schedule(study_id)
         if detail is None or not detail.get("carried"):
             return None
         try:
@@ -169,10 +164,7 @@ class Carrier:
 async def carry(*, until_idle: bool) -> None:
     """Carry on until cancelled, or, with until_idle, until no study is left in care."""
     idle = asyncio.Event()
-    checkpoints = default_url()
-    _Current.carrier = Carrier(
-        Store.open(), _launch, SystemClock(), waits=lambda study, gate: Gate(checkpoints, study, gate).waits()
-    )
+    _Current.carrier = Carrier(Store.open(), _launch, SystemClock())
     _Current.idle = idle if until_idle else None
     jobs = connect(default_url())
     scheduler = AsyncIOScheduler(

@@ -15,7 +15,7 @@ from sqlalchemy.exc import ArgumentError, DatabaseError
 
 from foundation.paths import shipped, user_data_dir
 from researcher.store.errors import DatabaseRefused
-from researcher.store.outages import is_held
+from researcher.store.retries import is_held
 from researcher.store.tables import SCHEMA_REVISION
 
 MIGRATION_LOCK = 0x5EA4C8

@@ -9,23 +9,26 @@ from sqlalchemy.orm import Session
 
 from researcher.models import Finding
 from researcher.store.errors import FindingConflict
-from researcher.store.sessions import Sessions
+from researcher.store.retries import retried
 from researcher.store.tables import FindingRow, StudyRow
+from researcher.store.transactions import Part
 
 
-class Findings(Sessions):
+class Findings(Part):
     """What a study leaves behind is written by its owner; importing needs no lease, and touches no study."""
 
-    def save_findings(self, study_id: str, findings: Iterable[Finding]) -> None:
+    @retried
+    def save(self, study_id: str, findings: Iterable[Finding]) -> None:
         """What this study leaves behind; earlier findings of the same study are replaced."""
-        with self._owning(study_id) as session:
+        with self._db.owning(study_id) as session:
             session.execute(delete(FindingRow).where(FindingRow.study_id == study_id, FindingRow.origin.is_(None)))
             for finding in findings:
                 session.add(_row(finding))
 
-    def findings(self, *, study_id: str | None = None, instrument: str | None = None) -> list[Finding]:
+    @retried
+    def all(self, *, study_id: str | None = None, instrument: str | None = None) -> list[Finding]:
         """Findings of all studies, imported ones too, oldest first; or of one study or instrument."""
-        with self._reading() as session:
+        with self._db.reading() as session:
             chosen = select(FindingRow).order_by(FindingRow.at, FindingRow.id)
             if study_id is not None:
                 chosen = chosen.where(FindingRow.study_id == study_id)
@@ -33,7 +36,8 @@ class Findings(Sessions):
                 chosen = chosen.where(FindingRow.instrument == instrument)
             return [_finding(row) for row in session.scalars(chosen)]
 
-    def import_findings(self, findings: Sequence[Finding], *, replace: bool = False) -> int:
+    @retried
+    def take(self, findings: Sequence[Finding], *, replace: bool = False) -> int:
         """Take findings of others, all or none; returns how many are new. What is here already, word for word, is no news.
 
         replace: what the same group says otherwise than before takes the place of what it said.
@@ -42,7 +46,7 @@ class Findings(Sessions):
         unnamed = [finding.id for finding in findings if finding.origin is None]
         if unnamed:
             raise ValueError(f"imported findings say whose they are; these do not: {unnamed}")
-        with self._writing() as session:
+        with self._db.writing() as session:
             told = [(finding, _problem(session, finding, replace=replace)) for finding in findings]
             problems = {finding.id: problem for finding, problem in told if problem}
             if problems:

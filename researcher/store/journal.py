@@ -1,24 +1,111 @@
-"""A study's journal as one reader has it so far, for those who look again and again.
-
-PostgreSQL numbers a line when it is written, and shows it when its transaction is committed: a line may come to be seen
-after lines with higher numbers. So each look reads some way back.
-"""
+"""A study's journal: append-only lines, each of a kind, with what they say as JSON."""
 
 from __future__ import annotations
 
-from researcher.models import Event
-from researcher.store.store import Store
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import Select, select
+from sqlalchemy.orm import Session
+
+from researcher.models import Event, LlmCall, RepairRecord
+from researcher.store.retries import retried
+from researcher.store.tables import EventRow, LlmCallRow
+from researcher.store.transactions import Part, readable
+
+REPAIRED = "repaired"
+
+
+class Journal(Part):
+    """Writes belong to the study's owner. `**where` names members of a line's detail and the text that they have to hold."""
+
+    @retried
+    def record(self, study_id: str, kind: str, detail: Mapping[str, Any] | None = None) -> int:
+        """Append one line; returns its number."""
+        with self._db.owning(study_id) as session:
+            row = EventRow(study_id=study_id, at=self._db.clock.now(), kind=kind, detail=dict(detail or {}))
+            session.add(row)
+            session.flush()
+            return row.seq
+
+    @retried
+    def record_once(self, study_id: str, kind: str, detail: Mapping[str, Any]) -> None:
+        """Append a line, unless the study has one that says the same."""
+        with self._db.owning(study_id) as session:
+            if all(row.detail != detail for row in session.scalars(lines(study_id, kind))):
+                self._db.note(session, study_id, kind, **detail)
+
+    @retried
+    def events(self, study_id: str, /, *kinds: str, after: int = 0, **where: str) -> list[Event]:
+        """Lines with numbers above `after`, oldest first; of these kinds only where some are named."""
+        with readable("the rows of events"), self._db.reading() as session:
+            rows = session.scalars(lines(study_id, *kinds, **where).where(EventRow.seq > after))
+            return [event_of(row) for row in rows]
+
+    @retried
+    def last(self, study_id: str, /, *kinds: str, **where: str) -> Event | None:
+        """The newest such line."""
+        with readable("the rows of events"), self._db.reading() as session:
+            return newest(session, study_id, *kinds, **where)
+
+    @retried
+    def record_repair(self, study_id: str, record: RepairRecord) -> RepairRecord:
+        """The study goes on with this version of the code from now on. Returns the record as it was kept."""
+        kept = record.model_copy(update={"at": self._db.clock.now()})
+        with self._db.owning(study_id) as session:
+            row = EventRow(study_id=study_id, at=kept.at, kind=REPAIRED, detail=kept.model_dump(mode="json"))
+            session.add(row)
+        return kept
+
+    def repairs(self, study_id: str) -> list[RepairRecord]:
+        """Every repair of the instrument's code, the first one first."""
+        return [RepairRecord.model_validate(event.detail) for event in self.events(study_id, REPAIRED)]
+
+    @retried
+    def record_llm_call(self, study_id: str, call: LlmCall) -> None:
+        with self._db.owning(study_id) as session:
+            session.add(LlmCallRow(study_id=study_id, **call.model_dump(mode="json")))
+
+    @retried
+    def llm_calls(self, study_id: str) -> list[LlmCall]:
+        with self._db.reading() as session:
+            rows = session.scalars(select(LlmCallRow).where(LlmCallRow.study_id == study_id).order_by(LlmCallRow.id))
+            return [LlmCall.model_validate(row, from_attributes=True) for row in rows]
+
+
+def lines(study_id: str, *kinds: str, **where: str) -> Select[EventRow]:
+    """Rows of the journal, oldest first."""
+    chosen = select(EventRow).where(EventRow.study_id == study_id).order_by(EventRow.seq)
+    if kinds:
+        chosen = chosen.where(EventRow.kind.in_(kinds))
+    for name, value in where.items():
+        chosen = chosen.where(EventRow.detail[name].as_string() == value)
+    return chosen
+
+
+def newest(session: Session, study_id: str, *kinds: str, **where: str) -> Event | None:
+    chosen = lines(study_id, *kinds, **where).order_by(None).order_by(EventRow.seq.desc()).limit(1)
+    row = session.scalar(chosen)
+    return None if row is None else event_of(row)
+
+
+def event_of(row: EventRow) -> Event:
+    return Event.model_validate(row, from_attributes=True)
+
 
 _AGAIN = 200
-"""Lines of the study that are read again: far more than are written while one transaction is open."""
-_ALL = 1_000_000
+"""Lines that are read again at each look: far more than are written while one transaction is open."""
 
 
-class Journal:
-    """Nothing in it ever changes, so only its end is read anew. Of two threads that look at once the later one's lines stand."""
+class JournalReader:
+    """A journal as one reader has it so far, for those who look again and again. Only its end is read anew.
 
-    def __init__(self, store: Store, study_id: str) -> None:
-        self._store = store
+    PostgreSQL numbers a line when it is written, and shows it when its transaction is committed: a line may come to be seen
+    after lines with higher numbers. So each look reads some way back. Of two threads that look at once the later one wins.
+    """
+
+    def __init__(self, journal: Journal, study_id: str) -> None:
+        self._journal = journal
         self._study_id = study_id
         self.events: list[Event] = []
         """All that were seen, in their order. Replaced by each look, never changed."""
@@ -29,7 +116,6 @@ class Journal:
         again = known[-_AGAIN:]
         after = again[0].seq - 1 if len(again) == _AGAIN else 0
         seen = {event.seq for event in again}
-        found = self._store.events(self._study_id, after=after, limit=_ALL)
-        new = [event for event in found if event.seq not in seen]
+        new = [event for event in self._journal.events(self._study_id, after=after) if event.seq not in seen]
         self.events = sorted([*known, *new], key=lambda event: event.seq)
         return new

@@ -10,59 +10,68 @@ from sqlalchemy.orm import Session
 
 from researcher.models import BudgetState, LeaseInfo
 from researcher.store.errors import LeaseHeld, LeaseSuperseded, NotFound, OverBudget
-from researcher.store.sessions import Sessions, locked, study_resource
+from researcher.store.retries import retried
 from researcher.store.tables import BudgetRow, LeaseRow, SpendingRow
+from researcher.store.transactions import Part, locked, study_resource
 
 
 def server_resource(url: str) -> str:
     return f"server:{url.rstrip('/')}"
 
 
-class Leases(Sessions):
+class Leases(Part):
     """`owner` is any text that names a process (`host/pid/start`); the caller knows how to tell whether it lives."""
 
-    def acquire_lease(self, study_id: str, owner: str, ttl_s: float, *, dead_owner: str | None = None) -> int:
+    @retried
+    def acquire(self, study_id: str, owner: str, ttl_s: float, *, dead_owner: str | None = None) -> int:
         """Own a study until `ttl_s` from now; returns the fencing token for `fenced`.
 
         dead_owner: a holder that the caller knows to be dead; its lease is taken before its time is out.
         Raises: LeaseHeld when another owner's lease is in force.
         """
-        with self._writing() as session:
-            self._study_row(session, study_id)
+        with self._db.writing() as session:
+            self._db.study_row(session, study_id)
             before = _lease_row(session, study_resource(study_id)).owner
             token = self._acquire(session, study_resource(study_id), owner, ttl_s, dead_owner)
             if before not in (None, owner):
-                self._journal(session, study_id, "taken_over", by=owner, of=before)
+                self._db.note(session, study_id, "taken_over", by=owner, of=before)
             return token
 
-    def renew_lease(self, study_id: str, token: int, ttl_s: float) -> None:
+    @retried
+    def renew(self, study_id: str, token: int, ttl_s: float) -> None:
         """Raises: LeaseSuperseded when the study has another owner by now."""
         self._renew(study_resource(study_id), token, ttl_s)
 
-    def release_lease(self, study_id: str, token: int) -> None:
+    @retried
+    def release(self, study_id: str, token: int) -> None:
         """Give the study back. A lease that was superseded is left alone."""
         self._release(study_resource(study_id), token)
 
-    def lease(self, study_id: str) -> LeaseInfo | None:
+    @retried
+    def holder(self, study_id: str) -> LeaseInfo | None:
         """Who owns the study; None when nobody does. Its time may be out."""
         return self._holder(study_resource(study_id))
 
+    @retried
     def acquire_server(self, url: str, owner: str, ttl_s: float, *, dead_owner: str | None = None) -> int:
         """The same for a swarm server, so that two studies do not send runs to one."""
-        with self._writing() as session:
+        with self._db.writing() as session:
             return self._acquire(session, server_resource(url), owner, ttl_s, dead_owner)
 
+    @retried
     def renew_server(self, url: str, token: int, ttl_s: float) -> None:
         self._renew(server_resource(url), token, ttl_s)
 
+    @retried
     def release_server(self, url: str, token: int) -> None:
         self._release(server_resource(url), token)
 
-    def server_lease(self, url: str) -> LeaseInfo | None:
+    @retried
+    def server_holder(self, url: str) -> LeaseInfo | None:
         return self._holder(server_resource(url))
 
     def _acquire(self, session: Session, resource: str, owner: str, ttl_s: float, dead_owner: str | None) -> int:
-        now = self._clock.now()
+        now = self._db.clock.now()
         row = _lease_row(session, resource)
         free = row.owner in (None, owner, dead_owner) or row.expires_at <= now
         if not free:
@@ -72,39 +81,41 @@ class Leases(Sessions):
         return row.token
 
     def _renew(self, resource: str, token: int, ttl_s: float) -> None:
-        with self._writing() as session:
+        with self._db.writing() as session:
             row = session.scalar(select(LeaseRow).where(LeaseRow.resource == resource).with_for_update())
             if row is None or row.owner is None or row.token != token:
                 raise LeaseSuperseded(resource, token)
-            row.expires_at = self._clock.now() + ttl_s
+            row.expires_at = self._db.clock.now() + ttl_s
 
     def _release(self, resource: str, token: int) -> None:
-        with self._writing() as session:
+        with self._db.writing() as session:
             row = session.scalar(select(LeaseRow).where(LeaseRow.resource == resource).with_for_update())
             if row is not None and row.token == token:
                 row.owner, row.expires_at = None, 0.0
 
     def _holder(self, resource: str) -> LeaseInfo | None:
-        with self._reading() as session:
+        with self._db.reading() as session:
             row = session.get(LeaseRow, resource)
             if row is None or row.owner is None:
                 return None
             return LeaseInfo(owner=row.owner, token=row.token, expires_at=row.expires_at)
 
 
-class Budgets(Sessions):
+class Budgets(Part):
     """Reserved before it is spent. `item` (a trial's key, say) makes both idempotent."""
 
-    def set_budget(self, study_id: str, kind: str, limit: float) -> None:
-        with self._owning(study_id) as session:
+    @retried
+    def set(self, study_id: str, kind: str, limit: float) -> None:
+        with self._db.owning(study_id) as session:
             session.merge(BudgetRow(study_id=study_id, kind=kind, limit=limit))
 
+    @retried
     def reserve(self, study_id: str, kind: str, item: str, amount: float) -> None:
         """Set `amount` aside for `item`. Reserving for the same item again replaces what was set aside for it.
 
         Raises: OverBudget when it does not fit; NotFound when the study has no budget of that kind.
         """
-        with self._owning(study_id) as session:
+        with self._db.owning(study_id) as session:
             budget = _budget(session, study_id, kind)
             row = session.get(SpendingRow, (study_id, kind, item))
             state = _state(session, budget)
@@ -114,14 +125,16 @@ class Budgets(Sessions):
             spent = 0.0 if row is None else row.spent
             session.merge(SpendingRow(study_id=study_id, kind=kind, item=item, reserved=amount, spent=spent))
 
+    @retried
     def spend(self, study_id: str, kind: str, item: str, amount: float) -> None:
         """What `item` did cost, all told; its reservation is over. The truth is recorded even above the limit."""
-        with self._owning(study_id) as session:
+        with self._db.owning(study_id) as session:
             _budget(session, study_id, kind)
             session.merge(SpendingRow(study_id=study_id, kind=kind, item=item, reserved=0.0, spent=amount))
 
-    def budget(self, study_id: str) -> list[BudgetState]:
-        with self._reading() as session:
+    @retried
+    def all(self, study_id: str) -> list[BudgetState]:
+        with self._db.reading() as session:
             rows = session.scalars(select(BudgetRow).where(BudgetRow.study_id == study_id).order_by(BudgetRow.kind))
             return [_state(session, row) for row in rows]
 

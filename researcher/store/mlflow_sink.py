@@ -103,7 +103,7 @@ class MlflowSink(CopySink):
         Raises: MlflowAway.
         """
         try:
-            client, record = self._open(), self._store.study(study_id)
+            client, record = self._open(), self._store.studies.get(study_id)
             experiment_id = self._known_experiment(client, record)
             if experiment_id is None:
                 raise MlflowAway(f"MLflow has nothing of {study_id} yet; `researcher copy {study_id}` sends it")
@@ -138,9 +138,9 @@ class MlflowSink(CopySink):
         return self._client
 
     def _study(self, client: Any, study_id: str) -> _Study:
-        record = self._store.study(study_id)
+        record = self._store.studies.get(study_id)
         try:
-            plan = self._store.plan(study_id)
+            plan = self._store.plans.get(study_id)
         except NotFound:
             plan = None
         return _Study(record, plan, self._experiment(client, record))
@@ -189,7 +189,7 @@ class MlflowSink(CopySink):
         elif message.kind == "stage":
             self._send_stage(client, study, message.ref)
         elif message.kind == "trial":
-            self._send_trial(client, study, self._store.trial(study.record.id, message.ref))
+            self._send_trial(client, study, self._store.trials.get(study.record.id, message.ref))
         elif message.kind == "verdict":
             self._send_verdict(client, study, message.ref)
         elif message.kind == "report":
@@ -216,17 +216,17 @@ class MlflowSink(CopySink):
 
     def _send_cut_off(self, client: Any, study: _Study) -> None:
         """What a study that stopped or failed left unfinished: trials that had begun, with what broke them, and stages."""
-        for trial in self._store.trials(study.record.id, series=()):
+        for trial in self._store.trials.all(study.record.id, series=()):
             if trial.attempt and not trial.status.ended:
                 self._send_trial(client, study, trial)
-        for stage, status in self._store.stage_status(study.record.id).items():
+        for stage, status in self._store.plans.stage_status(study.record.id).items():
             if status == "running":
                 self._end_stage(client, study, stage)
 
     def _note(self, study: _Study) -> str:
         lines = [study.record.topic[:LONGEST_TOPIC], "", f"Status: {study.record.status}"]
-        lines += [f"- {verdict.hypothesis}: {verdict.verdict}" for verdict in self._store.verdicts(study.record.id)]
-        lines += [f"Report ({name}): {path}" for name, path in self._store.report_files(study.record.id).items()]
+        lines += [f"- {verdict.hypothesis}: {verdict.verdict}" for verdict in self._store.verdicts.all(study.record.id)]
+        lines += [f"Report ({name}): {path}" for name, path in self._store.reports.files(study.record.id).items()]
         return "\n".join(lines)
 
     def _send_stage(self, client: Any, study: _Study, stage: str) -> None:
@@ -234,13 +234,13 @@ class MlflowSink(CopySink):
         self._end_stage(client, study, stage)
 
     def _stage_run(self, client: Any, study: _Study, stage: str) -> str:
-        began, _ = self._store.stage_times(study.record.id).get(stage, (None, None))
+        began, _ = self._store.plans.stage_times(study.record.id).get(stage, (None, None))
         return self._run(client, study, f"stage:{stage}", stage, began or study.record.created_at, {})
 
     def _end_stage(self, client: Any, study: _Study, stage: str) -> None:
         """As SQL has it: done, cut off with its study, or running, after `resume` again."""
         run_id = self._stage_run(client, study, stage)
-        _, ended = self._store.stage_times(study.record.id).get(stage, (None, None))
+        _, ended = self._store.plans.stage_times(study.record.id).get(stage, (None, None))
         if ended is not None:
             client.set_terminated(run_id, "FINISHED", int(ended * 1000))
         elif not _cut_off(client, study, run_id):
@@ -259,7 +259,7 @@ class MlflowSink(CopySink):
             started,
             {"mlflow.parentRunId": parent},
         )
-        attempts = self._store.attempts(study.record.id, trial.key)
+        attempts = self._store.trials.attempts(study.record.id, trial.key)
         blueprint = (attempts[-1].blueprint or {}) if attempts else {}
         params = [Param(name, str(value)) for name, value in params_of(study.plan, trial).items()]
         told = {
@@ -280,11 +280,10 @@ class MlflowSink(CopySink):
         for attempt in attempts:
             if attempt.reason:  # with what its client said last
                 client.log_text(run_id, redact(attempt.reason), f"attempts/{attempt.number}-{attempt.outcome}.txt")
-        failures = self._store.events(study.record.id, limit=100_000, kind="client_failed")
-        told_of = [each.detail for each in failures if each.detail.get("trial") == trial.key]
-        for number, detail in enumerate(told_of, start=1):
-            client.log_dict(run_id, detail, f"failures/{number}.json")
-        episodes = self._store.sampled_episodes(study.record.id, trial.key)
+        failures = self._store.journal.events(study.record.id, "client_failed", trial=trial.key)
+        for number, failure in enumerate(failures, start=1):
+            client.log_dict(run_id, failure.detail, f"failures/{number}.json")
+        episodes = self._store.trials.sampled_episodes(study.record.id, trial.key)
         send_episodes(self.tracking_uri, study.experiment_id, run_id, trial, episodes)
         status = {TrialStatus.DONE: "FINISHED", TrialStatus.FAILED: "FAILED"}.get(trial.status)
         if status is not None:
@@ -294,18 +293,18 @@ class MlflowSink(CopySink):
 
     def _send_verdict(self, client: Any, study: _Study, hypothesis: str) -> None:
         """The verdict as a tag on every run of the hypothesis' arms."""
-        verdicts = {record.hypothesis: record.verdict for record in self._store.verdicts(study.record.id)}
+        verdicts = {record.hypothesis: record.verdict for record in self._store.verdicts.all(study.record.id)}
         planned = [] if study.plan is None else [one for one in study.plan.hypotheses if one.id == hypothesis]
         arms = {arm for one in planned for arm in one.sides}
-        for trial in self._store.trials(study.record.id):
+        for trial in self._store.trials.all(study.record.id):
             run_id = self._find(client, study, f"trial:{trial.key}") if trial.arm in arms else None
             if run_id is not None and hypothesis in verdicts:
                 client.set_tag(run_id, f"swarm.verdict.{hypothesis}", str(verdicts[hypothesis]))
 
     def _send_report(self, client: Any, study: _Study) -> None:
-        written = [event.at for event in self._store.events(study.record.id, limit=100_000, kind="report")]
+        written = [event.at for event in self._store.journal.events(study.record.id, "report")]
         run_id = self._run(client, study, "report", "report", min(written, default=study.record.created_at), {})
-        for path in self._store.report_files(study.record.id).values():
+        for path in self._store.reports.files(study.record.id).values():
             if Path(path).is_file():
                 client.log_artifact(run_id, path)
         client.set_terminated(run_id, "FINISHED", int(max(written, default=study.record.created_at) * 1000))

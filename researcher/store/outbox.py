@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from sqlalchemy import Select, func, select
 from sqlalchemy.orm import Session
 
-from researcher.store.sessions import Sessions, locked
+from researcher.store.locks import turn
+from researcher.store.retries import retried
 from researcher.store.tables import DeliveryRow, OutboxRow
-from researcher.store.turns import turn
+from researcher.store.transactions import Part, locked
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,36 +28,41 @@ class Message:
     ref: str
 
 
-class Outbox(Sessions):
+class Outbox(Part):
     """Delivery is at least once: whoever sends must be able to send the same thing twice."""
 
+    @retried
     def unsent(self, sink: str, study_id: str | None = None) -> list[Message]:
         """What this sink has not taken yet, oldest first."""
-        with self._reading() as session:
+        with self._db.reading() as session:
             rows = session.scalars(_waiting(sink, study_id).order_by(OutboxRow.seq))
             return [Message(row.seq, row.study_id, row.kind, row.ref) for row in rows]
 
+    @retried
     def turn(self, sink: str, study_id: str) -> AbstractContextManager[None]:
         """While it is held, nobody else copies this study to that sink; entering it waits for whoever does.
 
         Two that look for the same thing in a copy at once, and find it absent, would each make one.
         """
-        return turn(self._engine, self._line, f"copy-{sink}-{study_id}")
+        return turn(self._db.engine, self._db.retries, f"copy-{sink}-{study_id}")
 
+    @retried
     def mark_sent(self, sink: str, seq: int) -> None:
-        with self._writing() as session:
+        with self._db.writing() as session:
             row = _delivery(session, sink, seq)
-            row.sent_at, row.error = self._clock.now(), None
+            row.sent_at, row.error = self._db.clock.now(), None
 
+    @retried
     def mark_unsent(self, sink: str, seq: int, error: str) -> None:
         """Sending failed; it stays in the box."""
-        with self._writing() as session:
+        with self._db.writing() as session:
             row = _delivery(session, sink, seq)
             row.tries, row.error = row.tries + 1, error
 
-    def outbox_state(self, sink: str, study_id: str) -> tuple[int, str | None]:
+    @retried
+    def state(self, sink: str, study_id: str) -> tuple[int, str | None]:
         """How many messages wait for this sink, and the newest error among them."""
-        with self._reading() as session:
+        with self._db.reading() as session:
             waiting = _waiting(sink, study_id)
             count = session.scalar(select(func.count()).select_from(waiting.subquery())) or 0
             failed = waiting.with_only_columns(DeliveryRow.error).where(DeliveryRow.error.is_not(None))

@@ -38,25 +38,25 @@ class CopySink(ABC):
         """Send what waits, oldest first; returns how many messages were sent.
 
         study_id: None means every study, none of which another's failure holds up. What cannot be sent now waits, with all
-        of its study that came after it; `store.outbox_state` has the error. One copies at a time: a second waits its turn.
+        of its study that came after it; `store.outbox.state` has the error. One copies at a time: a second waits its turn.
         """
         chosen = [study_id] if study_id is not None else self._waiting()
         return sum(self._drain(each) for each in chosen)
 
     def _waiting(self) -> list[str]:
         """The studies of which something waits."""
-        return list(dict.fromkeys(message.study_id for message in self._store.unsent(self.name)))
+        return list(dict.fromkeys(message.study_id for message in self._store.outbox.unsent(self.name)))
 
     def _drain(self, study_id: str) -> int:
-        if not self._store.unsent(self.name, study_id):  # as mostly; it takes no turn
+        if not self._store.outbox.unsent(self.name, study_id):  # as mostly; it takes no turn
             return 0
         sent = 0
-        with self._store.turn(self.name, study_id):
-            for messages in _same(self._store.unsent(self.name, study_id)):
+        with self._store.outbox.turn(self.name, study_id):
+            for messages in _same(self._store.outbox.unsent(self.name, study_id)):
                 if not self._sent(messages[0]):
                     break
                 for message in messages:
-                    self._store.mark_sent(self.name, message.seq)
+                    self._store.outbox.mark_sent(self.name, message.seq)
                 sent += len(messages)
         return sent
 
@@ -71,7 +71,7 @@ class CopySink(ABC):
         else:
             return True
         _log.warning("%s did not take %s: %s", self.name, message.kind, why.partition("\n")[0])
-        self._store.mark_unsent(self.name, message.seq, why[:_LONGEST_ERROR])
+        self._store.outbox.mark_unsent(self.name, message.seq, why[:_LONGEST_ERROR])
         return False
 
     @abstractmethod

@@ -1,14 +1,14 @@
 """The store: all that the rest of the researcher sees of SQL.
 
     store = Store.open()                                 # SQLite in the user data directory, or RESEARCHER_DATABASE_URL
-    study_id = store.create_study(topic, options)
-    token = store.acquire_lease(study_id, owner, ttl_s=60)
+    study_id = store.studies.create(topic, options)
+    token = store.leases.acquire(study_id, owner, ttl_s=60)
     mine = store.fenced(study_id, token)                 # the orchestrator's: every write checks the token
-    mine.save_plan(study_id, plan)
-    mine.ensure_trials(study_id, "compare", [("lr=1e-5", 0), ("lr=4e-5", 0)])
+    mine.plans.save(study_id, plan)
+    mine.trials.ensure(study_id, "compare", [("lr=1e-5", 0), ("lr=4e-5", 0)])
 
-Reading needs no lease, nor do requests to stop or pause. Everything else writes only under the lease in force; a study
-that nobody has leased may be written by anyone (a report built again, an export).
+Reading needs no lease, nor do requests to stop or pause, nor answers at a gate. Everything else writes only under the lease
+in force; a study that nobody has leased may be written by anyone (a report built again, an export).
 """
 
 from __future__ import annotations
@@ -16,21 +16,37 @@ from __future__ import annotations
 from foundation.clock import Clock, SystemClock
 from foundation.ids import Ids, RandomIds
 from researcher.models import StudyData
-from researcher.store.conclusions import Conclusions
+from researcher.store.conclusions import Reports, Verdicts
 from researcher.store.database import connect, default_url, upgrade
 from researcher.store.errors import DatabaseRefused
 from researcher.store.findings import Findings
+from researcher.store.gates import GateRecords
+from researcher.store.journal import Journal
 from researcher.store.leases import Budgets, Leases
-from researcher.store.outages import PATIENCE_S, Line
 from researcher.store.outbox import Outbox
-from researcher.store.reading import readable
-from researcher.store.repairs import Repairs
+from researcher.store.plans import Plans
+from researcher.store.retries import PATIENCE_S, Retries
 from researcher.store.studies import Studies
+from researcher.store.transactions import Transactions, readable
 from researcher.store.trials import Trials
 
 
-class Store(Studies, Trials, Conclusions, Findings, Leases, Budgets, Outbox, Repairs):
-    """See the module. Its parts: studies.py, trials.py, conclusions.py, findings.py, leases.py, outbox.py, repairs.py."""
+class Store:
+    """One database, by its parts."""
+
+    def __init__(self, db: Transactions) -> None:
+        self._db = db
+        self.studies = Studies(db)
+        self.plans = Plans(db)
+        self.trials = Trials(db)
+        self.verdicts = Verdicts(db)
+        self.reports = Reports(db)
+        self.journal = Journal(db)
+        self.gates = GateRecords(db)
+        self.findings = Findings(db)
+        self.leases = Leases(db)
+        self.budgets = Budgets(db)
+        self.outbox = Outbox(db)
 
     @classmethod
     def open(
@@ -52,11 +68,12 @@ class Store(Studies, Trials, Conclusions, Findings, Leases, Budgets, Outbox, Rep
             engine.dispose()
             raise
         clock, ids = clock or SystemClock(), ids or RandomIds()
-        return cls(engine, clock, ids, line=Line(engine, clock, ids, patience_s))
+        return cls(Transactions(engine, clock, ids, Retries(engine, clock, ids, patience_s), {}))
 
     def fenced(self, study_id: str, token: int) -> Store:
         """The same store for the holder of that lease: its writes to the study are refused once it is superseded."""
-        return Store(self._engine, self._clock, self._ids, {**self._tokens, study_id: token}, self._line)
+        db = self._db
+        return Store(Transactions(db.engine, db.clock, db.ids, db.retries, {**db.tokens, study_id: token}))
 
     def study_data(self, study_id: str) -> StudyData:
         """What analysis and report need: the newest plan with the trials under it, verdicts and journal.
@@ -64,27 +81,27 @@ class Store(Studies, Trials, Conclusions, Findings, Leases, Budgets, Outbox, Rep
         Raises: NotFound, Unreadable. A plan that was tampered with is given out with the hash that it should have.
         """
         with readable("the rows of the plan"):
-            plan, digest = self.frozen_plan(study_id)
-            altered = self.altered_rows(study_id, plan)
+            plan, digest = self.plans.frozen(study_id)
+            altered = self.plans.altered_rows(study_id, plan)
         with readable("the rows of trials and their metrics"):
-            trials = self.trials(study_id, plan_version=plan.version)
+            trials = self.trials.all(study_id, plan_version=plan.version)
         with readable("the rows of attempts"):
-            attempts = self.attempts_of_study(study_id)
+            attempts = self.trials.attempts_of_study(study_id)
         with readable("the rows of trial_attrition"):
-            attrition = self.attrition(study_id)
+            attrition = self.trials.attrition(study_id)
         with readable("the rows of budgets and stages"):
-            budgets = {budget.kind: budget.limit for budget in self.budget(study_id)}
-            stage_times = self.stage_times(study_id)
+            budgets = {budget.kind: budget.limit for budget in self.budgets.all(study_id)}
+            stage_times = self.plans.stage_times(study_id)
         with readable("the rows of verdicts and findings"):
-            verdicts, decided = self.verdicts(study_id), self.decided(study_id)
-            findings = [each for each in self.findings(study_id=study_id) if each.recomputable]
+            verdicts, decided = self.verdicts.all(study_id), self.verdicts.stages(study_id)
+            findings = [each for each in self.findings.all(study_id=study_id) if each.recomputable]
         with readable("the rows of events and repairs"):
-            events, repairs = self.events(study_id, limit=100_000), self.repairs(study_id)
+            events, repairs = self.journal.events(study_id), self.journal.repairs(study_id)
         with readable("the rows of llm_calls"):
-            llm_calls = self.llm_calls(study_id)
+            llm_calls = self.journal.llm_calls(study_id)
         with readable("the rows of episodes"):
-            samples = self.samples(study_id)
-        study = self.study(study_id)
+            samples = self.trials.samples(study_id)
+        study = self.studies.get(study_id)
         return StudyData(
             study_id=study_id,
             topic=study.topic,
@@ -111,7 +128,7 @@ class Store(Studies, Trials, Conclusions, Findings, Leases, Budgets, Outbox, Rep
     @property
     def url(self) -> str:
         """Where the records are, without the password."""
-        return self._engine.url.render_as_string(hide_password=True)
+        return self._db.engine.url.render_as_string(hide_password=True)
 
     def close(self) -> None:
-        self._engine.dispose()
+        self._db.engine.dispose()

@@ -49,7 +49,7 @@ class TensorboardSink(CopySink):
     def _send(self, message: Message) -> None:
         try:
             if message.kind == "trial":
-                self._send_trial(self._store.trial(message.study_id, message.ref))
+                self._send_trial(self._store.trials.get(message.study_id, message.ref))
             else:
                 self._send_study(message)
         except ImportError as error:
@@ -58,7 +58,7 @@ class TensorboardSink(CopySink):
             raise CopyFailed(f"{self.folder} cannot be written: {error}") from error
 
     def _send_trial(self, trial: TrialRecord) -> None:
-        study = self._store.study(trial.study_id)
+        study = self._store.studies.get(trial.study_id)
         plan = self._plan(trial.study_id)
         started = trial.started_at or study.created_at
         folder = (
@@ -70,25 +70,25 @@ class TensorboardSink(CopySink):
         """The newest page of text. It gets a new name each time: a TensorBoard that runs looks at no file twice."""
         folder = self.folder / _safe(message.study_id)
         made = folder / _file_name(message.seq)
-        study = self._store.study(message.study_id)
+        study = self._store.studies.get(message.study_id)
         write_atomically(made, _records(iter([_text_event("study", self._page(message.study_id), study.created_at)])))
         for older in folder.glob(_file_name(0).replace("0" * 10, "*")):
             if older.is_file() and older.name < made.name:
                 older.unlink(missing_ok=True)
 
     def _page(self, study_id: str) -> str:
-        study, plan = self._store.study(study_id), self._plan(study_id)
+        study, plan = self._store.studies.get(study_id), self._plan(study_id)
         lines = [f"# {study.topic}", "", f"Status: {study.status}"]
         lines += [] if plan is None else [f"Plan: {plan.digest()}", f"Written by: {study.planned_by(plan)}", ""]
-        lines += [f"- {one.hypothesis}: {one.verdict}. {one.reason}" for one in self._store.verdicts(study_id)]
-        report = self._store.report_files(study_id).get("markdown")
+        lines += [f"- {one.hypothesis}: {one.verdict}. {one.reason}" for one in self._store.verdicts.all(study_id)]
+        report = self._store.reports.files(study_id).get("markdown")
         if report is not None and Path(report).is_file():
             lines += ["", Path(report).read_text(encoding="utf-8")]
         return redact("\n".join(lines))
 
     def _plan(self, study_id: str) -> Plan | None:
         try:
-            return self._store.plan(study_id)
+            return self._store.plans.get(study_id)
         except NotFound:
             return None
 

@@ -15,8 +15,9 @@ from sqlalchemy.orm import Session
 
 from researcher.models import AttemptRecord, Attrition, SampledEpisode, TrialEvidence, TrialRecord, TrialStatus
 from researcher.store.errors import NotFound, WrongState
-from researcher.store.sessions import Sessions
+from researcher.store.retries import retried
 from researcher.store.tables import AttemptRow, AttritionRow, EpisodeRow, MetricRow, PlanRow, TrialRow
+from researcher.store.transactions import Part
 from researcher.study.plan import trial_key
 
 Point = tuple[str, int, float]
@@ -26,15 +27,16 @@ _Point = tuple[str, int | None, float]
 _OPEN = (TrialStatus.SUBMITTED, TrialStatus.RUNNING, TrialStatus.PAUSED)
 
 
-class Trials(Sessions):
+class Trials(Part):
     """Every write belongs to the study's owner. A trial is addressed by study and key, its attempt is the newest."""
 
-    def ensure_trials(self, study_id: str, stage: str, pairs: Iterable[tuple[str, int]]) -> list[TrialRecord]:
+    @retried
+    def ensure(self, study_id: str, stage: str, pairs: Iterable[tuple[str, int]]) -> list[TrialRecord]:
         """The trials of (arm, seed) `pairs` under the newest plan, made where they are not there yet, in that order.
 
         A trial that an earlier stage made is the same trial and is given back as it is.
         """
-        with self._owning(study_id) as session:
+        with self._db.owning(study_id) as session:
             plan = session.scalar(
                 select(PlanRow).where(PlanRow.study_id == study_id).order_by(PlanRow.version.desc()).limit(1)
             )
@@ -49,9 +51,10 @@ class Trials(Sessions):
                     session.add(_planned(study_id, key, plan.version, stage, arm, seed, position))
                     session.flush()
                     position += 1
-        return [self.trial(study_id, key) for key in keys]
+        return [self.get(study_id, key) for key in keys]
 
-    def trials(
+    @retried
+    def all(
         self,
         study_id: str,
         stage: str | None = None,
@@ -62,7 +65,7 @@ class Trials(Sessions):
 
         series: only those of these names; all unless stated.
         """
-        with self._reading() as session:
+        with self._db.reading() as session:
             chosen = select(TrialRow).where(TrialRow.study_id == study_id).order_by(TrialRow.position)
             if stage is not None:
                 chosen = chosen.where(TrialRow.stage == stage)
@@ -72,14 +75,16 @@ class Trials(Sessions):
             metrics = _metrics(session, study_id, None, series)
             return [_record(row, metrics.get((row.key, row.attempt), [])) for row in rows]
 
-    def trial(self, study_id: str, key: str) -> TrialRecord:
-        with self._reading() as session:
+    @retried
+    def get(self, study_id: str, key: str) -> TrialRecord:
+        with self._db.reading() as session:
             row = _trial_row(session, study_id, key)
             return _record(row, _metrics(session, study_id, key).get((key, row.attempt), []))
 
+    @retried
     def attempts(self, study_id: str, key: str) -> list[AttemptRecord]:
         """Every attempt at a trial, the first one first."""
-        with self._reading() as session:
+        with self._db.reading() as session:
             rows = session.scalars(
                 select(AttemptRow)
                 .where(AttemptRow.study_id == study_id, AttemptRow.trial_key == key)
@@ -87,10 +92,11 @@ class Trials(Sessions):
             )
             return [_attempt(row) for row in rows]
 
+    @retried
     def attempts_of_study(self, study_id: str) -> dict[str, list[AttemptRecord]]:
         """Every attempt at every trial, by the trial's key, the first one first."""
         found: dict[str, list[AttemptRecord]] = defaultdict(list)
-        with self._reading() as session:
+        with self._db.reading() as session:
             chosen = select(AttemptRow).where(AttemptRow.study_id == study_id)
             for row in session.scalars(chosen.order_by(AttemptRow.trial_key, AttemptRow.number)):
                 found[row.trial_key].append(_attempt(row))
@@ -98,6 +104,7 @@ class Trials(Sessions):
 
     # -- one attempt, from intent to end ------------------------------------------------------------------------------
 
+    @retried
     def record_intent(
         self, study_id: str, key: str, attempt: int, server_url: str, idempotency_key: str, spec: Mapping[str, Any]
     ) -> AttemptRecord:
@@ -105,8 +112,8 @@ class Trials(Sessions):
 
         Raises: WrongState when the trial is over, or another attempt is open or next.
         """
-        now = self._clock.now()
-        with self._owning(study_id) as session:
+        now = self._db.clock.now()
+        with self._db.owning(study_id) as session:
             trial = _trial_row(session, study_id, key)
             if trial.status != TrialStatus.PLANNED or attempt != trial.attempt + 1:
                 raise WrongState(f"{key} is {trial.status} at attempt {trial.attempt}; attempt {attempt} cannot begin")
@@ -125,53 +132,59 @@ class Trials(Sessions):
             session.add(row)
             trial.status, trial.attempt, trial.reason = TrialStatus.SUBMITTED, attempt, None
             trial.started_at = trial.started_at or now
-            self._journal(session, study_id, "trial_begun", trial=key, attempt=attempt, server=server_url)
+            self._db.note(session, study_id, "trial_begun", trial=key, attempt=attempt, server=server_url)
             session.flush()
             return _attempt(row)
 
+    @retried
     def record_submitted(self, study_id: str, key: str, run_id: str, blueprint: Mapping[str, Any]) -> None:
         """The server has taken the run."""
-        with self._owning(study_id) as session:
+        with self._db.owning(study_id) as session:
             trial, attempt = _open_attempt(session, study_id, key)
             attempt.run_id, attempt.blueprint = run_id, dict(blueprint)
-            attempt.heartbeat_at = self._clock.now()
+            attempt.heartbeat_at = self._db.clock.now()
             trial.status = TrialStatus.RUNNING
 
+    @retried
     def pause_attempt(self, study_id: str, key: str, reason: str) -> None:
         """Say that the attempt is about to rest: its run is stopped with a checkpoint, and goes on from there later."""
-        with self._owning(study_id) as session:
+        with self._db.owning(study_id) as session:
             trial, attempt = _open_attempt(session, study_id, key)
-            attempt.heartbeat_at = self._clock.now()
+            attempt.heartbeat_at = self._db.clock.now()
             trial.status, trial.reason = TrialStatus.PAUSED, reason
 
+    @retried
     def record_rest(self, study_id: str, key: str, reason: str) -> None:
         """The paused attempt rests at its step: its checkpoint is kept and its server is free."""
-        with self._owning(study_id) as session:
+        with self._db.owning(study_id) as session:
             _, attempt = _open_attempt(session, study_id, key)
             detail = {"trial": key, "attempt": attempt.number, "step": attempt.step, "because": reason}
-            self._journal(session, study_id, "trial_paused", **detail)
+            self._db.note(session, study_id, "trial_paused", **detail)
 
+    @retried
     def continue_attempt(self, study_id: str, key: str, step: int) -> None:
         """The attempt goes on in the same run, from this step."""
-        with self._owning(study_id) as session:
+        with self._db.owning(study_id) as session:
             trial, attempt = _open_attempt(session, study_id, key)
-            attempt.heartbeat_at = self._clock.now()
+            attempt.heartbeat_at = self._db.clock.now()
             trial.status, trial.reason = TrialStatus.RUNNING, None
             detail = {"trial": key, "attempt": attempt.number, "step": step, "server": attempt.server_url}
-            self._journal(session, study_id, "trial_continued", **detail)
+            self._db.note(session, study_id, "trial_continued", **detail)
 
+    @retried
     def record_client(self, study_id: str, key: str, pid: int, started: float) -> None:
         """The client process that carries the trial out."""
-        with self._owning(study_id) as session:
+        with self._db.owning(study_id) as session:
             _, attempt = _open_attempt(session, study_id, key)
             attempt.client_pid, attempt.client_started = pid, started
-            attempt.heartbeat_at = self._clock.now()
+            attempt.heartbeat_at = self._db.clock.now()
 
+    @retried
     def record_progress(self, study_id: str, key: str, step: int, points: Sequence[Point] = ()) -> None:
         """It is alive and at `step`. `points` extend its series, so that others can watch; repeats are left out."""
-        with self._owning(study_id) as session:
+        with self._db.owning(study_id) as session:
             trial, attempt = _open_attempt(session, study_id, key)
-            attempt.step, attempt.heartbeat_at = max(step, attempt.step), self._clock.now()
+            attempt.step, attempt.heartbeat_at = max(step, attempt.step), self._db.clock.now()
             if not points:
                 return
             of_attempt = (
@@ -185,7 +198,8 @@ class Trials(Sessions):
             fresh = [point for point in points if point[1] > known.get(point[0], -1)]
             _add_metrics(session, trial, fresh)
 
-    def finish_trial(
+    @retried
+    def finish(
         self,
         study_id: str,
         key: str,
@@ -198,7 +212,7 @@ class Trials(Sessions):
 
         Raises: ValueError for a value that is not finite; WrongState when no attempt is open.
         """
-        with self._owning(study_id) as session:
+        with self._db.owning(study_id) as session:
             trial, attempt = _open_attempt(session, study_id, key)
             session.execute(
                 delete(MetricRow).where(
@@ -210,61 +224,67 @@ class Trials(Sessions):
             _add_metrics(session, trial, points)
             _keep_episodes(session, study_id, key, episodes)
             _keep_attrition(session, trial, evidence.attrition if evidence is not None else None)
-            now = self._clock.now()
+            now = self._db.clock.now()
             attempt.outcome, attempt.ended_at, attempt.heartbeat_at = "done", now, now
             trial.status, trial.reason, trial.ended_at = TrialStatus.DONE, None, now
             trial.evidence = None if evidence is None else evidence.model_dump(mode="json")
-            self._journal(session, study_id, "trial_done", trial=key, attempt=attempt.number)
-            self._tell(session, study_id, "trial", key)
+            self._db.note(session, study_id, "trial_done", trial=key, attempt=attempt.number)
+            self._db.announce(session, study_id, "trial", key)
 
+    @retried
     def attrition(self, study_id: str) -> dict[str, dict[tuple[str, str, str], int]]:
         """Attempts at episodes by the trial's key, then arm, kind (`train`, `eval`) and cause (`none`: they ended with a reward)."""
         found: dict[str, dict[tuple[str, str, str], int]] = defaultdict(dict)
-        with self._reading() as session:
+        with self._db.reading() as session:
             for row in session.scalars(select(AttritionRow).where(AttritionRow.study_id == study_id)):
                 found[row.trial_key][row.arm, row.kind, row.cause] = row.attempts
         return dict(found)
 
+    @retried
     def sampled_episodes(self, study_id: str, key: str) -> list[SampledEpisode]:
         """What was kept of a finished trial's episodes, in the order in which it was given."""
-        with self._reading() as session:
+        with self._db.reading() as session:
             chosen = select(EpisodeRow).where(EpisodeRow.study_id == study_id, EpisodeRow.trial_key == key)
             rows = session.scalars(chosen.order_by(EpisodeRow.position))
             return [SampledEpisode.model_validate(row.detail) for row in rows]
 
+    @retried
     def samples(self, study_id: str) -> dict[str, list[SampledEpisode]]:
         """The same of all trials that have some, by their keys."""
-        with self._reading() as session:
+        with self._db.reading() as session:
             chosen = select(EpisodeRow).where(EpisodeRow.study_id == study_id)
             found: dict[str, list[SampledEpisode]] = {}
             for row in session.scalars(chosen.order_by(EpisodeRow.trial_key, EpisodeRow.position)):
                 found.setdefault(row.trial_key, []).append(SampledEpisode.model_validate(row.detail))
             return found
 
+    @retried
     def fail_attempt(self, study_id: str, key: str, reason: str) -> None:
         """This attempt came to nothing; the trial may be tried again, as often as its executor allows."""
         self._end_attempt(study_id, key, "failed", reason)
 
+    @retried
     def withdraw_attempt(self, study_id: str, key: str, reason: str) -> None:
         """This attempt was ended through no fault of the trial (a stop, a lost server): it does not count against it."""
         self._end_attempt(study_id, key, "withdrawn", reason)
 
     def _end_attempt(self, study_id: str, key: str, outcome: Literal["failed", "withdrawn"], reason: str) -> None:
-        with self._owning(study_id) as session:
+        with self._db.owning(study_id) as session:
             trial, attempt = _open_attempt(session, study_id, key)
-            attempt.outcome, attempt.reason, attempt.ended_at = outcome, reason, self._clock.now()
+            attempt.outcome, attempt.reason, attempt.ended_at = outcome, reason, self._db.clock.now()
             trial.status, trial.reason = TrialStatus.PLANNED, reason
-            self._journal(session, study_id, f"attempt_{outcome}", trial=key, attempt=attempt.number, because=reason)
+            self._db.note(session, study_id, f"attempt_{outcome}", trial=key, attempt=attempt.number, because=reason)
 
-    def fail_trial(self, study_id: str, key: str, reason: str) -> None:
+    @retried
+    def fail(self, study_id: str, key: str, reason: str) -> None:
         """The trial is given up for good; the statistics will see the missing seed."""
-        with self._owning(study_id) as session:
+        with self._db.owning(study_id) as session:
             trial = _trial_row(session, study_id, key)
             if trial.status != TrialStatus.PLANNED:
                 raise WrongState(f"{key} is {trial.status}; end its attempt before giving the trial up")
-            trial.status, trial.reason, trial.ended_at = TrialStatus.FAILED, reason, self._clock.now()
-            self._journal(session, study_id, "trial_failed", trial=key, because=reason)
-            self._tell(session, study_id, "trial", key)
+            trial.status, trial.reason, trial.ended_at = TrialStatus.FAILED, reason, self._db.clock.now()
+            self._db.note(session, study_id, "trial_failed", trial=key, because=reason)
+            self._db.announce(session, study_id, "trial", key)
 
 
 def _planned(study_id: str, key: str, version: int, stage: str, arm: str, seed: int, position: int) -> TrialRow:

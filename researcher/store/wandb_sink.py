@@ -64,10 +64,10 @@ class WandbSink(CopySink):
             import wandb
         except ImportError as error:
             raise CopyFailed(f"the package wandb cannot be imported ({error})") from error
-        study = self._store.study(message.study_id)
+        study = self._store.studies.get(message.study_id)
         try:
             if message.kind == "trial":
-                self._send_trial(wandb, study, self._store.trial(study.id, message.ref))
+                self._send_trial(wandb, study, self._store.trials.get(study.id, message.ref))
             else:
                 self._send_study(wandb, study)
         except (wandb.Error, OSError, TimeoutError) as error:
@@ -95,9 +95,9 @@ class WandbSink(CopySink):
         plan = self._plan(study.id)
         config = {} if plan is None else {"plan_hash": plan.digest(), "planner": study.planned_by(plan)}
         run = self._run(wandb, study, "study", job_type="study", name="study", config={"topic": study.topic, **config})
-        verdicts = {f"verdict.{one.hypothesis}": one.verdict.value for one in self._store.verdicts(study.id)}
+        verdicts = {f"verdict.{one.hypothesis}": one.verdict.value for one in self._store.verdicts.all(study.id)}
         run.summary.update({"status": study.status.value, **verdicts})
-        files = [path for path in map(Path, self._store.report_files(study.id).values()) if path.is_file()]
+        files = [path for path in map(Path, self._store.reports.files(study.id).values()) if path.is_file()]
         if files:
             report = wandb.Artifact(f"report-{study.id}", type="report")
             for path in files:
@@ -132,7 +132,7 @@ class WandbSink(CopySink):
 
     def _plan(self, study_id: str) -> Plan | None:
         try:
-            return self._store.plan(study_id)
+            return self._store.plans.get(study_id)
         except NotFound:
             return None
 

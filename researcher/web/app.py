@@ -30,8 +30,8 @@ from foundation.signals import told_to_end
 from researcher.describe import known_text, when
 from researcher.gates import Amendment, amend, answer_gate
 from researcher.home import Home
+from researcher.models import Answer
 from researcher.refusals import PlanningRefused
-from researcher.store.checkpoints import Answer
 from researcher.store.errors import Ambiguous, LeaseHeld, NotFound, StoreError, WrongState
 from researcher.web.access import Access, Guard, session_cookie
 from researcher.web.sheets import Sheets
@@ -55,9 +55,8 @@ class FormRefused(Exception):
 class Pages:
     """Everything that the routes call."""
 
-    def __init__(self, home: Home, checkpoints: str, access: Access, sheets: Sheets, tracking: Tracking) -> None:
+    def __init__(self, home: Home, access: Access, sheets: Sheets, tracking: Tracking) -> None:
         self._home = home
-        self._checkpoints = checkpoints
         self._access = access
         self._sheets = sheets
         self._tracking = tracking
@@ -71,7 +70,7 @@ class Pages:
 
     def study(self, request: Request, reference: str) -> Response:
         """One study, by its id, the beginning of it, or `latest`."""
-        study_id = self._home.store.resolve_study(reference)
+        study_id = self._home.store.studies.resolve(reference)
         if study_id != reference:
             return RedirectResponse(f"/studies/{study_id}", 307)
         fields: dict[str, Any] = {
@@ -82,7 +81,7 @@ class Pages:
 
     def report(self, reference: str) -> Response:
         """The report as it was written: one file that needs nothing else."""
-        study_id = self._home.store.resolve_study(reference)
+        study_id = self._home.store.studies.resolve(reference)
         file = self._home.studies / study_id / "report.html"
         if not file.is_file():
             raise NotFound(f"{study_id} has no report yet; it is written when the study ends, and every night before")
@@ -90,9 +89,9 @@ class Pages:
 
     def mlflow(self, request: Request, reference: str, trial: str | None = None) -> Response:
         """On to MLflow's page of the study, or of a trial's run; while it starts, a page that tries again by itself."""
-        study_id = self._home.store.resolve_study(reference)
+        study_id = self._home.store.studies.resolve(reference)
         if trial is not None:
-            self._home.store.trial(study_id, trial)
+            self._home.store.trials.get(study_id, trial)
         link = self._tracking.link(study_id, trial)
         if link.url is not None:
             return RedirectResponse(link.url, 303)
@@ -107,25 +106,25 @@ class Pages:
     def answer(self, request: Request, reference: str, form: Form) -> Response:
         """Approve or reject at the gate that the form names."""
         self._check(request, form)
-        study_id = self._home.store.resolve_study(reference)
+        study_id = self._home.store.studies.resolve(reference)
         verdict, words = form.get("verdict", ""), form.get("words", "")
         if verdict not in ("approve", "reject"):
             raise FormRefused(400, "the answer is approve or reject")
         if verdict == "reject" and not words:
             raise FormRefused(400, "say why it is rejected: whoever reads the study later will want to know")
         answer = Answer(verdict=verdict, words=words, by=_person(form))
-        answer_gate(self._home.store, self._checkpoints, study_id, answer, gate=form.get("gate", ""))
+        answer_gate(self._home.store, study_id, answer, gate=form.get("gate", ""))
         return self._changed(study_id)
 
     def amend(self, request: Request, reference: str, form: Form) -> Response:
         """A new version of a plan that has not begun."""
         self._check(request, form)
-        study_id = self._home.store.resolve_study(reference)
+        study_id = self._home.store.studies.resolve(reference)
         if not form.get("because"):
             raise FormRefused(400, "say why the plan is amended: the reason stands in the journal and the report")
         change, by = _amendment(form), _person(form)
         version = _whole(form, "version")
-        amend(self._home.store, self._checkpoints, study_id, change, because=form["because"], by=by, version=version)
+        amend(self._home.store, study_id, change, because=form["because"], by=by, version=version)
         return self._changed(study_id)
 
     def ask_token(self, request: Request) -> Response:
@@ -198,9 +197,9 @@ async def _fields(request: Request) -> dict[str, str]:
 Form = Annotated[dict[str, str], Depends(_fields)]
 
 
-def create_app(home: Home, checkpoints: str, access: Access, sheets: Sheets, tracking: Tracking) -> Guard:
+def create_app(home: Home, access: Access, sheets: Sheets, tracking: Tracking) -> Guard:
     """The application behind its guard."""
-    pages = Pages(home, checkpoints, access, sheets, tracking)
+    pages = Pages(home, access, sheets, tracking)
     app = FastAPI(title="Researcher", docs_url=None, redoc_url=None, openapi_url=None)
     get: dict[str, Any] = {"methods": ["GET"], "response_model": None}
     post: dict[str, Any] = {"methods": ["POST"], "response_model": None}

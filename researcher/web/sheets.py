@@ -15,10 +15,11 @@ from foundation.logs import redact
 from researcher.analysis.sentinel_findings import SentinelFinding
 from researcher.analysis.sentinels import inspect
 from researcher.describe import carrier, event_text, unattended, when
-from researcher.gates import answer_text, open_gate
+from researcher.gates import answer_text, waits_for_an_answer
 from researcher.home import Home
 from researcher.models import (
     KINDS,
+    Answer,
     AttemptRecord,
     EpisodeAttempts,
     Event,
@@ -29,9 +30,8 @@ from researcher.models import (
     TrialStatus,
     VerdictRecord,
 )
-from researcher.store.checkpoints import Answer, Gate
 from researcher.store.errors import NotFound
-from researcher.store.journal import Journal
+from researcher.store.journal import JournalReader
 from researcher.study.plan import Hypothesis, Plan, Stage
 from researcher.view import duration, losses_by_arm, losses_text
 from researcher.web import curves
@@ -175,16 +175,15 @@ Sheet = TypeVar("Sheet")
 
 
 class Sheets:
-    """Reads for any number of threads. checkpoints: the database in which gates are kept."""
+    """Reads for any number of threads."""
 
-    def __init__(self, home: Home, checkpoints: str, clock: Clock) -> None:
+    def __init__(self, home: Home, clock: Clock) -> None:
         self._home = home
         self._store = home.store
-        self._checkpoints = checkpoints
         self._clock = clock
         self._lock = threading.Lock()
         self._kept: dict[str, _Kept] = {}
-        self._journals: dict[str, Journal] = {}
+        self._journals: dict[str, JournalReader] = {}
         self._sentinels: dict[str, tuple[tuple[str, int], list[SentinelPart]]] = {}
 
     def studies(self, page: int) -> ListSheet:
@@ -216,17 +215,17 @@ class Sheets:
     # -- the list -----------------------------------------------------------------------------------------------------
 
     def _list(self, page: int) -> ListSheet:
-        studies = self._store.studies()
+        studies = self._store.studies.all()
         pages = max(1, -(-len(studies) // _PAGE))
         page = min(max(page, 1), pages)
         shown = studies[(page - 1) * _PAGE : page * _PAGE]
         return ListSheet(studies=[self._line(study) for study in shown], page=page, pages=pages)
 
     def _line(self, study: StudyRecord) -> StudyLine:
-        trials = self._store.trials(study.id, series=())
+        trials = self._store.trials.all(study.id, series=())
         return StudyLine(
             record=study,
-            verdicts=self._store.verdicts(study.id),
+            verdicts=self._store.verdicts.all(study.id),
             done=sum(trial.status is TrialStatus.DONE for trial in trials),
             failed=sum(trial.status is TrialStatus.FAILED for trial in trials),
             trials=len(trials),
@@ -235,25 +234,24 @@ class Sheets:
         )
 
     def _waits(self, study: StudyRecord) -> bool:
-        name = None if study.status is StudyStatus.DONE else open_gate(self._store, study.id)
-        return name is not None and Gate(self._checkpoints, study.id, name).answer() is None
+        return study.status is not StudyStatus.DONE and waits_for_an_answer(self._store, study.id)
 
     # -- one study ----------------------------------------------------------------------------------------------------
 
     def _study(self, study_id: str) -> StudySheet:
-        store, record = self._store, self._store.study(study_id)
+        store, record = self._store, self._store.studies.get(study_id)
         try:
-            plan, digest = store.frozen_plan(study_id)
+            plan, digest = store.plans.frozen(study_id)
         except NotFound:
             plan, digest = None, ""
-        trials = store.trials(study_id, series=(curves.CURVE,))
-        attempts = store.attempts_of_study(study_id)
+        trials = store.trials.all(study_id, series=(curves.CURVE,))
+        attempts = store.trials.attempts_of_study(study_id)
         events = self._journal(study_id)
         arms = {arm.name: number for number, arm in enumerate(plan.arms)} if plan else {}
         for trial in trials:  # of an earlier version of the plan
             arms.setdefault(trial.arm, len(arms))
         known = {} if plan is None else {one.id: one for one in plan.hypotheses}
-        stages = store.stage_status(study_id)
+        stages = store.plans.stage_status(study_id)
         return StudySheet(
             record=record,
             worker=self._worker(record),
@@ -263,7 +261,7 @@ class Sheets:
             whole=plan is None or plan.digest() == digest,
             stages=[] if plan is None else [(stage, stages.get(stage.id, "planned")) for stage in plan.stages],
             verdicts=[
-                VerdictPart(record=one, hypothesis=known.get(one.hypothesis)) for one in store.verdicts(study_id)
+                VerdictPart(record=one, hypothesis=known.get(one.hypothesis)) for one in store.verdicts.all(study_id)
             ],
             trials=[_trial(trial, attempts.get(trial.key, []), plan, arms) for trial in trials],
             arms=arms,
@@ -278,7 +276,7 @@ class Sheets:
         )
 
     def _journal(self, study_id: str) -> list[Event]:
-        journal = self._journals.setdefault(study_id, Journal(self._store, study_id))
+        journal = self._journals.setdefault(study_id, JournalReader(self._store.journal, study_id))
         journal.look()
         return journal.events
 
@@ -289,18 +287,17 @@ class Sheets:
         return f"worked on by {owner}" if owner else unattended(self._home, study)
 
     def _gate(self, study: StudyRecord, plan: Plan | None, begun: bool) -> GatePart | None:
-        name = None if study.status is StudyStatus.DONE else open_gate(self._store, study.id)
-        if name is None:
+        gate = None if study.status is StudyStatus.DONE else self._store.gates.open(study.id)
+        if gate is None:
             return None
-        asked = [e for e in self._store.events(study.id, limit=100_000, kind="asked") if e.detail["gate"] == name]
-        answer = Gate(self._checkpoints, study.id, name).answer()
-        carried = (self._store.schedule(study.id) or {}).get("carried")
+        answer = gate.answer
+        carried = (self._store.studies.schedule(study.id) or {}).get("carried")
         then = carrier() if carried else f"`researcher resume {study.id}` goes on with it"
         if study.status is StudyStatus.STOPPED:
             then = "the study is stopped"
         return GatePart(
-            name=name,
-            question=[(key, _told(value)) for key, value in asked[-1].detail.items() if key != "gate"],
+            name=gate.name,
+            question=[(key, _told(value)) for key, value in gate.question.items()],
             answer=answer,
             told="" if answer is None else f"{redact(answer_text(answer))}; {then}",
             can_amend=plan is not None and not begun and not study.status.ended,
@@ -308,7 +305,7 @@ class Sheets:
 
     def _spending(self, study_id: str) -> list[SpendingPart]:
         parts = []
-        for state in self._store.budget(study_id):
+        for state in self._store.budgets.all(study_id):
             timed = state.kind == "wall_s"
             amount: Callable[[float], str] = duration if timed else "{:g}".format
             reserved = f", {amount(state.reserved)} reserved" if state.reserved else ""
@@ -316,7 +313,7 @@ class Sheets:
             text = f"{amount(state.spent)} of {amount(state.limit)}{reserved}"
             name = "wall time" if timed else state.kind.replace("_", " ")
             parts.append(SpendingPart(name=name, text=text, share=used))
-        calls = self._store.llm_calls(study_id)
+        calls = self._store.journal.llm_calls(study_id)
         if calls:
             tokens = sum(call.prompt_tokens + call.completion_tokens for call in calls)
             text = f"{len(calls)} calls, {tokens} tokens"
@@ -332,7 +329,7 @@ class Sheets:
         key = (plan.digest(), done)
         known = self._sentinels.get(study_id)
         if known is None or known[0] != key:
-            found = _inspected(plan, self._store.trials(study_id, plan_version=plan.version))
+            found = _inspected(plan, self._store.trials.all(study_id, plan_version=plan.version))
             known = self._sentinels[study_id] = (key, [_sentinel(name, found) for name in plan.sentinels])
         return known[1]
 

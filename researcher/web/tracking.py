@@ -76,7 +76,7 @@ class Tracking:
     def catch_up(self) -> None:
         """Send what waits of studies that nobody works on; whoever works on one sends by itself."""
         now = time.time()
-        for study in self._store.studies():
+        for study in self._store.studies.all():
             if living_owner(self._store, study.id, now) is None:
                 self._sink.drain(study.id)
 

@@ -22,6 +22,7 @@ from researcher.executor.diagnosis import Cause, Symptoms, diagnose
 from researcher.executor.jobs import BLUEPRINT, ClientJob, ClientPlace, Order
 from researcher.executor.processes import child_environ
 from researcher.instruments.catalogue import folder_digest, read_instrument
+from researcher.models import StudyOptions
 from swarm.protocol.blueprint import HeldOut, TrialBlueprint
 from swarm.protocol.status import Phase
 from tests.fakes.repeat_study import FOLDER
@@ -81,8 +82,9 @@ async def started(job: ClientJob, order: Order) -> None:
 
 
 async def place_at(words: str) -> ClientPlace:
-    choices = {"clients": words, "servers": []}
-    return await place_of(choices, read_instrument(FOLDER), SystemClock(), sys.executable, lambda _: None)
+    return await place_of(
+        StudyOptions(clients=words), read_instrument(FOLDER), SystemClock(), sys.executable, lambda _: None
+    )
 
 
 class ClientJobContract:

@@ -40,16 +40,16 @@ def a_study(
     arms: tuple[str, str] = ARMS,
 ) -> tuple[str, str, str]:
     """A study with one trial done and one failed."""
-    study = store.create_study("Does it work?", {})
-    store.save_plan(study, plan_of_arms(*arms))
-    store.set_stage_status(study, "compare", "running")
-    done, failed = (trial.key for trial in store.ensure_trials(study, "compare", [(arm, 0) for arm in arms]))
+    study = store.studies.create("Does it work?", {})
+    store.plans.save(study, plan_of_arms(*arms))
+    store.plans.set_stage_status(study, "compare", "running")
+    done, failed = (trial.key for trial in store.trials.ensure(study, "compare", [(arm, 0) for arm in arms]))
     for key in (done, failed):
-        store.record_intent(study, key, 1, "http://a", f"{study}/{key}#1", {"seed": 0})
-        store.record_submitted(study, key, "run-1", {"code_version": "c0de"})
-    store.finish_trial(study, done, {"heldout_accuracy": 0.5}, series or SERIES, None, episodes or [an_episode()])
-    store.fail_attempt(study, failed, "no reason")
-    store.fail_trial(study, failed, "gave up")
+        store.trials.record_intent(study, key, 1, "http://a", f"{study}/{key}#1", {"seed": 0})
+        store.trials.record_submitted(study, key, "run-1", {"code_version": "c0de"})
+    store.trials.finish(study, done, {"heldout_accuracy": 0.5}, series or SERIES, None, episodes or [an_episode()])
+    store.trials.fail_attempt(study, failed, "no reason")
+    store.trials.fail(study, failed, "gave up")
     return study, done, failed
 
 
@@ -76,7 +76,7 @@ class SinkContract:
         study, _, _ = a_study(store)
         assert sink.drain(study) > 0
         assert sink.drain(study) == 0
-        assert store.outbox_state(sink.name, study) == (0, None)
+        assert store.outbox.state(sink.name, study) == (0, None)
         done, failed = self.copied(sink, store, study)
         assert (done.arm, done.seed, done.curve) == (ARMS[0], "0", CURVE)
         assert done.finals == {"heldout_accuracy": 0.5}
@@ -84,7 +84,7 @@ class SinkContract:
 
     def test_sending_everything_again_leaves_one_of_each(self, store: Store, sink: CopySink) -> None:
         study, _, _ = a_study(store)
-        waiting = store.unsent(sink.name, study)
+        waiting = store.outbox.unsent(sink.name, study)
         sink.drain(study)
         before = self.copied(sink, store, study)
         for message in waiting:  # as after a crash between sending and marking
@@ -99,9 +99,9 @@ class SinkContract:
         self, store: Store, sink: CopySink, arms: tuple[str, str]
     ) -> None:
         study, _, _ = a_study(store, arms=arms)
-        waiting = store.unsent(sink.name, study)
+        waiting = store.outbox.unsent(sink.name, study)
         sink.drain(study)
-        assert store.outbox_state(sink.name, study) == (0, None)
+        assert store.outbox.state(sink.name, study) == (0, None)
         copied = self.copied(sink, store, study)
         assert sorted(trial.curve for trial in copied) == [[], CURVE]
         for message in waiting:
@@ -114,10 +114,10 @@ class SinkContract:
         study, _, _ = a_study(store)
         for _ in range(2):
             assert away.drain(study) == 0
-        waiting, error = store.outbox_state(sink.name, study)
-        assert waiting == len(store.unsent("another")) > 0
+        waiting, error = store.outbox.state(sink.name, study)
+        assert waiting == len(store.outbox.unsent("another")) > 0
         assert error
-        assert store.outbox_state("another", study) == (waiting, None)
+        assert store.outbox.state("another", study) == (waiting, None)
         assert sink.drain(study) == waiting
         assert len(self.copied(sink, store, study)) == 2
 
@@ -134,8 +134,8 @@ class SinkContract:
 
         monkeypatch.setattr(sink, "_send", fail)
         assert sink.drain() > 0
-        assert store.outbox_state(sink.name, second) == (0, None)
-        assert store.outbox_state(sink.name, first)[1] == "not this one"
+        assert store.outbox.state(sink.name, second) == (0, None)
+        assert store.outbox.state(sink.name, first)[1] == "not this one"
 
     def test_whatever_goes_wrong_in_a_copy_waits_and_ends_nothing(
         self, store: Store, sink: CopySink, monkeypatch: pytest.MonkeyPatch
@@ -148,7 +148,7 @@ class SinkContract:
         with monkeypatch.context() as broken:
             broken.setattr(sink, "_send", fail)
             assert sink.drain(study) == 0
-        waiting, error = store.outbox_state(sink.name, study)
+        waiting, error = store.outbox.state(sink.name, study)
         assert waiting > 0
         assert "KeyError" in str(error)
         assert "sk-abc" not in str(error)
@@ -160,11 +160,11 @@ class SinkContract:
         report = tmp_path / "report.md"
         report.write_text("# Yes")
         verdict = VerdictRecord(hypothesis="H1", verdict=Verdict.SUPPORTED, reason="clear", effect=None)
-        store.record_verdict(study, "compare", verdict)
-        store.record_report(study, {"markdown": str(report)}, SEAL)
-        store.set_study_status(study, StudyStatus.DONE)
+        store.verdicts.record(study, "compare", verdict)
+        store.reports.record(study, {"markdown": str(report)}, SEAL)
+        store.studies.set_status(study, StudyStatus.DONE)
         assert sink.drain(study) == 3
-        assert store.outbox_state(sink.name, study) == (0, None)
+        assert store.outbox.state(sink.name, study) == (0, None)
         assert len(self.copied(sink, store, study)) == 2
 
     def test_it_says_where_the_copy_is(self, sink: CopySink) -> None:

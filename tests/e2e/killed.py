@@ -14,7 +14,7 @@ from typing import Any
 
 MOMENTS = {
     "mid-trial": ("after", "researcher.store.trials", "Trials.record_progress", 5),
-    "while-reporting": ("before", "researcher.store.conclusions", "Conclusions.save_claims", 1),
+    "while-reporting": ("before", "researcher.store.conclusions", "Reports.save_claims", 1),
 }
 
 

@@ -39,7 +39,7 @@ def started(home: Path, instrument: str, *asked: str) -> tuple[str, Store]:
 
 def test_a_study_whose_reward_pays_for_failing_is_invalid_and_shows_what_was_said(tmp_path: Path) -> None:
     report, store = started(tmp_path, "flattery", "--vary", "syllables=2,3")
-    study = store.study_data(store.studies()[0].id)
+    study = store.study_data(store.studies.all()[0].id)
     assert [record.verdict.value for record in study.verdicts] == ["invalid"]
     assert "episodes with more honesty get less reward" in study.verdicts[0].reason
     assert all({"honesty", "honesty_in_training"} <= set(trial.finals) for trial in study.trials)
@@ -50,7 +50,7 @@ def test_a_study_whose_reward_pays_for_failing_is_invalid_and_shows_what_was_sai
 
 def test_equal_arms_are_no_copies_of_each_other_and_an_honest_reward_is_left_in_peace(tmp_path: Path) -> None:
     report, store = started(tmp_path, "repeat", "--vary", "learning_rate=1e-3,0.001")
-    study = store.study_data(store.studies()[0].id)
+    study = store.study_data(store.studies.all()[0].id)
     seeds = {arm.name: {trial.seed for trial in study.trials if trial.arm == arm.name} for arm in study.plan.arms}
     first, second = seeds.values()
     assert first

@@ -88,7 +88,7 @@ class Play:
         assert planning.wait(timeout=LIMIT_S) == 0, self.said("plan.log")
         self.store = Store.open(self.town.database, clock=self.clock)
         self._stack.callback(self.store.close)
-        self.study = self.store.resolve_study("latest")
+        self.study = self.store.studies.resolve("latest")
 
     def said(self, log: str = "town.log") -> str:
         file = self.town.folder / log
@@ -105,7 +105,7 @@ class Play:
 
     def worker(self) -> int | None:
         """The process that owns the study."""
-        lease = self.store.lease(self.study)
+        lease = self.store.leases.holder(self.study)
         return None if lease is None else int(lease.owner.split("/")[1])
 
     def kill_worker(self) -> None:
@@ -116,34 +116,34 @@ class Play:
     def running(self, least_step: int, server: str | None = None) -> list[str]:
         """Trials that run, on this server where one is given, and have come so far."""
         found = []
-        for trial in self.store.trials(self.study):
+        for trial in self.store.trials.all(self.study):
             if trial.status is TrialStatus.RUNNING and len(trial.series.get("reward_mean", ())) >= least_step:
-                attempt = self.store.attempts(self.study, trial.key)[-1]
+                attempt = self.store.trials.attempts(self.study, trial.key)[-1]
                 if server in (None, attempt.server_url):
                     found.append(trial.key)
         return found
 
     def count(self, status: TrialStatus) -> int:
-        return sum(trial.status is status for trial in self.store.trials(self.study))
+        return sum(trial.status is status for trial in self.store.trials.all(self.study))
 
     def events(self, kind: str) -> list[dict[str, Any]]:
-        return [event.detail for event in self.store.events(self.study, limit=100_000, kind=kind)]
+        return [event.detail for event in self.store.journal.events(self.study, kind)]
 
     def journal(self) -> str:
         if not self.study:
             return ""
-        events = self.store.events(self.study, limit=100_000)
+        events = self.store.journal.events(self.study)
         return "\n".join(f"{datetime.fromtimestamp(e.at, UTC):%a %H:%M:%S} {e.kind} {e.detail}" for e in events)
 
     def finals(self) -> dict[str, dict[str, float]]:
-        return {f"{trial.arm}/{trial.seed}": trial.finals for trial in self.store.trials(self.study)}
+        return {f"{trial.arm}/{trial.seed}": trial.finals for trial in self.store.trials.all(self.study)}
 
     def verdicts(self) -> list[tuple[str, str]]:
-        return [(record.hypothesis, record.verdict) for record in self.store.verdicts(self.study)]
+        return [(record.hypothesis, record.verdict) for record in self.store.verdicts.all(self.study)]
 
     def assert_each_trial_once_and_whole(self) -> None:
-        for trial in self.store.trials(self.study):
-            outcomes = Counter(attempt.outcome for attempt in self.store.attempts(self.study, trial.key))
+        for trial in self.store.trials.all(self.study):
+            outcomes = Counter(attempt.outcome for attempt in self.store.trials.attempts(self.study, trial.key))
             assert (trial.status, outcomes["done"], outcomes["open"]) == (TrialStatus.DONE, 1, 0), trial
             assert [step for step, _ in trial.series["reward_mean"]] == [*range(1, STEPS + 1)]
             assert len(trial.series["eval_reward_before"]) == len(trial.series["eval_reward_after"]) == 4
@@ -209,7 +209,7 @@ def test_three_days_of_trouble_end_within_budget_in_the_verdict_of_a_quiet_study
     play.clock.until(at("2026-03-04 22:00"))
     play.until("the lost server is missed", lambda: f"{other.url} does not answer" in play.said())
     play.clock.pass_time(31)
-    play.until("it is done", lambda: play.store.study(play.study).status is StudyStatus.DONE)
+    play.until("it is done", lambda: play.store.studies.get(play.study).status is StudyStatus.DONE)
     assert daemon.wait(timeout=LIMIT_S) == 0  # nothing is left in its care: but it looks only now and then
     _assert_as_good_as_quiet(play, undisturbed)
     _assert_the_journal_explains_it(play, other)
@@ -248,7 +248,7 @@ def _second_night(play: Play, daemon: subprocess.Popen[bytes], one: ServerProces
     play.clock.until(at("2026-03-03 22:00"))
     play.until("a trial goes on", lambda: play.events("trial_continued"))
     workflow.write_bytes(sound.replace(b"said = answer.json()", b"said = answer.jason()"))
-    play.until("somebody is needed", lambda: play.store.study(play.study).status is StudyStatus.FAILED)
+    play.until("somebody is needed", lambda: play.store.studies.get(play.study).status is StudyStatus.FAILED)
     play.until("nobody works on it", lambda: play.worker() is None)
     if daemon.poll() is None:  # it may not have looked since
         play.kill(daemon)
@@ -270,7 +270,7 @@ def _second_night(play: Play, daemon: subprocess.Popen[bytes], one: ServerProces
 def _assert_rests(play: Play, *servers: ServerProcess) -> None:
     """Outside its windows nobody works on it, what ran has a checkpoint, and the servers are free."""
     play.until("nobody works on it", lambda: play.worker() is None)
-    study = play.store.study(play.study)
+    study = play.store.studies.get(play.study)
     assert study.status is StudyStatus.WAITING
     assert "window" in (study.reason or "")
     assert play.count(TrialStatus.PAUSED) >= 1
@@ -286,17 +286,17 @@ def _assert_as_good_as_quiet(play: Play, undisturbed: Play) -> None:
     play.assert_each_trial_once_and_whole()
     assert play.verdicts() == undisturbed.verdicts() == [("H1", "supported")]
     moved = {detail["trial"] for detail in play.events("trial_continued")}
-    whole = {f"{trial.arm}/{trial.seed}" for trial in play.store.trials(play.study) if trial.key not in moved}
+    whole = {f"{trial.arm}/{trial.seed}" for trial in play.store.trials.all(play.study) if trial.key not in moved}
     finals, quiet = play.finals(), undisturbed.finals()
     assert finals.keys() == quiet.keys()
     assert {name: finals[name] for name in whole} == {name: quiet[name] for name in whole}
-    [wall] = [budget for budget in play.store.budget(play.study) if budget.kind == "wall_s"]
+    [wall] = [budget for budget in play.store.budgets.all(play.study) if budget.kind == "wall_s"]
     assert wall.reserved == 0
     assert 9 * HOUR_S < wall.spent < 27.5 * HOUR_S < wall.limit  # three nights at most, of the 64 hours that it took
-    assert play.store.outbox_state("mlflow", play.study) == (0, None)
+    assert play.store.outbox.state("mlflow", play.study) == (0, None)
     copied = [json.loads(line) for line in play.said("copied.jsonl").splitlines()]
     assert len({seq for seq, _, _ in copied}) == len(copied)
-    assert {ref for _, kind, ref in copied if kind == "trial"} == {t.key for t in play.store.trials(play.study)}
+    assert {ref for _, kind, ref in copied if kind == "trial"} == {t.key for t in play.store.trials.all(play.study)}
 
 
 def _assert_the_journal_explains_it(play: Play, lost: ServerProcess) -> None:
@@ -377,4 +377,4 @@ def test_a_database_that_is_restarted_every_few_seconds_loses_nothing_and_double
     assert set(Counter(detail["trial"] for detail in play.events("trial_begun")).values()) == {1}
     assert play.finals() == undisturbed.finals()
     assert play.verdicts() == undisturbed.verdicts()
-    assert play.store.outbox_state("mlflow", play.study) == (0, None)
+    assert play.store.outbox.state("mlflow", play.study) == (0, None)

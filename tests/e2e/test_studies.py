@@ -161,9 +161,11 @@ def test_a_study_whose_researcher_was_killed_holds_no_server_while_it_rests(
         later = (datetime.now(UTC).weekday() + 3) % 7
         closed = Timetable(windows=(Window(opens=0, closes=1, weekdays=(later,)),), zone="UTC")
         with owned_now(store, study) as own:
-            own.save_schedule(study, {"timetable": closed.model_dump(mode="json"), "carried": True})
+            own.studies.save_schedule(study, {"timetable": closed.model_dump(mode="json"), "carried": True})
         assert machine.researcher("resume", study, "--scheduled").returncode == 3
-        store.save_schedule(study, {"timetable": Timetable(zone="UTC").model_dump(mode="json"), "carried": False})
+        store.studies.save_schedule(
+            study, {"timetable": Timetable(zone="UTC").model_dump(mode="json"), "carried": False}
+        )
         store.close()
     assert not _alive(machine)
     assert machine.rows("SELECT count(*) FROM attempts WHERE outcome = 'open'") == [(1,)]

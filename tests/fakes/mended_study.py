@@ -68,8 +68,8 @@ class MendedStudy:
         # A group that the client of before began is not filled by the next: do not wait for it.
         impatient = {"batch": {"group_patience_s": 2.0}}
         self.plan: Plan = repeat_plan(instrument_code=self.instrument.code, run=impatient)
-        self.study = self.store.create_study("a topic", {})
-        self.store.save_plan(self.study, self.plan)
+        self.study = self.store.studies.create("a topic", {})
+        self.store.plans.save(self.study, self.plan)
         self.llm = llm
         self.limits = limits
         self.said: list[str] = []
@@ -86,7 +86,7 @@ class MendedStudy:
             settings = LlmSettings(model="some-llm", patience_s=0.0)
 
             def keep(call: Any) -> None:
-                self.store.record_llm_call(self.study, call)
+                self.store.journal.record_llm_call(self.study, call)
 
             asker = Asker(self.llm, settings, SystemClock(), keep=keep, tell=self.said.append)
             helpers = Helpers(mending=Llm(asker, "some-llm", 4096), opinion=Llm(asker, "some-llm", 4096))
@@ -102,12 +102,12 @@ class MendedStudy:
         )
 
     def trials(self, count: int = 1) -> list[TrialRecord]:
-        return self.store.ensure_trials(self.study, "compare", [(arm, 0) for arm in ARMS[:count]])
+        return self.store.trials.ensure(self.study, "compare", [(arm, 0) for arm in ARMS[:count]])
 
     def case(self, repairer: Repairer, *, seed: int = 0) -> Case:
         """A client of the study that failed, as the executor tells of it."""
         code = repairer.code()
-        [trial] = self.store.ensure_trials(self.study, "compare", [(ARMS[0], seed)])
+        [trial] = self.store.trials.ensure(self.study, "compare", [(ARMS[0], seed)])
         blueprint = TrialBlueprint(
             trial_key=trial.key,
             server_url="http://127.0.0.1:1",

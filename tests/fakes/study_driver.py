@@ -1,6 +1,6 @@
 """A researcher's process for kill tests: `python -m tests.fakes.study_driver HOME [METHOD:before|after[:N] [CLIENTS]]`.
 
-Runs the trials of one `repeat` study, adopted from wherever the last process left it. With a METHOD of the store it kills
+Runs the trials of one `repeat` study, adopted from wherever the last process left it. With a METHOD of the store's trials, or `record` of its journal, it kills
 itself there (the N-th time), as a power cut would; METHOD `submit` is that of a Ray cluster. Prints what the server's records say in the end.
 """
 
@@ -29,7 +29,7 @@ def armed(store: Store, where: str) -> None:
     """Let a call of one method of the store, or of a cluster, be the last thing that this process does."""
     method, moment, *rest = where.split(":")
     left = [int(rest[0]) if rest else 1]
-    target: Any = RayCluster if method == "submit" else store
+    target: Any = {"submit": RayCluster, "record": store.journal}.get(method, store.trials)
     real = getattr(target, method)
 
     async def fatal_submit(*args: Any, **kwargs: Any) -> Any:
@@ -52,8 +52,8 @@ def armed(store: Store, where: str) -> None:
 async def records(pool: ServerPool, store: Store, study: str) -> dict[str, Any]:
     """What the server knows of each trial: attempts, run, episodes that were ended for good, by kind and fate."""
     found = {}
-    for trial in store.trials(study):
-        attempts = store.attempts(study, trial.key)
+    for trial in store.trials.all(study):
+        attempts = store.trials.attempts(study, trial.key)
         run_id = str(attempts[-1].run_id)
         swarm = pool.servers[0].swarm
         entries = [entry async for entry in swarm.ledger(run_id=run_id) if entry.reward is not None]
@@ -74,14 +74,14 @@ async def records(pool: ServerPool, store: Store, study: str) -> dict[str, Any]:
 async def drive(home: Path, where: str = "", words: str = "local") -> None:
     store = Store.open(f"sqlite:///{home}/researcher.db")
     plan = repeat_plan()
-    if not store.studies():
-        store.save_plan(store.create_study("kill me", {}), plan)
-    study = store.resolve_study("latest")
-    token = store.acquire_lease(
-        study, f"process {os.getpid()}", 60, dead_owner=getattr(store.lease(study), "owner", None)
+    if not store.studies.all():
+        store.plans.save(store.studies.create("kill me", {}), plan)
+    study = store.studies.resolve("latest")
+    token = store.leases.acquire(
+        study, f"process {os.getpid()}", 60, dead_owner=getattr(store.leases.holder(study), "owner", None)
     )
     mine = store.fenced(study, token)
-    trials = mine.ensure_trials(study, "compare", [(arm, 0) for arm in ARMS])
+    trials = mine.trials.ensure(study, "compare", [(arm, 0) for arm in ARMS])
     if where:
         armed(mine, where)
     slow = ("--echo-latency-s", "0.4")  # no client is to outrun its researcher while that one starts again
@@ -92,7 +92,7 @@ async def drive(home: Path, where: str = "", words: str = "local") -> None:
         clients = await place_at(words)
         await Executor(mine, pool, repeat_setup(home / "studies"), clients=clients).run_trials(study, plan, trials)
         print(json.dumps(await records(pool, mine, study)))  # noqa: T201 - the test reads it
-    mine.release_lease(study, token)
+    mine.leases.release(study, token)
     store.close()
 
 

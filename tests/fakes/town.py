@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from foundation import logs
-from researcher.cli.worker import sit
+from researcher.cli.worker import work_on
 from researcher.executor.errors import ExecutorError
 from researcher.executor.processes import child_environ
 from researcher.home import Home
@@ -129,10 +129,10 @@ def plan(town: Town) -> None:
     )
     timetable = Timetable.of(facts["windows"], facts["days"], town.clock.now(), zone="UTC")
     chosen = {"instrument": facts["instrument"], "servers": facts["servers"], "engine": "echo", "approve": "never"}
-    study_id = home.store.create_study(made.question, chosen)
-    home.store.save_schedule(study_id, {"timetable": timetable.model_dump(mode="json"), "carried": True})
+    study_id = home.store.studies.create(made.question, chosen)
+    home.store.studies.save_schedule(study_id, {"timetable": timetable.model_dump(mode="json"), "carried": True})
     with owned_now(home.store, study_id) as store:
-        store.save_plan(study_id, made)
+        store.plans.save(study_id, made)
     _say(study_id)
 
 
@@ -152,7 +152,7 @@ def sitting(town: Town, study_id: str) -> int:
     view.say(f"{study_id}: process {os.getpid()} sits down to it")
     try:
         copy: Callable[[Store], Copy] = lambda store: Copy(town, store)  # noqa: E731 - typed
-        outcome = asyncio.run(sit(home, study_id, view, wait=False, clock=town.clock, copy=copy))
+        outcome = asyncio.run(work_on(home, study_id, view, wait=False, clock=town.clock, copy=copy))
     except (StoreError, ExecutorError, SwarmError, ValueError) as error:
         view.say(f"{study_id}: {type(error).__name__}: {error}")
         return 1

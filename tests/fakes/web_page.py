@@ -30,9 +30,9 @@ class WebPage:
     tracking: Tracking = field(init=False)
 
     def __post_init__(self) -> None:
-        sheets = Sheets(self.home, self.url, self.clock)
+        sheets = Sheets(self.home, self.clock)
         self.tracking = Tracking(self.home.store, port=0, local=self.access.local, start_limit_s=600)
-        self.app = create_app(self.home, self.url, self.access, sheets, self.tracking)
+        self.app = create_app(self.home, self.access, sheets, self.tracking)
 
     def browser(self, base: str = BASE) -> httpx.AsyncClient:
         """One person's browser, with cookies of its own. It tells where its forms come from, as browsers do."""

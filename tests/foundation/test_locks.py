@@ -13,8 +13,8 @@ from foundation.clock import SystemClock
 from foundation.ids import RandomIds
 from foundation.locks import NoLocks, locked
 from researcher.store.errors import NoTurns
-from researcher.store.outages import Line
-from researcher.store.turns import turn
+from researcher.store.locks import turn
+from researcher.store.retries import Line
 from swarm.models.cache import resolve
 from swarm.models.sources import ModelUnavailable
 from swarm.server.state_dir import StateDir, StateDirFault

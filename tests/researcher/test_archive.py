@@ -26,12 +26,12 @@ def instrument() -> InstrumentFolder:
 @pytest.fixture
 def archive(tmp_path: Path, instrument: InstrumentFolder) -> Path:
     store = Store.open(f"sqlite:///{tmp_path / 'records.sqlite'}")
-    study = store.create_study("a question", {})
-    store.save_plan(study, study_plan().model_copy(update={"instrument_code": instrument.code}))
-    (trial,) = store.ensure_trials(study, "floor", [("lr=base", 0)])
-    store.record_intent(study, trial.key, 1, "http://server", "key", {"seed": 0})
-    store.record_submitted(study, trial.key, "run-1", {})
-    store.finish_trial(study, trial.key, {"auc": 0.5}, {"reward_mean": [(1, 0.25)]})
+    study = store.studies.create("a question", {})
+    store.plans.save(study, study_plan().model_copy(update={"instrument_code": instrument.code}))
+    (trial,) = store.trials.ensure(study, "floor", [("lr=base", 0)])
+    store.trials.record_intent(study, trial.key, 1, "http://server", "key", {"seed": 0})
+    store.trials.record_submitted(study, trial.key, "run-1", {})
+    store.trials.finish(study, trial.key, {"auc": 0.5}, {"reward_mean": [(1, 0.25)]})
     reports = tmp_path / "report"
     reports.mkdir()
     (reports / "report.md").write_text("# Report")

@@ -45,8 +45,8 @@ class _Quiet:
 async def test_when_its_wall_time_is_spent_what_runs_is_paused_and_the_study_stops(tmp_path: Path) -> None:
     store = Store.open(f"sqlite:///{tmp_path}/r.db")
     plan = repeat_plan(budget=Budget(wall_s=4, trials=12))
-    study = store.create_study("a topic", {})
-    store.save_plan(study, plan)
+    study = store.studies.create("a topic", {})
+    store.plans.save(study, plan)
     slow = LocalServer(model="echo", engine="echo", folder=tmp_path / "server", arguments=("--echo-latency-s", "0.5"))
     limits = TrialLimits(check_s=0.3, grace_s=5)
     for _ in range(2):  # resuming it does not give it more
@@ -56,10 +56,10 @@ async def test_when_its_wall_time_is_spent_what_runs_is_paused_and_the_study_sto
             with pytest.raises(OverBudget, match="wall time is spent"):
                 await conduct.carry_out(study)
             assert (await pool.servers[0].swarm.status()).run_id is None
-        assert store.study(study).status is StudyStatus.STOPPED
-        states = {trial.status for trial in store.trials(study)}
+        assert store.studies.get(study).status is StudyStatus.STOPPED
+        states = {trial.status for trial in store.trials.all(study)}
         assert states == {TrialStatus.PAUSED, TrialStatus.PLANNED}
-        [wall] = [budget for budget in store.budget(study) if budget.kind == "wall_s"]
+        [wall] = [budget for budget in store.budgets.all(study) if budget.kind == "wall_s"]
         assert wall.spent >= 4
     store.close()
 
@@ -96,11 +96,11 @@ async def test_a_study_whose_last_trials_end_as_its_wall_time_does_is_concluded(
     clock = ManualClock()
     store = Store.open(f"sqlite:///{tmp_path}/r.db", clock=clock)
     plan = study_plan()
-    study = store.create_study("a topic", {})
-    store.save_plan(study, plan)
-    store.set_budget(study, "trials", 20)
+    study = store.studies.create("a topic", {})
+    store.plans.save(study, plan)
+    store.budgets.set(study, "trials", 20)
     for stage in plan.stages[:1]:
-        for trial in store.ensure_trials(study, stage.id, [(arm, seed) for arm in stage.arms for seed in range(3)]):
+        for trial in store.trials.ensure(study, stage.id, [(arm, seed) for arm in stage.arms for seed in range(3)]):
             finish(store, study, trial, 0.3 + 0.01 * trial.seed)
     executor = _Finishing(store, clock, plan.budget.wall_s + 1)
     conduct = Conduct(store, executor, _Quiet(), _Quiet(), clock, tmp_path / "studies")  # type: ignore[arg-type]
@@ -117,21 +117,23 @@ async def test_a_request_that_comes_as_a_stage_ends_keeps_the_next_one_from_runn
     clock = ManualClock()
     store = Store.open(f"sqlite:///{tmp_path}/r.db", clock=clock)
     plan = study_plan()
-    study = store.create_study("a topic", {})
-    store.save_plan(study, plan)
+    study = store.studies.create("a topic", {})
+    store.plans.save(study, plan)
     executor = _Finishing(store, clock, 1.0)
     executor.halted.set()
-    executor.then = lambda: getattr(store, wish)(study)
+    executor.then = lambda: getattr(store.studies, wish)(study)
     conduct = Conduct(store, executor, _Quiet(), _Quiet(), clock, tmp_path / "studies")  # type: ignore[arg-type]
     statuses = []
     for _ in plan.stages:
         outcome = await conduct.carry_out(study)
         statuses.append(outcome.status)
-        store.clear_requests(study)
-        assert {trial.stage for trial in store.trials(study)} <= {stage.id for stage in plan.stages[: len(statuses)]}
+        store.studies.clear_requests(study)
+        assert {trial.stage for trial in store.trials.all(study)} <= {
+            stage.id for stage in plan.stages[: len(statuses)]
+        }
     rests = StudyStatus.STOPPED if wish == "request_stop" else StudyStatus.WAITING
     assert statuses == [rests] * (len(plan.stages) - 1) + [StudyStatus.DONE]
-    assert store.verdicts(study)
+    assert store.verdicts.all(study)
     store.close()
 
 
@@ -139,42 +141,42 @@ async def test_a_study_in_which_not_one_trial_is_finished_has_failed(tmp_path: P
     clock = ManualClock()
     store = Store.open(f"sqlite:///{tmp_path}/r.db", clock=clock)
     plan = study_plan()
-    study = store.create_study("a topic", {})
-    store.save_plan(study, plan)
-    for trial in store.ensure_trials(study, plan.stages[0].id, due(plan, plan.stages[0], plan.stages[0].seeds, [])):
-        store.fail_trial(study, trial.key, f"2 attempts failed; the last: no {trial.key}")
+    study = store.studies.create("a topic", {})
+    store.plans.save(study, plan)
+    for trial in store.trials.ensure(study, plan.stages[0].id, due(plan, plan.stages[0], plan.stages[0].seeds, [])):
+        store.trials.fail(study, trial.key, f"2 attempts failed; the last: no {trial.key}")
         clock.advance(1.0)
     executor = _Finishing(store, clock, 0.0)
     conduct = Conduct(store, executor, _Quiet(), _Quiet(), clock, tmp_path / "studies")  # type: ignore[arg-type]
     for _ in range(2):  # resuming it changes nothing
         outcome = await conduct.carry_out(study)
-        trials = store.trials(study)
+        trials = store.trials.all(study)
         says = (
             f"{len(trials)} of {len(trials)} trials failed; the last: 2 attempts failed; the last: no {trials[-1].key}"
         )
         assert (outcome.status, outcome.reason) == (StudyStatus.FAILED, says)
-        assert (store.study(study).status, store.study(study).reason) == (StudyStatus.FAILED, says)
-        assert verify(store.study_data(study), store.claims(study), store.report_files(study)) == []
+        assert (store.studies.get(study).status, store.studies.get(study).reason) == (StudyStatus.FAILED, says)
+        assert verify(store.study_data(study), store.reports.claims(study), store.reports.files(study)) == []
     store.close()
 
 
 async def test_a_study_whose_report_cannot_be_written_stops_all_the_same(tmp_path: Path) -> None:
     clock = ManualClock()
     store = Store.open(f"sqlite:///{tmp_path}/r.db", clock=clock)
-    study = store.create_study("a topic", {})
-    store.save_plan(study, study_plan())
-    [trial] = store.ensure_trials(study, "floor", [("lr=base", 0)])
-    store.set_budget(study, "trials", 20)
+    study = store.studies.create("a topic", {})
+    store.plans.save(study, study_plan())
+    [trial] = store.trials.ensure(study, "floor", [("lr=base", 0)])
+    store.budgets.set(study, "trials", 20)
     finish(store, study, trial, 0.3)
-    store.set_budget(study, "wall_s", 1.0)
-    store.spend(study, "wall_s", "before", 1e9)
+    store.budgets.set(study, "wall_s", 1.0)
+    store.budgets.spend(study, "wall_s", "before", 1e9)
     (tmp_path / "studies").mkdir()
     (tmp_path / "studies" / study).write_text("in the way")
     executor = _Finishing(store, clock, 0.0)
     conduct = Conduct(store, executor, _Quiet(), _Quiet(), clock, tmp_path / "studies")  # type: ignore[arg-type]
     with pytest.raises(OverBudget):
         await conduct.carry_out(study)
-    assert store.study(study).status is StudyStatus.STOPPED
+    assert store.studies.get(study).status is StudyStatus.STOPPED
     store.close()
 
 
@@ -182,26 +184,26 @@ async def test_a_study_whose_report_cannot_be_written_stops_all_the_same(tmp_pat
 async def test_the_report_that_is_written_at_a_studys_end_tells_of_it_and_verifies(spent: bool, tmp_path: Path) -> None:
     clock = ManualClock()
     store = Store.open(f"sqlite:///{tmp_path}/r.db", clock=clock)
-    study = store.create_study("a topic", {})
-    store.save_plan(study, study_plan())
-    store.set_budget(study, "trials", 20)
-    [trial] = store.ensure_trials(study, "floor", [("lr=base", 0)])
+    study = store.studies.create("a topic", {})
+    store.plans.save(study, study_plan())
+    store.budgets.set(study, "trials", 20)
+    [trial] = store.trials.ensure(study, "floor", [("lr=base", 0)])
     finish(store, study, trial, 0.3)
     if spent:
-        store.set_budget(study, "wall_s", 1.0)
-        store.spend(study, "wall_s", "before", 1e9)
+        store.budgets.set(study, "wall_s", 1.0)
+        store.budgets.spend(study, "wall_s", "before", 1e9)
     else:
-        store.request_stop(study)
+        store.studies.request_stop(study)
     executor = _Finishing(store, clock, 0.0)
     executor.halted.set()
     conduct = Conduct(store, executor, _Quiet(), _Quiet(), clock, tmp_path / "studies")  # type: ignore[arg-type]
     with pytest.raises(OverBudget) if spent else contextlib.nullcontext():
         await conduct.carry_out(study)
-    assert store.study(study).status is StudyStatus.STOPPED
+    assert store.studies.get(study).status is StudyStatus.STOPPED
     text = (tmp_path / "studies" / study / "report.md").read_text()
     assert f"ended without its answer: {'the budget of wall time is spent' if spent else 'stopped on request'}" in text
     assert ("`--budget`" in text) == spent
-    kept = store.claims(study), store.report_files(study), store.report_seal(study)
+    kept = store.reports.claims(study), store.reports.files(study), store.reports.seal(study)
     assert verify(store.study_data(study), *kept) == []
     store.close()
 
@@ -212,20 +214,20 @@ async def test_a_study_that_died_before_its_conclusion_is_concluded_though_its_w
     clock = ManualClock()
     store = Store.open(f"sqlite:///{tmp_path}/r.db", clock=clock)
     plan = study_plan()
-    study = store.create_study("a topic", {})
-    store.save_plan(study, plan)
+    study = store.studies.create("a topic", {})
+    store.plans.save(study, plan)
     for stage in plan.stages:
-        for trial in store.ensure_trials(study, stage.id, [(arm, seed) for arm in stage.arms for seed in range(3)]):
+        for trial in store.trials.ensure(study, stage.id, [(arm, seed) for arm in stage.arms for seed in range(3)]):
             if not trial.status.ended:
                 finish(store, study, trial, 0.01 * trial.seed + (0.3 if trial.arm == "lr=base" else 0.6))
-    store.set_budget(study, "wall_s", plan.budget.wall_s)
-    store.spend(study, "wall_s", "since 0", plan.budget.wall_s)
+    store.budgets.set(study, "wall_s", plan.budget.wall_s)
+    store.budgets.spend(study, "wall_s", "since 0", plan.budget.wall_s)
     executor = _Finishing(store, clock, 0.0)
     conduct = Conduct(store, executor, _Quiet(), _Quiet(), clock, tmp_path / "studies")  # type: ignore[arg-type]
     async with asyncio.timeout(30):
         outcome = await conduct.carry_out(study)
     assert outcome.status is StudyStatus.DONE
-    assert [record.verdict.value for record in store.verdicts(study)] == ["supported"]
+    assert [record.verdict.value for record in store.verdicts.all(study)] == ["supported"]
     store.close()
 
 
@@ -242,7 +244,7 @@ class _Paced:
     ) -> list[TrialRecord]:
         self._calls -= 1
         if self._calls < 0:
-            self._store.request_pause(study_id)
+            self._store.studies.request_pause(study_id)
             return []
         began = self._clock.monotonic()
         for trial in trials:
@@ -271,8 +273,8 @@ async def test_what_is_spent_counts_on_over_stages_and_resumes(tmp_path: Path) -
     """It stands beside the budget of the whole study."""
     clock = ManualClock()
     store = Store.open(f"sqlite:///{tmp_path}/r.db", clock=clock)
-    study = store.create_study("a topic", {})
-    store.save_plan(study, study_plan())
+    study = store.studies.create("a topic", {})
+    store.plans.save(study, study_plan())
     view = _Watched()
     for calls in (1, 9):  # paused after its noise floor, then resumed
         executor = _Paced(store, clock, calls)
@@ -280,9 +282,9 @@ async def test_what_is_spent_counts_on_over_stages_and_resumes(tmp_path: Path) -
         async with asyncio.timeout(30):
             await conduct.carry_out(study)
         clock.advance(3600.0)
-        store.clear_requests(study)
-    assert store.study(study).status is StudyStatus.DONE
-    [wall] = [budget for budget in store.budget(study) if budget.kind == "wall_s"]
+        store.studies.clear_requests(study)
+    assert store.studies.get(study).status is StudyStatus.DONE
+    [wall] = [budget for budget in store.budgets.all(study) if budget.kind == "wall_s"]
     assert view.spent_s == sorted(view.spent_s)
-    assert view.spent_s[-1] == wall.spent == 300.0 * len(store.trials(study))
+    assert view.spent_s[-1] == wall.spent == 300.0 * len(store.trials.all(study))
     store.close()

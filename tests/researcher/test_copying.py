@@ -104,7 +104,9 @@ async def test_a_daily_report_that_fails_is_tried_again_within_the_hour_and_ends
 ) -> None:
     nothing = cast(Any, None)
     clock, sink = ManualClock(), _Failing(0)
-    done = cast(Any, SimpleNamespace(trials=lambda *_, **__: [SimpleNamespace(status=TrialStatus.DONE)]))
+    done = cast(
+        Any, SimpleNamespace(trials=SimpleNamespace(all=lambda *_, **__: [SimpleNamespace(status=TrialStatus.DONE)]))
+    )
     conduct = Conduct(done, nothing, sink, nothing, clock, tmp_path)
     tried = list[float]()
     began = clock.now()

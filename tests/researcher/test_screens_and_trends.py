@@ -62,8 +62,8 @@ async def carried_out(home: Path, store: Store, plan: Plan) -> tuple[str, list[V
         finals=finals,
         studies=home / "studies",
     )
-    study = store.create_study(plan.question, {})
-    store.save_plan(study, plan)
+    study = store.studies.create(plan.question, {})
+    store.plans.save(study, plan)
     server = LocalServer(model="echo", engine="echo", folder=home / "server")
     async with ServerPool(store, f"study {study}", local=server) as pool:
         conduct = Conduct(store, Executor(store, pool, setup), _Quiet(), _Quiet(), SystemClock(), home / "studies")
@@ -71,9 +71,9 @@ async def carried_out(home: Path, store: Store, plan: Plan) -> tuple[str, list[V
     assert outcome.status is StudyStatus.DONE
     data = store.study_data(study)
     assert all(trial.status is TrialStatus.DONE for trial in data.trials)
-    assert verify(data, store.claims(study), store.report_files(study), store.report_seal(study)) == []
+    assert verify(data, store.reports.claims(study), store.reports.files(study), store.reports.seal(study)) == []
     text = (home / "studies" / study / "report.md").read_text()
-    return study, list(store.verdicts(study)), text.split("## Answer")[1].split("## Plan")[0]
+    return study, list(store.verdicts.all(study)), text.split("## Answer")[1].split("## Plan")[0]
 
 
 def planned(design: str, compare: dict[str, Any], **more: Any) -> Plan:
@@ -88,11 +88,11 @@ async def test_a_screen_ends_with_ranked_effects_and_no_verdict(home: Path) -> N
     compare = {"learning_rate": {"levels": [1e-5, 1e-3]}, "group_size": {"levels": [4, 8]}}
     plan = planned("screen", compare)
     study, verdicts, answer = await carried_out(home, store, plan)
-    assert len(store.trials(study)) == plan.budget.trials == 8
+    assert len(store.trials.all(study)) == plan.budget.trials == 8
     assert {record.verdict for record in verdicts} == {Verdict.INCONCLUSIVE}
     assert "it explores and gives no verdict" in answer
     assert answer.index("learning_rate") < answer.index("group_size")
-    assert store.findings() == []
+    assert store.findings.all() == []
 
     sink = MlflowSink(store, f"sqlite:///{home}/mlflow.db")
     while sink.drain():
@@ -120,7 +120,7 @@ async def test_a_trend_ends_with_a_verdict_on_its_slope(home: Path) -> None:
     assert record.effect.method == "slope"
     assert "Yes: `auc_reward` rises with `learning_rate`: by +" in answer
     assert "from 1e-05 to 0.001, on a log scale" in answer
-    [found] = store.findings()
+    [found] = store.findings.all()
     assert found.scope["fitted_over"] == [{"learning_rate": 1e-4}]
     async with WebPage(Home(home, store), url).browser() as browser:
         page = await browser.get(f"/studies/{study}")

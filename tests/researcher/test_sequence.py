@@ -35,9 +35,9 @@ async def test_the_best_level_goes_on_and_the_report_says_so_and_verifies() -> N
     truth = world(plan, {"learning_rate=2e-5": 0.2, "learning_rate=4e-5": 0.4, "temperature=0.7": 0.3})
     async with Laboratory() as laboratory:
         ending = await laboratory.carry_out(plan, truth)
-        [study] = laboratory.store.studies()
-        data, claims = laboratory.store.study_data(study.id), laboratory.store.claims(study.id)
-        assert verify(data, claims, laboratory.store.report_files(study.id)) == []
+        [study] = laboratory.store.studies.all()
+        data, claims = laboratory.store.study_data(study.id), laboratory.store.reports.claims(study.id)
+        assert verify(data, claims, laboratory.store.reports.files(study.id)) == []
     verdicts = {record.hypothesis: record for record in ending.verdicts}
     said = {each.treatment: verdicts[each.id] for each in plan.hypotheses}
     assert said["learning_rate=2e-5,temperature=1"].verdict is Verdict.SUPPORTED
@@ -79,8 +79,8 @@ async def test_a_study_that_is_resumed_in_its_second_comparison_goes_the_same_wa
     truth = world(plan, {"learning_rate=4e-5": 0.4})
     async with Laboratory() as laboratory:
         whole = await laboratory.carry_out(plan, truth)
-        study = laboratory.store.studies()[0].id
-        journal = laboratory.store.events(study, limit=1000, kind="decision")
+        study = laboratory.store.studies.all()[0].id
+        journal = laboratory.store.journal.events(study, "decision")
         again = await laboratory.resume(study, truth)
-        assert laboratory.store.events(study, limit=1000, kind="decision") == journal
+        assert laboratory.store.journal.events(study, "decision") == journal
     assert again == whole

@@ -18,7 +18,7 @@ from researcher.instruments.catalogue import read_instrument
 from researcher.main import main
 from researcher.models import StudyStatus, TrialEvidence, TrialRecord, TrialStatus
 from researcher.store.errors import PlanFrozen
-from researcher.store.store import Store
+from researcher.store.plans import Plans
 from researcher.study.plan import Plan
 from tests.fakes.repeat_study import FOLDER
 from tests.fakes.shown_study import finish, opened, planned
@@ -33,7 +33,7 @@ def archived(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[
     home, _ = opened(tmp_path)
     instrument = read_instrument(FOLDER)
     study = planned(home.store, plan=study_plan().model_copy(update={"instrument_code": instrument.code}))
-    [trial] = home.store.ensure_trials(study, "floor", [("lr=base", 0)])
+    [trial] = home.store.trials.ensure(study, "floor", [("lr=base", 0)])
     finish(home.store, study, trial, 0.3, computed_in("bfloat16"))
     file = tmp_path / "study.tar.gz"
     write_archive(home.store, study, instrument, home.studies / study, file)
@@ -56,7 +56,7 @@ def test_a_reproduction_that_gets_no_server_is_over(
     monkeypatch.setattr("researcher.cli.archives.pool_of", none)
     assert main(["reproduce", str(file), "--engine", "echo"]) == FAILED
     assert "no server is left" in capsys.readouterr().err
-    again = next(each for each in home.store.studies() if each.id != study)
+    again = next(each for each in home.store.studies.all() if each.id != study)
     assert again.status is StudyStatus.STOPPED
     assert "run again" in str(again.reason)
 
@@ -77,10 +77,10 @@ def test_what_export_prints_can_be_typed(
 def amended(archived: tuple[Home, str, Path]) -> tuple[Home, str, Path]:
     """The archive of a study whose plan was amended before its first trial."""
     home, study, file = archived
-    plan = home.store.plan(study)
+    plan = home.store.plans.get(study)
     second = planned(home.store, plan=plan)
-    home.store.save_plan(second, plan.model_copy(update={"version": 2}))
-    [trial] = home.store.ensure_trials(second, "floor", [("lr=base", 0)])
+    home.store.plans.save(second, plan.model_copy(update={"version": 2}))
+    [trial] = home.store.trials.ensure(second, "floor", [("lr=base", 0)])
     finish(home.store, second, trial, 0.3, computed_in("bfloat16"))
     write_archive(home.store, second, read_instrument(FOLDER), home.studies / second, file)
     return home, second, file
@@ -101,10 +101,12 @@ def test_a_trial_of_an_amended_plan_is_run_again_under_the_same_plan(
     monkeypatch.setattr("researcher.cli.archives.pool_of", lambda *_: nullcontext())
     monkeypatch.setattr("researcher.cli.archives.Executor", Runs)
     assert main(["reproduce", str(file), "--engine", "echo"]) == DONE
-    again = home.store.resolve_study("latest")
-    assert (again != study, home.store.study(again).status) == (True, StudyStatus.STOPPED)
-    assert home.store.plan(again) == home.store.plan(study)
-    assert [trial.key for trial in home.store.trials(again)] == [trial.key for trial in home.store.trials(study)]
+    again = home.store.studies.resolve("latest")
+    assert (again != study, home.store.studies.get(again).status) == (True, StudyStatus.STOPPED)
+    assert home.store.plans.get(again) == home.store.plans.get(study)
+    assert [trial.key for trial in home.store.trials.all(again)] == [
+        trial.key for trial in home.store.trials.all(study)
+    ]
 
 
 def test_a_reproduction_whose_plan_cannot_be_saved_is_over(
@@ -115,9 +117,9 @@ def test_a_reproduction_whose_plan_cannot_be_saved_is_over(
     def full(*_: object) -> None:
         raise PlanFrozen("the plan cannot be saved")
 
-    monkeypatch.setattr(Store, "save_plan", full)
+    monkeypatch.setattr(Plans, "save", full)
     assert main(["reproduce", str(file), "--engine", "echo"]) == FAILED
-    again = next(each for each in home.store.studies() if each.id != study)
+    again = next(each for each in home.store.studies.all() if each.id != study)
     assert again.status is StudyStatus.STOPPED
 
 

@@ -14,7 +14,7 @@ from researcher.cli.clients import check_clients, check_cluster
 from researcher.cli.instrument_llm import helpers
 from researcher.instruments.catalogue import read_instrument
 from researcher.llm.asking import Purse
-from researcher.models import LlmCall
+from researcher.models import LlmCall, StudyOptions
 from researcher.repair.writing import NEW
 from researcher.store.store import Store
 from tests.fakes.repeat_study import FOLDER, repeat_plan
@@ -53,14 +53,14 @@ def test_generated_code_and_an_llms_repairs_have_no_sandbox_on_ray(tmp_path: Pat
     with pytest.raises(UsageError, match="--clients local"):
         check_cluster("ray", repeat_plan(), replace(folder, instrument=written), [], lambda _: None)
     store = Store.open(f"sqlite:///{tmp_path}/r.db")
-    study = store.create_study("a topic", {})
+    study = store.studies.create("a topic", {})
     environ = {
         "RESEARCHER_LLM_MODEL": "m",
         "RESEARCHER_LLM_API_KEY": "k",
         "RESEARCHER_LLM_BASE_URL": "http://127.0.0.1:9",
     }
     for words, mends in (("local", True), ("ray", False)):
-        found = helpers(store, study, {"repairs": 3, "clients": words}, SystemClock(), lambda _: None, environ)
+        found = helpers(store, study, StudyOptions(repairs=3, clients=words), SystemClock(), lambda _: None, environ)
         assert (found.mending is not None, found.opinion is not None) == (mends, True)
     assert found.why_none == clients.NO_SANDBOX
     store.close()
@@ -68,11 +68,11 @@ def test_generated_code_and_an_llms_repairs_have_no_sandbox_on_ray(tmp_path: Pat
 
 def test_mending_and_opinions_are_paid_from_one_purse_with_the_planning(tmp_path: Path) -> None:
     store = Store.open(f"sqlite:///{tmp_path}/r.db")
-    study = store.create_study("a topic", {})
+    study = store.studies.create("a topic", {})
     planned = LlmCall(purpose="plan", model="m", request={}, prompt_tokens=70, completion_tokens=7, cost=0.5, at=0.0)
-    store.record_llm_call(study, planned)
+    store.journal.record_llm_call(study, planned)
     environ = {"RESEARCHER_LLM_MODEL": "m", "RESEARCHER_LLM_API_KEY": "k"}
-    found = helpers(store, study, {"repairs": 3}, SystemClock(), lambda _: None, environ)
+    found = helpers(store, study, StudyOptions(repairs=3), SystemClock(), lambda _: None, environ)
     store.close()
     assert found.mending is not None
     assert found.opinion is not None

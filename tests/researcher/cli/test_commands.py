@@ -59,14 +59,14 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def study() -> str:
     """A study that is over, with a trial, a decision and a report."""
     store = Store.open()
-    study = store.create_study("a topic", {})
-    store.save_plan(study, example_plan())
-    [trial] = store.ensure_trials(study, "compare", [(ARMS[0], 0)])
-    store.record_intent(study, trial.key, 1, "http://a", "k#1", {})
-    store.finish_trial(study, trial.key, {"heldout_accuracy": 0.5}, {"reward_mean": [(1, 0.1), (2, 0.9)]})
+    study = store.studies.create("a topic", {})
+    store.plans.save(study, example_plan())
+    [trial] = store.trials.ensure(study, "compare", [(ARMS[0], 0)])
+    store.trials.record_intent(study, trial.key, 1, "http://a", "k#1", {})
+    store.trials.finish(study, trial.key, {"heldout_accuracy": 0.5}, {"reward_mean": [(1, 0.1), (2, 0.9)]})
     detail = {"after": "compare", "action": "stop", "to": None, "seeds": None, "power": 0.9, "reason": "one stage"}
-    store.record_event(study, "decision", detail)
-    store.set_study_status(study, StudyStatus.DONE, "one stage")
+    store.journal.record(study, "decision", detail)
+    store.studies.set_status(study, StudyStatus.DONE, "one stage")
     store.close()
     return study
 
@@ -246,7 +246,7 @@ def test_a_server_that_refuses_our_token_is_named_before_there_is_a_study(
             assert server.url in said
             assert told in said
             assert "SWARM_TOKEN" in said
-    assert Store.open().studies() == []
+    assert Store.open().studies.all() == []
 
 
 def test_a_plan_says_what_is_the_same_in_all_arms(capsys: pytest.CaptureFixture[str]) -> None:
@@ -269,11 +269,11 @@ def test_a_study_that_ran_out_of_budget_says_so_by_its_exit_code(
     study: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store = Store.open()
-    store.record_event(study, OVER_BUDGET, {"because": "no time is left"})
-    store.set_study_status(study, StudyStatus.STOPPED, "no time is left")
+    store.journal.record(study, OVER_BUDGET, {"because": "no time is left"})
+    store.studies.set_status(study, StudyStatus.STOPPED, "no time is left")
     for command in (["status"], ["status", "--json"], ["watch"], ["watch", "--json"]):
         assert main([*command, study]) == OUT_OF_BUDGET
-    store.set_study_status(study, StudyStatus.STOPPED, "stopped on request")
+    store.studies.set_status(study, StudyStatus.STOPPED, "stopped on request")
     assert main(["status", study]) == 0
     store.close()
 
@@ -282,7 +282,7 @@ def test_a_study_that_nobody_works_on_any_more_waits_by_its_exit_code(capsys: py
     store = Store.open()
     study, _ = running(store)
     assert main(["status", study]) == WAITING
-    store.acquire_lease(study, "elsewhere/1/1.0", 60.0)
+    store.leases.acquire(study, "elsewhere/1/1.0", 60.0)
     assert main(["status", study]) == 0
     store.close()
     assert "worked on by elsewhere" in capsys.readouterr().out
@@ -290,7 +290,7 @@ def test_a_study_that_nobody_works_on_any_more_waits_by_its_exit_code(capsys: py
 
 def test_a_topic_of_several_lines_and_control_characters_is_listed_on_one(capsys: pytest.CaptureFixture[str]) -> None:
     store = Store.open()
-    study = store.create_study(f"{TOPIC}\n\x1b[2J\tAnd\u2028why? " + "x" * 200, {})
+    study = store.studies.create(f"{TOPIC}\n\x1b[2J\tAnd\u2028why? " + "x" * 200, {})
     store.close()
     main(["list"])
     listed = capsys.readouterr().out
@@ -307,8 +307,8 @@ def test_the_list_says_of_a_study_whose_process_was_killed_what_status_says(
     study: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store = Store.open()
-    store.set_study_status(study, StudyStatus.RUNNING)
-    store.acquire_lease(study, f"{socket.gethostname()}/1/0.0", ttl_s=600)
+    store.studies.set_status(study, StudyStatus.RUNNING)
+    store.leases.acquire(study, f"{socket.gethostname()}/1/0.0", ttl_s=600)
     store.close()
     main(["list"])
     assert "nobody works on it; `researcher resume` goes on" in capsys.readouterr().out
@@ -329,7 +329,7 @@ def test_a_plan_is_shown_by_its_hash(study: str, capsys: pytest.CaptureFixture[s
 def test_an_engine_for_servers_that_are_given_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*ASKED, "--engine", "echo", "--server", "http://127.0.0.1:1"]) == USAGE
     assert "leave one of the two out" in capsys.readouterr().err
-    assert Store.open().studies() == []
+    assert Store.open().studies.all() == []
 
 
 def test_several_servers_are_given_at_once_or_one_by_one() -> None:
@@ -342,16 +342,16 @@ def test_a_study_that_the_daemon_carries_is_watched_before_it_begins_and_between
 ) -> None:
     monkeypatch.setattr(status, "_LOOK_EVERY_S", 0.05)
     store = Store.open()
-    store.set_study_status(study, StudyStatus.WAITING, "waits for its next window")
-    store.save_schedule(study, {"timetable": {"zone": "UTC"}, "carried": True})
+    store.studies.set_status(study, StudyStatus.WAITING, "waits for its next window")
+    store.studies.save_schedule(study, {"timetable": {"zone": "UTC"}, "carried": True})
     with only_daemon() as alone:
         assert alone
-        ending = Timer(0.5, store.set_study_status, (study, StudyStatus.DONE, "one stage"))
+        ending = Timer(0.5, store.studies.set_status, (study, StudyStatus.DONE, "one stage"))
         ending.start()
         assert main(["watch", study]) == 0
         ending.join()
     assert "the daemon goes on with it" in capsys.readouterr().out
-    store.set_study_status(study, StudyStatus.WAITING, "waits for its next window")
+    store.studies.set_status(study, StudyStatus.WAITING, "waits for its next window")
     monkeypatch.setattr(status, "_STARTING_S", 0.2)
     capsys.readouterr()
     assert main(["watch", study]) == 3  # no daemon lives
@@ -363,10 +363,10 @@ def test_a_trial_whose_key_several_studies_have_is_shown_by_study(
     study: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store = Store.open()
-    [trial] = store.trials(study)
-    again = store.create_study("a topic", {})
-    store.save_plan(again, example_plan())
-    store.ensure_trials(again, "compare", [(ARMS[0], 0)])
+    [trial] = store.trials.all(study)
+    again = store.studies.create("a topic", {})
+    store.plans.save(again, example_plan())
+    store.trials.ensure(again, "compare", [(ARMS[0], 0)])
     store.close()
     assert main(["show", trial.key]) == 2
     said = capsys.readouterr().err
@@ -439,15 +439,15 @@ def test_a_study_that_nobody_works_on_is_stopped_at_once_with_its_server(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store = Store.open()
-    resting = store.create_study("a topic", {})
-    store.save_plan(resting, example_plan())
-    store.set_study_status(resting, StudyStatus.RUNNING)
+    resting = store.studies.create("a topic", {})
+    store.plans.save(resting, example_plan())
+    store.studies.set_status(resting, StudyStatus.RUNNING)
     left = Berth(home / "studies" / resting / "server" / "process", SystemClock())
     left.start(["sleep", "600"], dict(os.environ))
     assert main(["stop", resting]) == 0
     assert not left.alive()
     assert "researcher resume" in capsys.readouterr().out
-    assert store.study(resting).status is StudyStatus.STOPPED
+    assert store.studies.get(resting).status is StudyStatus.STOPPED
     assert main(["stop", resting]) == 0
     assert "already" in capsys.readouterr().out
 
@@ -458,14 +458,14 @@ def test_what_a_researcher_left_that_was_killed_after_the_study_had_ended_is_end
     command: list[str], status: StudyStatus, study: str, home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store = Store.open()
-    store.set_study_status(study, status, "as it was")
-    store.acquire_lease(study, f"{this_process()}0", 60.0)  # a process of this machine that is no more
+    store.studies.set_status(study, status, "as it was")
+    store.leases.acquire(study, f"{this_process()}0", 60.0)  # a process of this machine that is no more
     left = Berth(home / "studies" / study / "server" / "process", SystemClock())
     left.start(["sleep", "600"], dict(os.environ))
     main([*command, study])
     assert not left.alive()
-    assert (store.study(study).status, store.study(study).reason) == (status, "as it was")
-    assert store.lease(study) is None
+    assert (store.studies.get(study).status, store.studies.get(study).reason) == (status, "as it was")
+    assert store.leases.holder(study) is None
     said = capsys.readouterr().out
     assert ("left running is ended" in said) == (command == ["stop"])
     assert main(["stop", study]) == 0
@@ -478,10 +478,10 @@ def test_what_a_killed_researcher_left_on_given_servers_is_stopped_with_its_stud
     store, away = Store.open(), "http://127.0.0.1:9"
     with ServerProcess(tmp_path / "a") as left_on, ServerProcess(tmp_path / "b") as lent:
         urls = [left_on.url, lent.url, away]
-        resting = store.create_study("a topic", {"servers": urls})
-        store.save_plan(resting, example_plan())
-        store.ensure_trials(resting, "compare", [(ARMS[0], 0)])
-        store.set_study_status(resting, StudyStatus.RUNNING)
+        resting = store.studies.create("a topic", {"servers": urls})
+        store.plans.save(resting, example_plan())
+        store.trials.ensure(resting, "compare", [(ARMS[0], 0)])
+        store.studies.set_status(resting, StudyStatus.RUNNING)
         client = Berth(home / "studies" / resting / "trials" / "0123" / "lr-seed0" / "attempt1", SystemClock())
         client.start(["sleep", "600"], dict(os.environ))
         with SwarmClient(left_on.url) as swarm, SwarmClient(lent.url) as other:
@@ -493,17 +493,20 @@ def test_what_a_killed_researcher_left_on_given_servers_is_stopped_with_its_stud
     assert not client.alive()
     assert f"`swarm run stop --url {away}`" in said
     assert left_on.url not in said
-    assert store.study(resting).status is StudyStatus.STOPPED
+    assert store.studies.get(resting).status is StudyStatus.STOPPED
 
 
 def test_a_study_that_somebody_works_on_is_asked_to_stop(capsys: pytest.CaptureFixture[str]) -> None:
     store = Store.open()
-    worked_on = store.create_study("a topic", {})
-    store.set_study_status(worked_on, StudyStatus.RUNNING)
-    store.acquire_lease(worked_on, "elsewhere/1/1.0", 60.0)
+    worked_on = store.studies.create("a topic", {})
+    store.studies.set_status(worked_on, StudyStatus.RUNNING)
+    store.leases.acquire(worked_on, "elsewhere/1/1.0", 60.0)
     assert main(["stop", worked_on, "--json"]) == 0
     assert "asked elsewhere/1/1.0" in json.loads(capsys.readouterr().out)["told"]
-    assert (store.study(worked_on).status, store.study(worked_on).stop_requested) == (StudyStatus.RUNNING, True)
+    assert (store.studies.get(worked_on).status, store.studies.get(worked_on).stop_requested) == (
+        StudyStatus.RUNNING,
+        True,
+    )
 
 
 @pytest.mark.parametrize("wish", ["stop", "pause"])
@@ -511,10 +514,10 @@ def test_an_owner_that_lives_is_asked_though_its_lease_lapsed(
     wish: str, home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store = Store.open()
-    worked_on = store.create_study("a topic", {})
-    store.save_plan(worked_on, example_plan())
-    store.set_study_status(worked_on, StudyStatus.RUNNING)
-    store.acquire_lease(worked_on, this_process(), -1.0)
+    worked_on = store.studies.create("a topic", {})
+    store.plans.save(worked_on, example_plan())
+    store.studies.set_status(worked_on, StudyStatus.RUNNING)
+    store.leases.acquire(worked_on, this_process(), -1.0)
     its_server = Berth(home / "studies" / worked_on / "server" / "process", SystemClock())
     its_server.start(["sleep", "600"], dict(os.environ))
     try:
@@ -523,16 +526,16 @@ def test_an_owner_that_lives_is_asked_though_its_lease_lapsed(
     finally:
         asyncio.run(its_server.end(0.0))
     assert f"asked {this_process()} to {wish}" in capsys.readouterr().out
-    assert store.study(worked_on).status is StudyStatus.RUNNING
+    assert store.studies.get(worked_on).status is StudyStatus.RUNNING
 
 
 def test_a_study_whose_machine_is_gone_is_stopped_once_its_lease_lapsed() -> None:
     store = Store.open()
-    left = store.create_study("a topic", {})
-    store.save_plan(left, example_plan())
-    store.acquire_lease(left, "elsewhere/1/1.0", -1.0)
+    left = store.studies.create("a topic", {})
+    store.plans.save(left, example_plan())
+    store.leases.acquire(left, "elsewhere/1/1.0", -1.0)
     assert main(["stop", left]) == 0
-    assert store.study(left).status is StudyStatus.STOPPED
+    assert store.studies.get(left).status is StudyStatus.STOPPED
 
 
 def test_a_study_that_is_stopped_at_rest_has_its_report(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -542,19 +545,19 @@ def test_a_study_that_is_stopped_at_rest_has_its_report(home: Path, capsys: pyte
     page = home / "studies" / study / "report.md"
     assert str(page) in capsys.readouterr().out
     assert page.is_file()
-    assert store.study(study).status is StudyStatus.STOPPED
+    assert store.studies.get(study).status is StudyStatus.STOPPED
 
 
 def test_a_study_is_stopped_at_rest_though_its_report_cannot_be_written(
     study: str, home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store = Store.open()
-    store.set_study_status(study, StudyStatus.WAITING, "waits for its next window")
+    store.studies.set_status(study, StudyStatus.WAITING, "waits for its next window")
     (home / "studies").mkdir(exist_ok=True)
     (home / "studies" / study).write_text("in the way")
     assert main(["stop", study]) == 0
     assert "report.md" not in capsys.readouterr().out
-    assert store.study(study).status is StudyStatus.STOPPED
+    assert store.studies.get(study).status is StudyStatus.STOPPED
 
 
 def test_a_reproduction_is_not_taken_for_a_study_to_go_on_with(
@@ -562,9 +565,9 @@ def test_a_reproduction_is_not_taken_for_a_study_to_go_on_with(
 ) -> None:
     """One trial was to be run again; resuming it would run the whole plan."""
     store = Store.open()
-    again = store.create_study("Reproduction of a trial", {"servers": [], "engine": "echo"})
-    store.save_plan(again, example_plan())
-    store.record_event(again, "reproduces", {"study": "st-1", "trial": "k/a/0"})
+    again = store.studies.create("Reproduction of a trial", {"servers": [], "engine": "echo"})
+    store.plans.save(again, example_plan())
+    store.journal.record(again, "reproduces", {"study": "st-1", "trial": "k/a/0"})
     store.close()
     conducted: list[str] = []
     monkeypatch.setattr("researcher.cli.resume.conduct", lambda home, study, **_: conducted.append(study) or 0)
@@ -627,8 +630,8 @@ def test_a_study_whose_start_was_killed_before_its_plan_was_frozen_says_what_to_
     carried: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store = Store.open()
-    cut = store.create_study("a topic", {"servers": []})
-    store.save_schedule(cut, {"timetable": {"zone": "UTC"}, "carried": carried})
+    cut = store.studies.create("a topic", {"servers": []})
+    store.studies.save_schedule(cut, {"timetable": {"zone": "UTC"}, "carried": carried})
     told = {}
     for command in ("resume", "show", "report", "export", "status", "watch", "verify"):
         code = main([command, cut])
@@ -655,10 +658,10 @@ def test_a_study_that_was_interrupted_is_named(
         raise KeyboardInterrupt
 
     store = Store.open()
-    store.set_study_status(study, StudyStatus.RUNNING)
-    newer = store.create_study("a later topic", {})
+    store.studies.set_status(study, StudyStatus.RUNNING)
+    newer = store.studies.create("a later topic", {})
     store.close()
-    monkeypatch.setattr("researcher.cli.resume.sit", interrupted)
+    monkeypatch.setattr("researcher.cli.resume.work_on", interrupted)
     assert main(["resume", study]) == 130
     said = capsys.readouterr().err
     assert f"`researcher resume {study}`" in said
@@ -668,9 +671,9 @@ def test_a_study_that_was_interrupted_is_named(
 def test_a_person_who_answers_for_a_study_that_was_stopped_is_told_that_it_is(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    found, url = opened(user_data_dir())
-    waiting = at_gate(found.store, url)
-    found.store.save_schedule(waiting, {"timetable": {"zone": "UTC"}, "carried": True})
+    found, _ = opened(user_data_dir())
+    waiting = at_gate(found.store)
+    found.store.studies.save_schedule(waiting, {"timetable": {"zone": "UTC"}, "carried": True})
     assert main(["stop", waiting]) == 0
     capsys.readouterr()
     main(["approve", waiting])
@@ -695,9 +698,9 @@ def test_an_answer_is_told_from_the_moment_it_is_given(
     carried: bool, daemon: bool, goes_on: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(status, "_STARTING_S", 0.0)
-    found, url = opened(user_data_dir())
-    waiting = at_gate(found.store, url)
-    found.store.save_schedule(waiting, {"timetable": {"zone": "UTC"}, "carried": carried})
+    found, _ = opened(user_data_dir())
+    waiting = at_gate(found.store)
+    found.store.studies.save_schedule(waiting, {"timetable": {"zone": "UTC"}, "carried": carried})
 
     def told(*command: str) -> str:
         with only_daemon() if daemon else nullcontext():
@@ -715,7 +718,7 @@ def test_an_answer_is_told_from_the_moment_it_is_given(
     assert "waits for a person's word" not in after
     assert goes_on in after
     assert "answer given: gate plan/1, verdict approve, words worth it" in told("watch")
-    assert meet_gate(found.store, url, waiting) is StudyStatus.RUNNING
+    assert meet_gate(found.store, waiting) is StudyStatus.RUNNING
     found.store.close()
 
 
@@ -731,8 +734,8 @@ def test_a_study_in_the_daemons_care_says_whether_there_is_one(
 ) -> None:
     monkeypatch.setattr(status, "_STARTING_S", 0.0)
     store = Store.open()
-    store.set_study_status(study, StudyStatus.RUNNING)
-    store.save_schedule(study, {"timetable": {"zone": "UTC", **timetable}, "carried": True})
+    store.studies.set_status(study, StudyStatus.RUNNING)
+    store.studies.save_schedule(study, {"timetable": {"zone": "UTC", **timetable}, "carried": True})
     store.close()
     with only_daemon() if daemon else nullcontext():
         assert main(["status", study]) == WAITING
@@ -745,8 +748,8 @@ def test_a_study_in_the_daemons_care_says_whether_there_is_one(
 
 
 def test_a_plan_that_is_amended_after_its_answer_waits_for_another(capsys: pytest.CaptureFixture[str]) -> None:
-    found, url = opened(user_data_dir())
-    waiting = at_gate(found.store, url)
+    found, _ = opened(user_data_dir())
+    waiting = at_gate(found.store)
     main(["approve", waiting])
     assert main(["amend", waiting, "--seeds", "4", "--because", "more"]) == 0
     capsys.readouterr()
@@ -761,7 +764,7 @@ def test_numbers_that_differ_are_told_by_the_exit_code_when_nobody_reads_which(
     study: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = Store.open()
-    store.save_claims(study, [Claim(name="n", expression='plan("heldout_temperature")', value=77.0, text="77")])
+    store.reports.save_claims(study, [Claim(name="n", expression='plan("heldout_temperature")', value=77.0, text="77")])
     store.close()
     reader, writer = os.pipe()
     os.close(reader)
@@ -772,7 +775,7 @@ def test_numbers_that_differ_are_told_by_the_exit_code_when_nobody_reads_which(
 
 def test_a_report_whose_claims_are_gone_does_not_verify(study: str, capsys: pytest.CaptureFixture[str]) -> None:
     store = Store.open()
-    store.record_report(study, {"markdown": "report.md"}, ReportSeal(files={}, claims="", wording=wording()))
+    store.reports.record(study, {"markdown": "report.md"}, ReportSeal(files={}, claims="", wording=wording()))
     store.close()
     assert main(["verify", study]) == FAILED
     said = capsys.readouterr()
@@ -822,8 +825,8 @@ def test_a_study_does_not_go_on_with_servers_that_are_none_or_keep_no_models(
     options: dict[str, object], given: str, told: str, home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store = Store.open()
-    study = store.create_study("a topic", {"servers": [], **options})
-    store.save_plan(study, example_plan())
+    study = store.studies.create("a topic", {"servers": [], **options})
+    store.plans.save(study, example_plan())
     assert main(["resume", study, "--server", given]) == USAGE
     assert told in capsys.readouterr().err
-    assert store.study(study).options["servers"] == []
+    assert store.studies.get(study).options.servers == ()

@@ -58,10 +58,10 @@ def a_study(capsys: pytest.CaptureFixture[str], verdict: Verdict, diff: float, a
     )  # fmt: skip
     store = Store.open()
     request = {name: shown[name] for name in ("spec", "author", "sources", "because", "uncovered")}
-    study = store.create_study(plan.question, {"request": request})
-    store.save_plan(study, plan)
+    study = store.studies.create(plan.question, {"request": request})
+    store.plans.save(study, plan)
     record = VerdictRecord(hypothesis="H1", verdict=verdict, reason="", effect=effect)
-    store.save_findings(study, findings_of(study, plan, [record], at))
+    store.findings.save(study, findings_of(study, plan, [record], at))
     store.close()
     return study
 

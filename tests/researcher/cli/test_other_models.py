@@ -27,7 +27,7 @@ def test_no_study_starts_on_a_server_of_another_model(tmp_path: Path, capsys: py
         said = capsys.readouterr().err
     assert f"the plan trains smollm2-81m ({server.url} hosts smollm2-135m)" in said
     assert "`swarm serve --model smollm2-81m --engine echo`" in said
-    assert Store.open().studies() == []
+    assert Store.open().studies.all() == []
 
 
 @pytest.mark.parametrize(
@@ -41,12 +41,12 @@ def test_no_study_goes_on_with_a_server_of_other_weights(
     seen: str | None, hosts: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store = Store.open()
-    study = store.create_study("a topic", {"servers": [], "instrument": str(FOLDER)})
-    store.save_plan(study, repeat_plan())
+    study = store.studies.create("a topic", {"servers": [], "instrument": str(FOLDER)})
+    store.plans.save(study, repeat_plan())
     if seen is not None:
-        store.record_event(study, "weights", {"model": "echo", "fingerprint": seen, "hosted": "echo"})
+        store.journal.record(study, "weights", {"model": "echo", "fingerprint": seen, "hosted": "echo"})
     with ServerProcess(tmp_path / "a", "--model", hosts) as server:
         assert main(["resume", study, "--server", server.url]) == USAGE
         assert says in capsys.readouterr().err
-    assert store.study(study).options["servers"] == []
+    assert store.studies.get(study).options.servers == ()
     store.close()

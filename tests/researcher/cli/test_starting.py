@@ -125,7 +125,7 @@ def test_what_asks_for_no_study_says_what_to_give(words: list[str], says: str, c
     said = capsys.readouterr().err
     assert says in said
     assert said.count("\n") == 1
-    assert Store.open().studies() == []
+    assert Store.open().studies.all() == []
 
 
 def test_the_schema_is_that_of_the_spec(capsys: Capture) -> None:

@@ -36,25 +36,25 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def study(home: Path) -> Iterator[tuple[Store, str]]:
     store = Store.open()
-    study = store.create_study("a topic", {"keep_models": True})
-    store.save_plan(study, example_plan())
+    study = store.studies.create("a topic", {"keep_models": True})
+    store.plans.save(study, example_plan())
     yield store, study
     store.close()
 
 
 def over(store: Store, study: str, run_id: str) -> None:
     """One trial was tried twice, and done by the second run; another one failed."""
-    done, failed = store.ensure_trials(study, "compare", [(ARMS[0], 0), (ARMS[1], 0)])
+    done, failed = store.trials.ensure(study, "compare", [(ARMS[0], 0), (ARMS[1], 0)])
     for trial, number, run in ((done, 1, "lost"), (done, 2, run_id), (failed, 1, "run-of-the-other")):
-        store.record_intent(study, trial.key, number, "http://a", f"{trial.key}#{number}", {})
+        store.trials.record_intent(study, trial.key, number, "http://a", f"{trial.key}#{number}", {})
         partners = {"judge": {"server_url": "http://b", "run_id": run}}
-        store.record_submitted(study, trial.key, run, {"partners": partners})
+        store.trials.record_submitted(study, trial.key, run, {"partners": partners})
         if run == run_id:
-            store.finish_trial(study, trial.key, {"heldout_accuracy": 0.5}, {"reward_mean": [(1, 0.1)]})
+            store.trials.finish(study, trial.key, {"heldout_accuracy": 0.5}, {"reward_mean": [(1, 0.1)]})
         else:
-            store.fail_attempt(study, trial.key, "broken")
-    store.fail_trial(study, failed.key, "broken")
-    store.set_study_status(study, StudyStatus.DONE, "one stage")
+            store.trials.fail_attempt(study, trial.key, "broken")
+    store.trials.fail(study, failed.key, "broken")
+    store.studies.set_status(study, StudyStatus.DONE, "one stage")
 
 
 def servers(folder: Path, stored_in: str) -> None:

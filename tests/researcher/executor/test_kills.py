@@ -28,8 +28,8 @@ KILLS = (
     "record_submitted:after",
     "record_client:before",  # the client runs, SQL does not know
     "record_progress:after:2",  # in the middle of a trial
-    "finish_trial:before",
-    "finish_trial:after",  # between trials; the run is still on the server
+    "finish:before",
+    "finish:after",  # between trials; the run is still on the server
     "record_progress:after",  # in the second trial
 )
 
@@ -115,8 +115,8 @@ async def test_after_a_power_cut_in_the_middle_of_a_trial_it_goes_on(home: Path)
 async def test_a_study_that_is_over_is_left_as_it_is(quiet: tuple[Path, dict[str, Any]]) -> None:
     home, first = quiet
     store = Store.open(f"sqlite:///{home}/researcher.db")
-    before = store.trials(store.resolve_study("latest"))
+    before = store.trials.all(store.studies.resolve("latest"))
     _, again = await drive(home)
     assert again == first
-    assert store.trials(store.resolve_study("latest")) == before
+    assert store.trials.all(store.studies.resolve("latest")) == before
     store.close()

@@ -23,17 +23,17 @@ async def test_a_lease_is_renewed_again_after_a_disk_that_was_full_for_a_moment(
 ) -> None:
     clock = ManualClock()
     store = Store.open(f"sqlite:///{tmp_path}/r.db", clock=clock)
-    renew, failures = store.renew_server, [StorageFailed("database or disk is full")]
+    renew, failures = store.leases.renew_server, [StorageFailed("database or disk is full")]
 
     def renewed(url: str, token: int, ttl_s: float) -> None:
         if failures:
             raise failures.pop()
         renew(url, token, ttl_s)
 
-    monkeypatch.setattr(store, "renew_server", renewed)
+    monkeypatch.setattr(store.leases, "renew_server", renewed)
     pool = ServerPool(store, "study st-1", urls=[URL], clock=clock, limits=PoolLimits(lease_s=60))
     swarm = SwarmClient(URL, None, client_id="st-1", clock=clock)
-    server = Server(URL, swarm, store.acquire_server(URL, "study st-1", 60), owned=False)
+    server = Server(URL, swarm, store.leases.acquire_server(URL, "study st-1", 60), owned=False)
     keeping = asyncio.create_task(pool._keep_lease(server))
     for _ in range(5):
         for _ in range(5):
@@ -42,7 +42,7 @@ async def test_a_lease_is_renewed_again_after_a_disk_that_was_full_for_a_moment(
     for _ in range(5):
         await asyncio.sleep(0)
     with pytest.raises(LeaseHeld):  # still ours after 100 s: nobody else sends runs there
-        store.acquire_server(URL, "study st-2", 60)
+        store.leases.acquire_server(URL, "study st-2", 60)
     assert server.unfit is None
     keeping.cancel()
     await asyncio.gather(keeping, return_exceptions=True)
@@ -59,7 +59,7 @@ async def test_a_server_whose_lease_cannot_be_kept_for_a_reason_that_nobody_fore
         seen.set()
         raise RuntimeError("nobody thought of this")
 
-    monkeypatch.setattr(store, "renew_server", renewed)
+    monkeypatch.setattr(store.leases, "renew_server", renewed)
     with ServerProcess(tmp_path / "a") as process:
         async with ServerPool(store, "study st-1", urls=[process.url], limits=PoolLimits(lease_s=0.3)) as pool:
             await seen.wait()
@@ -73,20 +73,20 @@ async def test_a_server_that_cannot_be_given_back_keeps_no_other_from_being_give
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = Store.open(f"sqlite:///{tmp_path}/r.db")
-    release = store.release_server
+    release = store.leases.release_server
 
     def released(url: str, token: int) -> None:
         if url == first.url:
             raise StorageFailed("database or disk is full")
         release(url, token)
 
-    monkeypatch.setattr(store, "release_server", released)
+    monkeypatch.setattr(store.leases, "release_server", released)
     with ServerProcess(tmp_path / "a") as first, ServerProcess(tmp_path / "b") as second:
         pool = ServerPool(store, "study st-1", urls=[second.url, first.url, second.url])
         await pool.open()
         with pytest.raises(StorageFailed):
             await pool.close()
         assert pool.servers == []
-    assert store.server_lease(second.url) is None
-    assert store.server_lease(first.url) is not None
+    assert store.leases.server_holder(second.url) is None
+    assert store.leases.server_holder(first.url) is not None
     store.close()

@@ -47,8 +47,8 @@ def sizes_plan(**changes: object) -> Plan:
 class Lab:
     def __init__(self, home: Path, store: Store, plan: Plan) -> None:
         self.home, self.store, self.plan = home, store, plan
-        self.study = store.create_study("a topic", {})
-        store.save_plan(self.study, plan)
+        self.study = store.studies.create("a topic", {})
+        store.plans.save(self.study, plan)
         self.told: list[str] = []
 
     def pool(self, *urls: str, **options: object) -> ServerPool:
@@ -66,7 +66,7 @@ class Lab:
 
     async def run(self, pool: ServerPool, seeds: int) -> list[TrialRecord]:
         pairs = [(arm, seed) for seed in range(seeds) for arm in ARMS]
-        trials = self.store.ensure_trials(self.study, "compare", pairs)
+        trials = self.store.trials.ensure(self.study, "compare", pairs)
         executor = Executor(self.store, pool, repeat_setup(self.home / "studies"), limits=LIMITS, attempts=1)
         return await executor.run_trials(self.study, self.plan, trials)
 
@@ -110,7 +110,7 @@ async def test_given_servers_take_the_arms_of_the_models_that_they_host(lab: Lab
         async with lab.pool(large.url, small.url, at_most=1) as pool:
             trials = await lab.run(pool, seeds=1)
         assert [model_of(trial) for trial in trials] == [SMALL, LARGE]
-        urls = [lab.store.attempts(lab.study, trial.key)[0].server_url for trial in trials]
+        urls = [lab.store.trials.attempts(lab.study, trial.key)[0].server_url for trial in trials]
         assert urls == [small.url, large.url]
 
 
@@ -181,7 +181,7 @@ def _page() -> Iterator[str]:
 
 
 async def test_other_weights_than_the_study_saw_first_are_not_trained(lab: Lab, tmp_path: Path) -> None:
-    lab.store.record_event(lab.study, "weights", {"model": SMALL, "fingerprint": "0" * 64, "hosted": SMALL})
+    lab.store.journal.record(lab.study, "weights", {"model": SMALL, "fingerprint": "0" * 64, "hosted": SMALL})
     async with lab.pool() as pool:
         with pytest.raises(NoServersLeft, match=f"hosts other weights than this study trains as {SMALL}"):
             await lab.run(pool, seeds=1)

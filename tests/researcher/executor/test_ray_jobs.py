@@ -59,7 +59,7 @@ def holding(folder: Path, text: bytes) -> list[Path]:
 
 @pytest.mark.campaign
 async def test_killed_around_the_submission_a_study_has_each_client_once(ray_cluster: str, tmp_path: Path) -> None:
-    for where in ("submit:after", "record_event:before"):
+    for where in ("submit:after", "record:before"):
         code, _ = await drive(tmp_path, ray_cluster, where)
         assert code == -signal.SIGKILL, f"{where} was never reached"
     code, found = await drive(tmp_path, ray_cluster)

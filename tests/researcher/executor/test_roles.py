@@ -46,8 +46,8 @@ def duet_plan() -> Plan:
 class Lab:
     def __init__(self, home: Path, store: Store) -> None:
         self.home, self.store, self.plan = home, store, duet_plan()
-        self.study = store.create_study("a topic", {})
-        store.save_plan(self.study, self.plan)
+        self.study = store.studies.create("a topic", {})
+        store.plans.save(self.study, self.plan)
         self.seen: list[Progress] = []
 
     def pool(self, *urls: str, **options: object) -> ServerPool:
@@ -57,7 +57,7 @@ class Lab:
         )  # type: ignore[arg-type]
 
     async def run(self, pool: ServerPool, *arms: str) -> list[TrialRecord]:
-        trials = self.store.ensure_trials(self.study, "compare", [(arm, 0) for arm in arms])
+        trials = self.store.trials.ensure(self.study, "compare", [(arm, 0) for arm in arms])
         setup = repeat_setup(self.home / "studies", DUET)
         return await Executor(self.store, pool, setup, limits=LIMITS, attempts=1).run_trials(
             self.study, self.plan, trials, self.seen.append
@@ -95,7 +95,7 @@ async def test_a_trial_gets_all_of_its_servers_or_none(lab: Lab, tmp_path: Path)
     with ServerProcess(tmp_path / "a", "--log-level", "warning") as server:
         with pytest.raises(NoServersLeft, match=r"needs 2 servers at once .*, 1 can be had: give more"):
             await lab.pool(server.url, f"{server.url}/").open()
-        assert lab.store.server_lease(server.url) is None, "nothing is held while it waits for more"
+        assert lab.store.leases.server_holder(server.url) is None, "nothing is held while it waits for more"
 
 
 async def test_a_run_of_somebody_else_is_told_at_once_with_what_to_do(lab: Lab, tmp_path: Path) -> None:

@@ -50,12 +50,12 @@ class Lab:
         self.home = home
         self.store = store
         self.plan = plan
-        self.study = store.create_study("a topic", {})
-        store.save_plan(self.study, plan)
+        self.study = store.studies.create("a topic", {})
+        store.plans.save(self.study, plan)
         self.seen: list[Progress] = []
 
     def trials(self, seeds: int = 1) -> list[TrialRecord]:
-        return self.store.ensure_trials(self.study, "compare", [(arm, seed) for seed in range(seeds) for arm in ARMS])
+        return self.store.trials.ensure(self.study, "compare", [(arm, seed) for seed in range(seeds) for arm in ARMS])
 
     @asynccontextmanager
     async def pool(
@@ -138,10 +138,10 @@ async def test_every_trial_is_run_and_recorded_from_the_servers_records(lab: Lab
         assert trial.evidence.changes == []
         assert len(trial.evidence.heldout_tasks or []) == 8
         assert not set(trial.evidence.heldout_tasks or []) & set(trial.evidence.train_tasks or [])
-        sampled = lab.store.sampled_episodes(lab.study, trial.key)
+        sampled = lab.store.trials.sampled_episodes(lab.study, trial.key)
         assert [episode.kind for episode in sampled] == ["eval"] * 2 + ["train"] * 4 + ["eval"] * 2
         assert all(call.request["messages"] and call.sampled_tokens for episode in sampled for call in episode.sampled)
-        attempt = lab.store.attempts(lab.study, trial.key)[0]
+        attempt = lab.store.trials.attempts(lab.study, trial.key)[0]
         assert (attempt.outcome, attempt.step) == ("done", 4)
         assert (lab.client_of(trial).folder / "blueprint.json").is_file()
         assert not lab.client_of(trial).alive()
@@ -159,7 +159,7 @@ async def test_a_server_of_ours_keeps_the_checkpoints_of_its_newest_run_alone_un
     trials = lab.trials()
     async with lab.pool(keep_runs=keep_runs) as pool:
         await lab.run(pool, trials)
-    runs = [lab.store.attempts(lab.study, trial.key)[0].run_id for trial in trials]
+    runs = [lab.store.trials.attempts(lab.study, trial.key)[0].run_id for trial in trials]
     kept = {folder.name for folder in (lab.home / "server" / "state" / "runs").glob("*") if any(folder.iterdir())}
     assert kept == set(runs if keep_runs else runs[-1:])
 
@@ -167,11 +167,11 @@ async def test_a_server_of_ours_keeps_the_checkpoints_of_its_newest_run_alone_un
 async def test_trials_are_spread_over_the_servers_that_are_given(lab: Lab, tmp_path: Path) -> None:
     with ServerProcess(tmp_path / "a") as one, ServerProcess(tmp_path / "b") as other:
         async with lab.pool(one.url, other.url) as pool:
-            assert lab.store.server_lease(one.url) is not None
+            assert lab.store.leases.server_holder(one.url) is not None
             done = await lab.run(pool, lab.trials(seeds=2))
-        assert lab.store.server_lease(one.url) is None
+        assert lab.store.leases.server_holder(one.url) is None
     assert {trial.status for trial in done} == {TrialStatus.DONE}
-    used = [lab.store.attempts(lab.study, trial.key)[0].server_url for trial in done]
+    used = [lab.store.trials.attempts(lab.study, trial.key)[0].server_url for trial in done]
     assert set(used) == {one.url, other.url}
 
 
@@ -275,14 +275,16 @@ async def test_a_trial_whose_client_always_fails_is_recorded_as_failed_with_its_
     assert (failed.status, failed.attempt) == (TrialStatus.FAILED, 2)
     assert failed.reason is not None
     assert "made of cheese" in failed.reason
-    assert [attempt.outcome for attempt in lab.store.attempts(lab.study, failed.key)] == ["failed", "failed"]
+    assert [attempt.outcome for attempt in lab.store.trials.attempts(lab.study, failed.key)] == ["failed", "failed"]
 
 
 async def test_failures_count_over_the_life_of_a_trial_and_interruptions_do_not(lab: Lab, tmp_path: Path) -> None:
     folder = broken(tmp_path, '    raise RuntimeError("no")\n')
     one, other = lab.trials()
-    for number, (trial, end) in enumerate(((one, lab.store.fail_attempt), (other, lab.store.withdraw_attempt))):
-        lab.store.record_intent(lab.study, trial.key, 1, "http://gone", f"key-{number}", {})
+    for number, (trial, end) in enumerate(
+        ((one, lab.store.trials.fail_attempt), (other, lab.store.trials.withdraw_attempt))
+    ):
+        lab.store.trials.record_intent(lab.study, trial.key, 1, "http://gone", f"key-{number}", {})
         end(lab.study, trial.key, "before this process began")
     async with lab.pool() as pool:
         failed = await lab.run(pool, [one, other], instrument=folder)
@@ -293,8 +295,8 @@ async def test_failures_count_over_the_life_of_a_trial_and_interruptions_do_not(
 async def test_a_trial_that_failed_often_enough_before_a_crash_is_not_tried_again(lab: Lab) -> None:
     trials = lab.trials()[:1]
     for number in (1, 2):
-        lab.store.record_intent(lab.study, trials[0].key, number, "http://gone", f"key-{number}", {})
-        lab.store.fail_attempt(lab.study, trials[0].key, "no luck")
+        lab.store.trials.record_intent(lab.study, trials[0].key, number, "http://gone", f"key-{number}", {})
+        lab.store.trials.fail_attempt(lab.study, trials[0].key, "no luck")
     async with lab.pool() as pool:
         [failed] = await lab.run(pool, trials)
     assert (failed.status, failed.attempt, failed.reason) == (
@@ -322,7 +324,7 @@ async def test_a_server_that_does_not_answer_is_named_at_once_and_given_up_in_ti
             await ServerPool(lab.store, "x", urls=[url], limits=limits, tell=told.append).open()
     assert len(told) == 1
     assert told[0].startswith(f"{url} does not answer; trying for")
-    assert lab.store.server_lease(url) is None
+    assert lab.store.leases.server_holder(url) is None
 
 
 async def test_an_attempt_may_not_take_longer_than_its_limit_and_its_client_loses_what_is_open(
@@ -333,7 +335,7 @@ async def test_an_attempt_may_not_take_longer_than_its_limit_and_its_client_lose
     folder = broken(tmp_path, HANGS)
     async with lab.pool() as pool:
         [failed] = await lab.run(pool, trials, instrument=folder, limits=limits, attempts=1)
-        [attempt] = lab.store.attempts(lab.study, failed.key)
+        [attempt] = lab.store.trials.attempts(lab.study, failed.key)
         entries = [entry async for entry in pool.servers[0].swarm.ledger(run_id=attempt.run_id)]
     assert {entry.cause for entry in entries if entry.kind == "train"} == {Cause.CLIENT}
     assert failed.status == TrialStatus.FAILED
@@ -345,13 +347,13 @@ async def test_a_stop_ends_what_runs_and_a_later_call_goes_on(lab: Lab) -> None:
     trials = lab.trials()
 
     def stop(_: Progress) -> None:
-        lab.store.request_stop(lab.study)
+        lab.store.studies.request_stop(lab.study)
 
     async with lab.pool(arguments=SLOW) as pool:
         stopped = await lab.run(pool, trials, on_progress=lab.at_step(1, stop))
         assert [trial.status for trial in stopped] == [TrialStatus.PLANNED, TrialStatus.PLANNED]
         assert not lab.client_of(trials[0]).alive()
-        lab.store.clear_requests(lab.study)
+        lab.store.studies.clear_requests(lab.study)
         done = await lab.run(pool, trials)
     assert [(trial.status, trial.attempt) for trial in done] == [(TrialStatus.DONE, 2), (TrialStatus.DONE, 1)]
 
@@ -364,14 +366,14 @@ def assert_whole(trial: TrialRecord, steps: int = 4) -> None:
 
 
 def told(lab: Lab, kind: str) -> list[dict[str, object]]:
-    return [event.detail for event in lab.store.events(lab.study, limit=1000, kind=kind)]
+    return [event.detail for event in lab.store.journal.events(lab.study, kind)]
 
 
 async def test_a_pause_keeps_a_checkpoint_and_the_trial_goes_on_in_the_same_run(lab: Lab) -> None:
     trials = lab.trials()
 
     def pause(_: Progress) -> None:
-        lab.store.request_pause(lab.study)
+        lab.store.studies.request_pause(lab.study)
 
     async with lab.pool(arguments=SLOW) as pool:
         paused = await lab.run(pool, trials, on_progress=lab.at_step(1, pause))
@@ -379,12 +381,12 @@ async def test_a_pause_keeps_a_checkpoint_and_the_trial_goes_on_in_the_same_run(
     assert [trial.status for trial in paused] == [TrialStatus.PAUSED, TrialStatus.PLANNED]
     assert not lab.client_of(trials[0]).alive()
     [rested] = told(lab, "trial_paused")
-    step = lab.store.attempts(lab.study, trials[0].key)[0].step
+    step = lab.store.trials.attempts(lab.study, trials[0].key)[0].step
     assert rested["step"] == step == len(paused[0].series["reward_mean"]) >= 1
-    lab.store.clear_requests(lab.study)
+    lab.store.studies.clear_requests(lab.study)
     async with lab.pool() as pool:  # the server was ended, and is started again from its folder
         done = await lab.run(pool, trials)
-        report = await pool.servers[0].swarm.run(str(lab.store.attempts(lab.study, trials[0].key)[0].run_id))
+        report = await pool.servers[0].swarm.run(str(lab.store.trials.attempts(lab.study, trials[0].key)[0].run_id))
     assert {trial.attempt for trial in done} == {1}
     for trial in done:
         assert_whole(trial)
@@ -403,7 +405,7 @@ async def test_when_its_window_closes_a_trial_leaves_its_server_free_and_goes_on
             await lab.run(
                 pool, trials, on_progress=lab.at_step(2, lambda _: shut.set()), may_run=lambda: not shut.is_set()
             )
-        assert lab.store.trial(lab.study, trials[0].key).status == TrialStatus.PAUSED
+        assert lab.store.trials.get(lab.study, trials[0].key).status == TrialStatus.PAUSED
         async with SwarmClient(server.url) as swarm:
             assert (await swarm.status()).run_id is None
         async with lab.pool(server.url) as pool:
@@ -464,7 +466,7 @@ async def test_a_server_without_room_on_its_disk_halts_a_study_and_counts_agains
                 await lab.run(pool, trials, attempts=1, on_progress=watch, limits=limits)
         assert f"`researcher resume {lab.study}`" in str(full.value)
         assert str(full.value).count(server.url) == 1
-        assert not any(lab.store.trial(lab.study, trial.key).status.ended for trial in trials)
+        assert not any(lab.store.trials.get(lab.study, trial.key).status.ended for trial in trials)
         room(resource.RLIM_INFINITY)
         async with lab.pool(server.url) as pool:
             for done in await lab.run(pool, trials, attempts=1):
@@ -481,11 +483,11 @@ async def test_a_run_of_the_studys_own_that_finds_no_room_to_stop_is_given_up_in
             [run] = (tmp_path / "a").glob("**/runs/run-*")
             shutil.rmtree(run, ignore_errors=True)
             run.write_text("in the way of every checkpoint")
-            lab.store.request_stop(lab.study)
+            lab.store.studies.request_stop(lab.study)
 
         async with lab.pool(server.url) as pool:
             await lab.run(pool, lab.trials()[:1], limits=limits, on_progress=lab.at_step(1, no_room))
-            lab.store.clear_requests(lab.study)
+            lab.store.studies.clear_requests(lab.study)
             pool.tell = told_in_time.append
             with pytest.raises(NoServersLeft, match="was asked to stop and does not: cannot write in"):
                 async with asyncio.timeout(60):
@@ -494,7 +496,7 @@ async def test_a_run_of_the_studys_own_that_finds_no_room_to_stop_is_given_up_in
         True,
         True,
     ]
-    assert not lab.store.trials(lab.study)[0].status.ended
+    assert not lab.store.trials.all(lab.study)[0].status.ended
 
 
 @pytest.mark.campaign
@@ -612,7 +614,7 @@ async def test_a_server_that_someone_else_uses_is_waited_for_and_then_given_up(l
                 with pytest.raises(NoServersLeft, match=run.run_id):
                     await lab.run(pool, lab.trials()[:1], limits=limits)
             assert (await person.status()).run_id == run.run_id
-    [trial] = lab.store.trials(lab.study)[:1]
+    [trial] = lab.store.trials.all(lab.study)[:1]
     assert trial.status == TrialStatus.PLANNED
 
 
@@ -622,10 +624,10 @@ async def test_a_pause_is_heeded_while_a_server_that_someone_else_uses_is_waited
         async with SwarmClient(server.url) as person:
             run = await person.start_run(RunSpec.model_validate({"limits": {"steps": 3}}))
             async with lab.pool(server.url) as pool, asyncio.timeout(60):
-                pool.tell = lambda _: lab.store.request_pause(lab.study)
+                pool.tell = lambda _: lab.store.studies.request_pause(lab.study)
                 await lab.run(pool, lab.trials()[:1], limits=limits)
             assert (await person.status()).run_id == run.run_id
-    [trial] = lab.store.trials(lab.study)[:1]
+    [trial] = lab.store.trials.all(lab.study)[:1]
     assert trial.status == TrialStatus.PLANNED
 
 
@@ -633,8 +635,8 @@ async def test_a_pause_is_heeded_while_a_server_that_someone_else_uses_is_waited
 async def test_the_run_that_a_finished_study_left_behind_is_stopped(lab: Lab, tmp_path: Path) -> None:
     from researcher.models import StudyStatus
 
-    earlier = lab.store.create_study("an earlier one", {})
-    lab.store.set_study_status(earlier, StudyStatus.DONE)
+    earlier = lab.store.studies.create("an earlier one", {})
+    lab.store.studies.set_status(earlier, StudyStatus.DONE)
     with ServerProcess(tmp_path / "a") as server:
         async with SwarmClient(server.url) as swarm:
             await swarm.start_run(RunSpec.model_validate({"labels": {"study": earlier}}))
@@ -657,26 +659,26 @@ async def test_a_server_that_cannot_start_is_one_clear_error(lab: Lab) -> None:
 
 
 async def test_nothing_is_started_beyond_the_budget(lab: Lab) -> None:
-    lab.store.set_budget(lab.study, "trials", 1)
+    lab.store.budgets.set(lab.study, "trials", 1)
     async with lab.pool() as pool:
         with pytest.raises(OverBudget):
             await lab.run(pool, lab.trials())
-    assert [trial.status for trial in lab.store.trials(lab.study)] == [TrialStatus.DONE, TrialStatus.PLANNED]
-    assert lab.store.budget(lab.study)[0].spent == 1
+    assert [trial.status for trial in lab.store.trials.all(lab.study)] == [TrialStatus.DONE, TrialStatus.PLANNED]
+    assert lab.store.budgets.all(lab.study)[0].spent == 1
 
 
 async def test_an_owner_that_was_superseded_writes_nothing_more(lab: Lab) -> None:
     trials = lab.trials()[:1]
-    token = lab.store.acquire_lease(lab.study, "first", 60)
+    token = lab.store.leases.acquire(lab.study, "first", 60)
     first = lab.store
     lab.store = first.fenced(lab.study, token)
 
     def supersede(_: Progress) -> None:
-        first.acquire_lease(lab.study, "second", 60, dead_owner="first")
+        first.leases.acquire(lab.study, "second", 60, dead_owner="first")
 
     async with lab.pool(arguments=SLOW) as pool:
         with pytest.raises(LeaseSuperseded):
             await lab.run(pool, trials, on_progress=lab.at_step(1, supersede))
         assert lab.client_of(trials[0]).alive()  # the new owner goes on with it
         await lab.client_of(trials[0]).end(grace_s=5)
-    assert first.trial(lab.study, trials[0].key).status == TrialStatus.RUNNING
+    assert first.trials.get(lab.study, trials[0].key).status == TrialStatus.RUNNING

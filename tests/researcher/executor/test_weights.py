@@ -15,7 +15,7 @@ from researcher.executor.errors import NoServersLeft
 from researcher.executor.servers import ServerPool
 from researcher.executor.slots import misfit, weights_seen
 from researcher.executor.trials import Executor
-from researcher.models import TrialStatus
+from researcher.models import StudyOptions, TrialStatus
 from researcher.store.store import Store
 from researcher.study.plan import PlanModel, PlanRole
 from swarm.models import ModelUnavailable
@@ -108,9 +108,9 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 async def test_a_server_that_hosts_another_model_now_gets_no_more_trials(store: Store, tmp_path: Path) -> None:
     plan = repeat_plan(steps=2, heldout_tasks=2)
-    study = store.create_study("a topic", {})
-    store.save_plan(study, plan)
-    first, second = store.ensure_trials(study, "compare", [(ARMS[0], 0), (ARMS[0], 1)])
+    study = store.studies.create("a topic", {})
+    store.plans.save(study, plan)
+    first, second = store.trials.ensure(study, "compare", [(ARMS[0], 0), (ARMS[0], 1)])
     server = ServerProcess(tmp_path / "a")
     port = server.url.rpartition(":")[2]
     try:
@@ -137,11 +137,11 @@ async def test_a_folder_that_changed_or_went_since_it_was_planned_is_not_hosted(
     tiny_llama: ModelFolder, tmp_path: Path
 ) -> None:
     model = PlanModel(name="tiny-llama", fingerprint=tiny_llama.fingerprint, path=str(tiny_llama.path))
-    choices = {"servers": [], "engine": "local"}
-    await have_models(repeat_plan(model=model), choices)
+    options = StudyOptions()
+    await have_models(repeat_plan(model=model), options)
     changed = model.model_copy(update={"fingerprint": MINE})
     with pytest.raises(ModelUnavailable, match=r"holds other weights \(.*\) than when the study was planned"):
-        await have_models(repeat_plan(model=changed), choices)
+        await have_models(repeat_plan(model=changed), options)
     gone = model.model_copy(update={"path": str(tmp_path / "gone")})
     with pytest.raises(ModelUnavailable, match=f"from the folder {tmp_path}/gone, which is not on this machine"):
-        await have_models(repeat_plan(model=gone), choices)
+        await have_models(repeat_plan(model=gone), options)

@@ -41,10 +41,10 @@ async def test_a_client_that_fails_by_its_code_is_mended_in_the_running_run_and_
     study = make(llm=ScriptedLlm(mended()))
     async with study.pool() as pool:
         [done] = await study.run(pool, study.trials())
-        [attempt] = study.store.attempts(study.study, done.key)
+        [attempt] = study.store.trials.attempts(study.study, done.key)
         entries = [entry async for entry in pool.servers[0].swarm.ledger(run_id=attempt.run_id)]
     assert (done.status, done.attempt) == (TrialStatus.DONE, 1)
-    [repair] = study.store.repairs(study.study)
+    [repair] = study.store.journal.repairs(study.study)
     assert (repair.old, repair.by, repair.files) == (study.plan.instrument_code, "LLM some-llm", ("workflow.py",))
     assert "-            word = {'word': word}['wrod']" in repair.diff
     assert "KeyError: 'wrod'" in repair.failed
@@ -69,10 +69,10 @@ async def test_a_client_that_fails_by_its_code_is_mended_in_the_running_run_and_
     assert study.llm is not None
     [asked] = study.llm.asked
     assert "KeyError: 'wrod'" in asked["messages"][1]["content"]
-    [call] = study.store.llm_calls(study.study)
+    [call] = study.store.journal.llm_calls(study.study)
     assert call.purpose.startswith("repair 1 of ")
     assert (call.request, call.answer is not None) == (asked, True)
-    [budget] = [each for each in study.store.budget(study.study) if each.kind == "repairs"]
+    [budget] = [each for each in study.store.budgets.all(study.study) if each.kind == "repairs"]
     assert (budget.spent, budget.reserved) == (1, 0)
 
 
@@ -81,11 +81,11 @@ async def test_a_version_that_was_taken_up_is_for_every_trial_that_begins_afterw
     study = make(llm=ScriptedLlm(mended()))
     async with study.pool() as pool:
         first, second = await study.run(pool, study.trials(2))
-        assert study.repairer().code().version == study.store.repairs(study.study)[0].new
+        assert study.repairer().code().version == study.store.journal.repairs(study.study)[0].new
     assert (first.status, second.status) == (TrialStatus.DONE, TrialStatus.DONE)
     assert first.evidence is not None
     assert second.evidence is not None
-    new = study.store.repairs(study.study)[0].new
+    new = study.store.journal.repairs(study.study)[0].new
     assert set(second.evidence.code_versions or {}) == {new} < set(first.evidence.code_versions or {})
     assert study.llm is not None
     assert len(study.llm.asked) == 1
@@ -101,7 +101,7 @@ async def test_answers_that_cannot_be_used_are_told_so_and_the_next_is_taken(mak
     assert (code.folder / "workflow.py").read_text() == WORKFLOW
     assert "does not parse" in llm.asked[1]["messages"][-1]["content"]
     assert "no file of the instrument" in llm.asked[2]["messages"][-1]["content"]
-    [words] = study.store.events(study.study, kind="sandboxed")
+    [words] = study.store.journal.events(study.study, "sandboxed")
     assert words.detail["words"].endswith(sandbox().words)
 
 
@@ -127,8 +127,8 @@ async def test_a_version_that_is_no_repair_is_refused_with_its_reason(make: Make
         await repairer.mend(study.case(repairer))
     assert why in str(lost.value)
     assert repairer.code() == before
-    assert not study.store.repairs(study.study)
-    [event] = study.store.events(study.study, kind="repair_refused")
+    assert not study.store.journal.repairs(study.study)
+    [event] = study.store.journal.events(study.study, "repair_refused")
     assert why in event.detail["why"]
 
 
@@ -153,8 +153,8 @@ async def test_what_the_sandbox_cannot_rehearse_is_mended_by_a_person_and_no_llm
         await repairer.mend(study.case(repairer))
     assert study.llm is not None
     assert study.llm.asked == []
-    assert not study.store.repairs(study.study)
-    [budget] = [each for each in study.store.budget(study.study) if each.kind == "repairs"]
+    assert not study.store.journal.repairs(study.study)
+    [budget] = [each for each in study.store.budgets.all(study.study) if each.kind == "repairs"]
     assert (budget.spent, budget.reserved) == (0, 0)
     (study.folder / "workflow.py").write_text(broken.replace("'wrod'", "'word'"))
     assert study.repairer().by_hand() is not None
@@ -187,7 +187,7 @@ async def test_a_fault_that_some_answers_meet_is_mended_and_the_others_are_compa
     assert (code.folder / "workflow.py").read_text() == WORKFLOW
     assert study.llm is not None
     assert "change no reward" in study.llm.asked[1]["messages"][-1]["content"]
-    [repair] = study.store.repairs(study.study)
+    [repair] = study.store.journal.repairs(study.study)
     assert "42 episodes were rehearsed" in repair.rehearsed
     assert "24 of them had ended before too" in repair.rehearsed
 
@@ -209,7 +209,7 @@ async def test_repairs_end_with_their_budget_and_the_trial_with_clear_words(make
         [failed] = await study.run(pool, study.trials())
     assert (failed.status, failed.attempt) == (TrialStatus.FAILED, 1)
     assert "its 2 repairs did not help" in str(failed.reason)
-    assert len(study.store.repairs(study.study)) == 2
+    assert len(study.store.journal.repairs(study.study)) == 2
 
     study.limits = RepairLimits(per_study=2, answers=1)
     repairer = study.repairer()
@@ -228,8 +228,8 @@ async def test_without_an_llm_the_place_is_named_and_a_person_mends_it(make: Mak
             await study.run(pool, trials)
         assert place in str(halt.value)
         assert f"researcher resume {study.study}" in str(halt.value)
-    assert not study.store.trial(study.study, trials[0].key).status.ended
-    before = study.store.attempts(study.study, trials[0].key)[0]
+    assert not study.store.trials.get(study.study, trials[0].key).status.ended
+    before = study.store.trials.attempts(study.study, trials[0].key)[0]
     assert before.step >= 1
 
     assert study.repairer().by_hand() is None
@@ -241,7 +241,7 @@ async def test_without_an_llm_the_place_is_named_and_a_person_mends_it(make: Mak
     async with study.pool() as pool:
         [done] = await study.run(pool, trials, repairer)
     assert (done.status, done.attempt) == (TrialStatus.DONE, 1)
-    [attempt] = study.store.attempts(study.study, done.key)
+    [attempt] = study.store.trials.attempts(study.study, done.key)
     assert attempt.run_id == before.run_id
     assert study.repairer().by_hand() is None
 
@@ -275,7 +275,7 @@ async def test_infrastructure_is_tried_again_and_nobody_is_asked(make: Make) -> 
         [failed] = await study.run(pool, study.trials(), attempts=2)
     assert (failed.status, failed.attempt) == (TrialStatus.FAILED, 2)
     assert "infrastructure" in str(failed.reason)
-    causes = {event.detail["cause"] for event in study.store.events(study.study, kind="client_failed")}
+    causes = {event.detail["cause"] for event in study.store.journal.events(study.study, "client_failed")}
     assert causes == {"infrastructure"}
     assert study.llm is not None
     assert study.llm.asked == []
@@ -291,6 +291,6 @@ async def test_what_rules_cannot_tell_is_asked_and_labelled(make: Make) -> None:
     async with study.pool() as pool:
         [failed] = await study.run(pool, study.trials(), attempts=1)
     assert failed.status is TrialStatus.FAILED
-    [event, *_] = study.store.events(study.study, kind="client_failed")
+    [event, *_] = study.store.journal.events(study.study, "client_failed")
     assert (event.detail["by"], event.detail["cause"]) == ("LLM some-llm", "infrastructure")
     assert len(llm.asked) == 1

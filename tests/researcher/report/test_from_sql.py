@@ -37,25 +37,25 @@ def store(database: Path) -> Store:
 
 def recorded(store: Store, data: StudyData) -> str:
     """The same study, as a conduct leaves it in SQL."""
-    study_id = store.create_study(data.topic, {})
-    store.save_plan(study_id, data.plan)
-    store.set_budget(study_id, "trials", data.plan.budget.trials)
-    store.set_budget(study_id, "wall_s", data.plan.budget.wall_s)
+    study_id = store.studies.create(data.topic, {})
+    store.plans.save(study_id, data.plan)
+    store.budgets.set(study_id, "trials", data.plan.budget.trials)
+    store.budgets.set(study_id, "wall_s", data.plan.budget.wall_s)
     for stage in data.plan.stages:
-        store.set_stage_status(study_id, stage.id, "running")
+        store.plans.set_stage_status(study_id, stage.id, "running")
         for trial in (each for each in data.trials if each.stage == stage.id):
-            (made,) = store.ensure_trials(study_id, trial.stage, [(trial.arm, trial.seed)])
-            store.record_intent(study_id, made.key, 1, "server", made.key, sent_spec(study_id, data.plan, made))
-            store.record_submitted(study_id, made.key, "run-1", handed_over(data, made))
-            store.finish_trial(study_id, made.key, trial.finals, trial.series)
-        store.set_stage_status(study_id, stage.id, "done")
+            (made,) = store.trials.ensure(study_id, trial.stage, [(trial.arm, trial.seed)])
+            store.trials.record_intent(study_id, made.key, 1, "server", made.key, sent_spec(study_id, data.plan, made))
+            store.trials.record_submitted(study_id, made.key, "run-1", handed_over(data, made))
+            store.trials.finish(study_id, made.key, trial.finals, trial.series)
+        store.plans.set_stage_status(study_id, stage.id, "done")
     for event in data.events:
-        store.record_event(study_id, event.kind, event.detail)
-    trials = store.trials(study_id)
+        store.journal.record(study_id, event.kind, event.detail)
+    trials = store.trials.all(study_id)
     verdicts = conclude(data.plan, trials).verdicts
     for record in verdicts:
-        store.record_verdict(study_id, "compare", record)
-    store.save_findings(study_id, findings_of(study_id, data.plan, verdicts, 1.0, trials))
+        store.verdicts.record(study_id, "compare", record)
+    store.findings.save(study_id, findings_of(study_id, data.plan, verdicts, 1.0, trials))
     return study_id
 
 
@@ -74,8 +74,8 @@ def test_a_report_from_sql_verifies_and_one_altered_number_in_sql_is_named(
     report(store, study_id, tmp_path / "reports")
 
     def differences() -> list[str]:
-        data, claims = store.study_data(study_id), store.claims(study_id)
-        return [difference.claim for difference in verify(data, claims, store.report_files(study_id))]
+        data, claims = store.study_data(study_id), store.reports.claims(study_id)
+        return [difference.claim for difference in verify(data, claims, store.reports.files(study_id))]
 
     assert differences() == []
     with sqlite3.connect(database) as connection:
@@ -225,13 +225,13 @@ def test_a_report_that_the_records_do_not_carry_is_refused_in_one_line(
 def test_where_another_version_concluded_a_study_verify_says_so(
     written: str, store: Store, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    [now] = store.verdicts(written)
-    store.record_verdict(written, "compare", now.model_copy(update={"verdict": Verdict.INCONCLUSIVE}))
+    [now] = store.verdicts.all(written)
+    store.verdicts.record(written, "compare", now.model_copy(update={"verdict": Verdict.INCONCLUSIVE}))
     assert main(["verify", written]) == FAILED
     assert "another version" not in capsys.readouterr().out
-    seal = store.report_seal(written)
+    seal = store.reports.seal(written)
     assert seal is not None
-    store.record_report(written, store.report_files(written), seal.model_copy(update={"wording": "another"}))
+    store.reports.record(written, store.reports.files(written), seal.model_copy(update={"wording": "another"}))
     assert main(["verify", written]) == FAILED
     assert "another version of researcher concluded the study" in capsys.readouterr().out
 
@@ -241,38 +241,38 @@ def test_the_time_at_rest_is_no_cost_of_a_trial(database: Path) -> None:
     clock = ManualClock()
     store = Store.open(f"sqlite:///{database}", clock=clock)
     data = supported()
-    study_id = store.create_study(data.topic, {})
-    store.save_plan(study_id, data.plan)
-    made = store.ensure_trials(study_id, data.trials[0].stage, [(each.arm, each.seed) for each in data.trials[:3]])
+    study_id = store.studies.create(data.topic, {})
+    store.plans.save(study_id, data.plan)
+    made = store.trials.ensure(study_id, data.trials[0].stage, [(each.arm, each.seed) for each in data.trials[:3]])
 
     def begin(trial: TrialRecord, attempt: int) -> None:
-        store.record_intent(study_id, trial.key, attempt, "server", f"{trial.key}#{attempt}", {})
-        store.record_submitted(study_id, trial.key, "run-1", {})
+        store.trials.record_intent(study_id, trial.key, attempt, "server", f"{trial.key}#{attempt}", {})
+        store.trials.record_submitted(study_id, trial.key, "run-1", {})
         clock.advance(100)
 
     def rest(trial: TrialRecord) -> None:
-        store.pause_attempt(study_id, trial.key, "its window closed")
+        store.trials.pause_attempt(study_id, trial.key, "its window closed")
         clock.advance(10)
-        store.record_rest(study_id, trial.key, "its window closed")
+        store.trials.record_rest(study_id, trial.key, "its window closed")
         clock.advance(54_000)
 
     night, moved, whole = made
     begin(night, 1)
     rest(night)
-    store.continue_attempt(study_id, night.key, 2)
+    store.trials.continue_attempt(study_id, night.key, 2)
     clock.advance(100)
-    store.finish_trial(study_id, night.key, data.trials[0].finals, data.trials[0].series)
+    store.trials.finish(study_id, night.key, data.trials[0].finals, data.trials[0].series)
 
     begin(moved, 1)
     rest(moved)
-    store.withdraw_attempt(study_id, moved.key, "its server lost its state")
+    store.trials.withdraw_attempt(study_id, moved.key, "its server lost its state")
     clock.advance(1000)
     begin(moved, 2)
-    store.finish_trial(study_id, moved.key, data.trials[1].finals, data.trials[1].series)
+    store.trials.finish(study_id, moved.key, data.trials[1].finals, data.trials[1].series)
 
     begin(whole, 1)
     rest(whole)
-    store.finish_trial(study_id, whole.key, data.trials[2].finals, data.trials[2].series)
+    store.trials.finish(study_id, whole.key, data.trials[2].finals, data.trials[2].series)
 
     found = Evaluator(Records(store.study_data(study_id))).value("trial_s()")
     assert found == pytest.approx(210 + 210 + 110)
@@ -286,26 +286,28 @@ def test_a_report_tells_what_the_planner_llm_took_and_verify_names_what_was_alte
     call = LlmCall(purpose="plan", model="m", request={}, at=1.0)
     paid = {"answer": {"a": 1}, "prompt_tokens": 1_200, "completion_tokens": 34, "cost": 0.5}
     for each in (call.model_copy(update={"error": "connection refused"}), call.model_copy(update=paid)):
-        store.record_llm_call(study_id, each)
+        store.journal.record_llm_call(study_id, each)
     told = (report(store, study_id, tmp_path / "reports") / "report.md").read_text()
     [line] = [line for line in told.splitlines() if line.startswith("- Planner LLM")]
     assert line == "- Planner LLM: 2 calls, 1,234 tokens of prompts and answers, 0.5 in the currency of its prices"
     with sqlite3.connect(database) as tampered:
         tampered.execute("UPDATE llm_calls SET completion_tokens = 33 WHERE answer IS NOT NULL")
-    found = verify(store.study_data(study_id), store.claims(study_id), store.report_files(study_id))
+    found = verify(store.study_data(study_id), store.reports.claims(study_id), store.reports.files(study_id))
     assert found[0].claim == "cost.llm_tokens"
 
 
 def test_without_a_price_the_report_says_so_and_without_an_llm_it_is_silent(store: Store, tmp_path: Path) -> None:
     study_id = recorded(store, supported())
     assert "Planner LLM" not in (report(store, study_id, tmp_path / "first") / "report.md").read_text()
-    store.record_llm_call(study_id, LlmCall(purpose="plan", model="m", request={}, answer={}, prompt_tokens=7, at=1.0))
+    store.journal.record_llm_call(
+        study_id, LlmCall(purpose="plan", model="m", request={}, answer={}, prompt_tokens=7, at=1.0)
+    )
     told = (report(store, study_id, tmp_path / "second") / "report.md").read_text()
     assert "- Planner LLM: 1 call, 7 tokens of prompts and answers; the endpoint stated no cost" in told
 
 
 def test_a_report_tells_of_servers_that_were_replaced(store: Store, tmp_path: Path) -> None:
     study_id = recorded(store, supported())
-    store.move(study_id, ["http://b:1"])
+    store.studies.move(study_id, ["http://b:1"])
     told = (report(store, study_id, tmp_path) / "report.md").read_text()
     assert "it went on with `http://b:1` in place of those that it had started itself." in told

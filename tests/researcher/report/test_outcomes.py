@@ -88,7 +88,7 @@ def test_the_report_of_a_study_that_is_stopped_verifies_until_it_goes_on(
     assert "ended without its answer: stopped on request" in (home / "studies" / study / "report.md").read_text()
     assert main(["verify", study]) == DONE
     capsys.readouterr()
-    store.set_study_status(study, StudyStatus.RUNNING)
+    store.studies.set_status(study, StudyStatus.RUNNING)
     assert main(["verify", study]) == FAILED
     assert "the study ended or went on since" in capsys.readouterr().out
     assert main(["report", study]) == DONE
@@ -96,8 +96,8 @@ def test_the_report_of_a_study_that_is_stopped_verifies_until_it_goes_on(
 
 
 def test_the_report_of_a_rejected_plan_says_so_and_verifies(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found, url = opened(user_data_dir())
-    study = at_gate(found.store, url)
+    found, _ = opened(user_data_dir())
+    study = at_gate(found.store)
     assert main(["reject", study, "--because", "too dear"]) == DONE
     assert main(["report", study]) == DONE
     said = capsys.readouterr().out

@@ -12,7 +12,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from foundation.clock import ManualClock
-from researcher.models import StudyStatus
+from researcher.models import Answer, StudyStatus
 from researcher.ownership import this_process
 from researcher.schedule.daemon import Carrier, carry, daemon_lives, only_daemon
 from researcher.schedule.timetable import Timetable
@@ -41,16 +41,13 @@ class _House:
         self.clock = _WallClock(_at("2026-03-02 12:00"))
         self.store = Store.open(f"sqlite:///{folder / 'records.sqlite'}", clock=self.clock)
         self.launched: list[str] = []
-        self.waiting: set[tuple[str, str]] = set()
-        self.carrier = Carrier(
-            self.store, self.launched.append, self.clock, waits=lambda study, gate: (study, gate) in self.waiting
-        )
+        self.carrier = Carrier(self.store, self.launched.append, self.clock)
 
     def study(self, *windows: str, days: float | None = None, carried: bool = True) -> str:
-        study_id = self.store.create_study("a question", {})
-        self.store.save_plan(study_id, study_plan())
+        study_id = self.store.studies.create("a question", {})
+        self.store.plans.save(study_id, study_plan())
         table = Timetable.of(windows, days, self.clock.now(), zone=_ZONE)
-        self.store.save_schedule(study_id, {"timetable": table.model_dump(mode="json"), "carried": carried})
+        self.store.studies.save_schedule(study_id, {"timetable": table.model_dump(mode="json"), "carried": carried})
         return study_id
 
     def until(self, text: str) -> None:
@@ -76,14 +73,14 @@ def test_a_study_is_begun_when_its_window_opens(house: _House) -> None:
 
 def test_one_that_is_worked_on_is_left_alone(house: _House) -> None:
     study = house.study()
-    house.store.acquire_lease(study, this_process(), 60.0)
+    house.store.leases.acquire(study, this_process(), 60.0)
     house.carrier.look()
     assert house.launched == []
 
 
 def test_one_whose_worker_died_is_begun_again_once_the_lease_is_over(house: _House) -> None:
     study = house.study()
-    house.store.acquire_lease(study, "elsewhere/1/1", 60.0)
+    house.store.leases.acquire(study, "elsewhere/1/1", 60.0)
     house.carrier.look()
     assert house.launched == []
     house.clock.advance(61)
@@ -96,12 +93,12 @@ def test_one_whose_worker_died_is_begun_again_once_the_lease_is_over(house: _Hou
 
 def test_a_clock_that_is_put_forward_by_hours_does_not_cost_a_worker_its_study(house: _House) -> None:
     study = house.study()
-    token = house.store.acquire_lease(study, this_process(), 60.0)
+    token = house.store.leases.acquire(study, this_process(), 60.0)
     for _ in range(3):
         house.carrier.look()
         house.clock.advance(5 * 3600)
         house.carrier.look()
-        house.store.renew_lease(study, token, 60.0)  # as the worker does, every few seconds of its own
+        house.store.leases.renew(study, token, 60.0)  # as the worker does, every few seconds of its own
         house.clock.advance(20)
         house.carrier.look()
     assert house.launched == []
@@ -132,16 +129,16 @@ def test_one_that_worked_for_hours_before_it_died_is_begun_again_at_once(house: 
     for deaths in range(6):
         house.carrier.look()
         assert len(house.launched) == deaths + 1
-        token = house.store.acquire_lease(study, this_process(), 3 * 3600.0)
+        token = house.store.leases.acquire(study, this_process(), 3 * 3600.0)
         for _ in range(12):
             house.clock.advance(600)
             house.carrier.look()
-        house.store.release_lease(study, token)
+        house.store.leases.release(study, token)
 
 
 def test_a_paused_study_rests_until_somebody_resumes_it(house: _House) -> None:
     study = house.study()
-    house.store.request_pause(study)
+    house.store.studies.request_pause(study)
     assert house.carrier.look() == [study]
     assert house.launched == []
 
@@ -150,22 +147,20 @@ def test_a_study_at_a_gate_rests_until_somebody_answers_and_goes_on_at_once(hous
     study = house.study()
     house.carrier.look()
     assert house.launched == [study]
-    house.store.record_event(study, "asked", {"gate": "plan/1"})
-    house.waiting.add((study, "plan/1"))
+    house.store.gates.ask(study, "plan/1", {})
     for _ in range(100):
         house.clock.advance(60.0)
         house.carrier.look()
     assert house.launched == [study]
-    house.waiting.clear()
+    house.store.gates.give(study, "plan/1", Answer(verdict="approve"))
     house.carrier.look()
     assert house.launched == [study, study]
 
 
 def test_a_study_at_a_gate_is_ended_all_the_same_when_it_shall_stop(house: _House) -> None:
     study = house.study()
-    house.store.record_event(study, "asked", {"gate": "plan/1"})
-    house.waiting.add((study, "plan/1"))
-    house.store.request_stop(study)
+    house.store.gates.ask(study, "plan/1", {})
+    house.store.studies.request_stop(study)
     house.carrier.look()
     assert house.launched == [study]
 
@@ -173,7 +168,7 @@ def test_a_study_at_a_gate_is_ended_all_the_same_when_it_shall_stop(house: _Hous
 def test_studies_that_nobody_handed_over_or_that_are_done_are_none_of_its_business(house: _House) -> None:
     house.study(carried=False)
     done = house.study()
-    house.store.set_study_status(done, StudyStatus.DONE)
+    house.store.studies.set_status(done, StudyStatus.DONE)
     assert house.carrier.look() == []
     assert house.launched == []
 
@@ -208,7 +203,7 @@ async def test_a_daemon_without_work_looks_and_ends_whatever_holds_the_records(
         async with asyncio.timeout(120):
             await carry(until_idle=True)
         store = Store.open(url)
-        assert store.studies() == []
+        assert store.studies.all() == []
         store.close()
 
 
@@ -242,17 +237,16 @@ def test_one_whose_worker_died_is_begun_once_though_it_rests_so_that_its_servers
 ) -> None:
     study = house.study("22:00-23:00" if rests == "window" else "08:00-20:00")
     if rests == "pause":
-        house.store.request_pause(study)
+        house.store.studies.request_pause(study)
     elif rests == "gate":
-        house.store.record_event(study, "asked", {"gate": "plan/1"})
-        house.waiting.add((study, "plan/1"))
+        house.store.gates.ask(study, "plan/1", {})
     elif rests == "ended":
-        house.store.set_study_status(study, StudyStatus.DONE)
-    house.store.acquire_lease(study, f"{this_process()}0", 60.0)  # a process of this machine that is no more
+        house.store.studies.set_status(study, StudyStatus.DONE)
+    house.store.leases.acquire(study, f"{this_process()}0", 60.0)  # a process of this machine that is no more
     house.carrier.look()
     assert house.launched == [study]
-    token = house.store.acquire_lease(study, this_process(), 60.0, dead_owner=f"{this_process()}0")
-    house.store.release_lease(study, token)  # as the one that was begun does when it has ended what was left
+    token = house.store.leases.acquire(study, this_process(), 60.0, dead_owner=f"{this_process()}0")
+    house.store.leases.release(study, token)  # as the one that was begun does when it has ended what was left
     for _ in range(10):
         house.clock.advance(20)
         house.carrier.look()
@@ -260,9 +254,9 @@ def test_one_whose_worker_died_is_begun_once_though_it_rests_so_that_its_servers
 
 
 def test_a_study_whose_planner_died_before_the_plan_was_frozen_keeps_no_daemon(house: _House) -> None:
-    study = house.store.create_study("a question", {})
+    study = house.store.studies.create("a question", {})
     table = Timetable.of([], None, house.clock.now(), zone=_ZONE)
-    house.store.save_schedule(study, {"timetable": table.model_dump(mode="json"), "carried": True})
+    house.store.studies.save_schedule(study, {"timetable": table.model_dump(mode="json"), "carried": True})
     assert house.carrier.look() == [study]
     house.clock.advance(3600)
     assert house.carrier.look() == []
@@ -275,11 +269,11 @@ def test_a_timetable_that_cannot_be_read_is_told_of_once_and_stops_no_other_stud
     def elsewhere() -> str:
         study = house.study()
         table = {"timetable": {"zone": "Mars/Olympus"}, "carried": True}
-        house.store.save_schedule(study, table)
+        house.store.studies.save_schedule(study, table)
         return study
 
     ended, lost, other = elsewhere(), elsewhere(), house.study("22:00-07:00")
-    house.store.set_study_status(ended, StudyStatus.STOPPED, "enough")
+    house.store.studies.set_status(ended, StudyStatus.STOPPED, "enough")
     for _ in range(3):
         assert house.carrier.look() == [other]
         assert house.carrier.next_change() == _at("2026-03-02 22:00")
@@ -296,6 +290,6 @@ def test_a_change_that_lies_far_ahead_is_asked_for_anew_by_a_later_look(house: _
     assert house.carrier.next_change() is None
     house.until("2026-03-11 00:00")
     assert house.carrier.next_change() == _at("2026-03-11 12:00")
-    house.store.save_schedule(study, {"timetable": {"zone": "UTC", "until": 2.6e11}, "carried": True})
+    house.store.studies.save_schedule(study, {"timetable": {"zone": "UTC", "until": 2.6e11}, "carried": True})
     assert house.carrier.look() == [study]
     assert house.carrier.next_change() is None

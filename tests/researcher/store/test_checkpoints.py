@@ -1,4 +1,4 @@
-"""A gate waits for its first answer, over processes and databases."""
+"""A graph keeps its place over processes and databases, also where the database is away for a while."""
 
 from __future__ import annotations
 
@@ -7,60 +7,70 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from threading import Event, Thread
+from typing import Any, TypedDict
 
 import pytest
+from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.postgres import PostgresSaver
+from langgraph.graph import END, START, StateGraph
+from langgraph.types import Command, interrupt
 
 from researcher.store import checkpoints as saving
-from researcher.store.checkpoints import Answer, Gate
+from researcher.store.checkpoints import Saver, caught_up, with_saver
 from researcher.store.errors import DatabaseAway
 from tests.fakes.postgres import postgres
 
-
-@pytest.fixture
-def url(tmp_path: Path) -> str:
-    return f"sqlite:///{tmp_path / 'records.sqlite'}"
+PLACE: RunnableConfig = {"configurable": {"thread_id": "a place"}}
 
 
-def test_a_question_waits_until_somebody_answers(url: str) -> None:
-    assert not Gate(url, "st-1", "plan/1").waits()
-    assert Gate(url, "st-1", "plan/1").ask({"hash": "abc"}) is None
-    assert Gate(url, "st-1", "plan/1").waits()
-    assert Gate(url, "st-1", "plan/1").ask({"hash": "abc"}) is None
-    given = Gate(url, "st-1", "plan/1").give(Answer(verdict="reject", words="too dear", by="ada"))
-    assert given.verdict == "reject"
-    assert not Gate(url, "st-1", "plan/1").waits()
-    assert Gate(url, "st-1", "plan/1").ask({"hash": "abc"}) == Answer(verdict="reject", words="too dear", by="ada")
+class _State(TypedDict, total=False):
+    question: str
+    answer: str
 
 
-def test_the_first_answer_stays(url: str) -> None:
-    gate = Gate(url, "st-1", "stage/compare")
-    gate.ask({})
-    gate.give(Answer(verdict="approve"))
-    assert gate.give(Answer(verdict="reject")).verdict == "approve"
+def _graph(saver: Saver | None) -> Any:
+    graph: StateGraph[_State, None, _State, _State] = StateGraph(_State)
+    graph.add_node("ask", lambda state: _State(answer=interrupt(state["question"])))
+    graph.add_edge(START, "ask")
+    graph.add_edge("ask", END)
+    return graph.compile(checkpointer=saver)
 
 
-def test_gates_of_other_studies_are_other_gates(url: str) -> None:
-    Gate(url, "st-1", "plan/1").ask({})
-    Gate(url, "st-1", "plan/1").give(Answer(verdict="approve"))
-    assert Gate(url, "st-2", "plan/1").ask({}) is None
+def ask(url: str) -> str | None:
+    """Put the question, unless it was put before; returns its answer."""
+
+    def put(saver: Saver | None) -> str | None:
+        graph = _graph(saver)
+        if not caught_up(graph, PLACE).values:
+            graph.invoke(_State(question="why?"), PLACE, durability="sync")
+        answer: str | None = graph.get_state(PLACE).values.get("answer")
+        return answer
+
+    return with_saver(url, put)
 
 
-def test_an_answer_to_nothing_is_refused(url: str) -> None:
-    with pytest.raises(LookupError):
-        Gate(url, "st-1", "plan/1").give(Answer(verdict="approve"))
+def give(url: str, answer: str) -> str:
+    """Returns the answer that counts."""
+
+    def take(saver: Saver | None) -> str:
+        graph = _graph(saver)
+        if caught_up(graph, PLACE).next:
+            graph.invoke(Command(resume=answer), PLACE, durability="sync")
+        return str(graph.get_state(PLACE).values["answer"])
+
+    return with_saver(url, take)
 
 
 def test_a_database_that_somebody_holds_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A question and its answer are kept once, however often they had to be tried."""
     monkeypatch.setattr(saving, "_BUSY_S", 0.05)
     file = tmp_path / "records.sqlite"
-    gate = Gate(f"sqlite:///{file}", "st-1", "plan/1")
+    url = f"sqlite:///{file}"
     with _held(file, 0.5):
-        assert gate.ask({"hash": "abc"}) is None
+        assert ask(url) is None
     with _held(file, 0.5):
-        assert gate.give(Answer(verdict="approve", by="ada")) == Answer(verdict="approve", by="ada")
-    assert gate.give(Answer(verdict="reject")).verdict == "approve"
+        assert give(url, "yes") == "yes"
+    assert give(url, "no") == "yes"
 
 
 def test_one_that_is_held_for_too_long_is_said_to_be_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,13 +78,13 @@ def test_one_that_is_held_for_too_long_is_said_to_be_away(tmp_path: Path, monkey
     monkeypatch.setattr(saving, "PATIENCE_S", 0.1)
     file = tmp_path / "records.sqlite"
     with _held(file, 30.0), pytest.raises(DatabaseAway, match="another program holds the database"):
-        Gate(f"sqlite:///{file}", "st-1", "plan/1").ask({})
+        ask(f"sqlite:///{file}")
 
 
 def test_a_server_that_cannot_be_reached_is_said_to_be_away(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(saving, "PATIENCE_S", 0.1)
     with pytest.raises(DatabaseAway):
-        Gate("postgresql://nobody@localhost:1/nothing", "st-1", "plan/1").ask({})
+        ask("postgresql://nobody@localhost:1/nothing")
 
 
 def test_a_connection_that_is_lost_costs_no_question_and_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,11 +100,10 @@ def test_a_connection_that_is_lost_costs_no_question_and_no_answer(monkeypatch: 
 
     monkeypatch.setattr(PostgresSaver, "from_conn_string", loses)
     with postgres() as url:
-        gate = Gate(url, "st-1", "plan/1")
-        assert gate.ask({"hash": "abc"}) is None
-        assert gate.give(Answer(verdict="approve")).verdict == "approve"
+        assert ask(url) is None
+        assert give(url, "yes") == "yes"
         assert len(lost) == 4
-        assert gate.ask({"hash": "abc"}) == Answer(verdict="approve")
+        assert ask(url) == "yes"
 
 
 @contextmanager

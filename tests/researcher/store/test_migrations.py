@@ -88,7 +88,7 @@ def test_findings_of_the_first_release_learn_what_they_compared_from_their_plans
     engine.dispose()
     store = Store.open(url)
     record = VerdictRecord(hypothesis="H1", verdict=Verdict.SUPPORTED, reason="", effect=EFFECT)
-    whole, bare = store.findings()
+    whole, bare = store.findings.all()
     assert [whole] == findings_of("st-1", plan, [record], 3.0)
     assert (bare.id, bare.baseline, bare.margin, bare.scope, bare.effect) == ("st-1/H9", (), None, {"steps": 6}, None)
     store.close()
@@ -111,7 +111,7 @@ def test_findings_of_our_own_studies_learn_their_seeds_from_their_trials(url: st
     insert(engine, "findings", id="st-9/H1", origin="Group 7", **fields)
     engine.dispose()
     store = Store.open(url)
-    assert [finding.seeds for finding in store.findings()] == [(0, 7), None]
+    assert [finding.seeds for finding in store.findings.all()] == [(0, 7), None]
     store.close()
 
 
@@ -124,9 +124,9 @@ def test_what_mlflow_had_taken_stays_taken_and_the_rest_still_waits_for_every_si
     insert(engine, "outbox", seq=3, tries=0, **common)
     engine.dispose()
     store = Store.open(url)
-    assert [message.seq for message in store.unsent("mlflow", "st-1")] == [2, 3]
-    assert store.outbox_state("mlflow", "st-1") == (2, "no route")
-    assert [message.seq for message in store.unsent("tensorboard")] == [1, 2, 3]
+    assert [message.seq for message in store.outbox.unsent("mlflow", "st-1")] == [2, 3]
+    assert store.outbox.state("mlflow", "st-1") == (2, "no route")
+    assert [message.seq for message in store.outbox.unsent("tensorboard")] == [1, 2, 3]
     store.close()
 
 
@@ -138,10 +138,10 @@ def test_records_of_the_first_release_are_kept(url: str) -> None:
     )  # fmt: skip
     engine.dispose()
     store = Store.open(url)
-    [study] = store.studies()
+    [study] = store.studies.all()
     assert (study.id, study.topic, study.created_at) == ("st-1", "a topic", 1.5)
-    store.request_pause("st-1")
-    assert store.study("st-1").pause_requested
+    store.studies.request_pause("st-1")
+    assert store.studies.get("st-1").pause_requested
     store.close()
 
 

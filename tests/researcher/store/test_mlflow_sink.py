@@ -57,7 +57,7 @@ def a_study(store: Store) -> tuple[str, str, str]:
 
 
 def runs_of(mlflow: Any, store: Store, study: str) -> dict[str, Any]:
-    experiment = mlflow.get_experiment_by_name(experiment_name(store.study(study)))
+    experiment = mlflow.get_experiment_by_name(experiment_name(store.studies.get(study)))
     found = mlflow.search_runs([experiment.experiment_id])
     runs = {run.data.tags["swarm.key"]: run for run in found}
     assert len(runs) == len(found)
@@ -69,7 +69,7 @@ def test_a_study_is_copied_with_its_curves_and_artifacts(
 ) -> None:
     study, done, failed = a_study(store)
     assert sink.drain(study) > 0
-    assert store.outbox_state("mlflow", study) == (0, None)
+    assert store.outbox.state("mlflow", study) == (0, None)
     runs = runs_of(mlflow, store, study)
     assert set(runs) == {"stage:compare", f"trial:{done}", f"trial:{failed}"}
     good, bad = runs[f"trial:{done}"], runs[f"trial:{failed}"]
@@ -83,7 +83,7 @@ def test_a_study_is_copied_with_its_curves_and_artifacts(
     assert good.data.tags["swarm.plan_hash"] == example_plan().digest()
     assert (good.info.status, bad.info.status) == ("FINISHED", "FAILED")
     assert bad.data.tags["swarm.reason"] == "gave up"
-    assert store.trial(study, failed).status == TrialStatus.FAILED
+    assert store.trials.get(study, failed).status == TrialStatus.FAILED
     spec = Path(mlflow.download_artifacts(good.info.run_id, "spec.json", str(tmp_path)))
     assert json.loads(spec.read_text()) == {"seed": 0}
     why = Path(mlflow.download_artifacts(bad.info.run_id, "attempts/1-failed.txt", str(tmp_path)))
@@ -92,14 +92,14 @@ def test_a_study_is_copied_with_its_curves_and_artifacts(
 
 
 def test_a_topic_that_is_longer_than_a_note_may_be_is_cut(store: Store, sink: MlflowSink, mlflow: Any) -> None:
-    study = store.create_study("a" * 30_000, {})
+    study = store.studies.create("a" * 30_000, {})
     sink.drain(study)
-    assert store.outbox_state("mlflow", study) == (0, None)
+    assert store.outbox.state("mlflow", study) == (0, None)
 
 
 def test_sending_everything_again_leaves_one_of_each(store: Store, sink: MlflowSink, mlflow: Any) -> None:
     study, done, _ = a_study(store)
-    waiting = store.unsent("mlflow", study)
+    waiting = store.outbox.unsent("mlflow", study)
     sink.drain(study)
     before = runs_of(mlflow, store, study)
     again = MlflowSink(store, sink.tracking_uri)
@@ -114,7 +114,7 @@ def test_two_that_copy_at_once_leave_one_of_each(
     store: Store, sink: MlflowSink, mlflow: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     study, done, failed = a_study(store)
-    waiting, looked, copied = len(store.unsent("mlflow", study)), threading.Event(), threading.Event()
+    waiting, looked, copied = len(store.outbox.unsent("mlflow", study)), threading.Event(), threading.Event()
     find = sink._find
 
     def find_and_dawdle(client: Any, study: Any, key: str) -> str | None:
@@ -138,7 +138,7 @@ def test_sampled_episodes_are_traces_of_the_trials_run_and_sent_again_they_are_t
     store: Store, sink: MlflowSink, mlflow: Any
 ) -> None:
     study, done, failed = a_study(store)
-    waiting = store.unsent("mlflow", study)
+    waiting = store.outbox.unsent("mlflow", study)
     sink.drain(study)
     for message in waiting:  # as after a crash between sending and marking
         sink._send(message)
@@ -168,7 +168,7 @@ def test_sampled_episodes_are_traces_of_the_trials_run_and_sent_again_they_are_t
 def test_one_filter_finds_the_best_of_an_arm(store: Store, sink: MlflowSink, mlflow: Any) -> None:
     study, done, _ = a_study(store)
     sink.drain(study)
-    experiment = mlflow.get_experiment_by_name(experiment_name(store.study(study)))
+    experiment = mlflow.get_experiment_by_name(experiment_name(store.studies.get(study)))
     asked = f"params.arm = '{ARMS[0]}' and tags.`swarm.stage` = 'compare' and tags.`swarm.hypothesis` LIKE '%H1%'"
     [found] = mlflow.search_runs([experiment.experiment_id], asked, order_by=["metrics.`final.heldout_accuracy` DESC"])
     assert found.data.tags["swarm.key"] == f"trial:{done}"
@@ -179,7 +179,7 @@ def test_the_saved_view_shows_the_arms_curves_and_nothing_has_to_be_arranged(
 ) -> None:
     study, done, failed = a_study(store)
     sink.drain(study)
-    experiment = mlflow.get_experiment_by_name(experiment_name(store.study(study)))
+    experiment = mlflow.get_experiment_by_name(experiment_name(store.studies.get(study)))
     key = re.search(r"viewStateShareKey=(\w+)", sink.page(study))
     assert key is not None
     view = json.loads(experiment.tags[f"mlflow.sharedViewState.{key[1]}"])
@@ -201,18 +201,18 @@ def test_verdict_and_report_are_added_to_what_is_there(
     sink.drain(study)
     report = tmp_path / "report.md"
     report.write_text("# Yes")
-    store.record_verdict(
+    store.verdicts.record(
         study, "compare", VerdictRecord(hypothesis="H1", verdict=Verdict.SUPPORTED, reason="", effect=None)
     )
-    store.set_stage_status(study, "compare", "done")
-    store.record_report(study, {"markdown": str(report)}, SEAL)
-    store.set_study_status(study, StudyStatus.DONE)
+    store.plans.set_stage_status(study, "compare", "done")
+    store.reports.record(study, {"markdown": str(report)}, SEAL)
+    store.studies.set_status(study, StudyStatus.DONE)
     sink.drain(study)
     runs = runs_of(mlflow, store, study)
     assert runs[f"trial:{done}"].data.tags["swarm.verdict.H1"] == "supported"
     assert runs["stage:compare"].info.status == "FINISHED"
     assert [item.path for item in mlflow.list_artifacts(runs["report"].info.run_id)] == ["report.md"]
-    experiment = mlflow.get_experiment_by_name(experiment_name(store.study(study)))
+    experiment = mlflow.get_experiment_by_name(experiment_name(store.studies.get(study)))
     assert "H1: supported" in experiment.tags["mlflow.note.content"]
     assert experiment.tags["swarm.status"] == "done"
 
@@ -221,20 +221,20 @@ def test_verdict_and_report_are_added_to_what_is_there(
 def test_what_a_study_left_unfinished_is_there_with_what_broke_it(
     store: Store, sink: MlflowSink, mlflow: Any, tmp_path: Path, ends: StudyStatus, run: str
 ) -> None:
-    study = store.create_study("Does it work?", {})
-    store.save_plan(study, example_plan())
-    clock = store._clock
+    study = store.studies.create("Does it work?", {})
+    store.plans.save(study, example_plan())
+    clock = store._db.clock
     assert isinstance(clock, ManualClock)
     clock.advance(10)
     began = clock.now()
-    store.set_stage_status(study, "compare", "running")
-    [trial] = store.ensure_trials(study, "compare", [(ARMS[0], 0)])
-    store.record_intent(study, trial.key, 1, "http://a", "k", {"seed": 0})
-    store.record_event(study, "client_failed", {"trial": trial.key, "trace": "KeyError: 'total'"})
+    store.plans.set_stage_status(study, "compare", "running")
+    [trial] = store.trials.ensure(study, "compare", [(ARMS[0], 0)])
+    store.trials.record_intent(study, trial.key, 1, "http://a", "k", {"seed": 0})
+    store.journal.record(study, "client_failed", {"trial": trial.key, "trace": "KeyError: 'total'"})
     sink.drain(study)
     assert runs_of(mlflow, store, study)["stage:compare"].info.status == "RUNNING"
     clock.advance(10)
-    store.set_study_status(study, ends, "its code is wrong")
+    store.studies.set_status(study, ends, "its code is wrong")
     sink.drain(study)
     runs = runs_of(mlflow, store, study)
     stage, broken = runs["stage:compare"], runs[f"trial:{trial.key}"]
@@ -242,8 +242,8 @@ def test_what_a_study_left_unfinished_is_there_with_what_broke_it(
     assert (stage.info.start_time, stage.info.end_time) == (int(began * 1000), int((began + 10) * 1000))
     why = Path(mlflow.download_artifacts(broken.info.run_id, "failures/1.json", str(tmp_path)))
     assert json.loads(why.read_text())["trace"] == "KeyError: 'total'"
-    store.set_study_status(study, StudyStatus.RUNNING)
-    store.set_stage_status(study, "compare", "running")
+    store.studies.set_status(study, StudyStatus.RUNNING)
+    store.plans.set_stage_status(study, "compare", "running")
     sink.drain(study)
     assert runs_of(mlflow, store, study)["stage:compare"].info.status == "RUNNING"
 
@@ -256,10 +256,10 @@ def test_arms_whose_names_hold_quotes_have_one_run_each_with_the_verdict(
 ) -> None:
     study, *trials = sink_contract.a_study(store, arms=arms)
     keys = [f"trial:{key}" for key in trials]
-    waiting = store.unsent("mlflow", study)
+    waiting = store.outbox.unsent("mlflow", study)
     sink.drain(study)
     again = MlflowSink(store, sink.tracking_uri)
-    store.record_verdict(
+    store.verdicts.record(
         study, "compare", VerdictRecord(hypothesis="H1", verdict=Verdict.SUPPORTED, reason="", effect=None)
     )
     again.drain(study)
@@ -276,7 +276,7 @@ def test_an_outage_is_noted_and_caught_up(store: Store, sink: MlflowSink, mlflow
     study, done, _ = a_study(store)
     away = MlflowSink(store, "http://127.0.0.1:9")
     assert away.drain(study) == 0
-    waiting, error = store.outbox_state("mlflow", study)
+    waiting, error = store.outbox.state("mlflow", study)
     assert waiting > 0
     assert error
     assert sink.drain(study) == waiting
@@ -289,7 +289,7 @@ def test_a_database_named_by_a_relative_path_is_written_there(
     monkeypatch.chdir(tmp_path)
     study, _, _ = a_study(store)
     assert MlflowSink(store, "sqlite:///mlflow.db").drain(study) > 0
-    assert store.outbox_state("mlflow", study) == (0, None)
+    assert store.outbox.state("mlflow", study) == (0, None)
     assert (tmp_path / "mlflow.db").exists()
     assert list((tmp_path / "mlartifacts").rglob("spec.json"))
 
@@ -298,7 +298,7 @@ def test_a_database_whose_driver_is_absent_is_said(store: Store) -> None:
     study, _, _ = a_study(store)
     away = MlflowSink(store, "mysql://root:hunter2@127.0.0.1/mlflow")
     assert away.drain(study) == 0
-    assert "MySQLdb" in str(store.outbox_state("mlflow", study)[1])
+    assert "MySQLdb" in str(store.outbox.state("mlflow", study)[1])
     with pytest.raises(MlflowAway, match="MySQLdb") as said:
         away.page(study)
     assert "hunter2" not in str(said.value)
@@ -311,7 +311,7 @@ def test_a_database_that_is_down_is_said_at_once(store: Store, monkeypatch: pyte
     monkeypatch.setattr("mlflow.store.db.utils.create_sqlalchemy_engine_with_retry", try_for_minutes)
     study, _, _ = a_study(store)
     assert MlflowSink(store, "postgresql+psycopg://me@127.0.0.1:9/mlflow").drain(study) == 0
-    assert "connection" in str(store.outbox_state("mlflow", study)[1])
+    assert "connection" in str(store.outbox.state("mlflow", study)[1])
 
 
 def experiment_of(mlflow: Any, study: str) -> Any:
@@ -323,7 +323,7 @@ def test_an_experiment_that_a_person_renamed_stays_the_studys(store: Store, sink
     study, _, _ = a_study(store)
     sink.drain(study)
     mlflow.rename_experiment(experiment_of(mlflow, study).experiment_id, f"mine {study}")
-    store.set_study_status(study, StudyStatus.DONE)
+    store.studies.set_status(study, StudyStatus.DONE)
     assert sink.drain(study) == 1
     assert experiment_of(mlflow, study).name == f"mine {study}"
     assert experiment_of(mlflow, study).tags["swarm.status"] == "done"
@@ -336,9 +336,9 @@ def test_an_experiment_that_a_person_deleted_is_not_made_again_and_how_to_restor
     sink.drain(study)
     gone = experiment_of(mlflow, study).experiment_id
     mlflow.delete_experiment(gone)
-    store.set_study_status(study, StudyStatus.DONE)
+    store.studies.set_status(study, StudyStatus.DONE)
     assert sink.drain(study) == 0
-    assert f"mlflow experiments restore --experiment-id {gone}" in str(store.outbox_state("mlflow", study)[1])
+    assert f"mlflow experiments restore --experiment-id {gone}" in str(store.outbox.state("mlflow", study)[1])
     with pytest.raises(MlflowAway, match="was deleted"):
         sink.page(study)
     mlflow.restore_experiment(gone)
@@ -370,7 +370,7 @@ def test_signs_of_urls_in_the_name_of_a_home_are_part_of_mlflows_place_too(tmp_p
         warnings.simplefilter("ignore")
         sink = MlflowSink(store, default_tracking_uri({"RESEARCHER_HOME": str(home)}))
         assert sink.drain(study) > 0
-    assert store.outbox_state("mlflow", study)[1] is None
+    assert store.outbox.state("mlflow", study)[1] is None
     assert {"mlflow.db", "mlartifacts"} <= {file.name for file in home.iterdir()}
 
 

@@ -19,7 +19,7 @@ from researcher.cli import Interrupted
 from researcher.cli.resume import _to_its_end
 from researcher.conduct import Outcome
 from researcher.store.errors import DatabaseAway, DatabaseRefused, NotFound
-from researcher.store.outages import waiting
+from researcher.store.retries import waiting
 from researcher.store.store import Store
 from tests.fakes.postgres import Postgres, postgres_server
 
@@ -44,12 +44,12 @@ def store(server: Postgres) -> Iterator[Store]:
 
 
 def numbers(store: Store, study: str) -> list[int]:
-    return [event.detail["n"] for event in store.events(study, limit=100_000, kind="note")]
+    return [event.detail["n"] for event in store.journal.events(study, "note")]
 
 
 def _interrupted(store: Store, monkeypatch: pytest.MonkeyPatch, *, committed: bool) -> list[bool]:
     """Let the connection be lost with the next commit, done or not; the list is filled when it was."""
-    dialect, lost = store._engine.dialect, list[bool]()
+    dialect, lost = store._db.engine.dialect, list[bool]()
     real: Callable[[Any], None] = dialect.do_commit
 
     def commit(connection: Any) -> None:
@@ -70,11 +70,11 @@ def _interrupted(store: Store, monkeypatch: pytest.MonkeyPatch, *, committed: bo
 def test_a_commit_whose_answer_is_lost_is_done_once(
     store: Store, monkeypatch: pytest.MonkeyPatch, committed: bool
 ) -> None:
-    study = store.create_study("a topic", {})
-    store.record_event(study, "note", {"n": 0})
+    study = store.studies.create("a topic", {})
+    store.journal.record(study, "note", {"n": 0})
     lost = _interrupted(store, monkeypatch, committed=committed)
-    store.record_event(study, "note", {"n": 1})
-    store.record_event(study, "note", {"n": 2})
+    store.journal.record(study, "note", {"n": 1})
+    store.journal.record(study, "note", {"n": 2})
     assert lost
     assert numbers(store, study) == [0, 1, 2]
 
@@ -82,13 +82,13 @@ def test_a_commit_whose_answer_is_lost_is_done_once(
 def test_through_restarts_every_change_of_several_writers_is_made_once_and_in_order(
     server: Postgres, store: Store
 ) -> None:
-    study = store.create_study("a topic", {})
+    study = store.studies.create("a topic", {})
     enough = threading.Event()
 
     def write(writer: int) -> int:
         count = 0
         while not enough.is_set():
-            store.record_event(study, "note", {"writer": writer, "n": count})
+            store.journal.record(study, "note", {"writer": writer, "n": count})
             count += 1
         return count
 
@@ -101,7 +101,7 @@ def test_through_restarts_every_change_of_several_writers_is_made_once_and_in_or
                 assert not any(each.done() for each in writing)
         enough.set()
         counts = [each.result(timeout=60) for each in writing]
-    events = store.events(study, limit=1_000_000, kind="note")
+    events = store.journal.events(study, "note")
     for writer, count in enumerate(counts):
         assert [event.detail["n"] for event in events if event.detail["writer"] == writer] == list(range(count))
 
@@ -110,17 +110,17 @@ def test_what_is_wrong_is_said_at_once_and_what_is_away_for_too_long_in_the_end(
     store: Store, monkeypatch: pytest.MonkeyPatch, server: Postgres
 ) -> None:
     with pytest.raises(NotFound):
-        store.study("st-none")
-    study = store.create_study("a topic", {})
+        store.studies.get("st-none")
+    study = store.studies.create("a topic", {})
     away = Store.open(server.url, patience_s=0.2)
 
     def refuse(*_: Any, **__: Any) -> None:
         raise psycopg.OperationalError("connection refused")
 
-    away._engine.dispose()
-    monkeypatch.setattr(away._engine.dialect, "connect", refuse)
+    away._db.engine.dispose()
+    monkeypatch.setattr(away._db.engine.dialect, "connect", refuse)
     with pytest.raises(DatabaseAway, match="connection refused"):
-        away.study(study)
+        away.studies.get(study)
     away.close()
 
 
@@ -142,9 +142,9 @@ def test_a_sqlite_file_that_another_program_holds_for_long_is_waited_for(
 ) -> None:
     hurried(monkeypatch)
     store = Store.open(f"sqlite:///{tmp_path}/r.db")
-    study = store.create_study("a topic", {})
+    study = store.studies.create("a topic", {})
     with held(tmp_path / "r.db") as holder, ThreadPoolExecutor(1) as thread:
-        writing = thread.submit(store.record_event, study, "note", {"n": 1})
+        writing = thread.submit(store.journal.record, study, "note", {"n": 1})
         while "does not answer" not in caplog.text:
             assert not writing.done()
         holder.execute("ROLLBACK")
@@ -156,9 +156,9 @@ def test_a_sqlite_file_that_another_program_holds_for_long_is_waited_for(
 def test_a_sqlite_file_that_is_held_for_too_long_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hurried(monkeypatch)
     store = Store.open(f"sqlite:///{tmp_path}/r.db", patience_s=0.2)
-    study = store.create_study("a topic", {})
+    study = store.studies.create("a topic", {})
     with held(tmp_path / "r.db"), pytest.raises(DatabaseAway, match="another program holds the database"):
-        store.record_event(study, "note", {"n": 1})
+        store.journal.record(study, "note", {"n": 1})
     assert numbers(store, study) == []
     store.close()
 
@@ -168,14 +168,14 @@ def test_whoever_is_interrupted_waits_no_longer_for_a_sqlite_file_that_is_held(
 ) -> None:
     hurried(monkeypatch)
     store = Store.open(f"sqlite:///{tmp_path}/r.db")
-    study = store.create_study("a topic", {})
+    study = store.studies.create("a topic", {})
 
     async def work(number: signal.Signals) -> Outcome:
         threading.Timer(0.3, os.kill, (os.getpid(), number)).start()
         try:
-            store.record_event(study, "note", {"n": 1})
+            store.journal.record(study, "note", {"n": 1})
         finally:
-            store.record_event(study, "note", {"n": 2})  # what is given back at the end waits no longer either
+            store.journal.record(study, "note", {"n": 2})  # what is given back at the end waits no longer either
         raise AssertionError("nobody holds the file")
 
     before = {each: signal.signal(each, how) for each, how in DEFAULT.items()}

@@ -41,7 +41,7 @@ class TestMlflow(SinkContract):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             client = sink._open()
-        experiment = client.get_experiment_by_name(experiment_name(store.study(study)))
+        experiment = client.get_experiment_by_name(experiment_name(store.studies.get(study)))
         runs = client.search_runs([experiment.experiment_id], "params.arm LIKE '%'", order_by=["params.arm"])
         return [self._trial(client, run) for run in runs]
 
@@ -149,7 +149,7 @@ class TestWandb(SinkContract):
         self, store: Store, tmp_path: Path
     ) -> None:
         study, _, _ = a_study(store)
-        waiting = store.unsent("wandb", study)
+        waiting = store.outbox.unsent("wandb", study)
         sink = WandbSink(store, tmp_path, {"WANDB_MODE": "online"})
         sink.drain(study)
         done = next(run for run in self.fake.runs if run.rows)
@@ -164,7 +164,7 @@ class TestWandb(SinkContract):
     def test_an_error_is_recorded_without_secrets(self, store: Store, away: CopySink) -> None:
         study, _, _ = a_study(store)
         away.drain(study)
-        assert "sk-" not in str(store.outbox_state("wandb", study)[1])
+        assert "sk-" not in str(store.outbox.state("wandb", study)[1])
 
     def test_where_runs_go(self, store: Store, tmp_path: Path) -> None:
         assert WandbSink(store, tmp_path, {}).mode == "offline"
@@ -192,7 +192,7 @@ def test_a_sink_whose_package_is_absent_names_the_extra(monkeypatch: pytest.Monk
     store = Store.open(f"sqlite:///{tmp_path}/r.db")
     study, _, _ = a_study(store)
     assert WandbSink(store, tmp_path, {}).drain(study) == 0
-    assert "wandb cannot be imported" in str(store.outbox_state("wandb", study)[1])
+    assert "wandb cannot be imported" in str(store.outbox.state("wandb", study)[1])
     with pytest.raises(SinkMissing, match="there is no sink 'floppy'"):
         open_sink(store, "floppy")
     store.close()
@@ -219,8 +219,8 @@ def test_copy_sends_what_waits_and_says_where(
     said = capsys.readouterr().out
     assert "tensorboard" in said
     assert str(default_folder()) in said
-    assert store.outbox_state("tensorboard", study) == (0, None)
-    assert store.outbox_state("mlflow", study)[0] > 0
+    assert store.outbox.state("tensorboard", study) == (0, None)
+    assert store.outbox.state("mlflow", study)[0] > 0
     store.close()
 
 

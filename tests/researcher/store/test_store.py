@@ -14,7 +14,7 @@ from foundation.clock import ManualClock
 from researcher.store.checkpoints import with_saver
 from researcher.store.database import default_url, sqlite_file
 from researcher.store.errors import DatabaseRefused
-from researcher.store.journal import Journal
+from researcher.store.journal import JournalReader
 from researcher.store.store import Store
 from researcher.study.plan import Plan
 from tests.contracts.store_contract import StoreContract
@@ -38,12 +38,12 @@ class TestPostgreSQL(StoreContract):
 def test_a_line_that_is_committed_after_one_with_a_higher_number_is_read_all_the_same(postgres_url: str) -> None:
     with fresh_database(postgres_url) as url:
         store, other = Store.open(url), Store.open(url)
-        study = store.create_study("a topic", {})
-        journal = Journal(store, study)
-        with other._writing() as session:
-            other._journal(session, study, "late")
+        study = store.studies.create("a topic", {})
+        journal = JournalReader(store.journal, study)
+        with other._db.writing() as session:
+            other._db.note(session, study, "late")
             session.flush()
-            store.record_event(study, "early", {})
+            store.journal.record(study, "early", {})
             assert [event.kind for event in journal.look()] == ["early"]
         assert [event.kind for event in journal.look()] == ["late"]
         assert [event.kind for event in journal.events] == ["late", "early"]
@@ -53,11 +53,11 @@ def test_a_line_that_is_committed_after_one_with_a_higher_number_is_read_all_the
 
 def test_a_long_journal_is_read_once(tmp_path: Path) -> None:
     store = Store.open(f"sqlite:///{tmp_path}/r.db")
-    study = store.create_study("a topic", {})
-    journal = Journal(store, study)
+    study = store.studies.create("a topic", {})
+    journal = JournalReader(store.journal, study)
     for looks in range(3):
         for number in range(150):
-            store.record_event(study, "note", {"n": 150 * looks + number})
+            store.journal.record(study, "note", {"n": 150 * looks + number})
         assert [event.detail["n"] for event in journal.look()] == list(range(150 * looks, 150 * (looks + 1)))
         assert journal.look() == []
     assert [event.detail["n"] for event in journal.events] == list(range(450))
@@ -66,7 +66,7 @@ def test_a_long_journal_is_read_once(tmp_path: Path) -> None:
 
 def test_sqlite_is_opened_with_its_guarantees(tmp_path: Path) -> None:
     store = Store.open(f"sqlite:///{tmp_path}/r.db")
-    with store._engine.connect() as connection:
+    with store._db.engine.connect() as connection:
         read = {
             name: connection.exec_driver_sql(f"PRAGMA {name}").scalar() for name in ("journal_mode", "foreign_keys")
         }
@@ -147,13 +147,13 @@ def test_a_store_left_open_by_a_killed_process_opens_again(tmp_path: Path) -> No
     url = f"sqlite:///{tmp_path}/r.db"
     code = (
         "import os, signal; from researcher.store.store import Store\n"
-        f"s = Store.open({url!r}); s.create_study('x', {{}})\n"
-        "with s._writing() as session: os.kill(os.getpid(), signal.SIGKILL)"
+        f"s = Store.open({url!r}); s.studies.create('x', {{}})\n"
+        "with s._db.writing() as session: os.kill(os.getpid(), signal.SIGKILL)"
     )
     subprocess.run([sys.executable, "-c", code], check=False, timeout=60)
     store = Store.open(url, clock=ManualClock())
-    assert [study.topic for study in store.studies()] == ["x"]
-    store.create_study("y", {})
+    assert [study.topic for study in store.studies.all()] == ["x"]
+    store.studies.create("y", {})
     store.close()
 
 
@@ -161,8 +161,8 @@ def test_the_plan_in_sql_is_the_canonical_json(tmp_path: Path) -> None:
     from tests.fakes.example_plan import example_plan
 
     store = Store.open(f"sqlite:///{tmp_path}/r.db")
-    study = store.create_study("x", {})
-    store.save_plan(study, example_plan(question="größer?"))
+    study = store.studies.create("x", {})
+    store.plans.save(study, example_plan(question="größer?"))
     store.close()
     connection = sqlite3.connect(tmp_path / "r.db")
     text, digest = connection.execute("SELECT canonical, digest FROM plans").fetchone()
@@ -183,9 +183,9 @@ def test_the_largest_seed_counts_seeds_of_an_arms_own(tmp_path: Path) -> None:
     plan = example_plan()
     first, second = plan.arms
     apart = plan.model_copy(update={"arms": (first, second.model_copy(update={"seed_offset": 700}))})
-    assert store.largest_seed() == -1
-    store.save_plan(store.create_study("q", {}), plan)
-    assert store.largest_seed() == 4
-    store.save_plan(store.create_study("q", {}), apart)
-    assert store.largest_seed() == 704
+    assert store.plans.largest_seed() == -1
+    store.plans.save(store.studies.create("q", {}), plan)
+    assert store.plans.largest_seed() == 4
+    store.plans.save(store.studies.create("q", {}), apart)
+    assert store.plans.largest_seed() == 704
     store.close()

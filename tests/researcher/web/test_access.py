@@ -80,7 +80,7 @@ async def test_every_answer_carries_the_headers_that_keep_it_in_place(browser: h
 
 
 async def test_nothing_on_the_page_comes_from_elsewhere(page: WebPage, browser: httpx.AsyncClient) -> None:
-    study = at_gate(page.home.store, page.url)
+    study = at_gate(page.home.store)
     text = (await browser.get(f"/studies/{study}")).text
     assert 'src="http' not in text
     assert 'href="http' not in text
@@ -97,7 +97,7 @@ async def test_the_sessions_cookie_is_for_this_page_alone(browser: httpx.AsyncCl
 
 
 async def test_with_a_token_nothing_is_shown_or_done_before_it_was_given(guarded: WebPage) -> None:
-    study = at_gate(guarded.home.store, guarded.url)
+    study = at_gate(guarded.home.store)
     async with guarded.browser(ELSEWHERE) as browser:
         for address in ("/", f"/studies/{study}", f"/studies/{study}/report", f"/studies/{study}/mlflow"):
             sent = await browser.get(address)
@@ -132,7 +132,7 @@ async def test_logging_in_leads_to_no_other_site(guarded: WebPage) -> None:
 
 
 async def test_where_browsers_are_elsewhere_mlflow_is_not_started_for_them(guarded: WebPage) -> None:
-    study = at_gate(guarded.home.store, guarded.url)
+    study = at_gate(guarded.home.store)
     async with guarded.browser(ELSEWHERE) as browser:
         await browser.post("/login", data={"password": TOKEN})
         sent = await browser.get(f"/studies/{study}/mlflow")

@@ -102,9 +102,11 @@ def test_curves_grow_and_trials_appear_while_somebody_looks(chrome: Browser, tmp
         tab.run("window.loadedOnce = true")
         points = "document.querySelectorAll('#trials tbody tr')[0].querySelector('polyline').points.length"
         assert tab.run(points) == 2
-        home.store.record_progress(study, trial.key, 5, [("reward_mean", step, 0.1 * step) for step in range(3, 6)])
+        home.store.trials.record_progress(
+            study, trial.key, 5, [("reward_mean", step, 0.1 * step) for step in range(3, 6)]
+        )
         tab.wait(f"{points} === 5")
-        (new,) = home.store.ensure_trials(study, "floor", [("lr=base", 2)])
+        (new,) = home.store.trials.ensure(study, "floor", [("lr=base", 2)])
         finish(home.store, study, new, 0.4)
         tab.wait("document.querySelectorAll('#trials tbody tr').length === 3")
         assert tab.run("window.loadedOnce") is True
@@ -114,14 +116,14 @@ def test_curves_grow_and_trials_appear_while_somebody_looks(chrome: Browser, tmp
 
 
 def test_what_a_person_types_outlives_what_changes_around_it(chrome: Browser, tmp_path: Path) -> None:
-    home, url = opened(tmp_path / "home")
-    study = at_gate(home.store, url)
+    home, _ = opened(tmp_path / "home")
+    study = at_gate(home.store)
     with served(home.root, study) as address:
         first, second = chrome.tab(), chrome.tab(apart=True)
         for tab in (first, second):
             tab.go(address)
         first.type("#gate input[name=words]", "half a sentence")
-        home.store.record_event(study, "note", {"text": "something happened"})
+        home.store.journal.record(study, "note", {"text": "something happened"})
         first.wait("document.querySelector('#journal').innerText.includes('something happened')")
         assert first.run("document.querySelector('#gate input[name=words]').value") == "half a sentence"
         second.type("#gate input[name=by]", "bob")
@@ -131,9 +133,9 @@ def test_what_a_person_types_outlives_what_changes_around_it(chrome: Browser, tm
 
 
 def test_what_others_wrote_does_nothing_in_a_browser(chrome: Browser, tmp_path: Path) -> None:
-    home, url = opened(tmp_path / "home")
+    home, _ = opened(tmp_path / "home")
     plan = study_plan().model_copy(update={"question": NASTY, "assumptions": (NASTY,)})
-    study = at_gate(home.store, url, NASTY, plan=plan)
+    study = at_gate(home.store, NASTY, plan=plan)
     with served(home.root) as address:
         tab = chrome.tab()
         tab.go(address)
@@ -141,7 +143,7 @@ def test_what_others_wrote_does_nothing_in_a_browser(chrome: Browser, tmp_path: 
         tab.click(".study")
         tab.wait("document.querySelector('#gate button')")
         assert NASTY in tab.run("document.querySelector('h1').innerText")
-        home.store.record_event(study, "note", {"text": NASTY})
+        home.store.journal.record(study, "note", {"text": NASTY})
         tab.wait("document.querySelector('#journal').innerText.includes('window.hacked')")
         _harmless(tab)
     home.store.close()

@@ -26,7 +26,7 @@ async def test_without_studies_the_list_says_how_to_begin(browser: httpx.AsyncCl
 
 
 async def test_the_list_shows_status_verdict_and_who_is_waited_for(page: WebPage, browser: httpx.AsyncClient) -> None:
-    ended, waiting = done(page.home), at_gate(page.home.store, page.url, "Is it worth it?")
+    ended, waiting = done(page.home), at_gate(page.home.store, "Is it worth it?")
     text = (await browser.get("/")).text
     assert f'href="/studies/{ended}"' in text
     assert "H1 supported" in text
@@ -37,7 +37,7 @@ async def test_the_list_shows_status_verdict_and_who_is_waited_for(page: WebPage
 
 async def test_a_long_list_comes_in_pages(page: WebPage, browser: httpx.AsyncClient) -> None:
     for number in range(51):
-        page.home.store.create_study(f"topic {number}", {})
+        page.home.store.studies.create(f"topic {number}", {})
     assert "page 1 of 2" in (await browser.get("/")).text
     assert (await browser.get("/?page=2")).text.count('class="study card') == 1
     assert (await browser.get("/?page=7")).text.count('class="study card') == 1
@@ -45,7 +45,7 @@ async def test_a_long_list_comes_in_pages(page: WebPage, browser: httpx.AsyncCli
 
 
 async def test_a_study_that_is_being_planned_has_a_page(page: WebPage, browser: httpx.AsyncClient) -> None:
-    study = page.home.store.create_study("a topic", {})
+    study = page.home.store.studies.create("a topic", {})
     text = (await browser.get(f"/studies/{study}")).text
     assert "The plan is being made." in text
     assert "No trial has begun yet." in text
@@ -62,7 +62,7 @@ async def test_a_running_study_shows_its_trials_with_server_step_and_curve(
     assert "0.25" in text
     assert text.count('<svg class="spark') == 2
     assert '<svg class="curves"' in text
-    assert page.home.store.plan(study).digest() in text
+    assert page.home.store.plans.get(study).digest() in text
     assert "1 of 2 trials done" in text
     assert f"trial={trial.key}" not in text  # a run is in MLflow once it has ended
 
@@ -73,7 +73,7 @@ async def test_a_curve_grows_when_the_browser_looks_again(page: WebPage, browser
     again = await browser.get(f"/studies/{study}", headers={"if-none-match": first.headers["etag"]})
     assert again.status_code == 304
     assert again.content == b""
-    page.home.store.record_progress(study, trial.key, 3, [("reward_mean", 3, 0.5)])
+    page.home.store.trials.record_progress(study, trial.key, 3, [("reward_mean", 3, 0.5)])
     page.clock.advance(2)
     later = await browser.get(f"/studies/{study}", headers={"if-none-match": first.headers["etag"]})
     assert later.status_code == 200
@@ -85,8 +85,10 @@ async def test_many_browsers_that_ask_at_once_are_answered_from_one_reading(
 ) -> None:
     study, _ = running(page.home.store)
     read = []
-    real = page.home.store.attempts_of_study
-    monkeypatch.setattr(page.home.store, "attempts_of_study", lambda study_id: read.append(study_id) or real(study_id))
+    real = page.home.store.trials.attempts_of_study
+    monkeypatch.setattr(
+        page.home.store.trials, "attempts_of_study", lambda study_id: read.append(study_id) or real(study_id)
+    )
     texts = [(await browser.get(f"/studies/{study}")).text for _ in range(5)]
     assert len(set(texts)) == 1
     assert len(read) == 1
@@ -115,19 +117,19 @@ async def test_budget_and_sentinels_are_shown(page: WebPage, browser: httpx.Asyn
     text = (await browser.get(f"/studies/{study}")).text
     assert "0 of 20" in text
     assert "heldout leak" in text
-    page.home.store.ensure_trials(study, "compare", [(ARM, 0)])
+    page.home.store.trials.ensure(study, "compare", [(ARM, 0)])
     page.clock.advance(2)
     assert (await browser.get(f"/studies/{study}")).status_code == 200
 
 
 async def test_what_others_wrote_is_shown_as_text(page: WebPage, browser: httpx.AsyncClient) -> None:
     plan = study_plan().model_copy(update={"question": NASTY, "assumptions": (NASTY,)})
-    study = at_gate(page.home.store, page.url, NASTY, plan=plan)
-    page.home.store.record_event(study, "note", {"text": NASTY})
-    (trial,) = page.home.store.ensure_trials(study, "floor", [("lr=base", 0)])
-    page.home.store.record_intent(study, trial.key, 1, f"http://{NASTY}", "k", {})
-    page.home.store.fail_attempt(study, trial.key, NASTY)
-    page.home.store.set_study_status(study, page.home.store.study(study).status, f"`{NASTY}` {NASTY}")
+    study = at_gate(page.home.store, NASTY, plan=plan)
+    page.home.store.journal.record(study, "note", {"text": NASTY})
+    (trial,) = page.home.store.trials.ensure(study, "floor", [("lr=base", 0)])
+    page.home.store.trials.record_intent(study, trial.key, 1, f"http://{NASTY}", "k", {})
+    page.home.store.trials.fail_attempt(study, trial.key, NASTY)
+    page.home.store.studies.set_status(study, page.home.store.studies.get(study).status, f"`{NASTY}` {NASTY}")
     for address in ("/", f"/studies/{study}", "/studies/<script>window.hacked = 1"):
         text = (await browser.get(address)).text
         assert "<script>window" not in text
@@ -137,8 +139,8 @@ async def test_what_others_wrote_is_shown_as_text(page: WebPage, browser: httpx.
 
 async def test_secrets_are_taken_out(page: WebPage, browser: httpx.AsyncClient) -> None:
     study, trial = running(page.home.store)
-    page.home.store.fail_attempt(study, trial.key, "refused: Bearer abcdefgh12345678")
-    page.home.store.record_event(study, "note", {"key": "swk_abc.def.ghi"})
+    page.home.store.trials.fail_attempt(study, trial.key, "refused: Bearer abcdefgh12345678")
+    page.home.store.journal.record(study, "note", {"key": "swk_abc.def.ghi"})
     text = (await browser.get(f"/studies/{study}")).text
     assert "[redacted]" in text
     assert "abcdefgh12345678" not in text
@@ -149,9 +151,9 @@ async def test_a_plan_that_was_changed_after_it_was_frozen_is_called_out(
     page: WebPage, browser: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     study = planned(page.home.store)
-    plan, digest = page.home.store.frozen_plan(study)
+    plan, digest = page.home.store.plans.frozen(study)
     changed = plan.model_copy(update={"steps": 99})
-    monkeypatch.setattr(page.home.store, "frozen_plan", lambda study_id: (changed, digest))
+    monkeypatch.setattr(page.home.store.plans, "frozen", lambda study_id: (changed, digest))
     assert "changed after it was frozen" in (await browser.get(f"/studies/{study}")).text
 
 
@@ -185,17 +187,17 @@ async def test_a_study_may_be_named_by_the_beginning_of_its_id_and_an_unknown_on
 async def test_the_journal_shows_its_newest_lines_first(page: WebPage, browser: httpx.AsyncClient) -> None:
     study = planned(page.home.store)
     for number in range(60):
-        page.home.store.record_event(study, "note", {"number": number})
+        page.home.store.journal.record(study, "note", {"number": number})
     text = (await browser.get(f"/studies/{study}")).text
-    assert f"the newest 40 of {len(page.home.store.events(study))}" in text
+    assert f"the newest 40 of {len(page.home.store.journal.events(study))}" in text
     assert text.index("number 59") < text.index("number 20")
     assert "number 19<" not in text
 
 
 async def test_a_trial_that_failed_says_why(page: WebPage, browser: httpx.AsyncClient) -> None:
     study, trial = running(page.home.store)
-    page.home.store.fail_attempt(study, trial.key, "the client kept crashing")
-    page.home.store.fail_trial(study, trial.key, "the client kept crashing")
+    page.home.store.trials.fail_attempt(study, trial.key, "the client kept crashing")
+    page.home.store.trials.fail(study, trial.key, "the client kept crashing")
     text = (await browser.get(f"/studies/{study}")).text
     assert "the client kept crashing" in text
     assert "mlflow?trial=" in text
@@ -203,7 +205,7 @@ async def test_a_trial_that_failed_says_why(page: WebPage, browser: httpx.AsyncC
 
 async def test_seeds_of_the_other_arm_appear_as_they_end(page: WebPage, browser: httpx.AsyncClient) -> None:
     study, _ = running(page.home.store)
-    (other,) = page.home.store.ensure_trials(study, "compare", [(ARM, 0)])
+    (other,) = page.home.store.trials.ensure(study, "compare", [(ARM, 0)])
     finish(page.home.store, study, other, 0.6)
     text = (await browser.get(f"/studies/{study}")).text
     assert "2 of 3 trials done" in text
@@ -214,7 +216,7 @@ async def test_lost_attempts_stand_by_arm_and_cause_with_the_first_words(
     page: WebPage, browser: httpx.AsyncClient
 ) -> None:
     study, _ = running(page.home.store)
-    trial = page.home.store.ensure_trials(study, "floor", [("lr=base", 2)])[0]
+    trial = page.home.store.trials.ensure(study, "floor", [("lr=base", 2)])[0]
     counts = EpisodeAttempts(attempts=52, lost={Cause.GRADER: 17, Cause.SERVER: 3}, set_aside=2)
     lost = Attrition(train=counts, first={Cause.GRADER: "KeyError: <b>swk_0123456789abcdef</b>"})
     finish(page.home.store, study, trial, 0.3, TrialEvidence(attrition=lost))

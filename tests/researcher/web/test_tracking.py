@@ -32,8 +32,8 @@ async def test_mlflow_starts_when_its_link_is_followed_and_leads_to_the_run(
     page: WebPage, browser: httpx.AsyncClient
 ) -> None:
     study = done(page.home)
-    trial = page.home.store.trials(study)[0]
-    waiting = page.home.store.outbox_state("mlflow", study)
+    trial = page.home.store.trials.all(study)[0]
+    waiting = page.home.store.outbox.state("mlflow", study)
     try:
         address = f"/studies/{study}/mlflow"
         first = await browser.get(address)
@@ -42,13 +42,13 @@ async def test_mlflow_starts_when_its_link_is_followed_and_leads_to_the_run(
         assert "MLflow is starting" in first.text
         started = page.tracking.started
         assert started is not None
-        assert page.home.store.outbox_state("mlflow", study) == waiting
+        assert page.home.store.outbox.state("mlflow", study) == waiting
         started.join(LIMIT_S)
-        assert page.home.store.outbox_state("mlflow", study)[0] == 0
+        assert page.home.store.outbox.state("mlflow", study)[0] == 0
         later = planned(page.home.store)
         with pytest.raises(MlflowAway, match="researcher copy"):
             page.tracking.link(later)
-        assert page.home.store.outbox_state("mlflow", later)[0] > 0
+        assert page.home.store.outbox.state("mlflow", later)[0] > 0
         experiment = (await browser.get(address)).headers["location"]
         run = (await browser.get(address, params={"trial": trial.key})).headers["location"]
         assert run.startswith(f"{experiment.partition('?')[0]}/")
@@ -63,7 +63,7 @@ async def test_mlflow_starts_when_its_link_is_followed_and_leads_to_the_run(
 
 
 async def test_a_port_that_is_taken_is_said_and_tried_again(store: Store) -> None:
-    study = store.create_study("a topic", {})
+    study = store.studies.create("a topic", {})
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -78,7 +78,7 @@ async def test_a_port_that_is_taken_is_said_and_tried_again(store: Store) -> Non
 
 async def test_a_page_that_closes_does_not_wait_for_mlflow_to_start(store: Store) -> None:
     tracking = Tracking(store, port=0, local=True)
-    assert tracking.link(store.create_study("a topic", {})).starting
+    assert tracking.link(store.studies.create("a topic", {})).starting
     tracking.close()
     assert not [thread for thread in threading.enumerate() if thread.name == "mlflow"]
 
@@ -87,5 +87,5 @@ async def test_a_configured_server_that_does_not_answer_is_said(store: Store, mo
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     tracking = Tracking(store, port=0, local=False)
     with pytest.raises(MlflowAway, match="does not answer"):
-        tracking.link(store.create_study("a topic", {}))
+        tracking.link(store.studies.create("a topic", {}))
     tracking.close()

@@ -16,17 +16,17 @@ from sqlalchemy.exc import DBAPIError
 
 from foundation.locks import NoLocks, locked
 from researcher.store.errors import NoTurns, StorageFailed
-from researcher.store.outages import Line
+from researcher.store.retries import Retries
 
 
 @contextmanager
-def turn(engine: Engine, line: Line, name: str) -> Iterator[None]:
+def turn(engine: Engine, retries: Retries, name: str) -> Iterator[None]:
     """Wait until nobody else has the turn of that name, and keep others waiting meanwhile.
 
     Raises: DatabaseAway, StorageFailed, NoTurns; not once the turn is had.
     """
     if engine.dialect.name == "postgresql":
-        with _on_server(engine, line, name):
+        with _on_server(engine, retries, name):
             yield
     else:
         with _on_file(Path(str(engine.url.database)).with_name(f".{name}.lock")):
@@ -34,7 +34,7 @@ def turn(engine: Engine, line: Line, name: str) -> Iterator[None]:
 
 
 @contextmanager
-def _on_server(engine: Engine, line: Line, name: str) -> Iterator[None]:
+def _on_server(engine: Engine, retries: Retries, name: str) -> Iterator[None]:
     key = {"key": int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], signed=True)}
 
     def take() -> Connection:
@@ -42,7 +42,7 @@ def _on_server(engine: Engine, line: Line, name: str) -> Iterator[None]:
         connection.execute(text("SELECT pg_advisory_lock(:key)"), key)
         return connection
 
-    with line.patiently(take) as connection:
+    with retries.patiently(take) as connection:
         try:
             yield
         finally:

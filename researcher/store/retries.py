@@ -55,8 +55,8 @@ class Waiting:
 waiting = Waiting()
 
 
-class Line:
-    """The way to one database, for all stores over it. patience_s: how long it is tried."""
+class Retries:
+    """Tries again what one database did not answer. patience_s: for how long."""
 
     def __init__(self, engine: Engine, clock: Clock, ids: Ids, patience_s: float = PATIENCE_S) -> None:
         self._engine = engine
@@ -155,19 +155,25 @@ def _is_storage(error: DBAPIError) -> bool:
     return name.startswith(_STORAGE) or getattr(error.orig, "sqlstate", None) in _NO_ROOM
 
 
-class OnLine(Protocol):
-    _line: Line
+class HasDatabase(Protocol):
+    @property
+    def _db(self) -> HasRetries: ...
 
 
-S = TypeVar("S", bound=OnLine)
+class HasRetries(Protocol):
+    @property
+    def retries(self) -> Retries: ...
 
 
-def patient(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
-    """The method, tried again while the database is away."""
+S = TypeVar("S", bound=HasDatabase)
+
+
+def retried(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
+    """The method of a store's part, tried again while the database is away."""
 
     @functools.wraps(method)
     def tried(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        return self._line.patiently(functools.partial(method, self, *args, **kwargs))
+        return self._db.retries.patiently(functools.partial(method, self, *args, **kwargs))
 
     return tried
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from foundation.clock import ManualClock, SystemClock
-from researcher.cli.worker import Sitting, sit
+from researcher.cli.worker import Worker, work_on
 from researcher.conduct import Conduct, Outcome
 from researcher.executor.errors import NoServersLeft
 from researcher.executor.processes import Berth
@@ -41,27 +41,27 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Home, str]:
     return opened(tmp_path)
 
 
-async def _sat_down(home: Home, study: str) -> Outcome:
-    return await sit(home, study, _Quiet(), wait=False, clock=ManualClock(NOON), copy=lambda store: _Quiet())
+async def _worked(home: Home, study: str) -> Outcome:
+    return await work_on(home, study, _Quiet(), wait=False, clock=ManualClock(NOON), copy=lambda store: _Quiet())
 
 
 async def test_a_study_whose_days_pass_at_its_plans_gate_is_ended(home: tuple[Home, str]) -> None:
-    found, url = home
-    study = at_gate(found.store, url)
+    found, _ = home
+    study = at_gate(found.store)
     timetable = Timetable.of([], 1, NOON - 86_401, zone="UTC")
-    found.store.save_schedule(study, {"timetable": timetable.model_dump(mode="json"), "carried": True})
-    outcome = await _sat_down(found, study)
-    assert (outcome.status, found.store.study(study).status) == (StudyStatus.STOPPED, StudyStatus.STOPPED)
+    found.store.studies.save_schedule(study, {"timetable": timetable.model_dump(mode="json"), "carried": True})
+    outcome = await _worked(found, study)
+    assert (outcome.status, found.store.studies.get(study).status) == (StudyStatus.STOPPED, StudyStatus.STOPPED)
     assert "days are over" in outcome.reason
     found.store.close()
 
 
 async def test_a_stop_is_heeded_at_the_plans_gate(home: tuple[Home, str]) -> None:
-    found, url = home
-    study = at_gate(found.store, url)
-    found.store.request_stop(study)
-    outcome = await _sat_down(found, study)
-    assert (outcome.status, found.store.study(study).status) == (StudyStatus.STOPPED, StudyStatus.STOPPED)
+    found, _ = home
+    study = at_gate(found.store)
+    found.store.studies.request_stop(study)
+    outcome = await _worked(found, study)
+    assert (outcome.status, found.store.studies.get(study).status) == (StudyStatus.STOPPED, StudyStatus.STOPPED)
     found.store.close()
 
 
@@ -87,16 +87,16 @@ async def test_a_study_that_came_to_rest_when_the_next_window_was_open_goes_on(
     found, _ = home
     study, clock = planned(found.store), ManualClock(NOON - 300)
     timetable = Timetable.of(["08:00-12:00", "12:01-20:00"], None, clock.now(), zone="UTC")
-    found.store.save_schedule(study, {"timetable": timetable.model_dump(mode="json"), "carried": False})
+    found.store.studies.save_schedule(study, {"timetable": timetable.model_dump(mode="json"), "carried": False})
     slow = _Slow(clock)
 
-    async def work(sitting: Sitting) -> Outcome:
-        conduct = Conduct(sitting._store, slow, _Quiet(), _Quiet(), clock, found.studies)  # type: ignore[arg-type]
+    async def work(worker: Worker) -> Outcome:
+        conduct = Conduct(worker._store, slow, _Quiet(), _Quiet(), clock, found.studies)  # type: ignore[arg-type]
         return await conduct.carry_out(study)
 
-    monkeypatch.setattr(Sitting, "_work", work)
+    monkeypatch.setattr(Worker, "_work", work)
     with pytest.raises(NoServersLeft, match="enough seen"):
-        await sit(found, study, _Quiet(), wait=wait, clock=clock, copy=lambda store: _Quiet())
+        await work_on(found, study, _Quiet(), wait=wait, clock=clock, copy=lambda store: _Quiet())
     assert slow.calls == 2
     found.store.close()
 
@@ -107,13 +107,13 @@ async def test_a_study_whose_servers_are_lost_waits_and_says_what_for(
     found, _ = home
     study, _ = running(found.store)
 
-    async def work(sitting: Sitting) -> Outcome:
+    async def work(worker: Worker) -> Outcome:
         raise NoServersLeft("http://a:1 does not answer")
 
-    monkeypatch.setattr(Sitting, "_work", work)
+    monkeypatch.setattr(Worker, "_work", work)
     with pytest.raises(NoServersLeft):
-        await _sat_down(found, study)
-    left = found.store.study(study)
+        await _worked(found, study)
+    left = found.store.studies.get(study)
     assert (left.status, left.reason) == (StudyStatus.WAITING, "http://a:1 does not answer")
     assert (found.studies / study / "report.md").is_file()
     found.store.close()
@@ -125,15 +125,15 @@ async def test_what_one_who_died_left_is_ended_before_the_study_rests(home: tupl
     study, trial = running(found.store)
     windows, days = (["13:00-14:00"] if why == "window" else []), (1 if why == "days" else None)
     timetable = Timetable.of(windows, days, NOON - 86_401, zone="UTC")
-    found.store.save_schedule(study, {"timetable": timetable.model_dump(mode="json"), "carried": True})
+    found.store.studies.save_schedule(study, {"timetable": timetable.model_dump(mode="json"), "carried": True})
     if why in ("stop", "pause"):
-        getattr(found.store, f"request_{why}")(study)
+        getattr(found.store.studies, f"request_{why}")(study)
     berth = Berth(found.studies / study / "server" / "process", SystemClock())
     berth.start(["/bin/sleep", "600"], {})
-    outcome = await _sat_down(found, study)
+    outcome = await _worked(found, study)
     assert not berth.alive()
     ended = why in ("stop", "days")
     assert outcome.status is (StudyStatus.STOPPED if ended else StudyStatus.WAITING)
     assert (outcome.report is not None) is ended
-    assert [each.outcome for each in found.store.attempts(study, trial.key)] == ["open"]
+    assert [each.outcome for each in found.store.trials.attempts(study, trial.key)] == ["open"]
     found.store.close()

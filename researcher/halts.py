@@ -1,0 +1,54 @@
+"""Why a study stops or rests. One exception says so, and one function reads what people asked for."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from researcher.models import StudyStatus
+from researcher.store.store import Store
+
+STOPPED_ON_REQUEST = "stopped on request; `researcher resume` goes on with it"
+STOPPED_UNPLANNED = "stopped on request, before it had a plan; `researcher start` asks anew"
+
+Cause = Literal["stop", "pause", "window", "days", "budget", "gate", "rejected", "repair"]
+
+_STUDY: dict[Cause, str] = {
+    "stop": STOPPED_ON_REQUEST,
+    "pause": "paused on request; `researcher resume` goes on with it",
+    "window": "waits for its next window",
+    "days": "its days are over; `researcher report` shows what was found",
+    "budget": "its budget of wall time is spent",
+}
+_TRIAL: dict[Cause, str] = {
+    "stop": "a stop was asked for",
+    "pause": "a pause was asked for",
+    "window": "its window closed",
+}
+
+
+class StudyHalted(Exception):
+    """The study stops or rests. A stop ends the trials that run; whatever else halts a study pauses them.
+
+    str(): why its trials were ended or paused. reason: why the study is stopped, or what it waits for.
+    """
+
+    def __init__(self, cause: Cause, reason: str | None = None) -> None:
+        self.cause = cause
+        self.reason = reason or _STUDY[cause]
+        super().__init__(_TRIAL.get(cause, self.reason))
+
+    @property
+    def status(self) -> StudyStatus:
+        """Of the study from now on."""
+        if self.cause == "repair":
+            return StudyStatus.FAILED
+        return StudyStatus.STOPPED if self.cause in ("stop", "days", "rejected") else StudyStatus.WAITING
+
+
+def check_requests(store: Store, study_id: str) -> None:
+    """Raises: StudyHalted when a person asked for a stop or a pause."""
+    study = store.studies.get(study_id)
+    if study.stop_requested:
+        raise StudyHalted("stop")
+    if study.pause_requested:
+        raise StudyHalted("pause")
