@@ -14,7 +14,7 @@ from foundation.ids import RandomIds
 from foundation.locks import NoLocks, locked
 from researcher.store.errors import NoTurns
 from researcher.store.locks import turn
-from researcher.store.retries import Line
+from researcher.store.retries import Retries
 from swarm.models.cache import resolve
 from swarm.models.sources import ModelUnavailable
 from swarm.server.state_dir import StateDir, StateDirFault
@@ -51,8 +51,8 @@ def test_a_file_system_without_locks_is_one_line_that_says_what_to_do(tmp_path: 
 @pytest.mark.usefixtures("no_locks")
 def test_whoever_needs_a_lock_and_can_have_none_fails_by_an_error_of_its_own(tmp_path: Path) -> None:
     database = create_engine(f"sqlite:///{tmp_path / 'researcher.db'}")
-    line = Line(database, SystemClock(), RandomIds())
-    with pytest.raises(NoTurns, match="cannot be locked"), turn(database, line, "copies"):
+    retries = Retries(database, SystemClock(), RandomIds())
+    with pytest.raises(NoTurns, match="cannot be locked"), turn(database, retries, "copies"):
         pass
     with pytest.raises(StateDirFault, match="cannot be locked"):
         StateDir.open(tmp_path / "state", model="m")
