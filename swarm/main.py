@@ -1,13 +1,14 @@
 """The `swarm` command: serve a model, run training, hold episodes, look at records.
 
-Exit codes: 0 done, 1 failed (one line on standard error), 2 the command line cannot be understood; `swarm episode` has
-more of them (swarm/cli/episodes.py).
+Exit codes: 0 done, 1 failed (one line on standard error), 2 the command line cannot be understood; `swarm episode` has more
+(swarm/cli/episodes.py). A command's code is imported when it runs, so that `--help` is instant.
 """
 
 from __future__ import annotations
 
 import argparse
 import errno
+import importlib
 import json
 import sys
 from collections.abc import Sequence
@@ -16,45 +17,34 @@ from typing import Any
 from foundation.commandline import Parser, UsageError
 from foundation.imports import advice
 from foundation.streams import read_or_not, silence
+from swarm.cli.parser import add_commands
+from swarm.protocol.errors import SwarmError
+from swarm.server import main as server
 
 _UNWRITABLE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 """Of standard output: a full disk, a terminal that is gone."""
 
 
 def parser() -> Parser:
-    """All commands. Each sets `run`, a function of the parsed arguments that answers with an exit code."""
-    from swarm.cli import attempt, chat, episodes, join, ledger, models, replay, runs, top, trace
-    from swarm.server import main as server
-
+    """All commands. Each sets `run`, the `module:function` that carries it out and answers with an exit code."""
     swarm = Parser(prog="swarm", description="Host a trainable model, and train it from any agent's calls.")
     commands: Any = swarm.add_subparsers(dest="command", required=True, metavar="COMMAND")
     server.add_parser(commands)
-    runs.add_parser(commands)
-    episodes.add_parser(commands)
-    attempt.add_parser(commands)
-    join.add_parser(commands)
-    top.add_parser(commands)
-    trace.add_parser(commands)
-    ledger.add_parser(commands)
-    models.add_parser(commands)
-    chat.add_parser(commands)
-    replay.add_parser(commands)
+    add_commands(commands)
     return swarm
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Errors that we raise on purpose are one line, never a traceback."""
     args = parser().parse_args(arguments)
-    from swarm.protocol.errors import SwarmError
-
     try:
-        code = int(args.run(args))
+        code = int(_named(args.run)(args))
         with read_or_not():  # also what Python would write at its end
             return code
     except UsageError as error:
         return _fail(args, error, 2)
     except SwarmError as error:
-        return _fail(args, error, args.exit_code(error) if "exit_code" in args else 1)
+        return _fail(args, error, _named(args.exit_code)(error) if "exit_code" in args else 1)
     except ModuleNotFoundError as error:
         lacking = advice(error, "server")
         if lacking is None:
@@ -70,6 +60,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         silence(sys.stdout)
         return _fail(args, SwarmError(f"cannot write: {error.strerror}"), 1)
+
+
+def _named(function: str) -> Any:
+    """`module:function`."""
+    module, _, name = function.partition(":")
+    return getattr(importlib.import_module(module), name)
 
 
 def _fail(args: argparse.Namespace, error: Exception, code: int) -> int:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import traceback
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from foundation.streams import read_or_not
-from swarm.cli import connection, tasks
-
-if TYPE_CHECKING:
-    from swarm.client import Rollout, Task
-    from swarm.protocol.episodes import EpisodeTrace
+from swarm.cli.options import task_of, token_of, url_of
+from swarm.cli.trace import trace_text
+from swarm.client import Patience, Rollout, SwarmClient, Task, WorkflowFault
+from swarm.client.rollouts import end_with
+from swarm.client.tasks import rolled_out
+from swarm.client.wire import sendable
+from swarm.client.workflow import load_rollout
+from swarm.protocol.episodes import EpisodeTrace
 
 
 @dataclass(slots=True)
@@ -25,25 +28,9 @@ class _Attempt:
     trace: EpisodeTrace | None = None
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """The `try` command."""
-    parser = subparsers.add_parser("try", help="run a rollout once, without training")
-    parser.add_argument("rollout", metavar="MODULE:FUNCTION", help="or path/to/file.py:function")
-    tasks.add_options(parser, required=True, default_id="try")
-    parser.add_argument("--temperature", type=float, help="in the episode's `sampling` (default: the run's own)")
-    connection.add_options(parser)
-    parser.set_defaults(run=try_rollout)
-
-
 def try_rollout(args: argparse.Namespace) -> int:
     """Exit code 0 when the rollout came to a reward that counts, 1 when it did not."""
-    import asyncio
-
-    from swarm.cli.trace import trace_text
-    from swarm.client.errors import WorkflowFault
-    from swarm.client.workflow import load_rollout
-
-    task = tasks.task_of(args)
+    task = task_of(args)
     try:
         rollout = load_rollout(args.rollout)
     except WorkflowFault:
@@ -72,17 +59,10 @@ def _end(attempt: _Attempt) -> str:
 
 
 async def _try(args: argparse.Namespace, rollout: Rollout, task: Task) -> _Attempt:
-    from swarm.client import Patience, SwarmClient
-    from swarm.client.rollouts import end_with
-    from swarm.client.tasks import rolled_out
-    from swarm.client.wire import sendable
-
     sampling = {} if args.temperature is None else {"temperature": args.temperature}
     attempt = _Attempt()
     patience = Patience(connect_s=0.0, later_s=60.0)
-    async with SwarmClient(
-        connection.url_of(args), connection.token_of(args), client_id="swarm-try", patience=patience
-    ) as swarm:
+    async with SwarmClient(url_of(args), token_of(args), client_id="swarm-try", patience=patience) as swarm:
         async with swarm.episode(task_id=task.id, kind="eval", sampling=sampling) as episode:
             try:
                 outcome = await rolled_out(rollout, episode, task)

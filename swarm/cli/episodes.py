@@ -10,86 +10,21 @@ import argparse
 import json
 import os
 import shlex
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from foundation.commandline import UsageError
-from swarm.cli import connection, episode_run
-from swarm.cli.documents import option_json, read_document, valid
-
-if TYPE_CHECKING:
-    from swarm.protocol.episodes import EpisodeGrant
-    from swarm.protocol.errors import SwarmError
+from swarm.cli.agent_files import variables_for_model
+from swarm.cli.options import choice, connect, option_json, read_document, valid
+from swarm.client import LeaseLost, OverLimit, ServerUnreachable, TryLater
+from swarm.protocol.episodes import Cause, EpisodeClaim, EpisodeGrant, EpisodeResult
+from swarm.protocol.errors import SwarmError
+from swarm.protocol.teams import EpisodeResolution
 
 FAILED, RUN_OVER, NOT_NOW, LEASE_GONE = 1, 3, 4, 5
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """The `episode` commands."""
-    episode = subparsers.add_parser(
-        "episode",
-        help="claim, end, abort and renew episodes: JSON in and out",
-        epilog="Exit codes: 0 done, 1 failed, 2 not understood, 3 the run is over, 4 not now (try again), 5 the lease is gone.",
-    )
-    commands = episode.add_subparsers(dest="episode_command", required=True, metavar="COMMAND")
-    episode_run.add_parser(commands)
-    _add_claim(commands)
-    end = commands.add_parser("end", help="hand a reward in; exit 0 means that it is stored")
-    _grant_argument(end)
-    end.add_argument("--reward", type=float, metavar="R")
-    end.add_argument("--success", choices=("true", "false"))
-    end.add_argument("--metric", action="append", default=[], metavar="NAME=VALUE", help="repeatable")
-    end.add_argument("--agent-reward", action="append", default=[], metavar="AGENT=R", help="repeatable")
-    end.add_argument("--metadata", metavar="JSON", help="an object to keep with the episode")
-    end.add_argument(
-        "--despite",
-        metavar="HOW",
-        help="how the agent recovered from a call that failed on the server's side: it counts",
-    )
-    end.set_defaults(run=end_episode)
-    abort = commands.add_parser("abort", help="give an episode up; its slot is offered again")
-    _grant_argument(abort)
-    abort.add_argument("--reason", required=True)
-    abort.add_argument(
-        "--cause", help="who lost it: server, network, client, rollout (default), grader, limit or person"
-    )
-    abort.set_defaults(run=abort_episode)
-    renew = commands.add_parser("renew", help="extend a lease while the agent makes no calls")
-    _grant_argument(renew)
-    renew.set_defaults(run=renew_episode)
-    resolve = commands.add_parser("resolve", help="decide on a prepared episode whose decider is gone (admin token)")
-    resolve.add_argument("episode", metavar="EPISODE")
-    resolve.add_argument("--outcome", choices=("committed", "aborted"), required=True)
-    resolve.add_argument("--reason", required=True, help="kept in the ledger")
-    resolve.set_defaults(run=resolve_episode)
-    for command in commands.choices.values():
-        connection.add_options(command)
-        command.set_defaults(exit_code=exit_code)
-
-
-def _add_claim(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    claim = commands.add_parser("claim", help="claim an attempt at a task; prints episode, lease, base_url, api_key")
-    claim.add_argument("claim", nargs="?", metavar="CLAIM", help="a claim as .json or .toml, or -")
-    claim.add_argument("--task", metavar="ID")
-    claim.add_argument("--run-id", metavar="RUN", help="default: the server's current run")
-    claim.add_argument("--kind", choices=("train", "eval"))
-    claim.add_argument("--mix")
-    claim.add_argument("--client-id", help="default: SWARM_CLIENT_ID, else swarm-cli")
-    claim.add_argument("--client-version")
-    claim.add_argument("--idle-limit-s", type=float, metavar="S")
-    claim.add_argument("--max-episode-s", type=float, metavar="S", help="the whole episode's limit, whatever it does")
-    claim.add_argument("--wait-s", type=float, metavar="S", help="for a server that is busy (default 30)")
-    claim.add_argument(
-        "--export",
-        action="store_true",
-        help="print shell lines: the model's address and key are exported, SWARM_EPISODE and SWARM_LEASE are not",
-    )
-    claim.set_defaults(run=claim_episode)
-
-
 def claim_episode(args: argparse.Namespace) -> int:
     """Claim, and print the grant."""
-    from swarm.protocol.episodes import EpisodeClaim
-
     given = {
         "task_id": args.task,
         "run_id": args.run_id,
@@ -106,7 +41,7 @@ def claim_episode(args: argparse.Namespace) -> int:
         raise UsageError("which task? give --task ID")
     document.setdefault("client_id", os.environ.get("SWARM_CLIENT_ID") or "swarm-cli")
     wish = valid(EpisodeClaim, {"run_id": "", **document})
-    with connection.connect(args, later_s=wish.wait_s) as swarm:
+    with connect(args, later_s=wish.wait_s) as swarm:
         if "run_id" not in document:
             wish = wish.model_copy(update={"run_id": swarm.current_run_id()})
         grant = swarm.claim(wish)
@@ -116,8 +51,6 @@ def claim_episode(args: argparse.Namespace) -> int:
 
 def end_episode(args: argparse.Namespace) -> int:
     """End an episode with a result."""
-    from swarm.protocol.episodes import EpisodeResult
-
     episode_id, document = _held(args)
     result: dict[str, Any] = {key: value for key, value in document.items() if key in EpisodeResult.model_fields}
     if args.reward is not None:
@@ -138,7 +71,7 @@ def end_episode(args: argparse.Namespace) -> int:
         result["despite"] = args.despite
     if args.metadata is not None:
         result["metadata"] = _object("--metadata", args.metadata)
-    with connection.connect(args, later_s=30.0) as swarm:
+    with connect(args, later_s=30.0) as swarm:
         receipt = swarm.end(episode_id, valid(EpisodeResult, result))
         print(receipt.model_dump_json())
     return 0
@@ -146,22 +79,17 @@ def end_episode(args: argparse.Namespace) -> int:
 
 def abort_episode(args: argparse.Namespace) -> int:
     """Abort an episode."""
-    from swarm.cli.documents import choice
-    from swarm.protocol.episodes import Cause
-
     cause = choice(Cause, "--cause", args.cause)
     episode_id, document = _held(args)
-    with connection.connect(args) as swarm:
+    with connect(args) as swarm:
         print(swarm.abort(episode_id, document["lease"], args.reason, cause).model_dump_json())
     return 0
 
 
 def resolve_episode(args: argparse.Namespace) -> int:
     """An operator decides in place of a decider."""
-    from swarm.protocol.teams import EpisodeResolution
-
     resolution = valid(EpisodeResolution, {"outcome": args.outcome, "reason": args.reason})
-    with connection.connect(args) as swarm:
+    with connect(args) as swarm:
         print(swarm.resolve(args.episode, resolution).model_dump_json())
     return 0
 
@@ -169,7 +97,7 @@ def resolve_episode(args: argparse.Namespace) -> int:
 def renew_episode(args: argparse.Namespace) -> int:
     """Extend a lease by its idle limit."""
     episode_id, document = _held(args)
-    with connection.connect(args) as swarm:
+    with connect(args) as swarm:
         expires_at = swarm.renew(episode_id, document["lease"])
         print(json.dumps({"episode_id": episode_id, "expires_at": expires_at}))
     return 0
@@ -177,22 +105,11 @@ def renew_episode(args: argparse.Namespace) -> int:
 
 def exit_code(error: SwarmError) -> int:
     """What a script should know of a failure."""
-    from swarm.client.errors import LeaseLost, OverLimit, ServerUnreachable, TryLater
-
     if isinstance(error, OverLimit):
         return RUN_OVER
     if isinstance(error, TryLater | ServerUnreachable):
         return NOT_NOW
     return LEASE_GONE if isinstance(error, LeaseLost) else FAILED
-
-
-def _grant_argument(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "grant",
-        nargs="?",
-        metavar="GRANT",
-        help="what `claim` printed, as a file or -; default: SWARM_EPISODE and SWARM_LEASE",
-    )
 
 
 def _held(args: argparse.Namespace) -> tuple[str, dict[str, Any]]:
@@ -237,8 +154,6 @@ def _object(option: str, text: str) -> dict[str, Any]:
 
 def _exports(grant: EpisodeGrant) -> str:
     """Shell lines. An agent that the shell starts gets what calls the model; the lease stays with the shell."""
-    from swarm.cli.agent_room import variables_for_model
-
     exported = variables_for_model(grant.base_url, grant.api_key)
     kept = {"SWARM_EPISODE": grant.episode_id, "SWARM_LEASE": grant.lease}
     lines = [f"export {name}={shlex.quote(value)}" for name, value in exported.items()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import math
 import os
@@ -11,65 +12,23 @@ import sys
 import traceback
 from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from foundation.commandline import UsageError
-from swarm.cli import connection, tasks
+from swarm.cli.options import task_of, token_of, url_of
+from swarm.client import LeaseLost, OverLimit, Patience, Rollout, SwarmClient, Task, WorkflowFault
+from swarm.client.join import PersonLeft, Session, TooLate
+from swarm.client.join.model import ask_once
+from swarm.client.join.person import Terminal
+from swarm.client.join.session import judge, talk
+from swarm.client.workflow import load_rollout, load_workflow
+from swarm.protocol.episodes import MOST_REWARD
+from swarm.protocol.errors import SwarmError
 
-if TYPE_CHECKING:
-    from swarm.client import Rollout, Task
-    from swarm.client.join import Session
-
-    Part = Callable[[Session, Task], Awaitable[None]]
-
-_MODES = {
-    "judge": ("compare two answers of the model: the better gets 1, the other 0", 2),
-    "play": ("play the agent: accept, edit or replace the model's drafts of its turns", 1),
-    "talk": ("play the world: the model's user and its tools; you say what the talk was worth", 1),
-}
-
-
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """The `join` commands."""
-    join = subparsers.add_parser("join", help="take part yourself: judge, play the agent, or talk to the model")
-    modes = join.add_subparsers(dest="join_command", required=True, metavar="MODE")
-    for mode, (text, each) in _MODES.items():
-        parser = modes.add_parser(mode, help=text, description=f"{text}. See docs/people.md.")
-        if mode != "talk":
-            parser.add_argument(
-                "workflow", nargs="?", metavar="WORKFLOW", help="a study's workflow.py, or FILE.py:ROLLOUT with --task"
-            )
-        tasks.add_options(parser, required=mode == "talk", default_id="join")
-        parser.add_argument("--tasks", type=int, default=1, metavar="N", help="of the workflow's own (default 1)")
-        parser.add_argument("--seed", type=int, default=0, help="of the workflow's tasks")
-        what = "pairs" if each == 2 else "episodes"
-        parser.add_argument("--times", type=int, metavar="N", help=f"{what} of each task (default: what fills a group)")
-        parser.add_argument("--run-id", metavar="RUN", help="default: the server's current run")
-        parser.add_argument("--mix")
-        parser.add_argument("--client-id", help="default: SWARM_CLIENT_ID, else join-MODE")
-        parser.add_argument(
-            "--client-version", help="episodes are compared with those of the same version only (default: join-MODE)"
-        )
-        parser.add_argument(
-            "--max-episode-s", type=float, default=300.0, metavar="S", help="nobody waits longer for you (default 300)"
-        )
-        connection.add_options(parser)
-        parser.set_defaults(run=join_run, mode=mode, episodes_each=each)
-    play = modes.choices["play"]
-    play.add_argument("--by-hand", action="store_true", help="answer without drafts: an eval episode, trains nothing")
-    play.add_argument("--ask-reward", action="store_true", help="you say what it was worth, not the workflow")
-    play.add_argument(
-        "--refused-reward", type=float, default=0.0, metavar="R", help="of drafts not accepted (default 0)"
-    )
+Part = Callable[[Session, Task], Awaitable[None]]
 
 
 def join_run(args: argparse.Namespace) -> int:
     """Take part in a run. Exit code 0 when the person went through all tasks, 1 when something stopped them."""
-    import asyncio
-
-    from swarm.client.join import PersonLeft
-    from swarm.protocol.episodes import MOST_REWARD
-
     if not 0 < args.max_episode_s < math.inf or args.tasks < 1 or (args.times is not None and args.times < 1):
         raise UsageError("--max-episode-s must be positive, --tasks and --times at least 1")
     if not abs(getattr(args, "refused_reward", 0.0)) <= MOST_REWARD:
@@ -87,43 +46,37 @@ def join_run(args: argparse.Namespace) -> int:
 
 def _chosen(args: argparse.Namespace) -> tuple[Iterable[Task], Rollout | None]:
     """Tasks and rollout. Raises: UsageError, WorkflowFault."""
-    from swarm.client.workflow import load_rollout, load_workflow
-
     reference = getattr(args, "workflow", None)
     if reference is None:
         if args.task is None:
             raise UsageError("which task? give --task QUERY, or a study's workflow.py")
-        return [tasks.task_of(args)], None
+        return [task_of(args)], None
     if ":" in reference:
         if args.task is None:
             raise UsageError(f"{reference} is a rollout without tasks: give --task QUERY")
-        return [tasks.task_of(args)], load_rollout(reference)
+        return [task_of(args)], load_rollout(reference)
     path = Path(reference).expanduser()
     workflow = load_workflow(path.parent, path.name)
     stream = workflow.tasks("train", args.seed, args.tasks)
     if not isinstance(stream, Iterable):
         raise UsageError(f"the tasks of {reference} come asynchronously; name a rollout and --task instead")
-    return ([tasks.task_of(args)] if args.task is not None else stream), workflow.rollout
+    return ([task_of(args)] if args.task is not None else stream), workflow.rollout
 
 
 async def _joined(args: argparse.Namespace, chosen: Iterable[Task], part: Part) -> int:
-    from swarm.client import Patience, SwarmClient
-    from swarm.client.join import Session
-    from swarm.client.join.person import Terminal
-
     _stop_on_signals()
     patience = Patience(connect_s=10.0, later_s=30.0)
     name = f"join-{args.mode}"
     async with SwarmClient(
-        connection.url_of(args),
-        connection.token_of(args),
+        url_of(args),
+        token_of(args),
         client_id=args.client_id or os.environ.get("SWARM_CLIENT_ID") or name,
         client_version=args.client_version or name,
         patience=patience,
     ) as swarm:
         run = await swarm.run(args.run_id or await swarm.current_run_id())
-        size = run.spec.batch.group_size
-        if size < args.episodes_each:
+        size, each = run.spec.batch.group_size, 2 if args.mode == "judge" else 1
+        if size < each:
             raise UsageError(
                 f"run {run.run_id} cannot be judged: its batch.group_size is {size}, and a judge compares two episodes of "
                 "one group; start a run with groups of at least 2, or take part with `swarm join talk`"
@@ -138,7 +91,7 @@ async def _joined(args: argparse.Namespace, chosen: Iterable[Task], part: Part) 
             mix=args.mix,
             kind="eval" if getattr(args, "by_hand", False) else "train",
         )
-        times = args.times or max(1, size // args.episodes_each)
+        times = args.times or max(1, size // each)
         try:
             await _all(session, chosen, times, part)
         finally:
@@ -148,9 +101,6 @@ async def _joined(args: argparse.Namespace, chosen: Iterable[Task], part: Part) 
 
 def _part(args: argparse.Namespace, rollout: Rollout | None) -> Part:
     """What the person does with one task. Raises: UsageError where a package is missing."""
-    from swarm.client.join.model import ask_once
-    from swarm.client.join.session import judge, talk
-
     if args.mode == "talk":
         return talk
     if args.mode == "judge":
@@ -158,7 +108,7 @@ def _part(args: argparse.Namespace, rollout: Rollout | None) -> Part:
     try:
         from swarm.client.join.play import play
     except ModuleNotFoundError as error:
-        if error.name not in ("starlette", "uvicorn"):
+        if (error.name or "").partition(".")[0] not in ("starlette", "uvicorn"):
             raise
         raise UsageError("swarm join play needs an HTTP server: pip install 'swarm-researcher[join]'") from error
     return lambda session, task: play(
@@ -173,10 +123,6 @@ def _part(args: argparse.Namespace, rollout: Rollout | None) -> Part:
 
 async def _all(session: Session, chosen: Iterable[Task], times: int, part: Part) -> None:
     """Every task so many times. What is too late costs its episodes alone; a crashing rollout stops the session."""
-    from swarm.client.errors import LeaseLost, OverLimit, WorkflowFault
-    from swarm.client.join import TooLate
-    from swarm.protocol.errors import SwarmError
-
     for task in chosen:
         for _ in range(times):
             try:
@@ -204,9 +150,8 @@ def _report(args: argparse.Namespace, session: Session) -> None:
 
 def _stop_on_signals() -> None:
     """A closed terminal or a polite kill gives the open episodes back, as Ctrl-C does."""
-    import asyncio
-
-    session: Any = asyncio.current_task()
+    task = asyncio.current_task()
+    assert task is not None
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGHUP):
-        loop.add_signal_handler(number, session.cancel)
+        loop.add_signal_handler(number, task.cancel)

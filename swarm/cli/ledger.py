@@ -5,58 +5,25 @@ from __future__ import annotations
 import argparse
 import json
 from itertools import islice
-from typing import TYPE_CHECKING, Any
 
 from foundation.commandline import UsageError
-from swarm.cli import connection
+from swarm.cli.diagnosis import Evidence, diagnose, diagnosis_text
+from swarm.cli.options import choice, connect
 from swarm.cli.trace import entry_line
-
-if TYPE_CHECKING:
-    from swarm.client.sync import SwarmClient
-
-TRACES_READ = 20
-
-
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """The `ledger` command."""
-    parser = subparsers.add_parser("ledger", help="what became of each episode, and why; --summary adds it up")
-    for option, metavar, text in (
-        ("--run-id", "RUN", "of this run"),
-        ("--client-id", "CLIENT", "of this client"),
-        ("--task-id", "TASK", "of this task"),
-        ("--reason", "REASON", "dropped for this reason"),
-        ("--cause", "CAUSE", "lost by server, network, client, rollout, grader, limit or person"),
-        ("--state", "STATE", "running, prepared, ended, in_step, trained or dropped"),
-    ):
-        parser.add_argument(option, metavar=metavar, help=text)
-    parser.add_argument("--kind", choices=("train", "eval"))
-    parser.add_argument("--step", type=int, metavar="N", help="trained in this step")
-    parser.add_argument("--limit", type=int, metavar="N", help="no more than this many, and where the rest begins")
-    parser.add_argument("--after", metavar="NEXT", help="go on where a page ended")
-    parser.add_argument("--detail", action="store_true", help="with tracebacks")
-    parser.add_argument("--summary", action="store_true", help="why didn't it learn? (default run: the server's own)")
-    parser.add_argument(
-        "--traces",
-        type=int,
-        default=TRACES_READ,
-        metavar="N",
-        help="newest traces read for forks (default %(default)s)",
-    )
-    connection.add_options(parser)
-    parser.set_defaults(run=show_ledger)
+from swarm.client.sync import SwarmClient
+from swarm.protocol.episodes import Cause, DropReason, EpisodeState
+from swarm.protocol.summary import LedgerFields
 
 
 def show_ledger(args: argparse.Namespace) -> int:
     """Print one line per episode, or their sum."""
-    from swarm.cli.documents import choice
-    from swarm.protocol.episodes import Cause, DropReason, EpisodeState
-
-    wanted = {
+    wanted: LedgerFields = {
         "run_id": args.run_id,
         "step": args.step,
         "client_id": args.client_id,
         "task_id": args.task_id,
         "kind": args.kind,
+        "mix": args.mix,
         "reason": choice(DropReason, "--reason", args.reason),
         "cause": choice(Cause, "--cause", args.cause),
         "state": choice(EpisodeState, "--state", args.state),
@@ -64,13 +31,13 @@ def show_ledger(args: argparse.Namespace) -> int:
     for option, value, least in (("--limit", args.limit, 1), ("--step", args.step, 0)):
         if value is not None and value < least:
             raise UsageError(f"{option} must be at least {least}, got {value}")
-    with connection.connect(args) as swarm:
+    with connect(args) as swarm:
         if args.summary:
             return _show_summary(swarm, wanted, args)
         return _show_entries(swarm, wanted, args)
 
 
-def _show_entries(swarm: SwarmClient, wanted: dict[str, Any], args: argparse.Namespace) -> int:
+def _show_entries(swarm: SwarmClient, wanted: LedgerFields, args: argparse.Namespace) -> int:
     if args.limit is None:
         entries, following = swarm.ledger(**wanted, after=args.after), None
     else:
@@ -85,9 +52,7 @@ def _show_entries(swarm: SwarmClient, wanted: dict[str, Any], args: argparse.Nam
     return 0
 
 
-def _show_summary(swarm: SwarmClient, wanted: dict[str, Any], args: argparse.Namespace) -> int:
-    from swarm.cli.diagnosis import Evidence, diagnose, diagnosis_text
-
+def _show_summary(swarm: SwarmClient, wanted: LedgerFields, args: argparse.Namespace) -> int:
     run_id = wanted["run_id"] = wanted["run_id"] or swarm.status().run_id
     summary = swarm.summary(**wanted)
     evidence = Evidence(

@@ -3,55 +3,33 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from foundation.clock import SystemClock
 from foundation.commandline import UsageError
 from foundation.streams import read_or_not
-from swarm.cli import stored_run
-from swarm.cli.stored_run import NoSuchRun, StoredRun
-
-if TYPE_CHECKING:
-    from swarm.engine.local.device import Device
-    from swarm.engine.local.trainer import LocalTrainer
-    from swarm.engine.seam import TrainBatch
-
-
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """The `replay` command."""
-    replay = subparsers.add_parser(
-        "replay",
-        help="train the recorded steps of a run again, without an engine",
-        description=(
-            "Train the recorded steps of a run again, from its server's records, without sampling anything. Prints a "
-            "JSON line per step: its metrics, and the SHA-256 of the weights after it. The same spec, seed and episodes "
-            "give the same weights on the same machine and device. Nothing of the run is changed."
-        ),
-    )
-    replay.add_argument("run_id", nargs="?", metavar="RUN", help="default: the server's newest run")
-    replay.add_argument("--from-step", type=int, default=0, metavar="N", help="begin at this checkpoint (default: 0)")
-    replay.add_argument("--steps", type=int, metavar="N", help="no more than this many")
-    replay.add_argument("--check", action="store_true", help="fail when a kept checkpoint holds other weights")
-    replay.add_argument(
-        "--device",
-        choices=("cpu", "cuda"),
-        help="what computes (default: what made the newest checkpoint that is kept, where this machine has it)",
-    )
-    stored_run.add_options(replay)
-    replay.set_defaults(run=replay_run)
+from swarm.cli import stored_runs
+from swarm.cli.stored_runs import NoSuchRun, StoredRun
+from swarm.engine.local.device import Device, device_for
+from swarm.engine.local.trainer import LocalTrainer
+from swarm.engine.seam import RunContext, TrainBatch, TrainingRefused
+from swarm.engine.training import checkpoints
+from swarm.engine.training.checkpoints import device_of
+from swarm.engine.training.supervisor import BackOff
+from swarm.server.storage.replay import recorded_batch
 
 
 def replay_run(args: argparse.Namespace) -> int:
     """Exit code 1 with --check when the weights of a checkpoint were not made again."""
-    import asyncio
-
     if args.steps is not None and args.steps < 1:
         raise UsageError(f"--steps must be at least 1, got {args.steps}")
-    run = stored_run.find(args, args.run_id)
+    run = stored_runs.find(args, args.run_id)
     run.step_called(str(args.from_step))
     batches = _batches(run, args.from_step, args.steps)
     device = _device(run, args.device)
@@ -63,21 +41,16 @@ def replay_run(args: argparse.Namespace) -> int:
 
 def _device(run: StoredRun, wanted: Device | None) -> Device:
     """Raises: EngineError when `cuda` is wanted and cannot be had."""
-    from swarm.engine.local.device import device_for
-    from swarm.engine.training import checkpoints
-
     if wanted is not None:
         return device_for(wanted)
     newest = max(checkpoints.steps(run.checkpoints_dir), default=0)  # none: a replay from the hosted model needs none
-    return device_for(None) if checkpoints.device_of(run.checkpoints_dir, newest) == "cuda" else "cpu"
+    return device_for(None) if device_of(run.checkpoints_dir, newest) == "cuda" else "cpu"
 
 
 def _refuse_other_devices(run: StoredRun, steps: list[int], device: Device) -> None:
     """Other devices add in another order, so that other weights would prove nothing. Raises: UsageError."""
-    from swarm.engine.training import checkpoints
-
     for step in steps:
-        made_on = checkpoints.device_of(run.checkpoints_dir, step) or device
+        made_on = device_of(run.checkpoints_dir, step) or device
         if made_on != device:
             raise UsageError(
                 f"--check: the checkpoint of step {step} was made on {made_on}, and this replay trains on {device}: "
@@ -87,9 +60,6 @@ def _refuse_other_devices(run: StoredRun, steps: list[int], device: Device) -> N
 
 def _batches(run: StoredRun, from_step: int, count: int | None) -> list[TrainBatch]:
     """The recorded steps after `from_step`. Raises: NoSuchRun, TrainingRefused."""
-    from swarm.engine.seam import TrainingRefused
-    from swarm.server.storage.replay import recorded_batch
-
     reader = run.reader()
     try:
         rows = reader.steps(run.row.run_id, from_step)[:count]
@@ -106,8 +76,7 @@ def _batches(run: StoredRun, from_step: int, count: int | None) -> list[TrainBat
 
 async def _train_again(run: StoredRun, from_step: int, batches: list[TrainBatch], device: Device) -> bool:
     """Whether a kept checkpoint holds other weights than were made."""
-    from swarm.engine.local import checkpoints
-    from swarm.engine.training.checkpoints import device_of
+    from swarm.engine.local.checkpoints import fingerprint
 
     differs = False
     with tempfile.TemporaryDirectory(prefix="swarm-replay-") as scratch:
@@ -116,7 +85,7 @@ async def _train_again(run: StoredRun, from_step: int, batches: list[TrainBatch]
                 outcome = await trainer.train(batch)
                 weights = await trainer.fingerprint()
                 line: dict[str, Any] = {"step": batch.step, "weights": weights}
-                recorded = checkpoints.fingerprint(run.checkpoints_dir, batch.step)
+                recorded = fingerprint(run.checkpoints_dir, batch.step)
                 if recorded is not None:
                     line["as_recorded"] = weights == recorded
                     differs = differs or weights != recorded
@@ -130,11 +99,6 @@ async def _train_again(run: StoredRun, from_step: int, batches: list[TrainBatch]
 @asynccontextmanager
 async def _opened(run: StoredRun, from_step: int, scratch: Path, device: Device) -> AsyncIterator[LocalTrainer]:
     """A trainer that stands where the run stood at this step. It reads the run's checkpoint and writes none."""
-    from foundation.clock import SystemClock
-    from swarm.engine.local.trainer import LocalTrainer
-    from swarm.engine.seam import RunContext
-    from swarm.engine.training.supervisor import BackOff
-
     trainer = LocalTrainer(
         run.model,
         log_path=scratch / "trainer.log",

@@ -6,18 +6,17 @@ import argparse
 import json
 import sys
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from foundation.arguments import whole
 from foundation.commandline import UsageError
 from foundation.streams import read_or_not
-from swarm.cli import connection
-from swarm.cli.documents import assign, read_document, valid
-
-if TYPE_CHECKING:
-    from swarm.client.sync import SwarmClient
-    from swarm.protocol.errors import SwarmError
-    from swarm.protocol.status import CheckpointReport, MixStatus, RunReport, ServerStatus, StepMetrics, VersionReport
+from swarm.cli.options import assign, connect, read_document, valid
+from swarm.cli.top import standing_lines
+from swarm.client import InvalidSpec, NotFound, OverLimit
+from swarm.client.sync import SwarmClient
+from swarm.protocol.errors import ErrorCode, SwarmError
+from swarm.protocol.runspec import RunSpec
+from swarm.protocol.status import CheckpointReport, MixStatus, RunReport, ServerStatus, StepMetrics, VersionReport
 
 _COLUMNS = (
     ("reward_mean", "reward", ".3f"),
@@ -32,53 +31,6 @@ _RESTART_S = 60.0
 """So long may the server be away while somebody looks on: a server that starts again goes on with its run."""
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """The `run` commands."""
-    run = subparsers.add_parser("run", help="start, watch, change and stop a training run")
-    commands = run.add_subparsers(dest="run_command", required=True, metavar="COMMAND")
-    start = commands.add_parser("start", help="start a run")
-    start.add_argument("spec", nargs="?", metavar="SPEC", help="a RunSpec as .json or .toml, or - for standard input")
-    _set_option(start)
-    start.add_argument("--key", help="idempotency key: the same key and spec find the same run again, while it goes on")
-    start.add_argument("--watch", action="store_true", help="follow it until it ends")
-    start.set_defaults(run=start_run)
-    status = commands.add_parser("status", help="how the server and its run are doing")
-    status.add_argument("run_id", nargs="?", metavar="RUN", help="default: the server's current run")
-    status.add_argument("--since-step", type=int, default=0, metavar="N", help="show the steps after this one")
-    status.add_argument("--watch", action="store_true", help="follow it until it ends")
-    status.set_defaults(run=show_status)
-    patch = commands.add_parser("patch", help="change tunable fields while the run goes on")
-    patch.add_argument("patch", nargs="?", metavar="PATCH", help="a merge patch as .json or .toml, or -")
-    patch.add_argument("--run-id", metavar="RUN", help="default: the server's current run")
-    patch.add_argument("--if-version", type=int, metavar="N", help="only if this is the config version")
-    _set_option(patch)
-    patch.set_defaults(run=patch_run)
-    for name, function, text in (
-        ("stop", stop_run, "drain, checkpoint and go idle"),
-        ("checkpoint", write_checkpoint, "write a whole checkpoint now"),
-    ):
-        command = commands.add_parser(name, help=text)
-        command.add_argument("run_id", nargs="?", metavar="RUN", help="default: the server's current run")
-        command.set_defaults(run=function)
-    commands.choices["stop"].add_argument("--wait", action="store_true", help="return when it has ended")
-    restore = commands.add_parser("restore", help="go back to a checkpoint, on a new branch of the run")
-    restore.add_argument(
-        "step", type=whole(0), metavar="STEP", help="of a checkpoint that is kept; 0 is the hosted model"
-    )
-    restore.set_defaults(run=restore_run)
-    quarantine = commands.add_parser("quarantine", help="keep a client version out of training")
-    quarantine.add_argument("client_version", metavar="VERSION")
-    quarantine.add_argument("--reason", default="", help="shown in the ledger and to its clients")
-    quarantine.add_argument("--lift", action="store_true", help="let it in again")
-    quarantine.set_defaults(run=quarantine_version)
-    for command in (start, patch):
-        command.set_defaults(exit_code=_exit_code)
-    for command in (restore, quarantine):
-        command.add_argument("--run-id", metavar="RUN", help="default: the server's current run")
-    for command in commands.choices.values():
-        connection.add_options(command)
-
-
 def _warn(args: argparse.Namespace, report: RunReport) -> None:
     """Beside the answer; in JSON it stands in the report."""
     if not args.json:
@@ -86,19 +38,15 @@ def _warn(args: argparse.Namespace, report: RunReport) -> None:
             print(f"warning: {note}", file=sys.stderr)
 
 
-def _exit_code(error: SwarmError) -> int:
+def exit_code(error: SwarmError) -> int:
     """A spec that the server refuses is as much the command line's fault as one that is refused here."""
-    from swarm.client.errors import InvalidSpec
-
     return 2 if isinstance(error, InvalidSpec) else 1
 
 
 def start_run(args: argparse.Namespace) -> int:
     """Start a run from a spec."""
-    from swarm.protocol.runspec import RunSpec
-
     spec = valid(RunSpec, assign(read_document(args.spec), args.set), args.set)
-    with connection.connect(args, later_s=60.0) as swarm:
+    with connect(args, later_s=60.0) as swarm:
         report = swarm.start_run(spec, args.key)
         if report.status not in ("running", "complete"):
             raise _over(report, args.key)
@@ -114,9 +62,7 @@ def start_run(args: argparse.Namespace) -> int:
 
 def show_status(args: argparse.Namespace) -> int:
     """Server, run and steps; with --watch, steps as they come."""
-    from swarm.cli.watch_text import standing_lines
-
-    with connection.connect(args) as swarm:
+    with connect(args) as swarm:
         status = swarm.status()
         run_id = args.run_id or status.run_id
         if args.watch and run_id is not None:
@@ -149,7 +95,7 @@ def patch_run(args: argparse.Namespace) -> int:
     patch = assign(read_document(args.patch), args.set)
     if not patch:
         raise UsageError("nothing to change: give a patch file or --set path=value")
-    with connection.connect(args) as swarm:
+    with connect(args) as swarm:
         report = swarm.patch_run(args.run_id or swarm.current_run_id(), patch, args.if_version)
         print(
             report.model_dump_json() if args.json else f"run {report.run_id} has config version {report.config_version}"
@@ -160,7 +106,7 @@ def patch_run(args: argparse.Namespace) -> int:
 
 def stop_run(args: argparse.Namespace) -> int:
     """Ask for a stop. With --wait: exit code 1 when the engine failed before the run had ended."""
-    with connection.connect(args) as swarm:
+    with connect(args) as swarm:
         report = swarm.stop_run(args.run_id or swarm.current_run_id())
         if args.wait:
             report = _released(args, report)
@@ -172,7 +118,7 @@ def stop_run(args: argparse.Namespace) -> int:
 
 def write_checkpoint(args: argparse.Namespace) -> int:
     """Have a checkpoint written."""
-    with connection.connect(args) as swarm:
+    with connect(args) as swarm:
         made = swarm.checkpoint(args.run_id or swarm.current_run_id())
         print(made.model_dump_json() if args.json else f"step {made.step} is in {made.path}")
     return 0
@@ -180,7 +126,7 @@ def write_checkpoint(args: argparse.Namespace) -> int:
 
 def restore_run(args: argparse.Namespace) -> int:
     """Go back to a checkpoint."""
-    with connection.connect(args) as swarm:
+    with connect(args) as swarm:
         report = swarm.restore(args.run_id or _going_on(swarm, args.step), args.step)
         line = f"run {report.run_id} goes on from step {report.step} on branch {report.branch}"
         print(report.model_dump_json() if args.json else line)
@@ -189,9 +135,6 @@ def restore_run(args: argparse.Namespace) -> int:
 
 def _going_on(swarm: SwarmClient, step: int) -> str:
     """The run to restore where none is named. Raises: NotFound."""
-    from swarm.client.errors import NotFound
-    from swarm.protocol.errors import ErrorCode
-
     try:
         return swarm.current_run_id()
     except NotFound as error:
@@ -201,7 +144,7 @@ def _going_on(swarm: SwarmClient, step: int) -> str:
 
 def quarantine_version(args: argparse.Namespace) -> int:
     """Keep a client version out of training, or let it in again."""
-    with connection.connect(args) as swarm:
+    with connect(args) as swarm:
         run_id = args.run_id or swarm.current_run_id()
         report = swarm.quarantine(run_id, args.client_version, reason=args.reason, quarantined=not args.lift)
         done = "is let in again" if args.lift else f"is quarantined{_unseen(report, args.client_version)}"
@@ -217,21 +160,8 @@ def _unseen(report: RunReport, client_version: str) -> str:
     return f" in advance: no train episode came with it yet; seen so far: {', '.join(seen) or 'none'}"
 
 
-def _set_option(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="PATH=VALUE",
-        help="as in optimizer.learning_rate=4e-5; repeatable",
-    )
-
-
 def _over(report: RunReport, key: str) -> SwarmError:
     """The key was used before, and its run has ended."""
-    from swarm.client.errors import OverLimit
-    from swarm.protocol.errors import ErrorCode
-
     reason = f" ({report.reason})" if report.reason else ""
     detail = (
         f"the run of key {key!r} is over and does not run again: {report.run_id} is {report.status}{reason}, at step "
@@ -243,7 +173,7 @@ def _over(report: RunReport, key: str) -> SwarmError:
 
 def _looking_on(args: argparse.Namespace) -> SwarmClient:
     """A client that bears with a server which starts again."""
-    return connection.connect(args, connect_s=_RESTART_S, later_s=_RESTART_S)
+    return connect(args, connect_s=_RESTART_S, later_s=_RESTART_S)
 
 
 def _released(args: argparse.Namespace, report: RunReport) -> RunReport:
@@ -255,8 +185,6 @@ def _released(args: argparse.Namespace, report: RunReport) -> RunReport:
 
 def _watch(args: argparse.Namespace, run_id: str, since_step: int) -> int:
     """Print steps as they are made until the run ends. Exit code 0 when it is complete, else 1."""
-    from swarm.cli.watch_text import standing_lines
-
     if not args.json:
         print(_heading(), flush=True)
     report, told = None, list[str]()

@@ -3,32 +3,43 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import sys
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING
+from datetime import UTC, datetime
+
+from pydantic import BaseModel
 
 from foundation.commandline import UsageError
-from swarm.cli import connection
+from foundation.streams import one_line
+from swarm.cli.diagnosis import ClientRecord, client_records
+from swarm.cli.options import checked, token_of, url_of
+from swarm.client import Patience, SwarmClient
+from swarm.protocol.episodes import EpisodeState
+from swarm.protocol.errors import SwarmError
+from swarm.protocol.status import ServerStatus, StepMetrics
+from swarm.protocol.summary import LastFailure, LedgerSummary
 
-if TYPE_CHECKING:
-    from swarm.cli.watch import Watch
-
-
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """The `top` command."""
-    parser = subparsers.add_parser("top", help="watch servers: pool, clients, rates, errors, learning curve")
-    parser.add_argument("urls", nargs="*", metavar="URL", help="servers (default: --url, SWARM_URL, or this machine's)")
-    parser.add_argument("--once", action="store_true", help="print them once, as text or with --json, and end")
-    connection.add_options(parser)
-    parser.set_defaults(run=watch_servers)
+LEAST_PAUSE_S = 0.5
+"""Between two looks, however fast the server changes."""
+SUMMARY_EVERY_S = 3.0
+SUMMARY_SHARE = 0.05
+"""Of the server's time that may be spent on adding up its ledger for this watcher."""
+RETRY_S = 2.0
+WAIT_S = 5.0
+STEPS_KEPT = 500
+CELLS = 60
+CLIENTS_SHOWN = 20
+FAILURES_SHOWN = 5
+_BLOCKS = "▁▂▃▄▅▆▇█"
+Row = tuple[str, ...]
 
 
 def watch_servers(args: argparse.Namespace) -> int:
     """Until q is pressed. With --once: exit code 1 when a server could not be reached."""
-    import asyncio
-
-    urls = [connection.checked(url) for url in args.urls] or [connection.url_of(args)]
+    urls = [checked(url) for url in args.urls] or [url_of(args)]
     if args.json and not args.once:
         raise UsageError("--json goes with --once")
     if not args.once and not (sys.stdin.isatty() and sys.stdout.isatty()):
@@ -37,10 +48,6 @@ def watch_servers(args: argparse.Namespace) -> int:
 
 
 async def _once(args: argparse.Namespace, urls: list[str]) -> int:
-    import asyncio
-
-    from swarm.cli.watch_text import server_text
-
     async with AsyncExitStack() as stack:
         views = await asyncio.gather(*(watch.now() for watch in await _watches(args, urls, stack)))
     if args.json:
@@ -64,9 +71,240 @@ async def _live(args: argparse.Namespace, urls: list[str]) -> int:
 
 
 async def _watches(args: argparse.Namespace, urls: list[str], stack: AsyncExitStack) -> list[Watch]:
-    from swarm.cli.watch import Watch
-    from swarm.client import Patience, SwarmClient
-
-    token, patience = connection.token_of(args), Patience(connect_s=0.0, later_s=0.0)
+    token, patience = token_of(args), Patience(connect_s=0.0, later_s=0.0)
     clients = [SwarmClient(url, token, client_id="swarm-top", patience=patience) for url in urls]
     return [Watch(await stack.enter_async_context(client)) for client in clients]
+
+
+# -- a server, followed ---------------------------------------------------------------------------------------------------
+
+
+class ServerView(BaseModel):
+    """One server as it is now. error: why it cannot be seen; the rest is then as it was last."""
+
+    url: str
+    error: str | None = None
+    status: ServerStatus | None = None
+    run_status: str | None = None
+    steps_wanted: int | None = None
+    config_version: int | None = None
+    branch: int | None = None
+    """Of the run: a restore begins a new one."""
+    notes: list[str] = []
+    """What the owner of the run should know of its spec."""
+    steps: list[StepMetrics] = []
+    """The newest of the run, ascending."""
+    clients: list[ClientRecord] = []
+    failures: list[LastFailure] = []
+    """The last one of each client and version, newest first."""
+    closed: int = 0
+    """Episodes of the run that are not running any more."""
+    episodes_per_s: float | None = None
+
+    @property
+    def rewards(self) -> list[float]:
+        """The learning curve."""
+        return [step.values.get("reward_mean", 0.0) for step in self.steps]
+
+
+class Watch:
+    """One server, followed. The client should not be patient: a server that is away is shown as away."""
+
+    def __init__(self, swarm: SwarmClient) -> None:
+        self._swarm = swarm
+        self._view = ServerView(url=swarm.url)
+        self._summary_at: float | None = None
+        self._summary_took_s = 0.0
+
+    @property
+    def url(self) -> str:
+        return self._swarm.url
+
+    async def now(self) -> ServerView:
+        """One look; an unreachable server is a view with its error."""
+        try:
+            await self._take(await self._swarm.status())
+        except SwarmError as error:
+            self._view = self._view.model_copy(update={"error": str(error)})
+        return self._view
+
+    async def views(self) -> AsyncIterator[ServerView]:
+        """The server as it is, and again after each change, for ever."""
+        clock = self._swarm.clock
+        while True:
+            yield await self.now()
+            if self._view.error is not None or self._view.status is None:
+                await clock.sleep(RETRY_S)
+                continue
+            await clock.sleep(LEAST_PAUSE_S)
+            try:
+                await self._swarm.status(self._view.status.revision, WAIT_S)
+            except SwarmError as error:
+                self._view = self._view.model_copy(update={"error": str(error)})
+
+    async def _take(self, status: ServerStatus) -> None:
+        before = self._view
+        same_run = before.status is not None and before.status.run_id == status.run_id
+        changed: dict[str, object] = {"status": status, "error": None}
+        if not same_run:
+            before = ServerView(url=before.url)
+            self._summary_at = None
+        if status.run_id is not None:
+            steps = before.steps
+            report = await self._swarm.run(status.run_id, steps[-1].step if steps else 0)
+            if steps and report.branch != before.branch:  # which of them still stand is for the server to say
+                steps, report = [], await self._swarm.run(status.run_id)
+            changed |= {
+                "steps": [*steps, *report.steps][-STEPS_KEPT:],
+                "run_status": report.status,
+                "steps_wanted": report.spec.limits.steps,
+                "config_version": report.config_version,
+                "branch": report.branch,
+                "notes": report.notes,
+            }
+            now = self._swarm.clock.monotonic()
+            pause_s = max(SUMMARY_EVERY_S, self._summary_took_s / SUMMARY_SHARE)
+            if self._summary_at is None or now - self._summary_at >= pause_s:
+                summary = await self._swarm.summary(run_id=status.run_id)
+                self._summary_took_s = self._swarm.clock.monotonic() - now
+                changed |= self._summarised(before, summary, now)
+        self._view = before.model_copy(update=changed)
+
+    def _summarised(self, before: ServerView, summary: LedgerSummary, now: float) -> dict[str, object]:
+        closed = sum(count.episodes for count in summary.counts if count.state is not EpisodeState.RUNNING)
+        rate = None
+        if self._summary_at is not None and now > self._summary_at:
+            rate = max(0, closed - before.closed) / (now - self._summary_at)
+        self._summary_at = now
+        return {
+            "clients": client_records(summary),
+            "failures": summary.failures,
+            "closed": closed,
+            "episodes_per_s": rate,
+        }
+
+
+# -- and in words ---------------------------------------------------------------------------------------------------------
+
+
+def server_text(view: ServerView) -> str:
+    """Everything, as `swarm top --once` prints it."""
+    lines = [headline(view)]
+    if view.error is not None:
+        lines.append(f"  {view.error}")
+    if view.status is None:
+        return "\n".join(lines)
+    lines += [f"  {line}" for line in (*view.notes, pool_line(view), rate_line(view), *standing_lines(view.status))]
+    lines += [f"  mix {'  '.join(row)}" for row in mix_rows(view)]
+    if view.steps:
+        lines.append(f"  {curve_line(view)}")
+    lines += [f"  client {'  '.join(row)}" for row in client_rows(view)]
+    lines += [f"  last {line}" for line in failure_lines(view)]
+    return "\n".join(lines)
+
+
+def headline(view: ServerView) -> str:
+    """Where it is, what it hosts, what it is doing."""
+    status = view.status
+    if status is None:
+        return f"{view.url}  not reached yet" if view.error is None else f"{view.url}  unreachable"
+    phase = "unreachable" if view.error else str(status.phase)
+    reason = f" ({status.trouble})" if status.trouble else ""
+    run = "no run"
+    if status.run_id is not None:
+        wanted = "" if view.steps_wanted is None else f"/{view.steps_wanted}"
+        run = f"run {status.run_id} {view.run_status}  step {status.step}{wanted}  config {view.config_version}"
+    return f"{view.url}  {phase}{reason}  {status.model} on {status.engine.computes}  {run}"
+
+
+def pool_line(view: ServerView) -> str:
+    """The pool, by group."""
+    assert view.status is not None
+    pool = view.status.pool
+    return (
+        f"pool: {pool.running} running, {pool.ended} ended; groups: {pool.groups_open} open, "
+        f"{pool.groups_ready} of {pool.groups_needed} ready"
+    )
+
+
+def rate_line(view: ServerView) -> str:
+    """How fast it goes."""
+    assert view.status is not None
+    engine = view.status.engine
+    episodes = "-" if view.episodes_per_s is None else f"{view.episodes_per_s:.1f}"
+    step_s = view.steps[-1].values.get("step_s") if view.steps else None
+    step = "" if step_s is None else f", last step {step_s:.1f} s"
+    failures = f", engine failures {engine.failures}" if engine.failures else ""
+    return f"rates: {engine.tokens_per_s:.0f} tokens/s, {episodes} episodes/s{step}{failures}"
+
+
+def standing_lines(status: ServerStatus) -> list[str]:
+    """What the run waits for, and the newest hang of its engine; none where there is neither."""
+    lines = []
+    if (waiting := status.waiting_for) is not None:
+        who = "no client plays it" if waiting.client_id is None else f"client {one_line(waiting.client_id)}"
+        lines.append(f"waits for task {one_line(waiting.task_id)} ({who}) since {clock_time(waiting.since)}")
+    if (hang := status.engine.hang) is not None:
+        over = "not over yet" if hang.over_at is None else f"over at {clock_time(hang.over_at)}"
+        lines.append(f"hung since {clock_time(hang.since)} while {hang.phase}, {over}: {one_line(hang.reason)}")
+    return lines
+
+
+def clock_time(at: float) -> str:
+    """A Unix time, as a clock shows it."""
+    return datetime.fromtimestamp(at, UTC).strftime("%H:%M:%S UTC")
+
+
+def curve_line(view: ServerView) -> str:
+    """The learning curve, oldest to newest."""
+    rewards = view.rewards
+    return f"reward {sparkline(rewards)} {rewards[0]:.3f} → {rewards[-1]:.3f}"
+
+
+def mix_rows(view: ServerView) -> list[Row]:
+    """By family: name, running, ended, trained groups, debt."""
+    assert view.status is not None
+    return [
+        (
+            name,
+            f"{mix.running} running",
+            f"{mix.ended} ended",
+            f"{mix.trained_groups} groups trained",
+            f"debt {mix.debt:+.2f}",
+        )
+        for name, mix in sorted(view.status.pool.by_mix.items())
+    ]
+
+
+def client_rows(view: ServerView) -> list[Row]:
+    """By client and version: episodes, mean reward, failures."""
+    return [
+        (
+            one_line(one.client_id),
+            f"version {one_line(one.client_version)}",
+            f"{one.episodes} episodes",
+            "reward -" if one.reward_mean is None else f"reward {one.reward_mean:.3f}",
+            f"{one.failed} failed",
+        )
+        for one in view.clients[:CLIENTS_SHOWN]
+    ]
+
+
+def failure_lines(view: ServerView) -> list[str]:
+    """The last failure of each client, in one line each."""
+    lines = []
+    for failure in view.failures[:FAILURES_SHOWN]:
+        said = (failure.detail or "").strip().splitlines()
+        last = one_line(said[-1]) if said else ""
+        lines.append(f"{failure.reason} {failure.episode_id} {one_line(failure.client_id)}: {last}")
+    return lines
+
+
+def sparkline(values: Sequence[float], cells: int = CELLS) -> str:
+    """Mean values of neighbours as blocks, lowest to highest."""
+    if not values:
+        return ""
+    width = max(1, -(-len(values) // cells))
+    means = [sum(part) / len(part) for part in (values[at : at + width] for at in range(0, len(values), width))]
+    low, span = min(means), (max(means) - min(means)) or 1.0
+    return "".join(_BLOCKS[min(len(_BLOCKS) - 1, int((mean - low) / span * len(_BLOCKS)))] for mean in means)

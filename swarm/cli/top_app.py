@@ -11,9 +11,9 @@ from textual.binding import Binding
 from textual.containers import Vertical, VerticalScroll
 from textual.widgets import DataTable, Footer, Header, Sparkline, Static
 
-from swarm.cli.watch import ServerView
-from swarm.cli.watch_text import (
+from swarm.cli.top import (
     Row,
+    ServerView,
     client_rows,
     curve_line,
     failure_lines,

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import html
 import json
+import math
 import os
 import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from importlib import resources
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from string import Template
+from typing import Any
 
 from foundation.commandline import UsageError
 from foundation.streams import one_line, printable
-from swarm.cli import connection
-
-if TYPE_CHECKING:
-    from swarm.cli.trace_view import CallView, TokenView
-    from swarm.protocol.episodes import EpisodeTrace, LedgerEntry, RecordedCall
+from swarm.cli.options import connect
+from swarm.protocol.episodes import EpisodeTrace, LedgerEntry, RecordedCall
 
 LONGEST_LINE = 2_000
 _COLOURS = {"prompt": "2", "echoed": "36", "trained": "1;32", "untrained": "33"}
@@ -29,22 +33,9 @@ _LEGEND = {
 }
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """The `trace` command."""
-    parser = subparsers.add_parser("trace", help="every LLM call of an episode, token by token")
-    parser.add_argument("episode_id", metavar="EPISODE")
-    parser.add_argument("--messages", action="store_true", help="messages instead of tokens")
-    parser.add_argument("--whole", action="store_true", help="show prompts again that continue an earlier call")
-    parser.add_argument("--logprobs", action="store_true", help="list the sampled tokens with logprob and weights")
-    parser.add_argument("--html", type=Path, metavar="FILE", help="write one self-contained page instead")
-    parser.add_argument("--color", choices=("auto", "always", "never"), default="auto")
-    connection.add_options(parser)
-    parser.set_defaults(run=show_trace)
-
-
 def show_trace(args: argparse.Namespace) -> int:
     """Print an episode call by call."""
-    with connection.connect(args) as swarm:
+    with connect(args) as swarm:
         trace = swarm.trace(args.episode_id, text=True)
     if args.html is not None:
         _write_page(trace, args.html)
@@ -59,8 +50,6 @@ def show_trace(args: argparse.Namespace) -> int:
 
 
 def _write_page(trace: EpisodeTrace, path: Path) -> None:
-    from swarm.cli.trace_page import page
-
     try:
         path.write_text(page(trace), encoding="utf-8")
     except OSError as error:
@@ -84,8 +73,6 @@ def entry_line(entry: LedgerEntry) -> str:
 
 def trace_text(trace: EpisodeTrace) -> str:
     """An episode as its agent saw it: messages."""
-    from swarm.cli.trace_view import views
-
     lines = _opening(trace)
     for view in views(trace):
         lines += ["", call_line(view)]
@@ -97,8 +84,6 @@ def trace_text(trace: EpisodeTrace) -> str:
 
 def tokens_text(trace: EpisodeTrace, *, colour: bool, whole: bool = False, logprobs: bool = False) -> str:
     """An episode as the model saw it: tokens, told apart by what they are to training."""
-    from swarm.cli.trace_view import views
-
     lines = _opening(trace)
     for view in views(trace):
         lines += ["", call_line(view)]
@@ -175,3 +160,171 @@ def _painted_text(origin: str, text: str, *, colour: bool) -> str:
 def _token_line(token: TokenView) -> str:
     logprob = "-" if token.logprob is None else f"{token.logprob:.4f}"
     return f"    {json.dumps(token.text, ensure_ascii=False):<16} id {token.token_id:<8} logprob {logprob:>9}  step {token.step}"
+
+
+# -- what each token is ---------------------------------------------------------------------------------------------------
+
+
+class Origin(StrEnum):
+    """What a token is to training. Of these only `TRAINED` carries loss in the call it stands in."""
+
+    PROMPT = "prompt"
+    """Written by the template, the agent or a person."""
+    ECHOED = "echoed"
+    """Sampled by an earlier call, and trained there if at all."""
+    TRAINED = "trained"
+    UNTRAINED = "untrained"
+    """Sampled by this call, which carries no loss."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenView:
+    """One token. text: "" where an earlier token shows the characters that it is a part of."""
+
+    token_id: int
+    text: str
+    origin: Origin
+    logprob: float | None = None
+    step: int | None = None
+    """Of the weights that sampled it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fork:
+    """Where a call leaves the timelines before it. call: the index of the nearest one; at: tokens shared with it."""
+
+    cause: str
+    call: int | None
+    at: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallView:
+    """One call. inherited: how many tokens at its beginning are those of the call that it continues (`parent`)."""
+
+    call: RecordedCall
+    tokens: list[TokenView]
+    inherited: int
+    parent: int | None
+    fork: Fork | None
+    untrained: str | None
+
+    @property
+    def new(self) -> list[TokenView]:
+        return self.tokens[self.inherited :]
+
+    @property
+    def sampled(self) -> list[TokenView]:
+        return self.tokens[len(self.call.prompt_ids) :]
+
+    @property
+    def steps(self) -> list[int]:
+        """Of the weights that sampled it, ascending."""
+        return sorted({span.version.step for span in self.call.versions})
+
+
+def views(trace: EpisodeTrace) -> list[CallView]:
+    """The calls of an episode, in the order in which they were recorded."""
+    made: dict[str, CallView] = {}
+    for call in trace.calls:
+        parent = made.get(call.parent_call_id or "")
+        why = trace.untrained.get(call.call_id)
+        tokens = list(_tokens(call, parent, trained=why is None, vocabulary=trace.vocabulary))
+        made[call.call_id] = CallView(
+            call=call,
+            tokens=tokens,
+            inherited=0 if parent is None else len(parent.tokens),
+            parent=None if parent is None else parent.call.index,
+            fork=_fork(call, [view.call for view in made.values()]),
+            untrained=why,
+        )
+    return list(made.values())
+
+
+def _tokens(
+    call: RecordedCall, parent: CallView | None, *, trained: bool, vocabulary: Mapping[str, str]
+) -> Iterator[TokenView]:
+    earlier = [] if parent is None else parent.tokens
+    texts = _texts(call.prompt_ids, vocabulary)
+    for position, (token, text) in enumerate(zip(call.prompt_ids, texts, strict=True)):
+        sampled = position < len(earlier) and earlier[position].origin is not Origin.PROMPT
+        yield TokenView(token_id=token, text=text, origin=Origin.ECHOED if sampled else Origin.PROMPT)
+    origin = Origin.TRAINED if trained else Origin.UNTRAINED
+    steps = {at: span.version.step for span in call.versions for at in range(span.start, span.end)}
+    for at, (token, text) in enumerate(zip(call.sampled_ids, _texts(call.sampled_ids, vocabulary), strict=True)):
+        logprob = call.logprobs[at] if at < len(call.logprobs) else None
+        yield TokenView(token_id=token, text=text, origin=origin, logprob=logprob, step=steps.get(at))
+
+
+def _texts(ids: Sequence[int], vocabulary: Mapping[str, str]) -> list[str]:
+    """Text by token. A character made of several tokens stands with the first of them."""
+    texts = [vocabulary.get(str(token), f"[{token}]") for token in ids]
+    start = 0
+    while start < len(ids):
+        end = start
+        while end < len(ids) and "�" in texts[end]:
+            end += 1
+        whole = vocabulary.get(",".join(map(str, ids[start:end]))) if end - start > 1 else None
+        if whole is not None:
+            texts[start:end] = [whole, *[""] * (end - start - 1)]
+        start = max(end, start + 1)
+    return texts
+
+
+def _fork(call: RecordedCall, earlier: Sequence[RecordedCall]) -> Fork | None:
+    if call.fork_cause is None:
+        return None
+    shared = [(_shared([*other.prompt_ids, *other.sampled_ids], call.prompt_ids), other.index) for other in earlier]
+    at, index = max(shared, default=(0, None))
+    return Fork(cause=call.fork_cause, call=index, at=at)
+
+
+def _shared(one: Sequence[int], other: Sequence[int]) -> int:
+    return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+
+
+# -- one HTML page that needs nothing else --------------------------------------------------------------------------------
+
+
+def page(trace: EpisodeTrace) -> str:
+    """The whole page."""
+    calls = views(trace)
+    agents = list(dict.fromkeys(view.call.agent for view in calls))
+    template = Template(resources.files("swarm.cli").joinpath("trace_page.html").read_text(encoding="utf-8"))
+    sections = "\n".join(_section(view, agents.index(view.call.agent)) for view in calls)
+    detail = f"\n{trace.entry.detail}" if trace.entry.detail else ""
+    return template.substitute(
+        episode=html.escape(trace.entry.episode_id),
+        entry=html.escape(entry_line(trace.entry) + detail),
+        calls=sections or "<p>There are no calls, or they were freed.</p>",
+    )
+
+
+def _section(view: CallView, agent: int) -> str:
+    marks = ["fork"] * (view.fork is not None) + ["failed"] * (view.call.failure is not None)
+    shown = f' class="{" ".join(marks)}"' if marks else ""
+    notes = f'<p class="note">No loss on what it sampled: {html.escape(view.untrained)}</p>' if view.untrained else ""
+    earlier = ""
+    if view.inherited:
+        tokens = _spans(view.tokens[: view.inherited], view, agent)
+        earlier = (
+            f"<details><summary>{view.inherited} tokens as in call {view.parent}</summary>"
+            f'<pre class="tokens">{tokens}</pre></details>'
+        )
+    new = f'<pre class="tokens">{_spans(view.new, view, agent)}</pre>'
+    return f'<section{shown} id="call-{view.call.index}"><h2>{html.escape(call_line(view))}</h2>{notes}{earlier}{new}</section>'
+
+
+def _spans(tokens: list[TokenView], view: CallView, agent: int) -> str:
+    return "".join(_span(token, view, agent) for token in tokens)
+
+
+def _span(token: TokenView, view: CallView, agent: int) -> str:
+    text = html.escape(token.text)
+    if token.origin in (Origin.PROMPT, Origin.ECHOED):
+        return f'<span class="t {token.origin}" title="id {token.token_id}: {token.origin}">{text}</span>'
+    chance = math.exp(min(0.0, token.logprob)) if token.logprob is not None else 1.0
+    logprob = "unknown" if token.logprob is None else f"{token.logprob:.4f} (p {chance:.3f})"
+    title = f"id {token.token_id}: {token.origin}\nlogprob {logprob}\nweights of step {token.step}\nagent {view.call.agent or '-'}"
+    style = f"--p:{chance:.3f};--w:{token.step or 0};--a:{agent}"
+    return f'<span class="t sampled {token.origin}" style="{style}" title="{html.escape(title)}">{text}</span>'

@@ -87,7 +87,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
     parser.add_argument("--json", action="store_true", help="print one JSON line with the url when ready to answer")
     _add_verl_options(parser)
-    parser.set_defaults(run=serve)
+    parser.set_defaults(run="swarm.server.main:serve")
     return parser
 
 

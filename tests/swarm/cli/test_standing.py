@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from swarm.cli.watch_text import standing_lines
+from swarm.cli.top import standing_lines
 from swarm.protocol.status import EngineStatus, Hang, Phase, PoolStatus, ServerStatus, WaitingFor
 
 AT = 1_700_000_000.0

@@ -13,9 +13,8 @@ from textual.widgets import DataTable, Sparkline, Static
 
 from bench.serving import ServerProcess
 from swarm.cli.diagnosis import ClientRecord
+from swarm.cli.top import ServerView, Watch, server_text, sparkline
 from swarm.cli.top_app import Panel, Top
-from swarm.cli.watch import ServerView, Watch
-from swarm.cli.watch_text import server_text, sparkline
 from swarm.client import Patience, SwarmClient
 from swarm.client import sync as synchronous
 from swarm.protocol.runspec import RunSpec

@@ -10,9 +10,7 @@ from typing import Any
 
 import pytest
 
-from swarm.cli.trace import tokens_text
-from swarm.cli.trace_page import page
-from swarm.cli.trace_view import Origin, views
+from swarm.cli.trace import Origin, page, tokens_text, views
 from swarm.client.sync import SwarmClient
 from swarm.protocol.episodes import CallFailure, Cause, EpisodeTrace
 from tests.swarm.cli.conftest import Swarm, ask, spec

@@ -82,7 +82,7 @@ def test_steps_are_shown_once_and_those_made_again_after_a_restore_once_more(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     server = Server(moments)
-    monkeypatch.setattr("swarm.cli.connection.connect", lambda args, **fields: server)
+    monkeypatch.setattr("swarm.cli.runs.connect", lambda args, **fields: server)
     assert main(["run", "status", "--watch", "--json", *options]) == 0
     *steps, _ = map(json.loads, capsys.readouterr().out.splitlines())
     assert [(step["branch"], step["step"]) for step in steps] == shown

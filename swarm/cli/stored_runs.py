@@ -1,22 +1,33 @@
-"""A run as its server's state directory holds it, for commands that need no server: `RUN`, `RUN@STEP`, `RUN@best`."""
+"""A run as its server's state directory holds it: `swarm chat` and `swarm models export` need no server.
+
+A checkpoint is named `RUN`, `RUN@STEP` or `RUN@best`.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from foundation.commandline import UsageError
+from foundation.paths import user_data_dir
+from swarm.cli.models import document
+from swarm.engine.training import checkpoints
+from swarm.models import resolve
+from swarm.models.folder import ModelFolder
 from swarm.protocol.errors import ErrorCode, SwarmError
+from swarm.protocol.runspec import AS_STORED, RunSpec
+from swarm.server.state.held_out import best_of
+from swarm.server.state.rows import RunRow
+from swarm.server.state_dir import HOSTED
+from swarm.server.storage.reader import PoolReader
 
 if TYPE_CHECKING:
     from swarm.engine.local.checkpoints import Checkpoint
-    from swarm.models.folder import ModelFolder
-    from swarm.protocol.runspec import RunSpec
-    from swarm.server.state.rows import RunRow
-    from swarm.server.storage.reader import PoolReader
+    from swarm.engine.local.trained_model import Chat
 
 
 class NoSuchRun(SwarmError):
@@ -49,8 +60,6 @@ class StoredRun:
 
     def step_called(self, wanted: str | None) -> int:
         """The step that `N`, `best`, or nothing (the newest checkpoint) means. Raises: NoSuchRun, UsageError."""
-        from swarm.engine.training import checkpoints
-
         kept = [0, *checkpoints.steps(self.checkpoints_dir)]
         if wanted is None:
             if self.row.checkpoints and len(kept) == 1:
@@ -67,8 +76,6 @@ class StoredRun:
         return int(wanted)
 
     def _best(self) -> int:
-        from swarm.server.state.held_out import best_of
-
         reader = self.reader()
         try:
             best = best_of(self.row.checkpoints, reader.held_out(self.row.run_id))
@@ -82,19 +89,9 @@ class StoredRun:
 
     def checkpoint(self, step: int) -> Checkpoint | None:
         """Verified. None: step 0, the hosted model itself. Raises: EngineError."""
-        from swarm.engine.local import checkpoints
+        from swarm.engine.local.checkpoints import read
 
-        return checkpoints.read(self.checkpoints_dir, step) if step else None
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """`--state-dir` and `--model`."""
-    parser.add_argument(
-        "--state-dir", type=Path, metavar="DIR", help="of the server (default: every server of this user's)"
-    )
-    parser.add_argument(
-        "--model", metavar="NAME_OR_PATH", help="what the server hosted, where its folder was moved since"
-    )
+        return read(self.checkpoints_dir, step) if step else None
 
 
 def split(text: str) -> tuple[str, str | None]:
@@ -105,8 +102,6 @@ def split(text: str) -> tuple[str, str | None]:
 
 def find(args: argparse.Namespace, run: str | None) -> StoredRun:
     """The run with this id; None or `latest`: the newest one of the only server there is. Raises: NoSuchRun, UsageError."""
-    from swarm.protocol.runspec import AS_STORED, RunSpec
-
     found: list[tuple[Path, RunRow]] = []
     for state_dir in _state_dirs(args):
         reader = _reader(state_dir)
@@ -133,7 +128,6 @@ def find(args: argparse.Namespace, run: str | None) -> StoredRun:
 
 
 def _state_dirs(args: argparse.Namespace) -> list[Path]:
-    from foundation.paths import user_data_dir
 
     if args.state_dir is not None:
         given = Path(args.state_dir).expanduser().resolve()
@@ -152,16 +146,11 @@ def _pool(state_dir: Path) -> Path:
 
 
 def _reader(state_dir: Path) -> PoolReader:
-    from swarm.server.storage.reader import PoolReader
-
     return PoolReader(_pool(state_dir))
 
 
 def _model(args: argparse.Namespace, state_dir: Path) -> ModelFolder:
     """Raises: ModelUnavailable, NoSuchRun."""
-    from swarm.models import resolve
-    from swarm.server.state_dir import HOSTED
-
     if args.model is not None:
         return resolve(args.model)
     try:
@@ -170,3 +159,80 @@ def _model(args: argparse.Namespace, state_dir: Path) -> ModelFolder:
         raise NoSuchRun(
             f"{state_dir} does not say which model it hosted (its server had no local one, or is older); give --model"
         ) from error
+
+
+# -- commands -------------------------------------------------------------------------------------------------------------
+
+
+def chat_with(args: argparse.Namespace) -> int:
+    """One answer, or a conversation until the person ends it."""
+    if args.json and args.once is None:
+        raise UsageError("--json goes with --once")
+    run_id, wanted = split(args.run_at)
+    run = find(args, run_id)
+    step = run.step_called(wanted)
+    from swarm.engine.local.trained_model import Chat
+
+    chat = Chat.with_checkpoint(
+        run.model,
+        run.checkpoint(step),
+        system=args.system,
+        temperature=run.spec.sampling.temperature if args.temperature is None else args.temperature,
+        max_tokens=args.max_tokens or run.spec.sampling.max_tokens,
+        seed=args.seed,
+    )
+    if args.once is None:
+        return _converse(chat, f"{run.row.run_id}@{step}")
+    if args.json:
+        answer = "".join(chat.answer(args.once))
+        print(json.dumps({"run_id": run.row.run_id, "step": step, "answer": answer}))
+    else:
+        _say(chat, args.once)
+    return 0
+
+
+def _converse(chat: Chat, name: str) -> int:
+    prompt = "> " if sys.stdin.isatty() else ""
+    print(f"{name}; an empty line ends the conversation", file=sys.stderr)
+    while True:
+        try:
+            said = input(prompt).strip()
+        except EOFError:
+            return 0
+        if not said:
+            return 0
+        _say(chat, said)
+
+
+def _say(chat: Chat, said: str) -> None:
+    """Print the answer as it comes."""
+    for piece in chat.answer(said):
+        sys.stdout.write(piece)
+        sys.stdout.flush()
+    sys.stdout.write("\n")
+
+
+def export_run(args: argparse.Namespace) -> int:
+    """Write a checkpoint as a folder that transformers and vLLM load."""
+    run_id, wanted = split(args.run_at)
+    run = find(args, run_id)
+    step = run.step_called(wanted)
+    checkpoint, to = run.checkpoint(step), args.to.expanduser().resolve()
+    from swarm.engine.local import trained_model
+
+    try:
+        if not args.adapter:
+            made = trained_model.export_model(run.model, checkpoint, to)
+        elif checkpoint is None:
+            raise UsageError(f"{run.row.run_id}@0 is the hosted model: it has no adapter")
+        else:
+            made = trained_model.export_adapter(run.model, checkpoint, to)
+    except OSError as error:
+        raise StorageFault(f"cannot write {to}: {error.strerror or error}") from error
+    facts = document(made) | {"run_id": run.row.run_id, "step": step}
+    print(json.dumps(facts) if args.json else made.path)
+    return 0
+
+
+class StorageFault(SwarmError):
+    """A folder cannot be written."""

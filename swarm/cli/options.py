@@ -1,25 +1,113 @@
-"""Documents that people give on the command line: JSON or TOML from a file or standard input, and `--set path=value`."""
+"""What the options of several commands hold: a server, a task, a document. Tokens come from the environment or a file."""
 
 from __future__ import annotations
 
+import argparse
 import json
+import os
 import shlex
 import sys
 import tomllib
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
 
 from foundation import strict_json
 from foundation.commandline import UsageError
+from foundation.nearest import nearest
+from foundation.strict import explain
+from swarm.cli.parser import DEFAULT_URL
+from swarm.client import NotASwarmServer, Patience, Task
+from swarm.client.sync import SwarmClient
+from swarm.client.wire import checked_token, checked_url
 
 Choice = TypeVar("Choice", bound=StrEnum)
+Model = TypeVar("Model", bound=BaseModel)
+_TASK_FIELDS = {"id", "query", "metadata"}
 
-if TYPE_CHECKING:
-    from pydantic import BaseModel
+# -- a server -------------------------------------------------------------------------------------------------------------
 
-    Model = TypeVar("Model", bound=BaseModel)
+
+def url_of(args: argparse.Namespace) -> str:
+    """Raises: UsageError where it is no url."""
+    return checked(args.url or os.environ.get("SWARM_URL") or DEFAULT_URL)
+
+
+def checked(url: str) -> str:
+    """Raises: UsageError where it is no url."""
+    try:
+        return checked_url(url)
+    except NotASwarmServer as error:
+        raise UsageError(str(error)) from error
+
+
+def token_of(args: argparse.Namespace) -> str | None:
+    """Raises: UsageError when the token file cannot be read, or what it holds is no token."""
+    if args.token_file is None:
+        token, place = os.environ.get("SWARM_TOKEN") or None, "SWARM_TOKEN"
+    else:
+        place = f"the token file {args.token_file}"
+        try:
+            token = Path(args.token_file).read_text(encoding="utf-8", errors="replace").strip()
+        except OSError as error:
+            raise UsageError(f"cannot read {place}: {error.strerror}") from error
+    try:
+        return checked_token(token)
+    except ValueError as error:
+        raise UsageError(f"{place}: {error}") from error
+
+
+def connect(
+    args: argparse.Namespace,
+    *,
+    client_id: str | None = None,
+    client_version: str = "0",
+    connect_s: float = 0.0,
+    later_s: float = 0.0,
+) -> SwarmClient:
+    """A client that says at once when nobody answers. later_s: how long to wait for a server that is not ready; connect_s:
+    for one that answered before, and may be starting again."""
+    patience = Patience(connect_s=connect_s, later_s=later_s)
+    return SwarmClient(
+        url_of(args), token_of(args), client_id=client_id, client_version=client_version, patience=patience
+    )
+
+
+# -- a task ---------------------------------------------------------------------------------------------------------------
+
+
+def task_of(args: argparse.Namespace) -> Task:
+    """The task that the options name. Raises: UsageError."""
+    document: dict[str, Any] = {"id": args.default_task_id, "query": "", "metadata": {}, **_task_document(args.task)}
+    if args.task_id is not None:
+        document["id"] = args.task_id
+    if args.metadata is not None:
+        document["metadata"] = option_json(args.metadata, "--metadata")
+    unknown = sorted(set(document) - _TASK_FIELDS)
+    if unknown or not isinstance(document["metadata"], dict):
+        raise UsageError(f"a task has id, query and metadata (an object){f', not {unknown[0]}' if unknown else ''}")
+    if not str(document["id"]):
+        raise UsageError("the task's id is empty; give one, or leave --task-id out")
+    return Task(id=str(document["id"]), query=str(document["query"]), metadata=document["metadata"])
+
+
+def _task_document(text: str) -> dict[str, Any]:
+    if text.startswith("@"):
+        return read_document(text[1:])
+    if not text.lstrip().startswith("{"):
+        return {"query": text}
+    document = option_json(text, "--task looks like a task {id, query, metadata}, but")
+    if not isinstance(document, dict) or "query" not in document:
+        raise UsageError(
+            '--task is an object without a query; write {"query": "..."}, where a prompt may look like JSON'
+        )
+    return document
+
+
+# -- a document -----------------------------------------------------------------------------------------------------------
 
 
 def read_document(source: str | None) -> dict[str, Any]:
@@ -69,10 +157,6 @@ def valid(model: type[Model], document: dict[str, Any], assignments: Sequence[st
 
     Raises: UsageError naming each bad field, the nearest known name, and how `--set` writes a text that looks like JSON.
     """
-    from pydantic import ValidationError
-
-    from foundation.strict import explain
-
     try:
         return model.model_validate(document)
     except ValidationError as error:
@@ -95,8 +179,6 @@ def choice(kind: type[Choice], option: str, text: str | None) -> Choice | None:
     """`text` as a member of `kind`; None for None. Raises: UsageError with the nearest name."""
     if text is None:
         return None
-    from foundation.nearest import nearest
-
     known = [str(member) for member in kind]
     if text not in known:
         guess = nearest(text, known)

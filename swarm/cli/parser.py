@@ -1,0 +1,361 @@
+"""The options of every `swarm` command but `serve`. Names what carries each command out, which is imported when it runs.
+
+Standard library alone, so that `--help` is instant.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from foundation.arguments import count, number, seconds, whole
+from foundation.arguments import port as port_number
+
+DEFAULT_URL = "http://127.0.0.1:8642"
+CURRENT_RUN = "default: the server's current run"
+RUN_AT = "STEP: a kept checkpoint, 0 (the hosted model) or 'best'"
+SCORER_S = 60.0
+TRACES_READ = 20
+JOIN_MODES = {
+    "judge": "compare two answers of the model: the better gets 1, the other 0",
+    "play": "play the agent: accept, edit or replace the model's drafts of its turns",
+    "talk": "play the world: the model's user and its tools; you say what the talk was worth",
+}
+_Commands = Any  # argparse gives its type of subparsers no public name
+
+
+def add_commands(commands: _Commands) -> None:
+    """Each command sets `run`, the `module:function` that carries it out and answers with an exit code."""
+    _run(commands)
+    _episode(commands)
+    _try(commands)
+    _join(commands)
+    _top(commands)
+    _trace(commands)
+    _ledger(commands)
+    _models(commands)
+    _chat(commands)
+    _replay(commands)
+
+
+def _group(commands: _Commands, name: str, text: str, metavar: str = "COMMAND", **more: Any) -> _Commands:
+    group = commands.add_parser(name, help=text, **more)
+    return group.add_subparsers(dest=f"{name}_command", required=True, metavar=metavar)
+
+
+def _add(commands: _Commands, name: str, run: str, text: str, **more: Any) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(name, help=text, **more)
+    parser.set_defaults(run=f"swarm.cli.{run}")
+    return parser
+
+
+def _add_connection(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--url", help=f"the server (default: SWARM_URL, else {DEFAULT_URL})")
+    parser.add_argument(
+        "--token-file", type=Path, metavar="FILE", help="holds the server's token (default: SWARM_TOKEN, if set)"
+    )
+    parser.add_argument("--json", action="store_true", help="answer as JSON")
+
+
+def _add_task(parser: argparse.ArgumentParser, *, required: bool, default_id: str) -> None:
+    text = "the task's query; or a task {id, query, metadata} as JSON, or in @FILE"
+    parser.add_argument("--task", required=required, metavar="QUERY", help=text)
+    parser.add_argument("--task-id", metavar="ID", help=f"default: {default_id}")
+    parser.add_argument("--metadata", metavar="JSON", help="the task's metadata")
+    parser.set_defaults(default_task_id=default_id)
+
+
+def _add_state_dir(parser: argparse.ArgumentParser) -> None:
+    text = "of the server (default: every server of this user's)"
+    parser.add_argument("--state-dir", type=Path, metavar="DIR", help=text)
+    text = "what the server hosted, where its folder was moved since"
+    parser.add_argument("--model", metavar="NAME_OR_PATH", help=text)
+
+
+def _add_repeatable(parser: argparse.ArgumentParser, option: str, metavar: str, text: str, type: Any = str) -> None:
+    parser.add_argument(
+        option, action="append", default=[], type=type, metavar=metavar, help=f"{text}; repeatable".removeprefix("; ")
+    )
+
+
+# -- runs -----------------------------------------------------------------------------------------------------------------
+
+
+def _run(commands: _Commands) -> None:
+    run = _group(commands, "run", "start, watch, change and stop a training run")
+    start = _add(run, "start", "runs:start_run", "start a run")
+    start.add_argument("spec", nargs="?", metavar="SPEC", help="a RunSpec as .json or .toml, or - for standard input")
+    _add_repeatable(start, "--set", "PATH=VALUE", "as in optimizer.learning_rate=4e-5")
+    start.add_argument("--key", help="idempotency key: the same key and spec find the same run again, while it goes on")
+    start.add_argument("--watch", action="store_true", help="follow it until it ends")
+    status = _add(run, "status", "runs:show_status", "how the server and its run are doing")
+    status.add_argument("run_id", nargs="?", metavar="RUN", help=CURRENT_RUN)
+    status.add_argument("--since-step", type=int, default=0, metavar="N", help="show the steps after this one")
+    status.add_argument("--watch", action="store_true", help="follow it until it ends")
+    patch = _add(run, "patch", "runs:patch_run", "change tunable fields while the run goes on")
+    patch.add_argument("patch", nargs="?", metavar="PATCH", help="a merge patch as .json or .toml, or -")
+    patch.add_argument("--run-id", metavar="RUN", help=CURRENT_RUN)
+    patch.add_argument("--if-version", type=int, metavar="N", help="only if this is the config version")
+    _add_repeatable(patch, "--set", "PATH=VALUE", "as in optimizer.learning_rate=4e-5")
+    stop = _add(run, "stop", "runs:stop_run", "drain, checkpoint and go idle")
+    stop.add_argument("run_id", nargs="?", metavar="RUN", help=CURRENT_RUN)
+    stop.add_argument("--wait", action="store_true", help="return when it has ended")
+    checkpoint = _add(run, "checkpoint", "runs:write_checkpoint", "write a whole checkpoint now")
+    checkpoint.add_argument("run_id", nargs="?", metavar="RUN", help=CURRENT_RUN)
+    restore = _add(run, "restore", "runs:restore_run", "go back to a checkpoint, on a new branch of the run")
+    restore.add_argument(
+        "step", type=whole(0), metavar="STEP", help="of a checkpoint that is kept; 0 is the hosted model"
+    )
+    restore.add_argument("--run-id", metavar="RUN", help=CURRENT_RUN)
+    quarantine = _add(run, "quarantine", "runs:quarantine_version", "keep a client version out of training")
+    quarantine.add_argument("client_version", metavar="VERSION")
+    quarantine.add_argument("--reason", default="", help="shown in the ledger and to its clients")
+    quarantine.add_argument("--lift", action="store_true", help="let it in again")
+    quarantine.add_argument("--run-id", metavar="RUN", help=CURRENT_RUN)
+    for command in (start, patch):
+        command.set_defaults(exit_code="swarm.cli.runs:exit_code")
+    for command in run.choices.values():
+        _add_connection(command)
+
+
+# -- episodes -------------------------------------------------------------------------------------------------------------
+
+
+def _episode(commands: _Commands) -> None:
+    episode = _group(
+        commands,
+        "episode",
+        "claim, end, abort and renew episodes: JSON in and out",
+        epilog="Exit codes: 0 done, 1 failed, 2 not understood, 3 the run is over, 4 not now (try again), 5 the lease is gone.",
+    )
+    _episode_run(episode)
+    claim = _add(
+        episode,
+        "claim",
+        "episodes:claim_episode",
+        "claim an attempt at a task; prints episode, lease, base_url, api_key",
+    )
+    claim.add_argument("claim", nargs="?", metavar="CLAIM", help="a claim as .json or .toml, or -")
+    claim.add_argument("--task", metavar="ID")
+    claim.add_argument("--run-id", metavar="RUN", help=CURRENT_RUN)
+    claim.add_argument("--kind", choices=("train", "eval"))
+    claim.add_argument("--mix")
+    claim.add_argument("--client-id", help="default: SWARM_CLIENT_ID, else swarm-cli")
+    claim.add_argument("--client-version")
+    claim.add_argument("--idle-limit-s", type=float, metavar="S")
+    claim.add_argument("--max-episode-s", type=float, metavar="S", help="the whole episode's limit, whatever it does")
+    claim.add_argument("--wait-s", type=float, metavar="S", help="for a server that is busy (default 30)")
+    text = "print shell lines: the model's address and key are exported, SWARM_EPISODE and SWARM_LEASE are not"
+    claim.add_argument("--export", action="store_true", help=text)
+    end = _add(episode, "end", "episodes:end_episode", "hand a reward in; exit 0 means that it is stored")
+    abort = _add(episode, "abort", "episodes:abort_episode", "give an episode up; its slot is offered again")
+    renew = _add(episode, "renew", "episodes:renew_episode", "extend a lease while the agent makes no calls")
+    for command in (end, abort, renew):
+        text = "what `claim` printed, as a file or -; default: SWARM_EPISODE and SWARM_LEASE"
+        command.add_argument("grant", nargs="?", metavar="GRANT", help=text)
+    end.add_argument("--reward", type=float, metavar="R")
+    end.add_argument("--success", choices=("true", "false"))
+    _add_repeatable(end, "--metric", "NAME=VALUE", "")
+    _add_repeatable(end, "--agent-reward", "AGENT=R", "")
+    end.add_argument("--metadata", metavar="JSON", help="an object to keep with the episode")
+    text = "how the agent recovered from a call that failed on the server's side: it counts"
+    end.add_argument("--despite", metavar="HOW", help=text)
+    abort.add_argument("--reason", required=True)
+    text = "who lost it: server, network, client, rollout (default), grader, limit or person"
+    abort.add_argument("--cause", help=text)
+    resolve = _add(
+        episode,
+        "resolve",
+        "episodes:resolve_episode",
+        "decide on a prepared episode whose decider is gone (admin token)",
+    )
+    resolve.add_argument("episode", metavar="EPISODE")
+    resolve.add_argument("--outcome", choices=("committed", "aborted"), required=True)
+    resolve.add_argument("--reason", required=True, help="kept in the ledger")
+    for command in episode.choices.values():
+        _add_connection(command)
+        command.set_defaults(exit_code="swarm.cli.episodes:exit_code")
+
+
+def _episode_run(commands: _Commands) -> None:
+    run = _add(
+        commands,
+        "run",
+        "episode_run:run_episode",
+        "claim an episode, run an agent in it, score its answer, end it",
+        epilog="Exit codes: 0 the reward is stored, 1 failed, 2 not understood, 3 the run is over, 4 not now (server or network; "
+        "try again), 5 the lease is gone, 6 agent, scorer or time limit lost the attempt, 130 interrupted.",
+    )
+    run.add_argument("agent", nargs="*", metavar="-- COMMAND", help="the agent; its standard output is its answer")
+    run.add_argument("--task", metavar="ID")
+    run.add_argument("--scorer", metavar="COMMAND", help="reads the answer, prints a reward (or JSON) as its last line")
+    run.add_argument("--run-id", metavar="RUN", help=CURRENT_RUN)
+    run.add_argument("--kind", choices=("train", "eval"), default="train")
+    run.add_argument("--mix")
+    run.add_argument("--client-id", help="default: SWARM_CLIENT_ID, else swarm-cli")
+    run.add_argument("--client-version", default="0")
+    run.add_argument("--idle-limit-s", type=seconds, default=240.0, metavar="S")
+    text = "for a server that is busy (default %(default)g)"
+    run.add_argument("--wait-s", type=seconds, default=30.0, metavar="S", help=text)
+    run.add_argument(
+        "--query", default="", metavar="TEXT", help="the agent's standard input; SWARM_QUERY of the scorer"
+    )
+    run.add_argument("--metadata", metavar="JSON", help="an object to keep with the episode")
+    text = "how long the agent may run (default: the run's max_episode_s)"
+    run.add_argument("--timeout", type=seconds, metavar="S", help=text)
+    run.add_argument("--scorer-timeout", type=seconds, default=SCORER_S, metavar="S", help="default: %(default)g")
+    _add_repeatable(run, "--env", "NAME", "pass this environment variable to the agent")
+    _add_repeatable(run, "--scorer-env", "NAME", "pass this environment variable to the scorer")
+    reads = "what the agent may read besides the system, its program and this folder"
+    _add_repeatable(run, "--read", "PATH", reads, _path)
+    _add_repeatable(run, "--write", "PATH", "what the agent may write besides its own home", _path)
+    _add_repeatable(run, "--hide", "PATH", "what the agent may neither read nor write", _path)
+    _add_repeatable(run, "--port", "N", "a TCP port it may connect to", port_number)
+    run.add_argument("--despite", metavar="WHY", help="count the episode even if calls failed on the server's side")
+    text = "only clean the environment; files, processes and ports stay open"
+    run.add_argument("--unconfined", action="store_true", help=text)
+
+
+def _path(text: str) -> Path:
+    if not Path(text).exists():
+        raise argparse.ArgumentTypeError(f"there is no {text!r}")
+    return Path(text)
+
+
+def _try(commands: _Commands) -> None:
+    parser = _add(commands, "try", "attempt:try_rollout", "run a rollout once, without training")
+    parser.add_argument("rollout", metavar="MODULE:FUNCTION", help="or path/to/file.py:function")
+    _add_task(parser, required=True, default_id="try")
+    parser.add_argument("--temperature", type=float, help="in the episode's `sampling` (default: the run's own)")
+    _add_connection(parser)
+
+
+def _join(commands: _Commands) -> None:
+    modes = _group(commands, "join", "take part yourself: judge, play the agent, or talk to the model", metavar="MODE")
+    for mode, text in JOIN_MODES.items():
+        parser = _add(modes, mode, "join:join_run", text, description=f"{text}. See docs/people.md.")
+        if mode != "talk":
+            text = "a study's workflow.py, or FILE.py:ROLLOUT with --task"
+            parser.add_argument("workflow", nargs="?", metavar="WORKFLOW", help=text)
+        _add_task(parser, required=mode == "talk", default_id="join")
+        parser.add_argument("--tasks", type=int, default=1, metavar="N", help="of the workflow's own (default 1)")
+        parser.add_argument("--seed", type=int, default=0, help="of the workflow's tasks")
+        what = "pairs" if mode == "judge" else "episodes"
+        parser.add_argument("--times", type=int, metavar="N", help=f"{what} of each task (default: what fills a group)")
+        parser.add_argument("--run-id", metavar="RUN", help=CURRENT_RUN)
+        parser.add_argument("--mix")
+        parser.add_argument("--client-id", help="default: SWARM_CLIENT_ID, else join-MODE")
+        text = "episodes are compared with those of the same version only (default: join-MODE)"
+        parser.add_argument("--client-version", help=text)
+        text = "nobody waits longer for you (default 300)"
+        parser.add_argument("--max-episode-s", type=float, default=300.0, metavar="S", help=text)
+        _add_connection(parser)
+        parser.set_defaults(mode=mode)
+    play = modes.choices["play"]
+    play.add_argument("--by-hand", action="store_true", help="answer without drafts: an eval episode, trains nothing")
+    play.add_argument("--ask-reward", action="store_true", help="you say what it was worth, not the workflow")
+    text = "of drafts not accepted (default 0)"
+    play.add_argument("--refused-reward", type=float, default=0.0, metavar="R", help=text)
+
+
+# -- looking at servers and records ---------------------------------------------------------------------------------------
+
+
+def _top(commands: _Commands) -> None:
+    parser = _add(commands, "top", "top:watch_servers", "watch servers: pool, clients, rates, errors, learning curve")
+    parser.add_argument("urls", nargs="*", metavar="URL", help="servers (default: --url, SWARM_URL, or this machine's)")
+    parser.add_argument("--once", action="store_true", help="print them once, as text or with --json, and end")
+    _add_connection(parser)
+
+
+def _trace(commands: _Commands) -> None:
+    parser = _add(commands, "trace", "trace:show_trace", "every LLM call of an episode, token by token")
+    parser.add_argument("episode_id", metavar="EPISODE")
+    parser.add_argument("--messages", action="store_true", help="messages instead of tokens")
+    parser.add_argument("--whole", action="store_true", help="show prompts again that continue an earlier call")
+    parser.add_argument("--logprobs", action="store_true", help="list the sampled tokens with logprob and weights")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write one self-contained page instead")
+    parser.add_argument("--color", choices=("auto", "always", "never"), default="auto")
+    _add_connection(parser)
+
+
+def _ledger(commands: _Commands) -> None:
+    text = "what became of each episode, and why; --summary adds it up"
+    parser = _add(commands, "ledger", "ledger:show_ledger", text)
+    for option, metavar, text in (
+        ("--run-id", "RUN", "of this run"),
+        ("--client-id", "CLIENT", "of this client"),
+        ("--task-id", "TASK", "of this task"),
+        ("--mix", "MIX", "of this family of tasks"),
+        ("--reason", "REASON", "dropped for this reason"),
+        ("--cause", "CAUSE", "lost by server, network, client, rollout, grader, limit or person"),
+        ("--state", "STATE", "running, prepared, ended, in_step, trained or dropped"),
+    ):
+        parser.add_argument(option, metavar=metavar, help=text)
+    parser.add_argument("--kind", choices=("train", "eval"))
+    parser.add_argument("--step", type=int, metavar="N", help="trained in this step")
+    parser.add_argument("--limit", type=int, metavar="N", help="no more than this many, and where the rest begins")
+    parser.add_argument("--after", metavar="NEXT", help="go on where a page ended")
+    parser.add_argument("--detail", action="store_true", help="with tracebacks")
+    parser.add_argument("--summary", action="store_true", help="why didn't it learn? (default run: the server's own)")
+    text = "newest traces read for forks (default %(default)s)"
+    parser.add_argument("--traces", type=int, default=TRACES_READ, metavar="N", help=text)
+    _add_connection(parser)
+
+
+# -- models and stored runs, without a server -----------------------------------------------------------------------------
+
+
+def _models(commands: _Commands) -> None:
+    models = _group(commands, "models", "fetch, list and export models")
+    get = _add(models, "get", "models:get_model", "have a model in the cache; prints its folder")
+    get.add_argument("name", metavar="NAME", help="smollm2-135m, smollm2-81m, a hub name OWNER/NAME, or a folder")
+    listing = _add(models, "list", "models:list_models", "what the cache holds")
+    export = _add(models, "export", "stored_runs:export_run", "a checkpoint of a run as a Hugging Face folder")
+    export.add_argument("run_at", metavar="RUN[@STEP]", help=RUN_AT)
+    export.add_argument("--to", type=Path, required=True, metavar="DIR", help="a new folder")
+    text = "the adapter alone, for peft and vLLM (default: merged into the model)"
+    export.add_argument("--adapter", action="store_true", help=text)
+    _add_state_dir(export)
+    for command in (get, listing, export):
+        command.add_argument("--json", action="store_true", help="answer as JSON")
+
+
+def _chat(commands: _Commands) -> None:
+    text = "Talk to a checkpoint of a run, on this machine's processor. An empty line or Ctrl-D ends it."
+    chat = _add(commands, "chat", "stored_runs:chat_with", "talk to a checkpoint of a run", description=text)
+    chat.add_argument("run_at", metavar="RUN[@STEP]", help=RUN_AT)
+    chat.add_argument("--once", metavar="TEXT", help="say this, print the answer, and end")
+    chat.add_argument("--system", metavar="TEXT", help="a system message before everything")
+    chat.add_argument("--temperature", type=_at_least_zero, metavar="T", help="default: the run's; 0 is greedy")
+    chat.add_argument("--max-tokens", type=count, metavar="N", help="of each answer (default: the run's)")
+    chat.add_argument("--seed", type=int, default=0, metavar="N", help="the same seed says the same (default 0)")
+    _add_state_dir(chat)
+    chat.add_argument("--json", action="store_true", help="with --once: answer as JSON")
+
+
+def _at_least_zero(text: str) -> float:
+    temperature = number(text)
+    if not 0 <= temperature < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be at least 0, got {text}")
+    return temperature
+
+
+def _replay(commands: _Commands) -> None:
+    replay = _add(
+        commands,
+        "replay",
+        "replay:replay_run",
+        "train the recorded steps of a run again, without an engine",
+        description="Train the recorded steps of a run again, from its server's records, without sampling anything. Prints a "
+        "JSON line per step: its metrics, and the SHA-256 of the weights after it. The same spec, seed and episodes "
+        "give the same weights on the same machine and device. Nothing of the run is changed.",
+    )
+    replay.add_argument("run_id", nargs="?", metavar="RUN", help="default: the server's newest run")
+    replay.add_argument("--from-step", type=int, default=0, metavar="N", help="begin at this checkpoint (default: 0)")
+    replay.add_argument("--steps", type=int, metavar="N", help="no more than this many")
+    replay.add_argument("--check", action="store_true", help="fail when a kept checkpoint holds other weights")
+    text = "what computes (default: what made the newest checkpoint that is kept, where this machine has it)"
+    replay.add_argument("--device", choices=("cpu", "cuda"), help=text)
+    _add_state_dir(replay)
