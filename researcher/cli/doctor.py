@@ -9,8 +9,7 @@ import os
 import shutil
 
 from foundation.commandline import UsageError
-from foundation.cpu import multiplies_bfloat16
-from foundation.memory import total_memory
+from foundation.machine import multiplies_bfloat16, total_memory
 from foundation.paths import memory_dir, user_data_dir
 from researcher.cli import DONE, FAILED, say, say_json
 from researcher.home import open_home

@@ -25,8 +25,8 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
 from foundation.commandline import UsageError
+from foundation.event_loop import on_stop_signals
 from foundation.logs import redact
-from foundation.signals import told_to_end
 from researcher.describe import known_text, when
 from researcher.gates import Amendment, amend, answer_gate
 from researcher.home import Home
@@ -317,7 +317,7 @@ class _Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        with told_to_end(self._stop):
+        with on_stop_signals(self._stop):
             yield
 
     def _stop(self) -> None:

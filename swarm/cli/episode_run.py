@@ -24,8 +24,8 @@ from pydantic import ValidationError
 from foundation import strict_json
 from foundation.commandline import UsageError
 from foundation.confinement import FILES, PORTS, adopt_orphans, filters_calls, hide_memory, landlock_version
+from foundation.event_loop import on_stop_signals
 from foundation.paths import user_data_dir
-from foundation.signals import told_to_end
 from swarm.cli.agent_files import AgentRoom, clean_environment, files_of, program_of, variables_for_model
 from swarm.cli.options import option_json, token_of, url_of
 from swarm.cli.programs import ProgramEnd, StillRunning, run_program
@@ -130,7 +130,7 @@ class Runner:
             client_version=args.client_version,
             patience=Patience(connect_s=_MARGIN_S, later_s=args.wait_s, full_s=_MARGIN_S),
         ) as swarm:
-            with told_to_end(self._stop.set):
+            with on_stop_signals(self._stop.set):
                 try:
                     await self._play(swarm, attempt, status, open_to_all)
                 except (LeaseLost, NotFound) as error:

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from weakref import WeakValueDictionary
 
 from foundation.clock import Clock
-from foundation.futures import within
+from foundation.event_loop import within
 
 HELD_UP_S = 0.2
 """A claim that takes longer waits for its family's turn in the mix."""

@@ -9,37 +9,40 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
-import re
-from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 from urllib.parse import unquote
 
+import h11
 import httpx
 
 from foundation.addresses import is_loopback
 
 _HEAD_BYTES = 64 * 2**10
 _BODY_BYTES = 64 * 2**20
-_LINE = re.compile(r"([A-Z]+) (/[!-~]*) HTTP/1\.([01])")
-_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9a-z-]+")
+_READ_BYTES = 2**16
 _HOP = frozenset(
-    {
-        *("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer"),
-        *(
-            "transfer-encoding",
-            "upgrade",
-            "content-length",
-            "expect",
-            "host",
-            "authorization",
-            "x-api-key",
-            "forwarded",
-        ),
-        *("x-forwarded-for", "x-forwarded-host", "x-forwarded-proto"),
-    }
+    [
+        "connection",
+        "keep-alive",
+        "proxy-authenticate",
+        "proxy-authorization",
+        "proxy-connection",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+        "content-length",
+        "expect",
+        "host",
+        "authorization",
+        "x-api-key",
+        "forwarded",
+        "x-forwarded-for",
+        "x-forwarded-host",
+        "x-forwarded-proto",
+    ]
 )
 """Headers of a connection, and those that say who asks: they are not passed on."""
 _TIMEOUT = httpx.Timeout(None, connect=5.0)
@@ -52,18 +55,6 @@ class _Refused(Exception):
         super().__init__(message)
         self.status = status
         self.code = code
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
-    """One request. target: path and query."""
-
-    method: str
-    target: str
-    keeps_chunks: bool
-    """Whether whoever asks understands chunks (HTTP/1.1)."""
-    headers: list[tuple[bytes, bytes]]
-    body: bytes
 
 
 class InferenceRelay:
@@ -115,22 +106,26 @@ class InferenceRelay:
         assert task is not None
         self._open.add(task)
         try:
-            await self._answer(reader, writer)
+            await self._answer(_Connection(reader, writer))
         except (ConnectionError, asyncio.CancelledError):  # whoever asked is gone, or the relay closes
             writer.transport.abort()
         finally:
             self._open.discard(task)
             writer.close()
 
-    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _answer(self, connection: _Connection) -> None:
         try:
-            asked = await self._read(reader, writer)
+            request = await connection.head()
+            self._admit(request)
+            body = await connection.body()
         except _Refused as refused:
-            writer.write(_refusal(refused))
-            await writer.drain()
+            await connection.refuse(refused)
             return
-        forwarding = asyncio.create_task(self._forward(asked, writer))
-        leaving = asyncio.create_task(_gone(reader))
+        except h11.RemoteProtocolError as error:
+            await connection.refuse(_Refused(400, "bad_request", f"not an HTTP/1.1 request: {error}"))
+            return
+        forwarding = asyncio.create_task(self._forward(request, body, connection))
+        leaving = asyncio.create_task(connection.gone())
         try:
             await asyncio.wait({forwarding, leaving}, return_when=asyncio.FIRST_COMPLETED)
             if forwarding.done():
@@ -140,73 +135,98 @@ class InferenceRelay:
                 each.cancel()
             await asyncio.gather(forwarding, leaving, return_exceptions=True)
 
-    # -- in ---------------------------------------------------------------------------------------------------------------
-
-    async def _read(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> _Asked:
-        """Raises: _Refused."""
-        try:
-            head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
-        except (asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
-            raise _Refused(400, "bad_request", "the request has no head, or one of more than 64 KiB") from error
-        first, *lines = head[:-4].split("\r\n")
-        line = _LINE.fullmatch(first)
-        if line is None or any(char in head.replace("\r\n", "") for char in "\r\n\0"):
-            raise _Refused(400, "bad_request", "not an HTTP/1.1 request")
-        headers = [(name.strip().lower(), value.strip()) for name, _, value in (each.partition(":") for each in lines)]
-        if not all(_NAME.fullmatch(name) for name, _ in headers):
-            raise _Refused(400, "bad_request", "a header's name is not one that HTTP allows")
-        names = dict(headers)
-        self._admit(line[2], names)
-        if names.get("expect", "").lower() == "100-continue":
-            writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-            await writer.drain()
-        try:
-            body = await _body(reader, names)
-        except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError) as error:
-            raise _Refused(400, "bad_request", f"the body cannot be read: {error}") from error
-        passed = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers if name not in _HOP]
-        return _Asked(method=line[1], target=line[2], keeps_chunks=line[3] == "1", headers=passed, body=body)
-
-    def _admit(self, target: str, names: Mapping[str, str]) -> None:
+    def _admit(self, request: h11.Request) -> None:
         """Raises: _Refused for what is not the model's, or comes without the episode's key."""
-        path = _unquoted(target.partition("?")[0])
+        path = _unquoted(request.target.decode("latin-1").partition("?")[0])
         if not path.startswith("/v1/") or not {".", ".."}.isdisjoint(path.replace("\\", "/").split("/")):
             raise _Refused(
                 403, "forbidden", f"an episode's api key only calls the model, at /v1/..., not {path[:200]!r}"
             )
-        scheme, _, token = names.get("authorization", "").partition(" ")
-        given = (token.strip() if scheme.lower() == "bearer" else "", names.get("x-api-key", ""))
-        if not any(hmac.compare_digest(each.encode("latin-1"), self._key.encode()) for each in given):
+        headers = dict(request.headers)
+        scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
+        given = (token.strip() if scheme.lower() == b"bearer" else b"", headers.get(b"x-api-key", b""))
+        if not any(hmac.compare_digest(each, self._key.encode()) for each in given):
             raise _Refused(401, "unauthorized", "use the episode's api key, from OPENAI_API_KEY or ANTHROPIC_API_KEY")
 
-    # -- out --------------------------------------------------------------------------------------------------------------
-
-    async def _forward(self, asked: _Asked, writer: asyncio.StreamWriter) -> None:
-        headers = [*asked.headers, (b"authorization", f"Bearer {self._key}".encode())]
-        begun = False
+    async def _forward(self, request: h11.Request, body: bytes, connection: _Connection) -> None:
+        passed = [(name, value) for name, value in request.headers.raw_items() if name.lower().decode() not in _HOP]
+        headers = [*passed, (b"authorization", f"Bearer {self._key}".encode())]
+        method, url = request.method.decode(), f"{self._upstream}{request.target.decode('latin-1')}"
         try:
-            async with self._http.stream(
-                asked.method, f"{self._upstream}{asked.target}", headers=headers, content=asked.body
-            ) as answer:
-                chunked = "content-length" not in answer.headers and asked.keeps_chunks
-                writer.write(_answer_head(answer, chunked))
-                begun = True
+            async with self._http.stream(method, url, headers=headers, content=body) as answer:
+                length = {"content-length"} & answer.headers.keys()
+                kept = [
+                    (name, value) for name, value in answer.headers.raw if name.lower().decode() not in _HOP - length
+                ]
+                await connection.send(_response(answer.status_code, answer.reason_phrase.encode("latin-1"), kept))
                 async for part in answer.aiter_raw():
-                    writer.write(b"%x\r\n%b\r\n" % (len(part), part) if chunked else part)
-                    await writer.drain()
-                writer.write(b"0\r\n\r\n" if chunked else b"")
-                await writer.drain()
+                    await connection.send(h11.Data(data=part))
+                await connection.send(h11.EndOfMessage())
         except (httpx.LocalProtocolError, httpx.UnsupportedProtocol, httpx.InvalidURL) as error:  # what the agent sent
-            writer.write(_refusal(_Refused(400, "bad_request", f"this request cannot be passed on: {error}")))
-            await writer.drain()
+            await connection.refuse(_Refused(400, "bad_request", f"this request cannot be passed on: {error}"))
         except httpx.TransportError as error:
             words = f"{type(error).__name__}: {error}".rstrip(": ")
             self.failures.append(words)
-            if begun:  # without its end, so that nobody takes it for the whole answer
-                writer.transport.abort()
-                return
-            writer.write(_refusal(_Refused(502, "server_unreachable", f"the server cannot be reached ({words})")))
-            await writer.drain()
+            await connection.refuse(_Refused(502, "server_unreachable", f"the server cannot be reached ({words})"))
+
+
+class _Connection:
+    """One connection, which carries one request. Raises: h11.RemoteProtocolError for what is not HTTP."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=_HEAD_BYTES)
+
+    async def head(self) -> h11.Request:
+        event = await self._event()
+        if not isinstance(event, h11.Request):
+            raise ConnectionResetError("whoever connected asked for nothing")
+        return event
+
+    async def body(self) -> bytes:
+        """Raises: _Refused for one that is too large."""
+        if self._http.they_are_waiting_for_100_continue:
+            await self.send(h11.InformationalResponse(status_code=100, headers=[]))
+        parts, length = list[bytes](), 0
+        while isinstance(event := await self._event(), h11.Data):
+            parts.append(bytes(event.data))
+            length += len(event.data)
+            if length > _BODY_BYTES:
+                raise _Refused(413, "over_limit", "the body is larger than 64 MiB")
+        return b"".join(parts)
+
+    async def _event(self) -> object:
+        while (event := self._http.next_event()) is h11.NEED_DATA:
+            self._http.receive_data(await self._reader.read(_READ_BYTES))
+        return event
+
+    async def send(self, event: h11.Event) -> None:
+        self._writer.write(self._http.send(event) or b"")
+        await self._writer.drain()
+
+    async def refuse(self, refused: _Refused) -> None:
+        """In OpenAI's format, which Anthropic's SDK shows too. An answer that has begun breaks off: nobody takes it for whole."""
+        if self._http.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+            self._writer.transport.abort()
+            return
+        kind = "server_error" if refused.status >= 500 else "invalid_request_error"
+        error = {"message": str(refused), "type": kind, "param": None, "code": refused.code}
+        body = json.dumps({"type": "error", "error": error}).encode()
+        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+        await self.send(_response(refused.status, b"Refused", headers))
+        await self.send(h11.Data(data=body))
+
+    async def gone(self) -> None:
+        """Returns when the other end has hung up. What it sends behind its request is not read as another."""
+        with suppress(ConnectionError):
+            while await self._reader.read(_READ_BYTES):
+                continue
+
+
+def _response(status: int, reason: bytes, headers: list[tuple[bytes, bytes]]) -> h11.Response:
+    """Without a length h11 sends it in chunks, where whoever asked understands them."""
+    return h11.Response(status_code=status, reason=reason, headers=[*headers, (b"connection", b"close")])
 
 
 def _unquoted(path: str) -> str:
@@ -214,50 +234,3 @@ def _unquoted(path: str) -> str:
     while (plainer := unquote(path)) != path:
         path = plainer
     return path
-
-
-async def _body(reader: asyncio.StreamReader, names: Mapping[str, str]) -> bytes:
-    """Raises: _Refused, ValueError, asyncio.IncompleteReadError."""
-    if "transfer-encoding" not in names:
-        length = int(names.get("content-length", "0"))
-        if not 0 <= length <= _BODY_BYTES:
-            raise _Refused(413, "over_limit", "the body is larger than 64 MiB")
-        return await reader.readexactly(length)
-    if names["transfer-encoding"].lower() != "chunked":
-        raise _Refused(501, "bad_request", "unsupported transfer encoding; use `chunked`")
-    parts: list[bytes] = []
-    while (length := int((await reader.readuntil(b"\r\n")).partition(b";")[0], 16)) > 0:
-        if sum(map(len, parts)) + length > _BODY_BYTES:
-            raise _Refused(413, "over_limit", "the body is larger than 64 MiB")
-        parts.append(await reader.readexactly(length))
-        await reader.readexactly(2)
-    while await reader.readuntil(b"\r\n") != b"\r\n":  # trailers
-        continue
-    return b"".join(parts)
-
-
-def _answer_head(answer: httpx.Response, chunked: bool) -> bytes:
-    kept = [(name, value) for name, value in answer.headers.raw if name.lower().decode("latin-1") not in _HOP]
-    if "content-length" in answer.headers:
-        kept.append((b"content-length", answer.headers["content-length"].encode("latin-1")))
-    if chunked:
-        kept.append((b"transfer-encoding", b"chunked"))
-    lines = [b"HTTP/1.1 %d %b" % (answer.status_code, answer.reason_phrase.encode("latin-1")), b"connection: close"]
-    return b"\r\n".join([*lines, *(name + b": " + value for name, value in kept)]) + b"\r\n\r\n"
-
-
-def _refusal(refused: _Refused) -> bytes:
-    """In OpenAI's format, which Anthropic's SDK shows too."""
-    error = {"message": str(refused), "type": "invalid_request_error", "param": None, "code": refused.code}
-    if refused.status >= 500:
-        error["type"] = "server_error"
-    body = json.dumps({"type": "error", "error": error}).encode()
-    head = f"HTTP/1.1 {refused.status} Refused\r\nconnection: close\r\ncontent-type: application/json\r\n"
-    return f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
-
-
-async def _gone(reader: asyncio.StreamReader) -> None:
-    """Returns when the other end has hung up. What it sends behind its request is not read as another."""
-    with suppress(ConnectionError):
-        while await reader.read(_HEAD_BYTES):
-            continue

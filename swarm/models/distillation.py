@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foundation.clock import SystemClock
-from foundation.cpu import multiplies_bfloat16
+from foundation.machine import multiplies_bfloat16
 from foundation.paths import write_atomically
 from swarm.models.distillation_prompts import Prompt, prompts
 from swarm.models.folder import fingerprint_of, sha256_of, weight_files

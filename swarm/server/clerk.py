@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from foundation.clock import Clock
-from foundation.futures import take_exception, within
+from foundation.event_loop import take_exception, within
 from foundation.ids import Ids
 from swarm.engine.seam import EngineHealth, EngineInfo
 from swarm.protocol.errors import ErrorCode, Refusal

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from foundation.clock import Clock
-from foundation.futures import within
+from foundation.event_loop import within
 from foundation.logs import redact
 
 QUIET_S = 0.25

@@ -21,8 +21,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from foundation.addresses import is_loopback
 from foundation.clock import Clock
+from foundation.event_loop import on_stop_signals
 from foundation.ids import Ids
-from foundation.signals import told_to_end
 from swarm.engine.seam import Engine, EngineHealth
 from swarm.protocol.errors import SwarmError
 from swarm.server.app import create_app
@@ -234,5 +234,5 @@ class _Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        with told_to_end(self._on_signal):
+        with on_stop_signals(self._on_signal):
             yield

@@ -15,7 +15,7 @@ from typing import Any, TypeVar, Unpack
 from pydantic import ValidationError
 
 from foundation.clock import Clock
-from foundation.futures import within
+from foundation.event_loop import within
 from foundation.ids import Ids
 from swarm.engine.seam import EngineInfo
 from swarm.protocol.episodes import (

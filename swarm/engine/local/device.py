@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Literal
 
-from foundation.cpu import multiplies_bfloat16
+from foundation.machine import multiplies_bfloat16
 from swarm.engine.seam import EngineError
 from swarm.protocol.runspec import ComputeType
 

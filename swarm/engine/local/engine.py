@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from foundation.clock import Clock
-from foundation.memory import available_memory
+from foundation.machine import available_memory
 from foundation.paths import memory_dir
 from swarm.engine.local.device import Device, slow_type
 from swarm.engine.local.inference import VllmInference, WeightsRefused

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from foundation.memory import available_memory, total_memory
+from foundation.machine import available_memory, total_memory
 from swarm.engine.seam import EngineDown, EngineError
 from swarm.protocol.runspec import ComputeType
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, get_args
 from foundation import logs
 from foundation.clock import SystemClock
 from foundation.imports import uncollected
-from foundation.memory import available_memory
+from foundation.machine import available_memory
 from swarm.engine.local.device import Device
 from swarm.engine.local.memory import GIB, trainer_memory
 from swarm.engine.seam import EngineError

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from foundation.clock import Clock
-from foundation.futures import take_exception
+from foundation.event_loop import take_exception
 from swarm.engine.seam import EngineError, EngineHealth, RunContext, StepOutcome, TrainBatch, TrainerCrashed
 from swarm.engine.training.channel import (
     Channel,

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from foundation.clock import Clock
-from foundation.futures import within
+from foundation.event_loop import within
 from swarm.engine.local.memory import parameters, weight_bytes
 from swarm.engine.seam import TrainBatch
 from swarm.engine.tree import merged_tokens

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from foundation.clock import Clock
-from foundation.futures import take_exception
+from foundation.event_loop import take_exception
 from swarm.engine.local.vllm_server import VllmSettings, child_environment
 from swarm.engine.sampling.client import VllmClient
 from swarm.engine.sampling.sampler import CallInFlight, Sampler

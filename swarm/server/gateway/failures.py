@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 from foundation.clock import Clock
-from foundation.futures import within
+from foundation.event_loop import within
 from swarm.engine.seam import EngineDown, EngineHealth
 from swarm.protocol.episodes import CallFailure, Cause
 from swarm.protocol.errors import ErrorCode, Refusal, SwarmError

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
 
-from foundation.futures import take_exception
+from foundation.event_loop import take_exception
 from swarm.protocol.episodes import EpisodeClaim
 from swarm.protocol.errors import ErrorCode, Refusal
 from swarm.server.state.admission import NotYet

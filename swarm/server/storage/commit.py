@@ -7,7 +7,7 @@ import sqlite3
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from foundation.futures import take_exception
+from foundation.event_loop import take_exception
 from swarm.protocol.errors import Refusal
 from swarm.server.state.rows import Change
 from swarm.server.storage.store import PoolStore

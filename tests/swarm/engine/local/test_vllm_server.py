@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from foundation.memory import available_memory
+from foundation.machine import available_memory
 from swarm.engine.local.device import Device
 from swarm.engine.local.memory import GIB
 from swarm.engine.local.threads import yielding_threads

@@ -1,12 +1,29 @@
-"""What asyncio's futures lack."""
+"""What asyncio lacks: a time limit by our clock, and an orderly end on signals."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+import signal
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from foundation.clock import Clock
+
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@contextmanager
+def on_stop_signals(act: Callable[[], object]) -> Iterator[None]:
+    """Inside, SIGINT and SIGTERM call `act` in the running loop, and do nothing else. In the main thread."""
+    loop = asyncio.get_running_loop()
+    for number in _STOP_SIGNALS:
+        loop.add_signal_handler(number, act)
+    try:
+        yield
+    finally:
+        for number in _STOP_SIGNALS:
+            loop.remove_signal_handler(number)
 
 
 def take_exception(future: asyncio.Future[Any]) -> None:
