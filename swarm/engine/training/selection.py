@@ -164,7 +164,7 @@ def minibatches(episodes: Sequence[TrainedEpisode], spec: RunSpec, step: int) ->
     if count > 1:
         random.Random(derived_seed(spec.seed, "minibatches", step)).shuffle(groups)
     ordered = [episode for group in groups for episode in group]
-    edges = [len(ordered) * number // count for number in range(count + 1)]
+    edges = [len(ordered) * number // max(1, count) for number in range(count + 1)]
     return [ordered[first:last] for first, last in pairwise(edges)]
 
 
