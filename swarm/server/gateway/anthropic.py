@@ -29,8 +29,7 @@ _ROLES = ("user", "assistant", "system")
 _TOOL_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _EFFORT_WITHOUT_THINKING = "none"
 _BILLING = "x-anthropic-billing-header"
-"""A command-line agent puts a hash of each request in front of its system prompt, as a block or as a first line; no model should see it
-change."""
+"""A command-line agent puts a hash of each request before its system prompt, as a block or a line. It would change every prompt."""
 
 
 class AnthropicMessages(ItemDialect):
@@ -117,7 +116,7 @@ def _tools(body: JsonObject) -> JsonObject:
 
 
 def _thinking(body: JsonObject) -> JsonObject:
-    """How hard to think. What the model thinks is shown whatever `display` says: it is part of what was sampled.
+    """How much to think. Thoughts are shown whatever `display` says: they are part of what was sampled.
 
     `budget_tokens` is left out: no engine here counts thoughts by themselves, and `max_tokens` bounds them with the rest.
     """
@@ -191,7 +190,7 @@ def _assistant(blocks: Sequence[JsonObject]) -> Message:
 
 
 def _arguments(given: Any) -> str:
-    """The input of a call as the model wrote it: a text is what was no JSON."""
+    """The input of a call as the model wrote it: a text if it was not JSON."""
     return given if isinstance(given, str) else json.dumps(given)
 
 
@@ -234,7 +233,7 @@ def _part(block: JsonObject) -> JsonObject:
 
 
 def _joined(parts: list[JsonObject]) -> Any:
-    """One text where there is one, else the parts."""
+    """A single text as it is, else the parts."""
     return parts[0]["text"] if len(parts) == 1 and parts[0]["type"] == "text" else parts
 
 
@@ -339,7 +338,7 @@ def _usage(prompt_tokens: int, sampled_tokens: int) -> JsonObject:
 
 
 def _input(arguments: str) -> Any:
-    """Arguments as the object that the dialect has; what is no JSON, or a text, is shown as it was written."""
+    """Arguments as an object; what is not JSON, or is a JSON text, is shown as it was written."""
     try:
         value = read_json(arguments or "{}")
     except ValueError:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import reprlib
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import orjson
 
@@ -16,7 +17,7 @@ from swarm.server.gateway.forms import Form, JsonObject
 from swarm.server.gateway.message_form import MOST_DEPTH
 
 MOST_CHOICES = 1024
-"""Answers that one request may ask for, over all of its prompts."""
+"""Answers to all prompts of one request together."""
 
 
 class AnswerStream(Protocol):
@@ -77,30 +78,33 @@ def check_depth(body: JsonObject) -> None:
 
 
 def check_numbers(body: JsonObject, *names: str) -> None:
-    """Raises: RequestRefused for a field that is there and no number of 64 bits."""
-    for name in names:
-        value = body.get(name)
-        if value is None:
-            continue
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise bad_request(f"{name} must be a number, got {value!r}", name)
-        if not -(2**63) <= value < 2**64:
-            raise bad_request(f"{name} must be a number of 64 bits, got {value:.6g}", name)
+    """Raises: RequestRefused for a field that is set and not a number of 64 bits."""
+    _require(body, names, "a number", lambda value: isinstance(value, int | float) and not isinstance(value, bool))
+    _require(body, names, "a number of 64 bits", lambda value: -(2**63) <= value < 2**64)
+
+
+def check_count(body: JsonObject, name: str) -> None:
+    """Raises: RequestRefused for a field that is set and not a whole number of at least 1."""
+    _require(body, [name], "a whole number of at least 1", lambda value: type(value) is int and value >= 1)
 
 
 def check_objects(body: JsonObject, *names: str) -> None:
-    """Raises: RequestRefused for a field that is there and no JSON object."""
-    for name in names:
-        if body.get(name) is not None and not isinstance(body[name], dict):
-            raise bad_request(f"{name} must be an object, got {body[name]!r}", name)
+    """Raises: RequestRefused for a field that is set and not a JSON object."""
+    _require(body, names, "an object", lambda value: isinstance(value, dict))
 
 
 def check_object_lists(body: JsonObject, *names: str) -> None:
-    """Raises: RequestRefused for a field that is there and no list of JSON objects."""
-    for name in names:
-        value = body.get(name)
-        if value is not None and not (isinstance(value, list) and all(isinstance(item, dict) for item in value)):
-            raise bad_request(f"{name} must be a list of objects", name)
+    """Raises: RequestRefused for a field that is set and not a list of JSON objects."""
+    _require(body, names, "a list of objects", lambda value: value == [] or has_items(value))
+
+
+def check_stops(body: JsonObject, name: str) -> None:
+    """Raises: RequestRefused for a field that is set and neither a text nor a list of texts."""
+    _require(body, [name], "a text or a list of texts", _is_text_or_texts)
+
+
+def _is_text_or_texts(value: object) -> bool:
+    return isinstance(value, str) or (isinstance(value, list) and all(isinstance(text, str) for text in value))
 
 
 def has_items(value: object) -> bool:
@@ -108,11 +112,10 @@ def has_items(value: object) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(item, dict) for item in value)
 
 
-def check_count(body: JsonObject, name: str) -> None:
-    """Raises: RequestRefused for a field that is there and no whole number of at least 1."""
-    value = body.get(name)
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-        raise bad_request(f"{name} must be a whole number of at least 1, got {value!r}", name)
+def _require(body: JsonObject, names: Sequence[str], what: str, fits: Callable[[Any], bool]) -> None:
+    for name in names:
+        if body.get(name) is not None and not fits(body[name]):
+            raise bad_request(f"{name} must be {what}, got {reprlib.repr(body[name])}", name)
 
 
 def check_sampling(body: JsonObject, prompts: int = 1) -> None:
@@ -128,14 +131,6 @@ def check_sampling(body: JsonObject, prompts: int = 1) -> None:
     if body.get("thinking_token_budget") is not None:
         text = "thinking_token_budget is not served here; bound thoughts and answer together, with max_tokens"
         raise bad_request(text, "thinking_token_budget")
-
-
-def check_stops(body: JsonObject, name: str) -> None:
-    """Raises: RequestRefused for a field that is there and neither a text nor a list of texts."""
-    value = body.get(name)
-    texts = [value] if isinstance(value, str) else value
-    if value is not None and not (isinstance(texts, list) and all(isinstance(text, str) for text in texts)):
-        raise bad_request(f"{name} must be a text or a list of texts", name)
 
 
 def no_prefill(parameter: str) -> RequestRefused:

@@ -14,7 +14,7 @@ from swarm.protocol.errors import HTTP_STATUS, BodyTooLarge, ErrorCode, Refusal,
 from swarm.server.keys import KeyRefused
 
 _STATUS = HTTP_STATUS | {ErrorCode.LEASE_LOST: 403, ErrorCode.INVALID_SPEC: 400, ErrorCode.OVER_LIMIT: 403}
-"""SDKs send a 409 again by themselves; an episode that is lost stays lost."""
+"""Where statuses differ from the control surface: SDKs retry a 409, and a lost episode stays lost."""
 _NO_RETRY = {"x-should-retry": "false"}
 _ANTHROPIC_TYPES = {
     400: "invalid_request_error",
@@ -32,7 +32,7 @@ _ANTHROPIC_TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class ErrorAnswer:
-    """What the client gets: `body` in OpenAI's form, with our code where it is ours."""
+    """What the client gets: `body` in OpenAI's form, with our code if the error is ours."""
 
     status: int
     body: dict[str, Any]
@@ -42,7 +42,7 @@ class ErrorAnswer:
 def refused(
     status: int, message: str, kind: str, parameter: str | None = None, *, code: str | None = None
 ) -> RequestRefused:
-    """A request that no engine will see. kind: as vLLM calls it in its own refusals; code: OpenAI's, where it has one."""
+    """The refusal of a request before any engine sees it. kind: vLLM's name for it; code: OpenAI's, if it has one."""
     return RequestRefused(status, {"error": {"message": message, "type": kind, "param": parameter, "code": code}})
 
 
@@ -90,7 +90,7 @@ def anthropic_body(status: int, body: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_code_in_words(body: dict[str, Any]) -> dict[str, Any]:
-    """vLLM writes the status where OpenAI has a text or nothing: the status is the answer's own."""
+    """vLLM puts the HTTP status into `code`, where OpenAI has a text or null."""
     error = body.get("error")
     if not isinstance(error, dict) or not isinstance(error.get("code"), int):
         return body

@@ -1,6 +1,7 @@
-"""Which calls failed on the server's side: seen by how each ended or, where its client gave up, by what becomes of the engine.
+"""Which calls failed on the server's side, and how long to wait for an engine that crashed.
 
-Knows neither dialects nor prompts. What a failure means for an episode is the book's.
+How a call ended shows whether it failed. If its client gave up, what becomes of the engine shows it later. The state decides
+what a failure means for an episode.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ ENGINE_WAIT_S = 180.0
 """How long a request waits for a crashed engine to come back before it fails."""
 _AGAIN_AFTER_S = 0.25
 CRASH_UNNOTICED_S = 5.0
-"""A client that gave up so shortly before a crash was noticed, with no word from the engine in between, met the crash."""
+"""A client that gave up less than this before a crash was noticed, with no token in between, met the crash."""
 _LOG = logging.getLogger(__name__)
 _MARK_AGAIN_S = 2.0
 _LEFT_AT_MOST = 10_000
@@ -37,7 +38,7 @@ _Reason = Literal["engine_down", "engine_hung", "refused", "cut_off"]
 
 @dataclass(slots=True)
 class Progress:
-    """How a request fares. outage: the engine went away under it, and the client has seen nothing of an answer since."""
+    """How a request is going. outage: the engine crashed under it, and the client has seen nothing since."""
 
     outage: EngineDown | None = None
     shown: bool = False
@@ -45,7 +46,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptCall:
-    """A call that was recorded, as long as it may yet be found to have failed on our side. at: Unix time of its end."""
+    """A recorded call that may still be found to have failed on our side. at: Unix time of its end."""
 
     at: float
     episode_id: str
@@ -120,7 +121,7 @@ class Failures:
         self._marking: set[asyncio.Task[None]] = set()
 
     def why(self, progress: Progress, error: BaseException, *, sampling: bool = False) -> CallFailure | None:
-        """How the server failed a call that ends with this error. None: its client went away, or asked for what cannot be.
+        """How the server failed a call that ends with this error. None: its client went away, or sent a bad request.
 
         sampling: the engine was asked to sample.
         """
@@ -136,7 +137,7 @@ class Failures:
         return _failure("cut_off" if progress.shown or sampling else "refused", words)
 
     def engine_lives(self) -> None:
-        """It sampled something: who gave up before met no crash. Another replica of it may hang all the same."""
+        """It sampled something: clients that gave up before met no crash. Another replica may still hang."""
         self._lived_at = self._clock.now()
         self._service.engine_lived(self._lived_at)
 
@@ -147,7 +148,7 @@ class Failures:
         self._left.append(call)
 
     def on_health(self, health: EngineHealth) -> None:
-        """Clients that gave up on an engine that is found hung, or that died just then, did not go by themselves."""
+        """Mark calls whose clients gave up because the engine hung or crashed."""
         crashed = not health.samples and health.failures > self._crashes
         self._crashes = health.failures
         self._hung = not health.samples and (health.hung_since is not None or self._hung)
@@ -166,7 +167,7 @@ class Failures:
             self.mark(call.failed(failure))
 
     def mark(self, found: FailedCall) -> None:
-        """A recorded call failed after all. Of an open episode it is known at once; one that has ended takes a while."""
+        """A recorded call failed after all. Marking takes a while when its episode has ended."""
         if not self._service.fail_open(found):
             task = asyncio.get_running_loop().create_task(self._mark_closed(found))
             self._marking.add(task)
@@ -192,12 +193,12 @@ class Failures:
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Whether the request was refused for its own faults. The end of its episode is none of these."""
+    """Whether the request was refused for faults of its own, which the end of its episode is not."""
     return isinstance(error, SwarmError) and not _is_over(error) and answer_of(error).status < 500
 
 
 def _is_over(error: BaseException) -> bool:
-    """Whether nobody waits for the answer any more: the client went away, or its episode is over."""
+    """Whether nobody waits for the answer: the client went away, or its episode is over."""
     lost = isinstance(error, Refusal) and error.code is ErrorCode.LEASE_LOST
     return lost or isinstance(error, asyncio.CancelledError | GeneratorExit)
 

@@ -1,7 +1,5 @@
 """When two messages say the same: white space around texts, JSON key order, re-serialised arguments, tool-call ids and absent
-fields do not count.
-
-Pure functions over chat messages and text.
+fields make no difference.
 """
 
 from __future__ import annotations
@@ -15,24 +13,24 @@ from foundation import strict_json
 Message = dict[str, Any]
 
 MOST_DEPTH = 128
-"""Lists and objects within each other. Translations and traces put a body some levels deeper, and who reads a trace ends at 200."""
+"""Nesting of a request. Translations and traces add some levels, and readers of a trace stop at 200."""
 MOST_DEPTH_SHOWN = MOST_DEPTH - 8
-"""Sent back, it stands some levels deeper in a request."""
+"""Nesting of an answer, which is some levels deeper in the request that sends it back."""
 _COMPARED = ("name", "reasoning", "reasoning_content")
 _JSON_OPENERS = frozenset("{[")
 _OPENER = re.compile(r"""\{(?=\s*["}])|\[(?=\s*[\]\[{"\-\dtfnNI])""")
-"""A brace that may open JSON. The decoder is asked of no other."""
+"""A brace that may open JSON; the decoder is not tried at others."""
 _TOKEN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|[\[\]{}]', re.DOTALL)
-"""Of JSON: a string, which may be cut, or a brace outside of one."""
+"""A JSON string, perhaps cut off, or a brace outside of one."""
 _DECODER = json.JSONDecoder(
     parse_constant=lambda name: None if name == "NaN" else float(name), parse_float=strict_json.finite
 )
-"""Reads what a model wrote, also where `strict_json` would not. NaN is null, as it is to agents that write it anew."""
+"""Reads what a model wrote even where `strict_json` refuses. Agents that serialise NaN again write null."""
 _HALF_CHARACTER = re.compile("[\ud800-\udfff]")
 
 
 class _Unplaced(str):
-    """Text in which an error of the decoder does not look for its line, which takes as long as the text is."""
+    """Text in which a decoder's error does not count lines, which would take as long as the text."""
 
     def count(self, *_: Any) -> int:
         return 0
@@ -42,9 +40,9 @@ class _Unplaced(str):
 
 
 def normal_message(message: Message) -> dict[str, Any]:
-    """A message with all that does not count taken out. Fields that no template reads are left out.
+    """The message without what makes no difference, and without fields that no template reads.
 
-    White space counts, but at both ends of a text. What an assistant wrote as JSON from end to end counts as what it says.
+    White space makes a difference except at both ends. An assistant's text that is JSON as a whole stands for its value.
     """
     normal: dict[str, Any] = {"role": str(message.get("role", ""))}
     content = joined_content(message.get("content"))
@@ -91,7 +89,7 @@ def has_only_text(messages: list[Message]) -> bool:
 
 
 def normal_text(text: str) -> str:
-    """Text without white space, with every JSON object or list in it written in one way, and no broken last character."""
+    """Text without white space or a broken last character, each JSON object or list in it in its normal form."""
     text = _Unplaced(text)
     parts: list[str] = []
     at, broken = 0, set[int]()
@@ -102,9 +100,9 @@ def normal_text(text: str) -> str:
 
 
 def _json_at(text: str, at: int, broken: set[int]) -> tuple[str, int] | None:
-    """The object or list that begins there, written in one way, and where it ends; None where there is none.
+    """The normal form of the object or list that begins there, and where it ends; None if there is none.
 
-    broken: where braces stand that open none, as is known by now. Each text is read a few times at most, however they nest.
+    broken: positions of braces known to open none, so that a text is read a few times at most, however they nest.
     """
     if at in broken or _OPENER.match(text, at) is None:
         return None
@@ -116,13 +114,13 @@ def _json_at(text: str, at: int, broken: set[int]) -> tuple[str, int] | None:
         return None
     except ValueError:  # a number of too many digits
         return None
-    except RecursionError:  # so would be what is inside of it
+    except RecursionError:  # what is inside would be too deep as well
         return text[at:], len(text)
     return _HALF_CHARACTER.sub("�", written), end
 
 
 def _open_at(text: str, begin: int, end: int) -> list[int]:
-    """Where the braces stand that are still open at `end`, of JSON that is well-formed up to there."""
+    """Positions of the braces that are still open at `end`. The JSON is well-formed up to there."""
     still: list[int] = []
     for token in _TOKEN.finditer(text, begin, end):
         if token[0] in _JSON_OPENERS:
@@ -133,14 +131,14 @@ def _open_at(text: str, begin: int, end: int) -> list[int]:
 
 
 def _text_at(text: str, at: int) -> tuple[str, int]:
-    """Text up to the next brace that may open JSON. One that opens none is text like any other."""
+    """Text up to the next brace that may open JSON."""
     following = _OPENER.search(text, at + 1)
     end = following.start() if following else len(text)
     return text[at:end], end
 
 
 def read_json(text: str) -> Any:
-    """JSON that a model wrote. Raises: ValueError where it is none, or could not be sent back in a request."""
+    """JSON that a model wrote. Raises: ValueError if it is not JSON, or a request could not send it back."""
     value = strict_json.loads_plain(text)
     if strict_json.is_deeper(value, MOST_DEPTH_SHOWN):
         raise ValueError("it is nested too deeply")
@@ -161,7 +159,7 @@ def _normal_call(call: dict[str, Any]) -> dict[str, Any]:
 
 
 def _written(text: str) -> str | None:
-    """JSON written in one way; None where it is none, or none that can be read."""
+    """The normal form of JSON; None if the text cannot be read as such."""
     try:
         written = json.dumps(_DECODER.decode(_Unplaced(text)), sort_keys=True, ensure_ascii=False)
     except (ValueError, RecursionError):
@@ -170,7 +168,7 @@ def _written(text: str) -> str | None:
 
 
 def _ends_off(text: str) -> str:
-    """Without white space around it, or the broken last character that it was cut in."""
+    """Without white space around it, or the last character if it was cut in half."""
     return text.strip().rstrip("�").rstrip()
 
 

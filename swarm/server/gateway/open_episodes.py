@@ -1,4 +1,4 @@
-"""What is kept for episodes while they are open, so that memory grows with what is open and not with what has passed."""
+"""Values kept for episodes while they are open: memory grows with the open ones, not with all that ever were."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 LEAST_SWEPT = 64
-"""So few episodes are not worth looking through."""
+"""With fewer episodes, a sweep is not worth it."""
 
 
 class OpenEpisodes(Generic[T]):
     """A value for each open episode, made when it is first asked for.
 
-    Closed episodes are forgotten whenever there are twice as many as were open the last time: what is kept is in
-    proportion to what is open, and looking costs each episode a constant.
+    Forgets closed episodes whenever the number has doubled since the last sweep, so that a sweep costs each episode a constant.
     """
 
     def __init__(self, is_open: Callable[[str], bool], make: Callable[[], T]) -> None:

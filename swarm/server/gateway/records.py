@@ -26,7 +26,7 @@ from swarm.server.state.calls import OpenCall
 
 @dataclass(slots=True)
 class PartialChoice:
-    """A choice of a stream while its tokens come. begun: from which token on which weights sampled."""
+    """A streamed choice so far. begun: (first token, weights) of each span of tokens."""
 
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -44,7 +44,7 @@ class PartialChoice:
         self.finish_reason = new.finish_reason or self.finish_reason
 
     def choice(self, index: int) -> SampledChoice:
-        """As it is by now."""
+        """As far as it was sampled."""
         ends = [start for start, _ in self.begun[1:]] + [len(self.ids)]
         return SampledChoice(
             index=index,
@@ -60,9 +60,9 @@ class PartialChoice:
 
 @dataclass(slots=True, kw_only=True)
 class Generation:
-    """What is known of a prompt's choices while they are sampled. A request of several prompts has one of these for each.
+    """The choices of one prompt while they are sampled.
 
-    body: the engine's request, defaults filled in. first: the number that its first choice has in the whole answer.
+    body: the engine's request, defaults filled in. first: number of its first choice in the whole answer.
     """
 
     call: OpenCall
@@ -89,10 +89,10 @@ class Generation:
         if event.prompt_ids is not None:
             self.prompt_ids = event.prompt_ids
         for new in event.choices:
-            growing = self._choices.get(new.index)
-            if growing is None:
-                growing = self._choices[new.index] = PartialChoice()
-            growing.take(new)
+            partial = self._choices.get(new.index)
+            if partial is None:
+                partial = self._choices[new.index] = PartialChoice()
+            partial.take(new)
 
     def start_over(self) -> None:
         """Forget a stream that broke off before anything was shown."""
@@ -100,7 +100,7 @@ class Generation:
 
     @property
     def streamed(self) -> bool:
-        """Whether a client has heard of each choice as it was sampled; else of all at once, or of none."""
+        """Whether the client got each choice as it was sampled, rather than all at once."""
         return self._assembly is not None
 
     @property
@@ -112,7 +112,7 @@ class Generation:
         """What was sampled so far, by number."""
         if self._sampled is not None:
             return {choice.index: choice for choice in self._sampled.choices}
-        return {index: growing.choice(index) for index, growing in self._choices.items()}
+        return {index: partial.choice(index) for index, partial in self._choices.items()}
 
     def answer(self) -> dict[str, Any]:
         """The answer so far; empty when there is none."""
@@ -122,7 +122,7 @@ class Generation:
 
 
 class Records:
-    """Makes recorded calls; remembers what the template made of their prompts, for as long as their episodes are open."""
+    """Makes recorded calls, and remembers the template's rendering of their prompts while their episodes are open."""
 
     def __init__(self, clock: Clock, ids: Ids, is_open: Callable[[str], bool]) -> None:
         self._clock = clock
@@ -132,9 +132,9 @@ class Records:
     def make(
         self, generation: Generation, *, complete: bool = True, failure: CallFailure | None = None
     ) -> list[RecordedCall]:
-        """One record per choice; of a stream that was broken off, those that had ended are complete all the same.
+        """One record per choice. In a stream that was broken off, the choices that ended are complete.
 
-        failure: of the call, at the choices that did not end; at one without tokens where all did.
+        failure: is recorded at the choices that did not end, or at an extra one without tokens if all did.
         """
         spliced = generation.prompt.prompt_ids
         prompt_ids = generation.prompt_ids or spliced or []
@@ -197,7 +197,7 @@ class Records:
 
 
 def _ended(generation: Generation, choice: SampledChoice | None) -> bool:
-    """Whether a client has heard all of the choice, though not of the whole answer."""
+    """Whether the client got all of the choice, if not of the answer."""
     return choice is not None and generation.streamed and choice.finish_reason is not None
 
 

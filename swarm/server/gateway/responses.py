@@ -28,7 +28,7 @@ from swarm.server.gateway.responses_stream import ResponsesStream, is_item_of, r
 from swarm.server.gateway.responses_tools import ToolNames, chat_tool_choice, custom_arguments, offered_tools
 
 INSTRUCTIONS = "instructions"
-"""Kept in the recorded request, since they are not handed on to the next response."""
+"""Kept in the recorded request: the next response does not inherit them."""
 _PASSED = (
     "model", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
     "seed", "stop", "stop_token_ids", "ignore_eos", "logit_bias", "chat_template_kwargs", "vllm_xargs", "cache_salt",
@@ -91,7 +91,7 @@ class Responses(ItemDialect):
 
 
 def _limits(body: JsonObject) -> JsonObject:
-    """How long, how hard, and with which log-probabilities."""
+    """Limits, effort, and which log-probabilities to send."""
     wants_logprobs = _LOGPROBS in (body.get("include") or ())
     return without_none(
         {
@@ -126,7 +126,7 @@ def _history(body: JsonObject, earlier: Sequence[RecordedCall]) -> list[Message]
 
 
 def _resolved(given: str | list[JsonObject], earlier: Sequence[RecordedCall]) -> str | list[JsonObject]:
-    """Input with the items of earlier responses in the place of references to them. Raises: RequestRefused (404), unknown."""
+    """The input with references replaced by the items of earlier responses. Raises: RequestRefused (404), unknown."""
     if isinstance(given, str):
         return given
     return [_item_of(str(item.get("id")), earlier) if _is_reference(item) else item for item in given]
@@ -137,7 +137,7 @@ def _is_reference(item: JsonObject) -> bool:
 
 
 def _item_of(wanted: str, earlier: Sequence[RecordedCall]) -> JsonObject:
-    """The output item of an earlier response. What kind of tool it calls is not recorded, and makes no difference here."""
+    """The output item of an earlier response. The kind of tool that it calls is not recorded, and does not matter here."""
     for call in reversed(earlier):
         if call.complete and call.dialect == Responses.name and is_item_of(wanted, call.answer):
             for item in Responses().answer({}, call.request, call.answer)["output"]:
@@ -174,7 +174,7 @@ def input_messages(given: str | list[JsonObject]) -> list[Message]:
 
 
 def _assistant(messages: list[Message]) -> Message:
-    """The assistant's message under way; a new one where another has spoken last."""
+    """The assistant's last message; a new one if the last is not the assistant's."""
     if not messages or messages[-1]["role"] != "assistant":
         messages.append({"role": "assistant", "content": None})
     return messages[-1]
@@ -206,7 +206,7 @@ def _reasoning(item: JsonObject) -> str:
 
 
 def _text(content: Any) -> str:
-    """The text of a content, whatever else is in it. Raises: RequestRefused where it is none."""
+    """The text of a content, whatever else is in it. Raises: RequestRefused if it is no content."""
     if isinstance(content, str):
         return content
     if content is not None and not isinstance(content, list):
@@ -216,7 +216,7 @@ def _text(content: Any) -> str:
 
 
 def _content(content: Any) -> Any:
-    """Content in chat's words: texts become one string; images and files keep their places."""
+    """Content for chat: texts become one string; images and files keep their places."""
     if isinstance(content, str) or content is None:
         return content or ""
     if not isinstance(content, list) or not all(isinstance(part, dict) for part in content):

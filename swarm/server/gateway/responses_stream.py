@@ -19,17 +19,17 @@ _CALL_PREFIXES = ("fc_", "ctc_")
 
 
 def response_id(answer: JsonObject) -> str:
-    """The response's id, given by that of the chat completion behind it."""
+    """The response's id, derived from the chat completion's."""
     return f"resp_{_suffix(answer)}"
 
 
 def is_item_of(item_id: str, answer: JsonObject) -> bool:
-    """Whether an output item's id is of the response behind this answer."""
+    """Whether an output item belongs to the response made from this answer."""
     return item_id.partition("_")[2].rpartition("_")[0] == _suffix(answer)
 
 
 def same_item(wanted: str, item_id: str) -> bool:
-    """Whether two ids of one response's items are of the same one: of one kind, all calls being one, and of one number."""
+    """Whether two ids within a response name the same item. All kinds of calls are numbered together."""
     return _as_call(wanted) == _as_call(item_id)
 
 

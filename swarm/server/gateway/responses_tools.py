@@ -27,7 +27,7 @@ _FREE_TEXT: JsonObject = {
 
 @dataclass(frozen=True, slots=True)
 class ToolNames:
-    """What the functions that the model calls are to the client."""
+    """The client's tools behind the functions that the model calls."""
 
     custom: frozenset[str]
     spaced: dict[str, tuple[str, str]]
@@ -71,7 +71,7 @@ def chat_tools(tools: Sequence[JsonObject]) -> list[JsonObject]:
 
 
 def offered_tools(body: JsonObject) -> list[JsonObject]:
-    """The functions of a request: where its `tool_choice` allows some tools alone, those. Raises: RequestRefused."""
+    """The functions of a request, or those that its `tool_choice` allows. Raises: RequestRefused."""
     tools, choice = chat_tools(body.get("tools") or []), body.get("tool_choice")
     if not isinstance(choice, dict) or choice.get("type") != _ALLOWED:
         return tools
@@ -81,7 +81,7 @@ def offered_tools(body: JsonObject) -> list[JsonObject]:
 
 
 def chat_tool_choice(choice: Any, tools: Sequence[JsonObject]) -> Any:
-    """`tool_choice` in chat's words; None: as chat has it without. Raises: RequestRefused for a tool that is not there."""
+    """`tool_choice` for chat; None: chat's default. Raises: RequestRefused for an unknown tool."""
     if isinstance(choice, dict) and choice.get("type") == _ALLOWED:
         choice = choice.get("mode", "auto")
         if choice not in ("auto", "required"):
@@ -98,7 +98,7 @@ def chat_tool_choice(choice: Any, tools: Sequence[JsonObject]) -> Any:
 
 
 def _named(choice: JsonObject, tools: Sequence[JsonObject]) -> str:
-    """The function that a choice means. Raises: RequestRefused where it is none of these."""
+    """The function that a choice names. Raises: RequestRefused for an unknown one."""
     names = [tool["function"]["name"] for tool in tools]
     wanted = str(choice.get("name") or "")
     found = [name for name in names if name == wanted] or [
@@ -115,7 +115,7 @@ def custom_arguments(text: str) -> str:
 
 
 def custom_input(arguments: str) -> str:
-    """The other way round; what is no such arguments is the input itself."""
+    """A function's arguments as the custom tool's input; other arguments are the input themselves."""
     try:
         value = read_json(arguments)
     except ValueError:

@@ -1,8 +1,8 @@
-"""Requests that are the same request again: which get a recorded answer, and which are new samples.
+"""Which requests get a recorded answer again, and which are new samples.
 
-An equal Idempotency-Key is the same request. So is one that the SDK marks as a retry, with a body (of one agent) whose answers all went out:
-the one it retries was answered, and the answer lost. Where some attempt with this body has no answer, the retry retries that one.
-Bookkeeping alone; forgets episodes that are closed.
+A request with a known Idempotency-Key is the same request. So is one that the SDK marks as a retry when every earlier
+request of the agent with this body was answered: the answer got lost on its way. If one of them has no answer, the retry
+is for that one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _KEY_HEADER = "idempotency-key"
 
 @dataclass(slots=True)
 class Attempt:
-    """One request under way or answered. body_hash: of all that makes it this request. `answer` stays None when it failed or was broken off."""
+    """One request under way or answered. `answer` stays None when it failed or was broken off."""
 
     body_hash: str
     key: str | None
@@ -52,7 +52,7 @@ class Retries:
     async def begin(
         self, episode_id: str, dialect: str, agent: str | None, body: Mapping[str, Any], headers: Mapping[str, str]
     ) -> tuple[Attempt, dict[str, Any] | None]:
-        """This request's attempt, and the recorded answer where it is one that was answered before.
+        """This request's attempt, and its recorded answer if it was answered before.
 
         Waits for an attempt with the same key that is under way. Raises: Refusal(idempotency_conflict) for the same key with
         another body, or of another agent, unless that attempt failed.
@@ -70,7 +70,7 @@ class Retries:
             if known.answer is not None:
                 return known, known.answer
             if episode.by_key.get(key) is known:
-                break  # it failed, and we are the first to try again
+                break  # it failed, and this is the first to try again
         attempts = episode.by_body.setdefault(asked, [])
         if key is None and is_retry(headers) and attempts and all(attempt.answer is not None for attempt in attempts):
             lost = min(reversed(attempts), key=lambda attempt: attempt.given_again)
@@ -91,7 +91,7 @@ def body_hash(dialect: str, agent: str | None, body: Mapping[str, Any]) -> str:
 
 
 def is_retry(headers: Mapping[str, str]) -> bool:
-    """Whether the client's SDK says that it sends a request again."""
+    """Whether the client's SDK marks the request as a retry."""
     return headers.get(_RETRY_HEADER, "0").strip() not in ("", "0")
 
 

@@ -19,7 +19,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "repetition_penalty": (None, 1, 1.0),
     "min_tokens": (None, 0),
 }
-"""Fields that leave the distribution as it is at these values alone."""
+"""Values at which a field leaves the distribution unchanged."""
 _ANY_VALUE_BENDS = (
     "logit_bias",
     "allowed_token_ids",
@@ -36,7 +36,7 @@ _ANY_VALUE_BENDS = (
 
 
 def with_defaults(body: dict[str, Any], sampling: SamplingSpec, seed: int) -> dict[str, Any]:
-    """The body with the run's defaults and the call's own seed wherever the client stated nothing."""
+    """The body, with the run's defaults and the call's seed for what the client left out."""
     filled = dict(body)
     defaults = {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k, "seed": seed}
     for name, value in defaults.items():
@@ -48,7 +48,7 @@ def with_defaults(body: dict[str, Any], sampling: SamplingSpec, seed: int) -> di
 
 
 def recorded_sampling(body: dict[str, Any]) -> RecordedSampling:
-    """What is booked of a filled body."""
+    """What is recorded of a filled body."""
     limit = next((body[name] for name in _LIMITS if body.get(name) is not None), None)
     return RecordedSampling(
         temperature=float(body["temperature"]),

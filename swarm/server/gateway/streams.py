@@ -1,4 +1,4 @@
-"""Several streams read as one, work done together, and streams that are closed when they are left."""
+"""Merging streams, doing work at once, and stopping it: when an episode ends, and when a stream is left."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ Answer = TypeVar("Answer")
 
 
 class Over(Exception):
-    """One of the endings came before the work was done, which is cancelled."""
+    """The work was cancelled because one of the endings came."""
 
 
 async def until_over(endings: Sequence[Ending], work: Callable[[], Awaitable[Answer]]) -> Answer:
-    """What `work` gives. Raises: Over."""
+    """The result of `work`, which is cancelled when one of the endings comes. Raises: Over."""
     if any(ending.over for ending in endings):
         raise Over
     task, cut = asyncio.current_task(), False
@@ -47,7 +47,7 @@ async def until_over(endings: Sequence[Ending], work: Callable[[], Awaitable[Ans
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """A stream is over; error: how, when not well."""
+    """A stream ended. error: why, if it failed."""
 
     error: BaseException | None
 

@@ -19,7 +19,7 @@ Tokenise = Callable[[str], Awaitable[list[int]]]
 
 @dataclass(frozen=True, slots=True)
 class _Continuation:
-    """An earlier call that the prompt goes on from: the ids that stand, and the text after them."""
+    """An earlier call that the prompt continues: the ids to keep, and the text after them."""
 
     call: RecordedCall
     ids: list[int]
@@ -35,7 +35,7 @@ async def continued_text(
         return _continued_ids(prompt, calls)
     best: _Continuation | None = None
     cause: ForkCause | None = None
-    resumed = reached = 0  # characters of the prompt that is gone on from, and of the longest whose answer is not
+    resumed = reached = 0  # length of the prompt that is continued, and of the longest whose answer is not
     for call in calls:
         before = _text_of(call.request["prompt"], decode)
         if not prompt.startswith(before) or len(prompt) == len(before):
@@ -54,7 +54,7 @@ async def continued_text(
 
 
 def _continued_ids(prompt: list[int], calls: Sequence[RecordedCall]) -> Prompt:
-    """Ids stand as they are sent; a call is their parent when they begin with its prompt and all that it sampled."""
+    """Ids are kept as sent. A call is their parent if they begin with its prompt and all that it sampled."""
     parent, size = None, 0
     for call in calls:
         held = [*call.prompt_ids, *call.sampled_ids]
@@ -64,7 +64,7 @@ def _continued_ids(prompt: list[int], calls: Sequence[RecordedCall]) -> Prompt:
 
 
 def _after_answer(call: RecordedCall, text: str, decode: Decode) -> _Continuation | ForkCause | None:
-    """`text` follows the call's prompt: what of it is the answer, and what is new. None where there is no answer to see."""
+    """Splits `text`, which follows the call's prompt, into the answer and what is new. None if the answer shows no text."""
     shown = str(call.answer["choices"][0]["text"])
     if not shown.strip():
         return None
@@ -72,7 +72,7 @@ def _after_answer(call: RecordedCall, text: str, decode: Decode) -> _Continuatio
     if said is None:
         return ForkCause.ANSWER_EDITED
     rest, seen = text[len(said) :], shown.lstrip()
-    sampled = decode(call.sampled_ids).lstrip()  # decoding may leave the first blank out, which was shown
+    sampled = decode(call.sampled_ids).lstrip()  # decoding may drop the first blank, which was shown
     whole = _Continuation(call, [*call.prompt_ids, *call.sampled_ids], rest)
     if not sampled.startswith(seen):  # special tokens are not shown
         return whole if call.finish_reason == "length" else ForkCause.STOP_STRING_CUT

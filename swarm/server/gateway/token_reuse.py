@@ -72,7 +72,7 @@ class EarlierCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """What a request is sampled from. prompt_ids None: from whatever the template makes of its messages."""
+    """What a request is sampled from. prompt_ids None: the template's rendering of its messages."""
 
     prompt_ids: list[int] | None = None
     rendered: list[int] | None = None
@@ -122,7 +122,7 @@ class TokenReuse:
         earlier: Sequence[EarlierCall],
         render: Render,
     ) -> EarlierCall | None:
-        """A call whose answer came back changed in what the template does not write: then nothing changed for the model."""
+        """A call whose answer came back changed only in what the template does not show: nothing changed for the model."""
         for call in sorted(earlier, key=lambda call: len(call.sent), reverse=True):
             size = len(call.sent)
             if len(normal) <= size or normal[:size] != call.normal_sent or call.settings != settings:
@@ -136,7 +136,7 @@ class TokenReuse:
                 return call
         return None
 
-    # -- how it is continued ---------------------------------------------------------------------------------------
+    # -- continuing a call -----------------------------------------------------------------------------------------
 
     async def _continued(self, parent: EarlierCall, sent: tuple[Message, ...], render: Render) -> Prompt:
         """Splice: the parent's prompt, what it sampled, then what the template writes after it."""
@@ -157,7 +157,7 @@ class TokenReuse:
         )
 
     def _end_of_answer(self, parent: EarlierCall, full: list[int], closing: list[int]) -> int | None:
-        """Where in `full` the parent's answer ends (the closing tokens begin); None where it is not what was sampled."""
+        """Where in `full` the parent's answer ends and the closing tokens begin; None if it is not what was sampled."""
         start = len(parent.rendered)
         if full[:start] != parent.rendered or not closing:
             return None
@@ -165,7 +165,7 @@ class TokenReuse:
         while end is not None:
             if self._says_what_was_sampled(parent, full[start:end]):
                 return end
-            # the answer's own text may hold the closing tokens; look on until it is too long
+            # the answer itself may contain the closing tokens: try later ones until the answer gets too long
             if end - start > len(parent.sampled_ids) * 2 + 64:
                 return None
             end = _find(full, closing, end + 1)
@@ -191,7 +191,7 @@ class TokenReuse:
         return ForkCause.TEMPLATE_CHANGES_MESSAGE
 
     async def _closing_of(self, render: Render) -> list[int]:
-        """The tokens that two different answers end with alike. Asked once."""
+        """The common end of two different answers, rendered once."""
         if self._closing is None:
             one, other = [
                 await render([{"role": "user", "content": "a"}, {"role": "assistant", "content": text}], False)
@@ -211,10 +211,10 @@ def _parent(
     agent: str | None,
     earlier: Sequence[EarlierCall],
 ) -> tuple[EarlierCall | None, ForkCause | None]:
-    """The longest (then likest) call whose messages and answer open the request; and why a longer one does not."""
+    """The longest (then most similar) call whose messages and answer begin the request, and why a longer one does not."""
     best: list[EarlierCall] = []
     cause: ForkCause | None = None
-    resumed = reached = -1  # messages of the calls that may be gone on from, and of the longest that is not
+    resumed = reached = -1  # number of messages: of the calls that may be continued, and of the longest that may not
     for call in earlier:
         size = len(call.sent)
         if size < resumed or len(normal) <= size or normal[:size] != call.normal_sent:
@@ -223,11 +223,11 @@ def _parent(
             best, resumed = [*(best if size == resumed else ()), call], size
         elif size > reached or (size == reached and found is ForkCause.TOOLS_CHANGED):
             cause, reached = found, size
-    return _likest(best, sent, agent), cause if reached > resumed else None
+    return _most_similar(best, sent, agent), cause if reached > resumed else None
 
 
-def _likest(calls: Sequence[EarlierCall], sent: Sequence[Message], agent: str | None) -> EarlierCall | None:
-    """Of calls that say the same, that which is spelt most like the request, then the agent's own, then the latest."""
+def _most_similar(calls: Sequence[EarlierCall], sent: Sequence[Message], agent: str | None) -> EarlierCall | None:
+    """Of calls that say the same: the one spelt most like the request, then the agent's own, then the latest."""
     if len(calls) < 2:
         return calls[0] if calls else None
     spelt = [spelling(message) for message in sent]
@@ -241,7 +241,7 @@ def _likest(calls: Sequence[EarlierCall], sent: Sequence[Message], agent: str | 
 
 
 def _why_other(message: dict[str, Any], settings: Any, call: EarlierCall) -> ForkCause | None:
-    """Why what follows the call's messages is not its answer, under its settings; None where it is."""
+    """Why what follows the call's messages is not its answer under its settings; None if it is."""
     if message != call.normal_answer:
         return ForkCause.ANSWER_EDITED if message["role"] == "assistant" else ForkCause.HISTORY_CHANGED
     return ForkCause.TOOLS_CHANGED if call.settings != settings else None
@@ -250,7 +250,7 @@ def _why_other(message: dict[str, Any], settings: Any, call: EarlierCall) -> For
 def _changed_history(
     normal: list[dict[str, Any]], agent: str | None, earlier: Sequence[EarlierCall]
 ) -> ForkCause | None:
-    """A request that carries answers, though no call of its agent explains them, has a changed history.
+    """A request with answers that no call of its agent explains has a changed history.
 
     Messages that an earlier call of the agent began with too (a system prompt, worked examples) carry nothing.
     """

@@ -1,6 +1,6 @@
-"""How requests are read and answers are written: models in and out, problem documents, streams that notice a hang-up.
+"""Reading requests and writing answers: who may ask, models in and out, problem documents, streams that notice a hang-up.
 
-Knows HTTP and pydantic, and nothing of runs or episodes. Who may ask is checked here too.
+Knows HTTP and pydantic, and nothing of runs or episodes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ Result = TypeVar("Result")
 
 MAX_BODY_BYTES = 64 * 2**20
 MAX_CONTROL_BYTES = 4 * 2**20
-"""Of a body on the control surface, which is read name by name: everybody waits meanwhile."""
 _LARGE_BYTES = 2**18
 """A body of this size takes milliseconds to read."""
 _DIGITS_TO_ZEROS = bytes.maketrans(b"123456789", b"0" * 9)
@@ -65,10 +64,7 @@ def require(tokens: ControlTokens, request: Request, needed: Role = Role.CLIENT)
 
 
 def _refuse_agents(request: Request) -> None:
-    """An episode's api key calls the model and nothing else, also where no token is asked for. Elsewhere it is no token.
-
-    Raises: Refusal(forbidden).
-    """
+    """An episode's api key calls the model and nothing else, also on a server without tokens. Raises: Refusal(forbidden)."""
     keys = (bearer(request.headers.get("authorization")), request.headers.get("x-api-key", ""))
     if any(key.startswith(API_KEY_PREFIX) for key in keys):
         raise Refusal(
@@ -78,14 +74,13 @@ def _refuse_agents(request: Request) -> None:
 
 
 def _refuse_foreign_pages(request: Request) -> None:
-    """A web page from elsewhere, open in a browser on this machine, reaches the loopback too. Programs send no `Origin`, and
-    browsers none where a page asks its own site; the name of which may be made to stand for this machine.
+    """A page from elsewhere, open in a browser on this machine, reaches the loopback too. Raises: Refusal(forbidden).
 
-    Raises: Refusal(forbidden).
+    Programs send no `Origin`, nor do browsers when a page asks its own site, whose name may resolve to this machine.
     """
     host = _host_of(f"//{request.headers.get('host', '')}")
     own_name = _host_of(request.app.state.public_url or "")
-    if host != own_name and not is_private_name(host):  # its DNS may answer anything
+    if host != own_name and not is_private_name(host):  # its DNS may answer with any address
         detail = (
             f"a server that asks for no token does not answer for {host}; start it with --public-url or an admin token"
         )
@@ -103,7 +98,7 @@ def _of_this_machine(origin: str) -> bool:
 def _host_of(url: str) -> str:
     try:
         return urlsplit(url).hostname or ""
-    except ValueError:  # no url
+    except ValueError:  # not a URL
         return ""
 
 
