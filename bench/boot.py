@@ -22,7 +22,7 @@ from bench.command import run
 from foundation.arguments import count
 from foundation.clock import SystemClock
 from swarm.engine.local.inference import VllmInference
-from swarm.engine.local.vllm_server import FORKING_SERVER, VLLM_SERVER, ServedAdapter, VllmSettings
+from swarm.engine.sampling.server import FORKING_SERVER, VLLM_SERVER, ServedAdapter, VllmSettings
 from swarm.engine.seam import SampleRequest
 from swarm.engine.training.supervisor import ChildCommand
 from swarm.models import resolve

@@ -43,10 +43,9 @@ from bench.command import run
 from foundation.arguments import count
 from foundation.clock import SystemClock
 from foundation.ids import derived_seed
-from swarm.engine.local import vllm_server
-from swarm.engine.local.device import Device
 from swarm.engine.local.engine import LocalEngine
-from swarm.engine.local.memory import GIB
+from swarm.engine.machine import GIB, Device
+from swarm.engine.sampling import server as vllm_server
 from swarm.engine.seam import EngineError, RunContext, SampleRequest, TrainBatch, TrainCall, TrainEpisode, TrainGroup
 from swarm.models import resolve
 from swarm.protocol.episodes import VersionSpan, WeightsVersion

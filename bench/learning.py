@@ -43,7 +43,7 @@ from researcher.executor.collection import collect_whole
 from researcher.instruments.catalogue import DECLARATION, OLD_DECLARATION, InstrumentFolder, read_instrument
 from swarm.client import RunSpec, SwarmClient
 from swarm.client.trial import client_id, run_blueprint
-from swarm.engine.local.device import compute_type, device_for
+from swarm.engine.machine import compute_type, device_for
 from swarm.protocol.blueprint import HeldOut, PartnerRun, TrialBlueprint
 from swarm.protocol.runspec import merge_patch
 

@@ -37,12 +37,12 @@ from bench.machine import name_of, path_of_model, seconds, wait_for
 from bench.workloads import NAMES, Workload, path_of
 from foundation.arguments import count
 from foundation.clock import SystemClock
-from swarm.engine.local.device import compute_type
 from swarm.engine.local.forward import Policy
 from swarm.engine.local.learner import Learner
 from swarm.engine.local.minibatch import Piece, pieces
 from swarm.engine.local.optimizer import Optimizer
-from swarm.engine.local.vllm_server import REUSE_MEMORY
+from swarm.engine.machine import compute_type
+from swarm.engine.sampling.server import REUSE_MEMORY
 from swarm.engine.seam import TrainBatch
 from swarm.engine.training.selection import branches, select
 from swarm.engine.tree import Branch

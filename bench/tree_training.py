@@ -47,7 +47,7 @@ from swarm.engine.local.forward import Policy
 from swarm.engine.local.head import Price, descend
 from swarm.engine.local.minibatch import Piece, pieces
 from swarm.engine.local.optimizer import Optimizer
-from swarm.engine.local.vllm_server import REUSE_MEMORY
+from swarm.engine.sampling.server import REUSE_MEMORY
 from swarm.engine.training.selection import branches, select
 from swarm.engine.tree import Branch, grow
 from swarm.protocol.runspec import ComputeType

@@ -13,7 +13,7 @@ import pytest
 
 from foundation.clock import SystemClock
 from swarm.engine.local.inference import VllmInference
-from swarm.engine.local.vllm_server import VllmSettings
+from swarm.engine.sampling.server import VllmSettings
 
 Result = TypeVar("Result")
 

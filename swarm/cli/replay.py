@@ -16,8 +16,8 @@ from foundation.commandline import UsageError
 from foundation.streams import read_or_not
 from swarm.cli import stored_runs
 from swarm.cli.stored_runs import NoSuchRun, StoredRun
-from swarm.engine.local.device import Device, device_for
 from swarm.engine.local.trainer import LocalTrainer
+from swarm.engine.machine import Device, device_for
 from swarm.engine.seam import RunContext, TrainBatch, TrainingRefused
 from swarm.engine.training import checkpoints
 from swarm.engine.training.checkpoints import device_of

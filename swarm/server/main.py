@@ -205,8 +205,8 @@ def _echo(args: argparse.Namespace) -> _Hosted:
 
 def _local(args: argparse.Namespace) -> _Hosted:
     from foundation.commandline import UsageError
-    from swarm.engine.local.device import device_for
     from swarm.engine.local.engine import LocalEngine
+    from swarm.engine.machine import device_for
     from swarm.models import resolve
 
     folder = resolve(args.model)

@@ -13,7 +13,7 @@ from vllm.platforms import current_platform
 from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler, apply_top_k_top_p
 
 from swarm.engine.local.draw import draw, noises
-from swarm.engine.local.vllm_server import CPU_NORMS
+from swarm.engine.sampling.server import CPU_NORMS
 
 
 def _plain(x: Tensor, weight: Tensor | None, epsilon: float, variance_size: int | None = None) -> bool:

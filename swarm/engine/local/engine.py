@@ -15,19 +15,20 @@ from typing import Any
 from foundation.clock import Clock
 from foundation.machine import available_memory
 from foundation.paths import memory_dir
-from swarm.engine.local.device import Device, slow_type
 from swarm.engine.local.inference import VllmInference, WeightsRefused
-from swarm.engine.local.memory import (
+from swarm.engine.local.trainer import LocalTrainer
+from swarm.engine.local.weight_slots import WeightSlots, checksum_of
+from swarm.engine.machine import (
     GIB,
+    Device,
     TrainerMemory,
     check,
     memory_beside_gpu,
     served_bytes,
+    slow_type,
     trainer_memory,
 )
-from swarm.engine.local.trainer import LocalTrainer
-from swarm.engine.local.vllm_server import ServedAdapter, VllmSettings
-from swarm.engine.local.weight_slots import WeightSlots, checksum_of
+from swarm.engine.sampling.server import ServedAdapter, VllmSettings
 from swarm.engine.seam import (
     Dialect,
     EngineError,

@@ -23,7 +23,7 @@ from swarm.engine.local import attention, layers
 from swarm.engine.local.adapters import Adapters, hosted_name
 from swarm.engine.local.attention import MicroBatch
 from swarm.engine.local.layers import recomputed_layers
-from swarm.engine.local.memory import segment_tokens
+from swarm.engine.machine import segment_tokens
 from swarm.engine.seam import EngineError
 from swarm.protocol.runspec import ComputeType, LoraSpec
 

@@ -16,11 +16,10 @@ from pathlib import Path
 
 from foundation.clock import Clock
 from foundation.paths import write_atomically
-from swarm.engine.local.device import Device
-from swarm.engine.local.memory import GIB
-from swarm.engine.local.vllm_server import ServedAdapter, VllmSettings
+from swarm.engine.machine import GIB, Device
 from swarm.engine.sampling.client import VllmClient, loading_s
 from swarm.engine.sampling.sampler import Sampler
+from swarm.engine.sampling.server import ServedAdapter, VllmSettings
 from swarm.engine.seam import (
     EngineDown,
     EngineError,

@@ -20,9 +20,9 @@ from swarm.engine.algorithms import algorithm_of
 from swarm.engine.algorithms.base import Algorithm, TokenFacts, kl_to_start
 from swarm.engine.local.forward import Policy
 from swarm.engine.local.head import Critic, descend, survey, without_critic
-from swarm.engine.local.memory import GIB, activation_bytes
 from swarm.engine.local.minibatch import Minibatch, Piece, known, pieces, read
 from swarm.engine.local.optimizer import Optimizer
+from swarm.engine.machine import GIB, activation_bytes
 from swarm.engine.seam import StepOutcome, TrainBatch, TrainingRefused
 from swarm.engine.training.metrics import StepMetrics, kl_sample
 from swarm.engine.training.selection import (

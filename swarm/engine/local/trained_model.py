@@ -23,9 +23,9 @@ from foundation.ids import derived_seed
 from foundation.paths import write_atomically
 from swarm.engine.local.adapters import CONFIG_FILE, WEIGHTS_FILE, folder_config, folder_weights, merged
 from swarm.engine.local.checkpoints import Checkpoint, wider, write_tensors
-from swarm.engine.local.device import compute_type
 from swarm.engine.local.forward import DTYPES
-from swarm.engine.local.vllm_server import VllmSettings
+from swarm.engine.machine import compute_type
+from swarm.engine.sampling.server import VllmSettings
 from swarm.engine.seam import EngineError
 from swarm.models.folder import MANIFEST, ModelFolder, write_manifest
 from swarm.protocol.runspec import LoraSpec

@@ -8,9 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from foundation.clock import Clock
-from swarm.engine.local.device import Device
-from swarm.engine.local.threads import thread_count, yielding_threads
-from swarm.engine.local.vllm_server import REUSE_MEMORY, child_environment
+from swarm.engine.machine import Device, thread_count, yielding_threads
+from swarm.engine.sampling.server import REUSE_MEMORY, child_environment
 from swarm.engine.seam import EngineError, EngineHealth
 from swarm.engine.training.channel import Export, Fingerprint
 from swarm.engine.training.handle import TrainerHandle

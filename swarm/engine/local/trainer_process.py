@@ -20,8 +20,7 @@ from foundation import logs
 from foundation.clock import SystemClock
 from foundation.imports import uncollected
 from foundation.machine import available_memory
-from swarm.engine.local.device import Device
-from swarm.engine.local.memory import GIB, trainer_memory
+from swarm.engine.machine import GIB, Device, trainer_memory
 from swarm.engine.seam import EngineError
 from swarm.engine.training.channel import READY, Reply, frame, received
 from swarm.protocol.runspec import ComputeType

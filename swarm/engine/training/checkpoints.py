@@ -18,7 +18,7 @@ from typing import TypeVar
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from foundation.paths import synchronise, write_atomically
-from swarm.engine.local.device import Device
+from swarm.engine.machine import Device
 from swarm.engine.seam import EngineError
 from swarm.models.folder import sha256_of
 from swarm.protocol.runspec import RunSpec

@@ -9,7 +9,7 @@ from typing import Generic, Protocol, TypeVar
 import torch
 
 from foundation.ids import derived_seed
-from swarm.engine.local.device import Device
+from swarm.engine.machine import Device
 from swarm.engine.seam import EngineError, StepOutcome, TrainBatch, TrainingRefused
 from swarm.engine.training import checkpoints
 from swarm.engine.training.channel import Command, Failure, OpenRun, Reply, Request, RunClosed, Train, WriteCheckpoint

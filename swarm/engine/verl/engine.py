@@ -17,9 +17,9 @@ from typing import Any
 
 from foundation.clock import Clock
 from foundation.event_loop import take_exception
-from swarm.engine.local.vllm_server import VllmSettings, child_environment
 from swarm.engine.sampling.client import VllmClient
 from swarm.engine.sampling.sampler import CallInFlight, Sampler
+from swarm.engine.sampling.server import VllmSettings, child_environment
 from swarm.engine.seam import (
     Dialect,
     EngineDown,

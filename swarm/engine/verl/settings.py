@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from foundation.strict import StrictModel
-from swarm.engine.local.vllm_server import VLLM_ANYWHERE
+from swarm.engine.sampling.server import VLLM_ANYWHERE
 from swarm.engine.training.limits import ModelWork
 from swarm.protocol.runspec import ComputeType
 

@@ -10,14 +10,13 @@ import pytest
 import torch
 
 from foundation.clock import SystemClock
-from swarm.engine.local import device as device_module
+from swarm.engine import machine as device_module
 from swarm.engine.local.checkpoints import hash_tensors
-from swarm.engine.local.device import Device, device_for, slow_type
 from swarm.engine.local.engine import LocalEngine
 from swarm.engine.local.forward import Policy
 from swarm.engine.local.learner import Learner
-from swarm.engine.local.memory import weight_bytes
-from swarm.engine.local.vllm_server import VllmSettings
+from swarm.engine.machine import Device, device_for, slow_type, weight_bytes
+from swarm.engine.sampling.server import VllmSettings
 from swarm.engine.seam import EngineError
 from swarm.models import resolve
 from swarm.models.folder import ModelFolder

@@ -13,8 +13,8 @@ import pytest
 
 from foundation.clock import ManualClock
 from swarm.engine.local.inference import VllmInference
-from swarm.engine.local.vllm_server import VllmSettings
 from swarm.engine.sampling.client import VllmClient
+from swarm.engine.sampling.server import VllmSettings
 from swarm.engine.seam import EngineHealth, EngineHung, SampleRequest
 from swarm.engine.training.limits import LEAST_LIMIT_S
 from swarm.engine.training.supervisor import BackOff, ChildCommand, ChildProcess

@@ -12,8 +12,8 @@ import pytest
 
 from foundation.clock import SystemClock
 from swarm.engine.local.inference import VllmInference
-from swarm.engine.local.vllm_server import ServedAdapter, VllmSettings
 from swarm.engine.sampling.client import VllmClient
+from swarm.engine.sampling.server import ServedAdapter, VllmSettings
 from swarm.engine.training.supervisor import BackOff, ChildCommand, ChildProcess
 from swarm.models.folder import ModelFolder
 from swarm.protocol.episodes import WeightsVersion

@@ -10,8 +10,8 @@ import pytest
 
 from foundation.clock import SystemClock
 from swarm.engine.local.engine import LocalEngine
-from swarm.engine.local.vllm_server import ServedAdapter
 from swarm.engine.local.weight_slots import checksum_of
+from swarm.engine.sampling.server import ServedAdapter
 from swarm.engine.seam import EngineError
 from swarm.models.folder import ModelFolder
 from swarm.protocol.episodes import WeightsVersion

@@ -17,7 +17,7 @@ from typing import Any, cast
 import pytest
 
 from foundation.clock import SystemClock
-from swarm.engine.local.threads import yielding_threads
+from swarm.engine.machine import yielding_threads
 from swarm.engine.seam import EngineDown, EngineError, EngineHealth
 from swarm.engine.training.channel import Channel
 from swarm.engine.training.limits import Silence

@@ -16,12 +16,12 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from foundation.clock import SystemClock
-from swarm.engine.local import memory
+from swarm.engine import machine as memory
 from swarm.engine.local.checkpoints import wider
 from swarm.engine.local.engine import LocalEngine
 from swarm.engine.local.forward import DTYPES
-from swarm.engine.local.memory import GIB, parameters, segment_tokens, served_bytes, trainer_memory, weight_bytes
-from swarm.engine.local.vllm_server import REUSE_MEMORY
+from swarm.engine.machine import GIB, parameters, segment_tokens, served_bytes, trainer_memory, weight_bytes
+from swarm.engine.sampling.server import REUSE_MEMORY
 from swarm.engine.seam import EngineDown, EngineError
 from swarm.models.folder import ModelFolder
 from swarm.protocol.runspec import ComputeType
@@ -143,7 +143,7 @@ async def test_an_engine_whose_trainer_does_not_fit_is_refused_before_anything_i
 ) -> None:
     made = engine(folder, CONFIG)
     least = made.inference.settings.least_memory()
-    monkeypatch.setattr("swarm.engine.local.memory.available_memory", lambda: least + GIB // 4)
+    monkeypatch.setattr("swarm.engine.machine.available_memory", lambda: least + GIB // 4)
     with pytest.raises(EngineDown, match=r"m needs about .* GiB of memory to boot, .* GiB are free"):
         await made.boot()
     assert made.trainer.process_id is None
@@ -179,11 +179,11 @@ async def test_an_engine_on_a_gpu_boots_on_a_machine_with_less_memory_than_the_g
     made = engine(folder, LARGE, device="cuda")
     monkeypatch.setattr(made.inference, "boot", nothing)
     monkeypatch.setattr(made.trainer, "boot", nothing)
-    monkeypatch.setattr("swarm.engine.local.memory.available_memory", lambda: 8 * GIB)
+    monkeypatch.setattr("swarm.engine.machine.available_memory", lambda: 8 * GIB)
     await made.boot()
     made.inference.settings.check_memory()
     await made.shutdown()
     assert "beside the GPU's" in made.estimate()
-    monkeypatch.setattr("swarm.engine.local.memory.available_memory", lambda: GIB)
+    monkeypatch.setattr("swarm.engine.machine.available_memory", lambda: GIB)
     with pytest.raises(EngineDown, match="to boot"):
         await made.boot()

@@ -16,9 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from foundation.paths import packages_root, user_cache_dir
-from swarm.engine.local.device import Device, compute_type
-from swarm.engine.local.memory import GIB, check, served_bytes, weight_bytes
-from swarm.engine.local.threads import thread_settings, yielding_threads
+from swarm.engine.machine import (
+    GIB,
+    Device,
+    check,
+    compute_type,
+    served_bytes,
+    thread_settings,
+    weight_bytes,
+    yielding_threads,
+)
 from swarm.engine.seam import EngineError
 from swarm.engine.training.supervisor import ChildCommand
 from swarm.protocol.runspec import ComputeType

@@ -1,21 +1,133 @@
-"""How much memory the children of an engine take, estimated from the model's files before anything is started.
+"""What this machine computes on, in which type, with how many threads, and how much memory the children of an engine take.
 
-Reads headers and configuration only, never torch. Rough on purpose: it refuses what cannot fit, and tells a person what to expect.
+Decided from files, headers and installed packages before anything is started, without importing torch or vllm. Estimates of memory are
+rough on purpose: they refuse what cannot fit, and tell a person what to expect.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import os
 import struct
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
+from importlib import metadata
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from foundation.machine import available_memory, total_memory
+from foundation.machine import available_memory, multiplies_bfloat16, total_memory
 from swarm.engine.seam import EngineDown, EngineError
 from swarm.protocol.runspec import ComputeType
+
+Device = Literal["cpu", "cuda"]
+_DRIVER = Path("/dev/nvidiactl")
+_CUDA_VLLM = "vllm"
+"""The distribution that is built for CUDA; the one for CPUs has another name."""
+
+
+def device_for(wanted: Device | None, environ: Mapping[str, str] = os.environ) -> Device:
+    """wanted None: `cuda` where there is a GPU that may be used and vLLM is built for it, else `cpu`.
+
+    Raises: EngineError when `cuda` is wanted and cannot be had, with the reason.
+    """
+    if wanted == "cpu":
+        return "cpu"
+    reason = _why_no_gpu(environ)
+    if reason is None:
+        return "cuda"
+    if wanted == "cuda":
+        raise EngineError(f"--device cuda: {reason}")
+    return "cpu"
+
+
+def compute_type(device: Device) -> ComputeType:
+    """What is multiplied in where nobody says otherwise: bfloat16, but float32 on CPUs that cannot multiply it."""
+    return "bfloat16" if device == "cuda" or multiplies_bfloat16() else "float32"
+
+
+def slow_type(device: Device, dtype: ComputeType) -> str | None:
+    """What a person is told who asks for what this machine does slowly; None where it does not."""
+    if device == "cpu" and dtype == "bfloat16" and not multiplies_bfloat16():
+        return "this CPU multiplies bfloat16 number by number, some ten times slower than float32: leave out --dtype"
+    return None
+
+
+def _why_no_gpu(environ: Mapping[str, str]) -> str | None:
+    if not _DRIVER.exists():
+        return f"this machine has no NVIDIA driver ({_DRIVER} is missing)"
+    if environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1"):
+        return "CUDA_VISIBLE_DEVICES hides every GPU"
+    try:
+        distribution(_CUDA_VLLM)
+    except PackageNotFoundError:
+        return "vLLM is not built for CUDA here; install requirements/gpu.txt (pip install --no-deps -r requirements/gpu.txt)"
+    return None
+
+
+# -- threads -------------------------------------------------------------------------------------------------------------
+
+_FEW_CORES = 4
+_SPINS = "2000"
+"""Of GNU's runtime, some 20 µs: as long as the gap between two operations of a small model."""
+_SPIN_MS = "1"
+"""Of Intel's runtime: the gaps of a decoding step are shorter, what comes between two steps is longer."""
+_RUNTIMES = ("libgomp", "libomp", "libiomp")
+
+
+def cores() -> int:
+    """How many this process may use."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+
+
+def thread_count(environ: Mapping[str, str]) -> int:
+    """OMP_NUM_THREADS, of a list of them the outermost; else one thread for each core."""
+    asked = environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    return int(asked) if asked.isdecimal() and int(asked) else cores()
+
+
+def thread_settings(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment with threads that soon sleep while they wait: spinning ones take the cores from the other child.
+
+    On a small machine vLLM's own binding would leave all but one core idle, so the system places the threads there.
+    """
+    settings = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": _SPINS} | dict(environ)
+    if cores() <= _FEW_CORES:
+        settings.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+        settings.setdefault("OMP_NUM_THREADS", str(cores()))
+    return settings
+
+
+def yielding_threads(environ: Mapping[str, str]) -> dict[str, str]:
+    """What has a child wait with Intel's OpenMP runtime, where vLLM brings it along (x86); else nothing.
+
+    Its threads give up their core to whoever wants it while they spin, so that they can spin for longer than those of GNU's
+    runtime, which torch brings: these would take it from the other child for as long. The results are the same, bit for bit.
+    """
+    runtime, preloaded = _intel_runtime(), environ.get("LD_PRELOAD", "")
+    if runtime is None or any(name in preloaded for name in _RUNTIMES):
+        return {}
+    return {
+        "LD_PRELOAD": ":".join(filter(None, [preloaded, str(runtime)])),
+        "KMP_BLOCKTIME": environ.get("KMP_BLOCKTIME", _SPIN_MS),
+    }
+
+
+@cache
+def _intel_runtime() -> Path | None:
+    """Where it lies; None also where the dynamic linker could not be told, which knows no quotes."""
+    try:
+        files = metadata.files("intel-openmp") or []
+    except PackageNotFoundError:
+        return None
+    found = next((Path(str(file.locate())).resolve() for file in files if file.name == "libiomp5.so"), None)
+    return found if found and found.is_file() and not set(" :;") & set(str(found)) else None
+
+
+# -- memory --------------------------------------------------------------------------------------------------------------
 
 GIB = 1 << 30
 _WEIGHT_BYTES = 4

@@ -11,9 +11,9 @@ from types import SimpleNamespace
 import pytest
 
 from foundation.clock import SystemClock
-from swarm.engine.local import threads
-from swarm.engine.local.threads import thread_count, thread_settings, yielding_threads
+from swarm.engine import machine as threads
 from swarm.engine.local.trainer import LocalTrainer
+from swarm.engine.machine import thread_count, thread_settings, yielding_threads
 from swarm.models.folder import ModelFolder
 
 COUNT = """

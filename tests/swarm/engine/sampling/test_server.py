@@ -9,10 +9,8 @@ from typing import Any
 import pytest
 
 from foundation.machine import available_memory
-from swarm.engine.local.device import Device
-from swarm.engine.local.memory import GIB
-from swarm.engine.local.threads import yielding_threads
-from swarm.engine.local.vllm_server import VllmSettings, child_environment
+from swarm.engine.machine import GIB, Device, yielding_threads
+from swarm.engine.sampling.server import VllmSettings, child_environment
 from swarm.engine.seam import EngineDown, EngineError
 
 CONFIG: dict[str, Any] = {
