@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 
 from foundation.streams import one_line
 from researcher.analysis.knowledge import told
-from researcher.gates import waits_for_an_answer
 from researcher.home import Home
 from researcher.instruments.levels import level_text
 from researcher.models import EXCUSED, KINDS, MODELS_KEPT, MODELS_NOT_KEPT, Attrition, Event, RepairRecord, StudyRecord
@@ -95,6 +94,8 @@ def unattended(home: Home, study: StudyRecord) -> str:
         return "nobody works on it, and it has no plan: `researcher start` asks anew, `researcher stop` ends this one"
     detail = home.store.studies.schedule(study.id)
     carried = detail is not None and detail.get("carried") and not study.pause_requested
+    from researcher.gates import waits_for_an_answer  # the store takes longer to import than a dry run takes
+
     if waits_for_an_answer(home.store, study.id):
         return f"{carrier()} once there is an answer" if carried else "nobody works on it until there is an answer"
     if detail is None or not carried:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from researcher.models import StudyStatus
-from researcher.store.store import Store
+
+if TYPE_CHECKING:  # the store takes longer to import than a dry run takes
+    from researcher.store.store import Store
 
 STOPPED_ON_REQUEST = "stopped on request; `researcher resume` goes on with it"
 STOPPED_UNPLANNED = "stopped on request, before it had a plan; `researcher start` asks anew"
