@@ -10,7 +10,6 @@ import argparse
 import math
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,8 +18,12 @@ from foundation.arguments import count, number, port
 if TYPE_CHECKING:
     from foundation.clock import Clock
     from swarm.engine.seam import Engine
+    from swarm.models import ModelFolder
     from swarm.server.process import Settings
     from swarm.server.state_dir import StateDir
+
+    MakeEngine = Callable[[StateDir, Clock], Engine]
+    _Hosted = tuple[str, MakeEngine]
 
 DEFAULT_PORT = 8642
 ECHO_MODEL_LEN = 32_768
@@ -130,9 +133,10 @@ def serve(args: argparse.Namespace) -> int:
     logs.configure(args.log_level)
     clock, settings = SystemClock(), _settings(args)
     with settings.listen() as listener:
-        hosted = _hosted(args)
-        with StateDir.open(_state_path(args), model=hosted.name) as state:
-            return run_server(settings, listener, state, hosted.engine(state, clock), clock, RandomIds())
+        _refuse_strange_options(args)
+        model, engine = _hosted(args)
+        with StateDir.open(_state_path(args), model=model) as state:
+            return run_server(settings, listener, state, engine(state, clock), clock, RandomIds())
 
 
 def _model_of(engine: str) -> str:
@@ -142,14 +146,6 @@ def _model_of(engine: str) -> str:
     if engine != "echo":
         raise UsageError("--model is missing: name one that `swarm models` knows, or a folder")
     return "echo"
-
-
-@dataclass(frozen=True, slots=True)
-class _Hosted:
-    """A model that is there, and how to make its engine."""
-
-    name: str
-    engine: Callable[[StateDir, Clock], Engine]
 
 
 def _settings(args: argparse.Namespace) -> Settings:
@@ -167,49 +163,49 @@ def _settings(args: argparse.Namespace) -> Settings:
     )
 
 
-def _hosted(args: argparse.Namespace) -> _Hosted:
-    """Raises: SwarmError when there is no such model; UsageError when an option is of another engine."""
-    from foundation.commandline import UsageError
-
-    for name, given in vars(args).items():
-        engines = _engines_of(name)
-        if engines and args.engine not in engines and given is not None:
-            option, fit = "--" + name.replace("_", "-"), " or ".join(engines)
-            raise UsageError(f"{option} is for --engine {fit}, and this is --engine {args.engine}: leave one out")
-    return {"echo": _echo, "local": _local, "verl": _verl}[args.engine](args)
-
-
 _ENGINES_OF = {"device": ["local"], "enable_sleep_mode": ["local"], "ray_address": ["verl"], "dtype": ["local", "verl"]}
 
 
-def _engines_of(option: str) -> list[str]:
-    """The engines that an option is for; none where every engine uses it."""
-    head = option.partition("_")[0]
-    return [head] if head in ("echo", "verl") else _ENGINES_OF.get(option, [])
-
-
-def _echo(args: argparse.Namespace) -> _Hosted:
-    from swarm.engine.echo.engine import EchoEngine
-
-    def engine(state: StateDir, clock: Clock) -> Engine:
-        return EchoEngine(
-            model=args.model,
-            max_model_len=args.max_model_len or ECHO_MODEL_LEN,
-            latency_s=args.echo_latency_s or 0.0,
-            tokens_per_s=args.echo_tokens_per_s,
-            clock=clock,
-        )
-
-    return _Hosted(args.model, engine)
-
-
-def _local(args: argparse.Namespace) -> _Hosted:
+def _refuse_strange_options(args: argparse.Namespace) -> None:
+    """Raises: UsageError for an option of another engine."""
     from foundation.commandline import UsageError
-    from swarm.engine.local.engine import LocalEngine
-    from swarm.engine.machine import device_for
+
+    for name, given in vars(args).items():
+        prefix = name.partition("_")[0]
+        engines = [prefix] if prefix in ("echo", "verl") else _ENGINES_OF.get(name, [])
+        if engines and args.engine not in engines and given is not None:
+            option, fit = "--" + name.replace("_", "-"), " or ".join(engines)
+            raise UsageError(f"{option} is for --engine {fit}, and this is --engine {args.engine}: leave one out")
+
+
+def _hosted(args: argparse.Namespace) -> _Hosted:
+    """The name of the model, and how to make its engine. Raises: SwarmError when there is no such model."""
+    if args.engine == "echo":
+        return args.model, lambda state, clock: _echo(args, clock)
     from swarm.models import resolve
 
     folder = resolve(args.model)
+    make = _local(args, folder) if args.engine == "local" else _verl(args, folder)
+    return f"{folder.name}@{folder.fingerprint[:12]}", make
+
+
+def _echo(args: argparse.Namespace, clock: Clock) -> Engine:
+    from swarm.engine.echo.engine import EchoEngine
+
+    return EchoEngine(
+        model=args.model,
+        max_model_len=args.max_model_len or ECHO_MODEL_LEN,
+        latency_s=args.echo_latency_s or 0.0,
+        tokens_per_s=args.echo_tokens_per_s,
+        clock=clock,
+    )
+
+
+def _local(args: argparse.Namespace, folder: ModelFolder) -> MakeEngine:
+    from foundation.commandline import UsageError
+    from swarm.engine.local.engine import LocalEngine
+    from swarm.engine.machine import device_for
+
     device = device_for(args.device)
     if args.enable_sleep_mode and device == "cpu":
         raise UsageError("--enable-sleep-mode is for a GPU, and this engine computes on the CPU: leave it out")
@@ -226,14 +222,12 @@ def _local(args: argparse.Namespace) -> _Hosted:
             clock=clock,
         )
 
-    return _Hosted(f"{folder.name}@{folder.fingerprint[:12]}", engine)
+    return engine
 
 
-def _verl(args: argparse.Namespace) -> _Hosted:
+def _verl(args: argparse.Namespace, folder: ModelFolder) -> MakeEngine:
     from swarm.engine.verl.engine import VerlEngine, VerlLayout
-    from swarm.models import resolve
 
-    folder = resolve(args.model)
     layout = VerlLayout(
         max_model_len=args.max_model_len,
         ray_address=args.ray_address,
@@ -245,11 +239,7 @@ def _verl(args: argparse.Namespace) -> _Hosted:
         kv_cache_bytes=None if args.verl_kv_cache_gib is None else int(args.verl_kv_cache_gib * (1 << 30)),
         tokens_per_rank=args.verl_tokens_per_rank,
     )
-
-    def engine(state: StateDir, clock: Clock) -> Engine:
-        return VerlEngine(folder, layout, logs=state.logs_dir, clock=clock)
-
-    return _Hosted(f"{folder.name}@{folder.fingerprint[:12]}", engine)
+    return lambda state, clock: VerlEngine(folder, layout, logs=state.logs_dir, clock=clock)
 
 
 def _state_path(args: argparse.Namespace) -> Path:
