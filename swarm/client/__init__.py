@@ -1,4 +1,4 @@
-"""The client library: claim an episode, run any agent against it, report a reward. httpx and pydantic alone.
+"""The client library: claim an episode, run any agent against it, report a reward. Needs httpx, pydantic and anyio.
 
 Start at `SwarmClient`; `swarm.client.sync` has its twin for plain scripts.
 """

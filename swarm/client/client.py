@@ -1,4 +1,4 @@
-"""The client of one swarm server: everything of the protocol, typed, retried, with idempotency keys."""
+"""The client of one swarm server: the whole protocol, typed, with retries and idempotency keys."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ from swarm.protocol.teams import EpisodeCommit, EpisodePreparation, EpisodeResol
 API = "/swarm/v1"
 LEDGER_PAGE = 1000
 ROLLOUT_PATIENCE = Patience(later_s=math.inf, full_s=120.0)
-"""Of work that goes on by itself: no `later` is too late, and who clears a full disk loses nothing."""
+"""For unattended work: wait for as long as the server says later, and for someone to clear a full disk."""
 ABORT_PATIENCE = Patience(connect_s=5.0, later_s=5.0)
-"""A lost abort does no harm (the lease runs out), and whoever leaves should not be kept."""
+"""A lost abort does no harm, since the lease runs out; a client that leaves should not wait for it."""
 
 
 class _Tasks(RootModel[list[TaskProgress]]):
@@ -73,8 +73,8 @@ class _Renewed(BaseModel):
 class SwarmClient:
     """One server, as one client. Use as an async context manager.
 
-    client_id: under which the server counts this client's episodes; give the same one again to go on where it stopped.
-    client_version: of the agent's code; episodes of different versions are never compared with each other.
+    client_id: the server counts episodes by it; give the same one again to go on where this client stopped.
+    client_version: the version of the agent's code; episodes of different versions are never compared.
     """
 
     def __init__(
@@ -120,9 +120,9 @@ class SwarmClient:
         await self._wire.close()
 
     async def meet(self, connect_s: float) -> None:
-        """Return when the server has answered this client once, now or before. Raises: ServerUnreachable after `connect_s`.
+        """Wait until the server has answered this client at least once. Raises: ServerUnreachable after `connect_s`.
 
-        No longer than this client's own patience with a silent server.
+        Waits no longer than this client's own patience.
         """
         if not self._wire.heard:
             patience = replace(self._wire.patience, connect_s=min(connect_s, self._wire.patience.connect_s))
@@ -181,7 +181,7 @@ class SwarmClient:
         return read(RunReport, await self._post(f"{API}/runs/{run_id}:stop"))
 
     async def checkpoint(self, run_id: str) -> CheckpointRef:
-        """Have a whole checkpoint written now; waits until it is."""
+        """Write a whole checkpoint now; returns when it is written."""
         raw = await self._wire.request("POST", f"{API}/runs/{run_id}:checkpoint", wait_s=600.0)
         return read(CheckpointRef, raw)
 
@@ -196,7 +196,7 @@ class SwarmClient:
     async def quarantine(
         self, run_id: str, client_version: str, *, reason: str = "", quarantined: bool = True
     ) -> RunReport:
-        """Keep what this client version does out of training from now on, or (quarantined=False) let it in again."""
+        """Keep episodes of this client version out of training from now on, or let them in again (quarantined=False)."""
         wish = QuarantineRequest(client_version=client_version, quarantined=quarantined, reason=reason)
         return read(RunReport, await self._post(f"{API}/runs/{run_id}:quarantine", wish))
 
@@ -220,7 +220,7 @@ class SwarmClient:
         return read(LedgerPage, await self._wire.request("GET", f"{API}/ledger", params=params))
 
     async def entry(self, episode_id: str, patience: Patience | None = None) -> LedgerEntry:
-        """Status and fate of one episode, and who lost it."""
+        """What became of one episode, and who lost it."""
         raw = await self._wire.request("GET", f"{API}/episodes/{episode_id}", patience=patience)
         return read(LedgerEntry, raw)
 
@@ -230,7 +230,7 @@ class SwarmClient:
         return read(LedgerSummary, raw)
 
     async def trace(self, episode_id: str, *, text: bool = False) -> EpisodeTrace:
-        """Every recorded call of an episode, token by token. text: with the words of each token."""
+        """Every recorded call of an episode, token by token. text: with the text of each token."""
         params: dict[str, str | int | float] = {"text": "true"} if text else {}
         raw = await self._wire.request("GET", f"{API}/episodes/{episode_id}/trace", params=params)
         return read(EpisodeTrace, raw)
@@ -238,7 +238,7 @@ class SwarmClient:
     async def tasks(
         self, *, run_id: str | None = None, client_id: str | None = None, mix: str | None = None
     ) -> list[TaskProgress]:
-        """How many episodes of each task are ended. run_id None: of the current run."""
+        """How many episodes of each task have ended. run_id None: in the current run."""
         params = _given({"run_id": run_id, "client_id": client_id, "mix": mix})
         raw = await self._wire.request("GET", f"{API}/tasks", params=params)
         return read(_Tasks, raw).root
@@ -256,7 +256,7 @@ class SwarmClient:
         return read(EpisodeGrant, raw)
 
     async def end(self, episode_id: str, result: EpisodeResult) -> EpisodeReceipt:
-        """Hand a result in. When this returns, it is stored durably. Raises: LeaseLost."""
+        """End an episode with a result. When this returns, it is stored durably. Raises: LeaseLost."""
         require_finite_metadata(result.metadata)
         if result.idempotency_key is None:
             result = result.model_copy(update={"idempotency_key": f"end-{episode_id}"})
@@ -265,34 +265,34 @@ class SwarmClient:
     async def abort(self, episode_id: str, lease: str, reason: str, cause: Cause | None = None) -> LedgerEntry:
         """Drop an episode; its slot is offered again. cause: who lost it; None means the rollout. Raises: LeaseLost.
 
-        The entry has the server's own word on the cause: it knows of failures of its own.
+        The entry names the cause as the server sees it, which also knows its own failures.
         """
         abort = EpisodeAbort(lease=lease, reason=sendable(reason), cause=cause)
         raw = await self._post(f"{API}/episodes/{episode_id}:abort", abort, patience=ABORT_PATIENCE)
         return read(LedgerEntry, raw)
 
     async def prepare(self, episode_id: str, preparation: EpisodePreparation) -> TeamReceipt:
-        """Bind an episode to its team's decision, durably. Raises: LeaseLost, Forbidden (the decider's address)."""
+        """Bind an episode durably to the decision of its team. Raises: LeaseLost, Forbidden (the decider's address)."""
         return read(TeamReceipt, await self._post(f"{API}/episodes/{episode_id}:prepare", preparation))
 
     async def commit(self, episode_id: str, lease: str, patience: Patience | None = None) -> TeamReceipt:
-        """On the decider: decide for the team. Elsewhere: say that it is decided. Raises: LeaseLost when it was aborted."""
+        """On the decider: commit the team. Elsewhere: report that it is committed. Raises: LeaseLost if it was aborted."""
         path = f"{API}/episodes/{episode_id}:commit"
         return read(TeamReceipt, await self._post(path, EpisodeCommit(lease=lease), patience=patience))
 
     async def resolve(self, episode_id: str, resolution: EpisodeResolution) -> TeamReceipt:
-        """Decide on a prepared episode in place of a decider that is gone for good. Needs the admin token."""
+        """Decide a prepared episode whose decider is gone for good. Needs the admin token."""
         return read(TeamReceipt, await self._post(f"{API}/episodes/{episode_id}:resolve", resolution))
 
     async def renew(self, episode_id: str, lease: str) -> float:
-        """Extend a lease by its idle limit; returns the Unix time at which it ends now. Raises: LeaseLost."""
+        """Extend a lease by its idle limit; returns the Unix time at which it now ends. Raises: LeaseLost."""
         raw = await self._post(f"{API}/episodes/{episode_id}:renew", EpisodeRenewal(lease=lease))
         return read(_Renewed, raw).expires_at
 
     # -- episodes, whole ----------------------------------------------------------------------------------------------
 
     async def current_run_id(self) -> str:
-        """The run on this server. Raises: NotFound when there is none."""
+        """The id of the run on this server. Raises: NotFound if there is none."""
         status = await self.status()
         if status.run_id is None:
             raise NotFound(ErrorCode.NOT_FOUND, f"no run is going on at {self.url}; start one with `swarm run start`")
@@ -301,7 +301,7 @@ class SwarmClient:
     def episode(
         self, *, task_id: str, idempotency_key: str | None = None, **options: Unpack[EpisodeOptions]
     ) -> Episode:
-        """An episode as an async context manager. run_id None: of the current run, asked for on entry.
+        """An episode as an async context manager. run_id None: the current run, looked up on entry.
 
         Inside the block: `base_url`, `api_key`, `end(reward=...)`. An exception aborts the episode with its message.
         """
@@ -315,17 +315,17 @@ class SwarmClient:
     async def run_tasks(self, tasks: TaskStream, rollout: Rollout, **options: Unpack[RolloutOptions]) -> RolloutReport:
         """Run `rollout` on every task, many at a time, until the stream or the run ends.
 
-        Goes on where this client_id stopped. What rollout, grader or a limit loses is tried again `retries` times, also by a
-        client that was restarted; then the task is set aside, as it is when this client died over it three times. What server,
-        network or a person lost is tried again without limit. A client that was given no patience waits for its turn as long as
-        the server says later, and two minutes for room on its disk.
-        Raises: RolloutsFailing when everything fails, task after task; Refusal, ServerUnreachable.
+        Goes on where this client_id stopped. Attempts lost by rollout, grader or a limit are retried `retries` times, across restarts
+        of the client; then the task is skipped, as it is when this client has died three times while it played the task.
+        Attempts lost by server, network or a person are retried without limit. Without a `patience` of its own the client waits
+        for as long as the server says later, and two minutes for room on the server's disk.
+        Raises: RolloutsFailing when task after task fails; Refusal, ServerUnreachable.
         """
         run_id = options.get("run_id") or await self.current_run_id()
         return await Rollouts(self._enduring(), rollout, run_id, options).work(tasks)
 
     def _enduring(self) -> SwarmClient:
-        """This client, with the patience of `run_tasks` over the same connections where it was given none of its own."""
+        """This client over the same connections, with the patience of `run_tasks` unless it has one of its own."""
         if self._has_own_patience:
             return self
         other = copy.copy(self)

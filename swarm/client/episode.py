@@ -23,10 +23,10 @@ from swarm.protocol.teams import EpisodePreparation, TeamReceipt
 
 RENEWALS_PER_IDLE_LIMIT = 3
 LATE_S = 0.5
-"""So long after a lease must have run out its client asks whether it has."""
+"""How long after the end of a lease its client asks whether it has run out."""
 REASON_CHARS = 8_000
 GIVE_BACK_S = 2.0
-"""How long a client that is told to stop waits for the answer to a request that is on its way."""
+"""How long a client that stops waits for the answer to a request that it has sent."""
 
 Answer = TypeVar("Answer")
 
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 
 class EpisodeServer(Protocol):
-    """What an episode asks of its client."""
+    """What an episode needs of its client."""
 
     @property
     def url(self) -> str: ...
@@ -61,7 +61,7 @@ class EpisodeServer(Protocol):
 
 
 class Ending:
-    """A result that was handed in. Await it to have it stored now; else it is sent when the block is left."""
+    """What `Episode.end` returns. Await it to store the result now; else it is sent when the block is left."""
 
     def __init__(self, episode: Episode) -> None:
         self._episode = episode
@@ -83,17 +83,17 @@ class Episode:
         self.sampling: Mapping[str, Any] = dict(sampling or {})
         self.receipt: EpisodeReceipt | None = None
         self.lost = asyncio.Event()
-        """Set when the server says that the lease is gone: nothing this episode does counts any more."""
+        """Set when the server says that the lease is gone: the episode no longer counts."""
         self.on_lost: Callable[[], object] | None = None
         """Called once when a renewal finds the lease gone."""
         self.in_team = False
-        """Set by a team that it belongs to, which alone prepares, commits and aborts it."""
+        """Set by the team that it belongs to, which alone prepares, commits or aborts it."""
         self.cause: Cause | None = None
-        """Who lost it: as stated or guessed here, until the server's ledger has said so."""
+        """Who lost it: stated or guessed here, until the server's ledger names the cause."""
         self.settled = False
-        """Whether `cause` is the ledger's."""
+        """Whether `cause` comes from the ledger."""
         self.if_cancelled = Cause.PERSON
-        """Who loses it when its task is cancelled from outside."""
+        """Who lost it if its asyncio task is cancelled from outside."""
         self.server = server
         self._clock = clock
         self._grant: EpisodeGrant | None = None
@@ -139,12 +139,12 @@ class Episode:
         despite: str | None = None,
         by_hand: bool = False,
     ) -> Ending:
-        """Hand the result in. Sent when the block is left, or at once when awaited; then `receipt` is there.
+        """End the episode. The result is sent when the block is left, or at once when awaited; then `receipt` is set.
 
-        An episode is not trained when a call of it failed on the server's side (`receipt.dropped` is `tainted`). despite: how
-        the agent recovered; then it counts. Nor does one count that never called the model (`no_calls`), in training or
-        evaluation. by_hand: a person answered in its place; then such an evaluation counts.
-        Raises: NoReward (a ValueError) for a reward that is no finite number, InvalidSpec for metadata that is no JSON.
+        An episode is not trained if one of its calls failed on the server's side (`receipt.dropped` is `tainted`). despite: how the
+        agent recovered; then it counts. An episode that never called the model does not count either (`no_calls`).
+        by_hand: a person answered in the model's place; then an evaluation counts without a call.
+        Raises: NoReward (a ValueError) if the reward is not a finite number, InvalidSpec if the metadata is not JSON.
         """
         self._result = self.result_of(
             reward=reward,
@@ -168,7 +168,7 @@ class Episode:
         despite: str | None = None,
         by_hand: bool = False,
     ) -> EpisodeResult:
-        """What `end` would hand in, checked and kept nowhere. Raises: what `end` raises."""
+        """The checked result that `end` would send. Raises: what `end` raises."""
         if self._result is not None or self._abort_reason is not None:
             raise RuntimeError(f"episode {self.id} was ended already")
         try:
@@ -187,13 +187,13 @@ class Episode:
             faults = "; ".join(str(fault) for fault in explain(error, EpisodeResult))
             raise NoReward(f"episode {self.id} cannot end with this result: {faults}") from error
         require_finite_metadata(result.metadata)
-        written(result)  # what cannot be sent is refused here, to whoever said it
+        written(result)  # refuse here what cannot be sent
         return result
 
     def abort(self, reason: str, *, cause: Cause | None = None) -> None:
         """Give the episode up when the block is left: its calls are dropped, its slot is offered again.
 
-        cause: who lost it; None means the rollout. A result that was handed in but not sent yet is withdrawn.
+        cause: who lost it; None means the rollout. A result that was not sent yet is withdrawn.
         """
         if self.receipt is not None:
             raise RuntimeError(f"episode {self.id} was ended already; its result is stored")
@@ -203,25 +203,25 @@ class Episode:
 
     @property
     def ended(self) -> bool:
-        """Whether a result was handed in."""
+        """Whether `end` was called."""
         return self._result is not None
 
     @property
     def aborted(self) -> bool:
-        """Whether it was given up."""
+        """Whether `abort` was called."""
         return self._abort_reason is not None
 
     @property
     def result(self) -> EpisodeResult | None:
-        """As handed in; None before."""
+        """As given to `end`; None before."""
         return self._result
 
     async def let_go(
         self, receipt: EpisodeReceipt | None = None, given_up: str | None = None, cause: Cause | None = None
     ) -> None:
-        """It is decided elsewhere (by a team): stop renewing; leaving the block sends nothing more.
+        """A team has decided it: stop renewing; leaving the block sends nothing more.
 
-        given_up: why, where whoever plays it said so. cause: who lost it, where it was lost.
+        given_up: the reason, if the caller gave the team up. cause: who lost it, if it was lost.
         """
         self.in_team = True
         if given_up is not None and self.receipt is None:
@@ -235,7 +235,7 @@ class Episode:
 
     @property
     def reward(self) -> float | None:
-        """As handed in; None before."""
+        """As given to `end`; None before."""
         return None if self._result is None else self._result.reward
 
     # -- the block ----------------------------------------------------------------------------------------------------
@@ -248,7 +248,7 @@ class Episode:
         return self
 
     async def _claimed(self) -> None:
-        """Have the grant. When nobody waits for it any more, one on its way is given back, not left to run out."""
+        """Claim. If the caller is cancelled meanwhile, a grant that still arrives is given back."""
         try:
             await await_answer(self._granted(), self._clock)
         except asyncio.CancelledError:
@@ -283,11 +283,11 @@ class Episode:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Where its agent and its client send their requests."""
+        """The urls to which its agent and its client send requests."""
         return self.base_url, self.server.url
 
     def blame(self, error: BaseException) -> Cause:
-        """Who lost the episode, if this error ended it."""
+        """Who lost the episode if this error ended it."""
         if isinstance(error, asyncio.CancelledError):
             task = asyncio.current_task()
             return self.if_cancelled if task is not None and task.cancelling() else Cause.ROLLOUT
@@ -303,7 +303,7 @@ class Episode:
         return self.receipt
 
     async def _send_or_abort(self) -> None:
-        """A result that the server cannot take never will be taken: the slot is given back at once."""
+        """Send the result; if the server refuses it for good, give the slot back at once."""
         try:
             await self._send()
         except InvalidSpec as error:
@@ -312,7 +312,7 @@ class Episode:
             raise
 
     async def find_cause(self) -> Cause | None:
-        """Who lost it, in the words of the server's ledger; this client's own where the ledger has none yet.
+        """Who lost it according to the server's ledger, or this client's guess if the ledger does not say yet.
 
         Raises: Refusal, ServerUnreachable.
         """
@@ -326,7 +326,7 @@ class Episode:
         return self.receipt
 
     async def _abort_quietly(self) -> None:
-        """An abort that cannot be delivered must not hide why it was sent; the lease runs out by itself."""
+        """Abort. A failure to deliver it is logged, so that it does not hide the error behind it; the lease runs out by itself."""
         try:
             abort = self.server.abort(self.id, self.grant.lease, self._abort_reason or "", self.cause)
             entry = await await_answer(abort, self._clock)
@@ -339,7 +339,7 @@ class Episode:
     async def _renew_while_alive(self) -> None:
         usual_s, ends_at = self.claim.idle_limit_s / RENEWALS_PER_IDLE_LIMIT, self.grant.expires_at
         while True:
-            # Just after `max_episode_s` ran out, where that comes first: whoever plays on holds up the next attempt.
+            # Just after `max_episode_s` if that comes first: a rollout that plays on holds up the next attempt.
             left_s = ends_at - self._clock.now() + LATE_S
             await self._clock.sleep(min(usual_s, left_s) if left_s >= LATE_S else usual_s)
             try:
@@ -363,7 +363,7 @@ class Episode:
 
 
 async def await_answer(request: Coroutine[Any, Any, Answer], clock: Clock) -> Answer:
-    """Its answer. When nobody waits for it any more, one that is on its way has GIVE_BACK_S to arrive all the same."""
+    """The answer to a request. If the caller is cancelled, the request has GIVE_BACK_S to complete before it is cancelled too."""
     sent = asyncio.create_task(request)
     try:
         return await asyncio.shield(sent)
@@ -372,5 +372,5 @@ async def await_answer(request: Coroutine[Any, Any, Answer], clock: Clock) -> An
         await asyncio.wait((sent, enough), return_when=asyncio.FIRST_COMPLETED)
         enough.cancel()
         if not sent.cancel() and not sent.cancelled():
-            sent.exception()  # seen: nobody is there to be told
+            sent.exception()  # mark it as retrieved
         raise

@@ -1,25 +1,25 @@
-"""What a client may run into.
+"""The errors that a client raises.
 
 SwarmError
-├── ServerUnreachable            nothing answers at the url, for as long as patience lasted
-├── NotASwarmServer              something answers, but not in this protocol
-├── EpisodeUnfinished            an episode's block was left without a reward
-├── GraderFailed                 the agent is not to blame: its grader failed, or gave no number
-│   └── NoReward                 a result that no episode can be ended with
-├── TeamAborted                  the team was decided against, on every server
-├── TeamUndecided                the decider cannot be reached; the servers settle it among themselves
-├── RolloutsFailing              rollouts crash again and again; the last traceback is in the text
+├── ServerUnreachable            nothing answers at the url until patience runs out
+├── NotASwarmServer              something answers, but not with this protocol
+├── EpisodeUnfinished            an episode's block ended without a reward
+├── GraderFailed                 the grader failed or gave no number; the agent is not to blame
+│   └── NoReward                 no episode can end with this result
+├── TeamAborted                  the team was aborted on every server
+├── TeamUndecided                the decider cannot be reached; the servers settle it themselves
+├── RolloutsFailing              rollouts keep crashing; the text has the last traceback
 ├── WorkflowFault                a workflow file or function cannot be used
 └── Refusal(code, detail, fields)
-    ├── TryLater(retry_after_s)  has been tried again until patience ran out
+    ├── TryLater(retry_after_s)  retried until patience ran out
     │   ├── NotRolling · Draining · MixFull
     ├── OverLimit                the run is over
-    │   └── TeamOver             that of a team's member: the team can never be had again
+    │   └── TeamOver             the run of a team's member is over: the team cannot go on
     ├── LeaseLost · ServerBusy · EngineFailed · StorageFull · ServerFault
     ├── Unauthorized · Forbidden · NotFound · InvalidSpec
     └── IdempotencyConflict · ConfigConflict
 
-`cause` says who lost an attempt that such an error ended; None if the error does not say.
+`cause` says who lost an attempt that ended with the error; None if the error does not tell.
 """
 
 from __future__ import annotations
@@ -41,35 +41,35 @@ class ServerUnreachable(SwarmError):
 
 
 class NotASwarmServer(SwarmError):
-    """The answer is none that this protocol knows."""
+    """The answer does not belong to this protocol."""
 
     cause = Cause.NETWORK
 
 
 class EpisodeUnfinished(SwarmError):
-    """The block of an episode was left without `end` or `abort`; the episode was aborted."""
+    """The block of an episode ended without `end` or `abort`; the episode was aborted."""
 
 
 class GraderFailed(SwarmError):
-    """The grader raised an exception, gave no number, or ran out of time. A rollout raises it, or scores within `grading()`."""
+    """The grader raised an exception, gave no number or timed out. A rollout raises it, or scores within `grading()`."""
 
     cause = Cause.GRADER
 
 
 class NoReward(GraderFailed, ValueError):
-    """What was handed in is no result: the reward is no finite number, say."""
+    """The result is not valid: for example, its reward is not a finite number."""
 
 
 class TeamAborted(SwarmError):
-    """Nothing of the team counts, on any server."""
+    """No episode of the team counts, on any server."""
 
 
 class TeamUndecided(SwarmError):
-    """Whether the team counts is not known here. It does on all of its servers, or on none."""
+    """This client does not know whether the team counts. It counts on all of its servers or on none."""
 
 
 class RolloutsFailing(SwarmError):
-    """So many rollouts crashed in a row that the fault is not the episode's."""
+    """So many rollouts crashed in a row that the rollout itself must be broken."""
 
 
 class WorkflowFault(SwarmError):
@@ -77,7 +77,7 @@ class WorkflowFault(SwarmError):
 
 
 class TryLater(Refusal):
-    """The server cannot now, but will."""
+    """The server cannot do it now, but will be able to."""
 
     cause = Cause.SERVER
 
@@ -96,7 +96,7 @@ class Draining(TryLater):
 
 
 class MixFull(TryLater):
-    """This family of tasks is ahead of its share."""
+    """This family of tasks is ahead of its share of the mix."""
 
 
 class LeaseLost(Refusal):
@@ -110,7 +110,7 @@ class OverLimit(Refusal):
 
 
 class TeamOver(OverLimit):
-    """The run of a member is over, or none goes on there: no further team with it can be had. `run_tasks` stops at it."""
+    """The run of a member is over: no further team with it is possible. `run_tasks` stops."""
 
 
 class ServerBusy(Refusal):
@@ -181,5 +181,5 @@ _BY_CODE: dict[ErrorCode, type[Refusal]] = {
 
 
 def refusal(code: ErrorCode | str, detail: str, fields: dict[str, Any]) -> Refusal:
-    """The refusal of this code, as its own type; a plain one where this version does not know the code."""
+    """The refusal of this code as its own type; a plain `Refusal` if this version does not know the code."""
     return _BY_CODE.get(code, Refusal)(code, detail, **fields)  # type: ignore[arg-type]

@@ -1,7 +1,7 @@
-"""Who lost an attempt, as far as its client can tell from the error that ended it, and how often its task may still be tried.
+"""Who lost an attempt, judged by the error that ended it, and how often its task may still be tried.
 
-The server's ledger has the last word on both. Errors of HTTP libraries are known by their shape alone, so that none of these
-libraries has to be installed.
+The server's ledger has the last word on both. Errors of HTTP libraries are recognised by their attributes, so that none of
+these libraries has to be installed.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from swarm.protocol.episodes import COUNTED, Cause, EpisodeState, LedgerEntry
 from swarm.protocol.errors import SwarmError
 
 CHARGED = COUNTED - {Cause.CLIENT}
-"""What uses up the tries of an episode. A client's death does after `MOST_DEATHS`; all else is offered again without limit."""
+"""Causes that use up the tries of a task. `CLIENT` does after `MOST_DEATHS`; the others are retried without limit."""
 MOST_DEATHS = 3
-"""How often a client may die over one task before the task is set aside."""
+"""How often a client may die while it plays one task before the task is skipped."""
 _OURS = frozenset({Cause.SERVER, Cause.NETWORK})
 _MISUSE = (httpx.LocalProtocolError, httpx.UnsupportedProtocol)
 _PORTS = {"http": 80, "https": 443}
@@ -32,9 +32,9 @@ _Place = tuple[str, int]
 
 @contextmanager
 def grading() -> Iterator[None]:
-    """Around the scoring in a rollout: what goes wrong inside is the grader's failure, and not the agent's.
+    """Put this around the scoring in a rollout: errors inside count as the grader's, not the agent's.
 
-    Raises: GraderFailed from whatever the block raises. Exceptions that only end programs pass as they are.
+    Raises: GraderFailed for any Exception of the block.
     """
     try:
         yield
@@ -45,11 +45,11 @@ def grading() -> Iterator[None]:
 
 
 def cause_of(error: BaseException, addresses: Collection[str]) -> Cause:
-    """Who lost an attempt that ended with this error. addresses: urls of its servers and of the models that it was given.
+    """Who lost an attempt that ended with this error. addresses: urls of its servers and of its models.
 
-    A request to one of them that could not be delivered was lost by the network, one that was answered 5xx by the server,
-    wherever it stands in the chain of causes or in a group: agents wrap what their libraries raise. An agent that would not
-    wait for its answer set a limit of its own (the server knows when it was at fault itself). All else is the rollout's.
+    If a request to one of them could not be delivered, the network lost the attempt; if it was answered 5xx, the server did.
+    Such an error may stand anywhere in the chain of causes or in a group, since agents wrap what their libraries raise. An
+    agent that gave up waiting for an answer hit a limit of its own. Anything else was lost by the rollout.
     """
     if isinstance(error, KeyboardInterrupt):
         return Cause.PERSON
@@ -78,7 +78,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _of_request(error: BaseException, ours: Mapping[_Place | None, str]) -> Cause | None:
-    """Who lost a request that this error is about; None where it is about none of ours, or was answered below 500."""
+    """Who lost the request of this error; None if it is not one of ours, or was answered below 500."""
     if isinstance(error, _MISUSE) or (
         isinstance(error, httpx.RequestError) and not isinstance(error, httpx.TransportError)
     ):
@@ -106,7 +106,7 @@ def _asked(error: BaseException) -> tuple[str, _Place | None]:
 
 
 def _status(error: BaseException) -> int | None:
-    """Of the answer; None where there was none."""
+    """The HTTP status of the answer; None if there was none."""
     response = getattr(error, "response", None)
     found = (getattr(response, "status_code", None), *(getattr(error, name, None) for name in _STATUSES))
     return next((status for status in found if isinstance(status, int)), None)
@@ -129,7 +129,7 @@ def _address(url: str) -> tuple[str, _Place | None]:
 
 
 def _place(host: str, port: int) -> _Place:
-    """All names of this machine are one."""
+    """All names of this machine count as one."""
     return ("localhost" if is_loopback(host) else host.lower(), port)
 
 
@@ -146,7 +146,7 @@ class Tries:
     charged: int = 0
     deaths: int = 0
     free: int = 0
-    """Attempts in a row that the task is not to blame for."""
+    """Attempts in a row that were lost by others."""
 
     def lost(self, cause: Cause) -> None:
         if cause in CHARGED:
@@ -161,14 +161,14 @@ class Tries:
 
     @property
     def pause_s(self) -> float:
-        """How long to wait before the next: nothing at first, then longer and longer while others lose it."""
+        """How long to wait before the next attempt: longer and longer while others lose it."""
         return 0.0 if self.free < 2 else min(_FIRST_PAUSE_S * 2.0 ** min(self.free - 2, 32), LONGEST_PAUSE_S)
 
 
 def tries_of(entries: Iterable[LedgerEntry]) -> Tries:
-    """What earlier processes of a client have used up of one task, by its ledger entries. What they left open they have lost.
+    """What earlier processes of a client have used up of one task, by its ledger entries. Episodes that they left open count as lost.
 
-    Attempts that overlap in time count as one: what kills all attempts at a task at one moment has happened to it once.
+    Attempts that overlap in time count as one: whatever ended all of them at one moment happened once.
     """
     tried = list(entries)
     counted = [one for one in tried if one.state is not EpisodeState.DROPPED or one.cause is None]
@@ -186,7 +186,7 @@ def _ended_at(entry: LedgerEntry) -> float:
 
 
 def moments(entries: Iterable[LedgerEntry]) -> int:
-    """The fewest moments at which all of these can have been lost, if each was lost while it was open."""
+    """The fewest moments that explain all of these losses, if each was lost while it was open."""
     moments, last = 0, -math.inf
     for entry in sorted(entries, key=_ended_at):
         if entry.claimed_at > last:

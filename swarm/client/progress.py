@@ -14,7 +14,7 @@ BAR_CELLS = 20
 
 
 class ProgressLine:
-    """Counts outcomes and redraws itself in place. total: episodes to come, where that is known."""
+    """Counts outcomes and redraws itself in place. total: number of episodes, if known."""
 
     def __init__(self, label: str, *, total: int | None, clock: Clock, stream: TextIO | None) -> None:
         self._label = label
@@ -74,5 +74,5 @@ class ProgressLine:
 
 
 def terminal(wanted: bool | None) -> TextIO | None:
-    """Where to draw: standard error, if it is wanted there, or is a terminal and nobody said."""
+    """Where to draw: standard error if wanted, or by default if it is a terminal."""
     return sys.stderr if wanted or (wanted is None and sys.stderr.isatty()) else None

@@ -41,11 +41,11 @@ if TYPE_CHECKING:
     from swarm.client.client import SwarmClient
 
 FAILING_AT_FIRST = 3
-"""Blame the rollout when this many tasks are set aside before any episode has ended."""
+"""How many tasks in a row may be skipped before any episode has ended; then the rollout is to blame."""
 FAILING_LATER = 10
-"""The same in a row, after episodes have ended."""
+"""The same after episodes have ended."""
 SKIPPED_AT_ONCE = 100
-"""Tasks of a stream to pass over before waiting for those in play."""
+"""How many skipped tasks of a stream to pass over before waiting for the episodes in play."""
 _Which = tuple[str | None, str]
 """A task by family and id."""
 
@@ -56,34 +56,34 @@ log = logging.getLogger(__name__)
 class RolloutReport:
     """What became of the episodes of one `run_tasks`.
 
-    run_over: it stopped because the run, or that of a member of its rollout's team, reached its limit; not because the tasks ran out.
+    run_over: it stopped because its run (or the run of a member of its team) reached its limit, not because the tasks ran out.
     """
 
     ended: int = 0
     resumed: int = 0
-    """Episodes that an earlier process of this client had ended."""
+    """Episodes that an earlier process of this client ended."""
     crashed: int = 0
-    """Attempts that rollout or grader lost."""
+    """Attempts lost by rollout or grader."""
     lost: int = 0
-    """Attempts that anything else lost."""
+    """Attempts lost by anything else."""
     causes: dict[Cause, int] = field(default_factory=dict)
-    """Both, by who lost them."""
+    """Both kinds, by cause."""
     given_up: int = 0
-    """Episodes that will never be ended, since their task is set aside."""
+    """Episodes that will never end, since their task is skipped."""
     set_aside: int = 0
-    """Tasks whose tries are used up."""
+    """Tasks that are skipped, since their tries are used up."""
     run_over: bool = False
 
 
 @dataclass(slots=True)
 class _History:
-    """What the server knows of this client from before."""
+    """What the server's ledger says of earlier work by this client."""
 
     ended: Counter[_Which] = field(default_factory=Counter)
     orphans: defaultdict[_Which, list[tuple[LedgerEntry, int]]] = field(default_factory=lambda: defaultdict(list))
-    """Open episodes of a process that is gone, with the number of their claim."""
+    """Episodes left open by a process that is gone, with the number of their claim."""
     records: defaultdict[_Which, list[LedgerEntry]] = field(default_factory=lambda: defaultdict(list))
-    """What this version of the client has tried."""
+    """Attempts by this version of the client."""
 
 
 class _Fate(Enum):
@@ -93,7 +93,7 @@ class _Fate(Enum):
 
 
 class Rollouts:
-    """Works through tasks on one run. Use once."""
+    """The work of one `run_tasks`. Use once."""
 
     def __init__(self, swarm: SwarmClient, rollout: Rollout, run_id: str, options: RolloutOptions) -> None:
         self._swarm = swarm
@@ -108,16 +108,16 @@ class Rollouts:
         self._options = cast(EpisodeOptions, {**options, "run_id": run_id})
         self._kind = options.get("kind", "train")
         self._mix = options.get("mix") or None  # as the server takes it
-        swarm.episode(task_id="any", **self._options)  # refuses now what no claim can hold
+        swarm.episode(task_id="any", **self._options)  # refuses invalid options before anything is played
         self._permits = asyncio.Semaphore(concurrency)
         self._numbers = swarm.claim_numbers
         self._history = _History()
         self._aside: set[_Which] = set()
-        """Tasks whose tries are used up, and of which nothing has ended since."""
+        """Tasks whose tries are used up, unless one of their episodes has ended since."""
         self._failing: set[_Which] = set()
-        """Those set aside since an episode of any task ended."""
+        """Tasks skipped since an episode of any task ended."""
         self._skipped = 0
-        """Tasks in a row that were passed over."""
+        """How many tasks in a row were passed over."""
         self._playing: set[Episode] = set()
         self._units = 0
         self._unit_over = asyncio.Event()
@@ -126,7 +126,7 @@ class Rollouts:
         self._report = RolloutReport()
 
     async def work(self, tasks: TaskStream) -> RolloutReport:
-        """Until the tasks run out or the run is over. Raises: RolloutsFailing, Refusal, ServerUnreachable."""
+        """Play until the tasks run out or the run is over. Raises: RolloutsFailing, Refusal, ServerUnreachable."""
         run = await self._swarm.run(self._run_id)
         size = self._per_task or (run.spec.batch.group_size if self._kind == "train" else 1)
         self._history = await self._look_back(run.step)
@@ -141,7 +141,7 @@ class Rollouts:
             async with asyncio.TaskGroup() as group:
                 try:
                     await self._feed(group, tasks, size, line)
-                except Exception:  # what is open is given back by a client that failed, and no person
+                except Exception:  # what is open was lost by this client, not by a person
                     self._stop_as_client()
                     raise
         except BaseExceptionGroup as errors:
@@ -153,7 +153,7 @@ class Rollouts:
     # -- what was before ----------------------------------------------------------------------------------------------
 
     async def _look_back(self, step: int) -> _History:
-        """Counts of this client in this run; for evaluations, of the weights being served alone."""
+        """What this client did in this run; for evaluations, only with the weights that are served now."""
         found = _History()
         claims: Counter[_Which] = Counter()
         played = set(self._numbers.played)  # what ends while the ledger is read was not left open either
@@ -217,7 +217,7 @@ class Rollouts:
                 return
 
     async def _pass_over(self) -> None:
-        """Past a task that was set aside. Raises: RolloutsFailing where all are, and none is played that might still end."""
+        """Skip one more task. Raises: RolloutsFailing if all tasks are skipped and no episode is in play."""
         self._skipped += 1
         while self._skipped >= SKIPPED_AT_ONCE and self._aside:
             if not self._units:
@@ -228,7 +228,7 @@ class Rollouts:
     async def _begin(
         self, group: asyncio.TaskGroup, task: Task, tries: Tries, line: ProgressLine
     ) -> asyncio.Event | None:
-        """One more episode of a task, once there is a place for it; set when it has claimed. None: the run is over."""
+        """Start one more episode of a task when there is room. Returns an event that is set once it has claimed; None: the run is over."""
         await self._permits.acquire()
         if self._report.run_over:
             self._permits.release()
@@ -239,7 +239,7 @@ class Rollouts:
         return claimed
 
     async def _unit(self, task: Task, tries: Tries, claimed: asyncio.Event, line: ProgressLine) -> None:
-        """One episode that shall end, whatever number of attempts it takes; or its task is set aside."""
+        """Attempt one episode until it ends, or until the tries of its task are used up."""
         which, tried = self._which(task), False
         try:
             while not tries.used_up(self._retries) and which not in self._aside:
@@ -267,7 +267,7 @@ class Rollouts:
             self._unit_over.set()
 
     def _set_aside(self, which: _Which, *, failed: bool) -> None:
-        """No more attempts at a task. failed: its rollout did, just now. Raises: RolloutsFailing where nothing else happens."""
+        """Make no more attempts at a task. failed: its rollout just failed. Raises: RolloutsFailing after too many in a row."""
         if which not in self._aside:
             self._aside.add(which)
             self._report.set_aside += 1
@@ -285,7 +285,7 @@ class Rollouts:
         )
 
     def _stop_as_client(self) -> None:
-        """What is cancelled from now on was lost by this client, which ends with an error."""
+        """This client ends with an error: whatever is cancelled from now on was lost by the client."""
         self._cancelled_by = Cause.CLIENT
         for episode in self._playing:
             episode.if_cancelled = Cause.CLIENT
@@ -293,7 +293,7 @@ class Rollouts:
     # -- one attempt --------------------------------------------------------------------------------------------------
 
     async def _attempt(self, task: Task, claimed: asyncio.Event, line: ProgressLine) -> tuple[_Fate, Cause]:
-        """What became of it, and who lost it, where it was lost."""
+        """What became of one attempt, and who lost it if it was lost."""
         which = self._which(task)
         series = self._series(which)
         async with AsyncExitStack() as stack:
@@ -332,7 +332,7 @@ class Rollouts:
         return fate, cause
 
     async def _cause_of(self, episode: Episode) -> Cause:
-        """Who lost it. Where the ledger of an older server names nobody, the lease ran out: that uses up tries."""
+        """Who lost the attempt. If the ledger of an older server names no cause, the lease ran out, which uses up tries."""
         if episode.receipt is not None and episode.receipt.dropped is not None:
             if episode.receipt.dropped is DropReason.TAINTED:
                 return Cause.SERVER
@@ -340,7 +340,7 @@ class Rollouts:
         return await episode.find_cause() or Cause.LIMIT
 
     async def _play(self, episode: Episode, task: Task) -> _Fate:
-        """The rollout itself. It is cancelled when the lease is lost; its exceptions cost this episode alone."""
+        """Run the rollout. It is cancelled when the lease is lost; its exceptions cost only this episode."""
         playing = asyncio.ensure_future(rolled_out(self._rollout, episode, task))
         episode.on_lost = playing.cancel
         try:
@@ -395,9 +395,9 @@ class Rollouts:
 
 
 def _given_up(episode: Episode, reason: str | None = None, cause: Cause | None = None) -> _Fate:
-    """What a rollout that did not come to its end leaves: nothing, unless its result is stored already.
+    """Abort the episode of a rollout that did not finish, unless its result is stored already.
 
-    reason: None where the rollout has given its own.
+    reason: None if the rollout gave its own.
     """
     if episode.receipt is not None:
         return _Fate.ENDED
@@ -407,7 +407,7 @@ def _given_up(episode: Episode, reason: str | None = None, cause: Cause | None =
 
 
 def end_with(episode: Episode, outcome: Outcome | float | None) -> None:
-    """End an episode with what its rollout returned. Raises: TypeError where there is none, NoReward where it is no reward."""
+    """End an episode with what its rollout returned. Raises: TypeError if it returned nothing, NoReward if that is not a reward."""
     if outcome is None:
         if not episode.ended:
             raise TypeError("the rollout returned None without calling episode.end; return an Outcome")

@@ -1,4 +1,4 @@
-"""What goes into a rollout and what comes out of it."""
+"""What a rollout gets and returns."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One problem instance. Equal ids mean equal tasks, in every process and at any time."""
+    """One problem instance. Equal ids always mean equal tasks, in every process."""
 
     id: str
     query: str
     metadata: dict[str, Any] = field(default_factory=dict)
     mix: str | None = None
-    """The family it belongs to, where one `run_tasks` works on several; None: that of `run_tasks`."""
+    """Its family, if one `run_tasks` works on several; None: the `mix` of `run_tasks`."""
 
     def __post_init__(self) -> None:
         if not self.id:
-            raise ValueError("a task needs an id: episodes of equal ids are compared with each other")
+            raise ValueError("a task needs an id: episodes with equal ids are compared with each other")
         if len(self.id) > LONGEST_NAME:
             raise ValueError(
                 f"a task's id has {LONGEST_NAME} characters at most, got {len(self.id)}: {self.id[:40]!r}..."
@@ -36,7 +36,7 @@ class Task:
 class Outcome:
     """How an episode ended. success: whether the task was solved, for rates; reward is what training sees.
 
-    despite: how the agent recovered from a call that failed on the server's side; without it such an episode is not trained.
+    despite: how the agent recovered from a call that failed on the server's side; without it the episode is not trained.
     """
 
     reward: float
@@ -50,16 +50,16 @@ Rollout = Callable[["Episode", Task], Awaitable[Outcome | float | None]]
 
 
 def as_runtime_error(error: BaseException, whose: str) -> RuntimeError:
-    """`error`, raised at the same place, as one that asyncio hands on like any other. To be raised `from None`.
+    """`error` as a RuntimeError with the same traceback. Raise it `from None`.
 
-    asyncio ends its loop for SystemExit, and no future of it carries StopIteration.
+    asyncio stops its loop for SystemExit, and its futures cannot hold StopIteration.
     """
     words = traceback.format_exception_only(error)[-1].strip()
     return RuntimeError(f"{whose} raised {words}").with_traceback(error.__traceback__)
 
 
 async def rolled_out(rollout: Rollout, episode: Episode, task: Task) -> Outcome | float | None:
-    """What the rollout returns. Its SystemExit is an error of the rollout, and not the end of who plays it."""
+    """What the rollout returns. Its SystemExit counts as an error of the rollout; the process goes on."""
     try:
         return await rollout(episode, task)
     except SystemExit as error:
@@ -71,7 +71,7 @@ TaskStream = Iterable[Task] | AsyncIterable[Task]
 
 
 async def each(tasks: TaskStream) -> AsyncIterator[Task]:
-    """The tasks one by one, whichever kind of stream they come in."""
+    """The tasks one by one, from either kind of stream."""
     if isinstance(tasks, AsyncIterable):
         async for task in tasks:
             yield task

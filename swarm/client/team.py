@@ -1,7 +1,7 @@
 """One attempt at a task by several models: each gets its own reward, and they count on all servers or on none.
 
-On leaving the block every member is prepared, then the decider commits, then the others are told. A client that dies in
-between leaves it to the servers: they ask the decider.
+On leaving the block the client prepares every member, commits on the decider, and informs the others. If the client dies in
+between, the servers settle it: they ask the decider.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from swarm.protocol.episodes import Cause, DropReason, EpisodeKind, EpisodeRecei
 from swarm.protocol.errors import ErrorCode, SwarmError
 from swarm.protocol.teams import Decider, EpisodePreparation, TeamReceipt, TeamResult
 
-TELL_PATIENCE = Patience(connect_s=2.0, later_s=2.0)
-"""For telling the others what was decided: a server that cannot be told asks by itself."""
+INFORM_PATIENCE = Patience(connect_s=2.0, later_s=2.0)
+"""For informing the others of the decision: a server that cannot be reached asks the decider itself."""
 FIRST_CONTACT_S = 20.0
-"""So long a team waits for a server that its client has never heard: one that it knows may be starting again, and gets all its patience."""
+"""How long a team waits for a server that has never answered its client. One that has may be restarting, and gets full patience."""
 PARTNER_IDLE_LIMIT_S = 60.0
-"""Of a partner's episode at the most. A client that was killed finds its own open episodes again and gives them back; those
-that it held on other servers run out by this limit, and their slots are on offer again."""
+"""The longest idle limit of a partner's episode. A client that was killed finds its own open episodes again and gives them
+back; episodes that it held on other servers run out by this limit, and their slots are offered again."""
 _RESULT = frozenset(TeamResult.model_fields)
 
 log = logging.getLogger(__name__)
@@ -53,10 +53,10 @@ class Team:
     def __init__(self, members: Mapping[str, Episode], *, decider: str, patience_s: float) -> None:
         over = [name for name, episode in members.items() if episode.ended or episode.aborted]
         if over:
-            raise ValueError(f"{', '.join(over)} is over already: a team's members end with it")
+            raise ValueError(f"{', '.join(over)} already ended: the members of a team end with it")
         self.members = dict(members)
         self.committed = False
-        """Whether the team is known to count."""
+        """Whether the team is known to be committed."""
         self._decider = decider
         self._patience_s = patience_s
         self._held = [name for name, episode in members.items() if episode.claimed]
@@ -76,23 +76,23 @@ class Team:
         metadata: Mapping[str, Any] | None = None,
         despite: str | None = None,
     ) -> None:
-        """Hand the results in, one reward for every member, all or none. Sent when the block is left.
+        """End all members, each with its reward. The results are sent when the block is left.
 
-        A call that failed on its server's side taints a member, and the whole team is given up for it. despite: how the team
+        If a call failed on the server's side, its member is tainted and the whole team is dropped. despite: how the team
         recovered; then it counts.
 
         A member may be ended by itself instead (`ep["planner"].end(reward=..., agent_rewards=...)`), without awaiting it.
         """
         if set(rewards) != set(self.members):
             raise ValueError(f"give each member its reward: {', '.join(self.members)}; got {', '.join(rewards)}")
-        told: dict[str, Any] = {"success": success, "metrics": metrics, "metadata": metadata, "despite": despite}
-        for name, reward in rewards.items():  # one that cannot be handed in keeps the others from it
-            self.members[name].result_of(reward=reward, **told)
+        shared: dict[str, Any] = {"success": success, "metrics": metrics, "metadata": metadata, "despite": despite}
+        for name, reward in rewards.items():  # all are valid before any is set
+            self.members[name].result_of(reward=reward, **shared)
         for name, reward in rewards.items():
-            self.members[name].end(reward=reward, **told)
+            self.members[name].end(reward=reward, **shared)
 
     def abort(self, reason: str, *, cause: Cause | None = None) -> None:
-        """Give the team up when the block is left: nothing of it counts. Results that were handed in are withdrawn.
+        """Give the team up when the block is left: no result of it counts.
 
         cause: who lost it; None means the rollout.
         """
@@ -101,15 +101,17 @@ class Team:
     # -- the block ----------------------------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
-        # In one order for all teams, whatever they call their members: else two could wait for each other.
+        # All teams claim in the same order of servers, so that two cannot wait for each other.
         waiting = [name for name in self.members if name not in self._held]
         try:
-            for name in waiting:  # before a slot is held anywhere
+            for name in waiting:  # before any slot is held
                 await self.members[name].server.meet(FIRST_CONTACT_S)
             for name in sorted(waiting, key=lambda name: (self.members[name].server.url, name)):
                 await self._claim(name)
         except BaseException as error:
-            await self._abort(f"another member could not be had: {type(error).__name__}: {error}", self._blame(error))
+            await self._abort(
+                f"another member could not be claimed: {type(error).__name__}: {error}", self._blame(error)
+            )
             raise
         for episode in self.members.values():
             episode.in_team = True
@@ -131,7 +133,7 @@ class Team:
             await self._conclude()
 
     async def _claim(self, name: str) -> None:
-        """Raises: TeamOver (that member's run is over, or none goes on there), and whatever else a claim raises."""
+        """Raises: TeamOver (the run of that member is over), and whatever a claim raises."""
         episode = self.members[name]
         try:
             await episode.__aenter__()
@@ -139,12 +141,12 @@ class Team:
             if isinstance(error, NotFound) and episode.claim.run_id:  # another run by now;
                 await episode.server.run(episode.claim.run_id)  # or never such a one: then it is not found here either
             raise TeamOver(
-                ErrorCode.OVER_LIMIT, f"{name} can play no longer: {error.detail}", **error.fields
+                ErrorCode.OVER_LIMIT, f"{name} cannot play any more: {error.detail}", **error.fields
             ) from error
         self._held.append(name)
 
     async def _conclude(self) -> None:
-        """Prepare on all, commit on the decider, tell the others. Raises: TeamAborted, TeamUndecided, Refusal."""
+        """Prepare all, commit on the decider, inform the others. Raises: TeamAborted, TeamUndecided, Refusal."""
         try:
             await self._prepare()
             self._asked_to_commit = True
@@ -158,15 +160,15 @@ class Team:
             if not self._asked_to_commit:
                 await self._abort(f"{type(error).__name__}: {error}", self._blame(error))
                 raise
-            await self._let_go()  # the decider may have heard it: its word stands, and nobody else's
+            await self._let_go()  # the decider may have received it: only its decision counts
             if isinstance(error, ServerUnreachable):
-                raise TeamUndecided(f"the decider gave no answer to the commit: {error}") from error
+                raise TeamUndecided(f"the decider did not answer the commit: {error}") from error
             raise
         self.committed = True
-        await self._tell(decided)
+        await self._inform(decided)
 
     async def _prepare(self) -> None:
-        """The decider last: once it is prepared, everyone who may be in doubt has somebody to ask."""
+        """The decider comes last: once it is prepared, any server in doubt can ask it."""
         deciding = self.members[self._decider]
         url = deciding.base_url.removesuffix("/v1")
         decider = Decider(url=url, episode_id=deciding.id, key=deciding.grant.team_key)
@@ -182,13 +184,13 @@ class Team:
         episode = self.members[name]
         return await episode.server.commit(episode.id, episode.grant.lease, patience)
 
-    async def _tell(self, decided: TeamReceipt) -> None:
-        """Best effort: a server that does not hear it asks the decider."""
+    async def _inform(self, decided: TeamReceipt) -> None:
+        """Best effort: a server that cannot be reached asks the decider."""
         others = [name for name in self.members if name != self._decider]
-        telling = (self._commit(name, TELL_PATIENCE) for name in others)
+        commits = (self._commit(name, INFORM_PATIENCE) for name in others)
         outcomes: list[TeamReceipt | BaseException] = []
         try:
-            outcomes = await asyncio.gather(*telling, return_exceptions=True)
+            outcomes = await asyncio.gather(*commits, return_exceptions=True)
         finally:
             heard = [decided, *(outcome for outcome in outcomes if isinstance(outcome, TeamReceipt))]
             dropped = {receipt.episode_id: receipt.dropped for receipt in heard}
@@ -197,24 +199,24 @@ class Team:
                 await episode.let_go(receipt)
         for name, outcome in zip(others, outcomes, strict=True):
             if isinstance(outcome, SwarmError):
-                log.info("the server of %s will ask the decider by itself: %s", name, outcome)
+                log.info("the server of %s will ask the decider: %s", name, outcome)
             elif isinstance(outcome, BaseException):
                 raise outcome
 
     async def _abort(self, reason: str, cause: Cause, *, given_up: bool = False) -> None:
-        """Only while no commit can have been heard, or after it was refused. The decider first, then it stands.
+        """Abort all members, the decider first. Only while no commit can have been received, or after it was refused.
 
-        given_up: the caller's own will, and nothing that happened to the team.
+        given_up: the caller wanted it; nothing failed.
         """
         words = redact(reason)[-REASON_CHARS:]
         for name in sorted(self._held, key=lambda name: name != self._decider):
             episode = self.members[name]
             try:
                 await episode.server.abort(episode.id, episode.grant.lease, words, cause)
-            except (LeaseLost, NotFound):  # it is gone already
+            except (LeaseLost, NotFound):  # already closed
                 continue
             except SwarmError as error:
-                log.warning("could not abort episode %s, it will be settled without us: %s", episode.id, error)
+                log.warning("could not abort episode %s; its server settles it: %s", episode.id, error)
         await self._let_go(words if given_up else None, cause)
 
     async def _let_go(self, given_up: str | None = None, cause: Cause | None = None) -> None:
@@ -222,25 +224,25 @@ class Team:
             await self.members[name].let_go(given_up=given_up, cause=cause)
 
     def _blame(self, error: BaseException) -> Cause:
-        """Who lost the team, if this error ended it: it may be about a request to any member's server."""
+        """Who lost the team if this error ended it; it may be about a request to any member's server."""
         if isinstance(error, asyncio.CancelledError):
             return next(iter(self.members.values())).blame(error)
         held = [self.members[name] for name in self._held]
         return cause_of(error, [address for episode in held for address in episode.addresses])
 
     async def _found_cause(self, error: BaseException) -> Cause:
-        """As `_blame`, but an agent that failed when a member was gone already did not lose the team."""
+        """As `_blame`, but if a member was lost before the agent failed, whoever lost that member lost the team."""
         cause = self._blame(error)
         return await self._lost_by() or cause if cause is Cause.ROLLOUT else cause
 
     async def _lost_by(self) -> Cause | None:
-        """Who lost a member that is gone, as its own server has it; None where none is."""
+        """Who lost a member, according to its server; None if none was lost."""
         for name in self._held:
             episode = self.members[name]
             try:
-                cause = (await episode.server.entry(episode.id, TELL_PATIENCE)).cause
+                cause = (await episode.server.entry(episode.id, INFORM_PATIENCE)).cause
             except SwarmError as error:
-                log.info("who lost episode %s is not known: %s", episode.id, error)
+                log.info("cannot find out who lost episode %s: %s", episode.id, error)
                 continue
             if cause is not None:
                 return cause
@@ -263,10 +265,10 @@ def team(
 ) -> Team:
     """`async with team(task_id="t-1", planner=swarm_a, solver=swarm_b) as ep`.
 
-    decider: the member whose server decides; None: the first. patience_s: how long this client may be silent once the
-    members are prepared, before the servers settle it without it. A member may be an episode instead of a client: one of
-    your own making, or one that is claimed already, such as `run_tasks` hands to its rollout (task, kind, mix and sampling of
-    members that are clients are then taken from it).
+    decider: the member whose server decides; None: the first. patience_s: how long this client may be silent after the members
+    are prepared, before the servers settle without it. A member may be a client or an episode: your own, or one that is already
+    claimed, such as the one that `run_tasks` gives to its rollout (then members that are clients take its task, kind, mix and
+    sampling).
     """
     if len(members) < 2:
         raise ValueError("a team has at least two members: team(task_id=..., planner=swarm_a, solver=swarm_b)")
@@ -297,7 +299,7 @@ def team(
 
 
 def _refuse_shared_servers(members: Mapping[str, Episode]) -> None:
-    """Raises: ValueError for two members on one server: in one group there, each would be the other's baseline."""
+    """Raises: ValueError for two members on one server, where each would be the other's baseline in one group."""
     names: dict[str, str] = {}
     for name, episode in members.items():
         other = names.setdefault(episode.server.url, name)
@@ -310,13 +312,13 @@ def _refuse_shared_servers(members: Mapping[str, Episode]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Partner:
-    """One further model: its server, and the run that trains it. A workflow is handed them by role (`meet`)."""
+    """Another model of a trial that trains several: its server and its run. A workflow gets them by role (`meet`)."""
 
     swarm: SwarmClient
     run_id: str
 
     def episode_with(self, episode: Episode) -> Episode:
-        """This model's part in the task of a claimed `episode`, not yet claimed: for `team(solver=episode, planner=...)`."""
+        """This model's episode for the task of a claimed `episode`, not yet claimed: for `team(solver=episode, planner=...)`."""
         claim = episode.claim
         return self.swarm.episode(
             task_id=claim.task_id,

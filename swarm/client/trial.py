@@ -44,23 +44,23 @@ from swarm.protocol.status import Phase, PoolStatus, RunReport
 log = logging.getLogger(__name__)
 
 SPARE_S = 60.0
-"""So much longer than its server's own patience a run may stand still before it is given up."""
+"""How much longer than its server's own patience a run may stand still before the trial fails."""
 
 
 class TrialFailed(SwarmError):
-    """The trial cannot come to a sound end."""
+    """The trial cannot finish."""
 
 
 def client_id(trial_key: str) -> str:
-    """Under which the server counts the episodes of this trial, whichever process makes them."""
+    """The client_id of this trial's episodes, whichever process plays them."""
     return f"trial:{trial_key}"
 
 
 async def take_back(swarm: SwarmClient, blueprint: TrialBlueprint, reason: str) -> None:
-    """Close what the trial's client holds open as lost by that client, which hangs, or takes longer than it may.
+    """Close the open episodes of a trial's client that hangs or took too long, as lost by that client.
 
-    For whoever ends it from outside: what a client gives back by itself when it is stopped counts as lost by a person. swarm:
-    any client of the server. Raises: ServerUnreachable.
+    Call this before ending the client from outside: what a stopped client gives back by itself counts as lost by a person.
+    swarm: any client of the server. Raises: ServerUnreachable.
     """
     me, claims = client_id(blueprint.trial_key), Counter[str]()
     held: list[EpisodeClaim] = []
@@ -81,7 +81,7 @@ async def take_back(swarm: SwarmClient, blueprint: TrialBlueprint, reason: str) 
             )
         claims[series] += 1
     for claim in held:
-        try:  # an equal claim is given the lease that is held
+        try:  # an equal claim gets the lease that is held
             grant = await swarm.claim(claim)
             await swarm.abort(grant.episode_id, grant.lease, reason, Cause.CLIENT)
         except Refusal as error:
@@ -89,7 +89,7 @@ async def take_back(swarm: SwarmClient, blueprint: TrialBlueprint, reason: str) 
 
 
 class Trial:
-    """One blueprint, carried out against its server."""
+    """Carries out one blueprint on its server."""
 
     def __init__(
         self,
@@ -134,7 +134,7 @@ class Trial:
         )
         missing = len(tasks) * heldout.episodes - report.ended - report.resumed
         if missing > report.given_up or not report.ended + report.resumed:
-            raise TrialFailed(f"{missing} held-out episodes {when} training could not be had (run at step {run.step})")
+            raise TrialFailed(f"{missing} held-out episodes {when} training are missing (run at step {run.step})")
         self._say(f"{when}_ended", step=run.step, report=report)
 
     async def _train(self, run: RunReport) -> RunReport:
@@ -158,7 +158,7 @@ class Trial:
         return run
 
     async def _require_evaluation_before(self) -> None:
-        """The weights of step 0 are gone: their evaluation must be there. Raises: TrialFailed."""
+        """The weights of step 0 are gone, so their evaluation must exist. Raises: TrialFailed."""
         of_each, run_id, me = self._blueprint.heldout.episodes, self._blueprint.run_id, self._swarm.client_id
         missing = {task.id: of_each for task in await self._heldout_tasks()}
         wanted = sum(missing.values())
@@ -174,7 +174,7 @@ class Trial:
             )
 
     async def _set_aside(self, task_ids: Sequence[str]) -> bool:
-        """Whether all of these held-out tasks were tried, and lost by themselves: what is missing of them never comes."""
+        """Whether all of these held-out tasks were tried and skipped, so that their missing episodes never come."""
         for task_id in task_ids:
             found = await self._swarm.summary(
                 run_id=self._blueprint.run_id, client_id=self._swarm.client_id, task_id=task_id, kind="eval"
@@ -204,9 +204,9 @@ class Trial:
 
 
 async def _settled(swarm: SwarmClient, run_id: str) -> RunReport:
-    """The run once it is over and its last weights are served. No further episodes are played for it by this trial.
+    """Wait until the run is over and its last weights are served. This trial plays no further episodes for it.
 
-    Raises: TrialFailed where it waits for some, and neither plays anybody nor does it end by the clock.
+    Raises: TrialFailed if the run waits for episodes that nobody plays, and has no time limit.
     """
     run, status = await swarm.run(run_id), await swarm.status()
     seen, since = None, swarm.clock.monotonic()
@@ -224,7 +224,7 @@ async def _settled(swarm: SwarmClient, run_id: str) -> RunReport:
 
 
 def _patience_s(spec: RunSpec) -> float:
-    """So long a server may wait itself, for the rest of a group or a family, before it makes a step of what there is."""
+    """How long a server may wait for the rest of a group or a family before it makes a step without it."""
     return spec.batch.group_patience_s + max((mix.patience_s for mix in spec.batch.mix.values()), default=0.0) + SPARE_S
 
 

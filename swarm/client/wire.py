@@ -36,17 +36,16 @@ Model = TypeVar("Model", bound=BaseModel)
 _PROBLEM_FIELDS = frozenset(Problem.model_fields)
 _LOG = logging.getLogger(__name__)
 _SILENT_S = 2.0
-"""So long nothing is said of a server that does not answer."""
+"""A server that does not answer is logged after this time."""
 _GATEWAY_STATUSES = frozenset({502, 503, 504})
-"""Of a proxy whose server is not there, when no problem document comes along."""
+"""Answers of a proxy whose server is away, when they carry no problem document."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
-    """How long to try again. Zero means once.
+    """How long to retry a request. Zero means a single try.
 
-    connect_s: nothing has answered for so long. later_s: the server has said for so long that it will, later. full_s: there has
-    been no room on its disk for so long.
+    connect_s: while nothing answers. later_s: while the server says later. full_s: while the server's disk is full.
     """
 
     connect_s: float = 60.0
@@ -91,7 +90,7 @@ class Wire:
         )
 
     def with_patience(self, patience: Patience) -> Wire:
-        """The same connections, asked with another patience. They are closed once, by either."""
+        """The same connections with another patience. Either one closes them."""
         other = copy.copy(self)
         other.patience = patience
         return other
@@ -111,7 +110,7 @@ class Wire:
         repeatable: bool = True,
         patience: Patience | None = None,
     ) -> bytes:
-        """The body of a 2xx answer. wait_s: how long the server may think. repeatable: sending it twice does no harm.
+        """The body of a 2xx answer. wait_s: how long the server may take. repeatable: sending it twice does no harm.
 
         Raises: Refusal of the answer's code, ServerUnreachable, NotASwarmServer.
         """
@@ -133,7 +132,7 @@ class Wire:
                 if self._clock.monotonic() - later_since >= patience.later_s:
                     raise
                 if 0 < wait_s <= self._clock.monotonic() - asked_at:
-                    continue  # the server has waited already, and answers at once what it could not meanwhile
+                    continue  # the server has waited already
                 pause_s = max(delay_s, later.retry_after_s)
             except StorageFull:
                 silent_since = None
@@ -147,7 +146,7 @@ class Wire:
                 may_repeat = repeatable or not isinstance(error, _Unanswered)
                 if silent_s >= patience.connect_s or not may_repeat:
                     raise self._unreachable(error) from error
-                pause_s, longest_s = delay_s, patience.connect_s - silent_s  # the last try is at the end of patience
+                pause_s, longest_s = delay_s, patience.connect_s - silent_s  # the last try comes when patience ends
                 if not self._told and silent_s >= _SILENT_S:
                     self._told = True
                     _LOG.warning(
@@ -198,25 +197,25 @@ class _Unanswered(ServerUnreachable):
 
 
 def checked_url(url: str) -> str:
-    """`url` without a trailing slash. Raises: NotASwarmServer where it is none."""
+    """`url` without a trailing slash. Raises: NotASwarmServer if it is not a url."""
     try:
         parsed = httpx.URL(url)
     except httpx.InvalidURL as error:
-        raise NotASwarmServer(f"{url!r} is no url ({error}); it looks like http://127.0.0.1:8642") from error
+        raise NotASwarmServer(f"{url!r} is not a url ({error}); a url looks like http://127.0.0.1:8642") from error
     if parsed.scheme not in ("http", "https") or not parsed.host or (parsed.port or 0) > 65_535:
-        raise NotASwarmServer(f"{url!r} is no url of a server; it looks like http://127.0.0.1:8642")
+        raise NotASwarmServer(f"{url!r} is not the url of a server; a url looks like http://127.0.0.1:8642")
     return url.rstrip("/")
 
 
 def checked_token(token: str | None) -> str | None:
-    """Raises: ValueError, without the token in its words, for what cannot be sent as one."""
+    """Raises: ValueError, which does not quote the token, if it cannot be sent."""
     if token and not (token.isascii() and token.isprintable()):
-        raise ValueError("a token is one line of ASCII letters, digits and signs, and this is not")
+        raise ValueError("a token must be one line of printable ASCII characters")
     return token
 
 
 def _error_of(answer: httpx.Response, *, heard: bool) -> Exception:
-    """heard: a swarm server has answered at the address before, so that what failed there now is a proxy before it."""
+    """heard: a swarm server has answered at the address before, so that an error without a code comes from a proxy."""
     try:
         problem = Problem.model_validate_json(answer.content)
     except ValidationError:
@@ -236,7 +235,7 @@ def _error_of(answer: httpx.Response, *, heard: bool) -> Exception:
 
 
 def written(message: BaseModel) -> bytes:
-    """Raises: InvalidSpec for what JSON cannot carry."""
+    """Raises: InvalidSpec for values that JSON cannot hold."""
     try:
         return message.model_dump_json().encode()
     except PydanticSerializationError as error:
@@ -244,7 +243,7 @@ def written(message: BaseModel) -> bytes:
 
 
 def require_finite_metadata(metadata: Mapping[str, Any]) -> None:
-    """Raises: InvalidSpec for a number that would be stored as null, or for what JSON cannot carry."""
+    """Raises: InvalidSpec for a number that would be stored as null, or a value that JSON cannot hold."""
     try:
         plain = to_jsonable_python(metadata)
     except PydanticSerializationError as error:
@@ -253,35 +252,35 @@ def require_finite_metadata(metadata: Mapping[str, Any]) -> None:
 
 
 def _unsendable(error: PydanticSerializationError) -> InvalidSpec:
-    return InvalidSpec(ErrorCode.INVALID_SPEC, f"it cannot be sent: {error}; give plain JSON values")
+    return InvalidSpec(ErrorCode.INVALID_SPEC, f"it cannot be sent: {error}; use plain JSON values")
 
 
 def _require_finite(value: object, where: str) -> None:
     """Raises: InvalidSpec for a number that would be stored as null."""
     if isinstance(value, float) and not math.isfinite(value):
         raise InvalidSpec(
-            ErrorCode.INVALID_SPEC, f"{where} is {value}, which is no number in JSON; leave it out or give null"
+            ErrorCode.INVALID_SPEC, f"{where} is {value}, which is not a number in JSON; leave it out or send null"
         )
     for key, part in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
         _require_finite(part, f"{where}[{key!r}]")
 
 
 def with_text_keys(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Raises: InvalidSpec where a key is no text."""
+    """Raises: InvalidSpec if a key is not a string."""
     for key in metadata or ():
         if not isinstance(key, str):
-            raise InvalidSpec(ErrorCode.INVALID_SPEC, f"metadata has the key {key!r}; keys are texts")
+            raise InvalidSpec(ErrorCode.INVALID_SPEC, f"metadata has the key {key!r}; keys must be strings")
     return dict(metadata or {})
 
 
 def read(model: type[Model], raw: bytes) -> Model:
-    """An answer. Raises: NotASwarmServer where it is none of this protocol, as a web page is."""
+    """Parse an answer. Raises: NotASwarmServer if it is something else, such as a web page."""
     try:
         return model.model_validate_json(raw, context=AS_STORED)
     except ValidationError as error:
-        raise NotASwarmServer(f"something else than a {model.__name__} came; is this a swarm server?") from error
+        raise NotASwarmServer(f"the answer is not a {model.__name__}; is this a swarm server?") from error
 
 
 def sendable(text: str) -> str:
-    """`text` with its half characters (lone surrogates, which no JSON can carry) as their escapes."""
+    """`text` with lone surrogates, which JSON cannot hold, replaced by their escapes."""
     return text.encode("utf-8", "backslashreplace").decode()

@@ -1,4 +1,4 @@
-"""An instrument's or a person's own code, loaded from a file or a module: `tasks` and `rollout`."""
+"""Load `tasks` and `rollout` from an instrument's file or a user's module."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def load_workflow(folder: Path, file: str) -> Workflow:
 
 
 def load_module(folder: Path, file: str) -> ModuleType:
-    """The module itself, loaded anew. Raises: WorkflowFault where there is none; whatever the file itself raises."""
+    """The module, loaded anew. Raises: WorkflowFault if there is no such file; whatever the file itself raises."""
     path = folder / file
     if not path.is_file():
         raise WorkflowFault(f"there is no workflow file {path}")
@@ -48,7 +48,7 @@ def load_module(folder: Path, file: str) -> ModuleType:
 
 
 def workflow_of(module: ModuleType, where: str) -> Workflow:
-    """What a loaded module offers. Raises: WorkflowFault."""
+    """The workflow that a loaded module defines. Raises: WorkflowFault."""
     for name in ("tasks", "rollout"):
         if not callable(getattr(module, name, None)):
             raise WorkflowFault(f"{where} defines no function {name!r}")
@@ -64,7 +64,7 @@ def load_rollout(reference: str) -> Rollout:
     """`module:function` or `file.py:function`. Raises: WorkflowFault; whatever the module itself raises."""
     source, _, name = reference.rpartition(":")
     if not source or not name or (source.startswith(".") and not source.endswith(".py")):
-        raise WorkflowFault(f"{reference!r} names no rollout; write module:function or file.py:function")
+        raise WorkflowFault(f"{reference!r} is not the name of a rollout; write module:function or file.py:function")
     if source.endswith(".py"):
         path = Path(source).expanduser().resolve()
         if not path.is_file():

@@ -79,7 +79,7 @@ def answer(capsys: Capture, *arguments: str) -> Any:
         (["run", "status", "--url", "http://127.0.0.1:99999"], 2, "it looks like http://"),
         (["join", "play", "--task", "x", "--max-episode-s", "nan"], 2, "--max-episode-s must be positive"),
         (["join", "play", "--task", "x", "--refused-reward", "nan"], 2, "must be a finite number"),
-        (["join", "play", "..agent:play", "--task", "x"], 1, "names no rollout"),
+        (["join", "play", "..agent:play", "--task", "x"], 1, "is not the name of a rollout"),
         (["ledger", "--reason", "ecpired"], 2, "did you mean expired?"),
         (["try", "no_such_module:f", "--task", "x"], 1, "no module 'no_such_module'"),
         (["try", "json:dumpz", "--task", "x"], 1, "did you mean 'dump"),

@@ -275,7 +275,7 @@ def test_a_replay_trains_on_what_the_run_was_trained_on_unless_told_otherwise(
 
     copied = made_on(recorded, stored, tmp_path)
     monkeypatch.setattr("swarm.engine.machine._why_no_gpu", lambda environ: None)
-    monkeypatch.setattr("swarm.engine.local.trainer.LocalTrainer", begun)
+    monkeypatch.setattr("swarm.cli.replay.LocalTrainer", begun)
     assert main(["replay", stored.run_id, "--state-dir", str(copied.state_dir), *options]) == 1
     assert f"a trainer on {used}" in capsys.readouterr().err
 
