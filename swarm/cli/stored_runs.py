@@ -20,10 +20,10 @@ from swarm.models import resolve
 from swarm.models.folder import ModelFolder
 from swarm.protocol.errors import ErrorCode, SwarmError
 from swarm.protocol.runspec import AS_STORED, RunSpec
-from swarm.server.state.held_out import best_of
 from swarm.server.state.rows import RunRow
+from swarm.server.state.runs import best_of
 from swarm.server.state_dir import HOSTED
-from swarm.server.storage.reader import PoolReader
+from swarm.server.storage.reader import Reader
 
 if TYPE_CHECKING:
     from swarm.engine.local.checkpoints import Checkpoint
@@ -54,7 +54,7 @@ class StoredRun:
     def checkpoints_dir(self) -> Path:
         return self.state_dir / "runs" / self.row.run_id
 
-    def reader(self) -> PoolReader:
+    def reader(self) -> Reader:
         """The server's records; close it."""
         return _reader(self.state_dir)
 
@@ -145,8 +145,8 @@ def _pool(state_dir: Path) -> Path:
     return state_dir / "pool" / "pool.sqlite"
 
 
-def _reader(state_dir: Path) -> PoolReader:
-    return PoolReader(_pool(state_dir))
+def _reader(state_dir: Path) -> Reader:
+    return Reader(_pool(state_dir))
 
 
 def _model(args: argparse.Namespace, state_dir: Path) -> ModelFolder:

@@ -1,4 +1,4 @@
-"""What is told to those who watch a server: revisions to wait for, and a stream of statuses and log lines."""
+"""What those who watch a server get: revisions to wait for, and a stream of statuses and log lines."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from foundation.event_loop import within
 from foundation.logs import redact
 
 QUIET_S = 0.25
-"""Claims and ends come by the hundred per second: watchers hear of them together, this much later at most."""
+"""Claims and ends come by the hundred per second: watchers see them together, this much later at most."""
 BACKLOG = 256
 """Events that a slow subscriber may be behind; the oldest go first."""
 RATE_WINDOW_S = 10
@@ -21,13 +21,13 @@ RATE_WINDOW_S = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerEvent:
-    """One thing that a subscriber hears: the status after a change, or a log line."""
+    """The status after a change, or a log line."""
 
     kind: Literal["status", "log"]
     data: dict[str, Any]
 
 
-class Feed:
+class Watchers:
     """Revisions and subscribers. `render` makes the status that a new revision stands for."""
 
     def __init__(self, clock: Clock, render: Callable[[], dict[str, Any]]) -> None:
@@ -40,14 +40,14 @@ class Feed:
         self._later: asyncio.Task[None] | None = None
 
     def changed(self, *, at_once: bool) -> None:
-        """Something is different: tell everybody, now or soon."""
+        """The status changed: publish it now, or soon."""
         if at_once:
             if self._later is not None:
                 self._later.cancel()
                 self._later = None
-            self._tell()
+            self._publish()
         elif self._later is None:
-            self._later = asyncio.create_task(self._tell_later(), name="feed")
+            self._later = asyncio.create_task(self._publish_later(), name="events")
 
     def log(self, line: str) -> None:
         self._send(ServerEvent(kind="log", data={"at": self._clock.now(), "line": redact(line)}))
@@ -71,12 +71,12 @@ class Feed:
             self._later.cancel()
             await asyncio.gather(self._later, return_exceptions=True)
 
-    async def _tell_later(self) -> None:
+    async def _publish_later(self) -> None:
         await self._clock.sleep(QUIET_S)
         self._later = None
-        self._tell()
+        self._publish()
 
-    def _tell(self) -> None:
+    def _publish(self) -> None:
         self.revision += 1
         self._changed.set()
         self._changed = asyncio.Event()

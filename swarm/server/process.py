@@ -140,7 +140,7 @@ async def _serve(
     server = _Server(app, closing, gateway.stop)
     engine.subscribe(_Tidy().on_health)
     training_loop = asyncio.create_task(TrainingLoop(service, engine, clock=clock, runs_dir=state.runs_dir).run())
-    team_resolver = asyncio.create_task(TeamResolver(service.clerk, peers.ask, clock=clock).run())
+    team_resolver = asyncio.create_task(TeamResolver(service, peers.ask, clock=clock).run())
     for task in (training_loop, team_resolver):
         task.add_done_callback(lambda _: server.stop())
     url = settings.url(listener)

@@ -1,6 +1,7 @@
-"""The face of the coordinator: what routes, gateway and training loop ask of the book. Knows asyncio, but neither HTTP nor torch.
+"""What routes, gateway and training loop ask of the server. Knows asyncio, but neither HTTP nor torch.
 
-Every answer to a change is given after it is on disk. Waits are events, limits are timers on the Clock.
+Every command is applied to the state and its changes are on disk before it is answered. When they cannot be written, the state
+goes back to what is on disk, and open leases with their calls are carried over.
 """
 
 from __future__ import annotations
@@ -8,16 +9,20 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
-from collections.abc import AsyncIterator, Mapping, Sequence
+import math
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, Unpack
 
 from pydantic import ValidationError
 
 from foundation.clock import Clock
-from foundation.event_loop import within
+from foundation.event_loop import take_exception, within
 from foundation.ids import Ids
-from swarm.engine.seam import EngineInfo
+from swarm.engine.seam import EngineHealth, EngineInfo
 from swarm.protocol.episodes import (
     Cause,
     EpisodeAbort,
@@ -45,64 +50,206 @@ from swarm.protocol.status import (
 )
 from swarm.protocol.summary import LedgerFields, LedgerFilter, LedgerSummary
 from swarm.protocol.teams import EpisodeCommit, EpisodePreparation, EpisodeResolution, TeamDecision, TeamReceipt
-from swarm.server.clerk import Clerk
-from swarm.server.events import ServerEvent
+from swarm.server.events import ServerEvent, Throughput, Watchers
 from swarm.server.keys import EpisodeKey, KeyRefused
-from swarm.server.state import book as books
-from swarm.server.state.admission import NotYet
-from swarm.server.state.book import Book
-from swarm.server.state.calls import CallAttempt, FailedCall, OpenCall
-from swarm.server.state.episodes import GrantedLease, late_abort, late_end, lost
-from swarm.server.state.leases import API_KEY_PREFIX, digest
-from swarm.server.state.rows import EpisodeRow, RunRow, TeamRow, VersionRow
-from swarm.server.state.state import Restoration
-from swarm.server.state.teams import late_commit, late_decision, late_prepare, late_resolve
-from swarm.server.state.versions import VersionKey, shifts
-from swarm.server.storage.reader import PoolReader
-from swarm.server.storage.store import PoolStore
+from swarm.server.state import claims, episodes, health, run_lifecycle, teams
+from swarm.server.state.calls import CallAttempt, Ending, FailedCall, OpenCall
+from swarm.server.state.claim_queue import NotYet
+from swarm.server.state.claims import GrantedLease
+from swarm.server.state.leases import API_KEY_PREFIX, LiveEpisode, digest
+from swarm.server.state.machine import Command, Outcome, apply, expire, load
+from swarm.server.state.rows import Change, EpisodeRow, PutMeta, RunRow, TeamRow, VersionRow
+from swarm.server.state.runs import VersionKey, refused_now, shifts
+from swarm.server.state.server_state import Moment, Restoration, ServerState
+from swarm.server.state.status import report, status, watched
+from swarm.server.storage.commit import GroupCommit
+from swarm.server.storage.reader import Reader, ReadThread
+from swarm.server.storage.store import Store
+from swarm.server.timers import Timers
 
 __all__ = ["GrantedLease", "OpenCall", "ServerEvent", "Service"]
 
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-PAUSE_AFTER_FAILED_WRITE_S = 1.0
+POOL = "the pool"
+"""What there may be no room for."""
 PAGE_DIGITS = 18
 """No `next` of a page has more."""
+_CLOSING = Refusal(ErrorCode.NOT_ROLLING, "the server is shutting down", retry_after_s=5.0)
+
+
+@dataclass(slots=True, eq=False)
+class _Waiter:
+    """A claim that waits, and its repetitions."""
+
+    answer: asyncio.Future[GrantedLease]
+    claimants: int = 0
+    granted: GrantedLease | None = None
+    """What was decided; `answer` has it once it is on disk."""
 
 
 class Service:
-    """One per server. All methods are called from one event loop.
+    """One per server, made with the running event loop; all methods are called from it.
 
     Raises: Refusal with its code. After STORAGE_FULL nothing has changed, in memory or on disk.
     """
 
-    def __init__(self, clerk: Clerk) -> None:
-        self.clerk = clerk
+    def __init__(self, store: Store, info: EngineInfo, *, clock: Clock, ids: Ids) -> None:
+        self.state = ServerState(info=info, ids=ids)
+        """To look at; only commands change it."""
+        self.watchers = Watchers(clock, lambda: self._status().model_dump(mode="json"))
+        self.failed_calls: Counter[str] = Counter()
+        """Calls that failed on the server's side since it started, by reason."""
+        self.doubt = asyncio.Event()
+        """Set when a prepared episode must ask its decider."""
+        self._clock = clock
+        self._store = store
+        self._read = store.read
+        self._throughput = Throughput(clock)
+        self._commits = GroupCommit(store, self._reload)
+        self._reads = ReadThread(store.path, "pool-read")
+        self._searches = ReadThread(store.path, "pool-search")
+        self._work = asyncio.Event()
+        self._call_closed = asyncio.Event()
+        self._timers = Timers(
+            clock,
+            due=self._due,
+            expire=lambda: self.carry_out(expire),
+            look_around=lambda: self.tell(health.look_around),
+            on_end=self._work.set,
+        )
+        self._unwritten: tuple[list[Change], list[str]] = ([], [])
+        """Changes that a load led to, and the episodes that it closed: they are written with the next command's."""
+        self._waiters: dict[int, _Waiter] = {}
+        self._endings: dict[str, Ending] = {}
+        """Of open episodes that had calls."""
+        self._checkpoints_wanted: list[tuple[str, int, asyncio.Future[CheckpointRef]]] = []
+        self._restored: asyncio.Future[None] | None = None
+        self._shown: tuple[object, ...] = ()
+        self.server_id = self._first_load(ids)
 
     @classmethod
     def open(cls, state_dir: Path, info: EngineInfo, *, clock: Clock, ids: Ids) -> Service:
-        """The service over the pool in `state_dir` (made when missing). Episodes that were open are closed as server_restarted.
+        """The service over what is in `state_dir` (made when missing). Episodes that were open are closed as server_restarted.
 
-        Raises: PoolUnreadable, Refusal(STORAGE_FULL).
+        Raises: StorageUnreadable, Refusal(STORAGE_FULL).
         """
-        return cls(Clerk(PoolStore(state_dir / "pool.sqlite"), info, clock=clock, ids=ids))
+        return cls(Store(state_dir / "pool.sqlite"), info, clock=clock, ids=ids)
 
     async def start(self) -> None:
-        """Begin to watch limits. Needs the running event loop."""
-        self.clerk.start()
+        """Begin to watch limits, and what the run stands still for."""
+        self._timers.start()
 
     async def close(self) -> None:
-        """Stop the timers, finish the writes under way, close the pool. Waiting claims get not_rolling."""
-        await self.clerk.close()
+        """Stop the timers, finish the writes under way, close the storage. Waiting claims get not_rolling."""
+        for ticket in list(self._waiters):
+            self._answer_claim(ticket, _CLOSING)
+        self._answer_checkpoints(closing=True)
+        self.restored(_CLOSING)
+        await self._timers.close()
+        await self.watchers.close()
+        await self._commits.close()
+        self._reads.close()
+        self._searches.close()
+        self._store.close()
 
-    @property
-    def _book(self) -> Book:
-        return self.clerk.book
+    # -- commands -------------------------------------------------------------------------------------------------
 
-    @property
-    def _read(self) -> PoolReader:
-        return self.clerk.store.read
+    async def carry_out(self, command: Command[T]) -> T:
+        """Apply a command; returns when it is on disk. Codes: the command's own, storage_full."""
+        outcome, written = self._apply(command)
+        reply = outcome.answer()
+        await asyncio.shield(written)
+        return reply
+
+    def tell(self, command: Command[T]) -> T:
+        """Apply a command whose reply promises nothing about the disk."""
+        return self._apply(command)[0].answer()
+
+    async def settled(self) -> None:
+        """Return when everything decided so far is on disk. Codes: storage_full."""
+        await asyncio.shield(self._commits.last())
+
+    async def read(self, query: Callable[[Reader], T]) -> T:
+        """A query of the training loop's or about a run's steps, off the event loop."""
+        return await self._reads.ask(query)
+
+    async def search(self, query: Callable[[Reader], T]) -> T:
+        """A query that may look at every episode: no other waits for it."""
+        return await self._searches.ask(query)
+
+    def _now(self) -> Moment:
+        return Moment(self._clock.now(), self._clock.monotonic())
+
+    def _apply(self, command: Command[T]) -> tuple[Outcome[T], asyncio.Future[None]]:
+        """Decide now; the future is done when it is on disk, with all before it."""
+        outcome = apply(self.state, command, self._now())
+        written = self._write(outcome.changes, outcome.closed)
+        for ticket, answer in outcome.claims:
+            self._answer_claim(ticket, answer, written)
+        for episode_id in outcome.broken_off:
+            ending = self._endings.pop(episode_id, None)
+            if ending is not None:
+                ending.come()
+        if outcome.wakes_loop:
+            self._work.set()
+            self._answer_checkpoints()
+        if outcome.wakes_resolver:
+            self.doubt.set()
+        self._timers.arm()
+        self._publish(outcome.log)
+        return outcome, written
+
+    def _write(self, changes: list[Change], closed: list[str]) -> asyncio.Future[None]:
+        if self._unwritten[0]:
+            changes, closed = self._unwritten[0] + changes, self._unwritten[1] + closed
+            self._unwritten = ([], [])
+        if not changes:
+            return self._commits.last()
+        written = self._commits.submit(changes)
+        if POOL in self.state.situation.no_room:
+            written.add_done_callback(_when_done(lambda: self.tell(lambda t: health.storage(t, POOL, None))))
+        if closed:
+            written.add_done_callback(_when_done(lambda: self.tell(lambda t: episodes.forget(t, closed))))
+        self.watchers.changed(at_once=False)
+        return written
+
+    def _publish(self, lines: Sequence[str]) -> None:
+        shown = watched(self.state, self._now())
+        if shown != self._shown:
+            self._shown = shown
+            self.watchers.changed(at_once=True)
+        for line in lines:
+            self.watchers.log(line)
+
+    def _first_load(self, ids: Ids) -> str:
+        """What was open is closed, on disk too, before anyone asks. Returns the server's id."""
+        snapshot = self._read.snapshot()
+        loaded = load(self.state, snapshot, self._now(), self._read.suspected(snapshot.lived_at))
+        run = self.state.run
+        if run is not None and not run.row.released and (why := refused_now(run)) is not None:
+            _log.warning("%s", why)
+        server_id = snapshot.server_id or ids.new("srv")
+        self._store.write([*loaded.changes, PutMeta("server_id", server_id)])
+        apply(self.state, lambda t: episodes.forget(t, loaded.closed), self._now())
+        return server_id
+
+    def _reload(self, error: BaseException) -> None:
+        """A write failed."""
+        self._work.set()  # whoever waits for work looks at the state anew, or hears that there is none
+        loaded = load(self.state, self._read.snapshot(), self._now())
+        self._unwritten = (loaded.changes, loaded.closed)
+        if loaded.in_doubt:
+            self.doubt.set()
+        if isinstance(error, Refusal) and error.code is ErrorCode.STORAGE_FULL:
+            health.storage(loaded, POOL, error.detail)
+        self._publish(loaded.log)
+
+    def _due(self) -> tuple[float, float]:
+        lease_clock = self.state.situation.lease_clock
+        deadline = math.inf if lease_clock.running_since is None else self.state.next_deadline
+        return deadline, lease_clock.time(self._clock.monotonic())
 
     # -- runs -----------------------------------------------------------------------------------------------------
 
@@ -115,10 +262,10 @@ class Service:
             if known.request_digest != asked and not self._began_with(known.run_id, request.spec):
                 detail = f"key {key!r} started {known.run_id} with another spec; use a fresh key for each run"
                 raise Refusal(ErrorCode.IDEMPOTENCY_CONFLICT, detail)
-            await self.clerk.settled()
+            await self.settled()
             return RunCreated(run_id=known.run_id)
-        run = await self.clerk.carry_out(
-            lambda book: book.steps.create(request.spec, by=by, key=key, request_digest=asked)
+        run = await self.carry_out(
+            lambda t: run_lifecycle.create(t, request.spec, by=by, key=key, request_digest=asked)
         )
         self._warn(run.run_id, run.spec.sampling.untrained)
         return RunCreated(run_id=run.run_id)
@@ -131,7 +278,7 @@ class Service:
 
     def _began_with(self, run_id: str, spec: RunSpec) -> bool:
         """Whether the run was started with this spec. (Its digest is another where a version with fewer fields took it.)"""
-        run = self._book.state.run
+        run = self.state.run
         configs = run.configs if run is not None and run.run_id == run_id else self._read.configs(run_id)
         try:
             first = RunSpec.model_validate(configs[0].spec, context=AS_STORED)
@@ -140,34 +287,34 @@ class Service:
         return first == (spec if first.dtype == "auto" else spec.computed_in(first.dtype))
 
     def _run_by_key(self, key: str) -> RunRow | None:
-        run = self._book.state.run
+        run = self.state.run
         if run is not None and run.row.idempotency_key == key:
             return run.row
         return self._read.run_by_key(key)
 
     async def report(self, run_id: str, since_step: int = 0) -> RunReport:
         """The run, with metrics of the steps after `since_step`. Codes: not_found."""
-        await self.clerk.settled()  # who heard of a step from `status` finds it here
-        steps = await self.clerk.read(lambda reader: reader.steps(run_id, since_step))
-        evaluated = await self.clerk.read(lambda reader: reader.held_out(run_id))
-        run = self._book.state.run
+        await self.settled()  # who heard of a step from `status` finds it here
+        steps = await self.read(lambda reader: reader.steps(run_id, since_step))
+        evaluated = await self.read(lambda reader: reader.held_out(run_id))
+        run = self.state.run
         if run is not None and run.run_id == run_id:
-            phase = Phase.IDLE if run.row.released else self.clerk.situation.shown_phase
-            seen = self._book.state.versions.rows
-            return books.report(run.row, run.configs, steps, seen, evaluated, phase=phase, step=run.step)
+            phase = Phase.IDLE if run.row.released else self.state.situation.shown_phase
+            seen = self.state.versions.rows
+            return report(run.row, run.configs, steps, seen, evaluated, phase=phase, step=run.step)
         row = self._read.run(run_id)
         if row is None:
             raise _no_run(run_id)
         newest = self._read.newest_step(run_id)
         configs, seen = self._read.configs(run_id), self._read.versions(run_id)
-        return books.report(row, configs, steps, seen, evaluated, phase=Phase.IDLE, step=newest)
+        return report(row, configs, steps, seen, evaluated, phase=Phase.IDLE, step=newest)
 
     async def patch_run(self, run_id: str, patch: Mapping[str, Any], if_match: int | None, by: str) -> RunReport:
         """Change tunable fields. Codes: not_found, config_conflict{config_version}, invalid_spec{errors}, over_limit."""
         await self._require_run(run_id)
         if self._is_newest(run_id):
             known = self.spec(run_id).sampling.untrained
-            await self.clerk.carry_out(lambda book: book.steps.patch(patch, if_match=if_match, by=by))
+            await self.carry_out(lambda t: run_lifecycle.patch(t, patch, if_match=if_match, by=by))
             report = await self.report(run_id)
             self._warn(run_id, [note for note in report.notes if note not in known])
             return report
@@ -180,18 +327,21 @@ class Service:
         """
         await self._require_run(run_id)
         if self._is_newest(run_id):
-            await self.clerk.carry_out(lambda book: book.steps.request_stop())
+            await self.carry_out(run_lifecycle.request_stop)
         return await self.report(run_id)
 
     async def request_checkpoint(self, run_id: str) -> CheckpointRef:
         """A whole checkpoint of the newest step; waits until it is written. Codes: not_found, over_limit, engine_failed."""
         await self._require_run(run_id)
-        run = self._book.state.run
+        run = self.state.run
         if run is None or run.run_id != run_id or run.row.released:
             raise Refusal(ErrorCode.OVER_LIMIT, f"run {run_id} is over and not served; what was kept of it is on disk")
-        if self.clerk.situation.engine_failed is not None:
-            raise Refusal(ErrorCode.ENGINE_FAILED, f"the engine failed: {self.clerk.situation.engine_failed.reason}")
-        return await self.clerk.want_checkpoint(run_id)
+        self._require_engine()
+        answer: asyncio.Future[CheckpointRef] = asyncio.get_running_loop().create_future()
+        step = self.tell(run_lifecycle.want_checkpoint)
+        self._checkpoints_wanted.append((run_id, step, answer))
+        self._answer_checkpoints()
+        return await answer
 
     async def restore_run(self, run_id: str, wish: RestoreRequest, by: str) -> RunReport:
         """Go back to a checkpoint, on a new branch of the run; waits until the training loop has done it.
@@ -199,7 +349,7 @@ class Service:
         Codes: not_found{checkpoints}, over_limit, server_busy, idempotency_conflict, engine_failed.
         """
         await self._require_run(run_id)
-        run, key = self._book.state.run, wish.idempotency_key
+        run, key = self.state.run, wish.idempotency_key
         done = run.row.restored_to(key) if run is not None and run.run_id == run_id and key is not None else None
         if done is not None:
             if done != wish.step:
@@ -207,10 +357,13 @@ class Service:
                 raise Refusal(ErrorCode.IDEMPOTENCY_CONFLICT, detail)
             return await self.report(run_id)
         asked = Restoration(run_id=run_id, step=wish.step, by=by, key=key)
-        self._book.interventions.judge(asked)
-        if self.clerk.situation.engine_failed is not None:
-            raise Refusal(ErrorCode.ENGINE_FAILED, f"the engine failed: {self.clerk.situation.engine_failed.reason}")
-        await asyncio.shield(self.clerk.want_restoration(asked))
+        run_lifecycle.restorable(self.state, asked)
+        self._require_engine()
+        self.tell(lambda t: run_lifecycle.want_restoration(t, asked))
+        if self._restored is None:
+            self._restored = asyncio.get_running_loop().create_future()
+            self._restored.add_done_callback(take_exception)
+        await asyncio.shield(self._restored)
         return await self.report(run_id)
 
     async def quarantine(self, run_id: str, wish: QuarantineRequest, by: str) -> RunReport:
@@ -218,11 +371,8 @@ class Service:
         await self._require_run(run_id)
         if not self._is_newest(run_id):
             raise Refusal(ErrorCode.OVER_LIMIT, f"run {run_id} is over; only a running one trains anything")
-        await self.clerk.carry_out(
-            lambda book: book.interventions.quarantine(
-                wish.client_version, wanted=wish.quarantined, reason=wish.reason, by=by
-            )
-        )
+        version, wanted, reason = wish.client_version, wish.quarantined, wish.reason
+        await self.carry_out(lambda t: run_lifecycle.quarantine(t, version, wanted=wanted, reason=reason, by=by))
         return await self.report(run_id)
 
     async def _require_run(self, run_id: str) -> None:
@@ -230,130 +380,188 @@ class Service:
             raise _no_run(run_id)
 
     def _is_newest(self, run_id: str) -> bool:
-        run = self._book.state.run
+        run = self.state.run
         return run is not None and run.run_id == run_id
+
+    def restored(self, refusal: Refusal | None = None) -> None:
+        """The training loop has carried out the restoration that it was asked for, or cannot."""
+        answer, self._restored = self._restored, None
+        self.tell(run_lifecycle.restoration_over)
+        if answer is not None and not answer.done():
+            if refusal is None:
+                answer.set_result(None)
+            else:
+                answer.set_exception(refusal)
+
+    def _require_engine(self) -> None:
+        failed = self.state.situation.engine_failed
+        if failed is not None:
+            raise Refusal(ErrorCode.ENGINE_FAILED, f"the engine failed: {failed.reason}")
+
+    def _answer_checkpoints(self, *, closing: bool = False) -> None:
+        """Answer those who wait for a checkpoint, once it is written or cannot come."""
+        run, situation = self.state.run, self.state.situation
+        still: list[tuple[str, int, asyncio.Future[CheckpointRef]]] = []
+        for run_id, step, answer in self._checkpoints_wanted:
+            if answer.done():
+                continue
+            known = run if run is not None and run.run_id == run_id else None
+            if known is not None and known.kept_step >= step and situation.opened_run == run_id:
+                answer.set_result(CheckpointRef(step=known.kept_step, path=situation.run_directory))
+            elif closing or known is None or known.row.released or known.step < step or situation.engine_failed:
+                what = f"run {run_id} ended or was restored, or the engine failed"
+                detail = f"{what}, before the checkpoint of step {step} was written"
+                answer.set_exception(Refusal(ErrorCode.ENGINE_FAILED, detail))
+            else:
+                still.append((run_id, step, answer))
+        self._checkpoints_wanted = still
 
     # -- episodes -------------------------------------------------------------------------------------------------
 
-    async def claim(self, claim: EpisodeClaim) -> GrantedLease:
+    async def claim(self, wanted: EpisodeClaim) -> GrantedLease:
         """A slot to try the task. Waits up to `wait_s`.
 
         Codes: not_found (another run), over_limit (complete or stopped), engine_failed, and after the wait not_rolling or
         draining, both with retry_after_s; idempotency_conflict.
         """
-        try:
-            answer = self._book.episodes.claim(claim)
-        finally:
-            written = self.clerk.turn()
+        outcome, written = self._apply(lambda t: claims.claim(t, wanted))
+        answer = outcome.answer()
         if isinstance(answer, NotYet):
-            return await self._claim_later(claim, answer)
+            return await self._wait_for_slot(wanted, answer)
         try:
             await asyncio.shield(written)
         except asyncio.CancelledError:
-            self._abandon(claim, answer)
+            self._abandon(wanted, answer)
             raise
         return answer
 
-    async def _claim_later(self, claim: EpisodeClaim, reason: NotYet) -> GrantedLease:
-        if claim.wait_s <= 0:
+    async def _wait_for_slot(self, wanted: EpisodeClaim, reason: NotYet) -> GrantedLease:
+        if wanted.wait_s <= 0:
             raise reason.refusal()
-        waiter = self.clerk.waiting.join(claim, reason)
+        ticket = self.tell(lambda t: t.state.queue.join(wanted, reason))
+        waiter = self._waiters.get(ticket)
+        if waiter is None:
+            waiter = self._waiters[ticket] = _Waiter(asyncio.get_running_loop().create_future())
+            waiter.answer.add_done_callback(take_exception)
+        waiter.claimants += 1
         try:
-            await within(self.clerk.clock, claim.wait_s, asyncio.shield(waiter.answer))
+            await within(self._clock, wanted.wait_s, asyncio.shield(waiter.answer))
             if waiter.granted is None and not waiter.answer.done():
-                raise waiter.reason.refusal()
+                raise (self.state.queue.reason(ticket) or reason).refusal()
             return await asyncio.shield(waiter.answer)
         except asyncio.CancelledError:
             if waiter.granted is not None:
-                self._abandon(claim, waiter.granted)
+                self._abandon(wanted, waiter.granted)
             raise
         finally:
-            self.clerk.waiting.give_up(waiter)
+            waiter.claimants -= 1
+            if not waiter.claimants:
+                self._waiters.pop(ticket, None)
+                self.tell(lambda t: t.state.queue.leave(ticket))
 
-    def _abandon(self, claim: EpisodeClaim, granted: GrantedLease) -> None:
+    def _answer_claim(
+        self, ticket: int, answer: GrantedLease | Refusal, written: asyncio.Future[None] | None = None
+    ) -> None:
+        """A waiting claim is granted, which it hears once it is on disk; or refused."""
+        waiter = self._waiters[ticket]
+        if isinstance(answer, Refusal):
+            if not waiter.answer.done():
+                waiter.answer.set_exception(answer)
+            return
+        waiter.granted = answer
+        assert written is not None
+        written.add_done_callback(partial(_pass_on, waiter.answer, answer))
+
+    def _abandon(self, wanted: EpisodeClaim, granted: GrantedLease) -> None:
         """The claimant went away just as it was granted: give the slot back, unless a repetition can still ask for it."""
-        if claim.idempotency_key is None and self._book.episodes.is_open(granted.episode_id):
+        if wanted.idempotency_key is None and granted.episode_id in self.state.live:
             words = "the claimant went away before the answer"
-            self._book.episodes.abort(granted.episode_id, granted.lease, words, Cause.CLIENT)
-            self.clerk.turn()
+            self._apply(lambda t: episodes.abort(t, granted.episode_id, granted.lease, words, Cause.CLIENT))
 
     async def end(self, episode_id: str, result: EpisodeResult) -> EpisodeReceipt:
         """Store reward and calls durably. Codes: not_found, lease_lost, idempotency_conflict, storage_full.
 
         Calls that are open are broken off and recorded as such: the client may have hung up on them just now.
         """
-        await self.clerk.break_off_calls(episode_id, result.lease)
-        if not self._book.episodes.is_open(episode_id):
-            return late_end(await self._closed(episode_id), episode_id, result)
-        return await self.clerk.carry_out(lambda book: book.episodes.end(episode_id, result))
+        await self._break_off_calls(episode_id, result.lease)
+        if episode_id not in self.state.live:
+            return episodes.late_end(await self._closed(episode_id), episode_id, result)
+        return await self.carry_out(lambda t: episodes.end(t, episode_id, result))
 
     async def abort(self, episode_id: str, abort: EpisodeAbort) -> LedgerEntry:
         """Drop the episode and offer its slot again. Codes: not_found, lease_lost."""
-        if self._book.teams.is_prepared(episode_id):
-            return await self.clerk.carry_out(
-                lambda book: book.teams.abort(episode_id, abort.lease, abort.reason, abort.cause)
-            )
-        if not self._book.episodes.is_open(episode_id):
-            return late_abort(await self._closed(episode_id), episode_id, abort.lease)
-        return await self.clerk.carry_out(
-            lambda book: book.episodes.abort(episode_id, abort.lease, abort.reason, abort.cause)
-        )
+        if episode_id in self.state.prepared:
+            return await self.carry_out(lambda t: teams.abort(t, episode_id, abort.lease, abort.reason, abort.cause))
+        if episode_id not in self.state.live:
+            return episodes.late_abort(await self._closed(episode_id), episode_id, abort.lease)
+        return await self.carry_out(lambda t: episodes.abort(t, episode_id, abort.lease, abort.reason, abort.cause))
 
     async def renew(self, episode_id: str, renewal: EpisodeRenewal) -> float:
         """Extend the lease; returns expires_at (Unix time). Codes: not_found, lease_lost."""
-        teams, episodes = self._book.teams, self._book.episodes
-        if not teams.knows(episode_id):
-            raise lost(await self._closed(episode_id), episode_id)
-        try:
-            return (teams if teams.is_prepared(episode_id) else episodes).renew(episode_id, renewal.lease)
-        finally:
-            self.clerk.turn()
+        if episode_id in self.state.prepared:
+            return self.tell(lambda t: teams.renew(t, episode_id, renewal.lease))
+        if episode_id not in self.state.live:
+            raise episodes.lost(await self._closed(episode_id), episode_id)
+        return self.tell(lambda t: episodes.renew(t, episode_id, renewal.lease))
 
     async def access(self, api_key: str) -> EpisodeKey:
         """The open episode that an api key is for, and its lease. Raises: KeyRefused. Codes: lease_lost once it is over."""
         if not api_key.startswith(API_KEY_PREFIX):
             raise KeyRefused("not an episode's api key; use the api_key of a claimed episode")
         episode_id = api_key.removeprefix(API_KEY_PREFIX).partition(".")[0]
-        live = self._book.state.live.get(episode_id)
+        live = self.state.live.get(episode_id)
         if live is not None and hmac.compare_digest(live.api_key.encode(), api_key.encode()):
             return EpisodeKey(episode_id, live.lease)
         row = await self._closed(episode_id)
         if row is None or not hmac.compare_digest(row.api_key_digest or "", digest(api_key)):
             raise KeyRefused("this api key was not made by this server; use the api_key of an episode claimed here")
-        raise lost(row, episode_id)
+        raise episodes.lost(row, episode_id)
 
     async def why_lost(self, episode_id: str) -> Refusal:
-        """What is told of an episode that is over."""
-        return lost(await self._closed(episode_id), episode_id)
+        """Why a request for an episode that is over is refused."""
+        return episodes.lost(await self._closed(episode_id), episode_id)
 
     async def _closed(self, episode_id: str) -> EpisodeRow | None:
         """The row of an episode that is not open, as it is on disk once everything before this request is."""
-        await self.clerk.settled()
+        await self.settled()
         return self._read.episode(episode_id)
 
-    # -- teams ------------------------------------------------------------------------------------------------------
+    async def _break_off_calls(self, episode_id: str, lease: str) -> None:
+        """Stop the open calls of an episode that is about to end, and wait until they are recorded. Codes: lease_lost."""
+        live = self.state.live.get(episode_id)
+        if live is not None and live.open_since:
+            calls = set(live.open_since)
+            self.tell(lambda t: episodes.break_off(t, episode_id, lease))
+            await within(self._clock, episodes.RECORD_LIMIT_S, self._until_closed(live, calls))
+
+    async def _until_closed(self, live: LiveEpisode, calls: set[int]) -> None:
+        while not calls.isdisjoint(live.open_since):
+            self._call_closed.clear()
+            await self._call_closed.wait()
+
+    # -- teams ----------------------------------------------------------------------------------------------------
 
     async def prepare(self, episode_id: str, wish: EpisodePreparation, sealed_key: str) -> TeamReceipt:
         """Open calls are broken off, as by an end. Codes: not_found, lease_lost, idempotency_conflict, invalid_spec, storage_full."""
-        await self.clerk.break_off_calls(episode_id, wish.lease)
-        if not self.clerk.book.teams.knows(episode_id):
-            return late_prepare(*await self._closed_team(episode_id), episode_id, wish)
-        return await self.clerk.carry_out(lambda book: book.teams.prepare(episode_id, wish, sealed_key))
+        await self._break_off_calls(episode_id, wish.lease)
+        if not self._is_undecided(episode_id):
+            return teams.late_prepare(*await self._closed_team(episode_id), episode_id, wish)
+        return await self.carry_out(lambda t: teams.prepare(t, episode_id, wish, sealed_key))
 
     async def commit(self, episode_id: str, commit: EpisodeCommit) -> TeamReceipt:
         """Codes: not_found, lease_lost, invalid_spec (not prepared), storage_full."""
-        if not self.clerk.book.teams.knows(episode_id):
-            return late_commit(*await self._closed_team(episode_id), episode_id, commit.lease)
-        return await self.clerk.carry_out(lambda book: book.teams.commit(episode_id, commit.lease))
+        if not self._is_undecided(episode_id):
+            return teams.late_commit(*await self._closed_team(episode_id), episode_id, commit.lease)
+        return await self.carry_out(lambda t: teams.commit(t, episode_id, commit.lease))
 
     async def resolve(self, episode_id: str, resolution: EpisodeResolution) -> TeamReceipt:
         """Codes: not_found, lease_lost (decided otherwise), invalid_spec (not prepared), storage_full."""
-        if self.clerk.book.teams.is_prepared(episode_id):
-            return await self.clerk.carry_out(lambda book: book.teams.resolve(episode_id, resolution))
-        if self.clerk.book.episodes.is_open(episode_id):
+        if episode_id in self.state.prepared:
+            return await self.carry_out(lambda t: teams.resolve(t, episode_id, resolution))
+        if episode_id in self.state.live:
             detail = f"episode {episode_id!r} is still running, not prepared; its client or its lease ends it"
             raise Refusal(ErrorCode.INVALID_SPEC, detail, errors=[])
-        return late_resolve(*await self._closed_team(episode_id), episode_id, resolution)
+        return teams.late_resolve(*await self._closed_team(episode_id), episode_id, resolution)
 
     async def decision(self, episode_id: str) -> TeamDecision:
         """What was decided, once it is on disk. Only for who holds the episode's team key. Codes: storage_full.
@@ -361,32 +569,33 @@ class Service:
         The key is made for an episode that is on disk, and no row is ever deleted: where there is none any more, an older
         copy of the state directory was put back, and nothing can be committed under an id that is not given a second time.
         """
-        if self.clerk.book.teams.knows(episode_id):
-            return self.clerk.book.teams.decision(episode_id)
+        if self._is_undecided(episode_id):
+            return TeamDecision(episode_id=episode_id, decision="undecided")
         row, team = await self._closed_team(episode_id)
-        return late_decision(team, episode_id, row.cause if row is not None else None)
+        return teams.late_decision(team, episode_id, row.cause if row is not None else None)
+
+    def _is_undecided(self, episode_id: str) -> bool:
+        return episode_id in self.state.live or episode_id in self.state.prepared
 
     async def _closed_team(self, episode_id: str) -> tuple[EpisodeRow | None, TeamRow | None]:
         """The rows of an episode that is neither open nor prepared, as they are on disk."""
-        await self.clerk.settled()
-        read = self.clerk.store.read
-        row = read.episode(episode_id)
-        return row, read.team(row.seq) if row is not None else None
+        row = await self._closed(episode_id)
+        return row, self._read.team(row.seq) if row is not None else None
 
     # -- calls (the gateway's) --------------------------------------------------------------------------------------
 
     def is_open(self, episode_id: str) -> bool:
         """Whether calls may come under it; also while its end is not on disk yet, which takes it back when it fails."""
-        return self._book.episodes.is_open(episode_id) or episode_id in self._book.state.closing
+        return episode_id in self.state.live or episode_id in self.state.closing
 
     def open_call(self, episode_id: str, lease: str) -> OpenCall:
         """Begin a call. Refreshes the lease, whose idle limit stands still until `close_call`. Codes: not_found, lease_lost."""
-        if not self._book.episodes.is_open(episode_id) and self._book.episodes.row(episode_id) is None:
-            raise lost(self._read.episode(episode_id), episode_id)
-        try:
-            return self._book.episodes.open_call(episode_id, lease)
-        finally:
-            self.clerk.turn()
+        if self.state.row(episode_id) is None:
+            raise episodes.lost(self._read.episode(episode_id), episode_id)
+        ending = self._endings.get(episode_id) or Ending()
+        call = self.tell(lambda t: episodes.open_call(t, episode_id, lease, ending))
+        self._endings[episode_id] = ending
+        return call
 
     def close_call(
         self,
@@ -397,67 +606,63 @@ class Service:
         """End a call with what was sampled (several records for n > 1, None for nothing). Call exactly once per `open_call`.
 
         attempt: how it went; None for a request that was refused for its own faults. Returns False when the lease was lost or
-        the episode ended meanwhile: the record was discarded.
+        the episode ended meanwhile.
         """
         records = [recorded] if isinstance(recorded, RecordedCall) else list(recorded or ())
-        self.clerk.throughput.add(sum(len(record.sampled_ids) for record in records))
-        self.clerk.failed_calls.update(record.failure.reason for record in records if record.failure is not None)
-        try:
-            return self._book.episodes.close_call(call, records, attempt)
-        finally:
-            self.clerk.call_closed.set()
-            self.clerk.turn()
+        self._throughput.add(sum(len(record.sampled_ids) for record in records))
+        self.failed_calls.update(record.failure.reason for record in records if record.failure is not None)
+        self._call_closed.set()
+        return self.tell(lambda t: episodes.close_call(t, call, records, attempt))
 
     def attempted(self, episode_id: str, attempt: CallAttempt) -> None:
         """A request that needs no record was answered."""
-        live = self._book.state.live.get(episode_id)
-        if live is not None:
-            live.attempted(attempt)
+        self.tell(lambda t: episodes.attempted(t, episode_id, attempt))
 
-    def suspect(self, at: float) -> None:
-        """A client gave up on a recorded call at that Unix time, and the engine may be found to have hung by then."""
-        self.clerk.situation.suspected_at = at
+    def suspect(self, attempt: CallAttempt, at: float, call_ids: frozenset[str]) -> None:
+        """A client gave up on a recorded call at that Unix time, and the engine may turn out to have hung by then."""
+        self.tell(lambda t: episodes.suspect(t, attempt, at, call_ids))
 
     def engine_lived(self, at: float) -> None:
         """It lived at that Unix time: whoever gave up before met no hang."""
-        self.clerk.engine_lived(at)
+        if self.state.situation.lived_at < self.state.situation.suspected_at:  # else it is no news
+            self.tell(lambda t: health.engine_lived(t, at))
 
     def fail_open(self, found: FailedCall) -> bool:
         """A recorded call failed on the server's side after all. False: its episode has ended; then `fail_closed`."""
-        self.clerk.failed_calls.update([found.failure.reason])
-        return self._book.episodes.fail_open(found)
+        self.failed_calls.update([found.failure.reason])
+        return self.tell(lambda t: episodes.fail_open(t, found))
 
     async def fail_closed(self, found: FailedCall) -> None:
         """The same, after `fail_open`, for an episode that has ended: dropped, unless a step has taken it. Codes: storage_full."""
-        await self.clerk.settled()
-        while found.episode_id in self._book.state.closing:
-            await self.clerk.settled()
-        if self._book.episodes.fail_open(found):  # its end could not be written: it is open again
+        await self.settled()
+        while found.episode_id in self.state.closing:
+            await self.settled()
+        if self.tell(lambda t: episodes.fail_open(t, found)):  # its end could not be written: it is open again
             return
         row = self._read.episode(found.episode_id)
         calls = (self._read.calls(row.seq) if row is not None else None) or []
-        await self.clerk.carry_out(lambda book: book.episodes.fail_closed(found, row, calls))
+        await self.carry_out(lambda t: episodes.fail_closed(t, found, row, calls))
 
     # -- what happened ----------------------------------------------------------------------------------------------
 
     async def entry(self, episode_id: str) -> LedgerEntry:
         """Codes: not_found."""
-        live = self._book.state.live.get(episode_id)
+        live = self.state.live.get(episode_id)
         if live is not None:
             return live.entry()
         row = await self._closed(episode_id)
         if row is None:
-            raise lost(None, episode_id)
-        return _told(row, shifts(self._versions(row.run_id)))
+            raise episodes.lost(None, episode_id)
+        return _entry_of(row, shifts(self._versions(row.run_id)))
 
     async def trace(self, episode_id: str) -> EpisodeTrace:
         """Every recorded call, token by token; none where old calls were freed. Codes: not_found."""
-        live = self._book.state.live.get(episode_id)
+        live = self.state.live.get(episode_id)
         if live is not None:
             return EpisodeTrace(entry=live.entry(), calls=list(live.calls))
         row = await self._closed(episode_id)
         if row is None:
-            raise lost(None, episode_id)
+            raise episodes.lost(None, episode_id)
         return EpisodeTrace(entry=row.entry(), calls=self._read.calls(row.seq) or [])
 
     async def ledger(self, *, after: str | None = None, limit: int = 100, **fields: Unpack[LedgerFields]) -> LedgerPage:
@@ -468,26 +673,26 @@ class Service:
         if after is not None and (not after.isdecimal() or len(after) > PAGE_DIGITS):
             raise Refusal(ErrorCode.NOT_FOUND, f"no page after {after[:80]!r}; pass the `next` of the page before")
         start = int(after) if after is not None else 0
-        await self.clerk.settled()
-        rows = await self.clerk.search(lambda reader: reader.ledger(wanted, start, limit + 1))
+        await self.settled()
+        rows = await self.search(lambda reader: reader.ledger(wanted, start, limit + 1))
         more = str(rows[limit - 1].seq) if len(rows) > limit else None
         moved = {run_id: shifts(self._versions(run_id)) for run_id in {row.run_id for row in rows}}
-        return LedgerPage(entries=[_told(row, moved[row.run_id]) for row in rows[:limit]], next=more)
+        return LedgerPage(entries=[_entry_of(row, moved[row.run_id]) for row in rows[:limit]], next=more)
 
     def _versions(self, run_id: str) -> list[VersionRow]:
-        return self._book.state.versions.rows if self._is_newest(run_id) else self._read.versions(run_id)
+        return self.state.versions.rows if self._is_newest(run_id) else self._read.versions(run_id)
 
     async def summary(self, wanted: LedgerFilter) -> LedgerSummary:
         """The ledger's rows that match, added up. Codes: not_found (run)."""
         if wanted.run_id is not None:
             await self._require_run(wanted.run_id)
-        await self.clerk.settled()
-        return await self.clerk.search(lambda reader: reader.summary(wanted))
+        await self.settled()
+        return await self.search(lambda reader: reader.summary(wanted))
 
     async def lost(self, run_id: str) -> dict[Cause, int]:
         """Attempts of the run that each cause lost; all causes. For a run that is there."""
-        await self.clerk.settled()
-        found = await self.clerk.search(lambda reader: reader.lost(run_id))
+        await self.settled()
+        found = await self.search(lambda reader: reader.lost(run_id))
         return {cause: found.get(cause, 0) for cause in Cause}
 
     async def tasks(
@@ -496,36 +701,87 @@ class Service:
         """Ended episodes by task (and, for eval, by step of the weights). run_id None: the current run. Codes: not_found (run)."""
         if run_id is not None:
             await self._require_run(run_id)
-        run = self._book.state.run
+        run = self.state.run
         asked = run_id or (run.run_id if run else "")
-        await self.clerk.settled()
-        return await self.clerk.search(lambda reader: reader.tasks(asked, client_id, mix))
+        await self.settled()
+        return await self.search(lambda reader: reader.tasks(asked, client_id, mix))
 
     # -- status -----------------------------------------------------------------------------------------------------
 
     async def status(self, since: int | None = None, wait_s: float = 0.0) -> ServerStatus:
         """How the server is doing. With `since`, waits up to `wait_s` for a revision that differs from it."""
         if since is not None:
-            await self.clerk.feed.wait(since, wait_s)
-        return self.clerk.status()
+            await self.watchers.wait(since, wait_s)
+        return self._status()
+
+    def _status(self) -> ServerStatus:
+        rate = self._throughput.per_s()
+        return status(self.state, self._now(), self.server_id, revision=self.watchers.revision, tokens_per_s=rate)
 
     def events(self) -> AsyncIterator[ServerEvent]:
         """Statuses and log lines from now on. A slow reader loses the oldest. Close the iterator to unsubscribe."""
-        return self.clerk.feed.subscribe()
+        return self.watchers.subscribe()
 
     def log(self, line: str) -> None:
         """Show a line to subscribers of `events`."""
-        self.clerk.feed.log(line)
+        self.watchers.log(line)
 
     def spec(self, run_id: str) -> RunSpec:
         """The current run's spec at its newest config version. Codes: not_found for any other run."""
-        run = self._book.state.run
+        run = self.state.run
         if run is None or run.run_id != run_id:
             raise _no_run(run_id)
         return run.spec
 
+    # -- the training loop's ----------------------------------------------------------------------------------------
 
-def _told(row: EpisodeRow, moved: Mapping[VersionKey, float | None]) -> LedgerEntry:
+    async def wait_for_work(self, until: float) -> None:
+        """Return when something happened that the training loop should look at, or at `until` (Unix time, may be infinite).
+
+        Raises: what ended a timer; what broke the storage.
+        """
+        if self._commits.broken is not None:
+            raise self._commits.broken
+        self._timers.check()
+        left_s = until - self._clock.now()
+        await within(self._clock, None if left_s == math.inf else left_s, self._work.wait())
+        self._work.clear()
+
+    def engine_health(self, found: EngineHealth) -> None:
+        """The engine's word on itself."""
+        self.tell(lambda t: health.engine_health(t, found))
+        if found.failed_for_good and not found.ready and self._restored is not None:
+            reason = f"the engine failed for good: {found.reason or 'the engine gave no reason'}"
+            self.restored(Refusal(ErrorCode.ENGINE_FAILED, reason))
+
+    async def ended_evals(self, run_id: str, step: int) -> list[tuple[str, int]]:
+        """Task and ordinal of the evaluations at that step that ended and count. Nothing is decided between this and the return."""
+        await self.settled()
+        return self._read.eval_ordinals(run_id, step)
+
+
+def _when_done(action: Callable[[], object]) -> Callable[[asyncio.Future[None]], None]:
+    """As the callback of a write: only when it succeeded."""
+
+    def written(future: asyncio.Future[None]) -> None:
+        if not future.cancelled() and future.exception() is None:
+            action()
+
+    return written
+
+
+def _pass_on(answer: asyncio.Future[GrantedLease], lease: GrantedLease, written: asyncio.Future[None]) -> None:
+    """A waiting claim is answered once it is on disk."""
+    if answer.done():
+        return
+    error = written.exception()
+    if error is None:
+        answer.set_result(lease)
+    else:
+        answer.set_exception(error)
+
+
+def _entry_of(row: EpisodeRow, moved: Mapping[VersionKey, float | None]) -> LedgerEntry:
     entry = row.entry()
     entry.version_shift = moved.get((row.mix, row.client_version))
     return entry

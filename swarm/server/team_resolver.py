@@ -21,8 +21,9 @@ from foundation.strict import FieldError
 from swarm.protocol.errors import ErrorCode, Refusal, SwarmError
 from swarm.protocol.problem import invalid_spec
 from swarm.protocol.teams import Decider, TeamDecision
-from swarm.server.clerk import Clerk
 from swarm.server.keys import KeyRefused, Keyring
+from swarm.server.service import Service
+from swarm.server.state import teams
 from swarm.server.state.rows import TeamRow
 
 _log = logging.getLogger(__name__)
@@ -46,8 +47,8 @@ Ask = Callable[[TeamRow], Awaitable[TeamDecision]]
 class TeamResolver:
     """One per server. `run` until cancelled."""
 
-    def __init__(self, clerk: Clerk, ask: Ask, *, clock: Clock) -> None:
-        self._clerk = clerk
+    def __init__(self, service: Service, ask: Ask, *, clock: Clock) -> None:
+        self._service = service
         self._ask = ask
         self._clock = clock
         self._permits = asyncio.Semaphore(AT_ONCE)
@@ -56,12 +57,12 @@ class TeamResolver:
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
             while True:
-                self._clerk.doubt.clear()
-                for episode_id in self._clerk.book.teams.in_doubt():
+                self._service.doubt.clear()
+                for episode_id in teams.in_doubt(self._service.state):
                     if episode_id not in self._under_way:
                         self._under_way.add(episode_id)
                         group.create_task(self._settle(episode_id), name=f"ask for {episode_id}")
-                await self._clerk.doubt.wait()
+                await self._service.doubt.wait()
 
     async def _settle(self, episode_id: str) -> None:
         """Ask until there is an answer, or no more need for one."""
@@ -78,7 +79,7 @@ class TeamResolver:
             self._under_way.discard(episode_id)
 
     def _team(self, episode_id: str) -> TeamRow | None:
-        prepared = self._clerk.book.state.prepared.get(episode_id)
+        prepared = self._service.state.prepared.get(episode_id)
         return prepared.team if prepared is not None and prepared.asks else None
 
     async def _ask_once(self, team: TeamRow) -> bool:
@@ -90,7 +91,7 @@ class TeamResolver:
             _log.info("episode %s is in doubt: %s", team.episode_id, error)
             return False
         try:
-            await self._clerk.carry_out(lambda book: book.teams.told(team.episode_id, decision))
+            await self._service.carry_out(lambda t: teams.hear_decision(t, team.episode_id, decision))
         except Refusal as refusal:
             if refusal.code is not ErrorCode.STORAGE_FULL:
                 raise  # else the episode is prepared as before, and asks again
@@ -102,7 +103,7 @@ class TeamResolver:
             f"If that server is gone for good: swarm episode resolve {team.episode_id}"
         )
         _log.warning("%s", line)
-        self._clerk.feed.log(line)
+        self._service.log(line)
 
 
 ANSWER_LIMIT_S = 10.0

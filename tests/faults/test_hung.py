@@ -58,7 +58,7 @@ async def until(world: World, holds: Callable[[], bool], limit_s: float = PATIEN
 
 
 async def begin(world: World, steps: int) -> None:
-    await until(world, lambda: world.service.clerk.situation.shown_phase is Phase.IDLE)
+    await until(world, lambda: world.service.state.situation.shown_phase is Phase.IDLE)
     async with asyncio.timeout(PATIENCE_S):
         beginning = asyncio.create_task(world.begin(limits={"steps": steps}, checkpoint={"every_steps": 1}))
         await asyncio.wait({beginning})
@@ -135,13 +135,13 @@ def stops_before(patch: pytest.MonkeyPatch, owner: Any, method: str, victim: Cal
 
 async def named_and_over(world: World, stopped: list[float], limit_s: float) -> Hang:
     """Wait until a hang is named and over; checks that it was named in time."""
-    known = world.service.clerk.situation.hang
-    await until(world, lambda: world.service.clerk.situation.hang not in (None, known))
-    hang = world.service.clerk.situation.hang
+    known = world.service.state.situation.hang
+    await until(world, lambda: world.service.state.situation.hang not in (None, known))
+    hang = world.service.state.situation.hang
     assert hang is not None
     assert (await world.service.status()).trouble is not None
     assert hang.found_at - stopped[-1] <= limit_s + NAMED_S
-    await until(world, lambda: world.service.clerk.situation.shown_phase is Phase.ROLLING)
+    await until(world, lambda: world.service.state.situation.shown_phase is Phase.ROLLING)
     over = (await world.service.status()).engine.hang
     assert over is not None
     assert over.over_at is not None

@@ -143,8 +143,7 @@ class Failures:
 
     def left(self, call: KeptCall) -> None:
         """Its client gave up, and nothing is known to be wrong."""
-        call.attempt.left_at, call.attempt.call_ids = call.at, call.call_ids
-        self._service.suspect(call.at)
+        self._service.suspect(call.attempt, call.at, call.call_ids)
         self._left.append(call)
 
     def on_health(self, health: EngineHealth) -> None:

@@ -35,7 +35,7 @@ class MetricsRoutes:
             newest = (await self.service.report(status.run_id, since_step=status.step - 1)).steps[-1:]
         registry = CollectorRegistry(auto_describe=False)
         lost = await self.service.lost(status.run_id) if status.run_id is not None else {}
-        registry.register(_Snapshot(status, newest, lost, self.service.clerk.failed_calls))
+        registry.register(_Snapshot(status, newest, lost, self.service.failed_calls))
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 

@@ -11,6 +11,7 @@ from foundation.strict import FieldError
 from swarm.protocol.episodes import CallFailure, LedgerEntry, RecordedCall, WeightsVersion
 from swarm.protocol.problem import invalid_spec
 from swarm.protocol.runspec import RunSpec
+from swarm.server.state.rows import EpisodeRow
 
 
 def refuse_misspelt_agents(calls: Sequence[RecordedCall], rewards: Mapping[str, float] | None) -> None:
@@ -29,7 +30,7 @@ def refuse_misspelt_agents(calls: Sequence[RecordedCall], rewards: Mapping[str, 
 
 @dataclass(slots=True)
 class Ending:
-    """Whether an episode is over, or about to end, or the server's work is. heard: to be called once it is."""
+    """Whether an episode, or the server's work, is over or about to end. heard: called once it is."""
 
     over: bool = False
     heard: set[Callable[[], None]] = field(default_factory=set)
@@ -55,7 +56,7 @@ class OpenCall:
     earlier: tuple[RecordedCall, ...]
     """Calls of this episode that are recorded so far, in the order they closed."""
     index: int
-    """The how-manieth call of the episode this is, from 0, in the order of opening."""
+    """0-based, in the order of opening."""
     seed: int
     """For the sampler, where the request states none: depends on run, task, group, slot and index alone."""
     opened_at: float
@@ -64,6 +65,19 @@ class OpenCall:
     """Of the episode."""
     attempts: list[CallAttempt]
     """Requests of the episode that are over. Grows while it is open."""
+
+
+def count_tokens(row: EpisodeRow, calls: Sequence[RecordedCall]) -> None:
+    """Write into the row what its calls add up to."""
+    row.calls = len(calls)
+    row.prompt_tokens = sum(len(call.prompt_ids) for call in calls)
+    row.sampled_tokens = sum(len(call.sampled_ids) for call in calls)
+    spans = [span for call in calls for span in call.versions if span.end > span.start]
+    row.oldest_step = min((span.version.step for span in spans), default=row.claimed_step)
+    spanned = sum(span.end - span.start for span in spans)
+    # Tokens that no span covers count as sampled by what was served at the claim.
+    row.step_tokens = sum((span.end - span.start) * span.version.step for span in spans)
+    row.step_tokens += (row.sampled_tokens - spanned) * row.claimed_step
 
 
 # -- calls that failed on the server's side ---------------------------------------------------------------------------

@@ -102,15 +102,29 @@ class Group:
         return bool(self.ended) and self.last_end is not None and now >= self.last_end + self.rules.group_patience_s
 
 
+@dataclass(slots=True)
+class Openings:
+    """Which families could open a group when it was last asked. Every waiting claim asks again; the answer rarely changes."""
+
+    asked: tuple[object, ...] = ()
+    """All that the answer depends on."""
+    families: frozenset[str] = frozenset()
+    full: bool = False
+    """The pool holds all that it may."""
+    held_up: set[str | None] = field(default_factory=set)
+    """Families that have heard since then that it is not their turn."""
+
+
 class Groups:
     """Groups that no journalled batch has taken yet, in the order they were opened."""
 
-    def __init__(self) -> None:
+    def __init__(self, revision: int = 0) -> None:
         self._by_id: dict[str, Group] = {}
         self._by_key: dict[GroupKey, list[Group]] = {}
         self._by_version: Counter[str] = Counter()
-        self.revision = 0
-        """Rises with every change that bears on what may be opened."""
+        self.openings = Openings()
+        self.revision = revision
+        """Rises with every change that bears on what may be claimed."""
 
     def __iter__(self) -> Iterator[Group]:
         return iter(list(self._by_id.values()))

@@ -1,4 +1,4 @@
-"""What the pool stores, and the changes that may be made to it. A change is data; a list of them is written whole or not at all."""
+"""The rows that storage keeps, and the changes to them that a transition decides. A list of changes is written whole or not at all."""
 
 from __future__ import annotations
 
@@ -65,37 +65,13 @@ class EpisodeRow:
 
     def entry(self) -> LedgerEntry:
         """As clients see it."""
-        counted = self.state in (EpisodeState.IN_STEP, EpisodeState.TRAINED)
-        return LedgerEntry(
-            episode_id=self.episode_id,
-            run_id=self.run_id,
-            kind=self.kind,
-            task_id=self.task_id,
-            mix=self.mix,
-            client_id=self.client_id,
-            client_version=self.client_version,
-            config_version=self.config_version,
-            group_id=self.group_id,
-            slot=self.slot,
-            state=self.state,
-            reason=self.reason,
-            detail=self.detail,
-            cause=self.cause,
-            tainted=self.tainted,
-            despite=self.despite if self.tainted else None,
-            step=self.step if counted else None,
-            claimed_step=self.claimed_step,
-            reward=self.reward,
-            agent_rewards=self.agent_rewards,
-            success=self.success,
-            metrics=self.metrics,
-            metadata=self.metadata,
-            calls=self.calls,
-            prompt_tokens=self.prompt_tokens,
-            sampled_tokens=self.sampled_tokens,
-            claimed_at=self.claimed_at,
-            ended_at=self.ended_at,
-        )
+        shared = {name: getattr(self, name) for name in _SHARED}
+        shared["despite"] = self.despite if self.tainted else None
+        shared["step"] = self.step if self.state in (EpisodeState.IN_STEP, EpisodeState.TRAINED) else None
+        return LedgerEntry(**shared)
+
+
+_SHARED = [name for name in EpisodeRow.__dataclass_fields__ if name in LedgerEntry.model_fields]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -259,13 +235,7 @@ class HeldOutRow:
 
 
 # -- changes ----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class PutEpisode:
-    """Insert the row, or replace the one with its seq."""
-
-    row: EpisodeRow
+# A row is a change too: it is inserted, or replaces the one with its key.
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,38 +244,8 @@ class PutCalls:
     body: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class PutTeam:
-    row: TeamRow
-
-
-@dataclass(frozen=True, slots=True)
-class PutGroup:
-    row: GroupRow
-
-
-@dataclass(frozen=True, slots=True)
-class PutRun:
-    row: RunRow
-
-
-@dataclass(frozen=True, slots=True)
-class PutConfig:
-    row: ConfigRow
-
-
-@dataclass(frozen=True, slots=True)
-class PutStep:
-    row: StepRow
-
-
-@dataclass(frozen=True, slots=True)
-class PutVersion:
-    row: VersionRow
-
-
 LIVED_AT = "lived_at"
-"""Name of the pool's note on when the engine was known to live."""
+"""Name of the note on when the engine was known to live."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -366,27 +306,13 @@ class FreeCalls:
     traces_from: int
 
 
-Change = (
-    PutEpisode
-    | PutCalls
-    | PutTeam
-    | PutGroup
-    | PutRun
-    | PutConfig
-    | PutStep
-    | PutVersion
-    | PutMeta
-    | SetFate
-    | KeepSteps
-    | DropUnkept
-    | SupersedeAfter
-    | FreeCalls
-)
+Row = EpisodeRow | TeamRow | GroupRow | RunRow | ConfigRow | StepRow | VersionRow
+Change = Row | PutCalls | PutMeta | SetFate | KeepSteps | DropUnkept | SupersedeAfter | FreeCalls
 
 
 @dataclass(slots=True, kw_only=True)
 class Snapshot:
-    """All that is open, as read at start: what the book holds in memory."""
+    """All that is open: what memory begins with."""
 
     server_id: str | None
     next_episode_seq: int
@@ -412,3 +338,5 @@ class Snapshot:
     """Sampled by closed episodes of the run."""
     versions: list[VersionRow]
     """Of the run, in the order of their first groups."""
+    lived_at: float
+    """Unix time: whoever gave up on the engine before this met no hang."""

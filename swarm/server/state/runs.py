@@ -1,9 +1,10 @@
-"""The run that a server works on: its row, its spec by config version, and how a spec is judged and changed."""
+"""The run that a server works on: its row, its specs by config version, its client versions, and which checkpoints it keeps."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Any
 
 from pydantic import ValidationError
@@ -14,11 +15,18 @@ from foundation.strict import FieldError, explain
 from swarm.engine.seam import EngineInfo
 from swarm.protocol.problem import invalid_spec
 from swarm.protocol.runspec import AS_STORED, TUNABLE, RunSpec, merge_patch
-from swarm.server.state.batches import groups_needed
-from swarm.server.state.rows import ConfigRow, RunRow
+from swarm.server.state.batching import groups_needed
+from swarm.server.state.rows import ConfigRow, EpisodeRow, HeldOutRow, RunRow, VersionRow
 
+EVALUATED_ENOUGH = 0.9
+"""Of the eval episodes of the step that has most: fewer could be a lucky part of the tasks."""
 MOST_DEPTH = 64
 """Objects and lists within each other in a field of a patch: no field has so many."""
+WINDOW = 64
+"""So many episodes on either side of a change are compared: few enough that the policy hardly moved meanwhile."""
+
+VersionKey = tuple[str | None, str]
+"""mix, client_version: families are rewarded each in its own way, and are not compared with each other."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -83,7 +91,7 @@ def refused_now(run: Run) -> str | None:
     return None
 
 
-def judge(spec: RunSpec, info: EngineInfo) -> None:
+def judge_spec(spec: RunSpec, info: EngineInfo) -> None:
     """Refuse a spec that this server cannot carry out. Codes: invalid_spec{errors}."""
     errors: list[FieldError] = []
     if spec.model is not None and not info.is_named(spec.model):
@@ -125,3 +133,75 @@ def _not_tunable(name: str) -> FieldError:
     if name.split(".")[0] in RunSpec.model_fields:
         return FieldError(field=name, problem="cannot be changed while a run goes on")
     return FieldError(field=name, problem="unknown field", nearest=nearest(name, TUNABLE))
+
+
+# -- client versions --------------------------------------------------------------------------------------------------
+
+
+class Versions:
+    """The versions of one run, in the order of their first groups."""
+
+    def __init__(self, rows: Iterable[VersionRow] = ()) -> None:
+        self._rows: dict[VersionKey, VersionRow] = {(row.mix, row.client_version): row for row in rows}
+
+    @property
+    def rows(self) -> list[VersionRow]:
+        return list(self._rows.values())
+
+    def knows(self, key: VersionKey) -> bool:
+        return key in self._rows
+
+    def begin(self, run_id: str, key: VersionKey, at: float) -> VersionRow:
+        """A version opens its first group. Returns the row to be written."""
+        mix, client_version = key
+        row = VersionRow(run_id=run_id, mix=mix, client_version=client_version, first_at=at)
+        self._rows[key] = row
+        return row
+
+    def rewarded(self, episode: EpisodeRow, at: float) -> VersionRow:
+        """A train episode ended. Returns the row to be written."""
+        assert episode.reward is not None
+        key = (episode.mix, episode.client_version)
+        row = self._rows.get(key) or self.begin(episode.run_id, key, at)
+        if not row.ended:
+            self._compare_with_newest(row)
+        row.ended += 1
+        row.last_at = at
+        row.reward_sum += episode.reward
+        row.square_sum += episode.reward * episode.reward
+        if len(row.opening) < WINDOW:
+            row.opening.append(episode.reward)
+        row.recent = [*row.recent[1 - WINDOW :], episode.reward]
+        return row
+
+    def _compare_with_newest(self, row: VersionRow) -> None:
+        others = [other for other in self._rows.values() if other.mix == row.mix and other.ended]
+        if others:
+            newest = max(others, key=lambda other: other.last_at)
+            row.before, row.baseline = newest.client_version, newest.recent
+
+
+def shift(row: VersionRow) -> float | None:
+    """By how much the mean reward changed with this version; None without a version before it."""
+    return fmean(row.opening) - fmean(row.baseline) if row.opening and row.baseline else None
+
+
+def shifts(rows: Iterable[VersionRow]) -> dict[VersionKey, float | None]:
+    return {(row.mix, row.client_version): shift(row) for row in rows}
+
+
+# -- checkpoints ------------------------------------------------------------------------------------------------------
+
+
+def best_of(kept: Sequence[int], evaluated: Sequence[HeldOutRow]) -> HeldOutRow | None:
+    """The kept step with the highest mean reward over its eval episodes, the newer of equals; None before any ended."""
+    steps = [row for row in evaluated if row.step in kept]
+    most = max((row.episodes for row in steps), default=0)
+    enough = [row for row in steps if row.episodes >= EVALUATED_ENOUGH * most]
+    return max(enough, key=lambda row: (row.reward, row.step), default=None)
+
+
+def kept_steps(made: Sequence[int], keep: int, best: int | None) -> list[int]:
+    """What the rule keeps of these checkpoints: the newest `keep`, and the best."""
+    ordered = sorted(set(made))
+    return [step for step in ordered if step in ordered[-keep:] or step == best]

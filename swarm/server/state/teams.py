@@ -1,10 +1,8 @@
-"""The book of teams: episodes whose fate is decided on one server, for all.
+"""Teams: episodes whose fate is decided on one server, for all.
 
 On every server a member is prepared: durable, out of its lease, holding its slot. On the decider it is then committed, or
-aborted; a client that is silent for too long counts as one that aborted. No other server ever decides: it is told by the
+aborted; a client that is silent for too long counts as one that aborted. No other server ever decides: it hears from the
 client, or asks. A decider that has no commit on record says aborted, and will never commit.
-
-Pure bookkeeping, like the book of episodes.
 """
 
 from __future__ import annotations
@@ -14,154 +12,152 @@ import orjson
 from swarm.protocol.episodes import Cause, DropReason, EpisodeKind, EpisodeResult, EpisodeState, LedgerEntry
 from swarm.protocol.errors import ErrorCode, Refusal
 from swarm.protocol.teams import EpisodePreparation, EpisodeResolution, TeamDecision, TeamOutcome, TeamReceipt
-from swarm.server.state.batches import count_tokens
 from swarm.server.state.calls import nothing_answered, refuse_misspelt_agents, why_tainted
 from swarm.server.state.episodes import (
-    EpisodeBook,
     blamed,
+    close,
     dropped_at_end,
-    held_it,
+    encoded_calls,
+    held,
+    leave,
     lost,
     result_digest,
     store_result,
 )
-from swarm.server.state.leases import digest
-from swarm.server.state.prepared import Prepared
-from swarm.server.state.rows import EpisodeRow, PutCalls, PutEpisode, PutTeam, TeamRow
-from swarm.server.state.state import BookState
+from swarm.server.state.leases import Prepared, digest, held_it
+from swarm.server.state.rows import EpisodeRow, PutCalls, TeamRow
+from swarm.server.state.sample_pool import fill_slot, free_slot
+from swarm.server.state.server_state import ServerState, Transition
+
+# `prepare` and `commit` are for episodes that are open or prepared, the others for prepared ones. For those that memory does
+# not have, the functions `late_…` judge by what is on disk.
 
 
-class TeamBook:
-    """Prepares, commits, aborts, resolves, over one `BookState`.
+def prepare(t: Transition, episode_id: str, wish: EpisodePreparation, sealed_key: str) -> TeamReceipt:
+    """Bind an open episode to its team's decision; again for a repetition. Codes: lease_lost, idempotency_conflict.
 
-    For ids that memory does not hold (`knows`), the functions `late_…` judge by what is on disk.
+    One that is tainted is dropped here, before anything is decided, unless a call of it was answered and its result says
+    `despite`: what the others did depends on it, so its client must give the whole team up (lease_lost{dropped: tainted}).
     """
+    known = t.state.prepared.get(episode_id)
+    if known is not None:
+        _require_lease(known.row, wish.lease)
+        return _repeated(known.team, wish)
+    live = held(t, episode_id, wish.lease)
+    refuse_misspelt_agents(live.calls, wish.result.agent_rewards)
+    row = live.row
+    preparation = preparation_digest(wish)
+    body = encoded_calls(t, live)
+    live.count_calls()
+    if live.calls:
+        t.changes.append(PutCalls(row.seq, body))
+    if row.tainted and (wish.result.despite is None or nothing_answered(live.calls)):
+        store_result(row, EpisodeResult(lease="", **wish.result.model_dump()))
+        close(t, live, DropReason.TAINTED, why_tainted(live.calls), cause=Cause.SERVER)
+        raise lost(row, episode_id)
+    team = TeamRow(
+        seq=row.seq,
+        episode_id=episode_id,
+        decider_url=wish.decider.url,
+        decider_id=wish.decider.episode_id,
+        sealed_key=sealed_key,
+        patience_s=wish.patience_s,
+        prepared_at=t.now.unix,
+        prepare_digest=preparation,
+        result=wish.result.model_dump(mode="json"),
+    )
+    row.state = EpisodeState.PREPARED
+    row.detail = "decides for its team" if team.decides else f"waits for {team.decider_id} at {team.decider_url}"
+    leave(t, live)
+    row.ended_at = None
+    hold(t, Prepared(row=row, team=team))
+    t.changes += [row, team]
+    return TeamReceipt(episode_id=episode_id, status="prepared")
 
-    def __init__(self, state: BookState, episodes: EpisodeBook) -> None:
-        self._state = state
-        self._episodes = episodes
 
-    def knows(self, episode_id: str) -> bool:
-        return episode_id in self._state.live or episode_id in self._state.prepared
+def commit(t: Transition, episode_id: str, lease: str) -> TeamReceipt:
+    """On the decider: decide. Elsewhere: be told by the client. Codes: lease_lost, invalid_spec when it is not prepared."""
+    if episode_id not in t.state.prepared:
+        held(t, episode_id, lease)
+        detail = f"episode {episode_id!r} is not prepared; send :prepare first, on every server of the team"
+        raise Refusal(ErrorCode.INVALID_SPEC, detail, errors=[])
+    prepared = _held_prepared(t, episode_id, lease)
+    decide(t, prepared, "committed", how="client")
+    return TeamReceipt(episode_id=episode_id, status="committed", dropped=dropped_at_end(prepared.row))
 
-    def is_prepared(self, episode_id: str) -> bool:
-        return episode_id in self._state.prepared
 
-    def prepare(self, episode_id: str, wish: EpisodePreparation, sealed_key: str) -> TeamReceipt:
-        """Bind an open episode to its team's decision; again for a repetition. Codes: lease_lost, idempotency_conflict.
+def abort(t: Transition, episode_id: str, lease: str, words: str, cause: Cause | None = None) -> LedgerEntry:
+    """The client gives the team up, for the cause it states. Only for ids that are prepared. Codes: lease_lost."""
+    prepared = _held_prepared(t, episode_id, lease)
+    cause = blamed(cause, tainted=prepared.row.tainted)
+    decide(t, prepared, "aborted", how="client", detail=words, cause=cause)
+    return prepared.row.entry()
 
-        One that is tainted is dropped here, before anything is decided, unless a call of it was answered and its result says `despite`: what the others did
-        depends on it, so its client must give the whole team up (lease_lost{dropped: tainted}).
-        """
-        known = self._state.prepared.get(episode_id)
-        if known is not None:
-            _require_lease(known.row, wish.lease)
-            return _repeated(known.team, wish)
-        state, live = self._state, self._episodes.held(episode_id, wish.lease)
-        refuse_misspelt_agents(live.calls, wish.result.agent_rewards)
-        row = live.row
-        preparation = preparation_digest(wish)
-        body = self._episodes.calls_of(live)
-        count_tokens(row, live.calls)
-        if live.calls:
-            state.changes.append(PutCalls(row.seq, body))
-        if live.entry().tainted and (wish.result.despite is None or nothing_answered(live.calls)):
-            store_result(row, EpisodeResult(lease="", **wish.result.model_dump()))
-            state.close(live, DropReason.TAINTED, why_tainted(live.calls), cause=Cause.SERVER)
-            raise lost(row, episode_id)
-        team = TeamRow(
-            seq=row.seq,
-            episode_id=episode_id,
-            decider_url=wish.decider.url,
-            decider_id=wish.decider.episode_id,
-            sealed_key=sealed_key,
-            patience_s=wish.patience_s,
-            prepared_at=state.clock.now(),
-            prepare_digest=preparation,
-            result=wish.result.model_dump(mode="json"),
-        )
-        row.state = EpisodeState.PREPARED
-        row.detail = "decides for its team" if team.decides else f"waits for {team.decider_id} at {team.decider_url}"
-        state.leave(live)
-        row.ended_at = None
-        state.hold(Prepared(row=row, team=team))
-        state.changes += [PutEpisode(row), PutTeam(team)]
-        return TeamReceipt(episode_id=episode_id, status="prepared")
 
-    def commit(self, episode_id: str, lease: str) -> TeamReceipt:
-        """On the decider: decide. Elsewhere: be told by the client. Codes: lease_lost, invalid_spec when it is not prepared."""
-        if not self.is_prepared(episode_id):
-            self._episodes.held(episode_id, lease)
-            detail = f"episode {episode_id!r} is not prepared; send :prepare first, on every server of the team"
-            raise Refusal(ErrorCode.INVALID_SPEC, detail, errors=[])
-        prepared = self._prepared(episode_id, lease)
-        decide(self._state, prepared, "committed", how="client")
-        return TeamReceipt(episode_id=episode_id, status="committed", dropped=dropped_at_end(prepared.row))
+def renew(t: Transition, episode_id: str, lease: str) -> float:
+    """The client lives. Unix time at which it will count as gone. Only for ids that are prepared. Codes: lease_lost."""
+    prepared = _held_prepared(t, episode_id, lease)
+    prepared.in_doubt = False
+    prepared.touch(t.lease_time)
+    return t.now.unix + prepared.team.patience_s
 
-    def abort(self, episode_id: str, lease: str, words: str, cause: Cause | None = None) -> LedgerEntry:
-        """The client gives the team up, for the cause it states. Only for ids that are prepared. Codes: lease_lost."""
-        prepared = self._prepared(episode_id, lease)
-        cause = blamed(cause, tainted=prepared.row.tainted)
-        decide(self._state, prepared, "aborted", how="client", detail=words, cause=cause)
-        return prepared.row.entry()
 
-    def renew(self, episode_id: str, lease: str) -> float:
-        """The client lives. Unix time at which it will count as gone. Only for ids that are prepared. Codes: lease_lost."""
-        prepared = self._prepared(episode_id, lease)
-        prepared.in_doubt = False
-        prepared.touch(self._state.lease_time)
-        return self._state.clock.now() + prepared.team.patience_s
+def resolve(t: Transition, episode_id: str, resolution: EpisodeResolution) -> TeamReceipt:
+    """An operator decides. Only for ids that are prepared."""
+    prepared = t.state.prepared[episode_id]
+    detail = f"resolved by an operator: {resolution.reason}"
+    decide(t, prepared, resolution.outcome, how="operator", detail=detail, cause=Cause.PERSON)
+    return TeamReceipt(episode_id=episode_id, status=resolution.outcome)
 
-    def resolve(self, episode_id: str, resolution: EpisodeResolution) -> TeamReceipt:
-        """An operator decides. Only for ids that are prepared."""
-        prepared = self._state.prepared[episode_id]
-        detail = f"resolved by an operator: {resolution.reason}"
-        decide(self._state, prepared, resolution.outcome, how="operator", detail=detail, cause=Cause.PERSON)
-        return TeamReceipt(episode_id=episode_id, status=resolution.outcome)
 
-    def decision(self, episode_id: str) -> TeamDecision:
-        """What a server in doubt is told. Only for ids that memory `knows`: nothing is decided on them yet."""
-        return TeamDecision(episode_id=episode_id, decision="undecided")
+def hear_decision(t: Transition, episode_id: str, decision: TeamDecision) -> None:
+    """What the decider answered. Nothing when it came by another way meanwhile."""
+    prepared = t.state.prepared.get(episode_id)
+    if prepared is not None and not prepared.team.decides and decision.decision != "undecided":
+        detail, cause = "its decider says so", decision.cause or Cause.CLIENT
+        decide(t, prepared, decision.decision, how="decider", detail=detail, cause=cause)
 
-    def told(self, episode_id: str, decision: TeamDecision) -> None:
-        """What the decider answered. Nothing when it came by another way meanwhile."""
-        prepared = self._state.prepared.get(episode_id)
-        if prepared is not None and not prepared.team.decides and decision.decision != "undecided":
-            detail, cause = "its decider says so", decision.cause or Cause.CLIENT
-            decide(self._state, prepared, decision.decision, how="decider", detail=detail, cause=cause)
 
-    def in_doubt(self) -> list[str]:
-        """Episodes that must ask their deciders."""
-        return [name for name, prepared in self._state.prepared.items() if prepared.asks]
+def in_doubt(state: ServerState) -> list[str]:
+    """Episodes that must ask their deciders."""
+    return [name for name, prepared in state.prepared.items() if prepared.asks]
 
-    def expire(self) -> None:
-        """Clients that were silent for too long: the decider aborts, the others will ask."""
-        state = self._state
-        now = state.lease_time
-        for name in state.team_deadlines.take(now):
-            prepared = state.prepared.get(name)
-            if prepared is None:
-                continue
-            if prepared.silent_at > now:
-                state.team_deadlines.add(prepared.silent_at, name)
-            elif prepared.team.decides:
-                detail = f"its client was silent for {prepared.team.patience_s:g} s and had not committed"
-                decide(state, prepared, "aborted", how="silence", detail=detail, cause=Cause.CLIENT)
-                state.log.append(f"team of episode {name} aborted: {detail}")
-            else:
-                prepared.in_doubt = state.doubted = True
-                # A renewal may end the doubt: then look again.
-                prepared.touch(now)
-                state.team_deadlines.add(prepared.silent_at, name)
 
-    def _prepared(self, episode_id: str, lease: str) -> Prepared:
-        prepared = self._state.prepared[episode_id]
-        _require_lease(prepared.row, lease)
-        return prepared
+def expire(t: Transition) -> None:
+    """Clients that were silent for too long: the decider aborts, the others will ask."""
+    state, now = t.state, t.lease_time
+    for name in state.team_deadlines.take(now):
+        prepared = state.prepared.get(name)
+        if prepared is None:
+            continue
+        if prepared.silent_at > now:
+            state.team_deadlines.add(prepared.silent_at, name)
+        elif prepared.team.decides:
+            detail = f"its client was silent for {prepared.team.patience_s:g} s and had not committed"
+            decide(t, prepared, "aborted", how="silence", detail=detail, cause=Cause.CLIENT)
+            t.log.append(f"team of episode {name} aborted: {detail}")
+        else:
+            prepared.in_doubt = t.in_doubt = True
+            # A renewal may end the doubt: then look again.
+            prepared.touch(now)
+            state.team_deadlines.add(prepared.silent_at, name)
+
+
+def hold(t: Transition, prepared: Prepared) -> None:
+    """A prepared episode keeps its slot. The patience with its client begins now."""
+    state, row = t.state, prepared.row
+    group = state.groups.get(row.group_id) if row.group_id else None
+    if group is not None and row.slot is not None:
+        group.clients.add(row.client_id)
+        group.running[row.slot] = row.episode_id
+    state.prepared[row.episode_id] = prepared
+    prepared.touch(t.lease_time)
+    state.team_deadlines.add(prepared.silent_at, row.episode_id)
+    t.in_doubt = t.in_doubt or prepared.asks
 
 
 def decide(
-    state: BookState,
+    t: Transition,
     prepared: Prepared,
     outcome: TeamOutcome,
     *,
@@ -172,54 +168,48 @@ def decide(
 ) -> None:
     """The end of a prepared episode: into the pool with its reward, or dropped. cause: who lost it, if it is aborted."""
     row, team = prepared.row, prepared.team
-    del state.prepared[row.episode_id]
+    del t.state.prepared[row.episode_id]
     team.outcome, team.how = outcome, how
-    state.changes.append(PutTeam(team))
-    state.stirred = True
-    row.ended_at = state.clock.now()
+    t.changes.append(team)
+    t.state.closed_count += 1
+    row.ended_at = t.now.unix
     row.detail = detail if outcome == "aborted" or how != "client" else None
     superseded = row.reason is DropReason.SUPERSEDED
     if outcome == "aborted":
         row.state, row.reason, row.cause = EpisodeState.DROPPED, reason, cause
-        if superseded:  # its group is gone, and its number among the evaluations is another's by now
-            state.changes.append(PutEpisode(row))
-        else:
-            state.drop(row)
-        return
-    _take_result(row, team)
-    if row.tainted and row.despite is None and not superseded:
-        row.state, row.reason, row.cause = EpisodeState.DROPPED, DropReason.TAINTED, Cause.SERVER
-        row.detail = "one of its calls failed on the server's side, which was found after it was prepared"
-        state.drop(row)
-        return
-    group = state.groups.get(row.group_id) if row.group_id else None
-    if row.kind == "train" and row.calls and group is not None:
-        state.enter_pool(row, group)
-        return
-    row.state = EpisodeState.DROPPED
-    if superseded:
-        row.cause = Cause.SERVER
-        row.detail = "its run had been restored when its team's decision came"
-        state.changes.append(PutEpisode(row))
-        return
-    if not row.calls:
-        row.reason, row.detail = DropReason.NO_CALLS, "committed without any recorded call"
-        row.cause = Cause.ROLLOUT
-    elif row.kind == "eval":
-        row.reason = DropReason.EVAL
     else:
-        row.reason, row.detail = DropReason.RUN_ENDED, "its run had ended when its team's decision came"
-        row.cause = Cause.SERVER
-    state.drop(row)
+        store_result(row, EpisodeResult(lease="", **team.result))
+        group = t.state.groups.get(row.group_id) if row.group_id else None
+        tainted = row.tainted and row.despite is None and not superseded
+        if row.kind == "train" and row.calls and group is not None and not tainted:
+            fill_slot(t, row, group)
+            return
+        row.state = EpisodeState.DROPPED
+        if superseded:
+            row.cause, row.detail = Cause.SERVER, "its run had been restored when its team's decision came"
+        elif tainted:
+            row.reason, row.cause = DropReason.TAINTED, Cause.SERVER
+            row.detail = "one of its calls failed on the server's side, which was found after it was prepared"
+        elif not row.calls:
+            row.reason, row.cause = DropReason.NO_CALLS, Cause.ROLLOUT
+            row.detail = "committed without any recorded call"
+        elif row.kind == "eval":
+            row.reason = DropReason.EVAL
+        else:
+            row.reason, row.cause = DropReason.RUN_ENDED, Cause.SERVER
+            row.detail = "its run had ended when its team's decision came"
+    t.changes.append(row)
+    if not superseded:  # else its group is gone, and its number among the evaluations is another's by now
+        free_slot(t, row)
 
 
 def give_up(
-    state: BookState, why: str, kind: EpisodeKind | None = None, reason: DropReason = DropReason.RUN_ENDED
+    t: Transition, why: str, kind: EpisodeKind | None = None, reason: DropReason = DropReason.RUN_ENDED
 ) -> None:
     """The run or its branch ends: what would be decided here is decided now. What waits for another server goes on waiting."""
-    for prepared in list(state.prepared.values()):
+    for prepared in list(t.state.prepared.values()):
         if prepared.team.decides and kind in (None, prepared.row.kind):
-            decide(state, prepared, "aborted", how="run_ended", detail=why, reason=reason, cause=Cause.SERVER)
+            decide(t, prepared, "aborted", how="run_ended", detail=why, reason=reason, cause=Cause.SERVER)
 
 
 def preparation_digest(wish: EpisodePreparation) -> str:
@@ -264,9 +254,10 @@ def late_decision(team: TeamRow | None, episode_id: str, cause: Cause | None = N
     return TeamDecision(episode_id=episode_id, decision="aborted", cause=cause)
 
 
-def _take_result(row: EpisodeRow, team: TeamRow) -> None:
-    result = EpisodeResult(lease="", **team.result)
-    store_result(row, result)
+def _held_prepared(t: Transition, episode_id: str, lease: str) -> Prepared:
+    prepared = t.state.prepared[episode_id]
+    _require_lease(prepared.row, lease)
+    return prepared
 
 
 def _repeated(team: TeamRow, wish: EpisodePreparation) -> TeamReceipt:

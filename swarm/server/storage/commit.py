@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from foundation.event_loop import take_exception
 from swarm.protocol.errors import Refusal
 from swarm.server.state.rows import Change
-from swarm.server.storage.store import PoolStore
+from swarm.server.storage.store import Store
 
 
 class GroupCommit:
@@ -23,7 +23,7 @@ class GroupCommit:
     What it raises is the end of all writing, since nobody knows any more what is on disk: see `broken`.
     """
 
-    def __init__(self, store: PoolStore, on_failure: Callable[[BaseException], None]) -> None:
+    def __init__(self, store: Store, on_failure: Callable[[BaseException], None]) -> None:
         self._store = store
         self._on_failure = on_failure
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="pool-commit")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 
@@ -28,12 +30,12 @@ from swarm.server.state.rows import (
 )
 from swarm.server.storage import schema, summary
 
-_GROUP_COLUMNS = "seq, group_id, run_id, task_id, mix, client_version, config_version, ordinal, size, state"
+T = TypeVar("T")
 _PROGRESS_COLUMNS = ("task_id", "mix", "kind", "step", "ended")
 _STEP_COLUMNS = "run_id, branch, step, state, at, config_version, batch, metrics"
 
 
-class PoolReader:
+class Reader:
     """Queries. Used by one thread at a time."""
 
     def __init__(self, path: Path) -> None:
@@ -71,6 +73,7 @@ class PoolReader:
             groups_by_task=dict(by_task.fetchall()),
             eval_ordinals=self.eval_ordinals(run_id, step),
             versions=self.versions(run_id),
+            lived_at=self._lived_at(),
             tokens=self._number("SELECT sum(sampled_tokens) FROM episodes WHERE run_id = ?", run_id),
         )
 
@@ -93,8 +96,10 @@ class PoolReader:
         return _run(self._db.execute("SELECT body FROM runs ORDER BY seq DESC LIMIT 1").fetchone())
 
     def _live_groups(self) -> list[GroupRow]:
-        rows = self._db.execute(f"SELECT {_GROUP_COLUMNS} FROM groups WHERE state != 'closed' ORDER BY seq")
-        return [GroupRow(**dict(zip(_GROUP_COLUMNS.split(", "), row, strict=True))) for row in rows]
+        rows = self._db.execute(
+            f"SELECT {', '.join(schema.GROUP_COLUMNS)} FROM groups WHERE state != 'closed' ORDER BY seq"
+        )
+        return [GroupRow(**dict(zip(schema.GROUP_COLUMNS, row, strict=True))) for row in rows]
 
     def eval_ordinals(self, run_id: str, step: int) -> list[tuple[str, int]]:
         """(task_id, ordinal) of the run's eval episodes at this step that ended and count."""
@@ -159,14 +164,13 @@ class PoolReader:
     def episode(self, episode_id: str) -> EpisodeRow | None:
         return next(iter(self._episodes("episode_id = ?", (episode_id,))), None)
 
-    def lived_at(self) -> float:
-        """Unix time: whoever gave up on the engine before this met no hang."""
+    def _lived_at(self) -> float:
         found = self._db.execute("SELECT value FROM meta WHERE name = ?", (LIVED_AT,)).fetchone()
         return float(found[0]) if found else 0.0
 
-    def suspected(self, since: float) -> list[EpisodeRow]:
-        """Episodes with a reward that counts, and a call that its client gave up later than `since`."""
-        return self._episodes(schema.SUSPECTED, (since,))
+    def suspected(self, since: float) -> list[tuple[EpisodeRow, list[RecordedCall]]]:
+        """Episodes with a reward that counts, and a call that its client gave up later than `since`; and their calls."""
+        return [(row, self.calls(row.seq) or []) for row in self._episodes(schema.SUSPECTED, (since,))]
 
     def calls(self, seq: int) -> list[RecordedCall] | None:
         """Of the episode with this seq; None when there are none or they were freed."""
@@ -202,11 +206,27 @@ class PoolReader:
         return [TaskProgress(**dict(zip(_PROGRESS_COLUMNS, row, strict=True))) for row in rows]
 
     def _episodes(self, where: str, values: Sequence[Any], limit: int = -1) -> list[EpisodeRow]:
-        query = f"SELECT {schema.EPISODE_COLUMNS}, {schema.CAUSE} FROM episodes WHERE {where} ORDER BY seq LIMIT ?"
+        query = f"SELECT {', '.join(schema.EPISODE_COLUMNS)}, body, {schema.CAUSE} FROM episodes WHERE {where} ORDER BY seq LIMIT ?"
         return [_episode(row) for row in self._db.execute(query, (*values, limit))]
 
     def _number(self, query: str, *values: Any) -> int:
         return int(self._db.execute(query, values).fetchone()[0] or 0)
+
+
+class ReadThread:
+    """Answers one query after the other, over a connection of its own."""
+
+    def __init__(self, path: Path, name: str) -> None:
+        self._reader = Reader(path)
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
+
+    async def ask(self, query: Callable[[Reader], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, query, self._reader)
+
+    def close(self) -> None:
+        """Returns when the query under way is over."""
+        self._thread.shutdown()
+        self._reader.close()
 
 
 def _run(found: tuple[Any, ...] | None) -> RunRow | None:
@@ -233,7 +253,7 @@ def _matching(wanted: LedgerFilter) -> tuple[str, list[Any]]:
 
 
 def _episode(row: tuple[Any, ...]) -> EpisodeRow:
-    columns = dict(zip([*schema.EPISODE_COLUMNS.split(", "), "cause"], row, strict=True))
+    columns = dict(zip([*schema.EPISODE_COLUMNS, "body", "cause"], row, strict=True))
     body = orjson.loads(columns.pop("body"))
     columns["state"] = EpisodeState(columns["state"])
     columns["reason"] = DropReason(columns["reason"]) if columns["reason"] else None

@@ -10,23 +10,23 @@ from collections.abc import Mapping, Sequence
 from swarm.engine.seam import TrainBatch, TrainCall, TrainEpisode, TrainGroup, TrainingRefused
 from swarm.protocol.episodes import RecordedCall
 from swarm.protocol.runspec import RunSpec
-from swarm.server.state import mix as mixes
+from swarm.server.state.batching import balance_after
 from swarm.server.state.rows import EpisodeRow, MixRow, PlannedGroup, StepRow
-from swarm.server.storage.reader import PoolReader
+from swarm.server.storage.reader import Reader
 
 
-def past_mix(reader: PoolReader, run_id: str, specs: Mapping[int, RunSpec], step: int) -> MixRow:
+def past_mix(reader: Reader, run_id: str, specs: Mapping[int, RunSpec], step: int) -> MixRow:
     """The run's mix as it stood at `step`, from its journal."""
     labels = reader.mixes(run_id)
     balance = MixRow()
     for row in reader.steps(run_id, 0):
         if row.step <= step:
             mix = specs[row.config_version].batch.mix
-            balance = mixes.after(balance, mix, [labels[group.group_id] for group in row.groups])
+            balance = balance_after(balance, mix, [labels[group.group_id] for group in row.groups])
     return balance
 
 
-def recorded_batch(reader: PoolReader, row: StepRow, specs: Mapping[int, RunSpec]) -> TrainBatch:
+def recorded_batch(reader: Reader, row: StepRow, specs: Mapping[int, RunSpec]) -> TrainBatch:
     """The batch of the step, with the config that it was journalled with.
 
     Raises: TrainingRefused when calls of an episode are missing.

@@ -1,6 +1,8 @@
-"""Tables of the pool. A pool of another version is refused, never guessed at."""
+"""Tables and statements. A file of another version is refused, never guessed at."""
 
 from __future__ import annotations
+
+from operator import attrgetter
 
 SCHEMA_VERSION = 1
 
@@ -90,18 +92,20 @@ CREATE INDEX IF NOT EXISTS steps_by_number ON steps (run_id, step);
 """Tables and indices that a pool of this version may lack, when an older server made it."""
 
 EPISODE_COLUMNS = (
-    "seq, episode_id, run_id, kind, task_id, mix, client_id, group_id, slot, ordinal, claimed_step, claimed_at, "
-    "state, reason, detail, step, reward, sampled_tokens, body"
-)
+    "seq", "episode_id", "run_id", "kind", "task_id", "mix", "client_id", "group_id", "slot", "ordinal", "claimed_step",
+    "claimed_at", "state", "reason", "detail", "step", "reward", "sampled_tokens",
+)  # fmt: skip
+GROUP_COLUMNS = (
+    "seq", "group_id", "run_id", "task_id", "mix", "client_version", "config_version", "ordinal", "size", "state",
+)  # fmt: skip
+columns_of, group_columns_of = attrgetter(*EPISODE_COLUMNS), attrgetter(*GROUP_COLUMNS)
 PUT_EPISODE = f"""
-INSERT INTO episodes ({EPISODE_COLUMNS}) VALUES ({", ".join("?" * 19)})
+INSERT INTO episodes ({", ".join(EPISODE_COLUMNS)}, body) VALUES ({", ".join("?" * (len(EPISODE_COLUMNS) + 1))})
 ON CONFLICT (seq) DO UPDATE SET state = excluded.state, reason = excluded.reason, detail = excluded.detail,
     step = excluded.step, reward = excluded.reward, sampled_tokens = excluded.sampled_tokens, body = excluded.body
 """
-PUT_GROUP = f"INSERT OR REPLACE INTO groups VALUES ({', '.join('?' * 10)})"
-PUT_STEP = f"INSERT OR REPLACE INTO steps VALUES ({', '.join('?' * 8)})"
+PUT_GROUP = f"INSERT OR REPLACE INTO groups VALUES ({', '.join('?' * len(GROUP_COLUMNS))})"
 PUT_VERSION = "INSERT OR REPLACE INTO versions VALUES (?, ?, ?, ?, ?)"
-PUT_CONFIG = f"INSERT OR REPLACE INTO configs VALUES ({', '.join('?' * 6)})"
 SET_FATE = """
 UPDATE episodes SET state = ?, reason = ?, step = coalesce(?, step), detail = coalesce(?, detail) WHERE episode_id = ?
 """
@@ -159,6 +163,7 @@ EPISODE_BODY = (
 )
 """Fields of an episode that have no column, in the order they stand in its body. New ones go to the end: a pool of an older
 server lacks them."""
+body_of = attrgetter(*EPISODE_BODY)
 
 
 def of_body(name: str) -> str:

@@ -20,33 +20,29 @@ from swarm.server.state.rows import (
     GroupRow,
     KeepSteps,
     PutCalls,
-    PutConfig,
-    PutEpisode,
-    PutGroup,
     PutMeta,
-    PutRun,
-    PutStep,
-    PutTeam,
-    PutVersion,
+    RunRow,
     SetFate,
     StepRow,
     SupersedeAfter,
+    TeamRow,
+    VersionRow,
 )
 from swarm.server.storage import schema
-from swarm.server.storage.reader import PoolReader
+from swarm.server.storage.reader import Reader
 
 _LOG = logging.getLogger(__name__)
 BUSY_S = 5.0
-"""So long is waited for another program that has the file."""
+"""SQLite busy timeout, in seconds."""
 PAGE_CACHE_KIB = 16_384
 """Pages of a growing pool that stay in memory: enough for a commit's; the system's cache has the others."""
 
 
-class PoolUnreadable(SwarmError):
+class StorageUnreadable(SwarmError):
     """The file is not a pool of this version, or another server has it open."""
 
 
-class PoolStore:
+class Store:
     """Rows of one server. Writes: `begin`, `apply` any number of times, then `commit` or `rollback`; or `write` for all.
 
     Not for several threads at once, but `commit` may run in another thread than the rest: it does the waiting for the disk.
@@ -59,13 +55,13 @@ class PoolStore:
         self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=BUSY_S)
         try:
             self._prepare()
-            self.read = PoolReader(path)
+            self.read = Reader(path)
         except sqlite3.OperationalError as error:
             self._db.close()
             raise _refusal(error, path) from error
         except (sqlite3.DatabaseError, SwarmError) as error:
             self._db.close()
-            raise PoolUnreadable(f"{path} is not a pool that this server can read: {error}") from error
+            raise StorageUnreadable(f"{path} is not a pool that this server can read: {error}") from error
 
     def _prepare(self) -> None:
         db = self._db
@@ -77,7 +73,7 @@ class PoolStore:
             db.executescript(schema.ADDED + schema.BY_CAUSE + schema.BY_SUSPICION)
             return
         if found != 0 or db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-            raise PoolUnreadable(
+            raise StorageUnreadable(
                 f"{self.path} is a pool of version {found}, this server reads version {schema.SCHEMA_VERSION}; "
                 "start it with another state directory"
             )
@@ -135,34 +131,34 @@ class PoolStore:
         execute = self._db.execute
         for change in changes:
             match change:
-                case PutEpisode(row):
-                    execute(schema.PUT_EPISODE, _episode_values(row))
+                case EpisodeRow():
+                    body = orjson.dumps(schema.body_of(change))
+                    execute(schema.PUT_EPISODE, (*schema.columns_of(change), body))
                 case PutCalls(seq, body):
                     execute("INSERT OR REPLACE INTO calls VALUES (?, ?)", (seq, body))
                 case SetFate(episode_id, state, reason, step, detail):
                     execute(schema.SET_FATE, (state, reason, step, detail, episode_id))
-                case PutGroup(row):
-                    execute(schema.PUT_GROUP, _group_values(row))
-                case PutVersion(row):
-                    mix, body = row.mix or "", orjson.dumps(row)
-                    execute(schema.PUT_VERSION, (row.run_id, mix, row.client_version, row.first_at, body))
+                case GroupRow():
+                    execute(schema.PUT_GROUP, schema.group_columns_of(change))
+                case VersionRow():
+                    key = (change.run_id, change.mix or "", change.client_version, change.first_at)
+                    execute(schema.PUT_VERSION, (*key, orjson.dumps(change)))
                 case _:
                     self._apply_rare(change)
 
     def _apply_rare(self, change: Change) -> None:
         execute = self._db.execute
         match change:
-            case PutRun(row):
-                body = orjson.dumps(row)
-                execute(
-                    "INSERT OR REPLACE INTO runs VALUES (?, ?, ?, ?)", (row.seq, row.run_id, row.idempotency_key, body)
-                )
-            case PutConfig(row):
-                execute(schema.PUT_CONFIG, _config_values(row))
-            case PutStep(row):
-                execute(schema.PUT_STEP, _step_values(row))
-            case PutTeam(row):
-                execute("INSERT OR REPLACE INTO teams VALUES (?, ?)", (row.seq, orjson.dumps(row)))
+            case RunRow():
+                key = (change.seq, change.run_id, change.idempotency_key)
+                execute("INSERT OR REPLACE INTO runs VALUES (?, ?, ?, ?)", (*key, orjson.dumps(change)))
+            case ConfigRow(run_id=run_id, config_version=version, at=at, by=by, patch=patch, spec=spec):
+                body = (orjson.dumps(patch), orjson.dumps(spec))
+                execute("INSERT OR REPLACE INTO configs VALUES (?, ?, ?, ?, ?, ?)", (run_id, version, at, by, *body))
+            case StepRow():
+                execute("INSERT OR REPLACE INTO steps VALUES (?, ?, ?, ?, ?, ?, ?, ?)", _step_values(change))
+            case TeamRow():
+                execute("INSERT OR REPLACE INTO teams VALUES (?, ?)", (change.seq, orjson.dumps(change)))
             case PutMeta(name, value):
                 execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (name, value))
             case KeepSteps(run_id, after, through):
@@ -199,59 +195,7 @@ def _refusal(error: sqlite3.OperationalError, path: Path) -> Refusal | sqlite3.O
     )
 
 
-def _episode_values(row: EpisodeRow) -> tuple[Any, ...]:
-    body = orjson.dumps([getattr(row, name) for name in schema.EPISODE_BODY])
-    return (
-        row.seq,
-        row.episode_id,
-        row.run_id,
-        row.kind,
-        row.task_id,
-        row.mix,
-        row.client_id,
-        row.group_id,
-        row.slot,
-        row.ordinal,
-        row.claimed_step,
-        row.claimed_at,
-        row.state,
-        row.reason,
-        row.detail,
-        row.step,
-        row.reward,
-        row.sampled_tokens,
-        body,
-    )
-
-
-def _group_values(row: GroupRow) -> tuple[Any, ...]:
-    return (
-        row.seq,
-        row.group_id,
-        row.run_id,
-        row.task_id,
-        row.mix,
-        row.client_version,
-        row.config_version,
-        row.ordinal,
-        row.size,
-        row.state,
-    )
-
-
-def _config_values(row: ConfigRow) -> tuple[Any, ...]:
-    return row.run_id, row.config_version, row.at, row.by, orjson.dumps(row.patch), orjson.dumps(row.spec)
-
-
 def _step_values(row: StepRow) -> tuple[Any, ...]:
     batch = orjson.dumps([[group.group_id, group.task_id, group.episode_ids] for group in row.groups])
-    return (
-        row.run_id,
-        row.branch,
-        row.step,
-        row.state,
-        row.at,
-        row.config_version,
-        batch,
-        orjson.dumps(row.values),
-    )
+    values = orjson.dumps(row.values)
+    return row.run_id, row.branch, row.step, row.state, row.at, row.config_version, batch, values

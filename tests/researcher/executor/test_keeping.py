@@ -16,7 +16,7 @@ from researcher.models import StudyStatus
 from researcher.store.store import Store
 from swarm.models import resolve
 from swarm.models.folder import ModelFolder
-from swarm.server.storage.store import PoolStore
+from swarm.server.storage.store import Store as ServerStore
 from tests.fakes.example_plan import ARMS, example_plan
 from tests.swarm.cli import stored as stored_runs
 from tests.swarm.cli.stored import Stored, stored_run
@@ -62,7 +62,7 @@ def servers(folder: Path, stored_in: str) -> None:
     for name in ("server", stored_in):
         (folder / name / "process").mkdir(parents=True, exist_ok=True)
         (folder / name / "process" / "lock").touch()
-    PoolStore(folder / "server" / "state" / "pool" / "pool.sqlite").close()
+    ServerStore(folder / "server" / "state" / "pool" / "pool.sqlite").close()
 
 
 def test_models_are_kept_whole_or_their_servers_records_stay(

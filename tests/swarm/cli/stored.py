@@ -64,7 +64,7 @@ async def _train(
     world: World, engine: TrainingEngine, kills: Sequence[dict[str, float]], evals: dict[int, float]
 ) -> None:
     for step in range(1, 5):
-        await world.hurry(lambda: world.service.clerk.situation.engine_ready)
+        await world.hurry(lambda: world.service.state.situation.engine_ready)
         engine.kill_in |= kills[step - 1] if step <= len(kills) else {}
         await world.batch()
         await world.hurry(lambda step=step: stands_at(world, step))  # type: ignore[misc]
@@ -77,6 +77,6 @@ async def _train(
 
 def stands_at(world: World, step: int) -> bool:
     """Whether the step is made and the server has come to rest after it."""
-    run = world.service.clerk.book.state.run
-    situation = world.service.clerk.situation
+    run = world.service.state.run
+    situation = world.service.state.situation
     return run is not None and run.step >= step and situation.opened_run == run.run_id

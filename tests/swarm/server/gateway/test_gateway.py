@@ -394,7 +394,7 @@ def test_a_stream_ends_at_once_when_its_episode_does(
             at_the_first_token(episode, close)
         assert told.value.code == "lease_lost"
         assert engine.stopped.wait(10)
-        assert [call.complete for call in episode.trace().calls] == ([False] if over == "end" else [])
+        assert [call.complete for call in episode.trace().calls] == ([] if over == "abort" else [False])
 
 
 def at_the_first_token(episode: Episode, do: Callable[[], object]) -> None:

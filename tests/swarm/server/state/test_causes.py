@@ -14,11 +14,12 @@ from swarm.protocol.status import RestoreRequest
 from swarm.protocol.summary import LedgerFilter
 from swarm.protocol.teams import Decider, EpisodeCommit, EpisodePreparation, TeamDecision, TeamResult
 from swarm.server.service import GrantedLease
+from swarm.server.state import teams
 from swarm.server.state.call_codec import Unwritable
-from swarm.server.state.episodes import blamed
-from swarm.server.state.rows import EpisodeRow, PutEpisode
+from swarm.server.state.episodes import RECORD_LIMIT_S, blamed
+from swarm.server.state.rows import EpisodeRow
 from swarm.server.storage.schema import EPISODE_BODY, LOST_BY_CAUSE
-from swarm.server.storage.store import PoolStore
+from swarm.server.storage.store import Store
 from tests.fakes.engine import FaultyEngine
 from tests.swarm.server.state.world import World, running
 from tests.swarm.server.storage.test_store import row
@@ -81,6 +82,7 @@ async def test_silence_is_the_clients_loss_and_time_that_ran_out_the_limits(worl
     called = await world.claim(idle_limit_s=20, max_call_s=50)
     world.service.open_call(called.episode_id, called.lease)
     await world.passes(51)
+    await world.passes(RECORD_LIMIT_S)
     assert await causes(world) == [Cause.CLIENT, Cause.LIMIT, Cause.LIMIT]
 
 
@@ -117,7 +119,7 @@ async def test_what_a_restart_a_stop_or_a_restore_closes_is_lost_by_the_server(t
         await world.claim()
         await world.die()
     async with running(tmp_path, engine) as world:
-        run = world.service.clerk.book.state.run
+        run = world.service.state.run
         assert run is not None
         world.run_id = run.run_id
         assert await causes(world) == [Cause.SERVER]
@@ -164,7 +166,7 @@ async def test_a_silent_team_is_its_clients_loss_and_one_that_its_run_left_behin
 async def test_a_participant_is_lost_by_whom_the_decider_names(world: World, told: Cause | None) -> None:
     lease = await prepared(world, "ep-elsewhere")
     decision = TeamDecision(episode_id="ep-elsewhere", decision="aborted", cause=told)
-    await world.service.clerk.carry_out(lambda book: book.teams.told(lease.episode_id, decision))
+    await world.service.carry_out(lambda t: teams.hear_decision(t, lease.episode_id, decision))
     assert await causes(world) == [told or Cause.CLIENT]
 
 
@@ -215,7 +217,7 @@ def old_row(seq: int, reason: DropReason, reward: float | None = None) -> Episod
 
 
 def test_of_an_older_pool_the_cause_is_read_where_the_reason_tells_it(tmp_path: Path) -> None:
-    store = PoolStore(tmp_path / "pool.sqlite")
+    store = Store(tmp_path / "pool.sqlite")
     rows = [
         old_row(1, DropReason.SERVER_RESTARTED),
         old_row(2, DropReason.NO_CALLS, 1.0),
@@ -227,7 +229,7 @@ def test_of_an_older_pool_the_cause_is_read_where_the_reason_tells_it(tmp_path: 
         old_row(8, DropReason.EVAL, 1.0),
         row(9, state=EpisodeState.RUNNING),
     ]
-    store.write([PutEpisode(one) for one in rows])
+    store.write(list(rows))
     store.close()
     older = len(EPISODE_BODY) - 3
     with sqlite3.connect(tmp_path / "pool.sqlite") as db:
@@ -235,7 +237,7 @@ def test_of_an_older_pool_the_cause_is_read_where_the_reason_tells_it(tmp_path: 
         for seq, body in db.execute("SELECT seq, body FROM episodes").fetchall():
             db.execute("UPDATE episodes SET body = ? WHERE seq = ?", (orjson.dumps(orjson.loads(body)[:older]), seq))
     db.close()
-    store = PoolStore(tmp_path / "pool.sqlite")
+    store = Store(tmp_path / "pool.sqlite")
     server, rollout = Cause.SERVER, Cause.ROLLOUT
     found = [one.cause for one in store.read.ledger(LedgerFilter(), 0, 100)]
     assert found == [server, rollout, server, None, server, None, None, None, None]
@@ -251,7 +253,7 @@ def test_who_lost_what_is_counted_over_what_was_lost_alone(store_with_plan: list
 @pytest.fixture
 def store_with_plan(tmp_path: Path) -> list[str]:
     """How SQLite goes about the counts of /metrics."""
-    PoolStore(tmp_path / "pool.sqlite").close()
+    Store(tmp_path / "pool.sqlite").close()
     with sqlite3.connect(tmp_path / "pool.sqlite") as db:
         plan = [str(line) for line in db.execute(f"EXPLAIN QUERY PLAN {LOST_BY_CAUSE}", ("run-1",))]
     db.close()

@@ -15,7 +15,7 @@ from foundation.paths import memory_dir
 from swarm.protocol.episodes import EpisodeClaim, EpisodeResult
 from swarm.protocol.errors import ErrorCode, Refusal
 from swarm.protocol.status import RunRequest
-from swarm.server.storage.store import PoolStore
+from swarm.server.storage.store import Store
 from tests.fakes.engine import FaultyEngine
 from tests.swarm.server.state.world import World, spec
 
@@ -27,7 +27,7 @@ class Killed(BaseException):
     """The process is no more."""
 
 
-class MortalStore(PoolStore):
+class MortalStore(Store):
     """Dies at its n-th commit, counted from 0; never when `dies_at` is None."""
 
     def __init__(self, path: Path, dies_at: int | None, *, after: bool) -> None:

@@ -1,4 +1,4 @@
-"""Exactly once, durably (invariants I2, I3, I4): the book over the real pool, with a crash possible at every write.
+"""Exactly once, durably (invariants I2, I3, I4): the state machine over real storage, with a crash possible at every write.
 
 A model-based test. The process may die before a write is on disk, or after it and before anyone was answered, or the disk may be
 full; the trainer may die at any time and go back to its newest checkpoint; an operator may go back to one on purpose. Families
@@ -14,8 +14,7 @@ of tasks, partial groups, stale groups and quarantined code are all in play. Wha
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -27,7 +26,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 from foundation.clock import ManualClock
 from foundation.ids import SeededIds
 from foundation.paths import memory_dir
-from swarm.engine.seam import EngineInfo, StepOutcome, TrainBatch
+from swarm.engine.seam import StepOutcome, TrainBatch
 from swarm.protocol.episodes import (
     DropReason,
     EpisodeClaim,
@@ -40,26 +39,24 @@ from swarm.protocol.episodes import (
 from swarm.protocol.errors import ErrorCode, Refusal
 from swarm.protocol.runspec import BatchSpec, CheckpointSpec, LimitSpec, MixSpec, RunSpec
 from swarm.protocol.summary import LedgerFilter
-from swarm.server.state import mix as mixes
-from swarm.server.state.admission import NotYet
-from swarm.server.state.book import Book
-from swarm.server.state.episodes import GrantedLease, late_end
-from swarm.server.state.leases import LeaseClock, LiveEpisode
+from swarm.server.state import claims, episodes, health, run_lifecycle, steps
+from swarm.server.state.batching import Turns, balance_after, balance_under
+from swarm.server.state.calls import Ending
+from swarm.server.state.claim_queue import NotYet
+from swarm.server.state.claims import GrantedLease
+from swarm.server.state.episodes import late_end
+from swarm.server.state.machine import Command, load
 from swarm.server.state.rows import StepRow
-from swarm.server.state.state import Restoration, Situation
+from swarm.server.state.server_state import Restoration, ServerState
 from swarm.server.state.steps import Duty
 from swarm.server.storage.replay import past_mix, recorded_batch
-from swarm.server.storage.store import PoolStore
+from swarm.server.storage.store import Store
+from tests.swarm.server.state.process import INFO, Died, Process
 
 T = TypeVar("T")
-INFO = EngineInfo(backend="fake", device="cpu", model="tiny", fingerprint="f" * 64, max_model_len=4096, dtype="float32")
 FATES = st.sampled_from(["written"] * 30 + ["full", "dies before", "dies after"])
 MACHINE_FATES = st.sampled_from(["written"] * 9 + ["full", "dies before", "dies after"])
 ALL = LedgerFilter()
-
-
-class Died(Exception):
-    """The process was killed."""
 
 
 @dataclass
@@ -124,8 +121,7 @@ class ExactlyOnce(RuleBasedStateMachine):
         self.first_batches: dict[tuple[str, int, int], TrainBatch] = {}
         self.batch_of: dict[str, tuple[str, int, int]] = {}
         self.held: dict[str, Lease] = {}
-        self.store = PoolStore(Path(self.folder.name) / "pool.sqlite")
-        self.start_process()
+        self.process = Process(Path(self.folder.name) / "pool.sqlite", self.clock, self.ids)
 
     def teardown(self) -> None:
         self.store.close()
@@ -133,49 +129,23 @@ class ExactlyOnce(RuleBasedStateMachine):
 
     # -- the process ------------------------------------------------------------------------------------------------
 
-    def start_process(self, live: dict[str, LiveEpisode] | None = None) -> None:
-        if live is None:
-            self.situation = Situation(lease_clock=LeaseClock(self.clock), engine_ready=True)
-            self.situation.lease_clock.go()
-        self.book = Book.load(
-            self.store.read.snapshot(),
-            info=INFO,
-            clock=self.clock,
-            ids=self.ids,
-            situation=self.situation,
-            live=live,
-        )
-        self.store.write(self.book.state.take_changes())
-        if live is None:
+    @property
+    def state(self) -> ServerState:
+        return self.process.state
+
+    @property
+    def store(self) -> Store:
+        return self.process.store
+
+    def carry_out(self, fate: str, command: Command[T]) -> T:
+        try:
+            return self.process.carry_out(fate, command)
+        except Died:
             for lease in self.held.values():
                 lease.gone = True
+            raise
 
-    def die(self) -> None:
-        self.store.close()
-        self.store = PoolStore(Path(self.folder.name) / "pool.sqlite")
-        self.start_process()
-
-    def carry_out(self, fate: str, action: Callable[[Book], T]) -> T:
-        """What a service does: decide, write, answer. Raises Died or Refusal(STORAGE_FULL) by fate."""
-        state = self.book.state
-        try:
-            result = action(self.book)
-        finally:
-            changes = state.take_changes()
-            if changes and fate == "dies before":
-                self.die()
-                raise Died
-            if changes and fate == "full":
-                self.start_process(live={**state.closing, **state.live})
-                raise Refusal(ErrorCode.STORAGE_FULL, "full")
-            self.store.write(changes)
-            if fate == "dies after":
-                self.die()
-                raise Died
-            state.closing.clear()
-        return result
-
-    def survives(self, fate: str, action: Callable[[Book], T]) -> T | None:
+    def survives(self, fate: str, action: Command[T]) -> T | None:
         """The result, or None when there was no answer."""
         try:
             return self.carry_out(fate, action)
@@ -215,12 +185,12 @@ class ExactlyOnce(RuleBasedStateMachine):
         self.create("written")
 
     def create(self, fate: str) -> None:
-        self.survives(fate, lambda book: book.steps.create(self.spec, by="me", key=None, request_digest=""))
+        self.survives(fate, lambda t: run_lifecycle.create(t, self.spec, by="me", key=None, request_digest=""))
         self.forget_lost()
 
     @rule(fate=FATES)
     def replace_run(self, fate: str) -> None:
-        run = self.book.state.run
+        run = self.state.run
         if run is not None and run.row.status != "running":
             self.create(fate)
 
@@ -235,7 +205,7 @@ class ExactlyOnce(RuleBasedStateMachine):
         return self.claimed(fate, task, kind, version)
 
     def claimed(self, fate: str, task: str, kind: str, version: str) -> Lease | None:
-        run = self.book.state.run
+        run = self.state.run
         claim = EpisodeClaim(
             run_id=run.run_id if run else "none",
             client_id="me",
@@ -246,7 +216,7 @@ class ExactlyOnce(RuleBasedStateMachine):
             idle_limit_s=100,
         )
         try:
-            granted = self.survives(fate, lambda book: book.episodes.claim(claim))
+            granted = self.survives(fate, lambda t: claims.claim(t, claim))
         except Refusal as refusal:
             quarantined = (ErrorCode.FORBIDDEN,) if version == "2" and kind == "train" else ()
             refused_with(refusal, ErrorCode.OVER_LIMIT, ErrorCode.NOT_FOUND, ErrorCode.ENGINE_FAILED, *quarantined)
@@ -265,7 +235,7 @@ class ExactlyOnce(RuleBasedStateMachine):
     def called(self, lease: Lease, fate: str) -> None:
         granted = lease.granted
         try:
-            call = self.survives(fate, lambda book: book.episodes.open_call(granted.episode_id, granted.lease))
+            call = self.survives(fate, lambda t: episodes.open_call(t, granted.episode_id, granted.lease, Ending()))
         except Refusal as refusal:
             refused_with(refusal, ErrorCode.LEASE_LOST, ErrorCode.NOT_FOUND)
             assert lease.gone
@@ -274,7 +244,7 @@ class ExactlyOnce(RuleBasedStateMachine):
             return
         assert call.index == len(call.earlier) == lease.calls
         record = recorded(granted.episode_id, call.index, call.weights_version)
-        if self.book.episodes.close_call(call, [record]):
+        if self.process.tell(lambda t: episodes.close_call(t, call, [record])):
             lease.calls += 1
 
     @rule(lease=leases, fate=FATES, reward=st.sampled_from([0.0, 1.0]), keyed=st.booleans())
@@ -287,11 +257,11 @@ class ExactlyOnce(RuleBasedStateMachine):
         result = lease.ended_with or EpisodeResult(
             lease=granted.lease, reward=reward, idempotency_key=f"end {granted.episode_id}" if keyed else None
         )
-        if not self.book.episodes.is_open(granted.episode_id):
+        if not self.process.is_open(granted.episode_id):
             self.end_again(lease, result)
             return
         lease.ended_with = result
-        receipt = self.survives(fate, lambda book: book.episodes.end(granted.episode_id, result))
+        receipt = self.survives(fate, lambda t: episodes.end(t, granted.episode_id, result))
         if receipt is not None:
             assert receipt.status == "pooled"
             lease.acknowledged = lease.gone = True
@@ -318,7 +288,7 @@ class ExactlyOnce(RuleBasedStateMachine):
     )
     def try_a_task(self, fates: tuple[str, ...], task: str, rewards: list[float]) -> None:
         """A client that goes through with it, twice."""
-        if self.situation.opened_run is None:
+        if self.state.situation.opened_run is None:
             self.one_duty("written", "written")
         for reward, fate, later in zip(rewards, fates[::2], fates[1::2], strict=False):
             lease = self.claimed(fate, task, "train", "1")
@@ -329,20 +299,20 @@ class ExactlyOnce(RuleBasedStateMachine):
 
     @rule(lease=leases, fate=FATES)
     def abort(self, lease: Lease | None, fate: str) -> None:
-        if lease is None or not self.book.episodes.is_open(lease.granted.episode_id):
+        if lease is None or not self.process.is_open(lease.granted.episode_id):
             return
         granted = lease.granted
-        self.survives(fate, lambda book: book.episodes.abort(granted.episode_id, granted.lease, "changed my mind"))
+        self.survives(fate, lambda t: episodes.abort(t, granted.episode_id, granted.lease, "changed my mind"))
         self.forget_lost()
 
     @rule(lease=leases, reward=st.sampled_from([0.0, 1.0]))
     def use_a_forged_lease(self, lease: Lease | None, reward: float) -> None:
-        if lease is None or not self.book.episodes.is_open(lease.granted.episode_id):
+        if lease is None or not self.process.is_open(lease.granted.episode_id):
             return
         before = self.whole_ledger()
         forged = EpisodeResult(lease="swl_forged", reward=reward)
         with pytest.raises(Refusal) as caught:
-            self.carry_out("written", lambda book: book.episodes.end(lease.granted.episode_id, forged))
+            self.carry_out("written", lambda t: episodes.end(t, lease.granted.episode_id, forged))
         assert caught.value.code is ErrorCode.LEASE_LOST
         self.forget_lost()
         if not lease.gone:
@@ -355,57 +325,63 @@ class ExactlyOnce(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([1.0, 30.0, 60.0, 101.0]), fate=FATES)
     def time_passes(self, seconds: float, fate: str) -> None:
         self.clock.advance(seconds)
-        self.survives(fate, lambda book: book.episodes.expire())
+        self.survives(fate, episodes.expire)
         self.forget_lost()
 
     def forget_lost(self) -> None:
         for episode_id, lease in self.held.items():
-            if not self.book.episodes.is_open(episode_id):
+            if not self.process.is_open(episode_id):
                 lease.gone = True
 
     # -- operators and machines ---------------------------------------------------------------------------------------
 
     @rule(fate=FATES, rate=st.sampled_from([1e-5, 3e-5]))
     def patch(self, fate: str, rate: float) -> None:
-        run = self.book.state.run
+        run = self.state.run
         if run is not None and run.row.status == "running":
             change = {"optimizer": {"learning_rate": rate}}
-            self.survives(fate, lambda book: book.steps.patch(change, if_match=None, by="me"))
+            self.survives(fate, lambda t: run_lifecycle.patch(t, change, if_match=None, by="me"))
 
     @rule(fate=FATES, really=st.integers(0, 7))
     def stop(self, fate: str, really: int) -> None:
         if really == 7:
-            self.survives(fate, lambda book: book.steps.request_stop())
+            self.survives(fate, run_lifecycle.request_stop)
 
     @rule(fate=FATES, wanted=st.booleans(), really=st.integers(0, 2))
     def quarantine(self, fate: str, wanted: bool, really: int) -> None:
-        run = self.book.state.run
+        run = self.state.run
         if run is not None and run.row.status == "running" and really == 2:
-            self.survives(fate, lambda book: book.interventions.quarantine("2", wanted=wanted, reason="", by="me"))
+            self.survives(fate, lambda t: run_lifecycle.quarantine(t, "2", wanted=wanted, reason="", by="me"))
 
     @rule(newest=st.booleans(), really=st.integers(0, 2))
     def restore(self, newest: bool, really: int) -> None:
         """Wished for; the training_loop does it."""
-        run = self.book.state.run
+        run = self.state.run
         if run is not None and really == 2:
             kept = [0, *run.row.checkpoints]
-            self.situation.restoration = Restoration(run_id=run.run_id, step=kept[-1 if newest else 0], by="me")
+            wish = Restoration(run_id=run.run_id, step=kept[-1 if newest else 0], by="me")
+            try:
+                self.process.tell(lambda t: run_lifecycle.want_restoration(t, wish))
+            except Refusal as refusal:
+                refused_with(refusal, ErrorCode.OVER_LIMIT, ErrorCode.SERVER_BUSY)
 
     @rule(really=st.integers(0, 5))
     def kill_everything(self, really: int) -> None:
         if really == 5:
-            self.die()
+            self.process.die()
+            for lease in self.held.values():
+                lease.gone = True
 
     @rule(really=st.integers(0, 3))
     def kill_trainer(self, really: int) -> None:
         if really == 3:
-            self.situation.opened_run = None
+            self.process.tell(lambda t: health.engine_opened(t, None))
 
     @rule(fate=FATES, reason=st.just("the loss was not finite"))
-    @precondition(lambda self: self.book.state.run is not None and self.book.state.run.step >= 4)
+    @precondition(lambda self: self.state.run is not None and self.state.run.step >= 4)
     def fail(self, fate: str, reason: str) -> None:
-        if self.book.state.run is not None and self.book.state.run.row.status == "running":
-            self.survives(fate, lambda book: book.steps.fail(reason))
+        if self.state.run is not None and self.state.run.row.status == "running":
+            self.survives(fate, lambda t: run_lifecycle.fail(t, reason))
             self.forget_lost()
 
     @rule(fates=st.lists(MACHINE_FATES, min_size=6, max_size=6))
@@ -416,8 +392,8 @@ class ExactlyOnce(RuleBasedStateMachine):
 
     def one_duty(self, fate: str, later: str) -> None:
         """The training_loop dies with the process."""
-        duty = self.carry_out("written", lambda book: book.steps.next_duty()).duty
-        run = self.book.state.run
+        duty = steps.next_duty(self.state, self.process.now).duty
+        run = self.state.run
         try:
             if duty is Duty.RESTORE:
                 self.go_back(fate)
@@ -430,7 +406,7 @@ class ExactlyOnce(RuleBasedStateMachine):
             elif duty is Duty.STOP:
                 if run is not None and run.step > run.kept_step:
                     self.checkpoint(fate)
-                self.carry_out(later, lambda book: book.steps.stop())
+                self.carry_out(later, run_lifecycle.stop)
                 self.forget_lost()
         except Died:
             pass
@@ -438,59 +414,60 @@ class ExactlyOnce(RuleBasedStateMachine):
             refused_with(refusal, ErrorCode.STORAGE_FULL)
 
     def go_back(self, fate: str) -> None:
-        wish, run = self.situation.restoration, self.book.state.run
+        wish, run = self.state.situation.restoration, self.state.run
         assert wish is not None
         assert run is not None
         mix = past_mix(self.store.read, wish.run_id, run.specs, wish.step)
         try:
-            self.carry_out(fate, lambda book: book.interventions.restore(wish, mix))
-            self.book.state.number_evals(self.store.read.eval_ordinals(wish.run_id, wish.step))
+            ended = self.store.read.eval_ordinals(wish.run_id, wish.step)
+            self.carry_out(fate, lambda t: run_lifecycle.restore(t, wish, mix, ended))
         except Refusal as refusal:
             refused_with(refusal, ErrorCode.STORAGE_FULL, ErrorCode.OVER_LIMIT, ErrorCode.NOT_FOUND)
             if refusal.code is ErrorCode.STORAGE_FULL:
                 raise
-        self.situation.restoration = None
+        self.process.tell(run_lifecycle.restoration_over)
         self.forget_lost()
 
     def journalled(self, fate: str) -> StepRow:
         """The next step's row. Its groups stand in the turns of their families, and none is too stale."""
-        state = self.book.state
+        state = self.state
         run = state.run
         assert run is not None
-        mix, passed, balance = run.spec.batch.mix, state.passed(), run.row.mix
-        row = self.carry_out(fate, lambda book: book.steps.journal())
+        mix, balance = run.spec.batch.mix, run.row.mix
+        passed = state.passed(state.situation.lease_clock.time(self.clock.monotonic()))
+        row = self.carry_out(fate, steps.journal)
         assert row.values["staleness_max"] <= self.spec.max_staleness
         labels = [self.store.read.mixes(row.run_id)[group.group_id] for group in row.groups]
         for label in labels if mix and not passed else ():
-            turns = mixes.Turns(mixes.in_force(balance, mix))
+            turns = Turns(balance_under(balance, mix))
             assert label == turns.whose(mix)
-            balance = mixes.after(balance, mix, [label])
+            balance = balance_after(balance, mix, [label])
         return row
 
     def open(self, fate: str) -> None:
-        run = self.book.state.run
+        run = self.state.run
         assert run is not None
         begins = run.row.branch > 0 and run.kept_step == run.row.branched_at
         at = self.trainer.open(run.run_id, run.row.branch, run.kept_step if begins else None)
         if at > run.kept_step:
-            self.certainly(fate, lambda book: book.steps.checkpointed(run.run_id, at))
+            self.certainly(fate, lambda t: steps.checkpointed(t, run.run_id, at))
         for row in self.store.read.steps(run.run_id, at):
             if row.state == "done":
                 self.trainer.train(self.batch(row))
-        if self.book.state.journalled is not None:
-            self.make(self.book.state.journalled, fate)
-        self.situation.opened_run = run.run_id
+        if self.state.journalled is not None:
+            self.make(self.state.journalled, fate)
+        self.process.tell(lambda t: health.engine_opened(t, run.run_id))
 
     def make(self, row: StepRow, fate: str) -> None:
         outcome = self.trainer.train(self.batch(row))
-        self.book.steps.judge_outcome(outcome)
-        self.certainly(fate, lambda book: book.steps.record(outcome, train_s=1.0, sync_s=0.1))
+        steps.judge_outcome(self.state.journalled, outcome)
+        self.certainly(fate, lambda t: steps.record(t, outcome, train_s=1.0, sync_s=0.1))
 
     def checkpoint(self, fate: str) -> None:
         step = self.trainer.checkpoint(self.spec.checkpoint.keep)
-        self.certainly(fate, lambda book: book.steps.checkpointed(self.trainer.run_id, step))
+        self.certainly(fate, lambda t: steps.checkpointed(t, self.trainer.run_id, step))
 
-    def certainly(self, fate: str, action: Callable[[Book], None]) -> None:
+    def certainly(self, fate: str, action: Command[None]) -> None:
         """What the engine has done is written down again and again while the disk is full."""
         try:
             self.carry_out(fate, action)
@@ -499,7 +476,7 @@ class ExactlyOnce(RuleBasedStateMachine):
 
     def batch(self, row: StepRow) -> TrainBatch:
         """What is trained. The same as the first time, to the last token."""
-        run = self.book.state.run
+        run = self.state.run
         assert run is not None
         batch = recorded_batch(self.store.read, row, run.specs)
         place = (run.run_id, row.branch, row.step)
@@ -559,8 +536,8 @@ class ExactlyOnce(RuleBasedStateMachine):
 
     @invariant()
     def the_trainer_stands_where_the_journal_stands(self) -> None:
-        run = self.book.state.run
-        if run is not None and self.situation.opened_run == run.run_id:
+        run = self.state.run
+        if run is not None and self.state.situation.opened_run == run.run_id:
             assert [batch.step for batch in self.trainer.made] == list(range(1, run.step + 1))
             rows = {row.step: row for row in self.store.read.steps(run.run_id, 0)}
             for batch in self.trainer.made:
@@ -569,16 +546,9 @@ class ExactlyOnce(RuleBasedStateMachine):
 
     @invariant()
     def memory_is_what_the_pool_would_tell_again(self) -> None:
-        state = self.book.state
-        again = Book.load(
-            self.store.read.snapshot(),
-            info=INFO,
-            clock=self.clock,
-            ids=self.ids,
-            situation=self.situation,
-            live=dict(state.live),
-        ).state
-        assert not again.take_changes()
+        state = self.state
+        again = ServerState(info=INFO, ids=self.ids, situation=replace(state.situation), live=dict(state.live))
+        assert not load(again, self.store.read.snapshot(), self.process.now).changes
         assert set(again.live) == set(state.live)
         assert set(again.pooled) == set(state.pooled)
         assert [group.row for group in again.groups] == [group.row for group in state.groups]
@@ -596,12 +566,12 @@ class ExactlyOnce(RuleBasedStateMachine):
 
     @invariant()
     def the_pool_is_bounded(self) -> None:
-        expected = sum(group.expected for group in self.book.state.groups)
+        expected = sum(group.expected for group in self.state.groups)
         assert expected < self.spec.batch.max_pool_episodes + self.spec.batch.group_size
 
     @invariant()
     def nothing_quarantined_waits_to_be_trained(self) -> None:
-        state = self.book.state
+        state = self.state
         for group in state.groups if state.run is not None else ():
             if group.row.client_version in state.run.row.quarantined:
                 assert group.running

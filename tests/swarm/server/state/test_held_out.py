@@ -9,8 +9,8 @@ import pytest
 from swarm.protocol.episodes import DropReason
 from swarm.protocol.errors import ErrorCode
 from swarm.protocol.summary import LedgerFilter
-from swarm.server.state.held_out import best_of, kept_steps
 from swarm.server.state.rows import HeldOutRow
+from swarm.server.state.runs import best_of, kept_steps
 from tests.swarm.server.state.world import World, running
 
 pytestmark = pytest.mark.anyio

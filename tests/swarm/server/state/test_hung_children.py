@@ -62,14 +62,14 @@ async def test_a_trainer_that_hangs_is_named_ended_and_its_step_made_again_once(
     asked_at = world.clock.now()
     await world.passes(LEAST_LIMIT_S - 1)
     assert (await world.service.status()).trouble is None
-    await until(world, lambda: world.service.clerk.situation.hang is not None, passes=1.0)
+    await until(world, lambda: world.service.state.situation.hang is not None, passes=1.0)
     hang = await hang_of(world)
     assert command in hang.reason
     assert hang.since == pytest.approx(asked_at, abs=1)
     assert hang.found_at - hang.since <= LEAST_LIMIT_S + 5
-    await until(world, lambda: world.service.clerk.situation.engine_ready, passes=0.01)
+    await until(world, lambda: world.service.state.situation.engine_ready, passes=0.01)
     assert engine.trainer.process_id != before
-    await until(world, lambda: world.service.clerk.situation.opened_run is not None, passes=0.5)
+    await until(world, lambda: world.service.state.situation.opened_run is not None, passes=0.5)
     await step
     third = asyncio.create_task(world.batch())
     await until(world, lambda: world.has_status("complete"), passes=0.01)
@@ -88,7 +88,7 @@ async def test_a_trainer_that_hangs_when_a_run_is_opened_is_named_and_opens_it_a
     engine.trainer.hang.write_text("open_run")
     beginning = asyncio.create_task(world.begin(limits={"steps": 1}))
     await until(world, lambda: not engine.trainer.hang.exists())
-    await until(world, lambda: world.service.clerk.situation.hang is not None, passes=5.0)
+    await until(world, lambda: world.service.state.situation.hang is not None, passes=5.0)
     assert "reset" in (await hang_of(world)).reason
     await until(world, beginning.done, passes=0.01)
     step = asyncio.create_task(world.batch())

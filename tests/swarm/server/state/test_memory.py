@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from swarm.protocol.episodes import EpisodeAbort
-from swarm.server.state import episodes
-from swarm.server.state.leases import Deadlines
-from swarm.server.state.state import LEAST_SWEPT
+from swarm.server.state import claims
+from swarm.server.state.leases import LEAST_SWEPT, Deadlines
 from tests.swarm.server.state.world import World, running
 
 pytestmark = pytest.mark.anyio
@@ -29,7 +28,7 @@ async def test_deadlines_of_closed_episodes_are_forgotten_and_those_of_open_ones
         lease = await world.claim(f"t-{number}", kind="eval", idle_limit_s=86_400)
         await world.service.abort(lease.episode_id, EpisodeAbort(lease=lease.lease, reason="not wanted"))
         assert not world.service.is_open(lease.episode_id)
-    assert len(world.service.clerk.book.state.deadlines) < 20
+    assert len(world.service.state.deadlines) < 20
     assert world.service.is_open(silent.episode_id)
     await world.passes(3601)
     assert not world.service.is_open(silent.episode_id)
@@ -37,18 +36,19 @@ async def test_deadlines_of_closed_episodes_are_forgotten_and_those_of_open_ones
 
 def test_deadlines_that_are_kept_stay_in_their_order() -> None:
     deadlines = Deadlines()
-    for at in (5.0, 1.0, 4.0, 2.0, 3.0):
-        deadlines.add(at, f"at {at:g}")
-    deadlines.keep(lambda name: name not in ("at 1", "at 4"))
+    for number in range(LEAST_SWEPT):
+        deadlines.add(float(LEAST_SWEPT - number), f"at {LEAST_SWEPT - number}")
+    deadlines.sweep(lambda name: name in ("at 2", "at 3", "at 5"))
     assert deadlines.next() == 2.0
-    assert deadlines.take(10.0) == ["at 2", "at 3", "at 5"]
+    assert deadlines.take(4.0) == ["at 2", "at 3"]
+    assert len(deadlines) == 1
 
 
 async def test_calls_of_old_evaluations_are_freed_while_neither_a_checkpoint_nor_another_run_comes(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(episodes, "TRACES_KEPT", 20)
-    monkeypatch.setattr(episodes, "FREED_EVERY", 10)
+    monkeypatch.setattr(claims, "TRACES_KEPT", 20)
+    monkeypatch.setattr(claims, "FREED_EVERY", 10)
     ended = [await world.episode(f"t-{number}", kind="eval") for number in range(40)]
     kept = [bool((await world.service.trace(lease.episode_id)).calls) for lease in ended]
     assert kept == [False] * 19 + [True] * 21

@@ -17,8 +17,8 @@ from foundation.clock import ManualClock
 from swarm.protocol.errors import ErrorCode, Refusal
 from swarm.protocol.quantities import MOST
 from swarm.protocol.runspec import BatchSpec, MixSpec
-from swarm.server.state import mix as mixes
-from swarm.server.state.batches import draw, openings
+from swarm.server.state import batching as mixes
+from swarm.server.state.batching import draw, openings
 from swarm.server.state.groups import Groups
 from swarm.server.state.rows import MixRow
 from tests.fakes.engine import FaultyEngine
@@ -33,9 +33,9 @@ def walk(row: MixRow, mix: dict[str, MixSpec], turns: int) -> list[str]:
     """Whose turns they are, one by one."""
     names = []
     for _ in range(turns):
-        ahead = mixes.Turns(mixes.in_force(row, mix))
+        ahead = mixes.Turns(mixes.balance_under(row, mix))
         names.append(ahead.whose(mix))
-        row = mixes.after(row, mix, names[-1:])
+        row = mixes.balance_after(row, mix, names[-1:])
     return names
 
 
@@ -61,22 +61,22 @@ def test_nobody_is_ever_ahead_by_a_whole_group(ratios: list[float]) -> None:
     mix = {f"m{index}": MixSpec(ratio=ratio) for index, ratio in enumerate(ratios)}
     row = MixRow()
     for name in walk(row, mix, 60):
-        row = mixes.after(row, mix, [name])
+        row = mixes.balance_after(row, mix, [name])
         assert min(mixes.Turns(row).debts().values()) > -1
 
 
 def test_new_ratios_begin_with_the_whole_groups_that_are_owed() -> None:
     old, new = {"a": MixSpec(ratio=1), "b": MixSpec(ratio=1)}, {"a": MixSpec(ratio=3), "b": MixSpec(ratio=1)}
-    late = mixes.after(MixRow(), old, ["a"] * 9)
+    late = mixes.balance_after(MixRow(), old, ["a"] * 9)
     assert mixes.Turns(late).debts() == {"a": -4.5, "b": 4.5}
-    assert mixes.Turns(mixes.in_force(late, new)).debts() == {"a": -4, "b": 4}
+    assert mixes.Turns(mixes.balance_under(late, new)).debts() == {"a": -4, "b": 4}
     assert walk(late, new, 4) == ["b", "b", "b", "b"]
 
 
 @pytest.mark.parametrize("mix", [{}, THREE])
 def test_bounds_that_are_out_of_all_reach_are_not_counted_through(mix: dict[str, Any]) -> None:
     batch = BatchSpec.model_validate({"tasks": MOST // 4, "group_size": 2, "max_pool_episodes": MOST, "mix": mix})
-    balance = mixes.in_force(MixRow(), batch.mix)
+    balance = mixes.balance_under(MixRow(), batch.mix)
     drawn = draw(batch, balance, [], batch.tasks, frozenset())
     assert (set(drawn.missing), drawn.complete) == (set(mix) or {mixes.EVERYTHING}, False)
     assert openings(batch, balance, Groups(), batch.tasks, frozenset()) == set(drawn.missing)
@@ -249,7 +249,7 @@ async def test_the_patience_with_a_family_whose_rollouts_are_all_lost_is_not_beg
         for _ in range(4):
             lease = await world.claim("a", mix="a", idle_limit_s=9)
             await world.passes(10)
-            assert lease.episode_id not in world.service.clerk.book.state.live
+            assert lease.episode_id not in world.service.state.live
         await waiting
 
 
@@ -275,7 +275,7 @@ async def test_the_end_of_a_patience_is_told_once_however_often_it_is_looked_at(
         mix = {"a": {"ratio": 1}, "b": {"ratio": 1, "patience_s": 30}, "c": {"ratio": 1, "patience_s": 60}}
         await world.begin(batch={"tasks": 3, "mix": mix}, limits={"steps": 9})
         told: list[str] = []
-        monkeypatch.setattr(world.service.clerk.feed, "log", told.append)
+        monkeypatch.setattr(world.service.watchers, "log", told.append)
         await group(world, "a")
         for seconds in (31, 31):
             await world.passes(seconds)

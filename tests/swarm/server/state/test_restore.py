@@ -15,7 +15,7 @@ from swarm.protocol.episodes import DropReason, EpisodeAbort
 from swarm.protocol.errors import ErrorCode
 from swarm.protocol.status import Phase, RestoreRequest, RunRequest
 from swarm.protocol.teams import Decider, EpisodeCommit, EpisodePreparation, TeamResult
-from swarm.server.storage.reader import PoolReader
+from swarm.server.storage.reader import Reader
 from tests.fakes.engine import FaultyEngine
 from tests.swarm.server.state.world import PATIENCE_S, World, running, spec
 
@@ -221,7 +221,7 @@ async def test_an_evaluation_that_its_team_decides_after_the_restore_is_of_the_s
     async with running(tmp_path, FaultyEngine().adopt(engine), clock) as world:
         await world.service.commit(lease.episode_id, EpisodeCommit(lease=lease.lease))
         assert (await world.service.entry(lease.episode_id)).reason is reason
-        evaluated = await world.service.clerk.read(lambda reader: reader.held_out(run_id))
+        evaluated = await world.service.read(lambda reader: reader.held_out(run_id))
         assert [row.step for row in evaluated] == ([1] if reason is DropReason.EVAL else [])
 
 
@@ -245,7 +245,7 @@ async def test_evaluations_of_a_step_that_is_made_again_get_numbers_of_their_own
         else:
             await world.service.abort(old.episode_id, EpisodeAbort(lease=old.lease, reason="late"))
         await world.claim("e-1", kind="eval")
-        rows = world.service.clerk.book.state.live.values()
+        rows = world.service.state.live.values()
         assert sorted(live.row.ordinal for live in rows if live.row.kind == "eval") == [0, 1]
 
 
@@ -264,18 +264,18 @@ async def test_an_abort_while_the_past_is_read_for_a_restore_gives_its_number_ba
         await steps(world, 1, 1)
         await world.service.request_checkpoint(world.run_id)
         await world.until_phase(Phase.ROLLING)
-        read = world.service.clerk.read
+        read = world.service.read
 
-        async def read_while_it_is_aborted(query: Callable[[PoolReader], Any]) -> Any:
+        async def read_while_it_is_aborted(query: Callable[[Reader], Any]) -> Any:
             found = await read(query)
             monkeypatch.undo()
             await world.service.abort(held.episode_id, EpisodeAbort(lease=held.lease, reason="never mind"))
             return found
 
-        monkeypatch.setattr(world.service.clerk, "read", read_while_it_is_aborted)
+        monkeypatch.setattr(world.service, "read", read_while_it_is_aborted)
         await restored(world, 0)
         await world.claim("e-1", kind="eval", wait_s=60)
-        assert [live.row.ordinal for live in world.service.clerk.book.state.live.values()] == [1]
+        assert [live.row.ordinal for live in world.service.state.live.values()] == [1]
 
 
 async def test_an_abort_that_is_being_written_at_a_restore_gives_its_number_back(
@@ -299,11 +299,11 @@ async def test_an_abort_that_is_being_written_at_a_restore_gives_its_number_back
         waiting = asyncio.create_task(restored(world, 0))
         for _ in range(5):
             await asyncio.sleep(0)
-            await world.service.clerk.read(lambda reader: None)
+            await world.service.read(lambda reader: None)
         disk.set()
         await asyncio.gather(abort, waiting)
         await world.claim("e-1", kind="eval", wait_s=60)
-        assert [live.row.ordinal for live in world.service.clerk.book.state.live.values()] == [0]
+        assert [live.row.ordinal for live in world.service.state.live.values()] == [0]
 
 
 async def test_a_checkpoint_that_is_not_kept_cannot_be_restored(tmp_path: Path) -> None:

@@ -20,10 +20,11 @@ from swarm.protocol.episodes import DropReason, EpisodeAbort, EpisodeRenewal, Ep
 from swarm.protocol.errors import ErrorCode, Refusal
 from swarm.protocol.status import Phase, RunRequest
 from swarm.protocol.teams import Decider, EpisodePreparation, TeamResult
-from swarm.server.clerk import RECORD_LIMIT_S
 from swarm.server.service import GrantedLease
+from swarm.server.state import teams
+from swarm.server.state.episodes import RECORD_LIMIT_S
 from swarm.server.state.leases import digest
-from swarm.server.state.runs import judge
+from swarm.server.state.runs import judge_spec
 from tests.fakes.engine import FaultyEngine
 from tests.swarm.server.state.world import PATIENCE_S, World, running, spec
 
@@ -93,7 +94,26 @@ async def test_max_call_s_bounds_for_how_long_an_open_call_keeps_the_lease(world
         assert world.service.close_call(opened, await world.sampled(opened))
     opened = world.service.open_call(lease.episode_id, lease.lease)
     await world.passes(101)
+    await world.passes(RECORD_LIMIT_S)
     assert (await world.service.entry(lease.episode_id)).detail == "a call took longer than its max_call_s of 100 s"
+    assert len((await world.service.trace(lease.episode_id)).calls) == 2
+
+
+@pytest.mark.parametrize("noticed", [True, False])
+async def test_the_call_under_which_an_episode_expires_is_recorded(world: World, noticed: bool) -> None:
+    lease = await world.claim(idle_limit_s=20, max_call_s=100)
+    opened = world.service.open_call(lease.episode_id, lease.lease)
+    sampled = await world.sampled(opened)
+    if noticed:
+        await world.passes(100)
+        assert opened.ending.over, "it is broken off"
+        with pytest.raises(Refusal, match="closed: expired"):
+            world.service.open_call(lease.episode_id, lease.lease)
+    else:
+        world.clock.advance(100)
+    assert not world.service.close_call(opened, sampled)
+    trace = await world.service.trace(lease.episode_id)
+    assert (trace.entry.reason, trace.calls) == (DropReason.EXPIRED, [sampled])
     assert not world.service.close_call(opened, await world.sampled(opened))
 
 
@@ -524,7 +544,7 @@ async def test_a_key_whose_stored_spec_is_valid_no_more_is_of_another_spec(tmp_p
     engine, clock = FaultyEngine(), ManualClock()
     async with running(tmp_path, engine, clock) as world:
         await world.service.create_run(RunRequest(spec=spec(), idempotency_key="k"), by="tester")
-        world.service._book.state.run.configs[0].spec["max_staleness"] = "much"
+        world.service.state.run.configs[0].spec["max_staleness"] = "much"
         other = RunRequest(spec=spec(seed=9), idempotency_key="k")
         assert (
             await world.refused(world.service.create_run(other, by="tester"))
@@ -547,10 +567,10 @@ def test_a_spec_may_name_the_folder_that_is_hosted(tmp_path: Path) -> None:
     link.symlink_to(folder)
     info = replace(FaultyEngine().info, model="foo", folder=folder)
     for model in (None, "foo", str(folder), str(link)):
-        judge(spec(model=model), info)
+        judge_spec(spec(model=model), info)
     for model in (str(tmp_path), str(tmp_path / "none"), "foo\0", "~nobody-of-this-name/foo"):
         with pytest.raises(Refusal) as refused:
-            judge(spec(model=model), info)
+            judge_spec(spec(model=model), info)
         assert str(folder) not in refused.value.detail
 
 
@@ -590,17 +610,6 @@ async def test_a_patch_is_refused_when_it_is_misspelt_untunable_or_out_of_date(w
     stale = await patch({"max_staleness": 1}, if_match=7)
     assert (stale.code, stale.fields["config_version"]) == (ErrorCode.CONFIG_CONFLICT, 1)
     assert (await world.service.report(world.run_id)).config_version == 1
-
-
-async def test_a_whole_number_of_any_size_in_a_patch_is_kept_and_fails_no_other_write(world: World) -> None:
-    lease = await world.claim()
-    await world.call(lease)
-    patch = {"algorithm": {"clip_high": 10**20}}
-    await asyncio.gather(world.service.patch_run(world.run_id, patch, None, "ann"), world.end(lease))
-    await world.service.stop_run(world.run_id)
-    await world.until_phase(Phase.IDLE)
-    first, _ = world.run_id, await world.begin()
-    assert [change.patch for change in (await world.service.report(first)).changes] == [patch]
 
 
 async def test_a_change_is_kept_with_who_and_when(world: World) -> None:
@@ -746,9 +755,7 @@ async def test_a_team_member_whose_calls_cannot_be_kept_is_given_up_too(world: W
     await call_that_cannot_be_kept(world, lease)
     decider = Decider(url="http://other:1", episode_id="ep-9", key="k")
     wish = EpisodePreparation(lease=lease.lease, decider=decider, result=TeamResult(reward=1.0), patience_s=60)
-    refusal = await world.refused(
-        world.service.clerk.carry_out(lambda book: book.teams.prepare(lease.episode_id, wish, "sealed"))
-    )
+    refusal = await world.refused(world.service.carry_out(lambda t: teams.prepare(t, lease.episode_id, wish, "sealed")))
     assert refusal.code is ErrorCode.LEASE_LOST
     assert await world.states() == ["dropped aborted"]
 
@@ -799,7 +806,7 @@ async def test_while_another_program_holds_the_pool_requests_are_refused_and_the
         assert (refusal.code, "another program" in refusal.detail) == (ErrorCode.STORAGE_FULL, True)
         await world.passes(20)  # a lease runs out, which cannot be written either
         other.execute("ROLLBACK")
-    await world.hurry(lambda: lease.episode_id not in world.service.clerk.book.state.live)
+    await world.hurry(lambda: lease.episode_id not in world.service.state.live)
     assert (await world.end(held)).status == "pooled"
     assert await world.states() == ["dropped expired", "ended"]
 
@@ -830,7 +837,7 @@ async def test_a_call_that_closes_during_an_end_that_fails_does_not_keep_its_epi
     pages = world.store._db.execute("PRAGMA page_count").fetchone()[0]
     world.store._db.execute(f"PRAGMA max_page_count = {pages}")
     ending = asyncio.create_task(world.refused(world.end(lease, 1.0, metadata={"note": "x" * 200_000})))
-    while world.service.clerk.book.episodes.is_open(lease.episode_id):
+    while lease.episode_id in world.service.state.live:
         world.clock.advance(RECORD_LIMIT_S)
         await asyncio.sleep(0)
     assert not world.service.close_call(opened, None)

@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 from foundation.clock import ManualClock
+from swarm.protocol.episodes import EpisodeAbort, EpisodeRenewal
 from swarm.protocol.errors import ErrorCode
 from swarm.protocol.runspec import EPISODE_LIMIT_S, RunSpec
 from swarm.protocol.status import WaitingFor
-from swarm.server.state.standstill import LONG_QUIET_S, LOOK_EVERY_S, QUIET_S
+from swarm.server.state.status import LONG_QUIET_S, QUIET_S
+from swarm.server.timers import LOOK_EVERY_S
 from tests.fakes.engine import FaultyEngine
 from tests.swarm.server.state.world import World, running
 
@@ -51,14 +53,14 @@ async def test_a_rollout_that_sleeps_for_ever_is_named_and_expires_and_the_run_g
     assert refused.code is ErrorCode.DRAINING
     await looks(world, QUIET_S - LOOK_EVERY_S)
     assert await waited_for(world) is None
-    revision = world.service.clerk.feed.revision
+    revision = world.service.watchers.revision
     await looks(world, 2 * LOOK_EVERY_S)
     assert await waited_for(world) == WaitingFor(task_id="t-1", client_id="asleep", since=since)
-    assert world.service.clerk.feed.revision > revision
+    assert world.service.watchers.revision > revision
     for _ in range(10):  # the lease is renewed all the time
         await looks(world, 50)
-        for live in list(world.service.clerk.book.state.live.values()):
-            world.service.clerk.book.episodes.renew(live.row.episode_id, live.lease)
+        for live in list(world.service.state.live.values()):
+            await world.service.renew(live.row.episode_id, EpisodeRenewal(lease=live.lease))
     await looks(world, 100)
     assert "dropped expired" in await world.states()
     lost = await waited_for(world)
@@ -101,8 +103,8 @@ async def test_evaluations_that_go_on_hide_nothing_and_a_step_under_way_waits_fo
     assert waited is not None
     assert waited.client_id == "asleep"
     world.engine.gate = asyncio.Event()
-    sleeper = next(one for one in world.service.clerk.book.state.live.values() if one.row.client_id == "asleep")
-    world.service.clerk.book.episodes.abort(sleeper.row.episode_id, sleeper.lease, "tired")
+    sleeper = next(one for one in world.service.state.live.values() if one.row.client_id == "asleep")
+    await world.service.abort(sleeper.row.episode_id, EpisodeAbort(lease=sleeper.lease, reason="tired"))
     await world.episode("t-1", 0.0)
     await looks(world, QUIET_S + LOOK_EVERY_S)
     assert await waited_for(world) is None

@@ -10,12 +10,12 @@ from swarm.protocol.episodes import CallFailure, Cause, DropReason
 from swarm.protocol.errors import ErrorCode
 from swarm.protocol.summary import LedgerFilter
 from swarm.protocol.teams import Decider, EpisodeCommit, EpisodePreparation, TeamResult
-from swarm.server.clerk import UNNOTICED_S
 from swarm.server.gateway.failures import Failures, KeptCall
 from swarm.server.service import GrantedLease
 from swarm.server.state.calls import CallAttempt, FailedCall
 from swarm.server.state.calls import Outcome as CallOutcome
-from swarm.server.state.held_out import best_of
+from swarm.server.state.health import UNNOTICED_S
+from swarm.server.state.runs import best_of
 from tests.swarm.server.state.world import World, running
 
 pytestmark = pytest.mark.anyio

@@ -1,4 +1,4 @@
-"""Teams on both or on none: two books over real pools, with a crash possible at every write and every message at risk.
+"""Teams on both or on none: two state machines over real storage, with a crash possible at every write and every message at risk.
 
 A model-based test. Honest clients take their teams through claim, prepare, commit and tell, or give up, or die anywhere. A request
 may be lost, or its answer, or be delivered twice, or once more much later; a server may die before or after any write, its disk may
@@ -21,7 +21,6 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 from foundation.clock import ManualClock
 from foundation.ids import SeededIds
 from foundation.paths import memory_dir
-from swarm.engine.seam import EngineInfo
 from swarm.protocol.episodes import DropReason, EpisodeClaim, EpisodeResult, EpisodeState, RecordedCall
 from swarm.protocol.errors import ErrorCode, Refusal
 from swarm.protocol.runspec import BatchSpec, RunSpec
@@ -34,17 +33,18 @@ from swarm.protocol.teams import (
     TeamReceipt,
     TeamResult,
 )
-from swarm.server.state.book import Book
-from swarm.server.state.episodes import GrantedLease, NotYet, late_abort, late_end
-from swarm.server.state.leases import LeaseClock, LiveEpisode
+from swarm.server.state import claims, episodes, health, run_lifecycle, teams
+from swarm.server.state.calls import Ending
+from swarm.server.state.claim_queue import NotYet
+from swarm.server.state.claims import GrantedLease
+from swarm.server.state.episodes import late_abort, late_end
+from swarm.server.state.machine import Command, expire
 from swarm.server.state.rows import TeamRow
-from swarm.server.state.state import Situation
 from swarm.server.state.teams import late_commit, late_decision, late_prepare, late_resolve
-from swarm.server.storage.store import PoolStore
+from tests.swarm.server.state.process import Died, Process
 from tests.swarm.server.state.test_exactly_once import recorded, refused_with
 
 T = TypeVar("T")
-INFO = EngineInfo(backend="fake", device="cpu", model="tiny", fingerprint="f" * 64, max_model_len=4096, dtype="float32")
 SPEC = RunSpec(batch=BatchSpec(tasks=4, group_size=4, group_patience_s=1e6), max_staleness=2)
 IDLE_S, PATIENCE_S = 100.0, 60.0
 
@@ -53,55 +53,38 @@ class NoAnswer(Exception):
     """The request was lost, or its answer, or the server died on it."""
 
 
-class Server:
-    """One server's book and pool, with the service's way of asking them."""
+class Server(Process):
+    """One server, with the service's way of asking it."""
 
     def __init__(self, folder: Path, clock: ManualClock, seed: int) -> None:
-        self.path = folder / f"{seed}.sqlite"
-        self.clock = clock
-        self.ids = SeededIds(seed)
-        self.store = PoolStore(self.path)
-        self.start()
+        super().__init__(folder / f"{seed}.sqlite", clock, SeededIds(seed))
         self.begin_run()
 
-    def start(self, live: dict[str, LiveEpisode] | None = None) -> None:
-        if live is None:
-            self.situation = Situation(lease_clock=LeaseClock(self.clock), engine_ready=True)
-            self.situation.lease_clock.go()
-        snapshot = self.store.read.snapshot()
-        self.book = Book.load(snapshot, info=INFO, clock=self.clock, ids=self.ids, situation=self.situation, live=live)
-        self.store.write(self.book.state.take_changes())
-        run = self.book.state.run
-        self.situation.opened_run = run.run_id if run and not run.row.released else None
+    def start(self) -> None:
+        super().start()
+        run = self.state.run
+        if run is not None and not run.row.released:
+            self.tell(lambda t: health.engine_opened(t, run.run_id))
 
     def begin_run(self) -> None:
-        self.write("written", lambda book: book.steps.create(SPEC, by="me", key=None, request_digest=""))
-        assert self.book.state.run is not None
-        self.situation.opened_run = self.book.state.run.run_id
+        run = self.tell(lambda t: run_lifecycle.create(t, SPEC, by="me", key=None, request_digest=""))
+        self.tell(lambda t: health.engine_opened(t, run.run_id))
 
-    def die(self) -> None:
-        self.store.close()
-        self.store = PoolStore(self.path)
-        self.start()
-
-    def write(self, fate: str, action: Callable[[Book], T]) -> T:
-        state = self.book.state
+    def write(self, fate: str, command: Command[T]) -> T:
         try:
-            result = action(self.book)
-        finally:
-            changes = state.take_changes()
-            if changes and fate == "dies before":
-                self.die()
-                raise NoAnswer
-            if changes and fate == "full":
-                self.start(live={**state.closing, **state.live})
-                raise NoAnswer
-            self.store.write(changes)
-            if changes and fate == "dies after":
-                self.die()
-                raise NoAnswer
-            state.closing.clear()
-        return result
+            return self.carry_out(fate, command)
+        except Died as error:
+            raise NoAnswer from error
+        except Refusal as refusal:
+            if refusal.code is ErrorCode.STORAGE_FULL:
+                raise NoAnswer from refusal
+            raise
+
+    def knows(self, episode_id: str) -> bool:
+        return self.is_open(episode_id) or self.is_prepared(episode_id)
+
+    def is_prepared(self, episode_id: str) -> bool:
+        return episode_id in self.state.prepared
 
     def rows(self, episode_id: str) -> tuple[object, TeamRow | None]:
         row = self.store.read.episode(episode_id)
@@ -117,38 +100,38 @@ class Server:
     # -- requests -------------------------------------------------------------------------------------------------------
 
     def claim(self, fate: str, task: str) -> GrantedLease | None:
-        run = self.book.state.run
+        run = self.state.run
         assert run is not None
         claim = EpisodeClaim(run_id=run.run_id, client_id="c", task_id=task, idle_limit_s=IDLE_S)
-        granted = self.write(fate, lambda book: book.episodes.claim(claim))
+        granted = self.write(fate, lambda t: claims.claim(t, claim))
         return None if isinstance(granted, NotYet) else granted
 
     def call(self, held: GrantedLease) -> None:
-        opened = self.book.episodes.open_call(held.episode_id, held.lease)
+        opened = self.tell(lambda t: episodes.open_call(t, held.episode_id, held.lease, Ending()))
         record: RecordedCall = recorded(held.episode_id, opened.index, opened.weights_version)
-        self.book.episodes.close_call(opened, [record])
+        self.tell(lambda t: episodes.close_call(t, opened, [record]))
 
     def prepare(self, fate: str, held: GrantedLease, wish: EpisodePreparation) -> TeamReceipt:
-        if not self.book.teams.knows(held.episode_id):
+        if not self.knows(held.episode_id):
             return late_prepare(*self.rows(held.episode_id), held.episode_id, wish)  # type: ignore[arg-type]
-        return self.write(fate, lambda book: book.teams.prepare(held.episode_id, wish, "sealed"))
+        return self.write(fate, lambda t: teams.prepare(t, held.episode_id, wish, "sealed"))
 
     def commit(self, fate: str, held: GrantedLease) -> TeamReceipt:
-        if not self.book.teams.knows(held.episode_id):
+        if not self.knows(held.episode_id):
             return late_commit(*self.rows(held.episode_id), held.episode_id, held.lease)  # type: ignore[arg-type]
-        return self.write(fate, lambda book: book.teams.commit(held.episode_id, held.lease))
+        return self.write(fate, lambda t: teams.commit(t, held.episode_id, held.lease))
 
     def abort(self, fate: str, held: GrantedLease) -> None:
-        if self.book.teams.is_prepared(held.episode_id):
-            self.write(fate, lambda book: book.teams.abort(held.episode_id, held.lease, "gave up"))
-        elif self.book.episodes.is_open(held.episode_id):
-            self.write(fate, lambda book: book.episodes.abort(held.episode_id, held.lease, "gave up"))
+        if self.is_prepared(held.episode_id):
+            self.write(fate, lambda t: teams.abort(t, held.episode_id, held.lease, "gave up"))
+        elif self.is_open(held.episode_id):
+            self.write(fate, lambda t: episodes.abort(t, held.episode_id, held.lease, "gave up"))
         else:
             late_abort(self.rows(held.episode_id)[0], held.episode_id, held.lease)  # type: ignore[arg-type]
 
     def decision(self, episode_id: str) -> TeamDecision:
-        if self.book.teams.knows(episode_id):
-            return self.book.teams.decision(episode_id)
+        if self.knows(episode_id):
+            return TeamDecision(episode_id=episode_id, decision="undecided")
         return late_decision(self.rows(episode_id)[1], episode_id)
 
 
@@ -324,7 +307,7 @@ class Teams(RuleBasedStateMachine):
         """A plain end of what is prepared or decided changes nothing."""
         held = client.held.get(side)
         server = self.servers[side]
-        if held is None or server.book.episodes.is_open(held.episode_id):
+        if held is None or server.is_open(held.episode_id):
             return
         before = server.rows(held.episode_id)
         row = server.store.read.episode(held.episode_id)
@@ -345,7 +328,7 @@ class Teams(RuleBasedStateMachine):
         server = self.servers[side]
         if really == 9:
             try:
-                server.write(fate, lambda book: book.steps.stop())
+                server.write(fate, run_lifecycle.stop)
             except NoAnswer:
                 return
             server.begin_run()
@@ -355,24 +338,24 @@ class Teams(RuleBasedStateMachine):
         self.clock.advance(seconds)
         for server, fate in zip(self.servers, fates, strict=True):
             try:
-                server.write(fate, lambda book: book.expire())
+                server.write(fate, expire)
             except NoAnswer:
                 continue
 
     @rule(net=NETS, fate=WRITES)
     def ask_deciders(self, net: str, fate: str) -> None:
         for side, server in enumerate(self.servers):
-            for episode_id in server.book.teams.in_doubt():
-                if episode_id in server.book.state.prepared:
+            for episode_id in teams.in_doubt(server.state):
+                if episode_id in server.state.prepared:
                     self.ask(side, episode_id, net, fate)
 
     def ask(self, side: int, episode_id: str, net: str, fate: str) -> None:
         server = self.servers[side]
-        prepared = server.book.state.prepared.get(episode_id)
+        prepared = server.state.prepared.get(episode_id)
         if prepared is None or net in ("request lost", "answer lost"):
             return
         decision = self.servers[1 - side].decision(prepared.team.decider_id)
-        request: Request = lambda fate: server.write(fate, lambda book: book.teams.told(episode_id, decision))  # noqa: E731
+        request: Request = lambda fate: server.write(fate, lambda t: teams.hear_decision(t, episode_id, decision))  # noqa: E731
         if decision.decision != "undecided":
             self.sent.append((side, request))
         try:
@@ -399,7 +382,7 @@ class Teams(RuleBasedStateMachine):
     @invariant()
     def what_is_prepared_holds_its_slot_and_is_in_no_pool(self) -> None:
         for server in self.servers:
-            state = server.book.state
+            state = server.state
             for row in server.store.read.ledger(LedgerFilter(state=EpisodeState.PREPARED), 0, 10_000):
                 assert row.episode_id in state.prepared
                 assert row.episode_id not in state.pooled
@@ -425,8 +408,8 @@ class Teams(RuleBasedStateMachine):
             if first == "committed":
                 self.counts_with_its_own_reward(client)
         for server in self.servers:
-            assert not server.book.state.prepared
-            assert not server.book.state.live
+            assert not server.state.prepared
+            assert not server.state.live
             server.store.close()
         self.folder.cleanup()
 
@@ -476,39 +459,39 @@ def wish(held: GrantedLease, decider_id: str, reward: float = 1.0) -> EpisodePre
 def test_a_silent_client_aborts_at_the_decider_and_puts_the_others_in_doubt(server: Server) -> None:
     decider, participant = prepared_pair(server)
     server.clock.advance(PATIENCE_S - 1)
-    server.write("written", lambda book: book.expire())
-    server.book.teams.renew(decider.episode_id, decider.lease)
-    server.book.teams.renew(participant.episode_id, participant.lease)
+    server.write("written", expire)
+    server.tell(lambda t: teams.renew(t, decider.episode_id, decider.lease))
+    server.tell(lambda t: teams.renew(t, participant.episode_id, participant.lease))
     server.clock.advance(PATIENCE_S - 1)
-    server.write("written", lambda book: book.expire())
-    assert not server.book.teams.in_doubt()
+    server.write("written", expire)
+    assert not teams.in_doubt(server.state)
     assert server.outcome(decider.episode_id) is None
     server.clock.advance(2)
-    server.write("written", lambda book: book.expire())
+    server.write("written", expire)
     row = server.store.read.episode(decider.episode_id)
     assert row is not None
     assert (row.reason, row.detail) == (
         DropReason.TEAM_ABORTED,
         "its client was silent for 60 s and had not committed",
     )
-    assert server.book.teams.in_doubt() == [participant.episode_id]
+    assert teams.in_doubt(server.state) == [participant.episode_id]
     server.clock.advance(1e6)
-    server.write("written", lambda book: book.expire())
+    server.write("written", expire)
     assert server.outcome(participant.episode_id) is None, "a participant never decides by itself"
 
 
 def test_a_participant_asks_as_soon_as_its_server_is_back(server: Server) -> None:
     _, participant = prepared_pair(server)
     server.die()
-    assert server.book.teams.in_doubt() == [participant.episode_id]
+    assert teams.in_doubt(server.state) == [participant.episode_id]
 
 
 def test_the_end_of_a_run_decides_here_and_waits_for_what_is_decided_elsewhere(server: Server) -> None:
     decider, participant = prepared_pair(server)
-    server.write("written", lambda book: book.steps.stop())
+    server.write("written", run_lifecycle.stop)
     assert server.outcome(decider.episode_id) == "aborted"
     assert server.outcome(participant.episode_id) is None
-    server.write("written", lambda book: book.teams.commit(participant.episode_id, participant.lease))
+    server.write("written", lambda t: teams.commit(t, participant.episode_id, participant.lease))
     row = server.store.read.episode(participant.episode_id)
     assert row is not None
     assert (row.reward, row.reason) == (1.0, DropReason.RUN_ENDED)
@@ -516,7 +499,7 @@ def test_the_end_of_a_run_decides_here_and_waits_for_what_is_decided_elsewhere(s
 
 def test_a_prepared_episode_keeps_its_group_from_running_out_of_patience(server: Server) -> None:
     decider, _ = prepared_pair(server)
-    group = next(iter(server.book.state.groups))
+    group = next(iter(server.state.groups))
     assert sorted(group.running) == [0, 1]
     assert group.patience_ends_at() is None
     server.commit("written", decider)
@@ -541,9 +524,9 @@ def test_repetitions_are_recognised_and_contradictions_refused(server: Server) -
 def test_a_forged_lease_commits_and_aborts_nothing(server: Server) -> None:
     decider, _ = prepared_pair(server)
     for action in (
-        lambda book: book.teams.commit(decider.episode_id, "swl_forged"),
-        lambda book: book.teams.abort(decider.episode_id, "swl_forged", "no"),
-        lambda book: book.teams.renew(decider.episode_id, "swl_forged"),
+        lambda t: teams.commit(t, decider.episode_id, "swl_forged"),
+        lambda t: teams.abort(t, decider.episode_id, "swl_forged", "no"),
+        lambda t: teams.renew(t, decider.episode_id, "swl_forged"),
     ):
         with pytest.raises(Refusal) as caught:
             server.write("written", action)
@@ -557,7 +540,7 @@ def test_only_what_is_prepared_can_be_committed(server: Server) -> None:
     with pytest.raises(Refusal) as caught:
         server.commit("written", granted)
     assert caught.value.code is ErrorCode.INVALID_SPEC
-    assert server.book.episodes.is_open(granted.episode_id)
+    assert server.is_open(granted.episode_id)
     assert server.decision(granted.episode_id).decision == "undecided"
     server.abort("written", granted)
     assert server.decision(granted.episode_id).decision == "aborted"
@@ -567,9 +550,9 @@ def test_only_what_is_prepared_can_be_committed(server: Server) -> None:
 def test_an_operator_can_decide_in_place_of_a_decider_that_is_gone(server: Server, outcome: str) -> None:
     _, participant = prepared_pair(server)
     word = EpisodeResolution.model_validate({"outcome": outcome, "reason": "its disk burnt"})
-    receipt = server.write("written", lambda book: book.teams.resolve(participant.episode_id, word))
+    receipt = server.write("written", lambda t: teams.resolve(t, participant.episode_id, word))
     assert receipt.status == outcome
     row, team = server.rows(participant.episode_id)
     assert row.detail == "resolved by an operator: its disk burnt"  # type: ignore[attr-defined]
     assert late_resolve(row, team, participant.episode_id, word).status == outcome  # type: ignore[arg-type]
-    assert participant.episode_id not in server.book.state.prepared
+    assert participant.episode_id not in server.state.prepared

@@ -21,7 +21,7 @@ from swarm.protocol.errors import ErrorCode, Refusal
 from swarm.protocol.status import Phase, RunReport, RunRequest
 from swarm.protocol.teams import Decider, EpisodePreparation, TeamResult
 from swarm.server.state.rows import HeldOutRow
-from swarm.server.storage.reader import PoolReader
+from swarm.server.storage.reader import Reader
 from tests.fakes.engine import FaultyEngine
 from tests.swarm.server.state.world import PATIENCE_S, World, running, spec
 
@@ -528,7 +528,7 @@ async def test_inference_that_came_back_is_given_the_weights_again_before_anyone
         assert (status.phase, status.engine.failures) == (Phase.BOOTING, 1)
         assert (await world.refused(world.claim("t-1"))).code is ErrorCode.NOT_ROLLING
         world.engine.tell(EngineHealth(ready=True, failures=1))
-        assert world.service.clerk.situation.shown_phase is Phase.UPDATING
+        assert world.service.state.situation.shown_phase is Phase.UPDATING
         await world.until_phase(Phase.ROLLING)
         assert (await world.claim("t-1")).weights_version.step == 1
         assert world.engine.log == ["serve 1"]
@@ -554,7 +554,7 @@ async def test_a_full_disk_holds_training_up_and_loses_nothing(tmp_path: Path) -
         world.engine.gate = asyncio.Event()
         await world.batch()
         await world.until_phase(Phase.UPDATING)
-        await world.service.clerk.settled()
+        await world.service.settled()
         world.store._db.execute("PRAGMA query_only = ON")
         world.engine.gate.set()
         for _ in range(5):
@@ -584,13 +584,13 @@ async def test_without_room_for_checkpoints_a_run_waits_and_the_status_says_why(
         in_the_way = tmp_path / "runs"
         in_the_way.write_text("")
         await world.service.create_run(RunRequest(spec=spec()), by="tester")
-        await world.until(lambda: world.service.clerk.situation.storage_full is not None)
+        await world.until(lambda: world.service.state.situation.storage_full is not None)
         status = await world.service.status()
         assert status.storage_full is not None
         assert status.trouble == status.storage_full.reason
         assert "make room on the disk" in status.trouble
         in_the_way.unlink()
-        await world.hurry(lambda: world.service.clerk.situation.shown_phase is Phase.ROLLING)
+        await world.hurry(lambda: world.service.state.situation.shown_phase is Phase.ROLLING)
         assert (await world.service.status()).trouble is None
 
 
@@ -605,10 +605,10 @@ async def test_an_engine_that_finds_no_room_to_open_a_run_is_asked_again_and_the
 
         monkeypatch.setattr(world.engine, "open_run", full)
         await world.service.create_run(RunRequest(spec=spec()), by="tester")
-        await world.until(lambda: world.service.clerk.situation.storage_full is not None)
+        await world.until(lambda: world.service.state.situation.storage_full is not None)
         assert "No space left on device; make room on the disk" in ((await world.service.status()).trouble or "")
         monkeypatch.setattr(world.engine, "open_run", opened)
-        await world.hurry(lambda: world.service.clerk.situation.shown_phase is Phase.ROLLING)
+        await world.hurry(lambda: world.service.state.situation.shown_phase is Phase.ROLLING)
         assert (await world.service.status()).trouble is None
 
 
@@ -616,18 +616,18 @@ async def test_who_asks_about_every_episode_holds_up_neither_the_next_step_nor_r
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     let_go, asked_in = threading.Event(), set[str]()
-    tasks, held_out = PoolReader.tasks, PoolReader.held_out
+    tasks, held_out = Reader.tasks, Reader.held_out
 
-    def slow(reader: PoolReader, *wanted: Any) -> list[TaskProgress]:
+    def slow(reader: Reader, *wanted: Any) -> list[TaskProgress]:
         let_go.wait(PATIENCE_S)
         return tasks(reader, *wanted)
 
-    def seen(reader: PoolReader, run_id: str) -> list[HeldOutRow]:
+    def seen(reader: Reader, run_id: str) -> list[HeldOutRow]:
         asked_in.add(threading.current_thread().name)
         return held_out(reader, run_id)
 
-    monkeypatch.setattr(PoolReader, "tasks", slow)
-    monkeypatch.setattr(PoolReader, "held_out", seen)
+    monkeypatch.setattr(Reader, "tasks", slow)
+    monkeypatch.setattr(Reader, "held_out", seen)
     async with running(tmp_path) as world:
         await world.begin()
         asking = asyncio.create_task(world.service.tasks())

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
-
 from swarm.protocol.episodes import EpisodeClaim, WeightsVersion
 from swarm.protocol.errors import ErrorCode, Refusal
-from swarm.server.state.admission import NotYet
-from swarm.server.state.episodes import GrantedLease
-from swarm.server.state.waiting import Waiting
-
-pytestmark = pytest.mark.anyio
+from swarm.server.state.claim_queue import ClaimQueue, NotYet
+from swarm.server.state.claims import GrantedLease
 
 FULL = NotYet(code=ErrorCode.DRAINING, detail="full")
 
@@ -28,44 +23,44 @@ def lease(episode_id: str) -> GrantedLease:
     )
 
 
-async def test_who_came_first_is_tried_first_and_nobody_behind_one_who_must_wait() -> None:
-    waiting = Waiting()
-    for client, task in (("a", "x"), ("b", "y"), ("c", "x"), ("d", "y"), ("e", "z")):
-        waiting.join(claim(client, task), FULL)
+def test_who_came_first_is_tried_first_and_nobody_behind_one_who_must_wait() -> None:
+    queue = ClaimQueue()
+    tickets = [
+        queue.join(claim(client, task), FULL)
+        for client, task in (("a", "x"), ("b", "y"), ("c", "x"), ("d", "y"), ("e", "z"))
+    ]
     tried: list[str] = []
 
-    def attempt(asked: EpisodeClaim) -> GrantedLease | NotYet:
-        tried.append(asked.client_id)
-        return NotYet(code=ErrorCode.DRAINING, detail="no y") if asked.task_id == "y" else lease(asked.client_id)
+    def attempt(wanted: EpisodeClaim) -> GrantedLease | NotYet:
+        tried.append(wanted.client_id)
+        return NotYet(code=ErrorCode.DRAINING, detail="no y") if wanted.task_id == "y" else lease(wanted.client_id)
 
-    granted = waiting.admit(attempt)
+    answers = queue.admit(attempt)
     assert tried == ["a", "b", "c", "e"]
-    assert [waiter.claim.client_id for waiter, _ in granted] == ["a", "c", "e"]
+    assert [ticket for ticket, _ in answers] == [tickets[0], tickets[2], tickets[4]]
     tried.clear()
-    assert waiting.admit(lambda asked: tried.append(asked.client_id) or FULL) == []
+    assert queue.admit(lambda wanted: tried.append(wanted.client_id) or FULL) == []
     assert tried == ["b"]
 
 
-async def test_who_gave_up_is_not_tried_and_a_repetition_waits_for_the_same_answer() -> None:
-    waiting = Waiting()
-    one, again = (waiting.join(claim("a", "x", idempotency_key="k"), FULL) for _ in range(2))
-    assert one is again
-    waiting.give_up(one)
-    assert len(waiting.admit(lambda asked: FULL)) == 0
-    waiting.give_up(one)
-    granted = waiting.admit(lambda asked: lease("late"))
-    assert granted == []
-    assert waiting.join(claim("a", "x", idempotency_key="k"), FULL) is not one
+def test_who_gave_up_is_not_tried_and_a_repetition_waits_for_the_same_answer() -> None:
+    queue = ClaimQueue()
+    one, again = (queue.join(claim("a", "x", idempotency_key="k"), FULL) for _ in range(2))
+    assert one == again
+    queue.leave(one)
+    assert queue.admit(lambda wanted: lease("late")) == []
+    assert queue.join(claim("a", "x", idempotency_key="k"), FULL) != one
 
 
-async def test_a_refusal_is_for_one_claim_alone() -> None:
-    waiting = Waiting()
-    waiters = [waiting.join(claim(client, "x"), FULL) for client in "ab"]
+def test_a_refusal_is_for_one_claim_alone() -> None:
+    queue = ClaimQueue()
+    first, second = [queue.join(claim(client, "x"), FULL) for client in "ab"]
 
-    def attempt(asked: EpisodeClaim) -> GrantedLease | NotYet:
-        if asked.client_id == "a":
+    def attempt(wanted: EpisodeClaim) -> GrantedLease | NotYet:
+        if wanted.client_id == "a":
             raise Refusal(ErrorCode.FORBIDDEN, "not you")
-        return lease(asked.client_id)
+        return lease(wanted.client_id)
 
-    assert [waiter for waiter, _ in waiting.admit(attempt)] == [waiters[1]]
-    assert isinstance(waiters[0].answer.exception(), Refusal)
+    answers = dict(queue.admit(attempt))
+    assert isinstance(answers[first], Refusal)
+    assert isinstance(answers[second], GrantedLease)

@@ -15,10 +15,9 @@ from swarm.protocol.episodes import EpisodeClaim, EpisodeReceipt, EpisodeResult,
 from swarm.protocol.errors import ErrorCode, Refusal
 from swarm.protocol.runspec import RunSpec
 from swarm.protocol.status import Phase, RunRequest
-from swarm.server.clerk import Clerk
 from swarm.server.service import GrantedLease, Service
 from swarm.server.state.calls import OpenCall
-from swarm.server.storage.store import PoolStore
+from swarm.server.storage.store import Store
 from swarm.server.training_loop import TrainingLoop
 from tests.fakes.engine import FaultyEngine
 
@@ -42,12 +41,12 @@ def spec(**fields: Any) -> RunSpec:
 class World:
     """One process of a server. Leave it with `stop`, or by dying: just forget it."""
 
-    def __init__(self, folder: Path, engine: FaultyEngine, clock: ManualClock, store: PoolStore | None = None) -> None:
+    def __init__(self, folder: Path, engine: FaultyEngine, clock: ManualClock, store: Store | None = None) -> None:
         self.folder = folder
         self.engine = engine
         self.clock = clock
-        self.store = store or PoolStore(folder / "pool" / "pool.sqlite")
-        self.service = Service(Clerk(self.store, engine.info, clock=clock, ids=RandomIds()))
+        self.store = store or Store(folder / "pool" / "pool.sqlite")
+        self.service = Service(self.store, engine.info, clock=clock, ids=RandomIds())
         self.training_loop = TrainingLoop(self.service, engine, clock=clock, runs_dir=folder / "runs")
         self.task: asyncio.Task[None] | None = None
         self.run_id = ""
@@ -71,18 +70,18 @@ class World:
             while not condition():
                 if self.task is not None and self.task.done():
                     self.task.result()
-                await self.service.clerk.feed.wait(self.service.clerk.feed.revision, 1e12)
+                await self.service.watchers.wait(self.service.watchers.revision, 1e12)
 
     async def until_phase(self, phase: Phase) -> None:
-        await self.until(lambda: self.service.clerk.situation.shown_phase is phase)
+        await self.until(lambda: self.service.state.situation.shown_phase is phase)
 
     async def until_step(self, step: int) -> None:
-        await self.until(lambda: (run := self.service.clerk.book.state.run) is not None and run.step >= step)
+        await self.until(lambda: (run := self.service.state.run) is not None and run.step >= step)
 
     @property
     def step(self) -> int:
         """The newest step of the run that is done."""
-        run = self.service.clerk.book.state.run
+        run = self.service.state.run
         return 0 if run is None else run.step
 
     async def until_status(self, status: str) -> None:
@@ -99,9 +98,9 @@ class World:
         """Let everything run that waits for neither time nor a client: tasks, writes, reads."""
         for _ in range(5):
             await asyncio.sleep(0)
-            await self.service.clerk.read(lambda reader: None)
-            await self.service.clerk.search(lambda reader: None)
-            await asyncio.wait([self.service.clerk._commit.last()])
+            await self.service.read(lambda reader: None)
+            await self.service.search(lambda reader: None)
+            await asyncio.wait([self.service._commits.last()])
 
     async def passes(self, seconds: float) -> None:
         """Time passes, and what was due is done."""
@@ -116,7 +115,7 @@ class World:
                 await self.passes(1.0)
 
     def has_status(self, status: str) -> bool:
-        run = self.service.clerk.book.state.run
+        run = self.service.state.run
         return run is not None and run.row.status == status
 
     # -- the client ---------------------------------------------------------------------------------------------------

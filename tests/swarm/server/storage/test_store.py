@@ -25,10 +25,9 @@ from swarm.server.state.rows import (
     FreeCalls,
     KeepSteps,
     PutCalls,
-    PutEpisode,
     SetFate,
 )
-from swarm.server.storage.store import PoolStore, PoolUnreadable
+from swarm.server.storage.store import StorageUnreadable, Store
 
 
 def call(index: int = 0, *, tokens: int = 5) -> RecordedCall:
@@ -75,8 +74,8 @@ def row(seq: int, **fields: object) -> EpisodeRow:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> PoolStore:
-    return PoolStore(tmp_path / "pool.sqlite")
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "pool.sqlite")
 
 
 def test_recorded_calls_come_back_equal_to_the_last_bit() -> None:
@@ -85,52 +84,50 @@ def test_recorded_calls_come_back_equal_to_the_last_bit() -> None:
     assert decode(encode([])) == []
 
 
-def test_an_episode_comes_back_equal_after_it_was_opened_and_ended(store: PoolStore) -> None:
+def test_an_episode_comes_back_equal_after_it_was_opened_and_ended(store: Store) -> None:
     one = row(1)
-    store.write([PutEpisode(one)])
+    store.write([one])
     one.state, one.reward, one.metadata, one.success = EpisodeState.ENDED, 0.5, {"note": [1]}, True
     one.sampled_tokens, one.end_digest, one.ended_at = 12, "digest", 101.0
-    store.write([PutEpisode(one), PutCalls(1, encode([call()]))])
+    store.write([one, PutCalls(1, encode([call()]))])
     assert store.read.episode("ep-1") == one
     assert store.read.calls(1) == [call()]
     assert store.read.snapshot().episodes == [one]
 
 
-def test_changes_are_written_whole_or_not_at_all(store: PoolStore) -> None:
-    store.write([PutEpisode(row(1))])
+def test_changes_are_written_whole_or_not_at_all(store: Store) -> None:
+    store.write([row(1)])
     double = row(2, episode_id="ep-1")
     with pytest.raises(sqlite3.IntegrityError):
-        store.write([PutEpisode(row(3)), PutEpisode(double)])
+        store.write([row(3), double])
     assert [found.seq for found in store.read.ledger(LedgerFilter(), 0, 10)] == [1]
 
 
-def test_a_full_disk_is_refused_in_words_and_later_writes_work(
-    store: PoolStore, caplog: pytest.LogCaptureFixture
-) -> None:
-    store.write([PutEpisode(row(1))])
+def test_a_full_disk_is_refused_in_words_and_later_writes_work(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    store.write([row(1)])
     pages = store._db.execute("PRAGMA page_count").fetchone()[0]
     store._db.execute(f"PRAGMA max_page_count = {pages}")
     for _ in range(2):
         with pytest.raises(Refusal, match="make room") as caught:
-            store.write([PutEpisode(row(2)), PutCalls(2, bytes(100_000))])
+            store.write([row(2), PutCalls(2, bytes(100_000))])
         assert caught.value.code is ErrorCode.STORAGE_FULL
     assert [record.message.count("make room") for record in caplog.records] == [1]
     assert store.read.episode("ep-2") is None
     store._db.execute("PRAGMA max_page_count = 1000000")
-    store.write([PutEpisode(row(2)), PutCalls(2, bytes(100_000))])
+    store.write([row(2), PutCalls(2, bytes(100_000))])
     assert "can be written again" in caplog.records[-1].message
     assert store.read.episode("ep-2") is not None
 
 
 def test_a_pool_that_was_not_closed_is_read_by_the_next_process(tmp_path: Path) -> None:
-    first = PoolStore(tmp_path / "pool.sqlite")
-    first.write([PutEpisode(row(1))])
+    first = Store(tmp_path / "pool.sqlite")
+    first.write([row(1)])
     first.begin()
-    first.apply([PutEpisode(row(2))])  # never committed: the process died here
-    second = PoolStore(tmp_path / "other.sqlite")
+    first.apply([row(2)])  # never committed: the process died here
+    second = Store(tmp_path / "other.sqlite")
     second.close()
     first.close()
-    again = PoolStore(tmp_path / "pool.sqlite")
+    again = Store(tmp_path / "pool.sqlite")
     assert [found.seq for found in again.read.ledger(LedgerFilter(), 0, 10)] == [1]
     again.close()
 
@@ -138,20 +135,20 @@ def test_a_pool_that_was_not_closed_is_read_by_the_next_process(tmp_path: Path) 
 def test_a_file_that_is_no_pool_or_of_another_version_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "pool.sqlite"
     path.write_bytes(b"not a database, certainly" * 100)
-    with pytest.raises(PoolUnreadable, match="not a pool"):
-        PoolStore(path)
+    with pytest.raises(StorageUnreadable, match="not a pool"):
+        Store(path)
     path.unlink()
-    PoolStore(path).close()
+    Store(path).close()
     with sqlite3.connect(path) as db:
         db.execute("PRAGMA user_version = 99")
     db.close()
-    with pytest.raises(PoolUnreadable, match="version 99"):
-        PoolStore(path)
+    with pytest.raises(StorageUnreadable, match="version 99"):
+        Store(path)
 
 
-def test_a_checkpoint_makes_episodes_trained_and_frees_calls_that_no_replay_needs(store: PoolStore) -> None:
+def test_a_checkpoint_makes_episodes_trained_and_frees_calls_that_no_replay_needs(store: Store) -> None:
     for seq in range(1, 5):
-        store.write([PutEpisode(row(seq)), PutCalls(seq, encode([call()]))])
+        store.write([row(seq), PutCalls(seq, encode([call()]))])
         store.write([SetFate(f"ep-{seq}", EpisodeState.IN_STEP, step=seq)])
     store.write([SetFate("ep-2", EpisodeState.DROPPED, DropReason.ZERO_VARIANCE)])
     store.write([KeepSteps("run-1", 0, 3), FreeCalls("run-1", 2, traces_from=100)])
@@ -161,7 +158,7 @@ def test_a_checkpoint_makes_episodes_trained_and_frees_calls_that_no_replay_need
 
 
 def test_what_a_checkpoint_or_a_failure_costs_does_not_grow_with_the_episodes_that_were_settled_before(
-    store: PoolStore,
+    store: Store,
 ) -> None:
     def work(change: Change) -> int:
         """SQLite's instructions."""
@@ -172,7 +169,7 @@ def test_what_a_checkpoint_or_a_failure_costs_does_not_grow_with_the_episodes_th
         return len(done)
 
     def costs(settled: int) -> list[int]:
-        store.write([PutEpisode(row(seq, state=EpisodeState.TRAINED, step=seq)) for seq in range(1, settled + 1)])
+        store.write([row(seq, state=EpisodeState.TRAINED, step=seq) for seq in range(1, settled + 1)])
         changes: list[Change] = [
             KeepSteps("run-1", settled, settled + 1),
             FreeCalls("run-1", settled, traces_from=settled),
@@ -184,18 +181,18 @@ def test_what_a_checkpoint_or_a_failure_costs_does_not_grow_with_the_episodes_th
     assert costs(1_000) == few
 
 
-def test_calls_of_recent_episodes_are_kept_as_traces(store: PoolStore) -> None:
+def test_calls_of_recent_episodes_are_kept_as_traces(store: Store) -> None:
     for seq in (1, 2):
-        store.write([PutEpisode(row(seq)), PutCalls(seq, encode([call()]))])
+        store.write([row(seq), PutCalls(seq, encode([call()]))])
         store.write([SetFate(f"ep-{seq}", EpisodeState.IN_STEP, step=1)])
     store.write([KeepSteps("run-1", 0, 1), FreeCalls("run-1", 1, traces_from=2)])
     assert store.read.calls(1) is None
     assert store.read.calls(2) is not None
 
 
-def test_the_ledger_is_filtered_and_paged_in_the_order_of_claims(store: PoolStore) -> None:
+def test_the_ledger_is_filtered_and_paged_in_the_order_of_claims(store: Store) -> None:
     for seq in range(1, 8):
-        store.write([PutEpisode(row(seq, client_id=f"c{seq % 2}"))])
+        store.write([row(seq, client_id=f"c{seq % 2}")])
     store.write([SetFate("ep-3", EpisodeState.IN_STEP, step=1), SetFate("ep-4", EpisodeState.IN_STEP, step=1)])
     store.write([SetFate("ep-4", EpisodeState.DROPPED, DropReason.ZERO_VARIANCE)])
     read = store.read
@@ -210,22 +207,22 @@ def test_the_ledger_is_filtered_and_paged_in_the_order_of_claims(store: PoolStor
     assert seqs(LedgerFilter(run_id="run-2")) == []
 
 
-def test_the_last_failure_is_the_last_that_brought_a_traceback(store: PoolStore) -> None:
+def test_the_last_failure_is_the_last_that_brought_a_traceback(store: Store) -> None:
     lost = {"state": EpisodeState.DROPPED, "reason": DropReason.ABORTED}
     traced = "Traceback (most recent call last): boom"
     details = ["Traceback (most recent call last): older", traced, "the client stopped before it began"]
-    store.write([PutEpisode(row(seq, **lost, detail=detail)) for seq, detail in enumerate(details, start=1)])
-    store.write([PutEpisode(row(9, **lost, client_id="other", detail="gave up"))])
+    store.write([row(seq, **lost, detail=detail) for seq, detail in enumerate(details, start=1)])
+    store.write([row(9, **lost, client_id="other", detail="gave up")])
     failures = store.read.summary(LedgerFilter()).failures
     assert [(one.client_id, one.detail) for one in failures] == [("client", traced), ("other", "gave up")]
 
 
 def test_a_pool_from_before_there_were_teams_gets_their_table(tmp_path: Path) -> None:
-    store = PoolStore(tmp_path / "pool.sqlite")
+    store = Store(tmp_path / "pool.sqlite")
     store.close()
     with sqlite3.connect(tmp_path / "pool.sqlite") as db:
         db.execute("DROP TABLE teams")
     db.close()
-    store = PoolStore(tmp_path / "pool.sqlite")
+    store = Store(tmp_path / "pool.sqlite")
     assert store.read.team(1) is None
     store.close()

@@ -1,0 +1,228 @@
+"""The sample pool: ended episodes in their groups, until a step takes them or nothing ever will."""
+
+from __future__ import annotations
+
+from swarm.protocol.episodes import DropReason, EpisodeState
+from swarm.server.state.batching import balance_under, draw, family_of, most_flat, one_batch
+from swarm.server.state.groups import Group
+from swarm.server.state.rows import EpisodeRow, SetFate
+from swarm.server.state.server_state import ServerState, Transition
+
+MIX_PATIENCE = "mix patience"
+"""Among the deadlines: the others have waited long enough for a family."""
+
+
+def next_batch(state: ServerState, lease_time: float) -> list[Group] | None:
+    """The groups of the next step, in the order of their turns; None when there are not enough."""
+    assert state.run is not None
+    batch = state.run.spec.batch
+    balance = balance_under(state.run.row.mix, batch.mix)
+    found = draw(batch, balance, state.groups.ready(), one_batch(batch), state.passed(lease_time))
+    return found.groups if found.complete else None
+
+
+# -- slots ------------------------------------------------------------------------------------------------------------
+
+
+def take_slot(t: Transition, group: Group, slot: int, episode_id: str) -> None:
+    """An episode begins in a slot."""
+    group.running[slot] = episode_id
+    if t.state.run is not None:
+        mix = t.state.run.spec.batch.mix
+        t.state.awaited.played(family_of(group.row.mix, mix), mix, t.lease_time)
+
+
+def fill_slot(t: Transition, row: EpisodeRow, group: Group) -> None:
+    """An episode ended with a reward: it fills the slot that it held."""
+    state = t.state
+    assert row.slot is not None
+    row.state = EpisodeState.ENDED
+    t.changes += [row, state.versions.rewarded(row, t.now.unix)]
+    state.pooled[row.episode_id] = row
+    del group.running[row.slot]
+    group.ended[row.slot] = row
+    group.last_end = t.lease_time
+    if state.run is not None:
+        state.awaited.delivered(family_of(group.row.mix, state.run.spec.batch.mix))
+    settle(t, group)
+    _see_idle_group(t, group)
+
+
+def free_slot(t: Transition, row: EpisodeRow) -> None:
+    """An episode was lost: a slot that it held is offered again, and so is an evaluation's number."""
+    state = t.state
+    group = state.groups.get(row.group_id) if row.group_id else None
+    if group is not None and row.slot is not None:
+        group.running.pop(row.slot, None)
+        group.last_loss = t.lease_time
+        state.groups.touch()
+        settle(t, group)
+        _see_idle_group(t, group)
+    taken = state.eval_ordinals.get(row.task_id)
+    counts = row.reason is DropReason.EVAL
+    if row.kind == "eval" and taken is not None and not counts and state.is_at_this_step(row):
+        taken.discard(row.ordinal)
+
+
+def take_back(t: Transition, row: EpisodeRow) -> None:
+    """An episode that no step has taken yet must not be trained after all: its slot is offered again."""
+    state = t.state
+    t.changes.append(row)
+    group = state.groups.get(row.group_id) if row.group_id else None
+    if state.pooled.pop(row.episode_id, None) is not None and group is not None and row.slot is not None:
+        del group.ended[row.slot]
+        if not group.open:
+            group.row.state = "open"
+            t.changes.append(group.row)
+    free_slot(t, row)
+
+
+def leave_behind(t: Transition, client_id: str, client_version: str) -> None:
+    """A client comes with a version of its code that has no group to join: it will not claim in groups of others."""
+    state = t.state
+    if not state.groups.has_other(client_version):
+        return
+    for group in state.groups:
+        elsewhere = group.open and group.row.client_version != client_version
+        if elsewhere and client_id in group.clients and client_id not in group.left:
+            group.left.add(client_id)
+            state.groups.touch()
+            settle(t, group)
+
+
+def _see_idle_group(t: Transition, group: Group) -> None:
+    """Nothing runs in it any more, and it is not ready: who waits for its family may begin to count."""
+    state = t.state
+    if state.run is not None and state.run.spec.batch.mix and not group.running and group.row.state != "ready":
+        state.groups.touch()  # so that waiting claims ask again
+        await_families(t)
+
+
+# -- groups -----------------------------------------------------------------------------------------------------------
+
+
+def settle_all(t: Transition) -> None:
+    """Settle every group after a change that may bear on any."""
+    for group in t.state.groups:
+        settle(t, group)
+    await_families(t, rearm=True)
+
+
+def settle(t: Transition, group: Group) -> None:
+    """Drop a group that is of no use, complete one that is full or out of patience; else look again when patience runs out."""
+    state, verdict = t.state, _useless_because(t.state, group)
+    if group.useless != (verdict is not None):
+        group.useless = verdict is not None
+        state.groups.touch()
+    if verdict is not None and not group.running:
+        drop_group(t, group, *verdict)
+    if verdict is not None or not group.open:
+        return
+    if group.full:
+        _make_ready(t, group)
+        return
+    assert state.run is not None
+    ends_at = group.patience_ends_at()
+    unjoinable = group.forsaken or group.row.config_version != state.run.config_version
+    if (not group.running and unjoinable) or (ends_at is not None and ends_at <= t.lease_time):
+        _apply_partial_policy(t, group)
+    elif ends_at is not None:
+        state.deadlines.add(ends_at, group.row.group_id)
+
+
+def _useless_because(state: ServerState, group: Group) -> tuple[DropReason, str | None] | None:
+    """Why no batch will ever take it, in the ledger's words; None when one may."""
+    run, row = state.run, group.row
+    assert run is not None
+    quarantined = run.row.quarantined.get(row.client_version)
+    if quarantined is not None:
+        return DropReason.QUARANTINED, quarantined
+    mix = run.spec.batch.mix
+    if mix and row.mix not in mix:
+        return DropReason.SUPERSEDED, f"the run's mix no longer names its family {row.mix!r}"
+    lag = run.step + (state.journalled is not None) - group.oldest_step
+    if group.ended and lag > run.spec.max_staleness:
+        return DropReason.STALE, f"its oldest token is {lag} versions behind"
+    return None
+
+
+def _apply_partial_policy(t: Transition, group: Group) -> None:
+    if group.worth_training():
+        _make_ready(t, group)
+    else:
+        drop_group(t, group, DropReason.PARTIAL_GROUP, f"{len(group.ended)} of {group.row.size} slots were filled")
+
+
+def _make_ready(t: Transition, group: Group) -> None:
+    state, run = t.state, t.state.run
+    assert run is not None
+    if _teaches_nothing(state, group):
+        state.flat_groups += 1
+        if state.flat_groups == most_flat(run.spec.batch):
+            t.log.append(f"{state.flat_groups} groups of equal rewards were dropped: from here on they fill the step")
+        drop_group(t, group, DropReason.ZERO_VARIANCE)
+        return
+    group.row.state = "ready"
+    state.groups.touch()
+    t.changes.append(group.row)
+    state.awaited.ready(family_of(group.row.mix, run.spec.batch.mix))
+    await_families(t)
+
+
+def _teaches_nothing(state: ServerState, group: Group) -> bool:
+    """Whether the batch rule has no use for it, as it ended."""
+    if state.run is None or state.run.spec.batch.rule != "informative_tasks" or not group.equal_rewards:
+        return False
+    return state.flat_groups < most_flat(state.run.spec.batch)
+
+
+def drop_flat(t: Transition) -> None:
+    """Drop groups that were ready before the rule asked for differences."""
+    for group in t.state.groups.ready():
+        if _teaches_nothing(t.state, group):
+            drop_group(t, group, DropReason.ZERO_VARIANCE)
+
+
+def drop_group(t: Transition, group: Group, reason: DropReason, detail: str | None = None) -> None:
+    """Drop what ended in it. No episode may be running in it."""
+    for row in group.in_slot_order():
+        t.state.pooled.pop(row.episode_id, None)
+        t.changes.append(SetFate(row.episode_id, EpisodeState.DROPPED, reason, detail=detail))
+    t.state.groups.remove(group)
+    t.changes.append(group.row)
+    if group.ended:
+        t.log.append(f"group {group.row.group_id} of task {group.row.task_id!r} dropped: {reason}")
+
+
+# -- families ---------------------------------------------------------------------------------------------------------
+
+
+def await_families(t: Transition, *, rearm: bool = False, held_up: str | None = None) -> None:
+    """Find the families that the others wait for. rearm: patience may have been changed. held_up: may open no group now."""
+    state, run = t.state, t.state.run
+    if run is None or run.row.status != "running" or not run.spec.batch.mix:
+        state.awaited.clear()
+        return
+    batch, now = run.spec.batch, t.lease_time
+    ready = state.groups.ready()
+    found = draw(batch, balance_under(run.row.mix, batch.mix), ready, one_batch(batch), state.passed(now))
+    missing = set(found.missing)
+    done = {family_of(group.row.mix, batch.mix) for group in ready}
+    if held_up is not None:
+        done.add(held_up)
+    early = {family_of(group.row.mix, batch.mix) for group in found.groups} <= missing
+    awaited = missing if done - missing else set()
+    if early:
+        awaited = awaited - {family_of(group.row.mix, batch.mix) for group in state.groups if group.running}
+    begun = state.awaited.look(missing, awaited, batch.mix, now, early=early)
+    ends_at = state.awaited.ends_at(batch.mix)
+    for name in ends_at if rearm else begun:
+        state.deadlines.add(ends_at[name], MIX_PATIENCE)
+
+
+def mix_patience_ended(t: Transition) -> None:
+    """Somebody's patience may have run out: steps and claims of the others may go on."""
+    if t.state.run is not None:
+        late = t.state.awaited.newly_passed(t.state.run.spec.batch.mix, t.lease_time)
+        t.log += [f"family {name!r} keeps the others waiting: they go on without it" for name in late]
+    await_families(t)  # without it, the turn may be of another that is not there
