@@ -31,7 +31,6 @@ from swarm.server.state.rows import (
 from swarm.server.storage import schema, summary
 
 T = TypeVar("T")
-_PROGRESS_COLUMNS = ("task_id", "mix", "kind", "step", "ended")
 _STEP_COLUMNS = "run_id, branch, step, state, at, config_version, batch, metrics"
 
 
@@ -195,15 +194,14 @@ class Reader:
 
     def summary(self, wanted: LedgerFilter) -> LedgerSummary:
         """The rows that `ledger` would give, added up."""
-        return summary.summarise(self._db, *_matching(wanted))
+        return summary.summarise(self._db, wanted, *_matching(wanted))
 
     def lost(self, run_id: str) -> dict[Cause, int]:
         """How many episodes of the run each cause lost."""
         return {Cause(cause): episodes for cause, episodes in self._db.execute(schema.LOST_BY_CAUSE, (run_id,))}
 
     def tasks(self, run_id: str, client_id: str | None, mix: str | None) -> list[TaskProgress]:
-        rows = self._db.execute(schema.TASK_PROGRESS, {"run_id": run_id, "client_id": client_id, "mix": mix})
-        return [TaskProgress(**dict(zip(_PROGRESS_COLUMNS, row, strict=True))) for row in rows]
+        return summary.tasks(self._db, run_id, client_id, mix)
 
     def _episodes(self, where: str, values: Sequence[Any], limit: int = -1) -> list[EpisodeRow]:
         query = f"SELECT {', '.join(schema.EPISODE_COLUMNS)}, body, {schema.CAUSE} FROM episodes WHERE {where} ORDER BY seq LIMIT ?"

@@ -133,13 +133,6 @@ DELETE FROM calls WHERE seq < :traces_from AND EXISTS (
 )
 """
 """Looks up the episodes that have calls: there may be a thousand times as many that have none any more."""
-TASK_PROGRESS = """
-SELECT task_id, mix, kind, CASE kind WHEN 'eval' THEN claimed_step END AS eval_step, count(*)
-FROM episodes
-WHERE run_id = :run_id AND reward IS NOT NULL AND (reason IS NULL OR reason NOT IN ('no_calls', 'tainted', 'superseded', 'run_ended'))
-  AND (:client_id IS NULL OR client_id = :client_id) AND (:mix IS NULL OR mix = :mix)
-GROUP BY task_id, mix, kind, eval_step ORDER BY min(seq)
-"""
 EPISODE_BODY = (
     "client_version",
     "config_version",
@@ -166,9 +159,9 @@ server lacks them."""
 body_of = attrgetter(*EPISODE_BODY)
 
 
-def of_body(name: str) -> str:
-    """SQL for a field of an episode's body."""
-    return f"json_extract(CAST(body AS TEXT), '$[{EPISODE_BODY.index(name)}]')"
+def of_body(name: str, row: str = "") -> str:
+    """SQL for a field of an episode's body. row: `OLD.` or `NEW.` in a trigger."""
+    return f"json_extract(CAST({row}body AS TEXT), '$[{EPISODE_BODY.index(name)}]')"
 
 
 _SUSPECTED_AT = f"json_extract(CAST(body AS TEXT), '$[{EPISODE_BODY.index('suspected')}].at')"
@@ -180,11 +173,18 @@ SUSPECTED = (
 )
 """A condition on episodes: a reward that counts, and a call that its client gave up later than that."""
 
-_OLD_CAUSE = """CASE WHEN reason = 'server_restarted' THEN 'server' WHEN reason = 'no_calls' THEN 'rollout'
-    WHEN reason IN ('run_ended', 'superseded') AND reward IS NULL THEN 'server' END"""
-"""Who lost an episode of an older server, which wrote no cause. Its aborted and expired ones stay without: they may have any."""
-CAUSE = f"CASE WHEN state = 'dropped' AND reason != 'eval' THEN coalesce({of_body('cause')}, {_OLD_CAUSE}) END"
-"""SQL for who lost an episode; NULL where nobody did."""
+
+def cause_of(row: str = "") -> str:
+    """SQL for who lost an episode; NULL where nobody did.
+
+    An older server wrote no cause: its aborted and expired episodes stay without, since they may have any.
+    """
+    older = f"""CASE WHEN {row}reason = 'server_restarted' THEN 'server' WHEN {row}reason = 'no_calls' THEN 'rollout'
+    WHEN {row}reason IN ('run_ended', 'superseded') AND {row}reward IS NULL THEN 'server' END"""
+    return f"CASE WHEN {row}state = 'dropped' AND {row}reason != 'eval' THEN coalesce({of_body('cause', row)}, {older}) END"
+
+
+CAUSE = cause_of()
 BY_CAUSE = f"""
 CREATE INDEX IF NOT EXISTS episodes_lost ON episodes (run_id, ({CAUSE})) WHERE ({CAUSE}) IS NOT NULL;
 """

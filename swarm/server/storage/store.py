@@ -30,6 +30,7 @@ from swarm.server.state.rows import (
 )
 from swarm.server.storage import schema
 from swarm.server.storage.reader import Reader
+from swarm.server.storage.summary import tallies
 
 _LOG = logging.getLogger(__name__)
 BUSY_S = 5.0
@@ -71,6 +72,8 @@ class Store:
         found = db.execute("PRAGMA user_version").fetchone()[0]
         if found == schema.SCHEMA_VERSION:
             db.executescript(schema.ADDED + schema.BY_CAUSE + schema.BY_SUSPICION)
+            if not db.execute("SELECT count(*) FROM sqlite_master WHERE name = 'tallies'").fetchone()[0]:
+                db.executescript(f"BEGIN;{tallies()}COMMIT;")
             return
         if found != 0 or db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
             raise StorageUnreadable(
@@ -78,7 +81,7 @@ class Store:
                 "start it with another state directory"
             )
         db.executescript(
-            f"BEGIN;{schema.SCHEMA}{schema.ADDED}{schema.BY_CAUSE}{schema.BY_SUSPICION}"
+            f"BEGIN;{schema.SCHEMA}{schema.ADDED}{schema.BY_CAUSE}{schema.BY_SUSPICION}{tallies()}"
             f"PRAGMA user_version = {schema.SCHEMA_VERSION};COMMIT;"
         )
 

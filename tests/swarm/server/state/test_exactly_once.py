@@ -14,6 +14,7 @@ of tasks, partial groups, stale groups and quarantined code are all in play. Wha
 from __future__ import annotations
 
 import tempfile
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
@@ -563,6 +564,21 @@ class ExactlyOnce(RuleBasedStateMachine):
         assert again.groups_by_task == state.groups_by_task
         taken = {task: ordinals for task, ordinals in state.eval_ordinals.items() if ordinals}
         assert again.eval_ordinals == taken
+
+    @invariant()
+    def tallies_add_up(self) -> None:
+        rows = self.store.read.ledger(ALL, 0, 100_000)
+        summary = self.store.read.summary(ALL)
+        by_fate = Counter((row.client_version, row.kind, row.mix, row.state, row.reason, row.cause) for row in rows)
+        assert by_fate == {
+            (one.client_version, one.kind, one.mix, one.state, one.reason, one.cause): one.episodes
+            for one in summary.counts
+        }
+        assert sum(one.reward_sum for one in summary.counts) == pytest.approx(sum(row.reward or 0.0 for row in rows))
+        lost = ("no_calls", "tainted", "superseded", "run_ended")
+        counted = [row for row in rows if row.reward is not None and row.reason not in lost]
+        progress = [one for run_id in {row.run_id for row in rows} for one in self.store.read.tasks(run_id, None, None)]
+        assert sum(one.ended for one in progress) == len(counted)
 
     @invariant()
     def the_pool_is_bounded(self) -> None:
