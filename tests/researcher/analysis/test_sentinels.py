@@ -10,6 +10,8 @@ from researcher.analysis.sentinels import PLANNED, SENTINELS, inspect
 from researcher.instruments.instrument import Factor, Metric
 from researcher.models import Attrition, HostedModel, TrialEvidence, TrialRecord
 from researcher.study.plan import Arm, Plan, PlanRole
+from swarm.protocol.runspec import RunSpec
+from tests.fakes.specs import planned
 from tests.fakes.study import SENTINELS as ALL
 from tests.fakes.study import done_trial, study_plan, trials_with
 
@@ -279,3 +281,17 @@ def test_a_plan_may_name_only_sentinels_that_exist() -> None:
     assert set(PLANNED) == set(SENTINELS) - {"contention"}
     with pytest.raises(ValueError, match="crystal_ball"):
         see("crystal_ball", [])
+
+
+@pytest.mark.parametrize(("words", "larger", "fits"), [(0.15, 0.15, True), (0.3, 0.3, False)])
+def test_the_sentinel_holds_the_whole_mix_against_the_plan(words: float, larger: float, fits: bool) -> None:
+    mixed = planned("cocktail", compare={"sums_ratio": {"baseline": 0.4, "levels": [0.7]}}, claim="increase")
+    plan = mixed.model_copy(update={"sentinels": ("factor_not_applied",)})
+    fields = plan.run_fields(plan.levels_of(plan.arms[1]))
+    spec = RunSpec.model_validate(fields).model_dump(mode="json")
+    spec["batch"]["mix"]["words"]["ratio"], spec["batch"]["mix"]["larger"]["ratio"] = words, larger
+    curve = {"reward_mean": [0.3] * plan.steps}
+    trial = done_trial(plan, plan.arms[1].name, 0, 0.3, series=curve, evidence=TrialEvidence(spec=spec, parameters={}))
+    found = inspect(plan, [trial])
+    assert (found == []) is fits
+    assert fits or "batch.mix.words.ratio" in found[0].text

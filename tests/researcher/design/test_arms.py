@@ -124,11 +124,3 @@ def test_designs_are_balanced_and_their_contrasts_independent(factors: int) -> N
         assert sum(a * b for a, b in zip(one, other, strict=True)) == 0
     if factors > 3:
         assert all(prod(run) == 1 for run in design)
-
-
-def test_hypotheses_of_a_half_fraction_of_four_are_main_effects_alone() -> None:
-    levels = {"digits": (1, 2), "group_size": (4, 8), "epochs": (1, 2), "kl": (0.0, 0.1)}
-    compare = {name: {"baseline": low, "levels": [high]} for name, (low, high) in levels.items()}
-    found = planned(compare=compare, design="factorial").hypotheses
-    assert [hypothesis.factor for hypothesis in found] == list(levels)
-    assert all(len(h.baselines) == len(h.treatments) == 4 and not set(h.baselines) & set(h.treatments) for h in found)

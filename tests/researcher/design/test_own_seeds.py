@@ -6,25 +6,20 @@ import itertools
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from researcher.analysis.race import due
 from researcher.design.own_seeds import with_own_seeds
 from researcher.design.stages import LAST_SEED, with_seeds
-from researcher.instruments.instrument import Factor
+from researcher.instruments.catalogue import open_instrument
 from researcher.refusals import PlanningRefused
 from researcher.study.plan import Arm, Plan
+from swarm.protocol.runspec import RunSpec
 from tests.fakes.specs import planned
 from tests.fakes.study import study_plan
 
 EQUAL = {"compare": {"learning_rate": {"baseline": 4e-5, "levels": [4e-5]}}}
-SCHEDULE = Factor(
-    name="schedule",
-    target="run.optimizer.schedule",
-    type="choice",
-    default="constant",
-    choices=("constant", "linear", "cosine"),
-)
-DIGITS = Factor(name="digits", target="task.digits", type="int", default=1, low=1, high=3)
+FACTORS = {factor.name: factor for factor in open_instrument("arithmetic", {}).instrument.factors}
 
 
 def seeds(plan: Plan) -> dict[str, set[int]]:
@@ -70,16 +65,16 @@ def test_arms_that_differ_share_their_seeds_and_their_plan_says_nothing_new() ->
 @pytest.mark.parametrize(
     ("factor", "levels", "equal"),
     [
-        (SCHEDULE, ({}, {"schedule": "constant"}), True),  # the RunSpec's own default
-        (SCHEDULE, ({}, {"schedule": "cosine"}), False),
-        (DIGITS, ({}, {"digits": 1}), True),  # the factor's default
-        (DIGITS, ({}, {"digits": 2}), False),
+        ("schedule", ({}, {"schedule": "constant"}), True),  # the RunSpec's own default
+        ("schedule", ({}, {"schedule": "cosine"}), False),
+        ("digits", ({}, {"digits": 1}), True),  # the factor's default
+        ("digits", ({}, {"digits": 2}), False),
     ],
 )
 def test_what_is_the_same_is_judged_on_what_runs(
-    factor: Factor, levels: tuple[dict[str, int | str], dict[str, int | str]], equal: bool
+    factor: str, levels: tuple[dict[str, int | str], dict[str, int | str]], equal: bool
 ) -> None:
-    plan = study_plan(factors=(factor,))
+    plan = study_plan(factors=(FACTORS[factor],))
     arms = tuple(Arm(name=arm.name, levels=own) for arm, own in zip(plan.arms, levels, strict=True))
     found = with_own_seeds(plan.model_copy(update={"arms": arms}))
     assert disjoint(found) is equal
@@ -95,3 +90,5 @@ def test_a_plan_that_is_amended_to_more_seeds_keeps_its_arms_apart() -> None:
 def test_seeds_that_no_run_takes_are_refused_for_the_last_arm_too() -> None:
     with pytest.raises(PlanningRefused, match="give --first-seed"):
         planned(**EQUAL, seeds={"min": 5, "max": 5, "first": LAST_SEED - 5})
+    with pytest.raises(ValidationError):
+        RunSpec(seed=RunSpec(seed=LAST_SEED).seed + 1)

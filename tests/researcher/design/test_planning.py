@@ -137,10 +137,8 @@ def test_a_model_is_the_one_that_the_spec_names_and_several_are_arms() -> None:
     assert [model.name for model in several.models] == ["smollm2-135m", "Qwen/Qwen2.5-0.5B"]
     assert [several.model_of(arm.name).name for arm in several.arms] == ["smollm2-135m", "Qwen/Qwen2.5-0.5B"]
     own = planned(arms={"usual": {}, "larger": {"model": "Qwen/Qwen2.5-0.5B"}})
-    assert [own.model_of(name).name for name in ("usual", "larger")] == [
-        ARITHMETIC.instrument.model,
-        "Qwen/Qwen2.5-0.5B",
-    ]
+    models = [own.model_of(name).name for name in ("usual", "larger")]
+    assert models == [ARITHMETIC.instrument.model, "Qwen/Qwen2.5-0.5B"]
 
 
 def test_adapters_of_an_arm_are_those_that_a_server_gets() -> None:
@@ -216,9 +214,6 @@ def test_what_cannot_be_is_refused_by_the_path_of_its_field(fields: dict[str, An
     with pytest.raises(PlanningRefused, match=why) as refused:
         planned(**fields)
     assert "\n" not in str(refused.value)
-
-
-def test_an_instrument_that_needs_data_asks_for_it() -> None:
     with pytest.raises(PlanningRefused, match=r"^set\.data: dataset needs data"):
         planned("dataset")
 

@@ -60,7 +60,9 @@ def test_a_screen_runs_each_arm_of_its_design_on_two_seeds_and_measures_no_noise
     assert price_of(plan, instrument().instrument, servers=1).trials == (8, 8)
 
 
-def test_a_range_of_seeds_is_refused_and_not_cut_short() -> None:
+def test_a_range_of_seeds_and_a_third_level_are_refused_and_not_cut_short() -> None:
+    with pytest.raises(PlanningRefused, match="two levels of each factor, and model has 3"):
+        screen(model=["lab/a", "lab/b", "lab/c"])
     with pytest.raises(PlanningRefused, match=r"seeds\.max: a screen .* not on 3 to 10: give 3 or 10"):
         screen(seeds={"min": 3, "max": 10})
 
@@ -76,19 +78,6 @@ def test_seeds_budget_and_models_are_as_the_spec_says() -> None:
     assert (more.seeds, more.max_seeds) == (5, 5)
     with pytest.raises(PlanningRefused, match="8 trials are the least, and 7 are given"):
         screen(budget={"trials": 7})
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"looks": 2}, "a screen has no looks"),
-        ({"fine": 2}, "a screen study has no fine stage"),
-        ({"model": ["lab/a", "lab/b", "lab/c"]}, "two levels of each factor, and model has 3"),
-    ],
-)
-def test_what_a_screen_cannot_have_is_refused(changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(PlanningRefused, match=said):
-        screen(**changes)
 
 
 def test_a_claim_is_not_tested_and_the_plan_says_so() -> None:

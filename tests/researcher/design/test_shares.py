@@ -8,16 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from researcher.analysis.sentinels import inspect
 from researcher.instruments.catalogue import read_instrument
 from researcher.instruments.instrument import Factor
 from researcher.instruments.shares import with_shares
-from researcher.models import TrialEvidence
 from researcher.refusals import PlanningRefused
 from researcher.study.plan import Plan
 from swarm.protocol.runspec import RunSpec
 from tests.fakes.specs import planned
-from tests.fakes.study import done_trial
 
 KITCHEN = Path(__file__).parents[2] / "instruments" / "kitchen"
 SUMS = {"sums_ratio": {"baseline": 0.4, "levels": [0.7]}}
@@ -57,19 +54,6 @@ def test_a_share_that_all_arms_have_is_one_too() -> None:
 def test_what_is_no_share_of_a_whole_is_refused(level: float | str) -> None:
     with pytest.raises(PlanningRefused, match=r"^compare\.sums_ratio: sums_ratio (is a share|takes numbers)"):
         planned("cocktail", compare={"sums_ratio": {"baseline": 0.4, "levels": [level]}})
-
-
-@pytest.mark.parametrize(("words", "larger", "fits"), [(0.15, 0.15, True), (0.3, 0.3, False)])
-def test_the_sentinel_holds_the_whole_mix_against_the_plan(words: float, larger: float, fits: bool) -> None:
-    plan = mixed().model_copy(update={"sentinels": ("factor_not_applied",)})
-    fields = plan.run_fields(plan.levels_of(plan.arms[1]))
-    spec = RunSpec.model_validate(fields).model_dump(mode="json")
-    spec["batch"]["mix"]["words"]["ratio"], spec["batch"]["mix"]["larger"]["ratio"] = words, larger
-    curve = {"reward_mean": [0.3] * plan.steps}
-    trial = done_trial(plan, plan.arms[1].name, 0, 0.3, series=curve, evidence=TrialEvidence(spec=spec, parameters={}))
-    found = inspect(plan, [trial])
-    assert (found == []) is fits
-    assert fits or "batch.mix.words.ratio" in found[0].text
 
 
 def test_a_factor_whose_words_say_share_is_one_without_a_flag(tmp_path: Path) -> None:

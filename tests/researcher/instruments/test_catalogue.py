@@ -97,11 +97,7 @@ def test_a_folder_that_is_named_twice_counts_once_and_one_that_is_missing_is_nam
         ('name = "hints"', 'name = "warmup"', "declared 2 times"),
         ("margin = 0.1", "margin = 0.0", "above 0"),
         ('kind = "final_reward"', 'kind = "steps_to_threshold"', "threshold: steps_to_threshold needs one"),
-        (
-            'kind = "final_reward"',
-            'kind = "steps_to_threshold"\nthreshold = 0.5',
-            "direction: steps_to_threshold needs one",
-        ),
+        ('kind = "final_reward"', 'kind = "steps_to_threshold"\nthreshold = 0.5', "direction: steps_to_threshold needs one"),
         ('"final_reward"\nkind = "final_reward"', '"final_reward"\nkind = "wall_s"', "direction: wall_s needs one"),
         ('kind = "final_reward"', 'kind = "final_reward"\nwhen = "gain"', "when: final_reward has none"),
         ('kind = "final_reward"', 'kind = "outcome"', "direction: outcome needs one"),
@@ -110,23 +106,15 @@ def test_a_folder_that_is_named_twice_counts_once_and_one_that_is_missing_is_nam
         ('kind = "final_reward"', 'kind = "final_reward"\ntrue = true', "true: final_reward cannot be; only outcome"),
         ('kind = "final_reward"', 'kind = "heldout_reward"\nwhen = "training"', "before, after or gain"),
         ('kind = "final_reward"', 'kind = "final_reward"\nthreshold = 0.5', "threshold: final_reward has none"),
-        (
-            "trial_s = 30.0",
-            "trial_s = 30.0\n[defaults.task]\nhints = true",
-            "default: it is False, but defaults.task has True",
-        ),
+        ("trial_s = 30.0", "trial_s = 30.0\n[defaults.task]\nhints = true", "default: it is False, but defaults.task has True"),
         ('model = "tiny', 'reward = [1.0, 0.0]\nmodel = "tiny', "reward: the least reward comes first"),
         ('name = "hints"', 'name = ["hints"]', "factors.1.name: should be a valid string"),
         ('aliases = ["hint"]', 'aliases = ["Warm-up"]', "'warm-up' is one of"),
-        (
-            'aliases = ["wall time"]',
-            'aliases = ["reward"]',
-            "metrics.wall_s.aliases: 'reward' is one of 'final_reward'",
-        ),
+        ('aliases = ["wall time"]', 'aliases = ["reward"]', "metrics.wall_s.aliases: 'reward' is one of 'final_reward'"),
         ('workflow = "workflow.py"', 'workflow = "flow.py"', "no file 'flow.py'"),
         ('name = "kitchen"', "name = kitchen", "not valid TOML"),
     ],
-)
+)  # fmt: skip
 def test_a_wrong_declaration_is_refused_naming_the_field(folder: Path, old: str, new: str, says: str) -> None:
     edit(folder, old, new)
     with pytest.raises(PlanningRefused) as refused:

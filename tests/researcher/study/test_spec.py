@@ -65,7 +65,7 @@ def test_the_models_of_a_spec_are_one_or_several() -> None:
         ({"compare": LR, "design": "sequence"}, "design", "takes two factors, one after the other"),
         ({"arms": {"a": {}, "b": {}}, "design": "balance"}, "design", "balance needs compare"),
         (
-            {"compare": {**KL, "lr": {"levels": [1, 2, 3]}}, "design": "factorial"},
+            {"compare": {**KL, "lr": {"levels": [1, 2, 3]}}, "design": "screen"},
             "compare.lr.levels",
             "two levels of each",
         ),
