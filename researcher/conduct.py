@@ -190,12 +190,12 @@ class Conduct:
             while not working.done() and ran_s < left_s:
                 await self._either(working, min(_COUNT_EVERY_S, left_s - ran_s))
                 ran_s = self._clock.monotonic() - began
-                self._store.budgets.spend(study_id, "wall_s", item, ran_s)
+                await asyncio.to_thread(self._store.budgets.spend, study_id, "wall_s", item, ran_s)
             if not working.done():
                 self._executor.halt("budget")
                 await working
                 ran_s = self._clock.monotonic() - began
-                self._store.budgets.spend(study_id, "wall_s", item, ran_s)
+                await asyncio.to_thread(self._store.budgets.spend, study_id, "wall_s", item, ran_s)
                 raise OverBudget("wall_s", ran_s, left_s)
             await working
         finally:

@@ -5,6 +5,7 @@ How plans are made, and what people decide, it does not know.
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -138,7 +139,7 @@ class Worker:
         if wait and not self._timetable.open(self._clock.now()):
             await self._end_left()
         while not self._timetable.open(now := self._clock.now()):
-            check_requests(self._store, self._study_id)
+            await asyncio.to_thread(check_requests, self._store, self._study_id)
             opening = self._timetable.next_opening(now)
             if opening is None:
                 raise StudyHalted("days")
@@ -149,7 +150,7 @@ class Worker:
             self._view.say(f"{self._study_id} {text}")
             while self._clock.now() < opening:  # short sleeps: a machine that was suspended wakes late from long ones
                 await self._clock.sleep(min(_NAP_S, opening - self._clock.now()))
-                check_requests(self._store, self._study_id)
+                await asyncio.to_thread(check_requests, self._store, self._study_id)
 
     async def _work(self) -> Outcome:
         """Until the study ends, halts, or its window closes."""

@@ -374,7 +374,7 @@ class AttemptRun:
             now = self._clock.monotonic()
             if status.step > self._step or now - checked_at >= self._limits.check_s:
                 checked_at = now
-                self._check_halt()
+                await asyncio.to_thread(self._check_halt)
                 for role, slot in self._beside.items():
                     slot.check(await slot.swarm.status(), self._partners[role])
                 if await self._note(run_id, status) or status.phase is Phase.BOOTING:
@@ -398,7 +398,8 @@ class AttemptRun:
             moved = moved or report.step > self._step
             self._step = max(self._step, report.step)
         if moved:
-            self._store.trials.record_progress(self._work.study_id, self._trial.key, self._step, fresh)
+            record = self._store.trials.record_progress
+            await asyncio.to_thread(record, self._work.study_id, self._trial.key, self._step, fresh)
         phase = "paused" if status is None else status.phase
         self._on_sight(Sight(phase=phase, step=self._step, episodes=self._episodes, fresh=tuple(fresh)))
         return moved
@@ -412,7 +413,7 @@ class AttemptRun:
                 await asyncio.wait((task, pause), return_when=asyncio.FIRST_COMPLETED)
                 pause.cancel()
                 if not task.done():
-                    self._check_halt()
+                    await asyncio.to_thread(self._check_halt)
             return await task
         finally:
             task.cancel()

@@ -394,7 +394,8 @@ class ServerPool:
         while True:
             await self.clock.sleep(self._limits.lease_s / 3)
             try:
-                self._store.leases.renew_server(server.url, server.lease, self._limits.lease_s)
+                renew = self._store.leases.renew_server
+                await asyncio.to_thread(renew, server.url, server.lease, self._limits.lease_s)
             except LeaseSuperseded as error:
                 server.unfit = str(error)
                 return

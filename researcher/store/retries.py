@@ -125,7 +125,9 @@ def patiently(work: Callable[[], R], patience_s: float = PATIENCE_S) -> R:
             if waited_s >= patience_s or waiting.ended:
                 raise DatabaseAway(waited_s, _words(error)) from error
             _log.warning("the database does not answer (%s); again in %.2f s", _words(error), pause_s)
-        time.sleep(pause_s)  # in the caller's thread, as a busy database does: what is not recorded must not go on
+        time.sleep(
+            pause_s
+        )  # in the caller's thread: what looks again and again in an event loop calls from a thread of its own
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
 

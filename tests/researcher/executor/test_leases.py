@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 
 import pytest
@@ -23,9 +24,10 @@ async def test_a_lease_is_renewed_again_after_a_disk_that_was_full_for_a_moment(
 ) -> None:
     clock = ManualClock()
     store = Store.open(f"sqlite:///{tmp_path}/r.db", clock=clock)
-    renew, failures = store.leases.renew_server, [StorageFailed("database or disk is full")]
+    renew, failures, asked = store.leases.renew_server, [StorageFailed("database or disk is full")], threading.Event()
 
     def renewed(url: str, token: int, ttl_s: float) -> None:
+        asked.set()
         if failures:
             raise failures.pop()
         renew(url, token, ttl_s)
@@ -36,11 +38,11 @@ async def test_a_lease_is_renewed_again_after_a_disk_that_was_full_for_a_moment(
     server = Server(URL, swarm, store.leases.acquire_server(URL, "study st-1", 60), owned=False)
     keeping = asyncio.create_task(pool._keep_lease(server))
     for _ in range(5):
-        for _ in range(5):
-            await asyncio.sleep(0)
+        asked.clear()
+        await asyncio.sleep(0.05)  # it rests on the clock
         clock.advance(20)
-    for _ in range(5):
-        await asyncio.sleep(0)
+        await asyncio.to_thread(asked.wait)
+    await asyncio.sleep(0.05)
     with pytest.raises(LeaseHeld):  # still ours after 100 s: nobody else sends runs there
         store.leases.acquire_server(URL, "study st-2", 60)
     assert server.unfit is None
@@ -53,7 +55,7 @@ async def test_a_lease_is_renewed_again_after_a_disk_that_was_full_for_a_moment(
 async def test_a_server_whose_lease_cannot_be_kept_for_a_reason_that_nobody_foresaw_is_unfit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store, seen = Store.open(f"sqlite:///{tmp_path}/r.db"), asyncio.Event()
+    store, seen = Store.open(f"sqlite:///{tmp_path}/r.db"), threading.Event()
 
     def renewed(url: str, token: int, ttl_s: float) -> None:
         seen.set()
@@ -62,8 +64,9 @@ async def test_a_server_whose_lease_cannot_be_kept_for_a_reason_that_nobody_fore
     monkeypatch.setattr(store.leases, "renew_server", renewed)
     with ServerProcess(tmp_path / "a") as process:
         async with ServerPool(store, "study st-1", urls=[process.url], limits=PoolLimits(lease_s=0.3)) as pool:
-            await seen.wait()
-            await asyncio.sleep(0)
+            await asyncio.to_thread(seen.wait)
+            for _ in range(20):  # until the loop has heard of it
+                await asyncio.sleep(0.01)
             assert pool.sites() == []
             assert pool.reasons() == f"{process.url}: RuntimeError: nobody thought of this"
     store.close()
