@@ -1,15 +1,15 @@
-"""What an address says of who can reach it."""
+"""Who can reach an address."""
 
 from __future__ import annotations
 
 import ipaddress
 
 PRIVATE_DOMAINS = ("localhost", "localdomain", "local", "lan", "internal", "home.arpa", "test")
-"""Where nobody can register a name."""
+"""Domains in which nobody can register a name."""
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches that host."""
+    """Whether only this machine can reach the host."""
     if host == "localhost":
         return True
     try:
@@ -19,9 +19,7 @@ def is_loopback(host: str) -> bool:
 
 
 def is_private_name(host: str) -> bool:
-    """Whether no stranger can have that host stand for a machine of his choice: an address, a name without dots, or one that no
-    public DNS knows.
-    """
+    """Whether no stranger can point this host at another machine: an IP address, a name without dots, or a private domain."""
     name = host.removesuffix(".").lower()
     if "." not in name or name.endswith(tuple(f".{domain}" for domain in PRIVATE_DOMAINS)):
         return True

@@ -1,4 +1,4 @@
-"""What options of the command line hold, for argparse's `type`. Standard library alone: a program's help waits for it."""
+"""Types for argparse options. Standard library alone, since `--help` waits for it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def number(text: str) -> float:
 
 
 def seconds(text: str) -> float:
-    """A length of time. Raises: ArgumentTypeError."""
+    """A duration. Raises: ArgumentTypeError."""
     found = number(text)
     if not 0 < found < math.inf:
         raise argparse.ArgumentTypeError(f"must be a number of seconds above 0, got {text!r}")
@@ -24,7 +24,7 @@ def seconds(text: str) -> float:
 
 
 def whole(first: int, last: int | None = None) -> Callable[[str], int]:
-    """The type of whole numbers between these, both included; no `last`: from `first` on."""
+    """A type for whole numbers from `first` to `last`, both included; without `last` there is no upper bound."""
     wanted = f"a whole number, at least {first}" if last is None else f"a whole number from {first} to {last}"
 
     def read(text: str) -> int:
@@ -41,7 +41,7 @@ port = whole(0, 65_535)
 
 
 def said(text: str) -> str:
-    """Words of a person. Raises: ArgumentTypeError where they are none."""
+    """Text that is not empty. Raises: ArgumentTypeError."""
     if not text.strip():
         raise argparse.ArgumentTypeError("say it in words: it is empty")
     return text

@@ -1,6 +1,6 @@
 """Where time comes from. Nothing else in the project asks the operating system for it.
 
-`SystemClock` is real time. `ManualClock` moves only when it is told to, so that days can be tested in seconds.
+`SystemClock` is real time. `ManualClock` moves only on `advance`, so that days can be tested in seconds.
 """
 
 from __future__ import annotations

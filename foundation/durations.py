@@ -1,4 +1,4 @@
-"""Lengths of time as people write them: `8h`, `90m`, `1h30m`, `2d`."""
+"""Durations as people write them: `8h`, `90m`, `1h30m`, `2d`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _UNITS_S = (86_400.0, 3600.0, 60.0, 1.0)
 
 
 def duration_s(text: str) -> float | None:
-    """Seconds of a time with its units, the longest first; None: it is none. Without a unit a number is no time."""
+    """Seconds of a duration with units, longest unit first; None if the text is not one. A number needs a unit."""
     found = _WRITTEN.fullmatch(text)
     if not text or found is None:
         return None

@@ -15,7 +15,7 @@ _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @contextmanager
 def on_stop_signals(act: Callable[[], object]) -> Iterator[None]:
-    """Inside, SIGINT and SIGTERM call `act` in the running loop, and do nothing else. In the main thread."""
+    """Inside, SIGINT and SIGTERM call `act` in the running loop, and do nothing else. Only in the main thread."""
     loop = asyncio.get_running_loop()
     for number in _STOP_SIGNALS:
         loop.add_signal_handler(number, act)
@@ -27,13 +27,13 @@ def on_stop_signals(act: Callable[[], object]) -> Iterator[None]:
 
 
 def take_exception(future: asyncio.Future[Any]) -> None:
-    """As its done callback: a future that nobody waits for any more does not complain of its failure."""
+    """Use as a done callback: a future that nobody awaits does not warn about its exception."""
     if not future.cancelled():
         future.exception()
 
 
 async def within(clock: Clock, seconds: float | None, wanted: Coroutine[Any, Any, Any] | asyncio.Future[Any]) -> bool:
-    """Whether `wanted` was done within `seconds` of the clock (None: no limit). It is cancelled when it was not."""
+    """Whether `wanted` finished within `seconds` of the clock (None: no limit). It is cancelled if it did not."""
     future = asyncio.ensure_future(wanted)
     racers: set[asyncio.Future[Any]] = {future}
     if seconds is not None:
@@ -41,7 +41,7 @@ async def within(clock: Clock, seconds: float | None, wanted: Coroutine[Any, Any
     try:
         await asyncio.wait(racers, return_when=asyncio.FIRST_COMPLETED)
         if future.done() and not future.cancelled():
-            future.exception()  # seen: whoever shares it hears of it there
+            future.exception()  # mark it as retrieved
         return future.done()
     finally:
         for racer in racers:

@@ -1,7 +1,7 @@
 """Where ids and randomness come from.
 
-Ids are opaque strings with a readable prefix (`ep-3f…`), never reused. `SeededIds` gives the same ids again for the
-same seed, for tests and simulations.
+Ids are opaque strings with a readable prefix (`ep-3f…`), never reused. `SeededIds` repeats its ids for the same seed, for
+tests and simulations.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Importing much at once, and what to install where it is not there. Standard library alone."""
+"""Faster imports of large packages, and advice on missing ones. Standard library alone."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from importlib.util import find_spec
 _PROJECT = "swarm-researcher"
 _OURS = ("foundation", "swarm", "researcher")
 _BESIDES = {"vllm": ["local"]}
-"""What an extra does not declare, since a lock has to choose its build."""
+"""Packages that no extra declares, since a lock file chooses their build."""
 _OF_AN_EXTRA = re.compile(r"""([\w.-]+).*\bextra == ["'](\w+)["']""")
 
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Look for no garbage while much is imported: there is none, and looking takes a fifth of the time.
+    """Pause the garbage collector during large imports, where it takes a fifth of the time.
 
-    What is there at the end is never looked at again, in this process and in those that it forks.
+    Objects that exist at the end are never collected, in this process and its forks.
     """
     gc.disable()
     try:
@@ -30,9 +30,9 @@ def uncollected() -> Iterator[None]:
 
 
 def advice(error: ModuleNotFoundError, usual: str) -> str | None:
-    """Which extra brings the package that is not there; None where none does, as for what a person's own code imports.
+    """The extra that installs a missing package; None if none does, as for imports of a user's own code.
 
-    usual: the extra of the program that asks, which is named unless only others declare the package.
+    usual: the extra to name if it declares the package; else the first that does.
     """
     name = (error.name or "").partition(".")[0]
     if not name or name in _OURS or _is_there(name):

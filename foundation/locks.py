@@ -1,4 +1,4 @@
-"""Locks on open files, which end with their holder, however that ends."""
+"""Locks on open files, which end with the process that holds them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import IO
 
 
 class NoLocks(OSError):
-    """The file system keeps no locks. The message is one line that says what to do."""
+    """The file system has no locks. The message is one line that says what to do."""
 
     def __init__(self, path: Path, error: OSError) -> None:
         why = error.strerror or type(error).__name__
@@ -20,9 +20,9 @@ class NoLocks(OSError):
 
 
 def locked(file: int | IO[str], path: Path, *, shared: bool = False, wait: bool = True) -> bool:
-    """Lock an open file until it is closed, across processes; False where another holds it and we do not wait.
+    """Lock an open file until it is closed, across processes; False if another process holds the lock and wait is False.
 
-    path: where the file is. shared: together with others that ask so.
+    path: of the file, for the error. shared: allow other shared locks.
     Raises: NoLocks.
     """
     how = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB)

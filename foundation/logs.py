@@ -1,4 +1,4 @@
-"""Log lines for people and machines, with secrets taken out before anything is written (invariant I9)."""
+"""Log lines without secrets: they are removed before anything is written (invariant I9)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CHATTY = ("httpx", "httpx2", "httpcore", "urllib3")
 """Libraries that log a line for each request."""
 _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 _ALIASES = {"WARN": "WARNING", "FATAL": "CRITICAL"}
-"""Other names that Python knows."""
+"""Other names for levels that Python knows."""
 _SECRET = re.compile(
     r"\b(?:" + "|".join(SECRET_PREFIXES) + r")_[A-Za-z0-9_\-.]+"
     r"|\bsk-[A-Za-z0-9_\-]{8,}"
@@ -36,7 +36,7 @@ class _RedactingFormatter(logging.Formatter):
 
 
 def level_of(environ: Mapping[str, str]) -> str:
-    """The name of a level: `SWARM_LOG_LEVEL`, else INFO. Raises: UsageError for what is none."""
+    """The log level: `SWARM_LOG_LEVEL`, else INFO. Raises: UsageError for an unknown level."""
     given = environ.get("SWARM_LOG_LEVEL", "").strip()
     name = _ALIASES.get(given.upper(), given.upper())
     if name in _LEVELS:

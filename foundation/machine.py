@@ -1,4 +1,4 @@
-"""What this machine has, or the container we are in, as its system tells: memory, and what its CPU can do. Imports no torch."""
+"""The memory of this machine or container, and what its CPU can do. Imports no torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LIMITS = (
 
 
 def available_memory(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int | None:
-    """Bytes that can be used without swapping; None where the system does not tell."""
+    """Bytes that can be used without swapping; None if unknown."""
     free, limits = _field(meminfo, "MemAvailable:", unit=1024), _limits(cgroup)
     if free is None or limits is None:
         return free
@@ -23,13 +23,13 @@ def available_memory(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int | 
 
 
 def total_memory(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int | None:
-    """Bytes that this machine, or the container we are in, has in all; None where the system does not tell."""
+    """All bytes of memory of this machine or container; None if unknown."""
     total, limits = _field(meminfo, "MemTotal:", unit=1024), _limits(cgroup)
     return total if total is None or limits is None else min(total, limits[0])
 
 
 def _limits(cgroup: Path) -> tuple[int, int] | None:
-    """(limit, used) of the container we are in, in bytes; None without a limit."""
+    """(limit, used) of this container, in bytes; None without a limit."""
     for limit_name, used_name, stat_name, files in _LIMITS:
         try:
             limit, used = (cgroup / limit_name).read_text().strip(), int((cgroup / used_name).read_text())
@@ -40,7 +40,7 @@ def _limits(cgroup: Path) -> tuple[int, int] | None:
 
 
 def _field(file: Path, name: str, *, unit: int = 1) -> int | None:
-    """The number that stands after a name in a list of them."""
+    """The number after a name in a file of `name number` lines."""
     try:
         lines = file.read_text().splitlines()
     except OSError:  # another system than Linux, or a container that hides it
@@ -57,7 +57,7 @@ _BFLOAT16 = ({"avx512bw", "avx512vl", "avx512dq"}, {"bf16"})
 
 @cache
 def multiplies_bfloat16(cpuinfo: Path = _CPUINFO) -> bool:
-    """Whether torch multiplies matrices in bfloat16 at least about as fast as in float32 here; True where nothing tells.
+    """Whether torch multiplies bfloat16 matrices about as fast as float32 ones here; True if unknown.
 
     On CPUs that cannot, which most laptops have, it is eight times slower: 17 against 145 GFLOP/s for 1,136 rows of SmolLM2's
     matrices on two cores of an AMD Zen 3.
@@ -67,7 +67,7 @@ def multiplies_bfloat16(cpuinfo: Path = _CPUINFO) -> bool:
 
 
 def _instructions(cpuinfo: Path) -> set[str] | None:
-    """Of the first core; None where the system does not tell."""
+    """The instruction sets of the first core; None if unknown."""
     try:
         lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:  # another system than Linux, or a container that hides it

@@ -23,9 +23,9 @@ def packages_root() -> Path:
 
 
 def python_path(environ: Mapping[str, str]) -> str:
-    """The PYTHONPATH with which a process finds the same code of ours as this one, from whatever folder it is started.
+    """A PYTHONPATH with which a process finds the same code as this one, whatever folder it starts in.
 
-    Where we are installed among other packages, every Python of ours finds us, and theirs would stand before an instrument's own.
+    An installed package is found without it, and must not shadow the packages of an instrument.
     """
     installed = {Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib")}
     own = [] if packages_root() in installed else [str(packages_root())]
@@ -33,7 +33,7 @@ def python_path(environ: Mapping[str, str]) -> str:
 
 
 def shipped(name: str) -> Path:
-    """Where files lie that we ship beside our code: `studies`, `migrations`. In a wheel all of them are data of one package (setup.py)."""
+    """Where files are that ship with our code: `studies`, `migrations`. A wheel has them as data of one package (setup.py)."""
     installed = packages_root() / "researcher" / "shipped" / name
     return installed if installed.is_dir() else packages_root() / _IN_CLONE[name]
 
@@ -51,7 +51,7 @@ def model_cache_dir(environ: Mapping[str, str] | None = None) -> Path:
 
 
 def user_cache_dir() -> Path:
-    """What can be made again, in the platform's cache directory."""
+    """The platform's cache directory, for what can be made again."""
     return _platform().user_cache_path
 
 
@@ -64,13 +64,13 @@ def _platform() -> PlatformDirs:
 
 
 def memory_dir() -> Path:
-    """A directory in memory where the system has one (`/dev/shm`), else the temporary directory."""
+    """A directory in memory if the system has one (`/dev/shm`), else the temporary directory."""
     shm = Path("/dev/shm")
     return shm if shm.is_dir() and os.access(shm, os.W_OK) else Path(tempfile.gettempdir())
 
 
 def visible_files(folder: Path) -> list[tuple[str, Path]]:
-    """The files under `folder` by their names in it, sorted; caches and hidden files are left out."""
+    """The files under `folder` with their relative names, sorted, without caches and hidden files."""
     found = []
     for file in folder.rglob("*"):
         parts = file.relative_to(folder).parts
@@ -81,7 +81,7 @@ def visible_files(folder: Path) -> list[tuple[str, Path]]:
 
 
 def last_bytes(file: BinaryIO, most: int) -> bytes:
-    """The end of a file that is open, `most` bytes of it."""
+    """The last `most` bytes of an open file."""
     file.seek(max(0, file.seek(0, os.SEEK_END) - most))
     return file.read(most)
 
@@ -99,7 +99,7 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def synchronise(path: Path) -> None:
-    """Have the disk hold what a file contains, or which names a folder has, as it is now."""
+    """Flush a file or a folder to disk."""
     opened = os.open(path, os.O_RDONLY)
     try:
         os.fsync(opened)

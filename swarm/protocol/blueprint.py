@@ -1,4 +1,4 @@
-"""One trial as a client process gets it: a file that a person can read, run by hand and hand to a colleague.
+"""One trial as a file for a client process, which a person can read, run and pass on.
 
 Holds no secret: a client token, where one is needed, is in the environment (`SWARM_TOKEN`).
 """
@@ -37,7 +37,7 @@ class TrialBlueprint(StrictModel):
     server_url: str
     run_id: str
     partners: dict[str, PartnerRun] = {}
-    """By role: handed to the workflow's `meet` before its first episode."""
+    """By role. The workflow's `meet` gets them before the first episode."""
     instrument_dir: str
     workflow: str
     """File in `instrument_dir` that defines `tasks(split, seed, count, **parameters)` and `rollout(episode, task)`."""

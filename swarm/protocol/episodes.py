@@ -12,17 +12,17 @@ from foundation.strict import StrictModel
 from swarm.protocol.quantities import NotBoolean
 
 POLICY_MODEL = "policy"
-"""A model name that every server takes for the one it hosts, so that agents need not know what they are played by."""
+"""A name that every server accepts for the model it hosts, so that agents need not know which one plays them."""
 
 EpisodeKind = Literal["train", "eval"]
 MOST_REWARD = 1e12
-"""No reward is larger, either way."""
+"""The largest reward, positive or negative."""
 Finite = Annotated[float, Field(allow_inf_nan=False), NotBoolean]
 Reward = Annotated[float, Field(ge=-MOST_REWARD, le=MOST_REWARD, allow_inf_nan=False), NotBoolean]
-"""Bounded, so that sums and squares of any number of them are finite too, also in single precision."""
+"""Bounded, so that sums and squares stay finite, also in single precision."""
 LONGEST_NAME = 1_000
 Name = Annotated[str, Field(max_length=LONGEST_NAME)]
-"""An id that a client chose: it stands in every row and every answer about the episode."""
+"""An id that a client chose. It is repeated in every row and every answer about the episode."""
 _LEFT_OUT = Field(exclude_if=lambda value: value is None)
 """An older server refuses fields that it does not know."""
 Despite = Annotated[Annotated[str, Field(min_length=1, max_length=LONGEST_NAME)] | None, _LEFT_OUT]
@@ -49,9 +49,9 @@ class EpisodeClaim(StrictModel):
     mix: Annotated[Name | None, _EMPTY_IS_NONE] = None
     idle_limit_s: Annotated[float, Field(gt=0, le=86_400), NotBoolean] = 240.0
     max_episode_s: Annotated[float, Field(gt=0), NotBoolean] | None = None
-    """How long the episode may take altogether. None: the run's `limits.max_episode_s`."""
+    """Longest duration of the episode. None: the run's `limits.max_episode_s`."""
     max_call_s: Annotated[float, Field(gt=0), NotBoolean] | None = None
-    """How long one LLM call may take. The idle limit stands still while a call is open: this bounds for how long."""
+    """Longest duration of one LLM call. The idle limit is suspended while a call is open."""
     wait_s: Annotated[float, Field(ge=0, le=120), NotBoolean] = 30.0
     idempotency_key: IdempotencyKey = None
 
@@ -97,14 +97,14 @@ class EpisodeGrant(BaseModel):
     expires_at: float
     """Unix time at which the idle limit ends, unless a call or a renewal moves it."""
     team_key: str = ""
-    """For the other servers of a team that this episode decides: lets them ask what was decided, and nothing else."""
+    """Lets the other servers of a team ask what this episode decided, and nothing else."""
 
 
 class Cause(StrEnum):
-    """Who or what lost an attempt that did not end with a reward."""
+    """Who or what lost an attempt that ended without a reward."""
 
     SERVER = "server"
-    """The server restarted, its engine failed, or it closed the episode for reasons of its own."""
+    """The server restarted, its engine failed, or it closed the episode itself."""
     NETWORK = "network"
     """Client and server could not reach each other."""
     CLIENT = "client"
@@ -112,7 +112,7 @@ class Cause(StrEnum):
     ROLLOUT = "rollout"
     """The agent raised an exception, gave up, or never called the model."""
     GRADER = "grader"
-    """The grader raised an exception, gave no number, exited with an error or ran out of time."""
+    """The grader raised an exception, gave no number, exited with an error or timed out."""
     LIMIT = "limit"
     """The episode or one of its calls took longer than it may."""
     PERSON = "person"
@@ -120,8 +120,8 @@ class Cause(StrEnum):
 
 
 COUNTED = frozenset({Cause.ROLLOUT, Cause.GRADER, Cause.CLIENT, Cause.LIMIT})
-"""Causes that may depend on what is tried: what an agent does, how it is scored, how long it takes. What the others lost is
-offered again without limit, and says nothing of it."""
+"""Causes that may depend on the attempt: what the agent does, how it is scored, how long it takes. Attempts lost to the others
+are repeated without limit and say nothing about the agent."""
 
 
 class EpisodeResult(StrictModel):
@@ -134,8 +134,7 @@ class EpisodeResult(StrictModel):
     metrics: dict[str, Finite] = {}
     metadata: dict[str, Any] = {}
     despite: Despite = None
-    """How the agent recovered from a call that failed on the server's side. Without it such an episode is `tainted` and not
-    trained."""
+    """How the agent recovered from a call that failed on the server's side. Without it the episode is `tainted` and not trained."""
     by_hand: Annotated[bool, Field(exclude_if=lambda value: not value)] = False
     """A person answered in the model's place: an evaluation then counts without a call."""
     idempotency_key: IdempotencyKey = None
@@ -167,15 +166,15 @@ class EpisodeState(StrEnum):
     PREPARED = "prepared"
     """Bound to its team's decision: durable, holds its slot, is not trained until committed."""
     ENDED = "ended"
-    """Acknowledged; waits in the pool."""
+    """Acknowledged; waits in the sample pool."""
     IN_STEP = "in_step"
-    """In a journalled batch; provisionally trained until a checkpoint holds it."""
+    """In a journalled batch; trained for good once a checkpoint holds it."""
     TRAINED = "trained"
     DROPPED = "dropped"
 
 
 class DropReason(StrEnum):
-    """Why an episode was not trained. `eval` episodes end here too: they are never meant to be trained."""
+    """Why an episode was not trained. `eval` episodes are never trained, so they end here too."""
 
     EVAL = "eval"
     ABORTED = "aborted"
@@ -213,11 +212,11 @@ class LedgerEntry(BaseModel):
     state: EpisodeState
     reason: DropReason | None = None
     detail: str | None = None
-    """For `aborted`: the client's own words."""
+    """For `aborted`: the client's reason."""
     cause: Cause | None = None
     """Who lost the attempt; None while it is open and when it ended with a reward that counts."""
     tainted: bool = False
-    """A call of it failed on the server's side."""
+    """One of its calls failed on the server's side."""
     despite: str | None = None
     """Why its client let it count although it is tainted."""
     step: int | None = None
@@ -235,7 +234,7 @@ class LedgerEntry(BaseModel):
     claimed_at: float
     ended_at: float | None = None
     version_shift: float | None = None
-    """By how much the mean reward changed with its client version (`RunReport.versions`); None where nothing is known."""
+    """How much the mean reward changed with its client version (`RunReport.versions`); None if unknown."""
 
 
 class VersionSpan(BaseModel, frozen=True):
@@ -259,7 +258,7 @@ class RecordedSampling(BaseModel, frozen=True):
 
 
 class CallFailure(BaseModel, frozen=True):
-    """Why a call got no answer, or only part of one, through no fault of its client."""
+    """Why a call got no answer, or only part of one, though its client did nothing wrong."""
 
     cause: Cause
     """`server`, or `network` where the connection broke in the middle."""
@@ -305,8 +304,7 @@ class EpisodeTrace(BaseModel):
     """The loss mask, by call id: why the tokens that this call sampled carry no loss. Those of the others do, once their
     episode is in a step; prompt tokens never do."""
     vocabulary: dict[str, str] = {}
-    """Only where it was asked for: the text of each token id, and of each run of ids ("195,164") whose text is whole only
-    together."""
+    """Only on request: the text of each token id, and of each sequence of ids ("195,164") that make one character."""
 
 
 class LedgerPage(BaseModel):

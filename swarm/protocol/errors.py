@@ -1,4 +1,4 @@
-"""What a server refuses, and why: one code per reason. Callers branch on `code` alone.
+"""What a server refuses, with one code per reason. Callers branch on `code` alone.
 
 SwarmError
 └── Refusal(code, detail, fields)       raised by the server's own parts, and by the client for any answer with a code
@@ -72,7 +72,7 @@ class Refusal(SwarmError):
 
 
 class BodyTooLarge(Refusal):
-    """A request that is not read to its end."""
+    """The body of the request is too large, and is not read to its end."""
 
     def __init__(self, limit_bytes: int) -> None:
         super().__init__(ErrorCode.INVALID_SPEC, f"the body is larger than {limit_bytes / 2**20:g} MiB; send less")

@@ -1,4 +1,4 @@
-"""Does the sampler draw from the weights that are trained? What a run's steps say of it."""
+"""Does the sampler use the weights that are trained? Judged by the metrics of a run's steps."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ STALENESS = "staleness_max"
 GROWN = 10.0
 """Rounding alone keeps the mismatch of later steps within this many times that of the first."""
 HARMLESS = 1e-3
-"""Nats per token. What is below it is rounding, however it grew."""
+"""Nats per token. Anything below is rounding, however much it grew."""
 
 
 def outgrown(steps: Iterable[tuple[float, float]]) -> float | None:
-    """The usual mismatch after the first step where it has left that of the first far behind; None where it has not.
+    """The median mismatch after the first step if it is far above that of the first step; else None.
 
-    In a run's first step sampler and trainer hold the same weights, so that only rounding parts them. Where they part later,
-    new weights did not reach the sampler whole. Episodes that were sampled by older weights differ by rights and are passed over.
+    In the first step of a run sampler and trainer hold the same weights and differ by rounding only. If they differ more later,
+    new weights did not fully reach the sampler. Steps with episodes sampled by older weights are ignored.
 
     steps: (mean mismatch in nats per token, versions between sampling and training at most), in their order.
     """

@@ -1,4 +1,4 @@
-"""A refusal as the document that travels."""
+"""A refusal as a problem document."""
 
 from __future__ import annotations
 
@@ -34,6 +34,6 @@ class Problem(BaseModel):
 
 
 def invalid_spec(errors: Sequence[FieldError], detail: str = "") -> Refusal:
-    """What names each bad field; in words too, where `detail` has no better ones."""
-    told = detail or "; ".join(map(str, errors))
-    return Refusal(ErrorCode.INVALID_SPEC, told, errors=[error.model_dump() for error in errors])
+    """A refusal that names each bad field. detail: replaces the text made from the errors."""
+    text = detail or "; ".join(map(str, errors))
+    return Refusal(ErrorCode.INVALID_SPEC, text, errors=[error.model_dump() for error in errors])

@@ -1,4 +1,4 @@
-"""Numbers as specs hold them."""
+"""Numeric types for specs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import BeforeValidator, Field
 
 MOST = 2**53
-"""No whole number of a spec is larger: beyond it JSON's readers differ, and no store keeps it."""
+"""The largest integer in a spec: JSON readers disagree beyond it."""
 
 
 def _no_boolean(value: object) -> object:

@@ -84,7 +84,7 @@ class Failure(BaseModel):
 
 
 class WaitingFor(BaseModel):
-    """What a run stands still for: the oldest open episode of the groups that its next step needs."""
+    """What blocks a run: the oldest open episode of the groups that its next step needs."""
 
     task_id: str
     client_id: str | None = None
@@ -96,11 +96,11 @@ class WaitingFor(BaseModel):
 class ServerStatus(BaseModel):
     server_id: str
     revision: int
-    """Rises with every change; pass it as `since` to wait for the next one."""
+    """Grows with every change; pass it as `since` to wait for the next one."""
     phase: Phase
     failed: Failure | None = None
     storage_full: Failure | None = None
-    """The newest write found no room. Until there is some nothing is granted, acknowledged or trained, and nothing is lost."""
+    """The newest write found no room. Until there is room nothing is granted, acknowledged or trained, and nothing is lost."""
     run_id: str | None = None
     step: int = 0
     weights_version: WeightsVersion | None = None
@@ -108,15 +108,15 @@ class ServerStatus(BaseModel):
     model_fingerprint: str | None = None
     pool: PoolStatus
     waiting_for: WaitingFor | None = None
-    """Set while the run cannot go on without it."""
+    """Set while the run is blocked by it."""
     engine: EngineStatus
     limits: dict[str, float | int | None] = {}
     state_dir: str | None = None
-    """Where the server keeps its state, on its own machine. What is rewarded may neither read nor write it."""
+    """Where the server keeps its state, on its own machine. Agents may neither read nor write it."""
 
     @property
     def trouble(self) -> str | None:
-        """Why it does not go on; None while it does."""
+        """Why the server is stuck; None if it is not."""
         hang = self.engine.hang if self.engine.hang is not None and self.engine.hang.over_at is None else None
         found = self.failed or self.storage_full or hang
         return None if found is None else found.reason
@@ -151,7 +151,7 @@ class VersionReport(BaseModel):
     first_at: float
     """Unix time of its first group."""
     episodes: int
-    """Ended with a reward, whatever became of them."""
+    """Episodes that ended with a reward, trained or not."""
     reward_mean: float | None = None
     reward_std: float | None = None
     before: str | None = None
@@ -160,7 +160,7 @@ class VersionReport(BaseModel):
     """Mean reward of the first episodes of this version less that of the last ones of `before`, at most 64 each."""
     shift_stderr: float | None = None
     quarantined: str | None = None
-    """Why none of its episodes is trained any more; None when they are."""
+    """Why its episodes are no longer trained; None if they are."""
 
 
 class CheckpointReport(BaseModel):
@@ -168,7 +168,7 @@ class CheckpointReport(BaseModel):
 
     step: int
     held_out: float | None = None
-    """Mean reward of the eval episodes that its weights played; None when there were none."""
+    """Mean reward of the eval episodes played with its weights; None if there were none."""
     held_out_episodes: int = 0
     best: bool = False
     """The one with the highest held-out reward: kept whatever comes after it."""
@@ -192,7 +192,7 @@ class RunReport(BaseModel):
     checkpoints: list[CheckpointReport] = []
     """Those that are kept, by step."""
     notes: list[str] = []
-    """What its owner should know of its spec, though it was accepted, with what to do."""
+    """Warnings about an accepted spec, with what to do."""
 
 
 class RunRequest(StrictModel):

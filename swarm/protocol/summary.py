@@ -1,4 +1,4 @@
-"""Which rows of the ledger are wanted, and their sums: the answer to "why didn't it learn?" without reading every row."""
+"""A filter for the ledger, and sums over it: the answer to "why didn't it learn?" without reading every row."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from swarm.protocol.episodes import Cause, DropReason, EpisodeKind, EpisodeState
 
 
 class LedgerFilter(StrictModel):
-    """Which episodes a question to the ledger is about; a field that is None excludes none."""
+    """Which episodes of the ledger to return; None in a field matches all."""
 
     run_id: str | None = None
     step: Annotated[int, Field(ge=0, lt=2**63)] | None = None
@@ -40,7 +40,7 @@ class LedgerFields(TypedDict, total=False):
 
 
 class LedgerCount(BaseModel):
-    """Episodes that are alike in all of this."""
+    """How many episodes are equal in all of these fields."""
 
     client_id: str
     client_version: str
@@ -52,7 +52,7 @@ class LedgerCount(BaseModel):
     tainted: bool = False
     episodes: int
     reward_sum: float
-    """Over those that have one; 0 where none has."""
+    """Sum over episodes that have a reward."""
     rewarded: int
     sampled_tokens: int
     last_claim_at: float
@@ -90,4 +90,4 @@ class LedgerSummary(BaseModel):
     failures: list[LastFailure]
     """Newest first."""
     recent: list[str]
-    """The newest episodes that sampled anything, newest first: for whoever wants to look at a few traces."""
+    """The newest episodes that sampled anything, newest first: candidates for a look at their traces."""

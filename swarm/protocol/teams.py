@@ -1,4 +1,4 @@
-"""Teams as they travel: an episode over several servers is prepared on all, decided on one, and told to the others."""
+"""Messages about teams: an episode on several servers is prepared on all, decided on one, and reported to the others."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Decider(StrictModel):
 
 
 class TeamResult(StrictModel):
-    """What the episode is worth if the team commits."""
+    """The result of the episode if the team commits."""
 
     reward: Reward
     agent_rewards: dict[str, Reward] | None = None
