@@ -61,7 +61,8 @@ def figures(package: str, root: Path = ROOT) -> dict[str, Any]:
     sources = {file: file.read_text(encoding="utf-8") for file in files}
     trees = {file: ast.parse(source) for file, source in sources.items()}
     lines = {file: source.count("\n") for file, source in sources.items()}
-    functions = [node for tree in trees.values() for node in ast.walk(tree) if _is_function(node)]
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
+    functions = [node for tree in trees.values() for node in ast.walk(tree) if isinstance(node, kinds)]
     lengths = [(node.end_lineno or node.lineno) - node.lineno + 1 for node in functions]
     return {
         "package": package,
@@ -109,11 +110,7 @@ def _module_of(file: Path, root: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def _is_function(node: ast.AST) -> bool:
-    return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-
-
-def _is_typed(node: Any) -> bool:
+def _is_typed(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs, node.args.vararg, node.args.kwarg]
     named = [one for one in arguments if one is not None and one.arg not in ("self", "cls")]
     return node.returns is not None and all(one.annotation is not None for one in named)
