@@ -1,6 +1,6 @@
 """`swarm serve`: host one trainable model. The only module that names concrete engines.
 
-Importing it costs nothing: FastAPI, uvicorn and the engines are imported when a server is really started. The control
+Importing it costs nothing: starlette, uvicorn and the engines are imported when a server is really started. The control
 process never imports torch or vllm.
 """
 
