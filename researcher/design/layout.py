@@ -70,7 +70,7 @@ def _noisy_arm(question: Question, arms: tuple[Arm, ...]) -> str:
 def _balanced(question: Question, instrument: Instrument) -> Question:
     """With levels in order, a metric of their cost, and a note on how it is decided.
 
-    Raises: SpecRefused for levels that are no numbers, or too many to be told apart; and where nothing says the cost.
+    Raises: SpecRefused for levels that are no numbers, or too many to be kept apart; and where nothing says the cost.
     """
     (varied,), metric, name = question.varied, question.metric, question.varied[0].factor.name
     if question.spec.claim != "none":

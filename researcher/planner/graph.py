@@ -221,7 +221,7 @@ class Conversation:
         if isinstance(end, Proposed | NeedsEdit):
             kept["draft"] = asdict(end.draft)
         problems = end.problems if isinstance(end, NeedsEdit) else ()
-        messages += [_result(call, _told(problems)) for call in endings]
+        messages += [_result(call, _verdict(problems)) for call in endings]
         if problems:
             return self._again(state, kept, problems)
         return Command(goto="__end__", update={**kept, "outcome": _kept(end)})
@@ -293,7 +293,7 @@ def _result(call: Call, text: str) -> dict[str, Any]:
     return {"role": "tool", "tool_call_id": call.id, "content": text}
 
 
-def _told(problems: Sequence[str]) -> str:
+def _verdict(problems: Sequence[str]) -> str:
     lines = "\n".join(f"- {problem}" for problem in problems)
     return f"This cannot end it:\n{lines}\nEnd again, whole: {_ONE_ENDING}." if problems else "ok"
 
