@@ -44,7 +44,7 @@ from bench.machine import name_of, path_of_model, seconds
 from bench.workloads import NAMES, Workload, path_of
 from foundation.arguments import count
 from swarm.engine.local.forward import Policy
-from swarm.engine.local.head import Price, descend
+from swarm.engine.local.head import Price, gradients
 from swarm.engine.local.minibatch import Piece, pieces
 from swarm.engine.local.optimizer import Optimizer
 from swarm.engine.sampling.server import REUSE_MEMORY
@@ -167,7 +167,7 @@ class Ours:
         for piece in pieces(made, policy):
             with policy.autocast():
                 hidden_HD = policy.hidden(piece.micro)[piece.heads.at_H]
-            slope_HD, _, _, cost = descend(
+            slope_HD, _, _, cost = gradients(
                 piece.heads,
                 hidden_HD.detach().to(policy.compute_dtype),
                 policy.cast_output_weight,

@@ -1,7 +1,7 @@
 """What this machine computes on, in which type, with how many threads, and how much memory the children of an engine take.
 
 Decided from files, headers and installed packages before anything is started, without importing torch or vllm. Estimates of memory are
-rough on purpose: they refuse what cannot fit, and tell a person what to expect.
+rough on purpose: they refuse what cannot fit, and say what to expect.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def compute_type(device: Device) -> ComputeType:
 
 
 def slow_type(device: Device, dtype: ComputeType) -> str | None:
-    """What a person is told who asks for what this machine does slowly; None where it does not."""
+    """A warning for a type that this machine multiplies slowly; None: it does not."""
     if device == "cpu" and dtype == "bfloat16" and not multiplies_bfloat16():
         return "this CPU multiplies bfloat16 number by number, some ten times slower than float32: leave out --dtype"
     return None
@@ -118,7 +118,7 @@ def yielding_threads(environ: Mapping[str, str]) -> dict[str, str]:
 
 @cache
 def _intel_runtime() -> Path | None:
-    """Where it lies; None also where the dynamic linker could not be told, which knows no quotes."""
+    """Where it lies; None also for a path that the dynamic linker cannot take, which knows no quotes."""
     try:
         files = metadata.files("intel-openmp") or []
     except PackageNotFoundError:

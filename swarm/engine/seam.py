@@ -52,7 +52,7 @@ class EngineInfo:
     """What is hosted. `fingerprint` is the SHA-256 over the checkpoint's weight files.
 
     dtype: what is sampled in, and what a run is trained in whose spec leaves it open. folder: where the model lies, if it lies
-    anywhere; told to nobody.
+    anywhere; it leaves the server in no answer.
     """
 
     backend: str

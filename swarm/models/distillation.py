@@ -1,6 +1,6 @@
 """A checkpoint with some of a teacher's layers, distilled from it, in a process of its own:
 
-    python -m swarm.models.distillation TEACHER OUT WORKSHOP --layers 0,1,2
+    python -m swarm.models.distillation TEACHER OUT WORK_DIR --layers 0,1,2
 
 The teacher answers prompts (sampled, seeded); the smaller model learns, at every token, the teacher's last hidden state, and
 at the tokens of answers its distribution. Embeddings, head and norm stay the teacher's. Loads torch, as conversion.py does;
@@ -28,8 +28,8 @@ from swarm.models.folder import fingerprint_of, sha256_of, weight_files
 if TYPE_CHECKING:
     from torch import Tensor
 
-Tell = Callable[[str], None]
-_TOLD_EVERY_S = 10.0
+Report = Callable[[str], None]
+_REPORT_EVERY_S = 10.0
 _READ_AT_ONCE = 32
 _CLOCK = SystemClock()
 
@@ -63,11 +63,16 @@ class Answer:
 
 
 def distil(
-    teacher_dir: Path, out: Path, workshop: Path, layers: Sequence[int], recipe: Recipe | None = None, tell: Tell = _say
+    teacher_dir: Path,
+    out: Path,
+    work_dir: Path,
+    layers: Sequence[int],
+    recipe: Recipe | None = None,
+    report: Report = _say,
 ) -> None:
     """Write the smaller checkpoint (bfloat16), with the teacher's tokenizer, to `out`.
 
-    workshop: a folder in which the teacher's answers are kept, for another try. Raises: ValueError for layers that the
+    work_dir: a folder in which the teacher's answers are kept, for another try. Raises: ValueError for layers that the
     teacher does not have.
     """
     import torch
@@ -81,15 +86,15 @@ def distil(
     teacher.eval().requires_grad_(False)
     student = with_layers(teacher, layers)
     asked = prompts(recipe.sums, recipe.short, recipe.long, recipe.seed)
-    kept = workshop / f"answers-{_key(teacher_dir, asked, recipe)}.json"
+    kept = work_dir / f"answers-{_key(teacher_dir, asked, recipe)}.json"
     if not kept.is_file():
-        answers = _answers(teacher, tokenizer, asked, recipe, tell)
+        answers = _answers(teacher, tokenizer, asked, recipe, report)
         write_atomically(kept, json.dumps([asdict(answer) for answer in answers]).encode())
     answers = [Answer(**each) for each in json.loads(kept.read_bytes())]
-    _learn(student, teacher, answers, recipe, tell)
+    _learn(student, teacher, answers, recipe, report)
     student.to(torch.bfloat16).save_pretrained(out)
     tokenizer.save_pretrained(out)
-    tell(f"{sum(each.numel() for each in student.parameters()):,} parameters in {len(layers)} layers")
+    report(f"{sum(each.numel() for each in student.parameters()):,} parameters in {len(layers)} layers")
 
 
 def with_layers(teacher: Any, layers: Sequence[int]) -> Any:
@@ -122,7 +127,7 @@ def _key(teacher_dir: Path, asked: Sequence[Prompt], recipe: Recipe) -> str:
     return hashlib.sha256(said.encode()).hexdigest()[:16]
 
 
-def _answers(teacher: Any, tokenizer: Any, asked: Sequence[Prompt], recipe: Recipe, tell: Tell) -> list[Answer]:
+def _answers(teacher: Any, tokenizer: Any, asked: Sequence[Prompt], recipe: Recipe, report: Report) -> list[Answer]:
     """What the teacher says, sampled at temperature 1."""
     import torch
 
@@ -135,7 +140,7 @@ def _answers(teacher: Any, tokenizer: Any, asked: Sequence[Prompt], recipe: Reci
     ]
     ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
     order = sorted(range(len(asked)), key=lambda place: (asked[place].most, len(ids[place]), place))
-    clock = _Clock("the teacher answers", tell, sum(prompt.most for prompt in asked))
+    clock = _Clock("the teacher answers", report, sum(prompt.most for prompt in asked))
     answers: dict[int, Answer] = {}
     for begin in range(0, len(order), recipe.sampled):
         places = order[begin : begin + recipe.sampled]
@@ -173,7 +178,7 @@ def _sampled(teacher: Any, asked: Sequence[list[int]], most: int) -> list[list[i
     return found
 
 
-def _learn(student: Any, teacher: Any, answers: Sequence[Answer], recipe: Recipe, tell: Tell) -> None:
+def _learn(student: Any, teacher: Any, answers: Sequence[Answer], recipe: Recipe, report: Report) -> None:
     """Train the layers of `student`, in place."""
     import torch
 
@@ -183,8 +188,8 @@ def _learn(student: Any, teacher: Any, answers: Sequence[Answer], recipe: Recipe
     trained = [each for each in student.parameters() if each.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=recipe.learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _pace(step, steps, recipe.warmup_steps))
-    wanted = _states(teacher, answers, tell)
-    clock = _Clock(f"learning, {steps} steps", tell, steps)
+    wanted = _states(teacher, answers, report)
+    clock = _Clock(f"learning, {steps} steps", report, steps)
     student.train()
     for _ in range(recipe.epochs):
         order = torch.randperm(len(answers)).tolist()
@@ -202,11 +207,11 @@ def _learn(student: Any, teacher: Any, answers: Sequence[Answer], recipe: Recipe
     student.eval()
 
 
-def _states(teacher: Any, answers: Sequence[Answer], tell: Tell) -> list[Tensor]:
+def _states(teacher: Any, answers: Sequence[Answer], report: Report) -> list[Tensor]:
     """The teacher's last hidden state at each token of each answer, of shape [T, D]: asked once, learnt in every epoch."""
     import torch
 
-    clock = _Clock("the teacher reads its answers", tell, len(answers))
+    clock = _Clock("the teacher reads its answers", report, len(answers))
     found: dict[int, Tensor] = {}
     order = sorted(range(len(answers)), key=lambda place: len(answers[place].ids))
     for begin in range(0, len(order), _READ_AT_ONCE):
@@ -262,32 +267,32 @@ def _pace(step: int, steps: int, warmup_steps: int) -> float:
 
 
 class _Clock:
-    """Tells now and then how far the work is, and how long the rest takes at its pace."""
+    """Reports now and then how far the work is, and how long the rest takes at its pace."""
 
-    def __init__(self, what: str, tell: Tell, total: float) -> None:
-        self._what, self._tell, self._total = what, tell, total
+    def __init__(self, what: str, report: Report, total: float) -> None:
+        self._what, self._report, self._total = what, report, total
         self._done, self._began = 0.0, _CLOCK.monotonic()
-        self._told = self._began
+        self._reported = self._began
 
     def done(self, share: float, note: str = "") -> None:
         self._done += share
         now = _CLOCK.monotonic()
-        if now - self._told < _TOLD_EVERY_S and self._done < self._total:
+        if now - self._reported < _REPORT_EVERY_S and self._done < self._total:
             return
-        self._told = now
+        self._reported = now
         left_s = (now - self._began) / self._done * (self._total - self._done)
-        self._tell(f"{self._what}: {100 * self._done / self._total:.0f} %, {left_s:.0f} s left {note}".rstrip())
+        self._report(f"{self._what}: {100 * self._done / self._total:.0f} %, {left_s:.0f} s left {note}".rstrip())
 
 
 def _main() -> None:
     parser = argparse.ArgumentParser(prog="python -m swarm.models.distillation")
     parser.add_argument("teacher", type=Path)
     parser.add_argument("out", type=Path)
-    parser.add_argument("workshop", type=Path)
+    parser.add_argument("work_dir", type=Path)
     parser.add_argument("--layers", required=True, help="those that are kept, counted from 0: 0,1,2")
     args = parser.parse_args()
     layers = [int(layer) for layer in args.layers.split(",")]
-    distil(args.teacher, args.out, args.workshop, layers)
+    distil(args.teacher, args.out, args.work_dir, layers)
 
 
 if __name__ == "__main__":

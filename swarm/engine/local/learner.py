@@ -19,7 +19,7 @@ from foundation.ids import derived_seed
 from swarm.engine.algorithms import algorithm_of
 from swarm.engine.algorithms.base import Algorithm, TokenFacts, kl_to_start
 from swarm.engine.local.forward import Policy
-from swarm.engine.local.head import Critic, descend, survey, without_critic
+from swarm.engine.local.head import Critic, gradients, survey, without_critic
 from swarm.engine.local.minibatch import Minibatch, Piece, known, pieces, read
 from swarm.engine.local.optimizer import Optimizer
 from swarm.engine.machine import GIB, activation_bytes
@@ -53,13 +53,13 @@ class Learner:
         self.critic = Critic(policy.output_weight.shape[1], policy.device)
         self.half_way = False
         self._clock = clock
-        self._told_of_memory = False
+        self._warned_of_memory = False
 
     def begin_run(self) -> None:
         """Begin anew with all that is learnt beside the policy's weights, for the weights that are trained now."""
         self.optimizer.take(self.policy.trained)
         self.critic.forget()
-        self._told_of_memory = False
+        self._warned_of_memory = False
 
     def state(self) -> dict[str, Tensor]:
         """All that a step depends on beside the policy's weights."""
@@ -85,14 +85,14 @@ class Learner:
         selection = select(batch)
         rate = learning_rate_at(spec.optimizer, batch.step, spec.limits.steps)
         made = branches(selection.trained, spec.algorithm)
-        seen = self._descend(made, selection.trained, batch, rate) if made else self._look(batch)
+        seen = self._optimise(made, selection.trained, batch, rate) if made else self._look(batch)
         metrics = seen.of_step(batch, rate)
         self.half_way = False
         metrics["prefix_tree"] = float(self.policy.on_trees)
         metrics["train_s"] = self._clock.monotonic() - began
         return StepOutcome(step=batch.step, metrics=metrics, untrained=selection.untrained)
 
-    def _descend(
+    def _optimise(
         self, made: Sequence[Branch], episodes: Sequence[TrainedEpisode], batch: TrainBatch, rate: float
     ) -> StepMetrics:
         """All epochs and minibatches."""
@@ -100,7 +100,7 @@ class Learner:
         algorithm = algorithm_of(spec.algorithm)
         parts = [branches(part, spec.algorithm) for part in minibatches(episodes, spec, batch.step)]
         ready = [self._made_ready(part, spec, algorithm, seen) for part in parts if part]
-        self._tell_of_memory(max(piece.tokens for part in ready for piece in part.pieces), batch)
+        self._warn_of_memory(max(piece.tokens for part in ready for piece in part.pieces), batch)
         if algorithm.credits_tokens:
             _give_credit(batch, ready, algorithm, seen)
         sampled = [] if spec.algorithm.kl else _sample(made, spec, batch.step)
@@ -129,12 +129,12 @@ class Learner:
             seen.value_loss /= len(ready)
         return seen
 
-    def _tell_of_memory(self, longest: int, batch: TrainBatch) -> None:
+    def _warn_of_memory(self, longest: int, batch: TrainBatch) -> None:
         """Say once per run when contexts are so long that their activations take far more than was meant for them."""
         meant = self.policy.segment_tokens
-        if self._told_of_memory or batch.spec.activation_checkpointing or longest <= 2 * meant:
+        if self._warned_of_memory or batch.spec.activation_checkpointing or longest <= 2 * meant:
             return
-        self._told_of_memory = True
+        self._warned_of_memory = True
         config = self.policy.model.config.get_text_config().to_dict()
         taken_gib, meant_gib = (activation_bytes(config, tokens) / GIB for tokens in (longest, meant))
         _LOG.warning(
@@ -182,7 +182,7 @@ class Learner:
             for piece in part:
                 hidden_HD = policy.hidden(piece.micro)[piece.heads.at_H]
                 with torch.autocast(self.policy.device.type, enabled=False):
-                    slope_HD, logp_U, entropy_U, loss = descend(
+                    slope_HD, logp_U, entropy_U, loss = gradients(
                         piece.heads,
                         hidden_HD.detach().to(dtype),
                         policy.cast_output_weight,

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Plan(KVConnectorMetadata):  # type: ignore[misc]
-    """What the worker is told for a step."""
+    """The scheduler's message to the worker for a step."""
 
     copies: Copies
 

@@ -99,9 +99,9 @@ def _computed_in(checkpoint: Checkpoint) -> torch.dtype:
 
 def _declare_float32(config: Path) -> None:
     """Whoever loads a model in the type that its configuration names loads these weights whole."""
-    told = json.loads(config.read_text(encoding="utf-8"))
-    key = "torch_dtype" if "torch_dtype" in told else "dtype"
-    write_atomically(config, json.dumps(told | {key: "float32"}, indent=2).encode())
+    stated = json.loads(config.read_text(encoding="utf-8"))
+    key = "torch_dtype" if "torch_dtype" in stated else "dtype"
+    write_atomically(config, json.dumps(stated | {key: "float32"}, indent=2).encode())
 
 
 def _begin(to: Path) -> Path:

@@ -139,11 +139,11 @@ class StreamBook:
 
 def _tokens(choice: dict[str, Any]) -> tuple[list[int], list[float]]:
     ids = choice.get("token_ids") or []
-    told = choice.get("logprobs")
+    given = choice.get("logprobs")
     logprobs: list[float] = []
-    if told:
-        content = told.get("content")
-        said = [entry["logprob"] for entry in content] if content else told.get("token_logprobs") or ()
+    if given:
+        content = given.get("content")
+        said = [entry["logprob"] for entry in content] if content else given.get("token_logprobs") or ()
         logprobs = [float(logprob) for logprob in said]
     if len(logprobs) != len(ids):
         raise EngineError(f"the inference engine gave {len(ids)} sampled ids, but {len(logprobs)} log-probabilities")

@@ -49,7 +49,7 @@ CPU_NORMS = "swarm_cpu"
 VLLM_SERVER = "vllm.entrypoints.openai.api_server"
 FORKING_SERVER = "swarm.engine.local.forking_server"
 _READ_BY_IMPORTS = {"TORCHINDUCTOR_COMPILE_THREADS": "1", "TORCHINDUCTOR_CPP_DYNAMIC_THREADS": "1"}
-"""What vLLM tells a core on the CPU before it spawns it. One that is forked has imported what reads it."""
+"""What vLLM sets for a core on the CPU before it spawns it. One that is forked has imported what reads it."""
 _IN_PROCESS = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 """The engine core runs the model itself. As two processes the core spins while it waits for the worker, and on two cores
 takes one of them from it. By name, because on the CPU vLLM turns the short form `uni` into two processes again."""
@@ -267,10 +267,10 @@ class VllmSettings:
 VLLM_ANYWHERE = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "WARNING",
-    "VLLM_USE_V2_MODEL_RUNNER": "0",  # the other one, which GPUs get, does not tell what was sampled so far
+    "VLLM_USE_V2_MODEL_RUNNER": "0",  # the other one, which GPUs get, does not keep what was sampled so far
     "HF_HUB_OFFLINE": "1",
 }
-"""What vLLM is told on whichever machine it runs."""
+"""vLLM's environment on whichever machine it runs."""
 REUSE_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
 """Freed memory is kept: giving it back and getting it again doubles the time of a training step. Also where weights are
 loaded over those of before."""

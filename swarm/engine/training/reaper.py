@@ -152,7 +152,7 @@ def _stat(pid: int) -> list[str] | None:
 
 
 def _descendants(pid: int) -> list[int]:
-    """Every living process below `pid`, as far as the system tells."""
+    """Every living process below `pid`, as far as /proc shows them."""
     children: list[int] = []
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
         try:

@@ -181,7 +181,7 @@ class BackOff:
     failures: int = 5
     """So many failures in a row end it for good."""
     first_boot_failures: int = 1
-    """The same, as long as the child was never ready: what cannot start at all is soon told."""
+    """The same, as long as the child was never ready: what cannot start at all is given up at once."""
     forget_after_s: float = 120.0
     """A child that served so long starts with a clean record."""
 

@@ -51,7 +51,7 @@ class Learner:
         selection = select(batch)
         rate = learning_rate_at(spec.optimizer, batch.step, spec.limits.steps)
         if branches(selection.trained, spec.algorithm):
-            seen = self._descend(selection.trained, batch, rate)
+            seen = self._optimise(selection.trained, batch, rate)
         else:
             seen = self._look(batch)
         metrics = seen.of_step(batch, rate)
@@ -59,7 +59,7 @@ class Learner:
         metrics["train_s"] = self._clock.monotonic() - began
         return StepOutcome(step=batch.step, metrics=metrics, untrained=selection.untrained)
 
-    def _descend(self, episodes: Sequence[TrainedEpisode], batch: TrainBatch, rate: float) -> StepMetrics:
+    def _optimise(self, episodes: Sequence[TrainedEpisode], batch: TrainBatch, rate: float) -> StepMetrics:
         """All epochs and minibatches."""
         spec, seen = batch.spec, StepMetrics()
         parts = [_rows(part, spec) for part in minibatches(episodes, spec, batch.step)]
@@ -92,26 +92,26 @@ class Learner:
     def _accumulate(self, batch: TensorDict, seen: StepMetrics) -> float:
         """The gradient of one pass; returns its part of the minibatch's loss. Raises: TrainingRefused."""
         answer = self._cluster.over_rows("forward_backward", batch.copy())
-        told = measured(answer)
-        loss = float(told["loss"])
+        reported = measured(answer)
+        loss = float(reported["loss"])
         if not math.isfinite(loss):
             raise TrainingRefused(f"the loss is {loss}")
-        seen.add_pass(_uses(batch), _total(told["clipped"]))
+        seen.add_pass(_uses(batch), _total(reported["clipped"]))
         if "old" not in batch.keys():  # noqa: SIM118  not a mapping
             _add_trained(seen, batch, answer)
         return loss
 
     def _move(self, spec: RunSpec, rate: float, step: int, seen: StepMetrics) -> None:
         optimizer = spec.optimizer
-        told = self._cluster.all_ranks("descend", rate, optimizer.weight_decay, optimizer.max_grad_norm)
-        norm = max(rank["grad_norm"] for rank in told)
+        reported = self._cluster.all_ranks("take_optimizer_step", rate, optimizer.weight_decay, optimizer.max_grad_norm)
+        norm = max(rank["grad_norm"] for rank in reported)
         if not math.isfinite(norm):
             raise TrainingRefused(
                 f"step {step}: the gradient norm is {norm}; lower optimizer.learning_rate or look at the rewards"
             )
         self.half_way = True
         seen.grad_norm = max(seen.grad_norm, norm)
-        moved, before = (sum(rank[name] for rank in told) for name in ("moved", "before"))
+        moved, before = (sum(rank[name] for rank in reported) for name in ("moved", "before"))
         seen.change.add(WeightsChange(moved=moved, before=before))
 
     def _look(self, batch: TrainBatch) -> StepMetrics:
@@ -173,11 +173,11 @@ def _add_trained(seen: StepMetrics, batch: TensorDict, answer: TensorDict) -> No
     seen.add_trained(*_facts(batch, answer), trained(batch, batch, "start") if has_start else None)
 
 
-def _total(told: object) -> float:
+def _total(reported: object) -> float:
     """The sum over ranks and micro-batches, however deep verl nests their lists."""
-    if isinstance(told, list | tuple):
-        return sum(_total(part) for part in told)
-    return float(told)  # type: ignore[arg-type]
+    if isinstance(reported, list | tuple):
+        return sum(_total(part) for part in reported)
+    return float(reported)  # type: ignore[arg-type]
 
 
 COLUMNS = ("advantage", "weight", "recorded")
@@ -217,9 +217,9 @@ def trained(batch: TensorDict, answer: TensorDict, name: str) -> Tensor:
 
 
 def measured(answer: TensorDict) -> dict[str, Any]:
-    """What the ranks measured over all of them: the same from each, but joined row by row where they also tell of themselves."""
-    told = verl_tensors.get(answer, "metrics")
-    first: dict[str, Any] = told[0] if isinstance(told, list) else told
+    """What the ranks measured over all of them: the same from each, but joined row by row where they also report on themselves."""
+    reported = verl_tensors.get(answer, "metrics")
+    first: dict[str, Any] = reported[0] if isinstance(reported, list) else reported
     return first
 
 

@@ -122,7 +122,7 @@ class KeyRequired:
 
 
 def _knows_a_key(scope: Message) -> bool:
-    told: bytes = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
-    scheme, _, key = told.partition(b" ")
+    header: bytes = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+    scheme, _, key = header.partition(b" ")
     keys = [str(one).encode() for one in scope["app"].state.args.api_key]
     return scheme.lower() == b"bearer" and any(secrets.compare_digest(key, one) for one in keys)

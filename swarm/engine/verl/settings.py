@@ -1,4 +1,4 @@
-"""What the driver is told at its start: the model, and how ranks and replicas lie on the nodes. Imports no torch."""
+"""The driver's settings: the model, and how ranks and replicas lie on the nodes. Imports no torch."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class RankWorker(TinkerActorRolloutRefWorker):  # type: ignore[misc]
         torch.manual_seed(seed)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
-    def descend(self, learning_rate: float, weight_decay: float, max_grad_norm: float) -> dict[str, float]:
+    def take_optimizer_step(self, learning_rate: float, weight_decay: float, max_grad_norm: float) -> dict[str, float]:
         """One optimiser step on the gradients that were accumulated.
 
         Returns: the norm before clipping, over all ranks, and this rank's squared norms of its weights' change (`moved`)
