@@ -1,7 +1,6 @@
 """What routes, gateway and training loop ask of the server. Knows asyncio, but neither HTTP nor torch.
 
-Every command is applied to the state and its changes are on disk before it is answered. When they cannot be written, the state
-goes back to what is on disk, and open leases with their calls are carried over.
+Every answer to a change is given after it is on disk.
 """
 
 from __future__ import annotations
@@ -11,11 +10,11 @@ import hmac
 import logging
 import math
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar, Unpack
+from typing import Any, Unpack
 
 from pydantic import ValidationError
 
@@ -50,30 +49,25 @@ from swarm.protocol.status import (
 )
 from swarm.protocol.summary import LedgerFields, LedgerFilter, LedgerSummary
 from swarm.protocol.teams import EpisodeCommit, EpisodePreparation, EpisodeResolution, TeamDecision, TeamReceipt
-from swarm.server.events import ServerEvent, Throughput, Watchers
+from swarm.server.durable_state import DurableState
+from swarm.server.events import ServerEvent
 from swarm.server.keys import EpisodeKey, KeyRefused
 from swarm.server.state import claims, episodes, health, run_lifecycle, teams
 from swarm.server.state.calls import CallAttempt, Ending, FailedCall, OpenCall
 from swarm.server.state.claim_queue import NotYet
 from swarm.server.state.claims import GrantedLease
 from swarm.server.state.leases import API_KEY_PREFIX, LiveEpisode, digest
-from swarm.server.state.machine import Command, Outcome, apply, expire, load
-from swarm.server.state.rows import Change, EpisodeRow, PutMeta, RunRow, TeamRow, VersionRow
-from swarm.server.state.runs import VersionKey, refused_now, shifts
-from swarm.server.state.server_state import Moment, Restoration, ServerState
-from swarm.server.state.status import report, status, watched
-from swarm.server.storage.commit import GroupCommit
-from swarm.server.storage.reader import Reader, ReadThread
+from swarm.server.state.machine import Outcome
+from swarm.server.state.rows import EpisodeRow, RunRow, TeamRow, VersionRow
+from swarm.server.state.runs import VersionKey, shifts
+from swarm.server.state.server_state import Restoration
+from swarm.server.state.status import report
 from swarm.server.storage.store import Store
-from swarm.server.timers import Timers
 
 __all__ = ["GrantedLease", "OpenCall", "ServerEvent", "Service"]
 
 _log = logging.getLogger(__name__)
 
-T = TypeVar("T")
-POOL = "the pool"
-"""What there may be no room for."""
 PAGE_DIGITS = 18
 """No `next` of a page has more."""
 _CLOSING = Refusal(ErrorCode.NOT_ROLLING, "the server is shutting down", retry_after_s=5.0)
@@ -89,45 +83,23 @@ class _Waiter:
     """What was decided; `answer` has it once it is on disk."""
 
 
-class Service:
+class Service(DurableState):
     """One per server, made with the running event loop; all methods are called from it.
 
     Raises: Refusal with its code. After STORAGE_FULL nothing has changed, in memory or on disk.
     """
 
     def __init__(self, store: Store, info: EngineInfo, *, clock: Clock, ids: Ids) -> None:
-        self.state = ServerState(info=info, ids=ids)
-        """To look at; only commands change it."""
-        self.watchers = Watchers(clock, lambda: self._status().model_dump(mode="json"))
         self.failed_calls: Counter[str] = Counter()
         """Calls that failed on the server's side since it started, by reason."""
-        self.doubt = asyncio.Event()
-        """Set when a prepared episode must ask its decider."""
-        self._clock = clock
-        self._store = store
-        self._read = store.read
-        self._throughput = Throughput(clock)
-        self._commits = GroupCommit(store, self._reload)
-        self._reads = ReadThread(store.path, "pool-read")
-        self._searches = ReadThread(store.path, "pool-search")
         self._work = asyncio.Event()
         self._call_closed = asyncio.Event()
-        self._timers = Timers(
-            clock,
-            due=self._due,
-            expire=lambda: self.carry_out(expire),
-            look_around=lambda: self.tell(health.look_around),
-            on_end=self._work.set,
-        )
-        self._unwritten: tuple[list[Change], list[str]] = ([], [])
-        """Changes that a load led to, and the episodes that it closed: they are written with the next command's."""
         self._waiters: dict[int, _Waiter] = {}
         self._endings: dict[str, Ending] = {}
         """Of open episodes that had calls."""
         self._checkpoints_wanted: list[tuple[str, int, asyncio.Future[CheckpointRef]]] = []
         self._restored: asyncio.Future[None] | None = None
-        self._shown: tuple[object, ...] = ()
-        self.server_id = self._first_load(ids)
+        super().__init__(store, info, clock=clock, ids=ids, wake=self._see_to, on_failure=self._work.set)
 
     @classmethod
     def open(cls, state_dir: Path, info: EngineInfo, *, clock: Clock, ids: Ids) -> Service:
@@ -137,55 +109,16 @@ class Service:
         """
         return cls(Store(state_dir / "pool.sqlite"), info, clock=clock, ids=ids)
 
-    async def start(self) -> None:
-        """Begin to watch limits, and what the run stands still for."""
-        self._timers.start()
-
     async def close(self) -> None:
         """Stop the timers, finish the writes under way, close the storage. Waiting claims get not_rolling."""
         for ticket in list(self._waiters):
             self._answer_claim(ticket, _CLOSING)
         self._answer_checkpoints(closing=True)
         self.restored(_CLOSING)
-        await self._timers.close()
-        await self.watchers.close()
-        await self._commits.close()
-        self._reads.close()
-        self._searches.close()
-        self._store.close()
+        await super().close()
 
-    # -- commands -------------------------------------------------------------------------------------------------
-
-    async def carry_out(self, command: Command[T]) -> T:
-        """Apply a command; returns when it is on disk. Codes: the command's own, storage_full."""
-        outcome, written = self._apply(command)
-        reply = outcome.answer()
-        await asyncio.shield(written)
-        return reply
-
-    def tell(self, command: Command[T]) -> T:
-        """Apply a command whose reply promises nothing about the disk."""
-        return self._apply(command)[0].answer()
-
-    async def settled(self) -> None:
-        """Return when everything decided so far is on disk. Codes: storage_full."""
-        await asyncio.shield(self._commits.last())
-
-    async def read(self, query: Callable[[Reader], T]) -> T:
-        """A query of the training loop's or about a run's steps, off the event loop."""
-        return await self._reads.ask(query)
-
-    async def search(self, query: Callable[[Reader], T]) -> T:
-        """A query that may look at every episode: no other waits for it."""
-        return await self._searches.ask(query)
-
-    def _now(self) -> Moment:
-        return Moment(self._clock.now(), self._clock.monotonic())
-
-    def _apply(self, command: Command[T]) -> tuple[Outcome[T], asyncio.Future[None]]:
-        """Decide now; the future is done when it is on disk, with all before it."""
-        outcome = apply(self.state, command, self._now())
-        written = self._write(outcome.changes, outcome.closed)
+    def _see_to(self, outcome: Outcome[object], written: asyncio.Future[None]) -> None:
+        """Wake whom a command concerns."""
         for ticket, answer in outcome.claims:
             self._answer_claim(ticket, answer, written)
         for episode_id in outcome.broken_off:
@@ -197,59 +130,6 @@ class Service:
             self._answer_checkpoints()
         if outcome.wakes_resolver:
             self.doubt.set()
-        self._timers.arm()
-        self._publish(outcome.log)
-        return outcome, written
-
-    def _write(self, changes: list[Change], closed: list[str]) -> asyncio.Future[None]:
-        if self._unwritten[0]:
-            changes, closed = self._unwritten[0] + changes, self._unwritten[1] + closed
-            self._unwritten = ([], [])
-        if not changes:
-            return self._commits.last()
-        written = self._commits.submit(changes)
-        if POOL in self.state.situation.no_room:
-            written.add_done_callback(_when_done(lambda: self.tell(lambda t: health.storage(t, POOL, None))))
-        if closed:
-            written.add_done_callback(_when_done(lambda: self.tell(lambda t: episodes.forget(t, closed))))
-        self.watchers.changed(at_once=False)
-        return written
-
-    def _publish(self, lines: Sequence[str]) -> None:
-        shown = watched(self.state, self._now())
-        if shown != self._shown:
-            self._shown = shown
-            self.watchers.changed(at_once=True)
-        for line in lines:
-            self.watchers.log(line)
-
-    def _first_load(self, ids: Ids) -> str:
-        """What was open is closed, on disk too, before anyone asks. Returns the server's id."""
-        snapshot = self._read.snapshot()
-        loaded = load(self.state, snapshot, self._now(), self._read.suspected(snapshot.lived_at))
-        run = self.state.run
-        if run is not None and not run.row.released and (why := refused_now(run)) is not None:
-            _log.warning("%s", why)
-        server_id = snapshot.server_id or ids.new("srv")
-        self._store.write([*loaded.changes, PutMeta("server_id", server_id)])
-        apply(self.state, lambda t: episodes.forget(t, loaded.closed), self._now())
-        return server_id
-
-    def _reload(self, error: BaseException) -> None:
-        """A write failed."""
-        self._work.set()  # whoever waits for work looks at the state anew, or hears that there is none
-        loaded = load(self.state, self._read.snapshot(), self._now())
-        self._unwritten = (loaded.changes, loaded.closed)
-        if loaded.in_doubt:
-            self.doubt.set()
-        if isinstance(error, Refusal) and error.code is ErrorCode.STORAGE_FULL:
-            health.storage(loaded, POOL, error.detail)
-        self._publish(loaded.log)
-
-    def _due(self) -> tuple[float, float]:
-        lease_clock = self.state.situation.lease_clock
-        deadline = math.inf if lease_clock.running_since is None else self.state.next_deadline
-        return deadline, lease_clock.time(self._clock.monotonic())
 
     # -- runs -----------------------------------------------------------------------------------------------------
 
@@ -279,7 +159,7 @@ class Service:
     def _began_with(self, run_id: str, spec: RunSpec) -> bool:
         """Whether the run was started with this spec. (Its digest is another where a version with fewer fields took it.)"""
         run = self.state.run
-        configs = run.configs if run is not None and run.run_id == run_id else self._read.configs(run_id)
+        configs = run.configs if run is not None and run.run_id == run_id else self.reader.configs(run_id)
         try:
             first = RunSpec.model_validate(configs[0].spec, context=AS_STORED)
         except ValidationError:  # of another version: nobody can ask for it now
@@ -290,7 +170,7 @@ class Service:
         run = self.state.run
         if run is not None and run.row.idempotency_key == key:
             return run.row
-        return self._read.run_by_key(key)
+        return self.reader.run_by_key(key)
 
     async def report(self, run_id: str, since_step: int = 0) -> RunReport:
         """The run, with metrics of the steps after `since_step`. Codes: not_found."""
@@ -302,11 +182,11 @@ class Service:
             phase = Phase.IDLE if run.row.released else self.state.situation.shown_phase
             seen = self.state.versions.rows
             return report(run.row, run.configs, steps, seen, evaluated, phase=phase, step=run.step)
-        row = self._read.run(run_id)
+        row = self.reader.run(run_id)
         if row is None:
             raise _no_run(run_id)
-        newest = self._read.newest_step(run_id)
-        configs, seen = self._read.configs(run_id), self._read.versions(run_id)
+        newest = self.reader.newest_step(run_id)
+        configs, seen = self.reader.configs(run_id), self.reader.versions(run_id)
         return report(row, configs, steps, seen, evaluated, phase=Phase.IDLE, step=newest)
 
     async def patch_run(self, run_id: str, patch: Mapping[str, Any], if_match: int | None, by: str) -> RunReport:
@@ -376,7 +256,7 @@ class Service:
         return await self.report(run_id)
 
     async def _require_run(self, run_id: str) -> None:
-        if not self._is_newest(run_id) and self._read.run(run_id) is None:
+        if not self._is_newest(run_id) and self.reader.run(run_id) is None:
             raise _no_run(run_id)
 
     def _is_newest(self, run_id: str) -> bool:
@@ -424,7 +304,7 @@ class Service:
         Codes: not_found (another run), over_limit (complete or stopped), engine_failed, and after the wait not_rolling or
         draining, both with retry_after_s; idempotency_conflict.
         """
-        outcome, written = self._apply(lambda t: claims.claim(t, wanted))
+        outcome, written = self.apply(lambda t: claims.claim(t, wanted))
         answer = outcome.answer()
         if isinstance(answer, NotYet):
             return await self._wait_for_slot(wanted, answer)
@@ -476,7 +356,7 @@ class Service:
         """The claimant went away just as it was granted: give the slot back, unless a repetition can still ask for it."""
         if wanted.idempotency_key is None and granted.episode_id in self.state.live:
             words = "the claimant went away before the answer"
-            self._apply(lambda t: episodes.abort(t, granted.episode_id, granted.lease, words, Cause.CLIENT))
+            self.apply(lambda t: episodes.abort(t, granted.episode_id, granted.lease, words, Cause.CLIENT))
 
     async def end(self, episode_id: str, result: EpisodeResult) -> EpisodeReceipt:
         """Store reward and calls durably. Codes: not_found, lease_lost, idempotency_conflict, storage_full.
@@ -524,7 +404,7 @@ class Service:
     async def _closed(self, episode_id: str) -> EpisodeRow | None:
         """The row of an episode that is not open, as it is on disk once everything before this request is."""
         await self.settled()
-        return self._read.episode(episode_id)
+        return self.reader.episode(episode_id)
 
     async def _break_off_calls(self, episode_id: str, lease: str) -> None:
         """Stop the open calls of an episode that is about to end, and wait until they are recorded. Codes: lease_lost."""
@@ -580,7 +460,7 @@ class Service:
     async def _closed_team(self, episode_id: str) -> tuple[EpisodeRow | None, TeamRow | None]:
         """The rows of an episode that is neither open nor prepared, as they are on disk."""
         row = await self._closed(episode_id)
-        return row, self._read.team(row.seq) if row is not None else None
+        return row, self.reader.team(row.seq) if row is not None else None
 
     # -- calls (the gateway's) --------------------------------------------------------------------------------------
 
@@ -591,7 +471,7 @@ class Service:
     def open_call(self, episode_id: str, lease: str) -> OpenCall:
         """Begin a call. Refreshes the lease, whose idle limit stands still until `close_call`. Codes: not_found, lease_lost."""
         if self.state.row(episode_id) is None:
-            raise episodes.lost(self._read.episode(episode_id), episode_id)
+            raise episodes.lost(self.reader.episode(episode_id), episode_id)
         ending = self._endings.get(episode_id) or Ending()
         call = self.tell(lambda t: episodes.open_call(t, episode_id, lease, ending))
         self._endings[episode_id] = ending
@@ -609,7 +489,7 @@ class Service:
         the episode ended meanwhile.
         """
         records = [recorded] if isinstance(recorded, RecordedCall) else list(recorded or ())
-        self._throughput.add(sum(len(record.sampled_ids) for record in records))
+        self.throughput.add(sum(len(record.sampled_ids) for record in records))
         self.failed_calls.update(record.failure.reason for record in records if record.failure is not None)
         self._call_closed.set()
         return self.tell(lambda t: episodes.close_call(t, call, records, attempt))
@@ -639,8 +519,8 @@ class Service:
             await self.settled()
         if self.tell(lambda t: episodes.fail_open(t, found)):  # its end could not be written: it is open again
             return
-        row = self._read.episode(found.episode_id)
-        calls = (self._read.calls(row.seq) if row is not None else None) or []
+        row = self.reader.episode(found.episode_id)
+        calls = (self.reader.calls(row.seq) if row is not None else None) or []
         await self.carry_out(lambda t: episodes.fail_closed(t, found, row, calls))
 
     # -- what happened ----------------------------------------------------------------------------------------------
@@ -663,7 +543,7 @@ class Service:
         row = await self._closed(episode_id)
         if row is None:
             raise episodes.lost(None, episode_id)
-        return EpisodeTrace(entry=row.entry(), calls=self._read.calls(row.seq) or [])
+        return EpisodeTrace(entry=row.entry(), calls=self.reader.calls(row.seq) or [])
 
     async def ledger(self, *, after: str | None = None, limit: int = 100, **fields: Unpack[LedgerFields]) -> LedgerPage:
         """Episodes in the order of their claims. `after`: the `next` of the page before. Codes: not_found (run, `after`)."""
@@ -680,7 +560,7 @@ class Service:
         return LedgerPage(entries=[_entry_of(row, moved[row.run_id]) for row in rows[:limit]], next=more)
 
     def _versions(self, run_id: str) -> list[VersionRow]:
-        return self.state.versions.rows if self._is_newest(run_id) else self._read.versions(run_id)
+        return self.state.versions.rows if self._is_newest(run_id) else self.reader.versions(run_id)
 
     async def summary(self, wanted: LedgerFilter) -> LedgerSummary:
         """The ledger's rows that match, added up. Codes: not_found (run)."""
@@ -712,11 +592,7 @@ class Service:
         """How the server is doing. With `since`, waits up to `wait_s` for a revision that differs from it."""
         if since is not None:
             await self.watchers.wait(since, wait_s)
-        return self._status()
-
-    def _status(self) -> ServerStatus:
-        rate = self._throughput.per_s()
-        return status(self.state, self._now(), self.server_id, revision=self.watchers.revision, tokens_per_s=rate)
+        return self.current_status()
 
     def events(self) -> AsyncIterator[ServerEvent]:
         """Statuses and log lines from now on. A slow reader loses the oldest. Close the iterator to unsubscribe."""
@@ -740,9 +616,7 @@ class Service:
 
         Raises: what ended a timer; what broke the storage.
         """
-        if self._commits.broken is not None:
-            raise self._commits.broken
-        self._timers.check()
+        self.check()
         left_s = until - self._clock.now()
         await within(self._clock, None if left_s == math.inf else left_s, self._work.wait())
         self._work.clear()
@@ -757,17 +631,7 @@ class Service:
     async def ended_evals(self, run_id: str, step: int) -> list[tuple[str, int]]:
         """Task and ordinal of the evaluations at that step that ended and count. Nothing is decided between this and the return."""
         await self.settled()
-        return self._read.eval_ordinals(run_id, step)
-
-
-def _when_done(action: Callable[[], object]) -> Callable[[asyncio.Future[None]], None]:
-    """As the callback of a write: only when it succeeded."""
-
-    def written(future: asyncio.Future[None]) -> None:
-        if not future.cancelled() and future.exception() is None:
-            action()
-
-    return written
+        return self.reader.eval_ordinals(run_id, step)
 
 
 def _pass_on(answer: asyncio.Future[GrantedLease], lease: GrantedLease, written: asyncio.Future[None]) -> None:

@@ -1,0 +1,201 @@
+"""The state in memory and on disk, in step: a command is applied at once, and its changes are committed before it is answered.
+
+When they cannot be written, the state goes back to what is on disk, and open leases with their calls are carried over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from foundation.clock import Clock
+from foundation.ids import Ids
+from swarm.engine.seam import EngineInfo
+from swarm.protocol.errors import ErrorCode, Refusal
+from swarm.protocol.status import ServerStatus
+from swarm.server.events import Throughput, Watchers
+from swarm.server.state import episodes, health
+from swarm.server.state.machine import Command, Outcome, apply, expire, load
+from swarm.server.state.rows import Change, PutMeta
+from swarm.server.state.runs import refused_now
+from swarm.server.state.server_state import Moment, ServerState
+from swarm.server.state.status import status as server_status
+from swarm.server.state.status import watched
+from swarm.server.storage.commit import GroupCommit
+from swarm.server.storage.reader import Reader, ReadThread
+from swarm.server.storage.store import Store
+from swarm.server.timers import Timers
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+POOL = "the pool"
+"""What there may be no room for."""
+
+
+class DurableState:
+    """One per server, made with the running event loop.
+
+    wake: hears of each command's outcome, and of the write under way. on_failure: called when a write failed, or a timer.
+    Raises: Refusal with its code. After STORAGE_FULL nothing has changed, in memory or on disk.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        info: EngineInfo,
+        *,
+        clock: Clock,
+        ids: Ids,
+        wake: Callable[[Outcome[object], asyncio.Future[None]], None],
+        on_failure: Callable[[], None],
+    ) -> None:
+        self.state = ServerState(info=info, ids=ids)
+        """To look at; only commands change it."""
+        self.watchers = Watchers(clock, lambda: self.current_status().model_dump(mode="json"))
+        self.throughput = Throughput(clock)
+        self.doubt = asyncio.Event()
+        """Set when a prepared episode must ask its decider."""
+        self.reader = store.read
+        """What is on disk, read in the event loop: for what costs little."""
+        self._clock = clock
+        self._store = store
+        self._wake = wake
+        self._on_failure = on_failure
+        self._commits = GroupCommit(store, self._reload)
+        self._reads = ReadThread(store.path, "pool-read")
+        self._searches = ReadThread(store.path, "pool-search")
+        self._timers = Timers(
+            clock,
+            due=self._due,
+            expire=lambda: self.carry_out(expire),
+            look_around=lambda: self.tell(health.look_around),
+            on_end=on_failure,
+        )
+        self._unwritten: tuple[list[Change], list[str]] = ([], [])
+        """Changes that a load led to, and the episodes that it closed: they are written with the next command's."""
+        self._shown: tuple[object, ...] = ()
+        self.server_id = self._first_load(ids)
+
+    async def start(self) -> None:
+        """Begin to watch limits, and what the run stands still for."""
+        self._timers.start()
+
+    def check(self) -> None:
+        """Raises: what ended a timer; what broke the storage."""
+        if self._commits.broken is not None:
+            raise self._commits.broken
+        self._timers.check()
+
+    async def close(self) -> None:
+        """Stop the timers, finish the writes under way, close the storage."""
+        await self._timers.close()
+        await self.watchers.close()
+        await self._commits.close()
+        self._reads.close()
+        self._searches.close()
+        self._store.close()
+
+    async def carry_out(self, command: Command[T]) -> T:
+        """Apply a command; returns when it is on disk. Codes: the command's own, storage_full."""
+        outcome, written = self.apply(command)
+        reply = outcome.answer()
+        await asyncio.shield(written)
+        return reply
+
+    def tell(self, command: Command[T]) -> T:
+        """Apply a command whose reply promises nothing about the disk."""
+        return self.apply(command)[0].answer()
+
+    async def settled(self) -> None:
+        """Return when everything decided so far is on disk. Codes: storage_full."""
+        await asyncio.shield(self._commits.last())
+
+    async def read(self, query: Callable[[Reader], T]) -> T:
+        """A query of the training loop's or about a run's steps, off the event loop."""
+        return await self._reads.ask(query)
+
+    async def search(self, query: Callable[[Reader], T]) -> T:
+        """A query that may look at every episode: no other waits for it."""
+        return await self._searches.ask(query)
+
+    def _now(self) -> Moment:
+        return Moment(self._clock.now(), self._clock.monotonic())
+
+    def apply(self, command: Command[T]) -> tuple[Outcome[T], asyncio.Future[None]]:
+        """Decide now, and wake whom it concerns; the future is done when it is on disk, with all before it."""
+        outcome = apply(self.state, command, self._now())
+        written = self._write(outcome.changes, outcome.closed)
+        self._wake(outcome, written)
+        self._timers.arm()
+        self._publish(outcome.log)
+        return outcome, written
+
+    def _write(self, changes: list[Change], closed: list[str]) -> asyncio.Future[None]:
+        if self._unwritten[0]:
+            changes, closed = self._unwritten[0] + changes, self._unwritten[1] + closed
+            self._unwritten = ([], [])
+        if not changes:
+            return self._commits.last()
+        written = self._commits.submit(changes)
+        if POOL in self.state.situation.no_room:
+            written.add_done_callback(_when_done(lambda: self.tell(lambda t: health.storage(t, POOL, None))))
+        if closed:
+            written.add_done_callback(_when_done(lambda: self.tell(lambda t: episodes.forget(t, closed))))
+        self.watchers.changed(at_once=False)
+        return written
+
+    def _publish(self, lines: Sequence[str]) -> None:
+        shown = watched(self.state, self._now())
+        if shown != self._shown:
+            self._shown = shown
+            self.watchers.changed(at_once=True)
+        for line in lines:
+            self.watchers.log(line)
+
+    def _first_load(self, ids: Ids) -> str:
+        """What was open is closed, on disk too, before anyone asks. Returns the server's id."""
+        snapshot = self.reader.snapshot()
+        loaded = load(self.state, snapshot, self._now(), self.reader.suspected(snapshot.lived_at))
+        run = self.state.run
+        if run is not None and not run.row.released and (why := refused_now(run)) is not None:
+            _log.warning("%s", why)
+        server_id = snapshot.server_id or ids.new("srv")
+        self._store.write([*loaded.changes, PutMeta("server_id", server_id)])
+        apply(self.state, lambda t: episodes.forget(t, loaded.closed), self._now())
+        return server_id
+
+    def _reload(self, error: BaseException) -> None:
+        """A write failed."""
+        self._on_failure()  # whoever waits for work looks at the state anew, or hears that there is none
+        loaded = load(self.state, self.reader.snapshot(), self._now())
+        self._unwritten = (loaded.changes, loaded.closed)
+        if loaded.in_doubt:
+            self.doubt.set()
+        if isinstance(error, Refusal) and error.code is ErrorCode.STORAGE_FULL:
+            health.storage(loaded, POOL, error.detail)
+        self._publish(loaded.log)
+
+    def _due(self) -> tuple[float, float]:
+        lease_clock = self.state.situation.lease_clock
+        deadline = math.inf if lease_clock.running_since is None else self.state.next_deadline
+        return deadline, lease_clock.time(self._clock.monotonic())
+
+    def current_status(self) -> ServerStatus:
+        rate = self.throughput.per_s()
+        return server_status(
+            self.state, self._now(), self.server_id, revision=self.watchers.revision, tokens_per_s=rate
+        )
+
+
+def _when_done(action: Callable[[], object]) -> Callable[[asyncio.Future[None]], None]:
+    """As the callback of a write: only when it succeeded."""
+
+    def written(future: asyncio.Future[None]) -> None:
+        if not future.cancelled() and future.exception() is None:
+            action()
+
+    return written
