@@ -15,8 +15,6 @@ from researcher.store.errors import LeaseHeld, WrongState
 from researcher.store.store import Store
 from researcher.study.plan import Plan, Stage
 
-APPROVE = ("never", "plan", "stage")
-"""At which gates a person is asked: at none, once the plan is made, or before every stage as well."""
 _WORDS = {"approve": "approved", "reject": "rejected"}
 
 

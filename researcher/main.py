@@ -331,8 +331,10 @@ def _add_findings(commands: argparse._SubParsersAction[Parser]) -> None:
     export.add_argument("--all", action="store_true", help="imported ones too, under the names they came with")
     export.add_argument("--force", action="store_true", help="write over a file that exists")
     _finding_filters(export)
-    taking = "Take findings of others, all or none. They are shown when planning, and marked as not recomputable here."
-    imported = actions.add_parser("import", help="take the findings of others", description=taking)
+    importing = (
+        "Take findings of others, all or none. They are shown when planning, and marked as not recomputable here."
+    )
+    imported = actions.add_parser("import", help="take the findings of others", description=importing)
     imported.add_argument("file", metavar="FILE", help="what `researcher findings export` wrote; `-` is standard input")
     imported.add_argument(
         "--replace", action="store_true", help="where the same group now says something else, take its new word"

@@ -77,7 +77,7 @@ def holm_p_values(p_values: Sequence[float]) -> list[float]:
 def holm_alphas(p_values: Sequence[float], alpha: float) -> list[float]:
     """The level at which each test stands in Holm's step-down, in the order given.
 
-    The first test that fails stops the descent: it and all after it keep its level. An interval at 1 - level therefore
+    The first test that fails ends the procedure: it and all after it keep its level. An interval at 1 - level therefore
     excludes zero exactly when the adjusted p-value is at most alpha.
     """
     m = len(p_values)

@@ -84,7 +84,7 @@ class TrialLimits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sight:
+class Observation:
     """What is seen of an attempt while it runs. fresh: metrics of new steps, as (name, step, value)."""
 
     phase: str
@@ -93,7 +93,7 @@ class Sight:
     fresh: Sequence[tuple[str, int, float]] = ()
 
 
-OnSight = Callable[[Sight], None]
+Observer = Callable[[Observation], None]
 CheckHalt = Callable[[], None]
 """Asked now and then while an attempt runs. Raises: StudyHalted when it is to end or to pause."""
 
@@ -147,17 +147,17 @@ class AttemptRun:
         self._limits = limits
         self._clients = clients
         self._mender = mender
-        self._on_sight: OnSight = lambda _: None
+        self._observe: Observer = lambda _: None
         self._step = 0
         self._episodes = 0
 
-    async def carry_out(self, on_sight: OnSight) -> TrialRecord:
+    async def carry_out(self, observe: Observer) -> TrialRecord:
         """The finished trial.
 
         Raises: AttemptFailed, ServerUnfit, RunLost (each recorded); StudyHalted (the trial is paused, or, after a stop,
         planned again); ClusterUnreachable (it is left as it is).
         """
-        self._on_sight = on_sight
+        self._observe = observe
         attempt, begun_before = self._intend()
         job = self._clients.job(self._work.folder(self._trial, attempt.number), attempt.idempotency_key)
         client = Client(self._work, self._trial, self._swarm, job, self._store, self._mender)
@@ -401,7 +401,7 @@ class AttemptRun:
             record = self._store.trials.record_progress
             await asyncio.to_thread(record, self._work.study_id, self._trial.key, self._step, fresh)
         phase = "paused" if status is None else status.phase
-        self._on_sight(Sight(phase=phase, step=self._step, episodes=self._episodes, fresh=tuple(fresh)))
+        self._observe(Observation(phase=phase, step=self._step, episodes=self._episodes, fresh=tuple(fresh)))
         return moved
 
     async def _unless_stopped(self, mending: Coroutine[Any, Any, Code | None]) -> Code | None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from foundation.clock import Clock
 from foundation.logs import redact
-from researcher.executor.attempts import AttemptRun, Sight, TrialLimits
+from researcher.executor.attempts import AttemptRun, Observation, TrialLimits
 from researcher.executor.blueprint import Setup, Work
 from researcher.executor.clients import Mender
 from researcher.executor.errors import (
@@ -254,9 +254,9 @@ class Executor:
         this.curves[key] = []
         self._tell(this, key, TrialStatus.SUBMITTED, 0, "")
 
-        def on_sight(sight: Sight) -> None:
-            this.curves[key] += [(step, value) for name, step, value in sight.fresh if name == "reward_mean"]
-            self._tell(this, key, TrialStatus.RUNNING, sight.step, sight.phase)
+        def observe(seen: Observation) -> None:
+            this.curves[key] += [(step, value) for name, step, value in seen.fresh if name == "reward_mean"]
+            self._tell(this, key, TrialStatus.RUNNING, seen.step, seen.phase)
 
         def check_halt() -> None:
             self._check_halt(this.work)
@@ -274,7 +274,7 @@ class Executor:
             self._clients,
             self._mender,
         )
-        await attempt.carry_out(on_sight)
+        await attempt.carry_out(observe)
 
     def _failed(self, this: _Round, key: str, reason: str) -> None:
         _log.warning("an attempt at %s failed: %s", key, reason)

@@ -182,7 +182,7 @@ _LOOKED_THROUGH = 5000
 _TRACE = 1500
 
 
-class _Desk:
+class _NoServer:
     """What an episode asks of its server, with nobody there."""
 
     def __init__(self, base_url: str) -> None:
@@ -305,13 +305,13 @@ async def _played(
     name: int | str,
     answer: str,
 ) -> Played:
-    desk = _Desk(endpoint.base_url)
+    server = _NoServer(endpoint.base_url)
     claim = EpisodeClaim(run_id="rehearsal", client_id="rehearsal", task_id=task.id)
     endpoint.begin(answer)
     random.seed(0)
     failure: dict[str, Any] = {}
     try:
-        async with asyncio.timeout(EPISODE_S), Episode(desk, claim, clock=SystemClock()) as episode:
+        async with asyncio.timeout(EPISODE_S), Episode(server, claim, clock=SystemClock()) as episode:
             end_with(episode, await workflow.rollout(episode, task))
     except Exception as error:  # noqa: BLE001 - as above
         failure = {
@@ -320,7 +320,7 @@ async def _played(
             "place": _place(request, error),
             "by_system": isinstance(error, OSError),
         }
-    result = desk.result
+    result = server.result
     reward = None if result is None else float(result.reward)
     success = None if result is None else result.success
     return Played(

@@ -136,9 +136,6 @@ class Page:
         """Arms that run the same as another one, on seeds of their own."""
         return [part for part in self.arms if part.arm.seed_offset]
 
-    def with_verdict(self, verdict: str) -> list[HypothesisPart]:
-        return [part for part in self.hypotheses if part.verdict == verdict]
-
     def with_state(self, severity: str) -> list[SentinelPart]:
         return [part for part in self.sentinels if severity in str(part.state.value)]
 

@@ -1,7 +1,7 @@
 """The gates at which a study waits for a person: a question in the journal, and the first answer to it.
 
-The owner asks (`asked`) and goes on once he has met the answer (`answered`); people answer whether or not anybody works on
-the study (`answer_given`). All three are lines of the journal.
+The owner asks (`asked`) and notes when it has met the answer (`answered`); people answer whether or not anybody works on the
+study (`answer_given`). All three are lines of the journal.
 """
 
 from __future__ import annotations
