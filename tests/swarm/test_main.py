@@ -50,8 +50,8 @@ def answer(capsys: Capture, *arguments: str) -> Any:
     ("arguments", "code", "said"),
     [
         (["run", "status", "--url", "http://127.0.0.1:9"], 1, "start one with `swarm serve`"),
-        (["run", "status", "--url", "nonsense"], 2, "it looks like http://"),
-        (["run", "start", "--url", "notaurl"], 2, "it looks like http://"),
+        (["run", "status", "--url", "nonsense"], 2, "a url looks like http://"),
+        (["run", "start", "--url", "notaurl"], 2, "a url looks like http://"),
         (["try", "json:dumps", "--task", '{"id": 1'], 2, "is not JSON"),
         (["try", "json:dumps", "--task", "x", "--task-id", ""], 2, "the task's id is empty"),
         (["try", "json:dumps", "--task", '{"id": "t-1"}'], 2, "an object without a query"),
@@ -76,7 +76,7 @@ def answer(capsys: Capture, *arguments: str) -> Any:
         (["episode", "end", "--reward", "1"], 2, "which episode?"),
         (["run", "restore", "-1"], 2, "a whole number, at least 0"),
         (["run", "patch", "--set", "optimizer.learning_rate=NaN", "--run-id", "r"], 2, "cannot be sent as JSON"),
-        (["run", "status", "--url", "http://127.0.0.1:99999"], 2, "it looks like http://"),
+        (["run", "status", "--url", "http://127.0.0.1:99999"], 2, "a url looks like http://"),
         (["join", "play", "--task", "x", "--max-episode-s", "nan"], 2, "--max-episode-s must be positive"),
         (["join", "play", "--task", "x", "--refused-reward", "nan"], 2, "must be a finite number"),
         (["join", "play", "..agent:play", "--task", "x"], 1, "is not the name of a rollout"),
@@ -135,7 +135,7 @@ def test_what_cannot_be_a_token_is_said_to_be_none_without_showing_it(
     for given in ((), ("--token-file", str(tmp_path / "token"))):
         assert swarm("run", "status", *given) == 2
         said = capsys.readouterr().err
-        assert "a token is one line of ASCII" in said
+        assert "a token must be one line of printable ASCII" in said
         assert ("SWARM_TOKEN" in said) == (not given)
         assert not any(word in said for word in token.split())
 

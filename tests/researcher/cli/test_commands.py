@@ -125,7 +125,9 @@ def test_a_token_that_is_none_is_refused_by_the_name_of_its_variable(
 ) -> None:
     monkeypatch.setenv("SWARM_TOKEN", token)
     assert main([*ASKED, "--server", "http://127.0.0.1:1"]) == USAGE
-    assert capsys.readouterr().err.startswith("researcher start: SWARM_TOKEN: a token is one line of ASCII")
+    assert capsys.readouterr().err.startswith(
+        "researcher start: SWARM_TOKEN: a token must be one line of printable ASCII"
+    )
     assert not home.exists()
     with pytest.raises(UsageError):
         server_token({"SWARM_ADMIN_TOKEN": token})
