@@ -91,9 +91,9 @@ class Policy:
         self.on_trees = _reads_ancestors_alone(model)
         self.model = model.train(False)  # no dropout: the sampler has none
         self.start = {name: weight.detach() for name, weight in model.named_parameters()}
-        for weight in model.parameters():
-            if weight.ndim == 1:
-                weight.data = weight.data.float()
+        for tensor in [*model.buffers(), *(weight for weight in model.parameters() if weight.ndim == 1)]:
+            if tensor.is_floating_point():
+                tensor.data = tensor.data.float()
         layers.hasten(model)
         # A gradient of the rows that were read, not of the whole table.
         model.get_input_embeddings().sparse = True  # type: ignore[assignment]
