@@ -105,7 +105,7 @@ class Asking:
                 topic=topic,
                 instruments=folders,
                 given=given,
-                known=findings(self.home),
+                known=findings(self.home, getattr(self.args, "engine", "local")),
                 servers=max(1, len(getattr(self.args, "server", []))),
                 answers=answers,
             )
@@ -169,9 +169,13 @@ def teller(args: argparse.Namespace) -> Teller:
     return (lambda _: None) if args.json else say
 
 
-def findings(home: Home | None) -> list[Finding]:
-    """Findings of earlier studies; none where there is no database yet."""
-    return [] if home is None else home.store.findings.all()
+def findings(home: Home | None, engine: str) -> list[Finding]:
+    """What earlier studies found: on real models, or on the echo engine, which trains none, where this study runs on it.
+
+    Nothing where there is no database yet.
+    """
+    found = [] if home is None else home.store.findings.all()
+    return [each for each in found if ("echo" in each.models) == (engine == "echo")]
 
 
 def edits_of(args: argparse.Namespace) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ from researcher.design.planning import plan_of
 from researcher.design.pricing import price_of
 from researcher.home import DATABASE, Home, data_dir, open_home
 from researcher.instruments.catalogue import OWN_STUDIES, InstrumentFolder, open_instrument
-from researcher.models import LlmCall, StudyOptions
+from researcher.models import Finding, LlmCall, StudyOptions
 from researcher.refusals import PlanningRefused, SpecRefused
 from researcher.schedule.timetable import Timetable
 from researcher.study.draft import Draft
@@ -50,7 +51,9 @@ def start_command(args: argparse.Namespace) -> int:
     folder = _written(args, home, calls) if args.instrument == NEW else None
     try:
         wanted = Asking(args, home, calls).wanted()
-        spec, timetable, folder, plan = _planned(wanted, home, folder, servers=max(1, len(args.server)))
+        spec, timetable, folder, plan = _planned(
+            wanted, findings(home, args.engine), folder, servers=max(1, len(args.server))
+        )
         plan = _with_tasks(plan, folder, home, dry_run=args.dry_run)
     except DraftToEdit as draft:
         if not args.json:
@@ -74,7 +77,7 @@ def draft_command(args: argparse.Namespace) -> int:
     home, calls = _home(args), list[LlmCall]()
     try:
         wanted = Asking(args, home, calls).wanted()
-        _planned(wanted, home, None, servers=1)
+        _planned(wanted, findings(home, "local"), None, servers=1)
         code, text, fields = DONE, study_text(wanted.draft), wanted.draft.fields
     except DraftToEdit as draft:
         code, text, fields = _to_edit(args, draft), draft.text, draft.fields
@@ -157,7 +160,7 @@ def _written(args: argparse.Namespace, home: Home | None, calls: list[LlmCall]) 
 
 
 def _planned(
-    wanted: Wanted, home: Home | None, folder: InstrumentFolder | None, *, servers: int
+    wanted: Wanted, known: Sequence[Finding], folder: InstrumentFolder | None, *, servers: int
 ) -> tuple[StudySpec, Timetable, InstrumentFolder, Plan]:
     """folder: the instrument, where it was opened already.
 
@@ -167,7 +170,7 @@ def _planned(
     try:
         timetable = _timetable(spec)
         folder = folder or _instrument(spec)
-        return spec, timetable, folder, labelled(plan_of(spec, folder, known=findings(home), servers=servers), folder)
+        return spec, timetable, folder, labelled(plan_of(spec, folder, known=known, servers=servers), folder)
     except SpecRefused as error:
         if wanted.lines is not None:
             error.args = (f"{wanted.lines.at(error.field)}: {error}",)

@@ -72,8 +72,7 @@ def plan_of(
         problems = [str(problem) for problem in explain(error, Plan)]
         raise PlanningRefused(f"this makes no plan: {'; '.join(problems)}", problems) from error
     plan = checked(fitted(plan, folder.instrument, spec, servers=servers))
-    trained = [each for each in known if "echo" not in each.models]  # the echo engine trains nothing
-    return plan.model_copy(update={"known": known_to(plan, trained)})
+    return plan.model_copy(update={"known": known_to(plan, known)})
 
 
 def _designed(

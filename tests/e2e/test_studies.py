@@ -114,9 +114,11 @@ def test_a_study_ends_with_a_verdict_and_a_report_that_recomputes(undisturbed: M
 def test_what_a_study_found_is_known_to_the_next_and_its_copies_are_whole(undisturbed: Machine) -> None:
     [found] = json.loads(undisturbed.researcher("findings", "--json").stdout)["findings"]
     assert (found["verdict"], found["recomputable"], found["effect"]["n_treatment"]) == ("supported", True, 3)
-    shown = undisturbed.researcher(*ASKED, FASTER, "--dry-run", "--json")
+    shown = undisturbed.researcher(*ASKED, FASTER, "--engine", "echo", "--dry-run", "--json")
     [known] = json.loads(shown.stdout)["plan"]["known"]
     assert (known["id"], known["same_as"]) == (found["id"], {"H1": 1})
+    real = undisturbed.researcher(*ASKED, FASTER, "--dry-run", "--json")
+    assert json.loads(real.stdout)["plan"]["known"] == []
     copied = undisturbed.researcher("copy", "--sink", "mlflow", "--sink", "tensorboard", "--json")
     assert copied.returncode == 0, copied.stderr
     mlflow, tensorboard = json.loads(copied.stdout)["sinks"]
@@ -210,7 +212,7 @@ def test_a_stored_metric_that_was_changed_is_found_and_its_claim_named(machine: 
 def test_a_copied_home_is_verified_by_its_own_files(machine: Machine, undisturbed: Machine) -> None:
     shutil.copytree(undisturbed.home, machine.home)
     (report,) = machine.home.glob("studies/*/report.md")
-    report.write_text(report.read_text().replace("Supported", "Refuted"))
+    report.write_text(report.read_text().replace("Yes: ", "No: "))
     verified = machine.researcher("verify")
     assert verified.returncode == 1
     assert "report.md" in verified.stdout

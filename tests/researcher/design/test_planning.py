@@ -116,15 +116,14 @@ def test_the_power_rule_is_left_out_only_where_that_is_asked_for() -> None:
     assert "power_below" not in [branch.when.kind for branch in bold.branches]
 
 
-def test_earlier_findings_on_the_same_factor_are_named_but_for_those_of_the_echo_engine() -> None:
+def test_earlier_findings_on_the_same_factor_are_named() -> None:
     def finding(name: str, factor: str) -> Finding:
         return Finding(
             id=name, study_id="s", plan_hash="h", instrument="arithmetic", model="m", factor=factor, metric="auc_reward",
             statement="", verdict=Verdict.EQUIVALENT, at=0.0,
         )  # fmt: skip
 
-    echo = finding("f-3", "learning_rate").model_copy(update={"model": "echo"})
-    known = [finding("f-1", "learning_rate"), finding("f-2", "temperature"), echo]
+    known = [finding("f-1", "learning_rate"), finding("f-2", "temperature")]
     plan = plan_of(spec(), ARITHMETIC, known=known)
     assert [each.id for each in plan.known if isinstance(each, Known)] == ["f-1"]
 
