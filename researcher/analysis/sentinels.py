@@ -317,8 +317,6 @@ SENTINELS: dict[str, Sentinel] = {
     "longer_without_reward": _each(_longer, "warning"),
     "reward_against_success": reward_against_success,
 }
-PLANNED = tuple(name for name in SENTINELS if name != "contention")
-"""Those that new plans name; the other is for the verdicts of plans that were frozen with it."""
 
 
 def _start(values: np.ndarray) -> float:

@@ -10,7 +10,6 @@ from pydantic import ValidationError
 
 from foundation.strict import explain
 from researcher.analysis.knowledge import known_to
-from researcher.analysis.sentinels import PLANNED
 from researcher.design.branches import branches_of
 from researcher.design.layout import laid_out
 from researcher.design.models import models_of, with_models
@@ -24,7 +23,7 @@ from researcher.instruments.instrument import ALGORITHM, RUN_PARAMETERS, Instrum
 from researcher.instruments.shares import with_shares_of
 from researcher.models import Finding
 from researcher.refusals import PlanningRefused, SpecRefused
-from researcher.study.plan import Budget, Plan, PlanModel, PlanRole, with_algorithm
+from researcher.study.plan import PLANNED_SENTINELS, Budget, Plan, PlanModel, PlanRole, with_algorithm
 from researcher.study.spec import StudySpec
 from swarm.protocol.runspec import RunSpec, merge_patch
 
@@ -114,7 +113,7 @@ def _designed(
         planned_effect=PLANNED_EFFECT * question.metric.margin,
         sampling_floor=True,
         merged_looks=any(stage.spends is not None for stage in stages),
-        sentinels=PLANNED,
+        sentinels=PLANNED_SENTINELS,
         budget=Budget(wall_s=spec.budget.wall or DEFAULT_BUDGET_S, trials=len(arms) * seeds[1]),
         planner=SPEC,
         assumptions=(*question.notes, *_assumed(question)),

@@ -236,6 +236,25 @@ class Known(StrictModel):
     """Hypotheses of this plan that ask the same: 1 the same way round, -1 with baseline and treatment exchanged."""
 
 
+PLANNED_SENTINELS = (
+    "weights_did_not_change",
+    "heldout_leak",
+    "factor_not_applied",
+    "unplanned_change",
+    "shared_machine",
+    "mixed_code",
+    "mixed_types",
+    "attrition",
+    "sampled_by_other_weights",
+    "collapse",
+    "no_signal",
+    "heldout_gap",
+    "longer_without_reward",
+    "reward_against_success",
+)
+"""The sentinels that new plans name (`researcher.analysis.sentinels`), in the order in which they are asked."""
+
+
 class Plan(StrictModel):
     """Everything that decides a study, fixed before its first trial (invariant I6)."""
 

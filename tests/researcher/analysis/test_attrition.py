@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from researcher.analysis.attrition import ALPHA, MOST_LOST, loss_tests
-from researcher.analysis.sentinels import PLANNED, inspect
+from researcher.analysis.sentinels import inspect
 from researcher.analysis.verdicts import conclude
 from researcher.models import Attrition, EpisodeAttempts, TrialEvidence, TrialRecord
-from researcher.study.plan import Plan, Stage, StageKind, Verdict
+from researcher.study.plan import PLANNED_SENTINELS, Plan, Stage, StageKind, Verdict
 from swarm.protocol.episodes import Cause
 from tests.fakes.study import done_trial, study_plan
 
@@ -50,7 +50,7 @@ def verdicts(plan: Plan, found: Sequence[TrialRecord]) -> dict[str, Verdict]:
 
 
 def test_new_plans_name_it() -> None:
-    assert "attrition" in PLANNED
+    assert "attrition" in PLANNED_SENTINELS
 
 
 @pytest.mark.parametrize("seeds", [3, 4, 5, 6, 8])

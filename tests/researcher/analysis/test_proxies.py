@@ -8,11 +8,11 @@ from collections.abc import Callable
 import pytest
 
 from researcher.analysis.sentinel_findings import SentinelFinding
-from researcher.analysis.sentinels import PLANNED, inspect
+from researcher.analysis.sentinels import inspect
 from researcher.analysis.verdicts import conclude
 from researcher.instruments.instrument import Metric, heldout_outcome, trained_outcome
 from researcher.models import TrialRecord
-from researcher.study.plan import Plan
+from researcher.study.plan import PLANNED_SENTINELS, Plan
 from tests.fakes.study import METRIC, done_trial, study_plan
 
 NAME = "reward_against_success"
@@ -67,7 +67,7 @@ def unrelated(rng: random.Random, _: bool) -> float:
 
 
 def test_new_plans_hold_the_reward_against_success() -> None:
-    assert NAME in PLANNED
+    assert NAME in PLANNED_SENTINELS
 
 
 @pytest.mark.parametrize("seeds", [2, 3, 5])

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from researcher.analysis.sentinels import PLANNED, SENTINELS, inspect
+from researcher.analysis.sentinels import SENTINELS, inspect
 from researcher.instruments.instrument import Factor, Metric
 from researcher.models import Attrition, HostedModel, TrialEvidence, TrialRecord
-from researcher.study.plan import Arm, Plan, PlanRole
+from researcher.study.plan import PLANNED_SENTINELS, Arm, Plan, PlanRole
 from swarm.protocol.runspec import RunSpec
 from tests.fakes.specs import planned
 from tests.fakes.study import SENTINELS as ALL
@@ -175,7 +175,7 @@ def test_one_trial_has_no_other_to_be_compared_with() -> None:
 
 
 def test_plans_that_name_contention_are_judged_as_they_were() -> None:
-    assert "contention" not in PLANNED
+    assert "contention" not in PLANNED_SENTINELS
     assert see("contention", paced([1.0] * 4, [9.0] * 4), TIMED) == {}
 
 
@@ -277,8 +277,8 @@ def test_adapters_and_all_weights_are_known_by_their_names() -> None:
 
 
 def test_a_plan_may_name_only_sentinels_that_exist() -> None:
-    assert (*ALL, "reward_against_success") == PLANNED
-    assert set(PLANNED) == set(SENTINELS) - {"contention"}
+    assert (*ALL, "reward_against_success") == PLANNED_SENTINELS
+    assert set(PLANNED_SENTINELS) == set(SENTINELS) - {"contention"}
     with pytest.raises(ValueError, match="crystal_ball"):
         see("crystal_ball", [])
 

@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from researcher.analysis.sentinels import PLANNED
 from researcher.design.planning import checked, plan_of
 from researcher.instruments.catalogue import open_instrument, read_instrument
 from researcher.models import Finding
 from researcher.refusals import PlanningRefused
-from researcher.study.plan import Arm, Budget, Known, Plan, Verdict
+from researcher.study.plan import PLANNED_SENTINELS, Arm, Budget, Known, Plan, Verdict
 from swarm.protocol.runspec import LoraSpec, RunSpec
 from tests.fakes.specs import planned, spec
 
@@ -30,7 +29,7 @@ def test_a_plan_says_what_it_is_for_and_the_same_spec_gives_the_same_plan() -> N
     plan = planned()
     assert (plan.question, plan.planner) == ("Is it better?", "spec")
     assert (plan.instrument, plan.instrument_code) == ("arithmetic", ARITHMETIC.code)
-    assert plan.sentinels == PLANNED
+    assert plan.sentinels == PLANNED_SENTINELS
     assert planned().digest() == plan.digest() != planned(question="Is it worse?").digest()
     assert Plan.model_validate_json(plan.canonical()) == plan
 
