@@ -316,6 +316,7 @@ def _add_archives(commands: argparse._SubParsersAction[Parser]) -> None:
     reproduce.add_argument("archive", metavar="FILE", help="what `researcher export` wrote")
     reproduce.add_argument("trial", nargs="?", help="a trial's key (default: the first that was done)")
     _servers(reproduce)
+    reproduce.set_defaults(engine=None)  # that of the archive
     _json(reproduce)
 
 

@@ -53,7 +53,7 @@ _STARTING_TRIALS = ("start", "resume", "reproduce", "daemon")
 
 
 class Interrupted(KeyboardInterrupt):
-    """While a study was carried out, which goes on with `resume`."""
+    """Interrupted while a study ran; `resume` continues it."""
 
     def __init__(self, study_id: str) -> None:
         super().__init__(study_id)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import os
 import shlex
 import tempfile
@@ -14,6 +13,7 @@ from foundation.clock import SystemClock
 from foundation.commandline import UsageError
 from researcher.archive import Archive, read_archive, write_archive
 from researcher.cli import DONE, FAILED, say, say_json
+from researcher.cli.resume import run_interruptibly
 from researcher.cli.servers import have_models, pool_of
 from researcher.cli.worker import setup
 from researcher.executor.blueprint import Code
@@ -54,8 +54,9 @@ def reproduce_command(args: argparse.Namespace) -> int:
         then = archive.trial(args.trial)
         instrument = archive.instrument(then)
         topic = f"Reproduction of {then.key}: {archive.topic}"
-        study_id = home.store.studies.create(topic, {"servers": args.server, "engine": args.engine})
-        now = asyncio.run(_again(home, study_id, archive, instrument, then, args))
+        engine = args.engine or _engine(then)
+        study_id = home.store.studies.create(topic, {"servers": args.server, "engine": engine})
+        now = run_interruptibly(_again(home, study_id, archive, instrument, then, args))
     rows = [
         {"metric": name, "then": then.finals.get(name), "now": now.finals.get(name)}
         for name in sorted({*then.finals, *now.finals})
@@ -81,6 +82,12 @@ def _computed_in(trial: TrialRecord) -> str | None:
     """None: not recorded."""
     spec = trial.evidence.spec if trial.evidence is not None else None
     return None if spec is None else spec.get("dtype")
+
+
+def _engine(trial: TrialRecord) -> str:
+    """What to start for it again: the echo engine only where it ran on that."""
+    found = trial.evidence.model if trial.evidence is not None else None
+    return "echo" if found is not None and found.engine == "echo" else "local"
 
 
 def _weights(trial: TrialRecord) -> str | None:

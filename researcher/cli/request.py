@@ -59,7 +59,7 @@ class Wanted:
 
 @dataclass(slots=True)
 class Asking:
-    """One request on its way to a draft. calls: of the LLM, made for it so far; its own are put there."""
+    """One request on its way to a draft. calls: LLM calls made so far; this request appends its own."""
 
     args: argparse.Namespace
     home: Home | None

@@ -8,7 +8,7 @@ import os
 import signal
 from collections.abc import Callable, Coroutine
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 from foundation import logs
 from foundation.clock import SystemClock
@@ -31,6 +31,8 @@ from researcher.store.errors import DatabaseAway, WrongState
 from researcher.store.retries import waiting
 from researcher.study.plan import Plan
 from researcher.view import view_for
+
+T = TypeVar("T")
 
 
 def detach(home: Home, study_id: str, plan: Plan, *, as_json: bool) -> int:
@@ -105,20 +107,28 @@ def conduct(home: Home, study_id: str, *, as_json: bool, plan: Plan | None = Non
 
 
 def _to_its_end(study_id: str, work: Coroutine[Any, Any, Outcome]) -> Outcome:
-    """Raises: Interrupted by Ctrl-C, SIGTERM or a terminal that was closed; what the work raises."""
+    """Raises: Interrupted; what the work raises."""
     try:
-        return asyncio.run(_until_told(work))
-    except (asyncio.CancelledError, KeyboardInterrupt):
+        return run_interruptibly(work)
+    except KeyboardInterrupt:
         raise Interrupted(study_id) from None
+
+
+def run_interruptibly(work: Coroutine[Any, Any, T]) -> T:
+    """Run it to its end. Raises: KeyboardInterrupt on Ctrl-C, SIGTERM or a closed terminal; what the work raises."""
+    try:
+        return asyncio.run(_until_interrupted(work))
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
     except DatabaseAway:
         if waiting.ended:
-            raise Interrupted(study_id) from None
+            raise KeyboardInterrupt from None
         raise
     finally:
         waiting.ended = False
 
 
-async def _until_told(work: Coroutine[Any, Any, Outcome]) -> Outcome:
+async def _until_interrupted(work: Coroutine[Any, Any, T]) -> T:
     """SIGTERM ends it as Ctrl-C does: servers of our own are stopped, and the study can be resumed. So does SIGHUP, unless it
     is ignored, as under `nohup`. All are heeded also while this thread waits for the database."""
     task, loop = asyncio.current_task(), asyncio.get_running_loop()

@@ -65,8 +65,8 @@ def _in_sequence(question: Question, stages: Sequence[Stage], hypotheses: Sequen
 
 
 def _balances(question: Question, stage: Stage) -> list[Branch]:
-    """What each order of the arms, the smallest level first, says of the best balance of gain and cost: the smallest level that no
-    larger one exceeds.
+    """For each ordering of the arms, smallest level first: the smallest level that no larger one beats, the best balance of gain
+    and cost.
 
     `5 ≪ 15 ≈ 25` speaks for 15: it gains over 5, and 25 gains nothing over it. Orders in which a gain follows a loss speak for no
     level: the two were not set against each other.

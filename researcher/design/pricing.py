@@ -121,7 +121,7 @@ def _trial_s(plan: Plan, arm: Arm, instrument: Instrument) -> float:
 
 
 def arm_seconds(plan: Plan) -> dict[str, float]:
-    """Expected seconds of a trial of each arm, of a plan that says what its dearest takes; none where it does not say."""
+    """Expected seconds per trial, by arm; 0 where the plan does not price its slowest arm."""
     work = {arm.name: plan.steps_of(arm.name) * _episodes(plan.run, plan.levels_of(arm)) for arm in plan.arms}
     return {name: (plan.trial_s or 0.0) * own / max(work.values()) for name, own in work.items()}
 

@@ -250,7 +250,7 @@ class Conversation:
 
 
 def first_messages(request: TopicRequest, form: str) -> list[dict[str, Any]]:
-    """The system prompt and the topic with what it may ask for. Without tools it holds findings and schema as well."""
+    """The system prompt, the topic and its limits; without tools, findings and the schema as well."""
     look_ups = form == FORMS[0]
     user = filled(
         PROMPTS,

@@ -166,4 +166,4 @@ def _objects(text: str, most: int = _MOST_OBJECTS) -> Iterator[dict[str, Any]]:
 
 
 def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")

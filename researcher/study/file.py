@@ -156,7 +156,7 @@ def _mark(node: yaml.Node, path: str, lines: dict[str, int], file: Path, seen: s
         for key, value in node.value:
             if key.tag != "tag:yaml.org,2002:str":
                 raise PlanningRefused(
-                    f"{file}:{key.start_mark.line + 1}: {key.value} is not a name; write it in quotes if it is one"
+                    f"{file}:{key.start_mark.line + 1}: {key.value} is not a string; put it in quotes if you mean the text"
                 )
             name = f"{path}.{key.value}" if path else str(key.value)
             if name in lines:

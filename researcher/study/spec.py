@@ -80,6 +80,15 @@ def _said(text: str) -> str:
     return text.strip()
 
 
+def _not_lists(given: Any) -> Any:
+    if isinstance(given, dict):
+        for name, levels in given.items():
+            if isinstance(levels, list | tuple):
+                shown = ", ".join(map(str, levels))
+                raise ValueError(f"{name} needs its levels by name: `{name}: {{levels: [{shown}]}}`")
+    return given
+
+
 class Compared(StrictModel):
     """The levels of one factor. baseline None: the instrument's default where it is among the levels, or stands against a
     single one; else the first level."""
@@ -130,7 +139,7 @@ class StudySpec(StrictModel):
     question: Annotated[str, Field(max_length=LONGEST_QUESTION), AfterValidator(_said)]
     instrument: Annotated[str, Field(min_length=1)]
     model: Annotated[str, Field(min_length=1)] | Annotated[tuple[str, ...], Field(min_length=2)] | None = None
-    compare: dict[str, Compared] = {}
+    compare: Annotated[dict[str, Compared], BeforeValidator(_not_lists)] = {}
     arms: dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+=-]{0,60}$")], dict[str, Scalar]] = {}
     design: DesignName = "compare"
     set: dict[str, Scalar] = {}

@@ -101,9 +101,7 @@ def _task_document(text: str) -> dict[str, Any]:
         return {"query": text}
     document = option_json(text, "--task looks like a task {id, query, metadata}, but")
     if not isinstance(document, dict) or "query" not in document:
-        raise UsageError(
-            '--task is an object without a query; write {"query": "..."}, where a prompt may look like JSON'
-        )
+        raise UsageError('--task is JSON but has no `query`; if your prompt is JSON, wrap it: {"query": "..."}')
     return document
 
 

@@ -102,7 +102,7 @@ def thread_settings(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def yielding_threads(environ: Mapping[str, str]) -> dict[str, str]:
-    """What has a child wait with Intel's OpenMP runtime, where vLLM brings it along (x86); else nothing.
+    """Environment that lets a child wait with Intel's OpenMP runtime, where vLLM brings it along (x86); else empty.
 
     Its threads give up their core to whoever wants it while they spin, so that they can spin for longer than those of GNU's
     runtime, which torch brings: these would take it from the other child for as long. The results are the same, bit for bit.

@@ -503,7 +503,7 @@ class Service(DurableState):
         self.tell(lambda t: episodes.suspect(t, attempt, at, call_ids))
 
     def engine_lived(self, at: float) -> None:
-        """It lived at that Unix time: whoever gave up before met no hang."""
+        """The engine was alive at this Unix time, so earlier give-ups were no hangs."""
         if self.state.situation.lived_at < self.state.situation.suspected_at:  # else it is no news
             self.tell(lambda t: health.engine_lived(t, at))
 

@@ -9,6 +9,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -147,6 +148,24 @@ def _alive(machine: Machine) -> list[Berth]:
     """Servers and clients of the study."""
     locks = machine.home.glob("studies/*/**/lock")
     return [berth for lock in locks if (berth := Berth(lock.parent, SystemClock())).alive()]
+
+
+def test_a_reproduction_runs_on_the_archives_engine_and_ends_its_server_when_it_is_terminated(
+    machine: Machine, undisturbed: Machine, tmp_path: Path
+) -> None:
+    archive = tmp_path / "study.tar.gz"
+    assert undisturbed.researcher("export", "--to", str(archive)).returncode == 0
+    environ = {**os.environ, "RESEARCHER_HOME": str(machine.home), "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen([sys.executable, "-m", "researcher.main", "reproduce", str(archive)], env=environ) as running:
+        for _ in range(600):
+            if _alive(machine) or running.poll() is not None:
+                break
+            time.sleep(0.05)
+        assert _alive(machine)
+        running.send_signal(signal.SIGTERM)
+        assert running.wait(60) == 130
+    assert not _alive(machine)
+    assert [json.loads(options)["engine"] for (options,) in machine.rows("SELECT options FROM studies")] == ["echo"]
 
 
 @pytest.mark.parametrize("rest", ["pause", pytest.param("window", marks=pytest.mark.campaign)])

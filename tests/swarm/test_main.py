@@ -54,7 +54,7 @@ def answer(capsys: Capture, *arguments: str) -> Any:
         (["run", "start", "--url", "notaurl"], 2, "a url looks like http://"),
         (["try", "json:dumps", "--task", '{"id": 1'], 2, "is not JSON"),
         (["try", "json:dumps", "--task", "x", "--task-id", ""], 2, "the task's id is empty"),
-        (["try", "json:dumps", "--task", '{"id": "t-1"}'], 2, "an object without a query"),
+        (["try", "json:dumps", "--task", '{"id": "t-1"}'], 2, "JSON but has no `query`"),
         (["try", "json:dumps", "--task", '{"query": "q", "metdata": {}}'], 2, "not metdata"),
         (["episode", "end", "--agent-reward", "planner"], 2, "which episode?"),
         (["ledger", "--limit", "0"], 2, "--limit must be at least 1"),

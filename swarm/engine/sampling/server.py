@@ -334,7 +334,7 @@ def _read_json(file: Path, *, required: bool = False) -> dict[str, Any]:
             raise EngineError(f"{file} is missing: {file.parent} is not a model checkpoint") from error
         return {}
     except ValueError as error:
-        raise EngineError(f"{file} is no JSON ({error}); fetch or copy the model again") from error
+        raise EngineError(f"{file} is not JSON ({error}); fetch or copy the model again") from error
     if not isinstance(found, dict):
         raise EngineError(f"{file} is not a JSON object")
     return found

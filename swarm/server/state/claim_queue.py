@@ -29,7 +29,7 @@ class NotYet:
 
 @dataclass(slots=True, eq=False)
 class _Line:
-    """Claims that differ by their client alone: once one has to wait on, so do those behind it."""
+    """Claims that are identical except for the client. If the first must wait, so must the rest."""
 
     reason: NotYet
     tickets: dict[int, EpisodeClaim] = field(default_factory=dict)

@@ -55,7 +55,7 @@ def _note_hang(t: Transition, health: EngineHealth) -> None:
 
 
 def engine_lived(t: Transition, at: float) -> None:
-    """It lived at that Unix time: whoever gave up before met no hang. Written only where somebody did, so seldom."""
+    """The engine was alive at this Unix time, so earlier give-ups were no hangs. Written only after a give-up."""
     situation = t.state.situation
     if situation.lived_at < situation.suspected_at <= at:
         situation.lived_at = at

@@ -97,7 +97,7 @@ def test_a_folder_without_a_config_is_no_model(tmp_path: Path) -> None:
 def test_a_file_that_was_cut_short_is_named(tmp_path: Path, file: str) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     (tmp_path / file).write_text('{"chat_template": "x", ')
-    with pytest.raises(EngineError, match=f"{file} is no JSON .*copy the model again"):
+    with pytest.raises(EngineError, match=f"{file} is not JSON .*copy the model again"):
         VllmSettings(model_dir=tmp_path, model_name="m", log_path=tmp_path / "log").command(tmp_path / "socket", None)
 
 
