@@ -33,7 +33,7 @@ LOWEST, HIGHEST = 0, 900
 WIDTHS = range(4, 101)
 MOST_TURNS = 20
 CALL_LIMIT_S = 180.0
-GUESS_TOOL: dict[str, Any] = {
+GUESS_TOOL: Any = {
     "type": "function",
     "function": {
         "name": "guess",
@@ -76,7 +76,8 @@ def is_held_out(low: int, secret: int) -> bool:
 async def rollout(episode: Episode, task: Task) -> Outcome:
     """Play until the number is found or the turns are used up."""
     client = _client(episode.base_url).with_options(base_url=episode.base_url, api_key=episode.api_key)
-    game = Game(**{name: int(task.metadata[name]) for name in ("low", "high", "secret", "turns")})
+    low, high, secret, turns = (int(task.metadata[name]) for name in ("low", "high", "secret", "turns"))
+    game = Game(low=low, high=high, secret=secret, turns=turns)
     messages: list[Any] = [{"role": "user", "content": task.query}]
     with_tool = 0
     while not game.over:
