@@ -40,6 +40,7 @@ from statistics import fmean, median
 from typing import Any
 
 from bench.command import run
+from bench.workloads import episode_of
 from foundation.arguments import count
 from foundation.clock import SystemClock
 from foundation.ids import derived_seed
@@ -150,7 +151,7 @@ class Report:
 
 @dataclass(slots=True)
 class CardMemory:
-    """Memory of the first GPU in use, in GiB, read from its driver twenty times a second; nothing where there is none."""
+    """Peak memory in use on the first GPU, in GiB, by phase; its driver is asked twenty times a second. Empty without a GPU."""
 
     peak_gib: dict[str, float] = field(default_factory=dict)
     _phase: str = ""
@@ -309,22 +310,9 @@ class Trial:
     async def _episode(self, step: int, task: int, slot: int) -> TrainEpisode:
         question = f"Question {step}.{task}: " + "which letter comes next? " * 4
         sampled = await self.sample(question, self.sizes.max_tokens)
-        choice = sampled.choices[0]
-        name = f"{step}-{task}-{slot}"
-        call = TrainCall(
-            call_id=name,
-            agent=None,
-            prompt_ids=sampled.prompt_ids,
-            sampled_ids=choice.sampled_ids,
-            logprobs=choice.logprobs,
-            temperature=1.0,
-            versions=choice.versions,
-            truncated=choice.finish_reason == "length",
-        )
-        low = sum(token < self.sizes.model.vocabulary // 2 for token in choice.sampled_ids)
-        return TrainEpisode(
-            episode_id=name, reward=low / max(1, len(choice.sampled_ids)), agent_rewards=None, calls=[call]
-        )
+        ids = sampled.choices[0].sampled_ids
+        low = sum(token < self.sizes.model.vocabulary // 2 for token in ids)
+        return episode_of(f"{step}-{task}-{slot}", sampled, low / max(1, len(ids)))
 
 
 @asynccontextmanager
@@ -722,13 +710,12 @@ async def check_server(report: Report, scratch: Path, sizes: Sizes) -> None:
 
 async def check_tree(report: Report, scratch: Path, sizes: Sizes) -> None:
     for name, shape in sizes.trees.items():
-        path = scratch / "tree"
-        if not path.exists() or len(sizes.trees) > 1:
-            make_model(path, shape, sizes.device)
-            _free_device(sizes)
         if shape.vocabulary < 49_152:
             report.say("tree", shape=name, skipped="the recorded token ids are of a larger vocabulary")
             continue
+        path = scratch / "tree"
+        make_model(path, shape, sizes.device)
+        _free_device(sizes)
         command = [
             sys.executable,
             "-m",

@@ -38,12 +38,12 @@ from typing import Any
 from bench import train_floor, turns_step
 from bench.command import run
 from bench.sums import GROUP_SIZE, MAX_TOKENS, PRECISIONS, STILL, TASKS, Sum, score, sums
-from bench.workloads import of_groups
+from bench.workloads import episode_of, of_groups
 from foundation.arguments import count
 from foundation.clock import SystemClock
 from foundation.ids import derived_seed
 from swarm.engine.local.engine import LocalEngine
-from swarm.engine.seam import RunContext, SampleRequest, TrainBatch, TrainCall, TrainEpisode, TrainGroup
+from swarm.engine.seam import RunContext, SampleRequest, TrainBatch, TrainEpisode, TrainGroup
 from swarm.models import resolve
 from swarm.protocol.episodes import WeightsVersion
 from swarm.protocol.runspec import RunSpec
@@ -113,20 +113,8 @@ class Ours:
             "seed": derived_seed("bench", step, at, slot),
         }
         sampled = await self._engine.sample(SampleRequest(dialect="chat.completions", body=body))
-        choice = sampled.choices[0]
-        name = f"{step}-{at}-{slot}"
-        call = TrainCall(
-            call_id=name,
-            agent=None,
-            prompt_ids=sampled.prompt_ids,
-            sampled_ids=choice.sampled_ids,
-            logprobs=choice.logprobs,
-            temperature=1.0,
-            versions=choice.versions,
-            truncated=choice.finish_reason == "length",
-        )
         reward = score(sampled.answer["choices"][0]["message"]["content"] or "", task.total)
-        return TrainEpisode(episode_id=name, reward=reward, agent_rewards=None, calls=[call])
+        return episode_of(f"{step}-{at}-{slot}", sampled, reward)
 
 
 class Trl:

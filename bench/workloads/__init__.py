@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from swarm.engine.seam import TrainBatch, TrainCall, TrainEpisode, TrainGroup
+from swarm.engine.seam import Sampled, TrainBatch, TrainCall, TrainEpisode, TrainGroup
 from swarm.protocol.episodes import EpisodeTrace, VersionSpan, WeightsVersion
 from swarm.protocol.runspec import RunSpec
 
@@ -97,6 +97,22 @@ class Workload:
             "answer_min": min(answers),
             "answer_max": max(answers),
         }
+
+
+def episode_of(name: str, sampled: Sampled, reward: float) -> TrainEpisode:
+    """A rewarded episode of one call, sampled at temperature 1."""
+    choice = sampled.choices[0]
+    call = TrainCall(
+        call_id=name,
+        agent=None,
+        prompt_ids=sampled.prompt_ids,
+        sampled_ids=choice.sampled_ids,
+        logprobs=choice.logprobs,
+        temperature=1.0,
+        versions=choice.versions,
+        truncated=choice.finish_reason == "length",
+    )
+    return TrainEpisode(episode_id=name, reward=reward, agent_rewards=None, calls=[call])
 
 
 def path_of(name: str) -> Path:
