@@ -181,11 +181,10 @@ class Policy:
         """Compute in `bfloat16` (autocast) or `float32`. Trained weights stay float32. Raises: EngineError for what is left open."""
         if dtype == "auto":
             raise EngineError("the spec leaves dtype open; RunSpec.computed_in settles it")
-        if self.adapters is not None and self.compute_dtype is not DTYPES[dtype]:
+        before, self.compute_dtype = self.compute_dtype, DTYPES[dtype]
+        if self.adapters is not None and before is not self.compute_dtype:
             self._casts.clear()
-            self.compute_dtype = DTYPES[dtype]
             self._hold_frozen()
-        self.compute_dtype = DTYPES[dtype]
         for module in self.model.modules():
             if hasattr(module, _SCALE):  # vLLM rounds it to what it multiplies in, and so do the models' authors
                 module.embed_scale.fill_(torch.tensor(getattr(module, _SCALE), dtype=self.compute_dtype))
