@@ -57,7 +57,7 @@ def plan_lines(plan: Plan) -> list[str]:
 
 
 def _arm_text(arm: Arm) -> str:
-    """`NAME: FACTOR=LEVEL`, with what its seeds begin at where they are its own."""
+    """`NAME: FACTOR=LEVEL`, and the seed offset of an arm that has seeds of its own."""
     own = f"; seeds of its own: each stage's plus {arm.seed_offset}" if arm.seed_offset else ""
     return f"{arm.name}: {', '.join(f'{name}={level_text(level)}' for name, level in arm.levels.items()) or 'the defaults'}{own}"
 
@@ -108,7 +108,7 @@ def unattended(home: Home, study: StudyRecord) -> str:
 
 
 def carrier(does: str = "goes on with") -> str:
-    """Who goes on with a study in the daemon's care (or `does` else): the daemon, or what a person has to start where there is none."""
+    """Who continues a study in the daemon's care: the daemon, or, if none runs, the command that starts one. does: another verb."""
     from researcher.schedule.daemon import daemon_lives  # APScheduler takes longer to import than a list takes
 
     who = "the daemon" if daemon_lives() else "no daemon runs here: `researcher daemon` or `researcher resume`"

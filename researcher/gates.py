@@ -130,7 +130,7 @@ def amend(store: Store, study_id: str, change: Amendment, *, because: str, by: s
     with owned_now(store, study_id) as mine:
         line = {"version": amended.version, "because": because, "by": by, "changed": change.text}
         mine.plans.save(study_id, amended, amended=line)
-        if mine.gates.open(study_id) is not None:  # what was asked about is no more: ask about what is now
+        if mine.gates.open(study_id) is not None:  # the plan in question is gone: ask about the new one
             try:
                 pass_plan(mine, study_id, amended)
             except StudyHalted as halt:

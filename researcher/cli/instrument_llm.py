@@ -108,7 +108,7 @@ async def new_instrument(
     endpoint: Endpoint | None = None,
     model: str = MODEL,
 ) -> InstrumentFolder:
-    """calls: what was asked and answered is put there; what it holds already was paid by the same study. Raises: PlanningRefused."""
+    """calls: the study's LLM calls so far, counted against its budget; new ones are appended. Raises: PlanningRefused."""
     purse = Purse.of(calls)
     asker = Asker(
         endpoint or OpenAIEndpoint(settings), settings, SystemClock(), keep=calls.append, tell=tell, purse=purse

@@ -100,7 +100,7 @@ def screen_runs(factors: int) -> list[_Signs]:
     from pydoe import fracfact_by_res, pbdesign  # takes more than a second to import, and only a screen needs it
 
     designs = [fracfact_by_res(factors, resolution) for resolution in (4, 3)]
-    with suppress(ValueError):  # there is none of 28 runs
+    with suppress(ValueError):  # no Plackett-Burman design has 28 runs
         designs.append(pbdesign(factors))
     design = min(designs, key=len)
     design = design * -design[0]  # turning a factor round keeps the columns at right angles

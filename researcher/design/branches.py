@@ -49,7 +49,7 @@ def branches_of(
 
 
 def _in_sequence(question: Question, stages: Sequence[Stage], hypotheses: Sequence[Hypothesis]) -> list[Branch]:
-    """Which level goes on: of those that are supported the one with the largest effect, the baseline where none is."""
+    """The level to continue with: the supported one with the largest effect, else the baseline."""
     floor, compare, *following = stages
     one, second = (varied.factor.name for varied in question.varied)
     decided = {stage.id: [each for each in hypotheses if each.sides <= set(stage.arms)] for stage in stages}

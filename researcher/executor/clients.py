@@ -164,7 +164,7 @@ class Mender(Protocol):
         """What a client that starts now is to run."""
 
     async def opinion(self, diagnosis: Diagnosis) -> Diagnosis:
-        """Where rules could not tell: the same, or labelled with whose opinion it is. Never raises for want of an answer."""
+        """An LLM's opinion on a diagnosis that rules could not settle, labelled as such; unchanged if no answer comes. Does not raise for that."""
 
     async def mend(self, case: Case) -> Code:
         """The version to go on with; the case's own where it is worth another try.

@@ -214,7 +214,7 @@ class StudyOptions(BaseModel):
     model_config = ConfigDict(frozen=True, extra="allow")
 
     instrument: str | None = None
-    """The instrument's folder, where it is none of the repository's own."""
+    """The instrument's folder; None for those that the repository ships."""
     request: StudyRequest | None = None
     """None: no spec was made for it."""
     servers: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""Transcripts of plannings: what was asked and answered, in a JSON-lines file that a person can read, and that `bench.replay` can answer from.
+"""Planning transcripts: every request and answer, in a JSON-lines file that people can read and `bench.replay` can answer from.
 
 One line per request: its purpose and form, the messages that are new in it, and the raw answer, or why there was none. The prompt and
 the tools stand where they change, so that every request is kept whole.
