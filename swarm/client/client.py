@@ -245,14 +245,14 @@ class SwarmClient:
 
     # -- episodes, call by call -----------------------------------------------------------------------------------------
 
-    async def claim(self, claim: EpisodeClaim) -> EpisodeGrant:
+    async def claim(self, claim: EpisodeClaim, patience: Patience | None = None) -> EpisodeGrant:
         """Claim an attempt at a task; waits until there is one.
 
         Raises: OverLimit (the run is over), NotFound (another run), EngineFailed, TryLater when patience ran out.
         """
         if claim.idempotency_key is None:
             claim = claim.model_copy(update={"idempotency_key": self.ids.new("claim")})
-        raw = await self._post(f"{API}/episodes:claim", claim, wait_s=claim.wait_s)
+        raw = await self._post(f"{API}/episodes:claim", claim, wait_s=claim.wait_s, patience=patience)
         return read(EpisodeGrant, raw)
 
     async def end(self, episode_id: str, result: EpisodeResult) -> EpisodeReceipt:
@@ -306,7 +306,8 @@ class SwarmClient:
         Inside the block: `base_url`, `api_key`, `end(reward=...)`. An exception aborts the episode with its message.
         """
         sampling = options.pop("sampling", None)
-        fields = {**options, "run_id": options.get("run_id") or "", "idempotency_key": idempotency_key}
+        key = idempotency_key or self.ids.new("claim")
+        fields = {**options, "run_id": options.get("run_id") or "", "idempotency_key": key}
         claim = EpisodeClaim.model_validate(
             {**fields, "task_id": task_id, "client_id": self.client_id, "client_version": self.client_version}
         )

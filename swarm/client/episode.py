@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeVar
 from pydantic import ValidationError
 
 from foundation.clock import Clock
+from foundation.event_loop import within
 from foundation.logs import redact
 from foundation.strict import explain
 from swarm.client.errors import EpisodeUnfinished, InvalidSpec, LeaseLost, NoReward, NotFound
@@ -45,7 +46,7 @@ class EpisodeServer(Protocol):
 
     async def run(self, run_id: str) -> object: ...
 
-    async def claim(self, claim: EpisodeClaim) -> EpisodeGrant: ...
+    async def claim(self, claim: EpisodeClaim, patience: Patience | None = None) -> EpisodeGrant: ...
 
     async def end(self, episode_id: str, result: EpisodeResult) -> EpisodeReceipt: ...
 
@@ -248,17 +249,25 @@ class Episode:
         return self
 
     async def _claimed(self) -> None:
-        """Claim. If the caller is cancelled meanwhile, a grant that still arrives is given back."""
+        """Claim. If the caller is cancelled meanwhile, whatever was granted is given back."""
         try:
-            await await_answer(self._granted(), self._clock)
+            self._grant = await self.server.claim(self.claim)
         except asyncio.CancelledError:
-            if self._grant is not None:
-                self._abort_reason, self.cause = "the client stopped before it began", self.if_cancelled
-                await self._abort_quietly()
+            await self._take_back()
             raise
 
-    async def _granted(self) -> None:
-        self._grant = await self.server.claim(self.claim)
+    async def _take_back(self) -> None:
+        """Abort what an unanswered claim was granted: the same claim, without waiting, is answered with that very grant."""
+        again = self.claim.model_copy(update={"wait_s": 0.0})
+        asked = asyncio.ensure_future(self.server.claim(again, Patience(connect_s=0.0, later_s=0.0)))
+        if not await within(self._clock, GIVE_BACK_S, asked):
+            return  # nobody answers; the lease, if there is one, runs out by itself
+        try:
+            self._grant = asked.result()
+        except SwarmError:
+            return  # nothing was granted
+        self._abort_reason, self.cause = "the client stopped before it began", self.if_cancelled
+        await self._abort_quietly()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -154,12 +154,12 @@ class SwarmStub:
             self.on_claim()
         for episode in self.episodes.values():
             if episode.state == "running" and episode.claim["idempotency_key"] == body["idempotency_key"]:
-                if episode.claim != body:
+                if episode.claim | {"wait_s": 0} != body | {"wait_s": 0}:
                     raise Refusal(ErrorCode.IDEMPOTENCY_CONFLICT, "another claim")
                 return _grant(episode)
         if body["run_id"] != RUN:
             raise Refusal(ErrorCode.NOT_FOUND, "no such run")
-        if body["kind"] == "train" and (self.status != "running" or self._trained() == self.train_limit):
+        if body["kind"] == "train" and (self.status != "running" or self._full()):
             self.status = "complete"
             raise Refusal(ErrorCode.OVER_LIMIT, "the run is complete")
         mates = [one for one in self.episodes.values() if one.claim["task_id"] == body["task_id"]]
@@ -188,6 +188,9 @@ class SwarmStub:
         if episode is None or episode.state != "running" or episode.lease != body["lease"]:
             raise Refusal(ErrorCode.LEASE_LOST, "claim a new episode")
         return episode
+
+    def _full(self) -> bool:
+        return self.train_limit is not None and self._trained() >= self.train_limit
 
     def _trained(self) -> int:
         return sum(one.state == "ended" and one.claim["kind"] == "train" for one in self.episodes.values())

@@ -475,7 +475,7 @@ async def test_a_moment_of_full_disk_costs_run_tasks_neither_its_results_nor_its
     full = Refusal(ErrorCode.STORAGE_FULL, "no room")
     stub, clock = SwarmStub(before=[(":end", full), (":claim", full), (":end", full)]), RushedClock()
     async with client(stub, clock=clock) as swarm:
-        report = await swarm.run_tasks(tasks(2), right)
+        report = await swarm.run_tasks(tasks(2), right, idle_limit_s=3_600)
     assert (report.ended, report.lost, report.crashed) == (4, 0, 0)
     assert stub.by_state() == {"ended": 4}
 

@@ -39,6 +39,19 @@ def test_going_back_with_another_model_hosted_is_refused_and_loses_no_checkpoint
     assert checkpoints.steps(tmp_path) == [1]
 
 
+def test_an_opened_run_of_adapters_holds_the_hosted_matrices_once_before_its_first_step(
+    tiny_llama: ModelFolder, tmp_path: Path
+) -> None:
+    policy = Policy.load(tiny_llama.path, trained=False)
+    spec = branching_batch(parameters={"rank": 4, "alpha": 8}, dtype="bfloat16").spec
+    session = LocalSession(policy, tiny_llama.fingerprint, SystemClock())
+    session.open_run(OpenRun(run_id="run", branch=0, spec=spec, directory=tmp_path, at_step=None))
+    frozen = [weight for weight in policy.model.parameters() if weight.ndim > 1 and not weight.requires_grad]
+    hosted = {weight.data_ptr() for weight in policy.start.values()}
+    assert frozen
+    assert all(weight.data_ptr() in hosted for weight in frozen)
+
+
 class Killed(BaseException):
     """No code of ours runs after it, save what a test does."""
 
