@@ -198,7 +198,7 @@ class _NoServer:
     async def run(self, run_id: str) -> object:
         raise TypeError("a rehearsal has no teams")
 
-    async def claim(self, claim: EpisodeClaim) -> EpisodeGrant:
+    async def claim(self, claim: EpisodeClaim, patience: Patience | None = None) -> EpisodeGrant:
         return EpisodeGrant(
             episode_id="rehearsal",
             lease="none",
