@@ -22,11 +22,11 @@ from swarm.server.gateway.sampling import _ANY_VALUE_BENDS, _NEUTRAL, recorded_s
 from tests.page_example import printed_by_example
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 SERVER = (ROOT / "docs" / "server.md").read_text()
-COMMANDS = (ROOT / "docs" / "commands.md").read_text()
+COMMANDS = (ROOT / "docs" / "reference" / "commands.md").read_text()
 BLACK_BOX = (ROOT / "docs" / "black-box.md").read_text()
-CLIENTS = (ROOT / "docs" / "clients.md").read_text()
+CLIENTS = (ROOT / "docs" / "guides" / "clients.md").read_text()
 ROW = re.compile(r"^\| (.*) \|$", re.MULTILINE)
 
 
@@ -72,6 +72,22 @@ def test_every_link_between_pages_leads_somewhere(page: Path) -> None:
         if not target.exists() or (anchor and anchor not in anchors(target)):
             astray.append(link)
     assert astray == []
+
+
+def test_the_index_names_every_page() -> None:
+    index = (ROOT / "docs" / "README.md").read_text()
+    named = {(ROOT / "docs" / link.partition("#")[0]).resolve() for link in re.findall(r"\]\(([^)\s]+)\)", index)}
+    beneath = {ROOT / "docs" / "README.md", *(ROOT / "docs" / "decisions").iterdir()}
+    beneath.update((ROOT / "docs" / "examples").glob("*/*"))  # examples/README.md has a row for each
+    assert [str(page) for page in (ROOT / "docs").rglob("*.md") if page not in named | beneath] == []
+
+
+@pytest.mark.parametrize("folder", ["foundation", "swarm", "researcher", "studies", "bench", "tests", "CHANGELOG.md"])
+def test_every_page_that_code_names_is_there(folder: str) -> None:
+    files = [ROOT / folder] if (ROOT / folder).is_file() else (ROOT / folder).rglob("*")
+    texts = [file.read_text() for file in files if file.suffix in (".py", ".toml", ".md", ".jinja")]
+    named = {name for text in texts for name in re.findall(r"docs/[\w/-]+\.\w+", text)}
+    assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
 
 
 # -- the server ---------------------------------------------------------------------------------------------------------

@@ -34,10 +34,5 @@ def test_every_command_exists(program: str) -> None:
     assert missing == []
 
 
-def test_every_page_and_folder_that_it_names_is_there() -> None:
-    pages = [link.partition("#")[0] for link in re.findall(r"\]\(([^)]+)\)", README)]
-    assert [page for page in pages if not (ROOT / page).exists()] == []
-
-
 def test_the_example_trains(tmp_path: Path) -> None:
     assert "run_over=True" in printed_by_example(README, tmp_path)

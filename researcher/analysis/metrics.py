@@ -1,6 +1,6 @@
 """A trial's metrics, computed from what the server recorded. A client never reports one of these numbers itself.
 
-Knows the kinds of `Metric` and the names of docs/metrics.md; nothing of arms, plans or verdicts.
+Knows the kinds of `Metric` and the names of docs/reference/metrics.md; nothing of arms, plans or verdicts.
 """
 
 from __future__ import annotations

@@ -145,7 +145,7 @@ class RayPlace:
             why = seen.lost if seen is not None and seen.lost else lines[-1]
             raise ClusterRefused(
                 f"a client cannot work on the Ray cluster at {self.cluster.name}: {why}. `python` on its nodes must be 3.11 or "
-                "newer, with httpx, pydantic and what the instrument imports (docs/ray.md)"
+                "newer, with httpx, pydantic and what the instrument imports (docs/guides/ray.md)"
             )
         if "problem" in (answer := json.loads(lines[-1])):
             raise ClusterRefused(f"on the Ray cluster at {self.cluster.name}: {answer['problem']}")

@@ -188,7 +188,7 @@ class TrialRecord(BaseModel):
     reason: str | None = None
     finals: dict[str, float] = {}
     series: dict[str, list[tuple[int, float]]] = {}
-    """Per-step metrics by name (docs/metrics.md), and `eval_reward_before|after`, `eval_success_before|after` by episode index."""
+    """Per-step metrics by name (docs/reference/metrics.md), and `eval_reward_before|after`, `eval_success_before|after` by episode index."""
     started_at: float | None = None
     ended_at: float | None = None
     evidence: TrialEvidence | None = None

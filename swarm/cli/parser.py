@@ -234,7 +234,7 @@ def _try(commands: _Commands) -> None:
 def _join(commands: _Commands) -> None:
     modes = _group(commands, "join", "take part yourself: judge, play the agent, or talk to the model", metavar="MODE")
     for mode, text in JOIN_MODES.items():
-        parser = _add(modes, mode, "join:join_run", text, description=f"{text}. See docs/people.md.")
+        parser = _add(modes, mode, "join:join_run", text, description=f"{text}. See docs/guides/people.md.")
         if mode != "talk":
             text = "a study's workflow.py, or FILE.py:ROLLOUT with --task"
             parser.add_argument("workflow", nargs="?", metavar="WORKFLOW", help=text)

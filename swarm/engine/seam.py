@@ -182,7 +182,7 @@ class TrainBatch:
 class StepOutcome:
     """What one step did. `untrained` names episodes (and the ledger's reason) whose tokens had no part in the loss.
 
-    metrics: see docs/metrics.md; all finite.
+    metrics: see docs/reference/metrics.md; all finite.
     """
 
     step: int

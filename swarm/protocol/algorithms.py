@@ -1,4 +1,4 @@
-"""The algorithm of a run: its fields, what each is by default, and which algorithm uses which (docs/algorithms.md).
+"""The algorithm of a run: its fields, what each is by default, and which algorithm uses which (docs/reference/algorithms.md).
 
 A field that the chosen algorithm does not use is refused, so that nothing that a person sets is without effect.
 """

@@ -134,7 +134,7 @@ class ConfigChange(BaseModel):
 
 
 class StepMetrics(BaseModel):
-    """One optimiser step. `values` are the trainer's and the pool's metrics by name (docs/metrics.md)."""
+    """One optimiser step. `values` are the trainer's and the pool's metrics by name (docs/reference/metrics.md)."""
 
     step: int
     branch: int = 0

@@ -1,4 +1,4 @@
-"""What is measured while a step goes on, and the metrics of it (docs/metrics.md).
+"""What is measured while a step goes on, and the metrics of it (docs/reference/metrics.md).
 
 Suffix of tensors: U uses (sampled tokens of trained calls).
 """

@@ -80,7 +80,9 @@ class _Snapshot(Collector):
         for reason in _REASONS:
             failed.add_metric([reason], float(self._failed_calls.get(reason, 0)))
         yield failed
-        by_step = GaugeMetricFamily("swarm_step_metric", "The newest step, see docs/metrics.md", labels=["name"])
+        by_step = GaugeMetricFamily(
+            "swarm_step_metric", "The newest step, see docs/reference/metrics.md", labels=["name"]
+        )
         for step in self._newest:
             for name, value in step.values.items():
                 by_step.add_metric([name], value)

@@ -280,7 +280,7 @@ def plan(groups: Sequence[Group]) -> list[PlannedGroup]:
 
 
 def pool_values(groups: Sequence[Group], *, weights_step: int, generate_s: float) -> dict[str, float]:
-    """The server's metrics of a batch (docs/metrics.md). weights_step: of the weights that the batch is trained from."""
+    """The server's metrics of a batch (docs/reference/metrics.md). weights_step: of the weights that the batch is trained from."""
     rows = [row for group in groups for row in group.ended.values()]
     sampled = sum(row.sampled_tokens for row in rows)
     lag = weights_step * sampled - sum(row.step_tokens for row in rows)
