@@ -85,7 +85,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=_place)
 
 
-class Lanes(LoadScopeScheduling):
+class Lanes(LoadScopeScheduling):  # type: ignore[misc]
     """What boots an engine goes to one process, and all other files, one by one, to whichever is free."""
 
     def _split_scope(self, nodeid: str) -> str:

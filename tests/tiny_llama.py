@@ -49,7 +49,7 @@ def make_tiny_llama(path: Path, *, dtype: str = "bfloat16", seed: int = 0) -> No
     )
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = LlamaForCausalLM(config).to(getattr(torch, dtype))
+        model = LlamaForCausalLM(config).to(getattr(torch, dtype))  # type: ignore[no-untyped-call]
     model.save_pretrained(path)
 
 
@@ -67,7 +67,7 @@ def _write_tokenizer(path: Path) -> int:
         show_progress=False,
     )
     tokenizer.train_from_iterator(_CORPUS, trainer)
-    fast = PreTrainedTokenizerFast(
+    fast = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=tokenizer, bos_token="<|im_start|>", eos_token="<|im_end|>", pad_token="<|endoftext|>"
     )
     fast.chat_template = _TEMPLATE.read_text(encoding="utf-8")

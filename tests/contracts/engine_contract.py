@@ -245,6 +245,8 @@ class EngineContract:
     async def test_a_stream_books_the_same_tokens_as_a_whole_answer(self, engine: Engine, open_run: OpenRun) -> None:
         await open_run()
         whole = await engine.sample(request(chat("Say red", seed=11)))
+        prompts: list[Any]
+        ids: list[Any]
         prompts, ids, logprobs, versions, finish, text = [], [], [], [], None, ""
         async for event in engine.stream(request(chat("Say red", seed=11))):
             prompts += [event.prompt_ids] if event.prompt_ids is not None else []
@@ -275,7 +277,8 @@ class EngineContract:
     async def test_a_stream_reports_usage_when_asked(self, engine: Engine, open_run: OpenRun) -> None:
         await open_run()
         body = chat("Say red", stream=True, stream_options={"include_usage": True})
-        told = [event.data["usage"] async for event in engine.stream(request(body)) if (event.data or {}).get("usage")]
+        data = [event.data or {} async for event in engine.stream(request(body))]
+        told = [each["usage"] for each in data if each.get("usage")]
         assert told
         assert told[-1]["completion_tokens"] > 0
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -474,7 +474,7 @@ class StoreContract:
         before = (new.trials.all(study), new.journal.events(study), new.studies.get(study))
         verdict = VerdictRecord(hypothesis="H1", verdict=Verdict.SUPPORTED, reason="", effect=None)
         for stale in (old, store):
-            for write in (
+            writes: tuple[Callable[[Store], object], ...] = (
                 lambda s: s.journal.record(study, "x"),
                 lambda s: s.trials.finish(study, key, {"a": 1.0}, {}),
                 lambda s: s.trials.fail_attempt(study, key, "x"),
@@ -488,7 +488,8 @@ class StoreContract:
                 lambda s: s.verdicts.record(study, "compare", verdict),
                 lambda s: s.reports.save_claims(study, []),
                 lambda s: s.budgets.set(study, "trials", 1),
-            ):
+            )
+            for write in writes:
                 with pytest.raises(LeaseSuperseded):
                     write(stale)
         assert (new.trials.all(study), new.journal.events(study), new.studies.get(study)) == before

@@ -60,7 +60,8 @@ class Machine:
         return self.researcher(*ASKED, vary, "--engine", "echo", "--seeds", "3", moment=moment)
 
     def status(self) -> dict[str, Any]:
-        return json.loads(self.researcher("status", "--json").stdout)
+        found: dict[str, Any] = json.loads(self.researcher("status", "--json").stdout)
+        return found
 
     def rows(self, query: str) -> list[tuple[Any, ...]]:
         with sqlite3.connect(self.home / "researcher.db") as database:

@@ -8,7 +8,7 @@ from typing import Any
 
 Answer = dict[str, Any] | BaseException
 
-SENSIBLE = {
+SENSIBLE: dict[str, Any] = {
     "spec": {
         "instrument": "arithmetic",
         "compare": {"learning_rate": {"baseline": 1e-5, "levels": [1e-4]}},

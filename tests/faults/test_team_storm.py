@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -57,8 +58,8 @@ def entry(name: str, reward: float | None) -> LedgerEntry:
 
 
 def notes(outcome: str) -> list[dict[str, object]]:
-    team = {"episode_id": "a", "other": "b"}
-    said = [{"note": "claimed"}, {"note": "ending", "rewards": [0.5, 0.25]}, {"note": outcome}]
+    team: dict[str, Any] = {"episode_id": "a", "other": "b"}
+    said: list[dict[str, Any]] = [{"note": "claimed"}, {"note": "ending", "rewards": [0.5, 0.25]}, {"note": outcome}]
     return [team | note for note in said]
 
 

@@ -112,7 +112,7 @@ def test_an_amendment_that_changes_nothing_is_refused(home: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [{}, {"seeds": 0}, {"wall_s": 0.0}, {"wall_s": float("nan")}])
-def test_an_amendment_changes_something_to_something(change: dict[str, float]) -> None:
+def test_an_amendment_changes_something_to_something(change: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"amend|above zero"):
         Amendment(**change)
 

@@ -89,7 +89,12 @@ async def test_the_daily_report_waits_for_no_copy(tmp_path: Path, monkeypatch: p
     clock, slow = ManualClock(), _Slow()
     conduct = Conduct(nothing, nothing, slow, nothing, clock, tmp_path)
     written = list[float]()
-    monkeypatch.setattr("researcher.conduct.interim_report", lambda *_: written.append(clock.now()) or tmp_path)
+
+    def write(*_: object) -> Path:
+        written.append(clock.now())
+        return tmp_path
+
+    monkeypatch.setattr("researcher.conduct.interim_report", write)
     began = clock.now()
     async with asyncio.timeout(PATIENCE_S), conduct._copying("st-1"):
         while len(written) < 2:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from foundation.strict import StrictModel
 from researcher.instruments.catalogue import InstrumentFolder, read_instrument
+from researcher.instruments.instrument import Factor, Metric
 from swarm.client.workflow import Workflow, load_workflow
 from swarm.protocol.runspec import LoraSpec, RunSpec, merge_patch
 
@@ -41,7 +42,8 @@ def assert_declaration_fits_the_code(name: str) -> None:
             assert at(RunSpec.model_validate(run), field) == factor.default, factor.name
         else:
             assert known[path] == factor.default, factor.name
-    aliases = [alias for thing in (*instrument.factors, *instrument.metrics) for alias in thing.aliases]
+    named: list[Factor | Metric] = [*instrument.factors, *instrument.metrics]
+    aliases = [alias for thing in named for alias in thing.aliases]
     assert len(aliases) == len(set(aliases))
 
 

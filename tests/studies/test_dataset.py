@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from bench.serving import ServerProcess
-from studies.dataset import source as sources
 from studies.dataset import workflow
 from studies.dataset.mathematics import value_of
 from studies.dataset.rewards import REWARDS, score
@@ -59,7 +58,7 @@ def test_rows_that_differ_in_outer_white_space_are_one_question(tmp_path: Path) 
     rows = [{"question": f"What is {a}+{a}?{end}", "answer": 2 * a} for a in range(20) for end in ("", " ", "\n")]
     file = written(tmp_path / "t.jsonl", *rows)
     for instruction in ("", "Answer."):
-        given = {"data": file, "instruction": instruction}
+        given: dict[str, Any] = {"data": file, "instruction": instruction}
         train = {task.id for task in take(workflow.tasks("train", 0, None, **given), 200)}
         assert train.isdisjoint(task.id for task in workflow.tasks("heldout", 0, None, **given))
 
@@ -81,7 +80,7 @@ def test_streams_depend_on_their_seeds_alone(data: str) -> None:
 
 def test_columns_and_an_instruction_are_named_by_parameters(tmp_path: Path) -> None:
     file = written(tmp_path / "t.jsonl", *({"prompt": f"Q{i}", "target": f"A{i}", "id": i} for i in range(4)))
-    named = {"question_column": "prompt", "answer_column": "target", "instruction": "Be brief."}
+    named: dict[str, Any] = {"question_column": "prompt", "answer_column": "target", "instruction": "Be brief."}
     (task, *_) = workflow.tasks("train", 0, 3, data=file, **named)
     assert task.query.endswith("Be brief.")
     assert task.metadata["expected"] == f"A{task.query[1]}"
@@ -232,7 +231,7 @@ def test_a_data_set_of_the_hub_is_read_by_its_name(monkeypatch: pytest.MonkeyPat
         asked.append((names, options))
         return [{"question": f"Q{i}", "answer": f"#### {i}"} for i in range(8)]
 
-    monkeypatch.setattr(sources.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
     tasks = workflow.tasks(
         "heldout", 0, 9, data="hf:openai/gsm8k@abc", subset="main", source_split="test", reward="number"
@@ -242,7 +241,7 @@ def test_a_data_set_of_the_hub_is_read_by_its_name(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_number_of_the_hub_that_is_too_long_is_named_with_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
     rows = [GOOD, {"question": "2+2?", "answer": 10**5000}]
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=lambda *names, **options: rows))
     with pytest.raises(BadSource, match="gsm8k train, row 2: 'answer' holds a number that is too long"):
@@ -253,14 +252,14 @@ def test_a_data_set_that_the_hub_does_not_give_is_refused_in_one_line(monkeypatc
     def load_dataset(*names: Any, **options: Any) -> None:
         raise ConnectionError("no way to the hub\nand much more")
 
-    monkeypatch.setattr(sources.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
     with pytest.raises(BadSource, match=r"cannot be loaded: no way to the hub$"):
         workflow.tasks("train", 0, 1, data="hf:openai/gsm8k")
 
 
 def test_without_the_package_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(BadSource, match=r"datasets, which is not installed here: pip install --no-deps -r .*hub\.txt"):
         workflow.tasks("train", 0, 1, data="hf:openai/gsm8k")
 

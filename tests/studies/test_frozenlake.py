@@ -7,7 +7,6 @@ import importlib.util
 import pytest
 
 from bench.serving import ServerProcess
-from studies.frozenlake import lake as lakes
 from studies.frozenlake import workflow
 from studies.frozenlake.lake import Lake, MissingPackage, distance
 from studies.frozenlake.reward import score
@@ -105,7 +104,7 @@ def test_the_first_direction_of_an_answer_is_the_move(answer: str, move: str | N
 
 
 def test_without_gymnasium_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lakes.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(MissingPackage, match=r"instruments --install frozenlake.*requirements\.txt") as missing:
         workflow.tasks("train", 0, 1)
     assert "\n" not in str(missing.value)

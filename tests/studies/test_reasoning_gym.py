@@ -109,7 +109,7 @@ def test_what_stands_between_answer_tags_counts(answer: str, counts: str) -> Non
 
 
 def test_without_the_package_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(families.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(MissingPackage, match=r"instruments --install reasoning_gym.*requirements\.txt") as missing:
         workflow.tasks("train", 0, 1)
     assert "\n" not in str(missing.value)

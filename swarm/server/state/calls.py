@@ -33,7 +33,7 @@ class Ending:
     """Whether an episode, or the server's work, is over or about to end. heard: called once it is."""
 
     over: bool = False
-    heard: set[Callable[[], None]] = field(default_factory=set)
+    heard: set[Callable[[], object]] = field(default_factory=set)
 
     def come(self) -> None:
         if not self.over:

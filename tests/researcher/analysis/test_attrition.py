@@ -82,7 +82,8 @@ def test_each_cause_that_an_arm_may_bring_about_counts_in_training_and_in_held_o
 def test_what_server_network_or_a_person_lost_never_counts(cause: str) -> None:
     plan = plan_of(6)
     found = [trial(plan, BASE, seed) for seed in range(6)]
-    found += [trial(plan, TREAT, seed, **{cause: 5 * REWARDS}) for seed in range(6)]
+    counts: dict[str, Any] = {cause: 5 * REWARDS}
+    found += [trial(plan, TREAT, seed, **counts) for seed in range(6)]
     assert inspect(plan, found) == []
 
 

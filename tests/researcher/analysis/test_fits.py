@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import secrets
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -89,7 +90,7 @@ def rng() -> np.random.Generator:
 
 @pytest.fixture(scope="module")
 def plan() -> Plan:
-    spec = {"question": "q", "instrument": "simulation", "design": "trend", "claim": "increase"}
+    spec: dict[str, Any] = {"question": "q", "instrument": "simulation", "design": "trend", "claim": "increase"}
     spec |= {"compare": {"learning_rate": {"levels": [1e-5, 2e-5, 4e-5, 8e-5]}}, "seeds": {"min": 2}}
     return plan_of(StudySpec.model_validate(spec), instrument())
 

@@ -126,7 +126,7 @@ def test_contradictions(one: tuple[Verdict, Effect], other: tuple[Verdict, Effec
 
 def test_a_question_asked_the_other_way_round_is_the_same_question() -> None:
     one = a_finding("st-1", S, an_effect(0.3))
-    turned = {"baseline": one.treatment, "treatment": one.baseline}
+    turned: dict[str, Any] = {"baseline": one.treatment, "treatment": one.baseline}
     assert contradictions([one, a_finding("st-2", R, an_effect(-0.3), **turned)]) == []
     assert contradictions([one, a_finding("st-2", S, an_effect(-0.3), direction="decrease", **turned)]) == []
     assert len(contradictions([one, a_finding("st-2", S, an_effect(0.3), **turned)])) == 1

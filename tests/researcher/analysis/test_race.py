@@ -47,11 +47,12 @@ def test_a_race_gives_no_verdict_and_only_the_winner_is_tested_at_the_whole_alph
         assert {record.verdict for record in verdicts} == {Verdict.INCONCLUSIVE}
         assert all(record.effect is None for record in verdicts)
     trials = run(plan, until="confirm", arm1=0.5)
-    verdicts = {record.hypothesis: record for record in conclude(plan, trials).verdicts}
-    assert verdicts["H2"].verdict is Verdict.SUPPORTED
-    assert verdicts["H2"].effect is not None
-    assert verdicts["H2"].effect.level == pytest.approx(0.95)
-    assert all("race" in record.reason for name, record in verdicts.items() if name != "H2")
+    by_name = {record.hypothesis: record for record in conclude(plan, trials).verdicts}
+    winner = by_name.pop("H2")
+    assert winner.verdict is Verdict.SUPPORTED
+    assert winner.effect is not None
+    assert winner.effect.level == pytest.approx(0.95)
+    assert all("race" in record.reason for record in by_name.values())
     assert planning_alpha(plan, plan.hypotheses[0]) == ALPHA
 
 

@@ -14,6 +14,7 @@ from argparse import Namespace
 from contextlib import nullcontext
 from pathlib import Path
 from threading import Timer
+from typing import Any
 
 import pytest
 
@@ -162,7 +163,7 @@ def test_what_writing_an_instrument_cost_counts_against_the_cap_of_its_planning(
     async def wrote(
         topic: str, home: Home, settings: LlmSettings, calls: list[LlmCall], *_: object
     ) -> InstrumentFolder:
-        asked = {"messages": []}
+        asked: dict[str, Any] = {"messages": []}
         calls.append(LlmCall(purpose="write", model="m", request=asked, prompt_tokens=settings.max_tokens, at=0.0))
         return read_instrument(FOLDER)
 
@@ -572,7 +573,7 @@ def test_a_reproduction_is_not_taken_for_a_study_to_go_on_with(
     store.journal.record(again, "reproduces", {"study": "st-1", "trial": "k/a/0"})
     store.close()
     conducted: list[str] = []
-    monkeypatch.setattr("researcher.cli.resume.conduct", lambda home, study, **_: conducted.append(study) or 0)
+    monkeypatch.setattr("researcher.cli.resume.conduct", lambda home, study, **_: conducted.append(study))
     assert main(["resume", again]) == FAILED
     assert conducted == []
     assert "researcher reproduce" in capsys.readouterr().err

@@ -14,9 +14,13 @@ from tests.fakes.specs import planned
 MANY = {"compare": {"learning_rate": {"baseline": 1e-5, "levels": [2e-5, 4e-5, 8e-5, 1e-4, 2e-4, 4e-4]}}}
 RATES = {"learning_rate": {"baseline": 1e-5, "levels": [4e-5]}}
 SIZES = {"group_size": {"baseline": 4, "levels": [8]}}
-TOGETHER = {"compare": {**RATES, **SIZES}, "design": "factorial"}
-BALANCE = {"compare": {"group_size": {"levels": [16, 4, 8]}}, "design": "balance", "metric": "final_reward"}
-RATIO_THEN_RANK = {
+TOGETHER: dict[str, Any] = {"compare": {**RATES, **SIZES}, "design": "factorial"}
+BALANCE: dict[str, Any] = {
+    "compare": {"group_size": {"levels": [16, 4, 8]}},
+    "design": "balance",
+    "metric": "final_reward",
+}
+RATIO_THEN_RANK: dict[str, Any] = {
     "compare": {
         "lora_alpha_ratio": {"levels": [1, 2, 4]},
         "lora_rank": {"levels": [8, 16, 32]},
@@ -110,7 +114,7 @@ def test_where_less_is_better_the_orders_are_turned() -> None:
 
 
 def test_each_arm_may_have_steps_of_its_own_but_not_for_steps_until_a_threshold() -> None:
-    steps = {"compare": {"steps": {"levels": [5, 15, 25]}}}
+    steps: dict[str, Any] = {"compare": {"steps": {"levels": [5, 15, 25]}}}
     plan = planned(**steps, design="balance")
     assert [plan.steps_of(arm.name) for arm in plan.arms] == [5, 15, 25]
     with pytest.raises(PlanningRefused, match=r"^metric: .* cannot compare arms that differ in steps") as refused:

@@ -18,7 +18,7 @@ from swarm.protocol.runspec import RunSpec
 from tests.fakes.specs import planned
 from tests.fakes.study import study_plan
 
-EQUAL = {"compare": {"learning_rate": {"baseline": 4e-5, "levels": [4e-5]}}}
+EQUAL: dict[str, Any] = {"compare": {"learning_rate": {"baseline": 4e-5, "levels": [4e-5]}}}
 FACTORS = {factor.name: factor for factor in open_instrument("arithmetic", {}).instrument.factors}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from tests.fakes.specs import planned
 ARITHMETIC = open_instrument("arithmetic", {}).instrument
 KITCHEN = read_instrument(Path(__file__).parents[2] / "instruments" / "kitchen")
 TRIAL_S = ARITHMETIC.defaults.trial_s
-HINTS = {"compare": {"hints": {"baseline": False, "levels": [True]}}, "claim": "increase"}
+HINTS: dict[str, Any] = {"compare": {"hints": {"baseline": False, "levels": [True]}}, "claim": "increase"}
 
 
 def test_a_price_follows_length_size_and_servers() -> None:
@@ -55,7 +56,7 @@ def test_an_instruments_own_sigma_prices_seeds_and_warns() -> None:
 
 def test_a_race_counts_each_trial_once() -> None:
     levels = [2e-5, 4e-5, 8e-5, 1e-4, 2e-4, 4e-4]
-    race = {"compare": {"learning_rate": {"baseline": 1e-5, "levels": levels}}, "design": "race"}
+    race: dict[str, Any] = {"compare": {"learning_rate": {"baseline": 1e-5, "levels": levels}}, "design": "race"}
     plan = planned(**race, seeds={"min": 3, "max": 3})
     # floor 3; six arms on 2 seeds; three on 2 more; two on 4 more; baseline and winner on 3 fresh ones.
     least = 3 + 6 * 2 + 3 * 2 + 2 * 4 + 2 * 3
@@ -63,7 +64,7 @@ def test_a_race_counts_each_trial_once() -> None:
 
 
 def test_a_sequence_counts_one_of_its_second_comparisons_and_that_the_dearest() -> None:
-    seeds = {"seeds": {"min": 3, "max": 3}, "design": "sequence"}
+    seeds: dict[str, Any] = {"seeds": {"min": 3, "max": 3}, "design": "sequence"}
     ranks = {"lora_alpha_ratio": {"levels": [1, 2, 4]}, "lora_rank": {"levels": [8, 16, 32]}}
     assert planned(compare=ranks, **seeds).budget.trials == 3 * 3 + 3 * 3
     steps = {"steps": {"baseline": 6, "levels": [30]}, "learning_rate": {"baseline": 4e-5, "levels": [1e-5]}}

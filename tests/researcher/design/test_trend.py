@@ -71,7 +71,7 @@ def test_zero_is_refused_on_a_log_scale() -> None:
     folder = instrument()
     [rate, *others] = folder.instrument.factors
     with_zero = folder.instrument.model_copy(update={"factors": (rate.model_copy(update={"low": 0.0}), *others)})
-    spec = {"question": "q", "instrument": "simulation", "design": "trend"}
+    spec: dict[str, Any] = {"question": "q", "instrument": "simulation", "design": "trend"}
     spec |= {"compare": {"learning_rate": {"levels": [0, 1e-5, 2e-5]}}}
     with pytest.raises(PlanningRefused, match="0 has no place on the log scale of learning_rate"):
         plan_of(StudySpec.model_validate(spec), dataclasses.replace(folder, instrument=with_zero))

@@ -207,7 +207,7 @@ async def test_training_episodes_have_to_report_it_too() -> None:
         await collected(report(), entries, HONEST)
 
 
-def lost(task: str, cause: Cause | None, reason: DropReason = DropReason.ABORTED, **changes: Any) -> LedgerEntry:
+def lost(task: str, cause: Cause | None, reason: DropReason | None = DropReason.ABORTED, **changes: Any) -> LedgerEntry:
     fields = {"kind": "train", "reason": reason, "cause": cause, "episode_id": f"lost-{task}-{cause}-{reason}"}
     return episode(task, 0, None, **fields | changes)
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -51,7 +52,7 @@ class Lab:
         store.plans.save(self.study, plan)
         self.told: list[str] = []
 
-    def pool(self, *urls: str, **options: object) -> ServerPool:
+    def pool(self, *urls: str, **options: Any) -> ServerPool:
         starts = [LocalServer(model=model, engine="echo", folder=self.home / model) for model in (SMALL, LARGE)]
         return ServerPool(
             self.store,
@@ -62,7 +63,7 @@ class Lab:
             models=2,
             tell=self.told.append,
             **options,
-        )  # type: ignore[arg-type]
+        )
 
     async def run(self, pool: ServerPool, seeds: int) -> list[TrialRecord]:
         pairs = [(arm, seed) for seed in range(seeds) for arm in ARMS]

@@ -43,7 +43,7 @@ class TestRayJobs(ClientJobContract):
         monkeypatch.setenv("SWARM_TOKEN", SECRET)
         return RayPlace(RayCluster(ray_cluster, SystemClock()), stop_s=1)
 
-    async def test_a_client_is_known_by_its_last_words_and_its_exit_code(
+    async def test_a_client_is_known_by_its_last_words_and_its_exit_code(  # type: ignore[override]
         self, place: ClientPlace, tmp_path: Path, ray_home: Path
     ) -> None:
         """Its token is in no log of the cluster, and no file that it left there."""
@@ -95,7 +95,7 @@ async def test_a_mended_client_takes_the_place_of_the_one_that_failed_in_the_run
     assert (mender.failed.cause, mender.failed.error) == (Cause.CODE, "KeyError: 'wrod'")
     assert mender.failed.place.startswith("workflow.py:")
     assert done.evidence is not None
-    assert set(done.evidence.code_versions) == {study.plan.instrument_code, folder_digest(FOLDER)}
+    assert {*(done.evidence.code_versions or ())} == {study.plan.instrument_code, folder_digest(FOLDER)}
     assert len(holding(tmp_path / "studies", b'"number": 2')) == 1
     study.store.close()
 

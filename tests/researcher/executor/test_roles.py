@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -50,11 +51,11 @@ class Lab:
         store.plans.save(self.study, self.plan)
         self.seen: list[Progress] = []
 
-    def pool(self, *urls: str, **options: object) -> ServerPool:
+    def pool(self, *urls: str, **options: Any) -> ServerPool:
         starts = [LocalServer(model="echo", engine="echo", folder=self.home / name) for name in ("one", "two")]
         return ServerPool(
             self.store, f"study {self.study}", urls=urls, local=[] if urls else starts, roles=("second",), **options
-        )  # type: ignore[arg-type]
+        )
 
     async def run(self, pool: ServerPool, *arms: str) -> list[TrialRecord]:
         trials = self.store.trials.ensure(self.study, "compare", [(arm, 0) for arm in arms])

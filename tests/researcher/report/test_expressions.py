@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,10 +12,9 @@ import pytest
 from researcher.analysis.power import detectable_effect
 from researcher.design.stages import compared
 from researcher.models import Event, StudyData
-from researcher.refusals import RecordsDisagree
+from researcher.refusals import RecordsDisagree, UnknownName
 from researcher.report.expressions import BadExpression, Evaluator, call
 from researcher.report.records import Records
-from researcher.report.vocabulary import UnknownName
 from researcher.study.plan import Branch, Condition
 from tests.fakes.concluded_study import BASE, concluded, supported, two_arms, underpowered, with_failures
 from tests.fakes.study import study_plan, trials_with
@@ -145,6 +145,7 @@ def test_a_stored_final_that_its_series_do_not_give_is_an_error_that_names_trial
 
 def test_a_finished_trial_without_its_series_or_its_final_is_an_error() -> None:
     data = supported()
+    change: dict[str, Any]
     for change in ({"series": {}}, {"finals": {}}):
         trials = (data.trials[0].model_copy(update=change), *data.trials[1:])
         with pytest.raises(RecordsDisagree, match="auc"):

@@ -74,7 +74,8 @@ def test_every_altered_final_is_found_and_its_claims_are_named(data: StudyData, 
         first = next(difference for difference in found if difference.claim == claim)
         assert found[0] == first
         assert first.expression == f'final("auc", arm="{trial.arm}", seed={trial.seed})'
-        assert (first.reported, first.recomputed) == (pytest.approx(trial.finals["auc"]), 0.9)
+        assert first.reported == pytest.approx(trial.finals["auc"])
+        assert first.recomputed == 0.9
         assert trial.key in first.problem
         assert "H1.diff" in named(found)
 

@@ -90,11 +90,15 @@ def test_a_server_that_cannot_be_reached_is_said_to_be_away(monkeypatch: pytest.
 def test_a_connection_that_is_lost_costs_no_question_and_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     real, lost = PostgresSaver.from_conn_string, list[PostgresSaver]()
 
+    def dropped(connection: Any) -> None:
+        connection.close()
+        connection.execute("SELECT 1")
+
     @contextmanager
     def loses(url: str) -> Iterator[PostgresSaver]:
         with real(url) as saver:
             if len(lost) % 2 == 0:  # every other time
-                monkeypatch.setattr(saver, "put", lambda *_: saver.conn.close() or saver.conn.execute("SELECT 1"))
+                monkeypatch.setattr(saver, "put", lambda *_: dropped(saver.conn))
             lost.append(saver)
             yield saver
 

@@ -23,7 +23,7 @@ from researcher.store.retries import waiting
 from researcher.store.store import Store
 from tests.fakes.postgres import Postgres, postgres_server
 
-DEFAULT = {
+DEFAULT: dict[signal.Signals, Any] = {
     signal.SIGINT: signal.default_int_handler,
     signal.SIGTERM: signal.SIG_DFL,
     signal.SIGHUP: signal.SIG_DFL,

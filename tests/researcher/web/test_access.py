@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -25,7 +26,12 @@ def guarded(home: Path) -> WebPage:
 
 
 def test_an_address_that_others_can_reach_needs_a_token() -> None:
-    for fields in ({"host": "0.0.0.0"}, {"host": "example.org"}, {"host": "127.0.0.1", "public_url": "https://a.org"}):
+    exposed: list[dict[str, Any]] = [
+        {"host": "0.0.0.0"},
+        {"host": "example.org"},
+        {"host": "127.0.0.1", "public_url": "https://a.org"},
+    ]
+    for fields in exposed:
         with pytest.raises(UsageError, match="RESEARCHER_UI_TOKEN"):
             Access(port=PORT, **fields)
     for host in ("127.0.0.1", "localhost", "::1"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest.mock import Mock
+
 import httpx
 import pytest
 
@@ -84,14 +86,12 @@ async def test_many_browsers_that_ask_at_once_are_answered_from_one_reading(
     page: WebPage, browser: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     study, _ = running(page.home.store)
-    read = []
-    real = page.home.store.trials.attempts_of_study
-    monkeypatch.setattr(
-        page.home.store.trials, "attempts_of_study", lambda study_id: read.append(study_id) or real(study_id)
-    )
+    trials = page.home.store.trials
+    reading = Mock(wraps=trials.attempts_of_study)
+    monkeypatch.setattr(trials, "attempts_of_study", reading)
     texts = [(await browser.get(f"/studies/{study}")).text for _ in range(5)]
     assert len(set(texts)) == 1
-    assert len(read) == 1
+    reading.assert_called_once()
 
 
 async def test_a_done_study_shows_its_answer_and_its_report(page: WebPage, browser: httpx.AsyncClient) -> None:

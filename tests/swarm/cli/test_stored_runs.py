@@ -28,7 +28,7 @@ from tests.swarm.cli.stored import Stored, stored_run
 from tests.swarm.server.state import world as worlds
 
 Capture = pytest.CaptureFixture[str]
-LORA = {"parameters": {"rank": 4, "alpha": 8.0, "targets": ["q_proj", "v_proj"]}}
+LORA: dict[str, Any] = {"parameters": {"rank": 4, "alpha": 8.0, "targets": ["q_proj", "v_proj"]}}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -42,7 +42,7 @@ def _patient() -> Iterator[None]:
 def stored(_patient: None, tiny_llama: ModelFolder, tmp_path_factory: pytest.TempPathFactory) -> Stored:
     """Evaluated best at step 2 of 4; a checkpoint every step, one of them kept beside the best."""
     evals = {1: 0.2, 2: 0.9, 3: 0.4, 4: 0.3}
-    keep = {"checkpoint": {"every_steps": 1, "keep": 1}}
+    keep: dict[str, Any] = {"checkpoint": {"every_steps": 1, "keep": 1}}
     return asyncio.run(stored_run(tmp_path_factory.mktemp("stored") / "state", tiny_llama, evals=evals, **keep))
 
 
@@ -62,7 +62,8 @@ def asks(stored: Stored, step: object, *arguments: str) -> list[str]:
 
 def logits(folder: Path) -> torch.Tensor:
     with torch.no_grad():
-        return _loaded(folder)(torch.tensor([[1, 30, 31, 32]])).logits.float()
+        found: torch.Tensor = _loaded(folder)(torch.tensor([[1, 30, 31, 32]])).logits.float()
+    return found
 
 
 def _loaded(folder: Path) -> Any:

@@ -446,7 +446,7 @@ async def test_a_filter_that_is_none_is_refused_before_anything_is_sent(wanted: 
         with pytest.raises(InvalidSpec, match=said):
             await swarm.summary(**wanted)
         with pytest.raises(ValueError, match="idle_limit"):
-            await swarm.run_tasks([], rewarded, run_id=RUN, idle_limit=5.0)  # type: ignore[arg-type]
+            await swarm.run_tasks([], rewarded, run_id=RUN, idle_limit=5.0)  # type: ignore[call-arg]
     assert stub.requests == []
 
 

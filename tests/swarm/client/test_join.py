@@ -229,7 +229,7 @@ async def test_a_person_whose_machine_is_gone_is_noticed_by_the_idle_limit(echo_
 
 async def agent(episode: Episode, task: Task) -> Outcome:
     """Two turns, by the real SDK."""
-    http = httpx.AsyncClient(trust_env=False)
+    http: Any = httpx.AsyncClient(trust_env=False)
     async with AsyncOpenAI(
         base_url=episode.base_url, api_key=episode.api_key, max_retries=0, http_client=http
     ) as client:
@@ -317,7 +317,7 @@ async def test_an_agent_that_loses_patience_and_asks_again_gets_the_one_answer_o
             slow.ready.set()
 
     async def rollout(episode: Episode, task: Task) -> float:
-        http = httpx.AsyncClient(trust_env=False, event_hooks={"request": [count]})
+        http: Any = httpx.AsyncClient(trust_env=False, event_hooks={"request": [count]})
         url, key = episode.base_url, episode.api_key
         async with AsyncOpenAI(base_url=url, api_key=key, timeout=0.3, max_retries=9, http_client=http) as client:
             messages: Any = [{"role": "user", "content": task.query}]
@@ -402,7 +402,10 @@ async def test_a_refusal_that_nobody_waited_for_does_not_answer_the_next_request
 
 async def test_tools_streams_and_refusals_pass_through_the_endpoint(echo_server: ServerProcess) -> None:
     seen: dict[str, Any] = {}
-    tool = {"type": "function", "function": {"name": "look", "parameters": {"properties": {"at": {"type": "string"}}}}}
+    tool: Any = {
+        "type": "function",
+        "function": {"name": "look", "parameters": {"properties": {"at": {"type": "string"}}}},
+    }
 
     async def rollout(episode: Episode, task: Task) -> float:
         headers = {"Authorization": f"Bearer {episode.api_key}"}
@@ -415,15 +418,15 @@ async def test_tools_streams_and_refusals_pass_through_the_endpoint(echo_server:
             seen["stranger"] = stranger.status_code
             bad = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 0}
             seen["refused"] = (await http.post("chat/completions", json=bad)).status_code
-        http = httpx.AsyncClient(trust_env=False)
-        async with AsyncOpenAI(base_url=episode.base_url, api_key=episode.api_key, http_client=http) as client:
+        own: Any = httpx.AsyncClient(trust_env=False)
+        async with AsyncOpenAI(base_url=episode.base_url, api_key=episode.api_key, http_client=own) as client:
             messages: Any = [{"role": "user", "content": "look"}]
             stream = await client.chat.completions.create(
                 model="policy",
                 messages=messages,
                 tools=[tool],
                 stream=True,
-                stream_options={"include_usage": True},  # type: ignore[list-item]
+                stream_options={"include_usage": True},
             )
             chunks = [chunk async for chunk in stream]
         seen["call"] = [call.function for chunk in chunks for c in chunk.choices for call in c.delta.tool_calls or ()]

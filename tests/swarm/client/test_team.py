@@ -204,7 +204,7 @@ async def one_team(both: Swarms, moment: tuple[str, str], after: bool, event: Ca
                 for name in ep.members
             }
             for name, episode in ep.members.items():
-                episode.server = wrapped[name]  # type: ignore[assignment]
+                episode.server = wrapped[name]
                 wrapped[name].dead = event.dead if isinstance(event, Death) else []
     except (SwarmError, Killed):
         for episode in ep.members.values():

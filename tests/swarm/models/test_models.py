@@ -11,6 +11,7 @@ import threading
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -242,13 +243,13 @@ def test_the_small_model_is_made_from_its_wheel_and_knows_tools(tmp_path: Path, 
         "<|im_start|>user\nhi <|im_end|>\n"
     )
     call = {"type": "function", "id": "c1", "function": {"name": "add", "arguments": {"a": 1}}}
-    messages = [
+    messages: list[Any] = [
         {"role": "user", "content": "1+2?"},
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "c1", "content": "3"},
     ]
-    tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
-    text = tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=True)
+    tools: list[Any] = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
+    text: Any = tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=True)
     assert '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call><|im_end|>' in text
     assert text.endswith("<tool_response>\n3\n</tool_response><|im_end|>\n<|im_start|>assistant\n")
     copy = shutil.copytree(smollm2, tmp_path / "copy", ignore=shutil.ignore_patterns("*.safetensors"))

@@ -47,7 +47,7 @@ def test_a_field_of_another_algorithm_is_refused_even_at_its_default(name: str, 
     assert fault.field == f"algorithm.{field}"
     assert f"{name} does not use {field}" in fault.problem
     assert "leave it out" in fault.problem
-    assert field not in AlgorithmSpec(name=name).model_dump()  # type: ignore[arg-type]
+    assert field not in AlgorithmSpec(name=name).model_dump()
 
 
 def test_misspelt_fields_and_unknown_algorithms_are_refused() -> None:

@@ -18,7 +18,8 @@ import schemathesis
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from hypothesis.errors import Unsatisfiable
-from schemathesis import APIOperation, Case, GenerationMode
+from schemathesis import APIOperation, GenerationMode
+from schemathesis.core.result import Ok
 
 from bench.serving import ServerProcess
 from swarm.server.keys import Keyring
@@ -43,8 +44,8 @@ FOR_ADMINS = {
 OPEN = {"GET /health"}
 BY_TEAM_KEY = {"GET /swarm/v1/episodes/{episode_id}/decision"}
 SECRET = "bystander-4711"
-CHAT = {"model": "policy", "messages": [{"role": "user", "content": "Repeat red"}], "max_tokens": 8}
-ASKED = {
+CHAT: dict[str, Any] = {"model": "policy", "messages": [{"role": "user", "content": "Repeat red"}], "max_tokens": 8}
+ASKED: dict[str, dict[str, Any]] = {
     "/v1/completions": {"model": "policy", "prompt": "Repeat red"},
     "/v1/responses": {"model": "policy", "input": "Repeat red"},
 }
@@ -60,6 +61,7 @@ searched = settings(
 
 
 Operation = APIOperation[Any, Any, Any, Any]
+Case = schemathesis.Case[Operation]
 
 
 class World:
@@ -75,7 +77,7 @@ class World:
 
     @property
     def operations(self) -> list[Operation]:
-        return [found.ok() for found in self.schema.get_all_operations()]
+        return [found.ok() for found in self.schema.get_all_operations() if isinstance(found, Ok)]
 
     def control(self, method: str, path: str, body: Any = None) -> Any:
         answer = self.ask(method, path, ADMIN, json=body)
@@ -133,7 +135,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
 
 def is_inference(case: Case) -> bool:
-    return case.operation.path.startswith("/v1/")
+    return bool(case.operation.path.startswith("/v1/"))
 
 
 def made_real(case: Case, world: World, grant: dict[str, Any], data: st.DataObject) -> None:
@@ -150,11 +152,13 @@ def made_real(case: Case, world: World, grant: dict[str, Any], data: st.DataObje
                 given_values[name] = real[name]
         if "wait_s" in given_values or case.operation.path.endswith((":claim", "/status")):
             given_values["wait_s"] = 0
-        numbers = sorted(name for name, value in given_values.items() if type(value) is int and name != "wait_s")
-        if numbers and data.draw(st.booleans()):
+        numbers: list[str] = sorted(
+            name for name, value in given_values.items() if type(value) is int and name != "wait_s"
+        )
+        if numbers != [] and data.draw(st.booleans()):
             given_values[data.draw(st.sampled_from(numbers))] = data.draw(st.sampled_from(EXTREME))
     if is_inference(case) and isinstance(case.body, dict) and data.draw(st.booleans()):
-        case.body = ASKED.get(case.operation.path, CHAT) | case.body
+        case.body = {**ASKED.get(case.operation.path, CHAT), **case.body}
 
 
 def check(answer: requests.Response, case: Case) -> None:

@@ -46,8 +46,8 @@ def planner(
         endpoint,
         LlmSettings(model="some-llm", **settings),
         clock or SystemClock(),
-        keep=[].append if calls is None else calls.append,
-        tell=[].append if tell is None else tell.append,
+        keep=(list[LlmCall]() if calls is None else calls).append,
+        tell=(list[str]() if tell is None else tell).append,
         purse=spent,
     )
     return LlmPlanner(
@@ -88,7 +88,7 @@ class TestLlmPlanner(PlannerContract):
 async def test_a_proposal_is_a_draft_in_which_every_setting_says_where_it_came_from() -> None:
     found, _ = await outcome(proposed())
     draft = draft_of(found)
-    assert draft.fields == {"question": TOPIC, **SENSIBLE["spec"]}  # type: ignore[dict-item]
+    assert draft.fields == {"question": TOPIC, **SENSIBLE["spec"]}
     assert draft.sources == {
         "question": "topic", "instrument": "planner", "compare.learning_rate": "topic", "metric": "planner", "claim": "planner"
     }  # fmt: skip
@@ -248,7 +248,7 @@ async def test_findings_come_with_scope_means_spread_n_and_cost_and_echo_is_no_m
 
 
 async def test_a_price_is_trials_hours_and_power_or_the_problems() -> None:
-    text = await looked_up("price", {"spec": {**SENSIBLE["spec"], "seeds": {"min": 3, "max": 3}}})  # type: ignore[dict-item]
+    text = await looked_up("price", {"spec": {**SENSIBLE["spec"], "seeds": {"min": 3, "max": 3}}})
     assert text.startswith("It can be planned: 6 trials, 6 min of wall time on 1 server")
     assert "planned effect" in text
     assert "no factor 'joy'" in await looked_up(
@@ -266,13 +266,16 @@ async def test_look_ups_come_to_an_end() -> None:
 
 @pytest.mark.parametrize("topic", ["?", "word " * (LONGEST_TOPIC // 5)])
 async def test_the_first_prompt_has_at_most_8000_tokens(topic: str) -> None:
-    count = lambda text: len(text) // 4  # noqa: E731
     tokenizer = Path.home() / ".cache/swarm-researcher/models/smollm2-135m-instruct-q4_1-dequantised/tokenizer.json"
+    whole: Any = None
     if tokenizer.exists():
         from tokenizers import Tokenizer
 
         whole = Tokenizer.from_file(str(tokenizer))
-        count = lambda text: max(len(text) // 4, len(whole.encode(text).ids))  # noqa: E731
+
+    def count(text: str) -> int:
+        return max(len(text) // 4, 0 if whole is None else len(whole.encode(text).ids))
+
     named = [each.instrument.model_copy(update={"name": f"own-{number}"}) for number in range(300) for each in ALL[:1]]
     many = [InstrumentFolder(instrument, ALL[0].path, ALL[0].code) for instrument in named]
     known = [a_finding(f"st-{n}", Verdict.SUPPORTED, an_effect(0.3), statement="long " * 200) for n in range(50)]

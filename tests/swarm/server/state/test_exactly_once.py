@@ -169,12 +169,12 @@ class ExactlyOnce(RuleBasedStateMachine):
     def begin(self, staleness: int, rule: str, every: int, mix: dict[str, float], partial: str) -> None:
         self.spec = RunSpec(
             batch=BatchSpec(
-                rule=rule,  # type: ignore[arg-type]
+                rule=rule,
                 tasks=2,
                 episodes=3,
                 group_size=2,
                 group_patience_s=50,
-                partial_groups=partial,  # type: ignore[arg-type]
+                partial_groups=partial,
                 partial_min=1,
                 max_pool_episodes=8,
                 mix={name: MixSpec(ratio=ratio, patience_s=40) for name, ratio in mix.items()},
@@ -211,7 +211,7 @@ class ExactlyOnce(RuleBasedStateMachine):
             run_id=run.run_id if run else "none",
             client_id="me",
             client_version=version,
-            kind=kind,  # type: ignore[arg-type]
+            kind=kind,
             task_id=task,
             mix=task,
             idle_limit_s=100,
@@ -587,9 +587,9 @@ class ExactlyOnce(RuleBasedStateMachine):
 
     @invariant()
     def nothing_quarantined_waits_to_be_trained(self) -> None:
-        state = self.state
-        for group in state.groups if state.run is not None else ():
-            if group.row.client_version in state.run.row.quarantined:
+        run = self.state.run
+        for group in self.state.groups:
+            if run is not None and group.row.client_version in run.row.quarantined:
                 assert group.running
 
 
@@ -608,7 +608,7 @@ def recorded(episode_id: str, index: int, version: object) -> RecordedCall:
         sampled_ids=[4, 5],
         logprobs=[-0.5, -0.25],
         sampling=RecordedSampling(temperature=1.0),
-        versions=[VersionSpan(start=0, end=2, version=version)],  # type: ignore[arg-type]
+        versions=[VersionSpan(start=0, end=2, version=version)],
         finish_reason="stop",
         started_at=0.0,
         latency_s=0.1,

@@ -544,6 +544,7 @@ async def test_a_key_whose_stored_spec_is_valid_no_more_is_of_another_spec(tmp_p
     engine, clock = FaultyEngine(), ManualClock()
     async with running(tmp_path, engine, clock) as world:
         await world.service.create_run(RunRequest(spec=spec(), idempotency_key="k"), by="tester")
+        assert world.service.state.run is not None
         world.service.state.run.configs[0].spec["max_staleness"] = "much"
         other = RunRequest(spec=spec(seed=9), idempotency_key="k")
         assert (

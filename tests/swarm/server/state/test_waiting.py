@@ -35,11 +35,15 @@ def test_who_came_first_is_tried_first_and_nobody_behind_one_who_must_wait() -> 
         tried.append(wanted.client_id)
         return NotYet(code=ErrorCode.DRAINING, detail="no y") if wanted.task_id == "y" else lease(wanted.client_id)
 
+    def full(wanted: EpisodeClaim) -> NotYet:
+        tried.append(wanted.client_id)
+        return FULL
+
     answers = queue.admit(attempt)
     assert tried == ["a", "b", "c", "e"]
     assert [ticket for ticket, _ in answers] == [tickets[0], tickets[2], tickets[4]]
     tried.clear()
-    assert queue.admit(lambda wanted: tried.append(wanted.client_id) or FULL) == []
+    assert queue.admit(full) == []
     assert tried == ["b"]
 
 
