@@ -17,6 +17,14 @@ KEPT_OUT = frozenset({"stale", "zero_variance", "partial_group", "run_ended", "s
 
 
 @dataclass(slots=True)
+class Side:
+    """What one server says. entries: the whole ledger of the run. batches: episode ids of each step that stands."""
+
+    entries: Sequence[LedgerEntry]
+    batches: dict[int, list[str]]
+
+
+@dataclass(slots=True)
 class Balance:
     """acknowledged = trained + ledgered where `faults` is empty."""
 
@@ -33,8 +41,9 @@ class Balance:
     faults: list[str] = field(default_factory=list)
 
 
-def count(notes: Sequence[dict[str, Any]], entries: Sequence[LedgerEntry], batches: dict[int, list[str]]) -> Balance:
-    """notes: of all journals. entries: the whole ledger of the run. batches: episode ids of each step that stands."""
+def count(notes: Sequence[dict[str, Any]], sides: Sequence[Side]) -> Balance:
+    """notes: of all journals. sides: the one server."""
+    ((entries, batches),) = ((side.entries, side.batches) for side in sides)
     said = Balance(steps=len(batches))
     ending = {note["episode_id"]: note["reward"] for note in notes if note["note"] == "ending"}
     heard = Counter(note["episode_id"] for note in notes if note["note"] == "acknowledged")

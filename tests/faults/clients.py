@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import random
 import signal
 import sys
 from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from tests.faults import journal
 
@@ -20,10 +22,31 @@ class ClientFailed(Exception):
     """A client ended by itself before its work was done; the text is its log."""
 
 
-class Part(Protocol):
-    """What a client has to do."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What one client has to do. urls, run_ids: of the deciding server, then the other."""
 
-    def save(self, path: Path) -> None: ...
+    urls: list[str]
+    run_ids: list[str]
+    client_id: str
+    seed: int
+    tasks: int
+    of_each: int
+    concurrency: int
+    idle_limit_s: float = 5.0
+    call_limit_s: float = 10.0
+    journal: str
+
+    def save(self, path: Path) -> None:
+        path.write_text(json.dumps(asdict(self)))
+
+    @classmethod
+    def load(cls, path: Path) -> Part:
+        return cls(**json.loads(path.read_text()))
+
+    def said_of_another(self, said: str, episode_id: str) -> bool:
+        """Whether the model cannot have repeated `episode_id` so, as it was asked to."""
+        return said not in (episode_id, "~" + episode_id[::-1])
 
 
 class Clients:

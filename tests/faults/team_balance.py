@@ -7,17 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from swarm.protocol.episodes import LedgerEntry
-from tests.faults.balance import KEPT_OUT
-
-SIDES = ("one", "other")
-
-
-@dataclass(slots=True)
-class Side:
-    """What one server says. batches: episode ids of each step that stands."""
-
-    entries: Sequence[LedgerEntry]
-    batches: dict[int, list[str]]
+from tests.faults.balance import KEPT_OUT, Side
 
 
 @dataclass(slots=True)

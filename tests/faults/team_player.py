@@ -7,51 +7,27 @@ into its own journal before it acts on it; started again with the same parameter
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import random
 import sys
 from collections import Counter
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import httpx
 
 from swarm.client import Episode, Patience, SwarmClient, SwarmError, TeamAborted, team
+from tests.faults.clients import Part
 from tests.faults.journal import Journal, read
 
 LIMITS = Patience(connect_s=300.0, later_s=600.0, longest_delay_s=1.0)
 AGAIN_AFTER_S = 0.1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TeamPart:
-    """What one client has to do. urls, run_ids: of the deciding server, then the other."""
-
-    urls: list[str]
-    run_ids: list[str]
-    client_id: str
-    seed: int
-    tasks: int
-    of_each: int
-    concurrency: int
-    idle_limit_s: float
-    call_limit_s: float
-    patience_s: float
-    journal: str
-
-    def save(self, path: Path) -> None:
-        path.write_text(json.dumps(asdict(self)))
-
-    @classmethod
-    def load(cls, path: Path) -> TeamPart:
-        return cls(**json.loads(path.read_text()))
+PATIENCE_S = 4.0
 
 
 class TeamPlayer:
     """Makes teams, over one client of each server."""
 
-    def __init__(self, part: TeamPart, journal: Journal, swarms: list[SwarmClient], http: httpx.AsyncClient) -> None:
+    def __init__(self, part: Part, journal: Journal, swarms: list[SwarmClient], http: httpx.AsyncClient) -> None:
         self._part = part
         self._journal = journal
         self._swarms = swarms
@@ -66,7 +42,7 @@ class TeamPlayer:
             for swarm, run_id in zip(self._swarms, part.run_ids, strict=True)
         )
         said_all = False
-        both = team(one=one, other=other, patience_s=part.patience_s)
+        both = team(one=one, other=other, patience_s=PATIENCE_S)
         try:
             async with both:
                 names = {"task_id": task_id, "other": other.id}
@@ -92,11 +68,11 @@ class TeamPlayer:
             json={"model": "policy", "messages": [{"role": "user", "content": f"Repeat {episode.id}"}]},
         )
         said = answer.raise_for_status().json()["choices"][0]["message"]["content"]
-        if said not in (episode.id, "~" + episode.id[::-1]):
+        if self._part.said_of_another(said, episode.id):
             self._journal.write("leak", episode.id, said=said)
 
 
-async def play(part: TeamPart) -> None:
+async def play(part: Part) -> None:
     counted = Counter(note["task_id"] for note in read(Path(part.journal)) if note["note"] == "committed")
     wanted = [f"{part.client_id}-{n}" for n in range(part.tasks)]
     left = [task_id for task_id in wanted for _ in range(part.of_each - counted[task_id])]
@@ -123,4 +99,4 @@ async def play(part: TeamPart) -> None:
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.WARNING)
-    asyncio.run(play(TeamPart.load(Path(sys.argv[1]))))
+    asyncio.run(play(Part.load(Path(sys.argv[1]))))
