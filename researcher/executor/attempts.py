@@ -42,7 +42,7 @@ from researcher.models import EXCUSED, AttemptRecord, Attrition, Event, StudySta
 from researcher.store.store import Store
 from researcher.study.plan import Plan
 from swarm.client import ServerUnreachable, StorageFull
-from swarm.client.trial import take_back
+from swarm.client.trial import client_id
 from swarm.protocol.blueprint import PartnerRun, TrialBlueprint
 from swarm.protocol.errors import SwarmError
 from swarm.protocol.runspec import RunSpec
@@ -332,9 +332,9 @@ class AttemptRun:
         """End a client that does not do what it shall. What it holds open it has lost itself: no person stopped it."""
         try:
             async with asyncio.timeout(_TAKE_BACK_S):
-                await take_back(self._swarm, blueprint, why)
+                await self._swarm.fence(blueprint.run_id, client_id(blueprint.trial_key), why)
         except (SwarmError, TimeoutError) as error:
-            _log.warning("open episodes of %s were not taken back: %s", self._trial.key, error)
+            _log.warning("open episodes of %s were not closed: %s", self._trial.key, error)
         await job.end(0.0)
 
     async def _full(self) -> ServerUnfit | None:

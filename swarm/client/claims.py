@@ -1,15 +1,9 @@
-"""The order in which a client claims, and the number of each claim.
-
-Claims of one task are numbered through all `run_tasks` of a client, as they stand in the ledger. The number is part of the
-claim's idempotency key: by it a client that was restarted finds what it left open. Knows no server.
-"""
+"""The order in which a client claims. Knows no server."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Awaitable, Callable
-from weakref import WeakValueDictionary
 
 from foundation.clock import Clock
 from foundation.event_loop import within
@@ -61,43 +55,3 @@ class ClaimOrder:
             held_up.set()
             done.set()
             self._waiting.release()
-
-
-def claim_series(client_id: str, run_id: str, kind: str, mix: str | None, task_id: str) -> str:
-    """The name of the series in which the claims of one task are numbered."""
-    family = "" if mix is None else f"{mix}:"
-    return f"{client_id}/{run_id}/{kind}/{family}{task_id}"
-
-
-def claim_key(series: str, number: int) -> str:
-    """The idempotency key of one claim of a series."""
-    return f"{series}/{number}"
-
-
-class ClaimNumbers:
-    """The claims of one client, by series."""
-
-    def __init__(self) -> None:
-        self._next: Counter[str] = Counter()
-        self.played: set[tuple[str, int]] = set()
-        """Claims whose episodes are played now, or are on their way: no process before left them open."""
-        self._given_back: set[tuple[str, int]] = set()
-        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-
-    def turn(self, series: str) -> asyncio.Lock:
-        """Held from `next` until the claim is `found`: claims of one series are made one after the other."""
-        return self._turns.setdefault(series, asyncio.Lock())
-
-    def found(self, series: str, claims: int) -> None:
-        """The ledger has at least so many claims of the series."""
-        self._next[series] = max(self._next[series], claims)
-
-    def next(self, series: str) -> int:
-        """The number of the claim that is made now."""
-        return self._next[series]
-
-    def give_back(self, series: str, number: int) -> bool:
-        """Whether the caller is the first of several `run_tasks` that found this claim open, and so has to give it back."""
-        new = (series, number) not in self._given_back
-        self._given_back.add((series, number))
-        return new

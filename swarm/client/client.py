@@ -17,7 +17,6 @@ from pydantic import BaseModel, RootModel, ValidationError
 from foundation.clock import Clock, SystemClock
 from foundation.ids import Ids, RandomIds, derived_seed
 from foundation.strict import explain
-from swarm.client.claims import ClaimNumbers
 from swarm.client.episode import Episode
 from swarm.client.errors import InvalidSpec, NotFound
 from swarm.client.rollouts import RolloutReport, Rollouts
@@ -36,6 +35,8 @@ from swarm.protocol.episodes import (
     LedgerEntry,
     LedgerPage,
     RolloutOptions,
+    SessionBegun,
+    SessionRequest,
     TaskProgress,
 )
 from swarm.protocol.errors import ErrorCode
@@ -93,7 +94,10 @@ class SwarmClient:
         self.ids = ids or RandomIds()
         self.client_id = client_id or self.ids.new("client")
         self.client_version = client_version
-        self.claim_numbers = ClaimNumbers()
+        self._session = self.ids.new("session")
+        """Tells this process of the client from others: see `fence`."""
+        self._begun: set[str] = set()
+        """Runs in which the session has begun."""
         self._has_own_patience = patience is not None
         self._wire = Wire(
             url,
@@ -255,6 +259,16 @@ class SwarmClient:
         raw = await self._post(f"{API}/episodes:claim", claim, wait_s=claim.wait_s, patience=patience)
         return read(EpisodeGrant, raw)
 
+    async def fence(self, run_id: str, client_id: str, reason: str, *, session: str | None = None) -> list[str]:
+        """Shut out the `run_tasks` of every process of a client but the one with this session (None: all).
+
+        Its open episodes are aborted with `reason`, as lost by the client; returns their ids. Its ends and further claims are
+        refused (LeaseLost).
+        """
+        session = session or self.ids.new("session")
+        request = SessionRequest(run_id=run_id, client_id=client_id, session=session, reason=sendable(reason))
+        return read(SessionBegun, await self._post(f"{API}/sessions", request)).closed
+
     async def end(self, episode_id: str, result: EpisodeResult) -> EpisodeReceipt:
         """End an episode with a result. When this returns, it is stored durably. Raises: LeaseLost."""
         require_finite_metadata(result.metadata)
@@ -306,24 +320,36 @@ class SwarmClient:
         Inside the block: `base_url`, `api_key`, `end(reward=...)`. An exception aborts the episode with its message.
         """
         sampling = options.pop("sampling", None)
-        key = idempotency_key or self.ids.new("claim")
-        fields = {**options, "run_id": options.get("run_id") or "", "idempotency_key": key}
+        run_id = options.get("run_id") or ""
         claim = EpisodeClaim.model_validate(
-            {**fields, "task_id": task_id, "client_id": self.client_id, "client_version": self.client_version}
+            {
+                **options,
+                "run_id": run_id,
+                "idempotency_key": idempotency_key or self.ids.new("claim"),
+                "session": self._session if run_id in self._begun else None,
+                "task_id": task_id,
+                "client_id": self.client_id,
+                "client_version": self.client_version,
+            }
         )
         return Episode(self, claim, clock=self.clock, sampling=sampling)
 
     async def run_tasks(self, tasks: TaskStream, rollout: Rollout, **options: Unpack[RolloutOptions]) -> RolloutReport:
         """Run `rollout` on every task, many at a time, until the stream or the run ends.
 
-        Goes on where this client_id stopped. Attempts lost by rollout, grader or a limit are retried `retries` times, across restarts
-        of the client; then the task is skipped, as it is when this client has died three times while it played the task.
-        Attempts lost by server, network or a person are retried without limit. Without a `patience` of its own the client waits
+        Goes on where this client_id stopped, and shuts out its earlier processes (see `fence`).
+        Attempts lost by rollout, grader or a limit are retried `retries` times, across restarts of the client; then the
+        task is skipped, as it is when this client has died three times while it played the task. Attempts lost by server, network or a person are retried without limit. Without a `patience` of its own the client waits
         for as long as the server says later, and two minutes for room on the server's disk.
         Raises: RolloutsFailing when task after task fails; Refusal, ServerUnreachable.
         """
         run_id = options.get("run_id") or await self.current_run_id()
-        return await Rollouts(self._enduring(), rollout, run_id, options).work(tasks)
+        swarm = self._enduring()
+        rollouts = Rollouts(swarm, rollout, run_id, options)
+        if run_id not in self._begun:
+            await swarm.fence(run_id, self.client_id, "the client was restarted", session=self._session)
+            self._begun.add(run_id)
+        return await rollouts.work(tasks)
 
     def _enduring(self) -> SwarmClient:
         """This client over the same connections, with the patience of `run_tasks` unless it has one of its own."""

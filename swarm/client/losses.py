@@ -166,7 +166,7 @@ class Tries:
 
 
 def tries_of(entries: Iterable[LedgerEntry]) -> Tries:
-    """What earlier processes of a client have used up of one task, by its ledger entries. Episodes that they left open count as lost.
+    """What earlier processes of a client have used up of one task, by its ledger entries.
 
     Attempts that overlap in time count as one: whatever ended all of them at one moment happened once.
     """
@@ -175,12 +175,12 @@ def tries_of(entries: Iterable[LedgerEntry]) -> Tries:
     last_end = max((_ended_at(one) for one in counted if one.reward is not None), default=-math.inf)
     since = [one for one in tried if _ended_at(one) > last_end]
     charged = [one for one in since if one.cause in CHARGED]
-    deaths = [one for one in since if one.cause is Cause.CLIENT or one.state is EpisodeState.RUNNING]
+    deaths = [one for one in since if one.cause is Cause.CLIENT]
     return Tries(charged=moments(charged), deaths=moments(deaths))
 
 
 def _ended_at(entry: LedgerEntry) -> float:
-    if entry.state in (EpisodeState.RUNNING, EpisodeState.PREPARED):
+    if entry.state is EpisodeState.PREPARED:
         return math.inf
     return entry.claimed_at if entry.ended_at is None else entry.ended_at
 

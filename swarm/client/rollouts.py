@@ -2,8 +2,7 @@
 
 Claims are made in the order of the tasks, and those of one task one after the other, so that a run with the same seed sees the
 same groups. Only where a family of a mix is held up do tasks of another go on before it; a claim that waits counts as one of the
-episodes at once. After a crash the same client finds its own open leases by the keys of their claims, and gives them back at
-once instead of letting them run out.
+episodes at once. The client has fenced off its earlier processes before: what a crash left open is closed.
 """
 
 from __future__ import annotations
@@ -19,10 +18,9 @@ from enum import Enum, auto
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
-from swarm.client.claims import ClaimOrder, claim_key, claim_series
+from swarm.client.claims import ClaimOrder
 from swarm.client.episode import Episode
 from swarm.client.errors import (
-    IdempotencyConflict,
     InvalidSpec,
     LeaseLost,
     NoReward,
@@ -35,7 +33,6 @@ from swarm.client.losses import Tries, tries_of
 from swarm.client.progress import ProgressLine, terminal
 from swarm.client.tasks import Outcome, Rollout, Task, TaskStream, each, rolled_out
 from swarm.protocol.episodes import Cause, DropReason, EpisodeOptions, EpisodeState, LedgerEntry, RolloutOptions
-from swarm.protocol.errors import SwarmError
 
 if TYPE_CHECKING:
     from swarm.client.client import SwarmClient
@@ -80,10 +77,8 @@ class _History:
     """What the server's ledger says of earlier work by this client."""
 
     ended: Counter[_Which] = field(default_factory=Counter)
-    orphans: defaultdict[_Which, list[tuple[LedgerEntry, int]]] = field(default_factory=lambda: defaultdict(list))
-    """Episodes left open by a process that is gone, with the number of their claim."""
     records: defaultdict[_Which, list[LedgerEntry]] = field(default_factory=lambda: defaultdict(list))
-    """Attempts by this version of the client."""
+    """Attempts by this version of the client that are over."""
 
 
 class _Fate(Enum):
@@ -110,7 +105,6 @@ class Rollouts:
         self._mix = options.get("mix") or None  # as the server takes it
         swarm.episode(task_id="any", **self._options)  # refuses invalid options before anything is played
         self._permits = asyncio.Semaphore(concurrency)
-        self._numbers = swarm.claim_numbers
         self._history = _History()
         self._aside: set[_Which] = set()
         """Tasks whose tries are used up, unless one of their episodes has ended since."""
@@ -130,11 +124,6 @@ class Rollouts:
         run = await self._swarm.run(self._run_id)
         size = self._per_task or (run.spec.batch.group_size if self._kind == "train" else 1)
         self._history = await self._look_back(run.step)
-        for which in list(self._history.orphans):
-            if (
-                self._mix is None or which[0] == self._mix
-            ):  # another's may be what another `run_tasks` of this client plays
-                await self._give_orphans_back(which)
         total = len(tasks) * size if isinstance(tasks, Sized) else None
         line = ProgressLine(self._kind, total=total, clock=self._swarm.clock, stream=terminal(self._progress))
         try:
@@ -155,42 +144,16 @@ class Rollouts:
     async def _look_back(self, step: int) -> _History:
         """What this client did in this run; for evaluations, only with the weights that are served now."""
         found = _History()
-        claims: Counter[_Which] = Counter()
-        played = set(self._numbers.played)  # what ends while the ledger is read was not left open either
         me = self._swarm.client_id
         async for entry in self._swarm.ledger(run_id=self._run_id, client_id=me, kind=self._kind):
-            which = (entry.mix, entry.task_id)
-            claim = (self._series(which), claims[which])
+            over = entry.state is not EpisodeState.RUNNING  # else another `run_tasks` of this process plays it
             at_stake = self._kind == "train" or entry.claimed_step == step
-            if entry.client_version == self._swarm.client_version and claim not in played and at_stake:
-                found.records[which].append(entry)
-            if entry.state is EpisodeState.RUNNING and claim not in played and claim not in self._numbers.played:
-                found.orphans[which].append((entry, claims[which]))
-            claims[which] += 1
-        for which, count in claims.items():
-            self._numbers.found(self._series(which), count)
+            if over and at_stake and entry.client_version == self._swarm.client_version:
+                found.records[entry.mix, entry.task_id].append(entry)
         for progress in await self._swarm.tasks(run_id=self._run_id, client_id=me):
             if progress.kind == self._kind and (self._kind == "train" or progress.step == step):
                 found.ended[progress.mix, progress.task_id] += progress.ended
         return found
-
-    async def _give_orphans_back(self, which: _Which) -> None:
-        """Abort what an earlier process of this client left open of a task, so that its slots are on offer again."""
-        for entry, number in self._history.orphans.pop(which, ()):
-            if not self._numbers.give_back(self._series(which), number):
-                continue
-            claim = self._episode(which, number).claim
-            try:
-                grant = await self._swarm.claim(claim)
-            except (IdempotencyConflict, LeaseLost, NotFound) as error:
-                log.info("episode %s of the process before will run out by itself: %s", entry.episode_id, error)
-                continue
-            except OverLimit:
-                return
-            try:
-                await self._swarm.abort(grant.episode_id, grant.lease, "the client was restarted", Cause.CLIENT)
-            except SwarmError as error:  # nothing depends on it, so there is little patience with it
-                log.info("episode %s of the process before will run out by itself: %s", entry.episode_id, error)
 
     # -- feeding ------------------------------------------------------------------------------------------------------
 
@@ -198,7 +161,6 @@ class Rollouts:
         order = ClaimOrder(group, self._swarm.clock)
         async for task in each(tasks):
             which = self._which(task)
-            await self._give_orphans_back(which)
             done = min(size, self._history.ended[which])
             if done:
                 self._history.ended[which] -= done
@@ -294,19 +256,15 @@ class Rollouts:
 
     async def _attempt(self, task: Task, claimed: asyncio.Event, line: ProgressLine) -> tuple[_Fate, Cause]:
         """What became of one attempt, and who lost it if it was lost."""
-        which = self._which(task)
-        series = self._series(which)
+        mix, task_id = self._which(task)
+        options: EpisodeOptions = {**self._options, "mix": mix}
+        episode = self._swarm.episode(task_id=task_id, **options)
+        episode.if_cancelled = self._cancelled_by
         async with AsyncExitStack() as stack:
             try:
-                async with self._numbers.turn(series):
-                    number = self._numbers.next(series)
-                    self._numbers.played.add((series, number))
-                    stack.callback(self._numbers.played.discard, (series, number))
-                    episode = self._episode(which, number)
-                    self._playing.add(episode)
-                    stack.callback(self._playing.discard, episode)
-                    await stack.enter_async_context(episode)
-                    self._numbers.found(series, number + 1)
+                self._playing.add(episode)
+                stack.callback(self._playing.discard, episode)
+                await stack.enter_async_context(episode)
             except (OverLimit, NotFound) as error:
                 if isinstance(error, NotFound):  # the server works on another run by now, or never knew this one:
                     await self._swarm.run(self._run_id)  # then it is not found here either
@@ -382,16 +340,6 @@ class Rollouts:
 
     def _which(self, task: Task) -> _Which:
         return task.mix or self._mix, task.id
-
-    def _series(self, which: _Which) -> str:
-        return claim_series(self._swarm.client_id, self._run_id, self._kind, *which)
-
-    def _episode(self, which: _Which, number: int) -> Episode:
-        options: EpisodeOptions = {**self._options, "mix": which[0]}
-        key = claim_key(self._series(which), number)
-        episode = self._swarm.episode(task_id=which[1], idempotency_key=key, **options)
-        episode.if_cancelled = self._cancelled_by
-        return episode
 
 
 def _given_up(episode: Episode, reason: str | None = None, cause: Cause | None = None) -> _Fate:

@@ -205,6 +205,7 @@ class SwarmClient:
     summary = _blocking(asynchronous.SwarmClient.summary)
     trace = _blocking(asynchronous.SwarmClient.trace)
     tasks = _blocking(asynchronous.SwarmClient.tasks)
+    fence = _blocking(asynchronous.SwarmClient.fence)
     claim = _blocking(asynchronous.SwarmClient.claim)
     end = _blocking(asynchronous.SwarmClient.end)
     abort = _blocking(asynchronous.SwarmClient.abort)

@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import os
 import signal
 import sys
 import traceback
-from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict
@@ -28,7 +26,6 @@ from foundation import logs
 from foundation.clock import Clock, SystemClock
 from foundation.commandline import UsageError
 from foundation.strict import explain
-from swarm.client.claims import claim_key, claim_series
 from swarm.client.client import ROLLOUT_PATIENCE, SwarmClient
 from swarm.client.errors import WorkflowFault
 from swarm.client.rollouts import RolloutReport
@@ -36,12 +33,10 @@ from swarm.client.tasks import Task, each
 from swarm.client.team import Partner
 from swarm.client.workflow import Workflow, load_workflow
 from swarm.protocol.blueprint import TrialBlueprint
-from swarm.protocol.episodes import COUNTED, Cause, EpisodeClaim, EpisodeState
-from swarm.protocol.errors import Refusal, SwarmError
+from swarm.protocol.episodes import COUNTED
+from swarm.protocol.errors import SwarmError
 from swarm.protocol.runspec import RunSpec
 from swarm.protocol.status import Phase, PoolStatus, RunReport
-
-log = logging.getLogger(__name__)
 
 SPARE_S = 60.0
 """How much longer than its server's own patience a run may stand still before the trial fails."""
@@ -54,38 +49,6 @@ class TrialFailed(SwarmError):
 def client_id(trial_key: str) -> str:
     """The client_id of this trial's episodes, whichever process plays them."""
     return f"trial:{trial_key}"
-
-
-async def take_back(swarm: SwarmClient, blueprint: TrialBlueprint, reason: str) -> None:
-    """Close the open episodes of a trial's client that hangs or took too long, as lost by that client.
-
-    Call this before ending the client from outside: what a stopped client gives back by itself counts as lost by a person.
-    swarm: any client of the server. Raises: ServerUnreachable.
-    """
-    me, claims = client_id(blueprint.trial_key), Counter[str]()
-    held: list[EpisodeClaim] = []
-    async for entry in swarm.ledger(run_id=blueprint.run_id, client_id=me):
-        series = claim_series(me, entry.run_id, entry.kind, entry.mix, entry.task_id)
-        if entry.state is EpisodeState.RUNNING:
-            held.append(
-                EpisodeClaim(
-                    run_id=entry.run_id,
-                    client_id=me,
-                    client_version=entry.client_version,
-                    kind=entry.kind,
-                    task_id=entry.task_id,
-                    mix=entry.mix,
-                    idle_limit_s=blueprint.idle_limit_s,
-                    idempotency_key=claim_key(series, claims[series]),
-                )
-            )
-        claims[series] += 1
-    for claim in held:
-        try:  # an equal claim gets the lease that is held
-            grant = await swarm.claim(claim)
-            await swarm.abort(grant.episode_id, grant.lease, reason, Cause.CLIENT)
-        except Refusal as error:
-            log.info("an episode of task %s was not taken back: %s", claim.task_id, error)
 
 
 class Trial:

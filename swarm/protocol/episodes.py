@@ -26,6 +26,8 @@ Name = Annotated[str, Field(max_length=LONGEST_NAME)]
 _LEFT_OUT = Field(exclude_if=lambda value: value is None)
 """An older server refuses fields that it does not know."""
 Despite = Annotated[Annotated[str, Field(min_length=1, max_length=LONGEST_NAME)] | None, _LEFT_OUT]
+SessionId = Annotated[str, Field(min_length=1, max_length=LONGEST_NAME)]
+"""A random name that each process of a client draws for itself."""
 _EMPTY_IS_NONE = AfterValidator(lambda text: text or None)
 IdempotencyKey = Annotated[str | None, _EMPTY_IS_NONE]
 
@@ -53,7 +55,24 @@ class EpisodeClaim(StrictModel):
     max_call_s: Annotated[float, Field(gt=0), NotBoolean] | None = None
     """Longest duration of one LLM call. The idle limit is suspended while a call is open."""
     wait_s: Annotated[float, Field(ge=0, le=120), NotBoolean] = 30.0
+    session: Annotated[SessionId | None, _LEFT_OUT] = None
+    """The session of the client that plays it. None: no later session closes the episode."""
     idempotency_key: IdempotencyKey = None
+
+
+class SessionRequest(StrictModel):
+    """Makes one process of a client the only one that may play a run."""
+
+    run_id: str
+    client_id: Name
+    session: SessionId
+    reason: str = "a newer session of the client began"
+    """Why the episodes of the session before are aborted."""
+
+
+class SessionBegun(BaseModel):
+    closed: list[str]
+    """Episodes that the sessions before had left open, closed as lost by the client."""
 
 
 class EpisodeOptions(TypedDict, total=False):

@@ -33,6 +33,8 @@ from swarm.protocol.episodes import (
     LedgerEntry,
     LedgerPage,
     RecordedCall,
+    SessionBegun,
+    SessionRequest,
     TaskProgress,
 )
 from swarm.protocol.errors import ErrorCode, Refusal
@@ -302,7 +304,7 @@ class Service(DurableState):
         """A slot to try the task. Waits up to `wait_s`.
 
         Codes: not_found (another run), over_limit (complete or stopped), engine_failed, and after the wait not_rolling or
-        draining, both with retry_after_s; idempotency_conflict.
+        draining, both with retry_after_s; idempotency_conflict; lease_lost (a newer session of the client has begun).
         """
         outcome, written = self.apply(lambda t: claims.claim(t, wanted))
         answer = outcome.answer()
@@ -314,6 +316,11 @@ class Service(DurableState):
             self._abandon(wanted, answer)
             raise
         return answer
+
+    async def begin_session(self, wanted: SessionRequest) -> SessionBegun:
+        """Make one process of a client the only one that plays; see `episodes.begin_session`. Codes: not_found (run)."""
+        await self._require_run(wanted.run_id)
+        return SessionBegun(closed=await self.carry_out(lambda t: episodes.begin_session(t, wanted)))
 
     async def _wait_for_slot(self, wanted: EpisodeClaim, reason: NotYet) -> GrantedLease:
         if wanted.wait_s <= 0:

@@ -74,6 +74,7 @@ class SwarmStub:
     lose: list[str] = field(default_factory=list)
     hold: tuple[str, asyncio.Event] | None = None
     episodes: dict[str, StubEpisode] = field(default_factory=dict)
+    sessions: dict[str, str] = field(default_factory=dict)
     requests: list[tuple[str, str, dict[str, Any]]] = field(default_factory=list)
     on_claim: Callable[[], None] | None = None
     dropped: list[str] = field(default_factory=list)
@@ -124,6 +125,8 @@ class SwarmStub:
         query = request.url.params
         if path.endswith("/episodes:claim"):
             return self._claim(body)
+        if path.endswith("/sessions"):
+            return self._begin_session(body)
         if path.endswith(":end"):
             return self._end(path, body)
         if path.endswith(":abort"):
@@ -149,6 +152,17 @@ class SwarmStub:
             return self._report()
         raise Refusal(ErrorCode.NOT_FOUND, f"the stub has no {path}")
 
+    def _begin_session(self, body: dict[str, Any]) -> dict[str, Any]:
+        if body["run_id"] != RUN:
+            raise Refusal(ErrorCode.NOT_FOUND, "no such run")
+        me, before = body["client_id"], self.sessions.get(body["client_id"])
+        self.sessions[me] = body["session"]
+        held = [one for one in self.episodes.values() if one.state == "running" and one.claim["client_id"] == me]
+        older = [one.episode_id for one in held if one.claim.get("session") and before != body["session"]]
+        for episode_id in older:
+            self.drop(episode_id, "client", "aborted", body["reason"])
+        return {"closed": older}
+
     def _claim(self, body: dict[str, Any]) -> dict[str, Any]:
         if self.on_claim is not None:
             self.on_claim()
@@ -159,6 +173,8 @@ class SwarmStub:
                 return _grant(episode)
         if body["run_id"] != RUN:
             raise Refusal(ErrorCode.NOT_FOUND, "no such run")
+        if body.get("session") and body["session"] != self.sessions.get(body["client_id"]):
+            raise Refusal(ErrorCode.LEASE_LOST, "another process plays as this client")
         if body["kind"] == "train" and (self.status != "running" or self._full()):
             self.status = "complete"
             raise Refusal(ErrorCode.OVER_LIMIT, "the run is complete")

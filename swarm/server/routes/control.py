@@ -24,6 +24,8 @@ from swarm.protocol.episodes import (
     EpisodeTrace,
     LedgerEntry,
     LedgerPage,
+    SessionBegun,
+    SessionRequest,
     TaskProgress,
 )
 from swarm.protocol.errors import ErrorCode, Refusal
@@ -104,8 +106,15 @@ class EpisodeRoutes:
     public_url: str | None = None
 
     @Operation(
+        "POST", "/swarm/v1/sessions", "Make one process the only one that plays as its client", SessionBegun,
+        body=SessionRequest, codes=_UNKNOWN,
+    )  # fmt: skip
+    async def begin_session(self, request: Request, wanted: SessionRequest) -> SessionBegun:
+        return await self.service.begin_session(wanted)
+
+    @Operation(
         "POST", "/swarm/v1/episodes:claim", "Claim an episode", EpisodeGrant,
-        body=EpisodeClaim, codes=(*_UNKNOWN, *_NO_SLOT, ErrorCode.IDEMPOTENCY_CONFLICT, ErrorCode.OVER_LIMIT),
+        body=EpisodeClaim, codes=(*_TWICE, *_NO_SLOT, ErrorCode.OVER_LIMIT),
     )  # fmt: skip
     async def claim(self, request: Request, claim: EpisodeClaim) -> EpisodeGrant:
         granted = await wire.until_gone(request, self.service.claim(claim), self.closing)

@@ -44,7 +44,7 @@ def claim(t: Transition, wanted: EpisodeClaim) -> GrantedLease | NotYet:
     """A lease, or why there is none yet.
 
     Codes: not_found, over_limit, engine_failed, idempotency_conflict, forbidden{client_version} when it is quarantined,
-    invalid_spec{errors} for a mix that the run has not.
+    invalid_spec{errors} for a mix that the run has not, lease_lost when a newer session of the client has begun.
     """
     state = t.state
     held = state.claim_keys.get(wanted.idempotency_key) if wanted.idempotency_key else None
@@ -55,6 +55,7 @@ def claim(t: Transition, wanted: EpisodeClaim) -> GrantedLease | NotYet:
             raise Refusal(ErrorCode.IDEMPOTENCY_CONFLICT, detail)
         return _granted(t, live)
     run = _claimable_run(state, wanted)
+    _require_newest_session(state, wanted)
     if not state.serving:
         return NotYet(code=ErrorCode.NOT_ROLLING, detail="the server is not serving yet; ask again")
     if run.row.stop_requested_at is not None:
@@ -104,6 +105,16 @@ def _claimable_run(state: ServerState, wanted: EpisodeClaim) -> Run:
         detail = f"run {run.run_id} is {run.row.status}: it {run.row.reason}"
         raise Refusal(ErrorCode.OVER_LIMIT, detail, run_status=run.row.status)
     return run
+
+
+def _require_newest_session(state: ServerState, wanted: EpisodeClaim) -> None:
+    newest = state.sessions.get(wanted.client_id)
+    if wanted.session is None or wanted.session == newest:
+        return
+    detail = "begin the session first, with POST /swarm/v1/sessions"
+    if newest is not None:
+        detail = f"another process now plays as client {wanted.client_id!r}; give each process its own client_id"
+    raise Refusal(ErrorCode.LEASE_LOST, detail)
 
 
 def _require_trainable(wanted: EpisodeClaim, run: Run) -> None:
@@ -229,6 +240,7 @@ def _grant(
     state.next_episode_seq += 1
     idle_limit_s = wanted.idle_limit_s
     live = LiveEpisode(row=row, lease=lease, api_key=api_key, idle_limit_s=idle_limit_s, idle_at=now + idle_limit_s)
+    live.session = wanted.session
     live.ends_at = now + (wanted.max_episode_s or run.spec.limits.max_episode_s)
     if wanted.max_call_s is not None:
         live.max_call_s = wanted.max_call_s

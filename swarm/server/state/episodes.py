@@ -21,6 +21,7 @@ from swarm.protocol.episodes import (
     EpisodeState,
     LedgerEntry,
     RecordedCall,
+    SessionRequest,
     WeightsVersion,
 )
 from swarm.protocol.errors import ErrorCode, Refusal
@@ -41,7 +42,7 @@ from swarm.server.state.calls import (
 )
 from swarm.server.state.claims import expires_at
 from swarm.server.state.leases import LiveEpisode, digest, held_it
-from swarm.server.state.rows import EpisodeRow, PutCalls
+from swarm.server.state.rows import EpisodeRow, PutCalls, PutMeta, session_note
 from swarm.server.state.sample_pool import MIX_PATIENCE, fill_slot, free_slot, mix_patience_ended, settle, take_back
 from swarm.server.state.server_state import Transition
 
@@ -93,6 +94,23 @@ def abort(t: Transition, episode_id: str, lease: str, words: str, cause: Cause |
     live.count_calls()
     close(t, live, DropReason.ABORTED, words, cause=blamed(cause, tainted=live.row.tainted))
     return live.row.entry()
+
+
+def begin_session(t: Transition, wanted: SessionRequest) -> list[str]:
+    """Close what older sessions of the client hold, and refuse their later claims. Again: nothing.
+
+    Episodes claimed without a session, or bound to a team's decision, stay as they are.
+    """
+    state, me = t.state, wanted.client_id
+    if state.run is None or state.run.run_id != wanted.run_id or state.sessions.get(me) == wanted.session:
+        return []
+    state.sessions[me] = wanted.session
+    t.changes.append(PutMeta(session_note(wanted.run_id, me), wanted.session))
+    older = [live for live in state.live.values() if live.session is not None and live.row.client_id == me]
+    for live in older:
+        live.count_calls()
+        close(t, live, DropReason.ABORTED, wanted.reason, cause=blamed(Cause.CLIENT, tainted=live.row.tainted))
+    return [live.row.episode_id for live in older]
 
 
 def renew(t: Transition, episode_id: str, lease: str) -> float:

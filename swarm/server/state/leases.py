@@ -58,6 +58,7 @@ class LiveEpisode:
     ends_at: float = math.inf
     """When max_episode_s runs out."""
     max_call_s: float = math.inf
+    session: str | None = None
     claim_key: str | None = None
     claim_digest: str = ""
     calls: list[RecordedCall] = field(default_factory=list)

@@ -123,6 +123,7 @@ def load(
     known = {**state.closing, **state.live}
     state.closing, state.live, state.prepared, state.pooled = {}, {}, {}, {}
     state.claim_keys, state.eval_ordinals, state.groups_by_task = {}, {}, snapshot.groups_by_task
+    state.sessions = snapshot.sessions
     state.groups, state.awaited, state.versions = Groups(state.groups.revision), Awaited(), Versions(snapshot.versions)
     state.deadlines, state.team_deadlines, state.flat_groups = Deadlines(), Deadlines(), 0
     state.next_episode_seq, state.next_group_seq = snapshot.next_episode_seq, snapshot.next_group_seq

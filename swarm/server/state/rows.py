@@ -254,6 +254,11 @@ class PutMeta:
     value: str
 
 
+def session_note(run_id: str, client_id: str = "") -> str:
+    """Name of the note that holds the newest session of a client; without one, how all of the run's begin."""
+    return f"session/{run_id}/{client_id}"
+
+
 @dataclass(frozen=True, slots=True)
 class SetFate:
     """Where an ended episode goes."""
@@ -330,6 +335,8 @@ class Snapshot:
     """Running, prepared and ended ones."""
     teams: list[TeamRow]
     """Of the prepared ones."""
+    sessions: dict[str, str]
+    """Client of the run → its newest session."""
     groups_by_task: dict[str, int]
     """How many groups of each task the run has opened."""
     eval_ordinals: list[tuple[str, int]]

@@ -42,7 +42,7 @@ def create(t: Transition, spec: RunSpec, *, by: str, key: str | None, request_di
         run_id=row.run_id, config_version=1, at=row.started_at, by=by, patch={}, spec=spec.model_dump(mode="json")
     )
     state.run = Run(row=row, configs=[config])
-    state.groups_by_task = {}
+    state.groups_by_task, state.sessions = {}, {}
     state.versions = Versions()
     state.awaited.clear()
     state.eval_ordinals = {}

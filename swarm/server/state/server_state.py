@@ -111,6 +111,8 @@ class ServerState:
     """Ended, not yet in a step."""
     claim_keys: dict[str, str] = field(default_factory=dict)
     """Idempotency key of a claim → its open episode."""
+    sessions: dict[str, str] = field(default_factory=dict)
+    """Client of the run → its newest session."""
     eval_ordinals: dict[str, set[int]] = field(default_factory=dict)
     """By task: which ordinals at the current step are taken."""
     versions: Versions = field(default_factory=Versions)

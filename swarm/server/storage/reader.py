@@ -27,6 +27,7 @@ from swarm.server.state.rows import (
     StepRow,
     TeamRow,
     VersionRow,
+    session_note,
 )
 from swarm.server.storage import schema, summary
 
@@ -69,12 +70,18 @@ class Reader:
             groups=self._live_groups(),
             episodes=self._open_episodes(),
             teams=self._open_teams(),
+            sessions=self._sessions(run_id),
             groups_by_task=dict(by_task.fetchall()),
             eval_ordinals=self.eval_ordinals(run_id, step),
             versions=self.versions(run_id),
             lived_at=self._lived_at(),
             tokens=self._number("SELECT sum(sampled_tokens) FROM episodes WHERE run_id = ?", run_id),
         )
+
+    def _sessions(self, run_id: str) -> dict[str, str]:
+        prefix = session_note(run_id)
+        query = "SELECT substr(name, length(:prefix) + 1), value FROM meta WHERE name >= :prefix AND name < :prefix || :last"
+        return dict(self._db.execute(query, {"prefix": prefix, "last": "\U0010ffff"}).fetchall())
 
     def _open_episodes(self) -> list[EpisodeRow]:
         found = self._episodes("state IN ('running', 'ended')", ()) + self._episodes("state = 'prepared'", ())

@@ -99,6 +99,97 @@ async def test_run_tasks_rides_out_a_kill_of_the_server(tmp_path: Path) -> None:
     assert (report.run_over, done.status, len(done.steps)) == (True, "complete", STEPS)
 
 
+PROCESS = """
+import asyncio, sys
+from swarm.client import Episode, SwarmClient, Task
+from swarm.client.workflow import load_workflow
+from pathlib import Path
+
+workflow = load_workflow(Path(sys.argv[2]), "workflow.py")
+
+async def rollout(episode, task):
+    print("holds", episode.id, flush=True)
+    outcome = await workflow.rollout(episode, task)
+    await asyncio.sleep(float(sys.argv[3]))
+    await episode.end(reward=outcome.reward)
+    print("ended", episode.id, flush=True)
+
+async def main():
+    async with SwarmClient(sys.argv[1], client_id="player") as swarm:
+        report = await swarm.run_tasks(workflow.tasks("train", 1, 12), rollout, concurrency=3)
+        print("done", report.ended + report.resumed, flush=True)
+
+asyncio.run(main())
+"""
+"""A client that plays 12 tasks, and says which episodes it holds and which of its ends were acknowledged."""
+
+
+def player(url: str, *, pace_s: float = 0.05) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", PROCESS, url, str(REPEAT), str(pace_s)]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def said(lines: list[str], word: str) -> list[str]:
+    return [line.split()[1] for line in lines if line.startswith(f"{word} ")]
+
+
+def until_ended(process: subprocess.Popen[str], count: int) -> list[str]:
+    """What a player prints until that many of its ends were acknowledged."""
+    lines: list[str] = []
+    assert process.stdout is not None
+    while len(said(lines, "ended")) < count:
+        line = process.stdout.readline()
+        assert line, process.communicate()
+        lines.append(line)
+    return lines
+
+
+async def check_once(url: str, run_id: str, *processes: list[str]) -> None:
+    """Each of 12 tasks ended GROUP times, by one process each, and what was acknowledged is among it."""
+    acknowledged, held = ([name for lines in processes for name in said(lines, word)] for word in ("ended", "holds"))
+    assert len(held) == len(set(held)), "no two processes hold one episode"
+    async with SwarmClient(url) as swarm:
+        entries = {entry.episode_id: entry async for entry in swarm.ledger(run_id=run_id)}
+        progress = await swarm.tasks(run_id=run_id, client_id="player")
+    assert [row.ended for row in progress] == [GROUP] * 12
+    rewarded = {name for name, entry in entries.items() if entry.reward is not None}
+    assert set(acknowledged) <= rewarded
+    assert len(rewarded) == 12 * GROUP
+    assert not [entry for entry in entries.values() if entry.state == "running"]
+
+
+async def test_of_two_processes_of_one_client_the_newer_plays_on_and_no_episode_is_held_by_both(
+    echo_server: ServerProcess,
+) -> None:
+    async with SwarmClient(echo_server.url) as swarm:
+        run_id = (await swarm.start_run(spec(limits={"steps": 100}, max_staleness=50))).run_id
+    older = player(echo_server.url, pace_s=0.5)
+    before = until_ended(older, 6)
+    newer = player(echo_server.url)
+    out, err = newer.communicate(timeout=60)
+    assert newer.returncode == 0, err
+    rest, complaint = older.communicate(timeout=60)
+    assert older.returncode == 1
+    assert "LeaseLost: another process now plays as client 'player'" in complaint
+    await check_once(echo_server.url, run_id, before + rest.splitlines(), out.splitlines())
+
+
+async def test_a_killed_client_that_is_started_again_neither_loses_nor_doubles_what_was_acknowledged(
+    echo_server: ServerProcess,
+) -> None:
+    async with SwarmClient(echo_server.url) as swarm:
+        run_id = (await swarm.start_run(spec(limits={"steps": 100}, max_staleness=50))).run_id
+    heard = []
+    for ended in (5, 9):
+        process = player(echo_server.url)
+        lines = until_ended(process, ended)
+        process.kill()
+        heard.append(lines + process.communicate()[0].splitlines())
+    out, err = (process := player(echo_server.url)).communicate(timeout=60)
+    assert process.returncode == 0, err
+    await check_once(echo_server.url, run_id, *heard, out.splitlines())
+
+
 def test_the_synchronous_twin_does_the_same(echo_server: ServerProcess) -> None:
     def rollout(episode: synchronous.Episode, task: Task) -> Outcome:
         answer = httpx.post(

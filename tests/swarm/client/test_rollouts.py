@@ -588,7 +588,7 @@ async def test_run_tasks_with_a_family_frees_what_it_left_open_of_another_and_pl
     left_open, played = running(stub), set[str]()
     async with client(stub) as swarm:
         await swarm.run_tasks([Task("of-its-own", "")], right, mix="math")
-        assert stub.by_state()["aborted"] == 0
+        assert stub.by_state()["aborted"] == len(left_open)
         report = await swarm.run_tasks([replace(task, mix="code") for task in tasks(4)], noting(played), mix="math")
     assert (report.resumed, report.ended) == (4, 8)
     assert not played & left_open
@@ -643,28 +643,6 @@ async def test_a_second_run_tasks_of_a_client_leaves_alone_what_the_first_plays(
     assert stub.by_state() == {"ended": 4}
 
 
-async def test_rollouts_of_a_client_number_their_claims_as_the_ledger_does() -> None:
-    stub, over = SwarmStub(group_size=8), asyncio.Event()
-
-    async def slow(episode: Episode, task: Task) -> float:
-        await over.wait()
-        over.clear()
-        return 1.0
-
-    async with client(stub) as swarm:
-        first = asyncio.create_task(swarm.run_tasks([Task("a", "")], slow, episodes_per_task=2, concurrency=1))
-        for _ in range(200):
-            await asyncio.sleep(0)
-        await swarm.run_tasks([Task("a", "")], right, episodes_per_task=3)
-        over.set()
-        for _ in range(200):
-            await asyncio.sleep(0)
-        over.set()
-        await first
-    numbers = [one.claim["idempotency_key"].rpartition("/")[2] for one in stub.episodes.values()]
-    assert numbers == ["0", "1", "2", "3", "4"]
-
-
 async def test_what_another_run_tasks_of_the_client_has_ended_since_is_no_orphan() -> None:
     stub, over = SwarmStub(group_size=2), asyncio.Event()
 
@@ -686,17 +664,6 @@ async def test_what_another_run_tasks_of_the_client_has_ended_since_is_no_orphan
     assert stub.by_state() == {"ended": 4}
 
 
-async def test_what_a_restarted_client_cannot_give_back_does_not_keep_it_from_its_work() -> None:
-    stub = SwarmStub(group_size=3)
-    await die_while_holding(stub, 0)
-    left_open = stub.by_state()["running"]
-    stub.before = [(":abort", Refusal(ErrorCode.ENGINE_FAILED, "not now"))] * left_open
-    async with client(stub) as swarm:
-        report = await swarm.run_tasks(tasks(4), right, concurrency=4)
-    assert report.ended == 12
-    assert stub.by_state() == {"ended": 12, "running": left_open}
-
-
 async def test_a_task_that_comes_again_later_in_the_stream_counts_again() -> None:
     stub = SwarmStub(group_size=2)
     stream = [Task("a", ""), Task("b", ""), Task("a", "")]
@@ -712,14 +679,40 @@ def test_a_task_has_an_id() -> None:
         Task("", "What is 2+3?")
 
 
-async def test_leases_of_another_version_of_the_code_are_left_to_run_out() -> None:
+async def test_a_restarted_client_frees_what_another_version_of_its_code_left_open() -> None:
     stub = SwarmStub(group_size=2)
     await die_while_holding(stub, 0)
     left_open = stub.by_state()["running"]
     async with client(stub, version="1") as swarm:
         report = await swarm.run_tasks(tasks(4), right)
     assert report.ended == 8
-    assert stub.by_state()["running"] == left_open
+    assert stub.by_state() == {"ended": 8, "aborted": left_open}
+
+
+async def test_what_a_client_claimed_outside_run_tasks_is_left_alone() -> None:
+    stub = SwarmStub()
+    async with client(stub) as first, client(stub) as second, first.episode(task_id="by hand", run_id=RUN) as episode:
+        await second.run_tasks(tasks(1), right)
+        await episode.end(reward=1.0)
+    assert stub.by_state() == {"ended": 3}
+
+
+async def test_an_older_process_of_a_client_stops_with_an_error_that_says_why() -> None:
+    stub, begun, released = SwarmStub(), asyncio.Event(), asyncio.Event()
+
+    async def slow(episode: Episode, task: Task) -> float:
+        begun.set()
+        await released.wait()
+        return 1.0
+
+    async with client(stub) as older, client(stub) as newer:
+        stopping = asyncio.create_task(older.run_tasks(tasks(1), slow, episodes_per_task=1))
+        await begun.wait()
+        assert (await newer.run_tasks(tasks(1), right, episodes_per_task=1)).ended == 1
+        released.set()
+        with pytest.raises(LeaseLost, match="another process"):
+            await stopping
+    assert [(one.state, one.cause) for one in stub.episodes.values()] == [("dropped", "client"), ("ended", None)]
 
 
 async def test_another_client_does_not_count_on_this_ones_episodes() -> None:

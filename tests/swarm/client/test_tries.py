@@ -63,7 +63,6 @@ def test_tries_are_counted_from_the_ledger_since_the_task_last_ended() -> None:
 def test_attempts_that_were_open_at_one_moment_were_lost_once() -> None:
     assert used(*(entry(at, 10, Cause.CLIENT) for at in range(8))) == (0, 1)
     assert used(entry(0, 5, Cause.CLIENT), entry(4, 9, Cause.CLIENT), entry(6, 8, Cause.CLIENT)) == (0, 2)
-    assert used(entry(0, 5, Cause.CLIENT), entry(6), entry(7)) == (0, 2)
     assert used(entry(0, 5, Cause.ROLLOUT), entry(1, 5, Cause.GRADER)) == (1, 0)
 
 

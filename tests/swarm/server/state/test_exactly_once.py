@@ -8,7 +8,8 @@ of tasks, partial groups, stale groups and quarantined code are all in play. Wha
 - nothing under a lost lease changes anything;
 - a replay uses the recorded batches;
 - groups enter steps in the turns of their families while nobody's patience ran out, and none is too stale;
-- no episode that a restore superseded is ever trained.
+- no episode that a restore superseded is ever trained;
+- of two processes of one client only the newer holds episodes.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from swarm.protocol.episodes import (
     EpisodeState,
     RecordedCall,
     RecordedSampling,
+    SessionRequest,
     VersionSpan,
 )
 from swarm.protocol.errors import ErrorCode, Refusal
@@ -69,6 +71,7 @@ class Lease:
     calls: int = 0
     ended_with: EpisodeResult | None = None
     acknowledged: bool = False
+    session: str | None = None
     gone: bool = False
     """Ended, aborted, expired or closed by a restart."""
 
@@ -201,11 +204,22 @@ class ExactlyOnce(RuleBasedStateMachine):
         task=st.sampled_from("ab"),
         kind=st.sampled_from(["train"] * 5 + ["eval"]),
         version=st.sampled_from("1112"),
+        session=st.sampled_from([None, "older", "newer"]),
     )
-    def claim(self, fate: str, task: str, kind: str, version: str) -> Lease | None:
-        return self.claimed(fate, task, kind, version)
+    def claim(self, fate: str, task: str, kind: str, version: str, session: str | None) -> Lease | None:
+        return self.claimed(fate, task, kind, version, session)
 
-    def claimed(self, fate: str, task: str, kind: str, version: str) -> Lease | None:
+    @rule(fate=FATES, session=st.sampled_from(["older", "newer"]))
+    def begin_session(self, fate: str, session: str) -> None:
+        """A process of the client starts; the other may live on."""
+        run = self.state.run
+        wanted = SessionRequest(run_id=run.run_id if run else "none", client_id="me", session=session)
+        closed = self.survives(fate, lambda t: episodes.begin_session(t, wanted))
+        for episode_id in closed or ():
+            assert self.held[episode_id].session not in (None, session)
+        self.forget_lost()
+
+    def claimed(self, fate: str, task: str, kind: str, version: str, session: str | None = None) -> Lease | None:
         run = self.state.run
         claim = EpisodeClaim(
             run_id=run.run_id if run else "none",
@@ -215,16 +229,21 @@ class ExactlyOnce(RuleBasedStateMachine):
             task_id=task,
             mix=task,
             idle_limit_s=100,
+            session=session,
         )
+        fenced = session is not None and self.state.sessions.get("me") != session
         try:
             granted = self.survives(fate, lambda t: claims.claim(t, claim))
         except Refusal as refusal:
             quarantined = (ErrorCode.FORBIDDEN,) if version == "2" and kind == "train" else ()
-            refused_with(refusal, ErrorCode.OVER_LIMIT, ErrorCode.NOT_FOUND, ErrorCode.ENGINE_FAILED, *quarantined)
+            shut_out = (ErrorCode.LEASE_LOST,) if fenced else ()
+            others = (*quarantined, *shut_out)
+            refused_with(refusal, ErrorCode.OVER_LIMIT, ErrorCode.NOT_FOUND, ErrorCode.ENGINE_FAILED, *others)
             return None
+        assert not fenced or granted is None
         if granted is None or isinstance(granted, NotYet):
             return None
-        lease = Lease(granted=granted, kind=kind)
+        lease = Lease(granted=granted, kind=kind, session=session)
         self.held[granted.episode_id] = lease
         return lease
 
@@ -505,6 +524,11 @@ class ExactlyOnce(RuleBasedStateMachine):
                 assert row.reason not in (DropReason.ABORTED, DropReason.EXPIRED, DropReason.SERVER_RESTARTED)
 
     @invariant()
+    def one_process_of_a_client_holds_episodes(self) -> None:
+        holders = {live.session for live in self.state.live.values() if live.session is not None}
+        assert holders <= {self.state.sessions.get("me")}
+
+    @invariant()
     def every_episode_is_in_one_place(self) -> None:
         snapshot = self.store.read.snapshot()
         run = snapshot.run
@@ -562,6 +586,7 @@ class ExactlyOnce(RuleBasedStateMachine):
             mix = past_mix(self.store.read, state.run.run_id, state.run.specs, state.run.step + 1)
             assert mix == state.run.row.mix
         assert again.groups_by_task == state.groups_by_task
+        assert again.sessions == state.sessions
         taken = {task: ordinals for task, ordinals in state.eval_ordinals.items() if ordinals}
         assert again.eval_ordinals == taken
 

@@ -16,7 +16,15 @@ from pydantic import ValidationError
 
 from foundation.clock import ManualClock
 from swarm.engine.seam import EngineHealth
-from swarm.protocol.episodes import DropReason, EpisodeAbort, EpisodeRenewal, EpisodeResult, WeightsVersion
+from swarm.protocol.episodes import (
+    Cause,
+    DropReason,
+    EpisodeAbort,
+    EpisodeRenewal,
+    EpisodeResult,
+    SessionRequest,
+    WeightsVersion,
+)
 from swarm.protocol.errors import ErrorCode, Refusal
 from swarm.protocol.status import Phase, RunRequest
 from swarm.protocol.teams import Decider, EpisodePreparation, TeamResult
@@ -295,6 +303,66 @@ async def test_a_repeated_claim_with_its_key_gets_the_same_lease(world: World) -
     first = await world.claim(idempotency_key="k")
     assert await world.claim(idempotency_key="k", wait_s=5) == first
     assert (await world.refused(world.claim("t-9", idempotency_key="k"))).code is ErrorCode.IDEMPOTENCY_CONFLICT
+
+
+async def begin(world: World, session: str, client_id: str = "c-1") -> list[str]:
+    """Returns the episodes that it closed."""
+    wanted = SessionRequest(run_id=world.run_id, client_id=client_id, session=session, reason="restarted")
+    return (await world.service.begin_session(wanted)).closed
+
+
+async def test_a_newer_session_of_a_client_closes_what_the_older_holds_and_shuts_it_out(world: World) -> None:
+    await begin(world, "old")
+    held = await world.claim(session="old", client_id="c-1")
+    by_hand = await world.claim(client_id="c-1")
+    anothers = await world.claim("t-2", client_id="c-2")
+    assert await begin(world, "new") == [held.episode_id]
+    assert await begin(world, "new") == []
+    entry = await world.service.entry(held.episode_id)
+    assert (entry.reason, entry.cause, entry.detail) == (DropReason.ABORTED, Cause.CLIENT, "restarted")
+    assert (await world.refused(world.end(held))).code is ErrorCode.LEASE_LOST
+    assert (await world.refused(world.claim(session="old", client_id="c-1"))).code is ErrorCode.LEASE_LOST
+    assert (await world.refused(world.claim(session="of nobody", client_id="c-3"))).code is ErrorCode.LEASE_LOST
+    freed = await world.claim(session="new", client_id="c-1")
+    assert (freed.group_id, freed.slot) == (held.group_id, held.slot)
+    for lease in (freed, by_hand, anothers):
+        await world.end(lease)
+
+
+async def test_a_claim_that_waits_is_refused_when_a_newer_session_of_its_client_begins(world: World) -> None:
+    await begin(world, "old")
+    held = [await world.claim(task, session="old", client_id="c-1") for task in ("t-1", "t-1", "t-2", "t-2")]
+    waiting = asyncio.create_task(world.claim("t-2", session="old", client_id="c-1", wait_s=30))
+    await world.passes(1)
+    assert await begin(world, "new") == [lease.episode_id for lease in held]
+    assert (await world.refused(waiting)).code is ErrorCode.LEASE_LOST
+
+
+async def test_which_session_of_a_client_is_the_newest_outlives_the_server(tmp_path: Path) -> None:
+    async with running(tmp_path) as world:
+        run_id = await world.begin()
+        await begin(world, "old")
+        await begin(world, "new")
+    async with running(tmp_path) as world:
+        world.run_id = run_id
+        await world.until_phase(Phase.ROLLING)
+        assert (await world.refused(world.claim(session="old", client_id="c-1"))).code is ErrorCode.LEASE_LOST
+        await world.claim(session="new", client_id="c-1")
+
+
+async def test_sessions_end_with_their_run(world: World) -> None:
+    nowhere = SessionRequest(run_id="run-nope", client_id="c-1", session="s")
+    assert (await world.refused(world.service.begin_session(nowhere))).code is ErrorCode.NOT_FOUND
+    await begin(world, "old")
+    before = world.run_id
+    await world.service.stop_run(before)
+    await world.until_status("stopped")
+    await world.begin()
+    late = SessionRequest(run_id=before, client_id="c-1", session="late")
+    assert (await world.service.begin_session(late)).closed == []
+    assert (await world.refused(world.claim(session="old", client_id="c-1"))).code is ErrorCode.LEASE_LOST
+    await begin(world, "old")
+    await world.claim(session="old", client_id="c-1")
 
 
 async def test_a_claim_repeated_while_it_waits_shares_one_lease(world: World) -> None:
