@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol
 from swarm.protocol.episodes import VersionSpan, WeightsVersion
 from swarm.protocol.errors import SwarmError
 from swarm.protocol.runspec import ComputeType, RunSpec
+from swarm.protocol.sampling_mask import LogitChanges, SamplingMask
 
 Dialect = Literal["chat.completions", "completions"]
 """What every engine answers itself. The gateway puts the other dialects of the surface into chat completions."""
@@ -51,8 +52,8 @@ class TrainingRefused(EngineError):
 class EngineInfo:
     """What is hosted. `fingerprint` is the SHA-256 over the checkpoint's weight files.
 
-    dtype: what is sampled in, and what a run is trained in whose spec leaves it open. folder: where the model lies, if it lies
-    anywhere; it leaves the server in no answer.
+    dtype: what is sampled in, and what a run is trained in whose spec leaves it open. masks: whether it can say among which tokens
+    each one was drawn, and train that. folder: where the model lies, if it lies anywhere; it leaves the server in no answer.
     """
 
     backend: str
@@ -61,6 +62,7 @@ class EngineInfo:
     fingerprint: str
     max_model_len: int
     dtype: ComputeType
+    masks: bool = False
     folder: Path | None = None
 
     def is_named(self, model: str) -> bool:
@@ -98,21 +100,26 @@ class SampleRequest:
     """One LLM request. `body` is the dialect's request with the run's sampling defaults filled in.
 
     prompt_ids: sample from exactly these ids, whatever the messages render to; None: from what the template makes. A body of
-    `completions` has one prompt, text or ids.
+    `completions` has one prompt, text or ids. masks: say of each token among which it was drawn, if the engine can.
     """
 
     dialect: Dialect
     body: dict[str, Any]
     prompt_ids: list[int] | None = None
+    masks: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
 class SampledChoice:
-    """One choice: ids as sampled (with what was cut off at a stop string), log-probability of each after temperature."""
+    """One choice: ids as sampled (with what was cut off at a stop string), log-probability of each after temperature.
+
+    masks: of each id, the row of tokens among which it was drawn (`swarm.protocol.sampling_mask`); empty where they are not known.
+    """
 
     index: int = 0
     sampled_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    masks: list[bytes] = field(default_factory=list)
     finish_reason: str | None = None
     versions: list[VersionSpan] = field(default_factory=list)
 
@@ -140,7 +147,11 @@ class SampledEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainCall:
-    """A call as the trainer needs it: where each token came from, and what the sampler thought of it."""
+    """A call as the trainer needs it: where each token came from, and what the sampler thought of it.
+
+    reproducible: it was drawn from softmax(logits / temperature). Where it was not, `mask` says what was left of the vocabulary, and
+    `changes` what was added to the logits; both None: that is not known.
+    """
 
     call_id: str
     agent: str | None
@@ -151,6 +162,8 @@ class TrainCall:
     versions: list[VersionSpan]
     truncated: bool = False
     reproducible: bool = True
+    mask: SamplingMask | None = None
+    changes: LogitChanges | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

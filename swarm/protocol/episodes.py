@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BaseModel, Field
 
 from foundation.strict import StrictModel
 from swarm.protocol.quantities import NotBoolean
+from swarm.protocol.sampling_mask import SamplingMask
 
 POLICY_MODEL = "policy"
 """A name that every server accepts for the model it hosts, so that agents need not know which one plays them."""
@@ -204,6 +205,8 @@ class DropReason(StrEnum):
     PARTIAL_GROUP = "partial_group"
     NO_CALLS = "no_calls"
     TRUNCATED = "truncated"
+    GREEDY = "greedy"
+    """Every call was made at temperature 0 or nearly so: nothing was drawn."""
     UNREPRODUCIBLE_SAMPLING = "unreproducible_sampling"
     RUN_ENDED = "run_ended"
     SUPERSEDED = "superseded"
@@ -273,7 +276,7 @@ class RecordedSampling(BaseModel, frozen=True):
     max_tokens: int | None = None
     seed: int | None = None
     reproducible: bool = True
-    """False when the trainer cannot recompute the distribution (penalties, grammar, top-p or top-k below full)."""
+    """Whether tokens were drawn from softmax(logits / temperature), of the whole vocabulary."""
 
 
 class CallFailure(BaseModel, frozen=True):
@@ -298,6 +301,8 @@ class RecordedCall(BaseModel):
     sampled_ids: list[int]
     logprobs: list[float]
     """Log-probability of each sampled id under the distribution it was drawn from (after temperature)."""
+    mask: SamplingMask | None = None
+    """Among which tokens each id was drawn, where that is known and was not the whole vocabulary."""
     sampling: RecordedSampling
     versions: list[VersionSpan]
     finish_reason: str | None

@@ -18,6 +18,7 @@ MixName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
 """A family of tasks, as it also stands in metrics' names."""
 ComputeType = Literal["bfloat16", "float32"]
 """What matrices are multiplied in."""
+RestrictedTraining = Literal["exact", "policy", "off"]
 AS_STORED = {"as": "stored"}
 """Pydantic's context for specs that a server has accepted: what an older version took is read, shown and stopped all the same."""
 _USUAL_POOL = 4096
@@ -126,6 +127,10 @@ class SamplingSpec(StrictModel):
     top_k: Annotated[int, Field(ge=-1, le=MOST), NotBoolean] = -1
     """-1 or 0: no limit."""
     max_tokens: Count = 256
+    train: Annotated[Literal["auto"] | RestrictedTraining, Field(exclude_if=lambda train: train == "auto")] = "auto"
+    """What of a call is trained whose tokens were not drawn from the whole vocabulary (grammar, forced tool, top-p, penalties).
+    exact: the distribution that was drawn from. policy: the model's own, with truncated importance weights. off: nothing. auto: exact
+    where the engine can, else policy; and what stands in the spec that it gives back."""
 
     @field_validator("temperature")
     @classmethod
@@ -140,14 +145,15 @@ class SamplingSpec(StrictModel):
     @property
     def untrained(self) -> list[str]:
         """Of each default at which no call can be trained: why, and what to do. A run that only evaluates may have it."""
+        whole = self.train != "off"
         drawn = {
             "temperature": (self.temperature >= LEAST_TEMPERATURE, "1"),
-            "top_p": (self.top_p in UNCUT["top_p"], "1"),
-            "top_k": (self.top_k in UNCUT["top_k"], "-1"),
+            "top_p": (whole or self.top_p in UNCUT["top_p"], "1"),
+            "top_k": (whole or self.top_k in UNCUT["top_k"], "-1"),
         }
         return [
-            f"sampling.{name} is {getattr(self, name):g}: calls that do not state another are not trained "
-            f"(unreproducible_sampling); set sampling.{name} to {trained}, unless this run only evaluates"
+            f"sampling.{name} is {getattr(self, name):g}: calls that do not state another are not trained; "
+            f"set sampling.{name} to {trained}, unless this run only evaluates"
             for name, (trains, trained) in drawn.items()
             if not trains
         ]
@@ -267,6 +273,12 @@ class RunSpec(StrictModel):
     def computed_in(self, dtype: ComputeType) -> RunSpec:
         """The spec as a server carries it out that computes in `dtype` where nothing else is asked for."""
         return self.model_copy(update={"dtype": dtype}) if self.dtype == "auto" else self
+
+    def trained_as(self, train: RestrictedTraining) -> RunSpec:
+        """The spec as a server carries it out that trains restricted calls like this where nothing else is asked for."""
+        if self.sampling.train != "auto":
+            return self
+        return self.model_copy(update={"sampling": self.sampling.model_copy(update={"train": train})})
 
 
 TUNABLE: frozenset[str] = frozenset({"algorithm", "optimizer", "batch", "sampling", "limits", "max_staleness"})

@@ -166,7 +166,8 @@ class Service(DurableState):
             first = RunSpec.model_validate(configs[0].spec, context=AS_STORED)
         except ValidationError:  # of another version: nobody can ask for it now
             return False
-        return first == (spec if first.dtype == "auto" else spec.computed_in(first.dtype))
+        asked = spec if first.dtype == "auto" else spec.computed_in(first.dtype)
+        return first == (asked if first.sampling.train == "auto" else asked.trained_as(first.sampling.train))
 
     def _run_by_key(self, key: str) -> RunRow | None:
         run = self.state.run

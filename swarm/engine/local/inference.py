@@ -18,6 +18,7 @@ from foundation.clock import Clock
 from foundation.paths import write_atomically
 from swarm.engine.machine import GIB, Device
 from swarm.engine.sampling.client import VllmClient, loading_s
+from swarm.engine.sampling.mask_files import mask_folder
 from swarm.engine.sampling.sampler import Sampler
 from swarm.engine.sampling.server import ServedAdapter, VllmSettings
 from swarm.engine.seam import (
@@ -244,6 +245,7 @@ class VllmInference(Sampler):
         socket = self._socket_dir / _SOCKET
         self._client = VllmClient(socket, answer_s=self.silence_s)
         self._started_with = self._adapter
+        mask_folder(socket).mkdir()
         return await ChildProcess.start(self.settings.command(socket, self._adapter))
 
     async def _serve_what_was_published(self, _: ChildProcess) -> None:
@@ -321,6 +323,9 @@ class VllmInference(Sampler):
         if self._client is None or not self.health.ready:
             raise EngineDown(self.health.reason or "inference is not booted")
         return self._client
+
+    def _mask_folder(self) -> Path | None:
+        return None if self._socket_dir is None else mask_folder(self._socket_dir / _SOCKET)
 
     @contextmanager
     def _server(self) -> Iterator[VllmClient]:

@@ -216,7 +216,7 @@ class Learner:
             Branch(call=call, advantage=0.0, weight=0.0)
             for group in batch.groups
             for episode in group.episodes
-            for call in trainable_calls(episode, batch.spec.algorithm)
+            for call in trainable_calls(episode, batch.spec)
         ]
         for piece in pieces(made, self.policy):
             seen.add_tokens(*read(self.policy, piece), piece.facts.recorded_U)

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from swarm.engine.local import cpu_kernels
+from swarm.engine.local import cpu_kernels, mask_writer
 
+mask_writer.register()
 cpu_kernels.register()  # this module is loaded once, by the worker, just before it chooses its kernels
 
 _ONLY_ADAPTER = 1

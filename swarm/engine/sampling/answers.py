@@ -12,6 +12,8 @@ from typing import Any
 from swarm.engine.seam import EngineError, RequestRefused, Sampled, SampledChoice, SampledEvent, SampleRequest
 from swarm.protocol.episodes import VersionSpan
 
+Masks = Callable[[int, int, int], list[bytes]]
+"""(choice, start, end) → of these tokens, among which each was drawn; empty where it is not known."""
 Spans = Callable[[int, int, int], list[VersionSpan]]
 """(choice, start, end) → weights versions of these tokens, counted from `start`."""
 
@@ -73,7 +75,7 @@ _NEVER_PASSED = frozenset(
 """What would hide tokens or change the prompt's ids; and `instructions`, which a recorded request remembers alone."""
 
 
-def book_answer(answer: dict[str, Any], asked: Asked, spans: Spans) -> Sampled:
+def book_answer(answer: dict[str, Any], asked: Asked, spans: Spans, masks: Masks) -> Sampled:
     """Take the tokens out of a whole answer. Raises: EngineError when tokens and log-probabilities do not agree."""
     prompt_ids = _prompt_ids(answer)
     if not prompt_ids:
@@ -87,6 +89,7 @@ def book_answer(answer: dict[str, Any], asked: Asked, spans: Spans) -> Sampled:
                 index=choice["index"],
                 sampled_ids=ids,
                 logprobs=logprobs,
+                masks=masks(choice["index"], 0, len(ids)),
                 finish_reason=choice.get("finish_reason"),
                 versions=versions,
             )
@@ -102,9 +105,10 @@ def book_answer(answer: dict[str, Any], asked: Asked, spans: Spans) -> Sampled:
 class StreamBook:
     """Takes the tokens out of a stream's chunks, and says what of each chunk the client sees."""
 
-    def __init__(self, asked: Asked, spans: Spans) -> None:
+    def __init__(self, asked: Asked, spans: Spans, masks: Masks) -> None:
         self._asked = asked
         self._spans = spans
+        self._masks = masks
         self._booked: dict[int, int] = {}
 
     def event(self, chunk: dict[str, Any]) -> SampledEvent:
@@ -133,8 +137,14 @@ class StreamBook:
         index = choice["index"]
         start = self._booked.get(index, 0)
         end = self._booked[index] = start + len(ids)
-        versions = self._spans(index, start, end)
-        return SampledChoice(index=index, sampled_ids=ids, logprobs=logprobs, finish_reason=finish, versions=versions)
+        return SampledChoice(
+            index=index,
+            sampled_ids=ids,
+            logprobs=logprobs,
+            masks=self._masks(index, start, end),
+            finish_reason=finish,
+            versions=self._spans(index, start, end),
+        )
 
 
 def _tokens(choice: dict[str, Any]) -> tuple[list[int], list[float]]:

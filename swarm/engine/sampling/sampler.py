@@ -6,7 +6,6 @@ Weights change while calls are in flight. The server is paused for that, and wha
 from __future__ import annotations
 
 import os
-import re
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import AbstractContextManager, aclosing, contextmanager
@@ -16,8 +15,10 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from swarm.engine.sampling.answers import Asked, StreamBook, book_answer, chat_body, text_body
+from swarm.engine.sampling.answers import Asked, Masks, StreamBook, book_answer, chat_body, text_body
 from swarm.engine.sampling.client import RENDERED, VllmClient
+from swarm.engine.sampling.mask_files import FLAG, MaskFiles, no_rows
+from swarm.engine.sampling.request_ids import own_id
 from swarm.engine.seam import Dialect, Sampled, SampledEvent, SampleRequest
 from swarm.protocol.episodes import VersionSpan, WeightsVersion
 
@@ -77,25 +78,11 @@ class WeightSpans:
         """
         found: dict[str, dict[int, int]] = {}
         for engine_id, count in sampled_counts.items():
-            choice, request_id = _own_id(engine_id)
+            choice, request_id = own_id(engine_id)
             found.setdefault(request_id, {})[choice] = count
         for call in self._calls.values():
             call.changes.append((found.get(call.request_id, {}), version))
         self.version = version
-
-
-_ENGINE_ID = re.compile(r"(?:(?P<choice>\d+)_)?(?:chatcmpl-(?P<chat>.+)|cmpl-(?P<text>.+)-0)-[0-9a-f]{8}")
-
-
-def _own_id(engine_id: str) -> tuple[int, str]:
-    """`2_chatcmpl-<ours>-<random>` is choice 2 of our request; without a number there is one choice alone.
-
-    A text completion is `cmpl-<ours>-0-<random>`: 0 is its first and only prompt.
-    """
-    match = _ENGINE_ID.fullmatch(engine_id)
-    if match is None:
-        return 0, engine_id
-    return int(match["choice"] or 0), match["chat"] or match["text"]
 
 
 class Sampler(ABC):
@@ -116,6 +103,10 @@ class Sampler(ABC):
     def _server(self) -> AbstractContextManager[VllmClient]:
         """The server that takes a call. Raises: EngineDown."""
 
+    def _mask_folder(self) -> Path | None:
+        """Where the server writes among which tokens it draws; None: it does not."""
+        return None
+
     def _lives(self) -> None:
         """Called whenever a token arrives."""
         return
@@ -135,15 +126,16 @@ class Sampler(ABC):
 
     async def sample(self, request: SampleRequest) -> Sampled:
         """See `Engine.sample`. Raises: RequestRefused, EngineDown."""
-        with self._server() as server, self._call() as call:
+        with self._server() as server, self._call() as call, self._masks(request, call) as masks:
             answer = await server.sample(request.dialect, self._body(request, call))
             self._lives()
-        return book_answer(answer, Asked.by(request), call.spans)
+            return book_answer(answer, Asked.by(request), call.spans, masks)
 
     async def stream(self, request: SampleRequest) -> AsyncGenerator[SampledEvent, None]:
         """See `Engine.stream`. Raises: RequestRefused and EngineDown, before the first event or in between."""
-        with self._server() as server, self._call() as call:
-            body, book = self._body(request, call) | {"stream": True}, StreamBook(Asked.by(request), call.spans)
+        with self._server() as server, self._call() as call, self._masks(request, call) as masks:
+            body = self._body(request, call) | {"stream": True}
+            book = StreamBook(Asked.by(request), call.spans, masks)
             async with aclosing(server.stream(request.dialect, body)) as chunks:
                 async for chunk in chunks:
                     self._lives()
@@ -158,6 +150,20 @@ class Sampler(ABC):
         finally:
             self._spans.end(call)
 
+    @contextmanager
+    def _masks(self, request: SampleRequest, call: CallInFlight) -> Iterator[Masks]:
+        """What the call's tokens were drawn among. Its files are removed in the end."""
+        folder = self._mask_folder() if request.masks else None
+        if folder is None:
+            yield no_rows
+            return
+        files = MaskFiles(folder, call.request_id)
+        try:
+            yield files.rows
+        finally:
+            files.remove()
+
     def _body(self, request: SampleRequest, call: CallInFlight) -> dict[str, Any]:
         made = chat_body if request.dialect == "chat.completions" else text_body
-        return made(request.body, model=self._model_name, request_id=call.request_id, prompt_ids=request.prompt_ids)
+        body = made(request.body, model=self._model_name, request_id=call.request_id, prompt_ids=request.prompt_ids)
+        return body | {"vllm_xargs": {FLAG: 1}} if request.masks and self._mask_folder() is not None else body

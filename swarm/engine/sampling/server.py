@@ -26,6 +26,7 @@ from swarm.engine.machine import (
     weight_bytes,
     yielding_threads,
 )
+from swarm.engine.sampling.mask_files import FOLDER_VARIABLE, mask_folder
 from swarm.engine.seam import EngineError
 from swarm.engine.training.supervisor import ChildCommand
 from swarm.protocol.runspec import ComputeType
@@ -233,6 +234,7 @@ class VllmSettings:
             argv += ["--enable-lora", "--max-loras", "1", "--max-cpu-loras", "1"]
             argv += ["--max-lora-rank", str(adapter.room), "--lora-modules", json.dumps(hosted)]
         env["TMPDIR"] = str(socket.parent)
+        env[FOLDER_VARIABLE] = str(mask_folder(socket))
         return ChildCommand(name="inference (vLLM)", argv=argv, env=env, log_path=self.log_path)
 
     def _program(self) -> tuple[str, dict[str, str]]:

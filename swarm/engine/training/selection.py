@@ -9,7 +9,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, pairwise
 from statistics import fmean, pstdev
 
@@ -20,7 +20,7 @@ from swarm.engine.algorithms.rewards import Credit, Trajectory
 from swarm.engine.seam import TrainBatch, TrainCall, TrainEpisode, TrainGroup
 from swarm.engine.tree import Branch, merged_tokens, timeline_numbers
 from swarm.protocol.episodes import DropReason
-from swarm.protocol.runspec import AlgorithmSpec, OptimizerSpec, RunSpec
+from swarm.protocol.runspec import LEAST_TEMPERATURE, AlgorithmSpec, OptimizerSpec, RunSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,9 +65,9 @@ def select(batch: TrainBatch) -> Selection:
     untrained: dict[str, str] = {}
     for number, group in enumerate(batch.groups):
         for index, episode in enumerate(group.episodes):
-            calls = trainable_calls(episode, algorithm.spec)
+            calls = trainable_calls(episode, batch.spec)
             if not calls:
-                untrained[episode.episode_id] = _why_not(episode, algorithm.spec)
+                untrained[episode.episode_id] = _why_not(episode, batch.spec)
             elif number in flat:
                 untrained[episode.episode_id] = DropReason.ZERO_VARIANCE.value
             else:
@@ -88,7 +88,7 @@ def credit(batch: TrainBatch, notes: Mapping[str, CallNotes]) -> dict[str, Credi
     for number, group in enumerate(batch.groups):
         for index, episode in enumerate(group.episodes):
             begun: dict[str | None, int] = {}
-            for call in trainable_calls(episode, algorithm.spec):
+            for call in trainable_calls(episode, batch.spec):
                 whole, first = earned[number, index, call.agent], begun.get(call.agent, 0)
                 begun[call.agent] = last = first + len(call.sampled_ids)
                 shares[call.call_id] = Credit(
@@ -102,17 +102,34 @@ def is_flat(group: TrainGroup) -> bool:
     return all(len(set(_rewards(group, agent))) == 1 for agent in _agents(group))
 
 
-def untrained_reason(call: TrainCall, spec: AlgorithmSpec) -> DropReason | None:
+def untrained_reason(call: TrainCall, spec: RunSpec) -> DropReason | None:
     """Why a call carries no loss whatever its reward; None: it may."""
     if not call.sampled_ids:
         return DropReason.NO_CALLS
-    if not call.reproducible or call.temperature <= 0:  # at temperature 0 nothing was drawn from a distribution
+    if call.temperature < LEAST_TEMPERATURE:
+        return DropReason.GREEDY
+    if not call.reproducible and not _trains_restricted(call, spec):
         return DropReason.UNREPRODUCIBLE_SAMPLING
-    return DropReason.TRUNCATED if call.truncated and not spec.train_truncated else None
+    return DropReason.TRUNCATED if call.truncated and not spec.algorithm.train_truncated else None
 
 
-def trainable_calls(episode: TrainEpisode, spec: AlgorithmSpec) -> list[TrainCall]:
-    return [call for call in episode.calls if untrained_reason(call, spec) is None]
+def _trains_restricted(call: TrainCall, spec: RunSpec) -> bool:
+    """Whether a call whose tokens were not drawn from softmax(logits / temperature) is trained."""
+    match spec.sampling.train:
+        case "policy":
+            return True
+        case "off":
+            return False
+        case _:
+            return call.mask is not None
+
+
+def trainable_calls(episode: TrainEpisode, spec: RunSpec) -> list[TrainCall]:
+    """Those that are trained. Where the unrestricted policy is, their restrictions are left out."""
+    calls = [call for call in episode.calls if untrained_reason(call, spec) is None]
+    if spec.sampling.train == "policy":
+        return [replace(call, mask=None, changes=None) for call in calls]
+    return calls
 
 
 def branches(episodes: Sequence[TrainedEpisode], spec: AlgorithmSpec) -> list[Branch]:
@@ -202,6 +219,7 @@ def token_metrics(batch: TrainBatch) -> dict[str, float]:
         "tokens_called": float(called),
         "tokens_merged": float(merged),
         "token_ratio": called / merged if merged else 1.0,
+        "tokens_forced": float(sum(call.mask.forced for call in calls if call.mask is not None)),
     }
 
 
@@ -219,7 +237,7 @@ def _actors(
         for agent in _agents(group):
             for index, (episode, reward) in enumerate(zip(group.episodes, _rewards(group, agent), strict=True)):
                 own = [call for call in episode.calls if call.agent == agent]
-                calls = [call for call in trainable_calls(episode, algorithm.spec) if call.agent == agent]
+                calls = [call for call in trainable_calls(episode, batch.spec) if call.agent == agent]
                 longest = max((len(call.sampled_ids) for call in own), default=0)
                 noted = [notes[call.call_id] for call in calls] if notes is not None else []
                 actors[number, index, agent] = Trajectory(
@@ -251,8 +269,8 @@ def _rewards(group: TrainGroup, agent: str | None) -> list[float]:
     return [(episode.agent_rewards or {}).get(agent or "", episode.reward) for episode in group.episodes]
 
 
-def _why_not(episode: TrainEpisode, spec: AlgorithmSpec) -> str:
+def _why_not(episode: TrainEpisode, spec: RunSpec) -> str:
     """Of an episode with no trainable call: the reason of the call that came closest."""
     reasons = {untrained_reason(call, spec) for call in episode.calls}
-    closest = (DropReason.TRUNCATED, DropReason.UNREPRODUCIBLE_SAMPLING)
+    closest = (DropReason.TRUNCATED, DropReason.UNREPRODUCIBLE_SAMPLING, DropReason.GREEDY)
     return next((reason for reason in closest if reason in reasons), DropReason.NO_CALLS).value

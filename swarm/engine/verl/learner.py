@@ -116,10 +116,10 @@ class Learner:
 
     def _look(self, batch: TrainBatch) -> StepMetrics:
         """Nothing is trained: measure on what could have been."""
-        seen, algorithm = StepMetrics(), batch.spec.algorithm
+        seen = StepMetrics()
         made, names = [], []
         for episode in (episode for group in batch.groups for episode in group.episodes):
-            for call in trainable_calls(episode, algorithm):
+            for call in trainable_calls(episode, batch.spec):
                 made.append(Branch(call=call, advantage=0.0, weight=0.0))
                 names.append(episode.episode_id)
         rows = merged(made, names)

@@ -27,7 +27,7 @@ from swarm.server.gateway.records import Generation, Prompts, Records
 from swarm.server.gateway.request import AgentRequest, agent_of
 from swarm.server.gateway.responses import Responses
 from swarm.server.gateway.retries import Attempt, Retries, body_hash, is_retry
-from swarm.server.gateway.sampling import with_defaults
+from swarm.server.gateway.sampling import wants_masks, with_defaults
 from swarm.server.gateway.streams import Over, closing, merged, together, until_over
 from swarm.server.gateway.token_reuse import Prompt
 from swarm.server.keys import EpisodeKey
@@ -330,7 +330,12 @@ def _counted(rules: Dialect, agent: str | None, body: JsonObject) -> str:
 
 def _sample_request(generation: Generation) -> SampleRequest:
     form = generation.dialect.form
-    return SampleRequest(dialect=form.engine_dialect, body=generation.body, prompt_ids=generation.prompt.prompt_ids)
+    return SampleRequest(
+        dialect=form.engine_dialect,
+        body=generation.body,
+        prompt_ids=generation.prompt.prompt_ids,
+        masks=wants_masks(generation.body, generation.call.spec.sampling),
+    )
 
 
 def _lost(call: OpenCall) -> Refusal:

@@ -14,6 +14,7 @@ from foundation.ids import Ids
 from swarm.engine.seam import Dialect as EngineDialect
 from swarm.engine.seam import Engine, Sampled, SampledChoice, SampledEvent
 from swarm.protocol.episodes import CallFailure, RecordedCall, VersionSpan, WeightsVersion
+from swarm.protocol.sampling_mask import SamplingMask, allows
 from swarm.server.gateway.dialect import Dialect
 from swarm.server.gateway.forms import Assembly, message_of, prompt_body, prompt_settings
 from swarm.server.gateway.message_form import Message
@@ -30,6 +31,7 @@ class PartialChoice:
 
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    masks: list[bytes] = field(default_factory=list)
     finish_reason: str | None = None
     begun: list[tuple[int, WeightsVersion]] = field(default_factory=list)
 
@@ -41,6 +43,7 @@ class PartialChoice:
                 self.begun.append((len(self.ids) + span.start, span.version))
         self.ids += new.sampled_ids
         self.logprobs += new.logprobs
+        self.masks += new.masks
         self.finish_reason = new.finish_reason or self.finish_reason
 
     def choice(self, index: int) -> SampledChoice:
@@ -50,6 +53,7 @@ class PartialChoice:
             index=index,
             sampled_ids=self.ids,
             logprobs=self.logprobs,
+            masks=self.masks,
             finish_reason=self.finish_reason,
             versions=[
                 VersionSpan(start=start, end=end, version=version)
@@ -156,6 +160,7 @@ class Records:
                 prompt_ids=prompt_ids,
                 sampled_ids=choice.sampled_ids,
                 logprobs=choice.logprobs,
+                mask=_mask(choice),
                 sampling=recorded_sampling(generation.body),
                 versions=choice.versions,
                 finish_reason=choice.finish_reason,
@@ -194,6 +199,14 @@ class Records:
             sampled_ids=call.sampled_ids,
             stopped=isinstance(call.answer["choices"][0].get("stop_reason"), str),
         )
+
+
+def _mask(choice: SampledChoice) -> SamplingMask | None:
+    """None where nothing is known of one of the tokens, or a token is not in its own row."""
+    rows, ids = choice.masks, choice.sampled_ids
+    if not ids or len(rows) != len(ids) or not all(map(allows, rows, ids)):
+        return None
+    return SamplingMask.of(rows)
 
 
 def _ended(generation: Generation, choice: SampledChoice | None) -> bool:

@@ -1,4 +1,4 @@
-"""Sampling parameters of a request: the run's defaults filled in, and whether the trainer can recompute what was drawn.
+"""Sampling parameters of a request: the run's defaults filled in, and what the trainer has to know of them.
 
 Pure functions over an OpenAI-style request body.
 """
@@ -20,6 +20,8 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "min_tokens": (None, 0),
 }
 """Values at which a field leaves the distribution unchanged."""
+_UNKNOWN = ("logits_processors", "vllm_xargs", "watermarking")
+"""Any value may move logits in a way that nobody here can repeat."""
 _ANY_VALUE_BENDS = (
     "logit_bias",
     "allowed_token_ids",
@@ -29,9 +31,8 @@ _ANY_VALUE_BENDS = (
     "guided_regex",
     "guided_choice",
     "guided_grammar",
-    "logits_processors",
-    "vllm_xargs",
-    "watermarking",
+    "thinking_token_budget",
+    *_UNKNOWN,
 )
 
 
@@ -57,6 +58,16 @@ def recorded_sampling(body: dict[str, Any]) -> RecordedSampling:
         max_tokens=None if limit is None else int(limit),
         seed=int(body["seed"]),
         reproducible=_reproducible(body),
+    )
+
+
+def wants_masks(body: dict[str, Any], sampling: SamplingSpec) -> bool:
+    """Whether the trainer has to know among which tokens each one of the answer is drawn."""
+    return (
+        sampling.train in ("auto", "exact")
+        and float(body["temperature"]) >= LEAST_TEMPERATURE
+        and not _reproducible(body)
+        and not any(body.get(name) for name in _UNKNOWN)
     )
 
 

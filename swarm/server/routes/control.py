@@ -155,7 +155,7 @@ class EpisodeRoutes:
     async def trace(self, request: Request, query: TraceQuery) -> EpisodeTrace:
         trace = await self.service.trace(_episode(request))
         spec = (await self.service.report(trace.entry.run_id, since_step=2**31)).spec
-        shown = trace.model_copy(update={"untrained": loss.untrained(trace, spec.algorithm)})
+        shown = trace.model_copy(update={"untrained": loss.untrained(trace, spec)})
         if query.text:
             shown.vocabulary = loss.vocabulary(trace, self.decode)
         return shown

@@ -7,21 +7,21 @@ from itertools import groupby
 
 from swarm.engine.training.selection import untrained_reason
 from swarm.protocol.episodes import DropReason, EpisodeState, EpisodeTrace, RecordedCall
-from swarm.protocol.runspec import AlgorithmSpec
+from swarm.protocol.runspec import RunSpec
 from swarm.server.storage.replay import train_call
 
 _BROKEN = "�"
 _UNSETTLED = (EpisodeState.RUNNING, EpisodeState.ENDED, EpisodeState.IN_STEP, EpisodeState.TRAINED)
 
 
-def untrained(trace: EpisodeTrace, algorithm: AlgorithmSpec) -> dict[str, str]:
+def untrained(trace: EpisodeTrace, spec: RunSpec) -> dict[str, str]:
     """Why calls carry no loss, by call id, under the newest config of their run."""
     entry = trace.entry
     if entry.kind == "eval":
         return {call.call_id: DropReason.EVAL.value for call in trace.calls}
     if entry.state not in _UNSETTLED:
         return {call.call_id: entry.reason or entry.state for call in trace.calls}
-    reasons = {call.call_id: _why_not(call, algorithm) for call in trace.calls}
+    reasons = {call.call_id: _why_not(call, spec) for call in trace.calls}
     return {call_id: reason for call_id, reason in reasons.items() if reason}
 
 
@@ -43,5 +43,5 @@ def _broken_runs(ids: Iterable[int], words: dict[int, str]) -> list[list[int]]:
     return [run for run in runs if len(run) > 1]
 
 
-def _why_not(call: RecordedCall, algorithm: AlgorithmSpec) -> str | None:
-    return DropReason.TAINTED if call.failure is not None else untrained_reason(train_call(call), algorithm)
+def _why_not(call: RecordedCall, spec: RunSpec) -> str | None:
+    return DropReason.TAINTED if call.failure is not None else untrained_reason(train_call(call), spec)

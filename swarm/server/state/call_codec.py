@@ -1,6 +1,6 @@
-"""Recorded calls of one episode as bytes: a JSON head, then token ids as int32 and log-probabilities as float64.
+"""Recorded calls of one episode as bytes: a JSON head, then token ids as int32, log-probabilities as float64, and masks.
 
-Layout: uint32 length of the head, the head, all token ids, all log-probabilities; little-endian. Nothing is rounded.
+Layout: uint32 length of the head, the head, all token ids, all log-probabilities, all masks' rows; little-endian. Nothing is rounded.
 Ids are below 2**31. A head that begins with white space is of an older server, and holds integers of more than 64 bits.
 """
 
@@ -17,6 +17,7 @@ import orjson
 
 from swarm.protocol.episodes import RecordedCall, RecordedSampling, VersionSpan, WeightsVersion
 from swarm.protocol.errors import SwarmError
+from swarm.protocol.sampling_mask import SamplingMask
 
 _LENGTH = struct.Struct("<I")
 _WIDE = b" "
@@ -28,16 +29,17 @@ class Unwritable(SwarmError):
 
 def encode(calls: Sequence[RecordedCall]) -> bytes:
     """The calls, in their order. Raises: Unwritable."""
-    ids, logprobs = array("i"), array("d")
+    ids, logprobs, masks = array("i"), array("d"), bytearray()
     try:
         for call in calls:
             ids.extend(call.prompt_ids)
             ids.extend(call.sampled_ids)
             logprobs.extend(call.logprobs)
+            masks += b"" if call.mask is None else call.mask.packed
         head = orjson.dumps([_head(call) for call in calls])
     except (TypeError, OverflowError, RecursionError) as error:
         raise Unwritable(str(error)) from error
-    return b"".join((_LENGTH.pack(len(head)), head, _little(ids), _little(logprobs)))
+    return b"".join((_LENGTH.pack(len(head)), head, _little(ids), _little(logprobs), masks))
 
 
 def decode(body: bytes) -> list[RecordedCall]:
@@ -48,8 +50,10 @@ def decode(body: bytes) -> list[RecordedCall]:
     heads = json.loads(head) if head.startswith(_WIDE) else orjson.loads(head)
     id_count = sum(each["n"][0] + each["n"][1] for each in heads)
     ids, logprobs = array("i"), array("d")
-    ids.frombytes(body[at : at + id_count * ids.itemsize])
-    logprobs.frombytes(body[at + id_count * ids.itemsize :])
+    ids_end = at + id_count * ids.itemsize
+    mask_at = ids_end + sum(each["n"][2] for each in heads) * logprobs.itemsize
+    ids.frombytes(body[at:ids_end])
+    logprobs.frombytes(body[ids_end:mask_at])
     if sys.byteorder == "big":
         ids.byteswap()
         logprobs.byteswap()
@@ -58,9 +62,15 @@ def decode(body: bytes) -> list[RecordedCall]:
     for each in heads:
         prompt_n, sampled_n, logprob_n = each.pop("n")
         sampled_at = id_at + prompt_n
+        mask: SamplingMask | None = None
+        if "mask" in each:
+            row_of, allowed, size = each.pop("mask")
+            mask = SamplingMask(row_of=row_of, allowed=allowed, packed=body[mask_at : mask_at + size])
+            mask_at += size
         calls.append(
             _call(
                 each,
+                mask,
                 prompt_ids=ids[id_at:sampled_at].tolist(),
                 sampled_ids=ids[sampled_at : sampled_at + sampled_n].tolist(),
                 logprobs=logprobs[logprob_at : logprob_at + logprob_n].tolist(),
@@ -101,6 +111,7 @@ def _head(call: RecordedCall) -> dict[str, Any]:
         "finish_reason": call.finish_reason,
         "complete": call.complete,
         **({"failure": call.failure.model_dump()} if call.failure is not None else {}),
+        **({"mask": [call.mask.row_of, call.mask.allowed, len(call.mask.packed)]} if call.mask is not None else {}),
         "parent_call_id": call.parent_call_id,
         "fork_cause": call.fork_cause,
         "started_at": call.started_at,
@@ -111,7 +122,7 @@ def _head(call: RecordedCall) -> dict[str, Any]:
     }
 
 
-def _call(head: dict[str, Any], **tokens: list[Any]) -> RecordedCall:
+def _call(head: dict[str, Any], mask: SamplingMask | None, **tokens: list[Any]) -> RecordedCall:
     temperature, top_p, top_k, max_tokens, seed, reproducible = head.pop("sampling")
     sampling = RecordedSampling(
         temperature=temperature, top_p=top_p, top_k=top_k, max_tokens=max_tokens, seed=seed, reproducible=reproducible
@@ -120,4 +131,4 @@ def _call(head: dict[str, Any], **tokens: list[Any]) -> RecordedCall:
         VersionSpan(start=start, end=end, version=WeightsVersion(run_id=run_id, branch=branch, step=step))
         for start, end, run_id, branch, step in head.pop("versions")
     ]
-    return RecordedCall(**head, **tokens, sampling=sampling, versions=versions)
+    return RecordedCall(**head, **tokens, mask=mask, sampling=sampling, versions=versions)

@@ -11,7 +11,7 @@ from swarm.protocol.runspec import RunSpec
 from swarm.server.state import teams
 from swarm.server.state.episodes import close
 from swarm.server.state.rows import ConfigRow, DropUnkept, MixRow, RunRow, SupersedeAfter
-from swarm.server.state.runs import Run, Versions, judge_spec, patched
+from swarm.server.state.runs import Run, Versions, judge_spec, patched, settled
 from swarm.server.state.sample_pool import drop_flat, drop_group, settle_all
 from swarm.server.state.server_state import Restoration, ServerState, Transition
 from swarm.server.state.steps import still_open
@@ -27,7 +27,7 @@ def create(t: Transition, spec: RunSpec, *, by: str, key: str | None, request_di
         detail = f"run {old.run_id} of {old.row.holder} {_what_keeps(t, old)}"
         raise Refusal(ErrorCode.SERVER_BUSY, detail, run_id=old.run_id, holder=old.row.holder)
     judge_spec(spec, state.info)
-    spec = spec.computed_in(state.info.dtype)
+    spec = settled(spec, state.info)
     if old is not None:
         _release(t, old, "replaced by another run")
     row = RunRow(
@@ -80,6 +80,7 @@ def patch(t: Transition, fields: Mapping[str, Any], *, if_match: int | None, by:
     judge_spec(spec, state.info)
     if spec == run.spec:
         return
+    spec = settled(spec, state.info)
     new_rule = spec.batch.rule != run.spec.batch.rule
     config = ConfigRow(
         run_id=run.run_id,

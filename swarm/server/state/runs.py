@@ -99,12 +99,20 @@ def judge_spec(spec: RunSpec, info: EngineInfo) -> None:
     if spec.max_model_len is not None and spec.max_model_len > info.max_model_len:
         problem = f"the engine was started with at most {info.max_model_len} tokens"
         errors.append(FieldError(field="max_model_len", problem=problem))
+    if spec.sampling.train == "exact" and not info.masks:
+        problem = f"the {info.backend} engine cannot rebuild what a grammar or top-p left of a distribution; use policy or off"
+        errors.append(FieldError(field="sampling.train", problem=problem))
     needed = groups_needed(spec.batch) * spec.batch.group_size
     if needed > spec.batch.max_pool_episodes:
         problem = f"must hold at least one batch, which is {needed} episodes"
         errors.append(FieldError(field="batch.max_pool_episodes", problem=problem))
     if errors:
         raise invalid_spec(errors)
+
+
+def settled(spec: RunSpec, info: EngineInfo) -> RunSpec:
+    """The spec with what it leaves to the engine."""
+    return spec.computed_in(info.dtype).trained_as("exact" if info.masks else "policy")
 
 
 def patched(spec: RunSpec, patch: Mapping[str, Any]) -> RunSpec:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from swarm.engine.seam import TrainBatch, TrainCall, TrainEpisode, TrainGroup, TrainingRefused
 from swarm.protocol.episodes import RecordedCall
 from swarm.protocol.runspec import RunSpec
+from swarm.protocol.sampling_mask import LogitChanges
 from swarm.server.state.batching import balance_after
 from swarm.server.state.rows import EpisodeRow, MixRow, PlannedGroup, StepRow
 from swarm.server.storage.reader import Reader
@@ -71,4 +72,6 @@ def train_call(call: RecordedCall) -> TrainCall:
         versions=call.versions,
         truncated=call.finish_reason == "length" or not call.complete,
         reproducible=call.sampling.reproducible,
+        mask=call.mask,
+        changes=None if call.mask is None else LogitChanges.of(call.request),
     )

@@ -1,0 +1,82 @@
+"""In vLLM's worker: writes among which tokens each one was drawn, for the requests that want to know.
+
+Once grammar, penalties, temperature, min-p, top-k and top-p have been applied, a token that cannot be drawn has log-probability -inf. That
+tensor is at hand where tokens are drawn. The files are those of `swarm.engine.sampling.mask_files`. Loaded by the worker alone.
+
+Suffixes of tensors: R rows (requests), V vocabulary, B bytes of a row.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from vllm.v1.sample.sampler import Sampler
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+from swarm.engine.sampling.mask_files import FLAG, FOLDER_VARIABLE, NUMBER
+
+_BITS = (1, 2, 4, 8, 16, 32, 64, 128)
+
+
+def register() -> None:
+    """Have vLLM's sampler keep what it drew from, and its model runner write it. Once per process."""
+    folder = Path(os.environ[FOLDER_VARIABLE])
+    sample, run = Sampler.sample, GPUModelRunner._sample
+
+    @wraps(sample)
+    def keeping(sampler: Any, *given: Any, **named: Any) -> tuple[Tensor, Tensor | None]:
+        drawn, logprobs_RV = sample(sampler, *given, **named)
+        sampler.drawn_from = logprobs_RV
+        return drawn, logprobs_RV
+
+    @wraps(run)
+    def writing(runner: Any, *given: Any, **named: Any) -> Any:
+        output = run(runner, *given, **named)
+        logprobs_RV, runner.sampler.drawn_from = runner.sampler.drawn_from, None
+        if logprobs_RV is not None:
+            _write(runner, logprobs_RV, folder)
+        return output
+
+    Sampler.sample = keeping
+    GPUModelRunner._sample = writing
+
+
+def _write(runner: Any, logprobs_RV: Tensor, folder: Path) -> None:
+    names = runner.input_batch.req_ids[: len(logprobs_RV)]
+    wanted = [row for row, name in enumerate(names) if _wants(runner.requests[name])]
+    if not wanted:
+        return
+    rows = packed(logprobs_RV[wanted] > -torch.inf).cpu().numpy()
+    for row, bits in zip(wanted, rows, strict=True):
+        number = len(runner.requests[names[row]].output_token_ids)
+        _append(folder / names[row], NUMBER.pack(number), bits.tobytes())
+
+
+def _wants(request: Any) -> bool:
+    params = request.sampling_params
+    return params is not None and FLAG in (params.extra_args or {})
+
+
+def _append(path: Path, number: bytes, row: bytes) -> None:
+    """A full disk costs the masks, and nothing else: the reader sees that one is missing."""
+    try:
+        with path.open("ab") as file:
+            if file.tell() == 0:
+                file.write(NUMBER.pack(len(row)))
+            file.write(number + row)
+    except OSError:
+        path.unlink(missing_ok=True)
+
+
+def packed(allowed_RV: Tensor) -> Tensor:
+    """A bit per token, lowest first: [R, B] of uint8."""
+    spare = -allowed_RV.shape[1] % 8
+    bits = functional.pad(allowed_RV, (0, spare)).view(len(allowed_RV), -1, 8)
+    worth = torch.tensor(_BITS, dtype=torch.uint8, device=allowed_RV.device)
+    return (bits.to(torch.uint8) * worth).sum(-1, dtype=torch.uint8)

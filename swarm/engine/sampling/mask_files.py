@@ -1,0 +1,95 @@
+"""Among which tokens vLLM drew: its worker writes a file per request, from which this process reads as the answer comes.
+
+A file is named as the engine names the request, and lies in a folder that both know. It holds the length of a row, and then records: the
+number of the token within the answer, and its row (`swarm.protocol.sampling_mask`). Numbers are uint32, little-endian. A token that is written
+again counts as written last: a prompt that is computed in parts draws a first token at the end of each. Imports neither torch nor vllm.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from swarm.engine.sampling.request_ids import own_id
+
+FOLDER_VARIABLE: Final = "SWARM_SAMPLING_MASKS"
+"""Environment variable of the worker: where it writes."""
+FLAG: Final = "swarm_masks"
+"""Extension argument of a request whose masks are wanted (`vllm_xargs`)."""
+NUMBER: Final = struct.Struct("<I")
+
+
+def mask_folder(socket: Path) -> Path:
+    """Beside the server's socket: it goes with it."""
+    return socket.parent / "masks"
+
+
+@dataclass(slots=True)
+class _Rows:
+    """What was read of one choice's file."""
+
+    path: Path
+    read: int = NUMBER.size
+    of_token: dict[int, bytes] = field(default_factory=dict)
+
+
+class MaskFiles:
+    """The files of one request."""
+
+    def __init__(self, folder: Path, request_id: str) -> None:
+        self._folder = folder
+        self._request_id = request_id
+        self._choices: dict[int, _Rows] = {}
+        self._same: dict[bytes, bytes] = {}
+        """Equal rows are held once."""
+
+    def rows(self, choice: int, start: int, end: int) -> list[bytes]:
+        """Of the tokens [start, end) of a choice; empty where one of them is not known."""
+        if end <= start:
+            return []
+        if choice not in self._choices:
+            self._find()
+        found = self._choices.get(choice)
+        if found is None:
+            return []
+        self._read(found)
+        rows = [found.of_token.pop(number, b"") for number in range(start, end)]
+        return rows if all(rows) else []
+
+    def remove(self) -> None:
+        """The files, once the request is over."""
+        self._find()
+        for found in self._choices.values():
+            with contextlib.suppress(OSError):
+                found.path.unlink()
+
+    def _find(self) -> None:
+        with contextlib.suppress(OSError):
+            for path in self._folder.iterdir():
+                choice, request_id = own_id(path.name)
+                if request_id == self._request_id:
+                    self._choices.setdefault(choice, _Rows(path))
+
+    def _read(self, rows: _Rows) -> None:
+        """What came since. A record that is not whole yet waits."""
+        try:
+            with rows.path.open("rb") as file:
+                (width,) = NUMBER.unpack(file.read(NUMBER.size))
+                file.seek(rows.read)
+                data = file.read()
+        except (OSError, struct.error):
+            return
+        size = NUMBER.size + width
+        for at in range(0, len(data) - size + 1, size):
+            (number,) = NUMBER.unpack_from(data, at)
+            row = data[at + NUMBER.size : at + size]
+            rows.of_token[number] = self._same.setdefault(row, row)
+            rows.read += size
+
+
+def no_rows(choice: int, start: int, end: int) -> list[bytes]:
+    """In the place of `MaskFiles.rows`, where no masks are wanted."""
+    return []

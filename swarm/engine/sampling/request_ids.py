@@ -1,0 +1,18 @@
+"""vLLM's names of requests, and ours in them."""
+
+from __future__ import annotations
+
+import re
+
+_ENGINE_ID = re.compile(r"(?:(?P<choice>\d+)_)?(?:chatcmpl-(?P<chat>.+)|cmpl-(?P<text>.+)-0)-[0-9a-f]{8}")
+
+
+def own_id(engine_id: str) -> tuple[int, str]:
+    """`2_chatcmpl-<ours>-<random>` is choice 2 of our request; without a number there is one choice alone.
+
+    A text completion is `cmpl-<ours>-0-<random>`: 0 is its first and only prompt.
+    """
+    match = _ENGINE_ID.fullmatch(engine_id)
+    if match is None:
+        return 0, engine_id
+    return int(match["choice"] or 0), match["chat"] or match["text"]
