@@ -165,6 +165,11 @@ class TrainCall:
     mask: SamplingMask | None = None
     changes: LogitChanges | None = None
 
+    @property
+    def off_policy(self) -> bool:
+        """Whether it was drawn from another distribution than can be computed of it."""
+        return not self.reproducible and self.mask is None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainEpisode:

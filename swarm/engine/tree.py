@@ -13,6 +13,7 @@ from heapq import heappop, heappush
 from itertools import accumulate, pairwise
 
 from swarm.engine.seam import TrainCall, TrainingRefused
+from swarm.protocol.sampling_mask import LogitChanges
 
 ROOT = -1
 _LOGPROB_SLACK = 1e-3
@@ -58,8 +59,9 @@ class Segment:
     """A part of the tree that is computed at once: some nodes with all their ancestors, depth-first.
 
     parent and end are positions in the segment; the subtree of position i is [i, end[i]), so that i is an ancestor of j
-    (or j itself) exactly when i <= j < end[i]. A head is a position at which the distribution of the next token is needed,
-    at one temperature. A use names its head, the token that was sampled there, and where that came from.
+    (or j itself) exactly when i <= j < end[i]. A head is a position at which the distribution of the next token is needed, at one
+    temperature and under one restriction: that of the token that `head_drawn` names by branch and position (None: under none). A use
+    names its head, the token that was sampled there, and where that came from.
     """
 
     token: list[int] = field(default_factory=list)
@@ -68,6 +70,7 @@ class Segment:
     end: list[int] = field(default_factory=list)
     head_at: list[int] = field(default_factory=list)
     head_temperature: list[float] = field(default_factory=list)
+    head_drawn: list[tuple[int, int] | None] = field(default_factory=list)
     use_head: list[int] = field(default_factory=list)
     use_token: list[int] = field(default_factory=list)
     use_branch: list[int] = field(default_factory=list)
@@ -139,6 +142,10 @@ def check_provenance(call: TrainCall) -> None:
         raise TrainingRefused(f"call {call.call_id}: recorded log-probabilities that are not finite or above 0")
     if not (math.isfinite(call.temperature) and call.temperature > 0):
         raise TrainingRefused(f"call {call.call_id}: temperature {call.temperature} has no distribution to train")
+    if call.mask is not None and len(call.mask.row_of) != count:
+        raise TrainingRefused(
+            f"call {call.call_id}: its mask is of {len(call.mask.row_of)} tokens, and it sampled {count}"
+        )
     ends = [0, *(span.end for span in call.versions)]
     starts = [*(span.start for span in call.versions), count]
     if starts != ends or any(start >= end for start, end in pairwise(ends)):
@@ -309,18 +316,36 @@ def _place(tree: PrefixTree, node: int, segment: Segment, place: dict[int, int])
 
 
 def _add_heads(tree: PrefixTree, uses: list[int], segment: Segment, at: int) -> None:
-    """One head per temperature at this position, and the uses that it predicts."""
-    head_of: dict[float, int] = {}
+    """One head per distribution at this position, and the uses that it predicts."""
+    drawn_of: dict[_Distribution, list[int]] = {}
     for use in sorted(uses, key=lambda use: tree.branches[tree.use_branch[use]].call.temperature):
-        temperature = tree.branches[tree.use_branch[use]].call.temperature
-        if temperature not in head_of:
-            head_of[temperature] = len(segment.head_at)
-            segment.head_at.append(at)
-            segment.head_temperature.append(temperature)
-        segment.use_head.append(head_of[temperature])
-        segment.use_token.append(tree.token[tree.use_node[use]])
-        segment.use_branch.append(tree.use_branch[use])
-        segment.use_position.append(tree.use_position[use])
+        drawn_of.setdefault(_distribution(tree, use), []).append(use)
+    for distribution, equal in drawn_of.items():
+        head = len(segment.head_at)
+        segment.head_at.append(at)
+        segment.head_temperature.append(distribution[0])
+        first = equal[0]
+        segment.head_drawn.append(
+            (tree.use_branch[first], tree.use_position[first]) if distribution[1:] != _WHOLE else None
+        )
+        for use in equal:
+            segment.use_head.append(head)
+            segment.use_token.append(tree.token[tree.use_node[use]])
+            segment.use_branch.append(tree.use_branch[use])
+            segment.use_position.append(tree.use_position[use])
+
+
+_Distribution = tuple[float, bytes | None, tuple[int, LogitChanges] | None]
+"""Temperature; the row that was drawn from; changes of logits, with where the answer began that penalties count from."""
+_WHOLE = (None, None)
+
+
+def _distribution(tree: PrefixTree, use: int) -> _Distribution:
+    """Uses at one position with equal ones were drawn from the same distribution."""
+    call = tree.branches[tree.use_branch[use]].call
+    row = None if call.mask is None else call.mask.rows[call.mask.row_of[tree.use_position[use]]]
+    changes = None if call.changes is None else (len(call.prompt_ids), call.changes)
+    return call.temperature, row, changes
 
 
 def _subtree_ends(parent: list[int]) -> list[int]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -56,14 +57,15 @@ def allows(row: bytes, token: int) -> bool:
     return token // 8 < len(row) and bool(row[token // 8] >> token % 8 & 1)
 
 
-class LogitChanges(BaseModel, frozen=True):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogitChanges:
     """What a request adds to the logits before they are divided by the temperature, as vLLM does: first the bias, then the penalties.
 
     repetition: a logit of a token that prompt or answer holds is divided by it above 0, multiplied below (Keskar et al. 2019, arXiv
     1909.05858). frequency: taken off per occurrence in the answer so far; presence: once.
     """
 
-    bias: dict[int, float] = {}
+    bias: tuple[tuple[int, float], ...] = ()
     repetition: float = 1.0
     frequency: float = 0.0
     presence: float = 0.0
@@ -73,7 +75,9 @@ class LogitChanges(BaseModel, frozen=True):
         """Of a recorded request; None: it changes nothing."""
         bias = request.get("logit_bias") or {}
         made = cls(
-            bias={int(token): max(-_MOST_BIAS, min(_MOST_BIAS, float(value))) for token, value in bias.items()},
+            bias=tuple(
+                (int(token), max(-_MOST_BIAS, min(_MOST_BIAS, float(value)))) for token, value in sorted(bias.items())
+            ),
             repetition=_number(request.get("repetition_penalty"), 1.0),
             frequency=_number(request.get("frequency_penalty"), 0.0),
             presence=_number(request.get("presence_penalty"), 0.0),

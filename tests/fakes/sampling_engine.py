@@ -36,6 +36,7 @@ class SamplingEngine:
             fingerprint="0" * 64,
             max_model_len=settings.model_len,
             dtype=settings.compute_dtype,
+            masks=True,
         )
 
     def subscribe(self, on_health: Callable[[EngineHealth], None]) -> None:

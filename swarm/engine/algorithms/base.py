@@ -30,7 +30,8 @@ class TokenFacts:
     recorded: by the sampler. old: by the trainer, before the step; None: the current ones, so that the ratio is one.
     start: under the run's first weights. value: by the critic, before the step. target: what its value should have been.
     call_gap: mean of current - old over the call's tokens, under the weights that are about to be trained.
-    rollout_gap: sum of old - recorded over the call's tokens. Each is None where it was not computed.
+    rollout_gap: sum of old - recorded over the call's tokens. off_policy: 1 where the token was drawn from another distribution than is
+    trained (`sampling.train` is policy), else 0. Each is None where it was not computed, or there is none.
     """
 
     advantage_U: Tensor
@@ -43,6 +44,7 @@ class TokenFacts:
     target_U: Tensor | None = None
     call_gap_U: Tensor | None = None
     rollout_gap_U: Tensor | None = None
+    off_policy_U: Tensor | None = None
 
     def part(self, uses: slice) -> TokenFacts:
         known = ((field.name, getattr(self, field.name)) for field in fields(self))
@@ -101,7 +103,7 @@ class Algorithm(ABC):
         """The quantity minimised: a scalar, the weighted sum over these uses."""
         spec = self.spec
         gain_U = self.gain(logp_U, facts)
-        if spec.importance_correction != "none":
+        if spec.importance_correction != "none" or facts.off_policy_U is not None:
             gain_U = gain_U * self._correction(logp_U, facts)
         loss_U = -gain_U
         if spec.kl and not self.penalises:
@@ -135,14 +137,21 @@ class Algorithm(ABC):
         raise TypeError(f"{self.spec.name} has no critic")
 
     def _correction(self, logp_U: Tensor, facts: TokenFacts) -> Tensor:
-        """Trainer over sampler, before the step: of the token or of its whole call, cut at the limit."""
-        if self.spec.importance_correction == "truncated":
-            weight_U = ratio(old(logp_U, facts), facts.recorded_U)
-        elif facts.rollout_gap_U is None:
-            raise ValueError("a correction by whole calls needs their log-ratios")
-        else:
-            weight_U = exponential(facts.rollout_gap_U)
-        return weight_U.clamp(max=self.spec.importance_limit)
+        """Trainer over sampler, before the step: of the token or of its whole call, cut at the limit.
+
+        Tokens that were drawn from another distribution than is trained are corrected whatever the spec says.
+        """
+        of_token_U = ratio(old(logp_U, facts), facts.recorded_U).clamp(max=self.spec.importance_limit)
+        match self.spec.importance_correction:
+            case "truncated":
+                return of_token_U
+            case "truncated_call":
+                if facts.rollout_gap_U is None:
+                    raise ValueError("a correction by whole calls needs their log-ratios")
+                return exponential(facts.rollout_gap_U).clamp(max=self.spec.importance_limit)
+            case "none":
+                assert facts.off_policy_U is not None
+                return 1.0 + (of_token_U - 1.0) * facts.off_policy_U
 
 
 def old(logp_U: Tensor, facts: TokenFacts) -> Tensor:

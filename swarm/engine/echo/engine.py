@@ -83,6 +83,7 @@ class EchoEngine:
             fingerprint=hashlib.sha256(f"echo theta={START_THETA}".encode()).hexdigest(),
             max_model_len=max_model_len,
             dtype="float32",
+            masks=True,
         )
         self._clock = clock or SystemClock()
         self._latency_s = latency_s
@@ -126,6 +127,8 @@ class EchoEngine:
             choice, version = choices[draft.index], self._served.version
             choice.sampled_ids.append(draft.ids[position])
             choice.logprobs.append(draft.logprobs[position])
+            if request.masks:
+                choice.masks.append(draft.mask(position))
             spans = choice.versions
             start = spans.pop().start if spans and spans[-1].version == version else position
             spans.append(VersionSpan(start=start, end=position + 1, version=version))
@@ -140,6 +143,7 @@ class EchoEngine:
                 index=draft.index,
                 sampled_ids=[draft.ids[position]],
                 logprobs=[draft.logprobs[position]],
+                masks=[draft.mask(position)] if request.masks else [],
                 finish_reason=draft.finish_reason if position == len(draft.ids) - 1 else None,
                 versions=[VersionSpan(start=0, end=1, version=self._served.version)],
             )

@@ -90,6 +90,7 @@ class LocalEngine:
             folder=model.path,
             max_model_len=settings.model_len,
             dtype=settings.compute_dtype,
+            masks=True,
         )
         self._subscribers: list[Callable[[EngineHealth], None]] = []
         self._health = EngineHealth(ready=False)

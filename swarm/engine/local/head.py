@@ -5,14 +5,15 @@ Suffixes of tensors: H heads, U uses (sampled tokens), D hidden size, V vocabula
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.optim import AdamW
 
-from swarm.engine.tree import Segment
+from swarm.engine.local.restrictions import Restrictions, Slopes
+from swarm.engine.tree import Branch, Segment
 
 CHUNK_LOGITS = 32_000_000
 """So many logits are held at a time, in the compute type: 64 MB in bfloat16."""
@@ -40,9 +41,11 @@ class Heads:
     token_U: Tensor
     uses_before: list[int]
     """Uses of head h are [uses_before[h], uses_before[h + 1])."""
+    restrictions: Restrictions
 
     @classmethod
-    def of(cls, segment: Segment, device: torch.device | None = None) -> Heads:
+    def of(cls, segment: Segment, branches: Sequence[Branch] = (), device: torch.device | None = None) -> Heads:
+        """branches: whose calls the segment's restricted heads name."""
         counts = torch.bincount(torch.tensor(segment.use_head), minlength=len(segment.head_at))
         return cls(
             at_H=torch.tensor(segment.head_at, device=device),
@@ -50,6 +53,7 @@ class Heads:
             head_U=torch.tensor(segment.use_head, device=device),
             token_U=torch.tensor(segment.use_token, device=device),
             uses_before=[0, *torch.cumsum(counts, 0).tolist()],
+            restrictions=Restrictions(segment, branches, device),
         )
 
     def chunks(self, vocabulary: int) -> Iterator[slice]:
@@ -74,12 +78,13 @@ class _Block:
     """The distribution at some heads, and the tokens drawn there."""
 
     scaled_HV: Tensor
-    """Logits over temperature."""
+    """Logits over temperature, of tokens that could be drawn."""
     log_norm_H: Tensor
     prob_HV: Tensor
     entropy_H: Tensor
     head_U: Tensor
     token_U: Tensor
+    slopes: Slopes | None
 
     @property
     def logp_U(self) -> Tensor:
@@ -154,16 +159,19 @@ def _within(chunk: slice, block: slice) -> slice:
 
 
 def _distribution(heads: Heads, at: slice, uses: slice, logits_HV: Tensor) -> _Block:
-    scaled_HV = logits_HV.float().div_(heads.temperature_H[at, None])
+    scaled_HV = logits_HV.float()
+    slopes = heads.restrictions.change(scaled_HV, at)
+    scaled_HV = scaled_HV.div_(heads.temperature_H[at, None])
+    heads.restrictions.forbid(scaled_HV, at)
     prob_HV = scaled_HV.softmax(-1)
     log_norm_H = scaled_HV.amax(-1) - prob_HV.amax(-1).log()
     mean_H = torch.bmm(prob_HV[:, None, :], scaled_HV[:, :, None])[:, 0, 0]
     head_U = heads.head_U[uses] - at.start
-    return _Block(scaled_HV, log_norm_H, prob_HV, log_norm_H - mean_H, head_U, heads.token_U[uses])
+    return _Block(scaled_HV, log_norm_H, prob_HV, log_norm_H - mean_H, head_U, heads.token_U[uses], slopes)
 
 
 def _slope(block: _Block, by_logp_U: Tensor, by_entropy_U: Tensor) -> Tensor:
-    """Gradient of the loss by the scaled logits, [H, V]; written over the block's probabilities.
+    """Gradient of the loss by the model's logits times the temperature, [H, V]; written over the block's probabilities.
 
     d logp(a) / d logits = onehot(a) - p, and d entropy / d logits = -p * (log p + entropy).
     """
@@ -177,6 +185,8 @@ def _slope(block: _Block, by_logp_U: Tensor, by_entropy_U: Tensor) -> Tensor:
     else:
         slope_HV = block.prob_HV.mul_(-by_logp_H[:, None])
     slope_HV.index_put_((block.head_U, block.token_U), by_logp_U, accumulate=True)
+    if block.slopes is not None:
+        block.slopes.apply(slope_HV)
     return slope_HV
 
 

@@ -159,7 +159,7 @@ class Learner:
             if spec.algorithm.kl:
                 piece.facts = replace(piece.facts, start_U=read(self.policy, piece, at_start=True)[0])
             if piece.facts.old_U is not None:
-                seen.add_trained(piece.facts.old_U, entropy_U, piece.facts.recorded_U, piece.facts.start_U)
+                seen.add_trained(piece.facts.old_U, entropy_U, piece.facts)
         if whole_calls:
             ready.take_rollout_gaps()
         if algorithm.couples_calls and ready.pieces[0].facts.old_U is not None:
@@ -195,7 +195,7 @@ class Learner:
                 total += loss
                 seen.add_pass(len(logp_U), int(algorithm.clipped(logp_U, piece.facts).sum()))
                 if piece.facts.old_U is None:  # the only pass there is
-                    seen.add_trained(logp_U, entropy_U, piece.facts.recorded_U, piece.facts.start_U)
+                    seen.add_trained(logp_U, entropy_U, piece.facts)
                     piece.facts = replace(piece.facts, old_U=logp_U)
         return total
 
@@ -219,7 +219,7 @@ class Learner:
             for call in trainable_calls(episode, batch.spec)
         ]
         for piece in pieces(made, self.policy):
-            seen.add_tokens(*read(self.policy, piece), piece.facts.recorded_U)
+            seen.add_tokens(*read(self.policy, piece), piece.facts)
         seen.kls.append(self._kl(_sample(made, batch.spec, batch.step)))
         return seen
 

@@ -121,7 +121,7 @@ class Piece:
     def of(cls, segment: Segment, branches: Sequence[Branch], device: torch.device) -> Piece:
         return cls(
             micro=MicroBatch.of(segment, device),
-            heads=Heads.of(segment, device),
+            heads=Heads.of(segment, branches, device),
             facts=_moved(facts_of(segment, branches), device),
         )
 
@@ -161,7 +161,9 @@ def facts_of(segment: Segment, branches: Sequence[Branch]) -> TokenFacts:
     uses = [(branches[branch], at) for branch, at in zip(segment.use_branch, segment.use_position, strict=True)]
     first = list(accumulate((len(branch.call.sampled_ids) for branch in branches), initial=0))
     places = [first[branch] + at for branch, at in zip(segment.use_branch, segment.use_position, strict=True)]
+    off_policy = [float(branch.call.off_policy) for branch, _ in uses]
     return TokenFacts(
+        off_policy_U=torch.tensor(off_policy) if any(off_policy) else None,
         advantage_U=torch.tensor([branch.advantage for branch, _ in uses]),
         weight_U=torch.tensor([branch.weight for branch, _ in uses]),
         recorded_U=torch.tensor([branch.call.logprobs[at] for branch, at in uses]),

@@ -49,6 +49,7 @@ class StepMetrics:
     grad_norm: float = 0.0
     tokens: int = 0
     computed: int = 0
+    off_policy: int = 0
     priced: int = 0
     clipped: float = 0.0
     value_loss: float | None = None
@@ -59,16 +60,20 @@ class StepMetrics:
     _entropies: list[Tensor] = field(default_factory=list)
     _mismatches: list[Tensor] = field(default_factory=list)
 
-    def add_tokens(self, logp_U: Tensor, entropy_U: Tensor, recorded_U: Tensor) -> None:
+    def add_tokens(self, logp_U: Tensor, entropy_U: Tensor, facts: TokenFacts) -> None:
+        """The mismatch is between trainer and sampler: tokens that were drawn from another distribution say nothing of it."""
         self._entropies.append(entropy_U)
-        self._mismatches.append((logp_U - recorded_U).abs())
+        gap_U = (logp_U - facts.recorded_U).abs()
+        self._mismatches.append(gap_U if facts.off_policy_U is None else gap_U[facts.off_policy_U == 0])
 
-    def add_trained(self, logp_U: Tensor, entropy_U: Tensor, recorded_U: Tensor, start_U: Tensor | None) -> None:
+    def add_trained(self, logp_U: Tensor, entropy_U: Tensor, facts: TokenFacts) -> None:
         """Tokens that are trained, once."""
         self.tokens += len(logp_U)
-        self.add_tokens(logp_U, entropy_U, recorded_U)
-        if start_U is not None:
-            self.kls.append(kl_to_start(logp_U, start_U))
+        self.add_tokens(logp_U, entropy_U, facts)
+        if facts.off_policy_U is not None:
+            self.off_policy += int(facts.off_policy_U.sum())
+        if facts.start_U is not None:
+            self.kls.append(kl_to_start(logp_U, facts.start_U))
 
     def add_pass(self, tokens: int, clipped: float) -> None:
         """Tokens whenever they are priced."""
@@ -103,6 +108,7 @@ class StepMetrics:
             "weights_change": self.change.relative,
             "tokens_computed": float(self.computed),
             "tokens_trained": float(self.tokens),
+            "tokens_off_policy": float(self.off_policy),
             "entropy": _mean(self._entropies),
             "kl_to_start": _mean(self.kls),
             "logprob_mismatch_mean": float(mismatch.mean()) if len(mismatch) else 0.0,

@@ -13,7 +13,7 @@ from verl.utils import tensordict_utils as verl_tensors
 
 from foundation.clock import Clock
 from foundation.ids import derived_seed
-from swarm.engine.algorithms.base import kl_to_start
+from swarm.engine.algorithms.base import TokenFacts, kl_to_start
 from swarm.engine.seam import StepOutcome, TrainBatch, TrainingRefused
 from swarm.engine.training.metrics import StepMetrics, WeightsChange, kl_sample
 from swarm.engine.training.selection import (
@@ -163,14 +163,20 @@ def _uses(batch: TensorDict) -> int:
     return int(sum(float(row.sum()) for row in batch["loss_mask"].unbind()))
 
 
-def _facts(batch: TensorDict, answer: TensorDict) -> tuple[Tensor, Tensor, Tensor]:
-    """(logp_U, entropy_U, recorded_U)"""
-    return trained(batch, answer, "log_probs"), trained(batch, answer, "entropy"), trained(batch, batch, "recorded")
+def _facts(batch: TensorDict, answer: TensorDict) -> tuple[Tensor, Tensor, TokenFacts]:
+    """(logp_U, entropy_U, what is known of the uses)"""
+    return trained(batch, answer, "log_probs"), trained(batch, answer, "entropy"), facts_of(batch)
+
+
+def facts_of(batch: TensorDict) -> TokenFacts:
+    """What a batch's columns say of its trained tokens, in the order of the rows."""
+    columns = ("advantage", "weight", "recorded", "off_policy", "old", "start")
+    known = {f"{name}_U": trained(batch, batch, name) for name in columns if name in batch.keys()}  # noqa: SIM118  not a mapping
+    return TokenFacts(**known)
 
 
 def _add_trained(seen: StepMetrics, batch: TensorDict, answer: TensorDict) -> None:
-    has_start = "start" in batch.keys()  # noqa: SIM118  not a mapping
-    seen.add_trained(*_facts(batch, answer), trained(batch, batch, "start") if has_start else None)
+    seen.add_trained(*_facts(batch, answer))
 
 
 def _total(reported: object) -> float:
@@ -180,7 +186,7 @@ def _total(reported: object) -> float:
     return float(reported)  # type: ignore[arg-type]
 
 
-COLUMNS = ("advantage", "weight", "recorded")
+COLUMNS = ("advantage", "weight", "recorded", "off_policy")
 
 
 def jagged(columns: Sequence[Tensor]) -> Tensor:

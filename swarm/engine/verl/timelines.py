@@ -27,6 +27,7 @@ class Row:
     weight: list[float] = field(default_factory=list)
     recorded: list[float] = field(default_factory=list)
     mask: list[float] = field(default_factory=list)
+    off_policy: list[float] = field(default_factory=list)
     uses: list[tuple[int, int]] = field(default_factory=list)
 
     def continues(self, branch: Branch) -> bool:
@@ -45,10 +46,11 @@ class Row:
         self.weight += [branch.weight] * size
         self.recorded += call.logprobs
         self.mask += [1.0] * size
+        self.off_policy += [float(call.off_policy)] * size
 
     def _pass(self, ids: Sequence[int]) -> None:
         self.ids += ids
-        for column in (self.advantage, self.weight, self.recorded, self.mask):
+        for column in (self.advantage, self.weight, self.recorded, self.mask, self.off_policy):
             column += [0.0] * len(ids)
 
 
@@ -78,7 +80,8 @@ def merged(branches: Sequence[Branch], episodes: Sequence[str]) -> list[Row]:
 def filled_up(rows: Sequence[Row], multiple: int) -> list[Row]:
     """The rows, and as many without any use as make their number divisible: each rank gets equally many."""
     lacking = -len(rows) % multiple
-    blank = Row(temperature=1.0, ids=[0, 0], advantage=[0.0] * 2, weight=[0.0] * 2, recorded=[0.0] * 2, mask=[0.0] * 2)
+    blank = Row(temperature=1.0)
+    blank._pass([0, 0])
     return [*rows, *[blank] * lacking]
 
 

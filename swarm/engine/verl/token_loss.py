@@ -52,6 +52,7 @@ class TokenLoss:
             advantage_U=data["advantage"].values()[mask],
             weight_U=data["weight"].values()[mask],
             recorded_U=data["recorded"].values()[mask],
+            off_policy_U=data["off_policy"].values()[mask],
             old_U=data["old"].values()[mask] if "old" in data.keys() else None,  # noqa: SIM118  not a mapping
             start_U=data["start"].values()[mask] if "start" in data.keys() else None,  # noqa: SIM118
         )
