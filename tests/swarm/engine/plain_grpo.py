@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from swarm.engine.seam import TrainBatch, TrainCall
+from swarm.protocol.sampling_mask import LogitChanges, allows
 
 
 @dataclass
@@ -77,10 +78,26 @@ class PlainGrpo:
 def distribution(model: torch.nn.Module, call: TrainCall) -> tuple[Tensor, Tensor]:
     """Log-probability of each sampled token, and the entropy there, after temperature."""
     ids = torch.tensor([call.prompt_ids + call.sampled_ids])
-    logits_SV = model(input_ids=ids).logits[0, len(call.prompt_ids) - 1 : -1] / call.temperature
-    logp_SV = logits_SV.log_softmax(-1)
-    entropy_S = -(logp_SV.exp() * logp_SV).sum(-1)
+    logits_SV = model(input_ids=ids).logits[0, len(call.prompt_ids) - 1 : -1]
+    logits_SV = torch.stack([restricted(logits_V, call, at) for at, logits_V in enumerate(logits_SV)])
+    logp_SV = (logits_SV / call.temperature).log_softmax(-1)
+    entropy_S = -(logp_SV.exp() * logp_SV.masked_fill(logp_SV.isinf(), 0.0)).sum(-1)
     return logp_SV.gather(-1, torch.tensor(call.sampled_ids)[:, None])[:, 0], entropy_S
+
+
+def restricted(logits_V: Tensor, call: TrainCall, at: int) -> Tensor:
+    """What the request left of the logits when the token at this position was drawn."""
+    changes, said, size = call.changes or LogitChanges(), call.sampled_ids[:at], len(logits_V)
+    bias_V = torch.tensor([dict(changes.bias).get(token, 0.0) for token in range(size)])
+    count_V = torch.bincount(torch.tensor(said, dtype=torch.int64), minlength=size)
+    seen_V = count_V + torch.bincount(torch.tensor(call.prompt_ids), minlength=size) > 0
+    z_V = logits_V + bias_V
+    z_V = torch.where(seen_V, torch.where(z_V > 0, z_V / changes.repetition, z_V * changes.repetition), z_V)
+    z_V = z_V - changes.frequency * count_V - changes.presence * (count_V > 0)
+    if call.mask is None:
+        return z_V
+    row = call.mask.rows[call.mask.row_of[at]]
+    return z_V.masked_fill(torch.tensor([not allows(row, token) for token in range(size)]), -torch.inf)
 
 
 def aggregated(terms: list[tuple[int, int, Tensor]], how: str) -> Tensor:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from swarm.engine.sampling.answers import Asked, StreamBook, book_answer
+from swarm.engine.sampling.mask_files import no_rows
 from swarm.engine.seam import SampleRequest
 
 TOLD: dict[str, Any] = {"text_offset": [0], "tokens": ["a"], "token_logprobs": [-0.5], "top_logprobs": [{"a": -0.5}]}
@@ -22,8 +23,8 @@ def test_a_text_tells_logprobs_where_they_are_asked_for_even_of_the_sampled_toke
     wanted: int | None, told: Any
 ) -> None:
     asked = Asked.by(SampleRequest(dialect="completions", body={"prompt": "x", "logprobs": wanted}))
-    whole = book_answer({"choices": [choice()]}, asked, lambda *_: [])
-    streamed = StreamBook(asked, lambda *_: []).event({"choices": [choice()]})
+    whole = book_answer({"choices": [choice()]}, asked, lambda *_: [], no_rows)
+    streamed = StreamBook(asked, lambda *_: [], no_rows).event({"choices": [choice()]})
     assert whole.answer["choices"][0]["logprobs"] == told
     assert streamed.data is not None
     assert streamed.data["choices"][0]["logprobs"] == told

@@ -103,7 +103,12 @@ def test_metrics_count_every_episode_and_every_token_of_the_batch() -> None:
         "reward_std": pytest.approx(0.3535533905932738),
         "zero_variance_share": 0.5,
     }
-    assert token_metrics(made) == {"tokens_called": 40.0, "tokens_merged": 11.0, "token_ratio": 40 / 11}
+    assert token_metrics(made) == {
+        "tokens_called": 40.0,
+        "tokens_merged": 11.0,
+        "token_ratio": 40 / 11,
+        "tokens_forced": 0.0,
+    }
 
 
 def trained() -> list[TrainedEpisode]:

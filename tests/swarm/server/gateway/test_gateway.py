@@ -112,8 +112,11 @@ def test_a_conflict_of_keys_is_the_clients_fault_in_messages_too(served: Served)
     [{}, {"temperature": 0}, {"temperature": 0.01}, {"top_p": 0.99}, {"top_k": 0}, {"top_k": 1}, {"max_tokens": 1}],
 )
 def test_a_run_says_so_when_calls_at_its_own_defaults_are_not_trained(stated: dict[str, Any]) -> None:
-    defaults = SamplingSpec.model_validate(stated)
+    defaults = SamplingSpec.model_validate(stated | {"train": "off"})
     assert recorded_sampling(with_defaults(body(), defaults, 0)).reproducible == (not defaults.untrained)
+    for train in ("exact", "policy"):
+        other = SamplingSpec.model_validate(stated | {"train": train})
+        assert bool(other.untrained) == (other.temperature == 0)
 
 
 def test_another_model_is_refused_and_counts_nothing(served: Served) -> None:

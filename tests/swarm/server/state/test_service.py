@@ -698,7 +698,7 @@ async def test_a_run_whose_own_defaults_train_nothing_is_accepted_and_says_so(
 
     assert ((await world.service.report(world.run_id)).notes, logged()) == ([], [])
     async with running(tmp_path / "other") as other:
-        run_id = await other.begin(sampling={"top_p": 0.9})
+        run_id = await other.begin(sampling={"top_p": 0.9, "train": "off"})
         (note,) = (await other.service.report(run_id)).notes
         assert "sampling.top_p is 0.9" in note
         assert "set sampling.top_p to 1" in note
