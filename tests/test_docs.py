@@ -18,7 +18,7 @@ from swarm.main import parser as swarm_parser
 from swarm.protocol.episodes import DropReason
 from swarm.protocol.errors import HTTP_STATUS, ErrorCode
 from swarm.protocol.runspec import TUNABLE, LoraSpec, MixSpec, RunSpec, SamplingSpec
-from swarm.server.gateway.sampling import _ANY_VALUE_BENDS, _NEUTRAL, recorded_sampling, with_defaults
+from swarm.server.gateway.sampling import _ANY_VALUE_BENDS, _NEUTRAL, recorded_sampling, wants_masks, with_defaults
 from tests.page_example import printed_by_example
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -135,37 +135,41 @@ def test_the_table_of_what_a_patch_changes_is_the_protocols() -> None:
     assert {quoted(row[0])[0] for row in rows(SERVER, "What a PATCH may change")} == TUNABLE
 
 
-# -- calls that are not trained -----------------------------------------------------------------------------------------
+# -- which calls are trained ---------------------------------------------------------------------------------------------
 
 
-def test_the_table_of_calls_that_are_not_trained_names_every_field_that_bends() -> None:
-    told = {name for row in rows(BLACK_BOX, "Calls that are recorded, not trained") for name in quoted(row[0])}
+def test_the_table_of_calls_names_every_field_that_restricts_what_is_drawn() -> None:
+    told = {name for row in rows(BLACK_BOX, "Which calls are trained") for name in quoted(row[0])}
     assert {*_NEUTRAL, *_ANY_VALUE_BENDS, "temperature", "response_format", "tool_choice", "strict: true"} <= told
 
 
 @pytest.mark.parametrize(
-    ("asked", "trained"),
+    ("asked", "drawn_from"),
     [
-        ({}, True),
-        ({"temperature": 0}, False),
-        ({"temperature": 0.009}, False),
-        ({"temperature": 0.01}, True),
-        ({"top_p": 0.9}, False),
-        ({"top_p": 1, "presence_penalty": 0, "logit_bias": {}}, True),
-        ({"top_k": 5}, False),
-        ({"min_tokens": 2}, False),
-        ({"guided_regex": "a+"}, False),
-        ({"response_format": {"type": "text"}}, True),
-        ({"response_format": {"type": "json_object"}}, False),
-        ({"tool_choice": "auto", "tools": [{"type": "function", "function": {"name": "add"}}]}, True),
-        ({"tool_choice": "required"}, False),
-        ({"tool_choice": {"type": "function", "function": {"name": "add"}}}, False),
-        ({"tools": [{"type": "function", "function": {"name": "add", "strict": True}}]}, False),
-        ({"tool_choice": "none", "tools": [{"type": "function", "function": {"name": "add", "strict": True}}]}, True),
+        ({}, "all"),
+        ({"temperature": 0}, "nothing"),
+        ({"temperature": 0.009}, "nothing"),
+        ({"temperature": 0.01}, "all"),
+        ({"top_p": 0.9}, "a part"),
+        ({"top_p": 1, "presence_penalty": 0, "logit_bias": {}}, "all"),
+        ({"top_k": 5}, "a part"),
+        ({"min_tokens": 2}, "a part"),
+        ({"guided_regex": "a+"}, "a part"),
+        ({"response_format": {"type": "text"}}, "all"),
+        ({"response_format": {"type": "json_object"}}, "a part"),
+        ({"tool_choice": "auto", "tools": [{"type": "function", "function": {"name": "add"}}]}, "all"),
+        ({"tool_choice": "required"}, "a part"),
+        ({"tool_choice": {"type": "function", "function": {"name": "add"}}}, "a part"),
+        ({"tools": [{"type": "function", "function": {"name": "add", "strict": True}}]}, "a part"),
+        ({"tool_choice": "none", "tools": [{"type": "function", "function": {"name": "add", "strict": True}}]}, "all"),
+        ({"vllm_xargs": {"a": 1}}, "who knows"),
     ],
 )
-def test_calls_are_trained_or_not_as_the_page_says(asked: dict[str, Any], trained: bool) -> None:
-    assert recorded_sampling(with_defaults(asked, SamplingSpec(), seed=1)).reproducible is trained
+def test_calls_are_trained_as_the_page_says(asked: dict[str, Any], drawn_from: str) -> None:
+    spec = SamplingSpec(train="exact")
+    body = with_defaults(asked, spec, seed=1)
+    assert recorded_sampling(body).reproducible is (drawn_from == "all")
+    assert wants_masks(body, spec) is (drawn_from == "a part")
 
 
 # -- commands -----------------------------------------------------------------------------------------------------------
