@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,7 +43,8 @@ def data_dir() -> Path:
     try:
         root.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UsageError(f"the data directory {root} cannot be used ({error.strerror}); set RESEARCHER_HOME") from error
+        then = "make room on that disk" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "set RESEARCHER_HOME"
+        raise UsageError(f"the data directory {root} cannot be used ({error.strerror}); {then}") from error
     return root
 
 

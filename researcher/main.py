@@ -45,7 +45,8 @@ def parser() -> Parser:
         command.add_argument("study", nargs="?", default=LATEST, help="an id, its beginning, or `latest` (default)")
         _json(command)
         if name in ("approve", "reject", "amend"):
-            command.add_argument("--because", type=said, metavar="TEXT", required=name != "approve", help="your reason")
+            because = command.add_argument("--because", "--reason", type=said, metavar="TEXT", help="your reason")
+            because.required = name != "approve"
         if name == "amend":
             command.add_argument("--seeds", type=count, metavar="N", help="seeds per arm")
             command.add_argument("--budget", metavar="TIME", help="wall time such as 90m or 8h")

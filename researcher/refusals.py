@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 
 class PlanningRefused(Exception):
@@ -17,11 +18,39 @@ class PlanningRefused(Exception):
 
 
 class SpecRefused(PlanningRefused):
-    """A setting of the study spec is wrong. field: its dotted path (`compare.learning_rate`), with which the message begins."""
+    """A setting of the study spec is wrong. problems: what is wrong, each with its dotted path (`compare.learning_rate`)."""
 
     def __init__(self, field: str, problem: str, nearest: Sequence[str] = ()) -> None:
         super().__init__(f"{field}: {problem}", nearest)
-        self.field = field
+        self.problems = [(field, problem)]
+
+
+class SeveralRefused(SpecRefused):
+    """Several settings are wrong."""
+
+    def __init__(self, found: Sequence[SpecRefused]) -> None:
+        PlanningRefused.__init__(self, "; ".join(map(str, found)), [name for each in found for name in each.nearest])
+        self.problems = [problem for each in found for problem in each.problems]
+
+
+class Refusals:
+    """Collects refused settings, so that all of them are named at once."""
+
+    def __init__(self, found: Sequence[SpecRefused] = ()) -> None:
+        self.found = list(found)
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Keep what the body refuses, and go on after it."""
+        try:
+            yield
+        except SpecRefused as refused:
+            self.found.append(refused)
+
+    def raise_any(self) -> None:
+        """Raises: SpecRefused, which names all that was kept."""
+        if self.found:
+            raise self.found[0] if len(self.found) == 1 else SeveralRefused(self.found)
 
 
 class BudgetTooSmall(SpecRefused):

@@ -62,7 +62,7 @@ def _by_interval(hypothesis: Hypothesis, effect: Effect) -> tuple[Verdict, str]:
     sign = 1 if hypothesis.direction == "increase" else -1
     low, high = sorted((sign * effect.low, sign * effect.high))
     if low == high:
-        return Verdict.INCONCLUSIVE, "no spread between seeds at all: noise cannot be told from a broken measurement"
+        return Verdict.INCONCLUSIVE, "trials do not differ between seeds at all, so the measurement may be broken"
     if low > 0 and reaches(sign * effect.diff, hypothesis.margin):
         reason = f"the adjusted interval lies wholly in the {stated} direction and the estimate reaches the margin"
         return Verdict.SUPPORTED, reason

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import json
 import os
@@ -88,11 +89,16 @@ def run(args: argparse.Namespace) -> int:
         silence(sys.stdout)
         return FAILED if args.command in _WORKING else DONE
     except OSError as error:  # a full disk, a home that cannot be written: the system's own words say which
-        return _fail(args, error, FAILED)
+        return _fail(args, _with_advice(error), FAILED)
     except KeyboardInterrupt as error:
         then = f"; `researcher resume {error.study_id}` goes on" if isinstance(error, Interrupted) else ""
         sys.stderr.write(f"interrupted{then}\n")
         return 130
+
+
+def _with_advice(error: OSError) -> Exception:
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return StoreError(f"{error}; make room on that disk, then try again") if full else error
 
 
 def _check_environment() -> None:

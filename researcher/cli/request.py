@@ -64,6 +64,13 @@ class Asking:
     args: argparse.Namespace
     home: Home | None
     calls: list[LlmCall] = field(default_factory=list)
+    known: list[Finding] = field(init=False)
+    """What earlier studies found: on real models, or on the echo engine, which trains none, where this study runs on it."""
+
+    def __post_init__(self) -> None:
+        on_echo = getattr(self.args, "engine", "local") == "echo"
+        found = [] if self.home is None else self.home.store.findings.all()
+        self.known = [each for each in found if ("echo" in each.models) == on_echo]
 
     def wanted(self) -> Wanted:
         """Raises: UsageError, PlanningRefused (DraftToEdit where there is a draft), QuestionOpen."""
@@ -105,7 +112,7 @@ class Asking:
                 topic=topic,
                 instruments=folders,
                 given=given,
-                known=findings(self.home, getattr(self.args, "engine", "local")),
+                known=self.known,
                 servers=max(1, len(getattr(self.args, "server", []))),
                 answers=answers,
             )
@@ -167,15 +174,6 @@ def _draft_in(outcome: Outcome) -> Draft:
 def teller(args: argparse.Namespace) -> Teller:
     """Prints progress, or nothing where the output is JSON."""
     return (lambda _: None) if args.json else say
-
-
-def findings(home: Home | None, engine: str) -> list[Finding]:
-    """What earlier studies found: on real models, or on the echo engine, which trains none, where this study runs on it.
-
-    Nothing where there is no database yet.
-    """
-    found = [] if home is None else home.store.findings.all()
-    return [each for each in found if ("echo" in each.models) == (engine == "echo")]
 
 
 def edits_of(args: argparse.Namespace) -> dict[str, Any]:

@@ -24,19 +24,19 @@ from researcher.cli.request import (
     QuestionOpen,
     Wanted,
     check_addresses,
-    findings,
     teller,
     topic_of,
 )
 from researcher.design.planning import plan_of
 from researcher.design.pricing import price_of
+from researcher.design.question import named
 from researcher.home import DATABASE, Home, data_dir, open_home
 from researcher.instruments.catalogue import OWN_STUDIES, InstrumentFolder, open_instrument
 from researcher.models import Finding, LlmCall, StudyOptions
-from researcher.refusals import PlanningRefused, SpecRefused
+from researcher.refusals import PlanningRefused, Refusals, SpecRefused
 from researcher.schedule.timetable import Timetable
 from researcher.study.draft import Draft
-from researcher.study.file import spec_of
+from researcher.study.file import checked_spec
 from researcher.study.plan import Plan
 from researcher.study.printing import study_text
 from researcher.study.spec import StudySpec
@@ -50,10 +50,9 @@ def start_command(args: argparse.Namespace) -> int:
     home, calls = _home(args), list[LlmCall]()
     folder = _written(args, home, calls) if args.instrument == NEW else None
     try:
-        wanted = Asking(args, home, calls).wanted()
-        spec, timetable, folder, plan = _planned(
-            wanted, findings(home, args.engine), folder, servers=max(1, len(args.server))
-        )
+        asking = Asking(args, home, calls)
+        wanted = asking.wanted()
+        spec, timetable, folder, plan = _planned(wanted, asking.known, folder, servers=max(1, len(args.server)))
         plan = _with_tasks(plan, folder, home, dry_run=args.dry_run)
     except DraftToEdit as draft:
         if not args.json:
@@ -76,8 +75,9 @@ def draft_command(args: argparse.Namespace) -> int:
         _check_output(Path(args.output), force=args.force)
     home, calls = _home(args), list[LlmCall]()
     try:
-        wanted = Asking(args, home, calls).wanted()
-        _planned(wanted, findings(home, "local"), None, servers=1)
+        asking = Asking(args, home, calls)
+        wanted = asking.wanted()
+        _planned(wanted, asking.known, None, servers=1)
         code, text, fields = DONE, study_text(wanted.draft), wanted.draft.fields
     except DraftToEdit as draft:
         code, text, fields = _to_edit(args, draft), draft.text, draft.fields
@@ -166,15 +166,28 @@ def _planned(
 
     Raises: PlanningRefused, with the line of the study file where a setting of it is wrong.
     """
-    spec = spec_of(wanted.draft.fields, wanted.lines)
+    spec, wrong = checked_spec(wanted.draft.fields)
+    refusals, timetable, plan = Refusals(wrong), None, None
+    if spec is not None:
+        with refusals.kept():
+            timetable = _timetable(spec)
+        with refusals.kept():
+            folder = folder or _instrument(spec)
+            if wrong:
+                named(spec, folder.instrument)
+            else:
+                plan = labelled(plan_of(spec, folder, known=known, servers=servers), folder)
     try:
-        timetable = _timetable(spec)
-        folder = folder or _instrument(spec)
-        return spec, timetable, folder, labelled(plan_of(spec, folder, known=known, servers=servers), folder)
+        refusals.raise_any()
     except SpecRefused as error:
         if wanted.lines is not None:
-            error.args = (f"{wanted.lines.at(error.field)}: {error}",)
+            error.args = (wanted.lines.located(error),)
         raise
+    assert spec is not None
+    assert timetable is not None
+    assert folder is not None
+    assert plan is not None
+    return spec, timetable, folder, plan
 
 
 def _timetable(spec: StudySpec) -> Timetable:

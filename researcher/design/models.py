@@ -13,7 +13,7 @@ from pathlib import Path
 
 from foundation.nearest import nearest
 from researcher.instruments.instrument import STUDY_MODEL, Factor, Instrument
-from researcher.refusals import PlanningRefused
+from researcher.refusals import SpecRefused
 from researcher.study.plan import Arm, Plan, PlanModel
 from researcher.study.spec import StudySpec
 from swarm.models.catalogue import find, hosted_name, known_names
@@ -30,19 +30,19 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 def with_models(spec: StudySpec, instrument: Instrument) -> tuple[StudySpec, dict[str, PlanModel]]:
     """The spec with every model under the name that arms, reports and findings give it, and the models by these names.
 
-    Raises: PlanningRefused for a model that is none, or that is named twice.
+    Raises: SpecRefused for an unknown model, or one named twice.
     """
     bundled = [str(settings[_MODEL]) for settings in spec.arms.values() if _MODEL in settings]
     found = models_named([*spec.models, *bundled], declared=(instrument.model,))
     if instrument.roles and (bundled or len(spec.models) > 1):
         roles = ", ".join(instrument.roles)
-        raise PlanningRefused(
-            f"model: trials of {instrument.name} train further models ({roles}), so arms cannot differ by it"
+        raise SpecRefused(
+            "model", f"trials of {instrument.name} train further models ({roles}), so arms cannot differ by it"
         )
     names, first = {text: model.name for text, model in found.items()}, dict[str, str]()
     for text in spec.models:
         if (other := first.setdefault(names[text], text)) != text:
-            raise PlanningRefused(f"model: {other} and {text} are the same model", [other])
+            raise SpecRefused("model", f"{other} and {text} are the same model", [other])
     model = names[spec.model] if isinstance(spec.model, str) else tuple(names[text] for text in spec.models) or None
     arms = {
         arm: settings | {name: names[str(level)] for name, level in settings.items() if name == _MODEL}
@@ -54,7 +54,7 @@ def with_models(spec: StudySpec, instrument: Instrument) -> tuple[StudySpec, dic
 def models_named(texts: Iterable[str], declared: Collection[str] = ()) -> dict[str, PlanModel]:
     """Each text with its model: the same for folders with the same weights; different models have different names.
 
-    declared: names that an instrument takes as they are. Raises: PlanningRefused.
+    declared: names that an instrument takes as they are. Raises: SpecRefused.
     """
     found, first = dict[str, PlanModel](), dict[str, PlanModel]()
     for text in texts:
@@ -71,7 +71,7 @@ def models_named(texts: Iterable[str], declared: Collection[str] = ()) -> dict[s
 def model_of(text: str, declared: Collection[str] = ()) -> PlanModel:
     """The model that is called `text`, or lies in the folder `text`. A known name is never a folder: `./NAME` is one.
 
-    Raises: PlanningRefused for what is neither, and for a folder without a checkpoint.
+    Raises: SpecRefused for what is neither, and for a folder without a checkpoint.
     """
     known = find(text)
     if known is not None or text in declared:
@@ -80,13 +80,14 @@ def model_of(text: str, declared: Collection[str] = ()) -> PlanModel:
     if place.is_dir():
         return _folder(place.resolve())
     if text.startswith((".", "~", "/")) or text.count("/") > 1 or place.exists():
-        raise PlanningRefused(f"model: there is no folder {text}", known_names())
+        raise SpecRefused("model", f"there is no folder {text}", known_names())
     if _HUB_NAME.fullmatch(text):
         return PlanModel(name=text)
     guess = nearest(text.lower(), known_names())
     hint = f"did you mean {guess}?" if guess else f"known names: {', '.join(known_names())}."
-    raise PlanningRefused(
-        f"model: there is no model or folder {text!r}; {hint} Else give a hub name OWNER/NAME, or the path of a folder with a "
+    raise SpecRefused(
+        "model",
+        f"there is no model or folder {text!r}; {hint} Else give a hub name OWNER/NAME, or the path of a folder with a "
         "Hugging Face checkpoint",
         known_names(),
     )
@@ -99,11 +100,10 @@ def _folder(path: Path) -> PlanModel:
     try:
         found = resolve(str(path))
     except (SwarmError, OSError) as error:
-        raise PlanningRefused(f"model: {error}") from error
+        raise SpecRefused("model", str(error)) from error
     if not has_tokenizer(path):
-        raise PlanningRefused(
-            f"model: {path} has no tokenizer; save it beside the weights (transformers' `save_pretrained`)"
-        )
+        said = f"{path} has no tokenizer; save it beside the weights (transformers' `save_pretrained`)"
+        raise SpecRefused("model", said)
     name = re.sub(r"[^\w.-]+", "-", path.name).strip("-") or "model"
     return PlanModel(name=name, fingerprint=found.fingerprint, path=str(path))
 

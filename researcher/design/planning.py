@@ -22,7 +22,7 @@ from researcher.instruments.dotted import nested
 from researcher.instruments.instrument import ALGORITHM, RUN_PARAMETERS, Instrument, Metric, Scalar
 from researcher.instruments.shares import with_shares_of
 from researcher.models import Finding
-from researcher.refusals import PlanningRefused, SpecRefused
+from researcher.refusals import PlanningRefused, Refusals, SpecRefused
 from researcher.study.plan import PLANNED_SENTINELS, Budget, Plan, PlanModel, PlanRole, with_algorithm
 from researcher.study.spec import StudySpec
 from swarm.protocol.runspec import RunSpec, merge_patch
@@ -58,20 +58,30 @@ def plan_of(
         allow_underpowered: run although the noise may be too loud for the planned effect.
     Raises: PlanningRefused, one line that says what to change.
     """
-    asked = spec.document()
-    for field, problem in _UNSUPPORTED.items():
-        name, _, inner = field.partition(".")
-        if name in asked and (not inner or inner in asked[name]):
-            raise SpecRefused(field, problem)
-    spec, models = with_models(spec, folder.instrument)
-    question = question_of(spec, folder.instrument)
+    refusals = _unsupported(spec)
+    models: Mapping[str, PlanModel] | None = None
+    with refusals.kept():
+        spec, models = with_models(spec, folder.instrument)
     try:
-        plan = _designed(question, folder, models, allow_underpowered=allow_underpowered)
+        with refusals.kept():
+            question = question_of(spec, folder.instrument)
+            if models is not None:
+                plan = _designed(question, folder, models, allow_underpowered=allow_underpowered)
     except ValidationError as error:
         problems = [str(problem) for problem in explain(error, Plan)]
-        raise PlanningRefused(f"this makes no plan: {'; '.join(problems)}", problems) from error
+        raise PlanningRefused(f"these settings make no valid plan: {'; '.join(problems)}", problems) from error
+    refusals.raise_any()
     plan = checked(fitted(plan, folder.instrument, spec, servers=servers))
     return plan.model_copy(update={"known": known_to(plan, known)})
+
+
+def _unsupported(spec: StudySpec) -> Refusals:
+    asked = spec.document()
+    paths = {field: field.partition(".") for field in _UNSUPPORTED}
+    given = [
+        field for field, (name, _, inner) in paths.items() if name in asked and (not inner or inner in asked[name])
+    ]
+    return Refusals([SpecRefused(field, _UNSUPPORTED[field]) for field in given])
 
 
 def _designed(

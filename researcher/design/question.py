@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,8 +24,8 @@ from researcher.instruments.instrument import (
     Metric,
     Scalar,
 )
-from researcher.instruments.levels import as_level, level_problem
-from researcher.refusals import PlanningRefused, SpecRefused
+from researcher.instruments.levels import as_level, level_problem, level_text
+from researcher.refusals import Refusals, SpecRefused
 from researcher.study.spec import Compared, StudySpec
 
 Setting = tuple[Factor, Scalar]
@@ -79,32 +80,49 @@ class Question:
 
 
 def question_of(spec: StudySpec, instrument: Instrument) -> Question:
-    """Raises: SpecRefused with one line for the first thing that the instrument does not have."""
-    known = _Known(spec, instrument)
-    varied = tuple(_compared(known, name, given) for name, given in spec.compare.items())
-    if len(spec.models) > 1:
-        varied = (Varied(factor=known.factor(_MODEL, "model"), levels=tuple(spec.models)), *varied)
-    bundles = {
-        name: tuple(known.setting(factor, level, f"arms.{name}") for factor, level in settings.items())
-        for name, settings in spec.arms.items()
-    }
-    settings = tuple(known.setting(name, level, "set") for name, level in spec.set.items())
-    metric = known.metric(spec.metric or instrument.defaults.metric, "metric")
+    """Raises: SpecRefused with every name and level that the instrument does not have, else with what does not fit together."""
+    question = named(spec, instrument)
     if spec.margin is not None:
-        _refuse_wide_margin(spec.margin, metric, instrument)
-        metric = metric.model_copy(update={"margin": spec.margin})
-    question = Question(
-        spec=spec,
-        varied=varied,
-        bundles=bundles,
-        settings=settings,
-        metric=metric,
-        secondary=tuple(known.metric(name, "secondary") for name in spec.secondary if name != metric.name),
-        direction=spec.claim if spec.claim in ("increase", "decrease") else metric.direction,
-    )
+        _refuse_wide_margin(spec.margin, question.metric, instrument)
+        question = replace(question, metric=question.metric.model_copy(update={"margin": spec.margin}))
     _refuse_lengths(question, instrument)
     _refuse_missing_data(question, instrument)
     return _with_effect(question, instrument)
+
+
+def named(spec: StudySpec, instrument: Instrument) -> Question:
+    """What the spec's names mean. Raises: SpecRefused with every name and level that the instrument does not have."""
+    known, refusals = _Known(spec, instrument), Refusals()
+    varied: list[Varied] = []
+    notes: list[str] = []
+    if len(spec.models) > 1:
+        with refusals.kept():
+            varied.append(Varied(factor=known.factor(_MODEL, "model"), levels=tuple(spec.models)))
+    for name, given in spec.compare.items():
+        with refusals.kept():
+            varied.append(_compared(known, name, given))
+            notes += _baseline_note(varied[-1], given, spec)
+    bundles: dict[str, tuple[Setting, ...]] = {}
+    for name, settings in spec.arms.items():
+        bundles[name] = known.settings(settings, f"arms.{name}", refusals)
+    everywhere = known.settings(spec.set, "set", refusals)
+    secondary: list[Metric] = []
+    with refusals.kept():
+        metric = known.metric(spec.metric or instrument.defaults.metric, "metric")
+    for name in spec.secondary:
+        with refusals.kept():
+            secondary.append(known.metric(name, "secondary"))
+    refusals.raise_any()
+    return Question(
+        spec=spec,
+        varied=tuple(varied),
+        bundles=bundles,
+        settings=everywhere,
+        metric=metric,
+        secondary=tuple(each for each in secondary if each != metric),
+        direction=spec.claim if spec.claim in ("increase", "decrease") else metric.direction,
+        notes=tuple(notes),
+    )
 
 
 def _refuse_wide_margin(margin: float, metric: Metric, instrument: Instrument) -> None:
@@ -152,6 +170,14 @@ class _Known:
         names = {alias: metric.name for metric in self._instrument.metrics for alias in (metric.name, *metric.aliases)}
         raise _unknown(field, f"{self._instrument.name} has no metric {name!r}", name, names)
 
+    def settings(self, given: Mapping[str, Scalar], field: str, refusals: Refusals) -> tuple[Setting, ...]:
+        """refusals: takes what is wrong with each."""
+        found: list[Setting] = []
+        for name, level in given.items():
+            with refusals.kept():
+                found.append(self.setting(name, level, field))
+        return tuple(found)
+
     def setting(self, name: str, given: Scalar, field: str) -> Setting:
         """Raises: SpecRefused, also for a level that the factor cannot take."""
         if name == _STEPS and field == "set":
@@ -161,10 +187,10 @@ class _Known:
         problem = level_problem(factor, level)
         if problem:
             raise SpecRefused(f"{field}.{name}", problem, [factor.name])
-        return factor, _pinned(factor, level)
+        return factor, _pinned(factor, level, f"{field}.{name}")
 
 
-def _pinned(factor: Factor, level: Scalar) -> Scalar:
+def _pinned(factor: Factor, level: Scalar, field: str) -> Scalar:
     """A data file under its whole path and its digest, so that a study notices when it is changed.
 
     Raises: SpecRefused for a file that is not there.
@@ -176,10 +202,8 @@ def _pinned(factor: Factor, level: Scalar) -> Scalar:
     try:
         digest = hashlib.sha256(file.read_bytes()).hexdigest()
     except OSError as error:
-        raise PlanningRefused(
-            f"the data file {source!r} cannot be read ({error.strerror}; looked for {file}); name it as it lies from here, or whole",
-            [source],
-        ) from error
+        said = f"the file {source!r} cannot be read ({error.strerror}; looked for {file}); give its path from here, or its full path"
+        raise SpecRefused(field, said, [source]) from error
     return f"{file}{DIGEST}{digest[:_DIGITS]}"
 
 
@@ -196,7 +220,7 @@ def _unknown(field: str, problem: str, name: str, names: dict[str, str]) -> Spec
 
 
 def _compared(known: _Known, name: str, given: Compared) -> Varied:
-    """Without a baseline, the default is it where it is among the levels or stands against one level; else the first level is."""
+    """Without a baseline the first level is it, as with `--vary`; a single level stands against the default."""
     factor = known.factor(name, "compare")
     levels = [known.setting(name, level, "compare")[1] for level in given.levels]
     if given.baseline is not None:
@@ -204,11 +228,17 @@ def _compared(known: _Known, name: str, given: Compared) -> Varied:
     elif len(levels) == 1:
         if factor.default == "":
             raise SpecRefused(f"compare.{name}", f"{name} has no default: name its baseline", [name])
-        levels.insert(0, _pinned(factor, factor.default))
-    elif factor.default in levels:
-        levels.remove(factor.default)
-        levels.insert(0, factor.default)
+        levels.insert(0, _pinned(factor, factor.default, f"compare.{name}"))
     return Varied(factor=factor, levels=tuple(levels))
+
+
+def _baseline_note(varied: Varied, given: Compared, spec: StudySpec) -> list[str]:
+    """What was taken for the baseline, where the spec names none and the design has one."""
+    if given.baseline is not None or spec.design in ("balance", "trend", "screen"):
+        return []
+    which = "the first level" if len(given.levels) > 1 else "the instrument's default"
+    name = varied.factor.name
+    return [f"No baseline is named for {name}: it is {which}, {level_text(varied.levels[0])}."]
 
 
 def _refuse_lengths(question: Question, instrument: Instrument) -> None:

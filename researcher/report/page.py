@@ -136,6 +136,16 @@ class Page:
         """Arms that run the same as another one, on seeds of their own."""
         return [part for part in self.arms if part.arm.seed_offset]
 
+    def without_noise(self, part: HypothesisPart) -> bool:
+        """Whether the noise floor's trials do not differ at all: then neither seeds nor power follow from it."""
+        bounds = {metric.name: claims["sigma_upper"].value for metric, claims in self.noise}
+        return bounds[part.hypothesis.metric] == 0
+
+    @property
+    def still(self) -> bool:
+        """Whether no hypothesis has a noise floor with any spread."""
+        return all(map(self.without_noise, self.hypotheses))
+
     def with_state(self, severity: str) -> list[SentinelPart]:
         return [part for part in self.sentinels if severity in str(part.state.value)]
 

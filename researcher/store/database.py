@@ -21,6 +21,8 @@ from researcher.store.tables import SCHEMA_REVISION
 MIGRATION_LOCK = 0x5EA4C8
 """Key of the PostgreSQL advisory lock under which one process upgrades."""
 BUSY_TIMEOUT_S = 20
+_NO_ROOM = ("SQLITE_FULL", "SQLITE_IOERR")
+"""SQLite reports some writes on a full disk as I/O errors."""
 
 
 def default_url(environ: Mapping[str, str] | None = None) -> str:
@@ -105,6 +107,8 @@ def _advice(engine: Engine, error: DatabaseError) -> str:
         return "check RESEARCHER_DATABASE_URL"
     if is_held(error):
         return "another program holds the database: end that one, or wait for it"
+    if str(getattr(error.orig, "sqlite_errorname", "")).startswith(_NO_ROOM):
+        return "make room on that disk, then try again"
     if isinstance(error.orig, sqlite3.OperationalError):  # no place, no permission
         return "check the place, which RESEARCHER_DATABASE_URL or else RESEARCHER_HOME names, and who may write there"
     return "the file is damaged: put a backup in its place, or move it away to begin with an empty database"

@@ -36,7 +36,16 @@ class Ambiguous(StoreError):
 
 class LeaseHeld(StoreError):
     def __init__(self, resource: str, owner: str, for_s: float) -> None:
-        super().__init__(f"{resource} is held by {owner} for {for_s:.0f} s more; wait, or stop that process")
+        kind, _, name = resource.partition(":")
+        if kind == "study":
+            host, _, process = owner.partition("/")
+            text = (
+                f"process {process.partition('/')[0]} on {host} works on {name}: `researcher watch {name}` follows it, `researcher stop {name}` ends it; if that "
+                f"process is gone, try again in {for_s:.0f} s"
+            )
+        else:
+            text = f"{resource} is held by {owner}; wait until that ends, or use another server"
+        super().__init__(text)
         self.owner = owner
         self.for_s = for_s
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,12 @@ from pydantic import ValidationError
 
 from foundation.strict import explain
 from researcher.instruments.catalogue import declaration_in
-from researcher.refusals import PlanningRefused
+from researcher.refusals import PlanningRefused, SpecRefused
 from researcher.study.spec import StudySpec
 from swarm.models.catalogue import find
 
 _INSTRUMENT_KEYS = frozenset({"workflow", "factors", "metrics", "defaults"})
+_CONTRAST = {"compare", "arms", "model", "design"}
 _LONGEST_NUMBER = 100
 _TABLE = re.compile(r"\s*\[+\s*([^\]]+?)\s*\]+\s*(?:#.*)?$")
 _KEY = re.compile(r"\s*((?:[\w-]+|\"[^\"]*\"|'[^']*')(?:\s*\.\s*(?:[\w-]+|\"[^\"]*\"|'[^']*'))*)\s*=")
@@ -40,6 +41,10 @@ class Lines:
         while path and path not in self.lines:
             path = path.rpartition(".")[0]
         return f"{self.name}:{self.lines[path]}" if path else self.name
+
+    def located(self, refused: SpecRefused) -> str:
+        """Each problem after the line of its field."""
+        return "; ".join(f"{self.at(field)}: {field}: {problem}" for field, problem in refused.problems)
 
 
 class _Loader(yaml.SafeLoader):
@@ -88,7 +93,7 @@ def read_study_file(path: Path) -> tuple[dict[str, Any], Lines]:
         ) from error
     data, lines = _toml(path, text) if path.suffix == ".toml" else _yaml(path, text)
     if not isinstance(data, dict):
-        raise PlanningRefused(f"{path} is no study file: it holds no keys; `researcher draft` writes one")
+        raise PlanningRefused(f"{path} is not a study file: it holds no keys; `researcher draft` writes one")
     if _INSTRUMENT_KEYS & data.keys() and "compare" not in data:
         raise PlanningRefused(
             f"{path} describes an instrument, not a study: `researcher start --instrument {path.parent} --vary FACTOR=A,B` runs a "
@@ -116,66 +121,76 @@ def _placed(name: str, value: Any, folder: Path, depth: int = 5) -> Any:
     return str(place.absolute()) if is_there else value
 
 
-def spec_of(fields: Mapping[str, Any], lines: Lines | None = None) -> StudySpec:
-    """The validated spec. Raises: PlanningRefused with every wrong field, and its line where it comes from a file."""
-    try:
-        return StudySpec.model_validate(dict(fields))
-    except ValidationError as error:
-        problems = [
-            str(problem) if lines is None else f"{lines.at(problem.field)}: {problem}"
-            for problem in explain(error, StudySpec)
-        ]
-        near = [problem.nearest for problem in explain(error, StudySpec) if problem.nearest]
-        raise PlanningRefused("; ".join(problems), near) from error
+def checked_spec(fields: Mapping[str, Any]) -> tuple[StudySpec | None, list[SpecRefused]]:
+    """The spec, and every field that is wrong. Where some are, it is a spec without these, for further checks; None where the
+    rest makes no spec."""
+    refused: list[SpecRefused] = []
+    wrong: set[str] = set()
+    while True:
+        rest = {name: value for name, value in fields.items() if name not in wrong}
+        try:
+            return StudySpec.model_validate({"question": "?", **rest} if wrong else rest), refused
+        except ValidationError as error:
+            for problem in explain(error, StudySpec):
+                name = problem.field.partition(".")[0]
+                # What differs between the arms is judged as a whole: without its wrong part the rest may look wrong.
+                if name not in wrong and not (name in _CONTRAST and wrong & _CONTRAST):
+                    said = str(problem).removeprefix(f"{problem.field}: ")
+                    refused.append(SpecRefused(problem.field, said, [problem.nearest] if problem.nearest else []))
+            found = {problem.field.partition(".")[0] for problem in explain(error, StudySpec)}
+            if found <= wrong:
+                return None, refused
+            wrong |= found
 
 
 def _yaml(path: Path, text: str) -> tuple[Any, dict[str, int]]:
     try:
         node = yaml.compose(text, Loader=_Loader)
         lines: dict[str, int] = {}
-        if node is not None:
-            _mark(node, "", lines, path, set())
+        if node is not None and (problems := list(_mark(node, "", lines, set()))):
+            raise PlanningRefused("; ".join(f"{path}:{line}: {problem}" for line, problem in problems))
         return yaml.load(text, Loader=_Loader), lines
     except RecursionError as error:
         raise PlanningRefused(f"{path} is nested too deeply for a study file") from error
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         place = f"{path}:{mark.line + 1}" if mark is not None else str(path)
-        raise PlanningRefused(f"{place}: this is no YAML: {error.problem}") from error
+        raise PlanningRefused(f"{place}: this is not YAML: {error.problem}") from error
     except yaml.YAMLError as error:
-        raise PlanningRefused(f"{path}: this is no YAML: {error}") from error
+        raise PlanningRefused(f"{path}: this is not YAML: {error}") from error
 
 
-def _mark(node: yaml.Node, path: str, lines: dict[str, int], file: Path, seen: set[int]) -> None:
-    """seen: nodes that were marked, since an anchor may stand in many places. Raises: PlanningRefused for a key that is no text or
-    stands twice."""
+def _mark(node: yaml.Node, path: str, lines: dict[str, int], seen: set[int]) -> Iterator[tuple[int, str]]:
+    """Note the line of each key. Yields line and problem of a key that is not text, and of one that stands twice.
+
+    seen: ids of nodes that were visited, since an anchor may stand in many places.
+    """
     if id(node) in seen:
         return
     seen.add(id(node))
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
+            line = key.start_mark.line + 1
             if key.tag != "tag:yaml.org,2002:str":
-                raise PlanningRefused(
-                    f"{file}:{key.start_mark.line + 1}: {key.value} is not a string; put it in quotes if you mean the text"
-                )
+                yield line, f"{key.value} is not a string; put it in quotes if you mean the text"
+                continue
             name = f"{path}.{key.value}" if path else str(key.value)
             if name in lines:
-                raise PlanningRefused(
-                    f"{file}:{key.start_mark.line + 1}: {name} stands twice; the first is in line {lines[name]}"
-                )
-            lines[name] = key.start_mark.line + 1
-            _mark(value, name, lines, file, seen)
+                yield line, f"{name} stands twice; the first is in line {lines[name]}"
+                continue
+            lines[name] = line
+            yield from _mark(value, name, lines, seen)
     elif isinstance(node, yaml.SequenceNode):
         for number, value in enumerate(node.value):
             lines[f"{path}.{number}"] = value.start_mark.line + 1
-            _mark(value, f"{path}.{number}", lines, file, seen)
+            yield from _mark(value, f"{path}.{number}", lines, seen)
 
 
 def _toml(path: Path, text: str) -> tuple[Any, dict[str, int]]:
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise PlanningRefused(f"{path}: this is no TOML: {error}") from error
+        raise PlanningRefused(f"{path}: this is not TOML: {error}") from error
     table, lines = "", dict[str, int]()
     for number, line in enumerate(text.splitlines(), start=1):
         if (found := _TABLE.match(line)) is not None:

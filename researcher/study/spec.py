@@ -90,8 +90,7 @@ def _not_lists(given: Any) -> Any:
 
 
 class Compared(StrictModel):
-    """The levels of one factor. baseline None: the instrument's default where it is among the levels, or stands against a
-    single one; else the first level."""
+    """The levels of one factor. baseline None: the first of several levels; the instrument's default for a single one."""
 
     baseline: Scalar | None = None
     levels: Annotated[tuple[Scalar, ...], Field(max_length=64)] = ()

@@ -15,7 +15,7 @@ from tests.fakes.specs import planned as designed
 
 pytestmark = pytest.mark.anyio
 
-COMPARED = {"learning_rate": {"levels": [1e-5, 2e-5, 4e-5]}, "temperature": {"levels": [0.7, 1.0, 1.3]}}
+COMPARED = {"learning_rate": {"levels": [1e-5, 2e-5, 4e-5]}, "temperature": {"baseline": 1.0, "levels": [0.7, 1.3]}}
 FIRST, SECOND = "compare-learning_rate", "compare-temperature-at-learning_rate="
 
 

@@ -212,4 +212,4 @@ def test_many_seeds_without_any_spread_stay_inconclusive() -> None:
     record = conclude(plan, trials_with(plan, {BASE: [0.5] * 20, TREAT: [1.0] * 20})).verdicts[0]
     assert record.effect is not None
     assert (record.effect.method, record.verdict) == ("bootstrap_iqm", Verdict.INCONCLUSIVE)
-    assert "no spread between seeds at all" in record.reason
+    assert "trials do not differ between seeds at all" in record.reason

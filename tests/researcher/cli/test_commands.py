@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import importlib
 import json
 import os
 import pty
 import signal
 import socket
+import subprocess
 import sys
 from argparse import Namespace
 from contextlib import nullcontext
@@ -27,7 +29,7 @@ from researcher.cli.request import seconds
 from researcher.cli.resume import _to_its_end
 from researcher.conduct import Outcome
 from researcher.describe import event_text
-from researcher.executor.processes import Berth
+from researcher.executor.processes import Berth, started_at
 from researcher.executor.servers import server_token
 from researcher.home import Home
 from researcher.instruments.catalogue import InstrumentFolder, read_instrument
@@ -510,6 +512,58 @@ def test_a_study_that_somebody_works_on_is_asked_to_stop(capsys: pytest.CaptureF
         StudyStatus.RUNNING,
         True,
     )
+
+
+def test_to_resume_beside_a_living_researcher_says_how_to_follow_or_end_it(capsys: pytest.CaptureFixture[str]) -> None:
+    store = Store.open()
+    study = store.studies.create("a topic", {})
+    store.plans.save(study, example_plan())
+    owner = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    try:
+        store.leases.acquire(study, f"{socket.gethostname()}/{owner.pid}/{started_at(owner.pid)}", 60.0)
+        assert main(["resume", study]) == FAILED
+    finally:
+        owner.kill()
+        owner.wait()
+    said = capsys.readouterr().err
+    assert (
+        f"process {owner.pid} on {socket.gethostname()} works on {study}: `researcher watch {study}` follows it" in said
+    )
+    assert f"`researcher stop {study}` ends it" in said
+    assert "wait" not in said
+
+
+def test_on_a_full_disk_the_command_says_to_make_room(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(home))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "mkdir", full)
+        assert main([*ASKED, "--engine", "echo"]) == USAGE
+        assert "No space left on device); make room on that disk" in capsys.readouterr().err
+    monkeypatch.setattr(Store, "open", full)
+    assert main([*ASKED, "--engine", "echo"]) == FAILED
+    assert "make room on that disk, then try again" in capsys.readouterr().err
+
+
+def test_a_database_that_no_longer_fits_on_its_disk_says_to_make_room(tmp_path: Path) -> None:
+    code = (
+        "import resource, signal, sys; from researcher.main import main; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000)); sys.exit(main(['list']))"
+    )
+    environ = {**os.environ, "RESEARCHER_HOME": str(tmp_path / "small")}
+    ran = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=False)
+    assert ran.returncode == FAILED
+    assert "make room on that disk, then try again" in ran.stderr
+
+
+def test_a_reason_may_be_called_one(capsys: pytest.CaptureFixture[str]) -> None:
+    found, _ = opened(user_data_dir())
+    study = at_gate(found.store)
+    assert main(["reject", study, "--reason", "too dear"]) == 0
+    assert "rejected" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("wish", ["stop", "pause"])

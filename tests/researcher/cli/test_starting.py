@@ -10,6 +10,7 @@ import pytest
 
 from researcher.cli import USAGE
 from researcher.main import main
+from researcher.store.findings import Findings
 from researcher.store.store import Store
 from researcher.study.edits import options_of
 from researcher.study.plan import Plan
@@ -107,6 +108,46 @@ def test_a_wrong_setting_is_one_line_with_its_place_in_the_file(
     assert said.count("\n") == 1
 
 
+def test_all_mistakes_of_a_file_are_named_at_once_with_their_lines(file: Path, capsys: Capture) -> None:
+    file.write_text(
+        "question: Is it better?\ninstrument: arithmetic\ncompare:\n  learning_rat: {baseline: 1e-5, levels: [4e-5]}\n"
+        "  kl: {levels: [-1, 0.1]}\ndesign: factorial\nmetric: acuracy\nset: {group_siz: 4, epochs: none}\n"
+        "schedule: {windows: [night]}\nnotify: [SLACK]\n"
+    )
+    everything = {4: "compare.learning_rat", 5: "compare.kl", 7: "metric", 8: "set.group_siz", 9: "schedule.windows"}
+    for more in ("", "claim: up\nsteps: ten\n"):
+        file.write_text(file.read_text() + more)
+        assert main(["start", str(file), "--dry-run"]) == USAGE
+        said = capsys.readouterr().err
+        assert said.count("\n") == 1
+        found = everything | ({11: "claim", 12: "steps"} if more else {10: "notify"}) | {8: "set.epochs"}
+        assert all(f"study.yaml:{line}: {field}" in said for line, field in found.items()), said
+        assert "study.yaml:8: set.group_siz" in said
+
+
+def test_earlier_findings_are_read_once_for_a_topic(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    Store.open().close()
+    reads: list[int] = []
+    everything = Findings.all
+    monkeypatch.setattr(Findings, "all", lambda self, **more: reads.append(1) or everything(self, **more))
+    shown(
+        capsys,
+        "--planner",
+        "builtin",
+        "--topic",
+        "Does GRPO learn sums faster with a learning rate of 4e-5 than with 1e-5?",
+    )
+    assert len(reads) == 1
+
+
+def test_the_first_level_is_the_baseline_and_the_plan_says_so(file: Path, capsys: Capture) -> None:
+    file.write_text(FILE.replace("{baseline: 1e-5, levels: [4e-5]}", "{levels: [1e-5, 4e-5]}"))
+    plan = shown(capsys, str(file))["plan"]
+    (asked,) = plan["hypotheses"]
+    assert (asked["baseline"], asked["treatment"]) == ("learning_rate=1e-5", "learning_rate=4e-5")
+    assert "No baseline is named for learning_rate: it is the first level, 1e-5." in plan["assumptions"]
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -147,13 +188,14 @@ def test_the_schema_is_that_of_the_spec(capsys: Capture) -> None:
             "looks": 2,
         },
     ],
-    ids=["default among levels", "one level", "arms", "factorial"],
+    ids=["no baseline", "one level", "arms", "factorial"],
 )
 def test_the_options_of_a_spec_make_its_plan_again(fields: dict[str, Any], capsys: Capture) -> None:
     plan = planned(**fields)
     asked = spec(**fields)
     again = Plan.model_validate(shown(capsys, *options_of(asked, plan.arms[0].levels))["plan"])
-    assert again.model_copy(update={"question": plan.question}) == plan
+    said = {"question": plan.question, "assumptions": plan.assumptions}  # options always name the baseline
+    assert again.model_copy(update=said) == plan
 
 
 @pytest.mark.parametrize(
@@ -163,7 +205,7 @@ def test_the_options_of_a_spec_make_its_plan_again(fields: dict[str, Any], capsy
         (FILE + 'schedule: {windows: ["25:00-07:00"]}\n', 2, "study.yaml:6: schedule.windows: "),
         (FILE.replace("arithmetic", "arithmetics"), 2, "study.yaml:2: instrument: no instrument is called"),
         (FILE + "5: 6\n", 2, "study.yaml:6: 5 is not a string"),
-        (FILE + f"steps: {'9' * 5000}\n", 2, "study.yaml:6: this is no YAML: a number of 5000 digits"),
+        (FILE + f"steps: {'9' * 5000}\n", 2, "study.yaml:6: this is not YAML: a number of 5000 digits"),
         (FILE + "set: &a {deep: *a}\n", 2, "set.deep: should be"),
         (FILE + f"set: {'[' * 3000}{']' * 3000}\n", 2, "nested too deeply"),
     ],

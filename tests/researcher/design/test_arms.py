@@ -89,7 +89,7 @@ def test_files_of_one_name_are_arms_of_their_own_pinned_by_their_digest() -> Non
     again = planned("dataset", compare={"data": {"levels": ["a/train.jsonl", "./a/train.jsonl"]}})
     assert [arm.name for arm in again.arms] == ["data=train.jsonl", "data=train.jsonl-again"]
     assert any("runs the same as" in line for line in again.assumptions)
-    with pytest.raises(PlanningRefused, match=r"the data file 'd/train.jsonl' cannot be read"):
+    with pytest.raises(PlanningRefused, match=r"the file 'd/train.jsonl' cannot be read"):
         planned("dataset", compare={"data": {"levels": ["a/train.jsonl", "d/train.jsonl"]}})
 
 

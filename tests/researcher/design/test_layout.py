@@ -127,8 +127,8 @@ def test_each_arm_may_have_steps_of_its_own_but_not_for_steps_until_a_threshold(
 def test_all_that_a_sequence_may_run_is_frozen_and_its_second_comparison_has_fresh_seeds() -> None:
     plan = planned(**RATIO_THEN_RANK)
     floor, first, *second = plan.stages
-    assert [stage.id for stage in second] == [f"compare-lora_rank-at-lora_alpha_ratio={ratio}" for ratio in (2, 1, 4)]
-    assert floor.arms == first.arms[:1] == ("lora_alpha_ratio=2,lora_rank=16",)
+    assert [stage.id for stage in second] == [f"compare-lora_rank-at-lora_alpha_ratio={ratio}" for ratio in (1, 2, 4)]
+    assert floor.arms == first.arms[:1] == ("lora_alpha_ratio=1,lora_rank=8",)
     assert floor.first_seed == first.first_seed == 0
     assert {stage.first_seed for stage in second} == {first.max_seeds}
     assert set(plan.alternatives(second[0].id)) == {stage.id for stage in second}

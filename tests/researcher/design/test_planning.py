@@ -57,13 +57,22 @@ def test_levels_are_of_their_factors_own_type() -> None:
 
 
 @pytest.mark.parametrize(
-    ("levels", "baseline"),
-    [([1e-5, 4e-5], 4e-5), ([1e-5, 2e-5], 1e-5), ([1e-5], 4e-5)],
-    ids=["the default among them", "the first", "the default against one"],
+    ("levels", "baseline", "which"),
+    [
+        ([1e-5, 4e-5], 1e-5, "the first level, 1e-5"),
+        ([2e-5, 1e-5], 2e-5, "the first level, 2e-5"),
+        ([1e-5], 4e-5, "the instrument's default, 4e-5"),
+    ],
 )
-def test_without_a_baseline_one_is_found(levels: list[float], baseline: float) -> None:
+def test_without_a_baseline_one_is_found_and_the_plan_says_which(
+    levels: list[float], baseline: float, which: str
+) -> None:
     plan = planned(compare={"learning_rate": {"levels": levels}})
     assert plan.arm(plan.hypotheses[0].baseline).levels == {"learning_rate": baseline}
+    said = f"No baseline is named for learning_rate: it is {which}."
+    assert said in plan.assumptions
+    named = planned(compare={"learning_rate": {"baseline": baseline, "levels": [3e-5]}})
+    assert not any("baseline" in each for each in named.assumptions)
 
 
 def test_a_claim_is_tested_as_it_is_made() -> None:

@@ -322,7 +322,10 @@ def test_without_spread_between_seeds_no_more_seeds_are_advised(tmp_path: Path) 
     text = markdown(two_arms((0.5, 0.5, 0.5), (0.3, 0.3, 0.3)), tmp_path)
     assert "see whether what is measured is broken" in text.split("## What to ask next")[1]
     assert "takes more seeds" not in text
-    assert "the noise floor cannot tell which effect" in text
+    assert "the noise floor's trials do not differ at all" in text
+    assert "2 seeds" not in text
+    assert "seeds needed" not in text
+    assert not re.search(r"^\| `H1` \|[^|]*\| 2 \|", text, re.MULTILINE)
 
 
 @pytest.mark.parametrize(

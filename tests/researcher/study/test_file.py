@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from researcher.refusals import PlanningRefused
-from researcher.study.file import read_study_file, scalar, spec_of
+from researcher.refusals import PlanningRefused, Refusals, SpecRefused
+from researcher.study.file import checked_spec, read_study_file, scalar
 
 YAML = """\
 # A comment.
@@ -55,7 +55,9 @@ def test_yaml_is_read_as_people_write_it(tmp_path: Path) -> None:
 def test_toml_is_read_with_its_lines(tmp_path: Path) -> None:
     file = written(tmp_path, TOML, "study.toml")
     data, lines = read_study_file(file)
-    found = spec_of(data, lines)
+    found, wrong = checked_spec(data)
+    assert found is not None
+    assert not wrong
     assert found.compare["learning_rate"].levels == (4e-5,)
     assert (found.set, found.seeds.min) == ({"hints": "on"}, 3)
     places = ("set.hints", "compare.learning_rate", "compare.learning_rate.levels", "seeds.min", "seeds.max")
@@ -87,11 +89,16 @@ def test_paths_start_from_the_folder_of_the_file_and_names_stay_names(tmp_path: 
     assert (data["instrument"], data["arms"]["a"]["model"]) == ("arithmetic", str(tmp_path / "mine"))
 
 
-def problems(tmp_path: Path, text: str, name: str = "study.yaml") -> PlanningRefused:
-    with pytest.raises(PlanningRefused) as refused:
-        spec_of(*read_study_file(written(tmp_path, text, name)))
-    assert str(tmp_path / name) in str(refused.value)
-    return refused.value
+def problems(tmp_path: Path, text: str, name: str = "study.yaml") -> tuple[str, list[str]]:
+    """What is said, and the nearest names."""
+    try:
+        data, lines = read_study_file(written(tmp_path, text, name))
+    except PlanningRefused as refused:
+        return str(refused), refused.nearest
+    refusals = Refusals(checked_spec(data)[1])
+    with pytest.raises(SpecRefused) as wrong:
+        refusals.raise_any()
+    return lines.located(wrong.value), wrong.value.nearest
 
 
 @pytest.mark.parametrize(
@@ -102,32 +109,32 @@ def problems(tmp_path: Path, text: str, name: str = "study.yaml") -> PlanningRef
         ("schedule:", "shedule:", ["study.yaml:9: shedule: unknown field (did you mean 'schedule'?)"], "schedule"),
         ("[22:00-07:00]", "22", ["study.yaml:9: schedule.windows: "], None),
         ("  name: no\n", "  hints: off\n", ["study.yaml:8: set.hints stands twice; the first is in line 7"], None),
-        ("schedule: {", "schedule: {{", ["study.yaml:", "this is no YAML"], None),
-        (YAML, "", ["is no study file: it holds no keys"], None),
-        (YAML, "- a\n- b\n", ["is no study file"], None),
+        ("schedule: {", "schedule: {{", ["study.yaml:", "this is not YAML"], None),
+        (YAML, "", ["is not a study file: it holds no keys"], None),
+        (YAML, "- a\n- b\n", ["is not a study file"], None),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_named_with_its_line(
     tmp_path: Path, old: str, new: str, says: list[str], nearest: str | None
 ) -> None:
-    refused = problems(tmp_path, YAML.replace(old, new))
-    assert all(text in str(refused) for text in says)
-    assert nearest is None or nearest in refused.nearest
+    said, near = problems(tmp_path, YAML.replace(old, new))
+    assert all(text in said for text in says)
+    assert nearest is None or nearest in near
 
 
 def test_wrong_toml_is_named_too(tmp_path: Path) -> None:
     for old, new, says in (
         ("min = 3", "mni = 3", "study.toml:12: seeds.mni: unknown field (did you mean 'seeds.min'?)"),
-        ("min = 3", "min = 3\nmin = 4", "this is no TOML"),
-        ("min = 3", "min = ", "this is no TOML"),
+        ("min = 3", "min = 3\nmin = 4", "this is not TOML"),
+        ("min = 3", "min = ", "this is not TOML"),
     ):
-        assert says in str(problems(tmp_path, TOML.replace(old, new), "study.toml"))
+        assert says in problems(tmp_path, TOML.replace(old, new), "study.toml")[0]
 
 
 def test_the_file_of_an_instrument_is_no_study_file(tmp_path: Path) -> None:
-    refused = problems(tmp_path, 'name = "mine"\nworkflow = "workflow.py"\n[defaults]\nsteps = 3\n', "study.toml")
-    assert "describes an instrument, not a study" in str(refused)
-    assert f"--instrument {tmp_path}" in str(refused)
+    said, _ = problems(tmp_path, 'name = "mine"\nworkflow = "workflow.py"\n[defaults]\nsteps = 3\n', "study.toml")
+    assert "describes an instrument, not a study" in said
+    assert f"--instrument {tmp_path}" in said
 
 
 def test_a_file_that_cannot_be_read_is_one_clear_line(tmp_path: Path) -> None:
@@ -139,5 +146,31 @@ def test_a_file_that_cannot_be_read_is_one_clear_line(tmp_path: Path) -> None:
 
 def test_a_wrong_value_is_shown_without_its_file_where_it_came_from_options() -> None:
     fields: dict[str, Any] = {"question": "q", "instrument": "i", "compare": {"kl": {"levels": [0.1]}}, "claim": "up"}
-    with pytest.raises(PlanningRefused, match=r"^claim: "):
-        spec_of(fields)
+    spec, (wrong,) = checked_spec(fields)
+    assert str(wrong).startswith("claim: ")
+    assert spec is not None
+    assert (spec.claim, list(spec.compare)) == ("none", ["kl"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "fields"),
+    [
+        ({"claim": "up", "steps": "ten", "seeds": {"mni": 3}}, ["seeds.mni", "claim", "steps"]),
+        ({"claim": "up", "set": {"kl": 1}}, ["claim", "set.kl"]),
+        ({"claim": "up", "compare": {"kl": {"levels": []}}}, ["claim", "compare.kl.levels"]),
+        ({"compare": {"kl": [0, 1]}, "claim": "up"}, ["compare", "claim"]),
+        ({"model": [1, 2], "compare": {}, "claim": "up"}, ["model.0", "model.1", "claim"]),
+    ],
+    ids=["several fields", "one that clashes", "one that is empty", "nothing else differs", "nothing left to compare"],
+)
+def test_all_fields_that_are_wrong_are_named_at_once(changes: dict[str, Any], fields: list[str]) -> None:
+    given = {"question": "q", "instrument": "i", "compare": {"kl": {"levels": [0.1]}}} | changes
+    _, wrong = checked_spec(given)
+    found = [field for each in wrong for field, _ in each.problems]
+    assert sorted(set(found)) == sorted(fields)
+
+
+def test_every_key_that_stands_twice_is_named(tmp_path: Path) -> None:
+    said, _ = problems(tmp_path, "question: a\nquestion: b\nset: {kl: 0, kl: 1, 3: 4}\n")
+    assert said.count("stands twice") == 2
+    assert "study.yaml:3: 3 is not a string" in said

@@ -9,8 +9,9 @@ import pytest
 
 from researcher.study.draft import Draft
 from researcher.study.edits import marked
-from researcher.study.file import read_study_file, spec_of
+from researcher.study.file import read_study_file
 from researcher.study.printing import study_text
+from researcher.study.spec import StudySpec
 
 FIELDS: dict[str, Any] = {
     "question": 'Does "clip-higher" help: yes, or no? # really',
@@ -34,8 +35,8 @@ def again(text: str, folder: Path) -> dict[str, Any]:
 def test_what_is_written_reads_as_the_same_fields(tmp_path: Path) -> None:
     text = study_text(Draft(fields=FIELDS, author="builtin"))
     assert again(text, tmp_path) == FIELDS
-    spec = spec_of(again(text, tmp_path))
-    assert spec_of(again(study_text(Draft(fields=spec.document(), author="file")), tmp_path)) == spec
+    spec = StudySpec.model_validate(again(text, tmp_path))
+    assert StudySpec.model_validate(again(study_text(Draft(fields=spec.document(), author="file")), tmp_path)) == spec
 
 
 @pytest.mark.parametrize(
