@@ -39,7 +39,7 @@ _LARGEST = 1 << 30
 
 
 class ArchiveRefused(StoreError):
-    """The file is no archive of a study, or not the one that it says it is."""
+    """The file is not an archive of a study, or not the one that it says it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +64,9 @@ class Archive:
         )
 
     def instrument(self, trial: TrialRecord | None = None) -> InstrumentFolder:
-        """The instrument as it was, or as the trial ended with it, where it was mended meanwhile.
+        """The instrument's code as the trial ended with it: the original, or the repaired version.
 
-        Raises: ArchiveRefused when its code is not what it should be.
+        Raises: ArchiveRefused when the code does not have the recorded hash.
         """
         wanted, place = self.plan.instrument_code, self.folder / "instrument"
         mended = trial.evidence.code_versions if trial is not None and trial.evidence is not None else None
@@ -134,7 +134,7 @@ def write_archive(store: Store, study_id: str, instrument: InstrumentFolder, rep
 
 
 def _packages() -> dict[str, str]:
-    """What is installed, but for what an interrupted installation left without its name or version."""
+    """Installed packages by name. Half-removed ones without a name or version are left out."""
     return dict(sorted(known for each in distributions() if (known := _known_as(each)) is not None))
 
 
@@ -151,7 +151,7 @@ def read_archive(file: Path, into: Path) -> Archive:
     try:
         with tarfile.open(file, "r:gz") as opened:
             if sum(member.size for member in opened) > _LARGEST:
-                raise ArchiveRefused(f"{file} would unpack to more than a gigabyte; it is no archive of a study")
+                raise ArchiveRefused(f"{file} would unpack to more than a gigabyte; it is not an archive of a study")
             opened.extractall(into, filter="data")
         _check_sum(file)
         head = json.loads((into / "study.json").read_bytes())

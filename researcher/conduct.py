@@ -33,10 +33,10 @@ from researcher.view import StudyPicture, TrialLine, View, losses_text
 _log = logging.getLogger(__name__)
 _COPY_EVERY_S = 10.0
 _COUNT_EVERY_S = 30.0
-"""How often the wall time that was spent is written down: what a crash may forget."""
+"""How often the spent wall time is saved; a crash loses at most this much."""
 _INTERIM_EVERY_S = 86_400.0
 _INTERIM_AGAIN_S = 3600.0
-"""How soon it is tried again where there was none."""
+"""Seconds until the next try when no interim report could be written."""
 
 
 class Sink(Protocol):
@@ -47,9 +47,9 @@ class Sink(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a conduct ended. `status` is the study's, `report` the folder with report.md and report.html.
+    """How a study's work ended. `status` is the study's; `report` is the folder with report.md and report.html.
 
-    for_window: it rests for its next window alone. models: where those of its trials are kept.
+    for_window: it only waits for its next window. models: folder of the kept models.
     """
 
     status: StudyStatus
@@ -261,9 +261,9 @@ class Conduct:
 
     @contextlib.asynccontextmanager
     async def _copying(self, study_id: str) -> AsyncIterator[None]:
-        """Keep the copies of the records up to date beside the work, and once a day the report as far as there is one.
+        """Copy the records while the study runs, and write an interim report once a day.
 
-        A sink takes one copy at a time, and none waits for another; the last ones are waited for.
+        Each sink makes one copy at a time, independently of the others. The last copies are awaited.
         """
         ended: asyncio.Future[object] = asyncio.get_running_loop().create_future()
         tasks = [asyncio.create_task(self._copy(study_id, sink, ended)) for sink in self._sinks]
@@ -299,9 +299,9 @@ class Conduct:
 
 
 def interim_report(store: Store, study_id: str, reports: Path) -> Path | None:
-    """The report as far as there is one: some trial has ended, and nothing is concluded from it yet.
+    """Write a report of a study that is not concluded, if any trial has finished.
 
-    None also where it cannot be written, which the log tells: a study goes on, rests and ends without it.
+    Returns None when there is nothing to report, or when it cannot be written; that is logged, and the study goes on.
     """
     try:
         if not any(trial.status is TrialStatus.DONE for trial in store.trials.all(study_id, series=())):

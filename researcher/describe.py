@@ -89,7 +89,7 @@ def repair_lines(record: RepairRecord) -> list[str]:
 
 
 def unattended(home: Home, study: StudyRecord) -> str:
-    """Who will go on with a study that nobody works on, and when."""
+    """Who will continue a study that has no worker, and when."""
     if study.plan_version is None:
         return "nobody works on it, and it has no plan: `researcher start` asks anew, `researcher stop` ends this one"
     detail = home.store.studies.schedule(study.id)

@@ -113,10 +113,9 @@ def install(folder: InstrumentFolder, root: Path) -> str:
 
 
 def check_tasks(plan: Plan, folder: InstrumentFolder, python: str) -> Plan:
-    """Draw a few tasks of every arm before the study begins: data, families and parameters are wrong now, or not at all.
+    """Draw a few tasks of every arm before the study begins, so that wrong data or parameters show now.
 
-    Returns the plan, evaluated on as many held-out tasks as every arm has, where that is fewer than it asks for.
-    Raises: PlanningRefused.
+    Returns the plan, with fewer held-out tasks where some arm has fewer than planned. Raises: PlanningRefused.
     """
     wanted: list[dict[str, Any]] = []
     for arm in plan.arms:

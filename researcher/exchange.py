@@ -18,14 +18,14 @@ from researcher.models import Effect, Finding
 from researcher.study.plan import Verdict
 
 SCHEMA = 2
-"""What is written. The first schema, which has no `seeds`, is read as well."""
+"""The schema that is written. The first one, without `seeds`, is still read."""
 LONGEST_LINE = 200_000
 _LONGEST_QUESTION = 20_000
 _SHOWN = 10
 _YEAR_9999 = datetime(9999, 1, 1, tzinfo=UTC).timestamp()
-"""The last year that can be told of as a date, in any time zone."""
+"""Last year that `datetime` can show in every time zone."""
 _SEEDS_END = 2**30
-"""Half of what a run takes, so that there are others above them for a replication."""
+"""Half the range of seeds, so that a replication still has seeds above them."""
 _Name = Annotated[str, StringConstraints(min_length=1, max_length=120, pattern=r"^[^\x00-\x1f\x7f]+$")]
 _Text = Annotated[str, StringConstraints(min_length=1, max_length=2000, pattern=r"^[^\x00-\x1f\x7f]+$")]
 _Side = Annotated[tuple[dict[_Name, Scalar], ...], Field(max_length=64)]
@@ -156,4 +156,4 @@ def _finding(line: str, at: float) -> Finding:
 
 
 def _no_number(name: str) -> float:
-    raise ValueError(f"{name} is no number in JSON")
+    raise ValueError(f"{name} is not a number in JSON")

@@ -19,13 +19,13 @@ _WORDS = {"approve": "approved", "reject": "rejected"}
 
 
 def pass_plan(store: Store, study_id: str, plan: Plan) -> None:
-    """`store` is the owner's. Raises: StudyHalted while there is no answer, or where it is no."""
+    """`store` is the owner's. Raises: StudyHalted while there is no answer, or when it is no."""
     if store.studies.get(study_id).options.approve in ("plan", "stage"):
         _pass(store, study_id, f"plan/{plan.version}", {"question": plan.question, "hash": plan.digest()})
 
 
 def pass_stage(store: Store, study_id: str, plan: Plan, stage: Stage, seeds: int) -> None:
-    """The same before a stage other than the first."""
+    """The gate before any stage but the first."""
     if store.studies.get(study_id).options.approve == "stage" and stage is not plan.stages[0]:
         question = {"stage": stage.id, "arms": list(stage.arms), "seeds": seeds}
         _pass(store, study_id, f"stage/{plan.version}/{stage.id}", question)
@@ -53,7 +53,7 @@ def rejection(gate: str, answer: Answer) -> str:
 
 
 def _subject(gate: str) -> str:
-    """What is asked about at it, by its name: `plan/1`, `stage/1/compare`."""
+    """What is asked at the gate of this name: `plan/1`, `stage/1/compare`."""
     return f"stage {gate.split('/', 2)[2]}" if gate.startswith("stage/") else "the plan"
 
 
@@ -62,7 +62,7 @@ def _subject(gate: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Amendment:
-    """What a new version of a plan changes; None leaves it. Raises: ValueError when it changes nothing, or to nothing."""
+    """A change of a plan; None keeps a value. Raises: ValueError for an empty or invalid change."""
 
     seeds: int | None = None
     """Per arm, as `researcher start --seeds` means it."""
@@ -78,7 +78,7 @@ class Amendment:
 
     @property
     def text(self) -> str:
-        """What changes, in words."""
+        """The change in words."""
         seeds = "" if self.seeds is None else f"{self.seeds} seeds per arm"
         budget = "" if self.wall_s is None else f"budget {self.wall_s:g} s"
         return ", ".join(filter(None, (seeds, budget)))

@@ -29,9 +29,9 @@ _TRIAL: dict[Cause, str] = {
 
 
 class StudyHalted(Exception):
-    """The study stops or rests. A stop ends the trials that run; whatever else halts a study pauses them.
+    """The study stops or rests. A stop ends the running trials; any other cause pauses them.
 
-    str(): why its trials were ended or paused. reason: why the study is stopped, or what it waits for.
+    str(): why trials were ended or paused. reason: why the study stopped, or what it waits for.
     """
 
     def __init__(self, cause: Cause, reason: str | None = None) -> None:
@@ -41,7 +41,7 @@ class StudyHalted(Exception):
 
     @property
     def status(self) -> StudyStatus:
-        """Of the study from now on."""
+        """The study's new status."""
         if self.cause == "repair":
             return StudyStatus.FAILED
         return StudyStatus.STOPPED if self.cause in ("stop", "days", "rejected") else StudyStatus.WAITING

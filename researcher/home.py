@@ -1,4 +1,4 @@
-"""Where this person's records are, and who works on them. Imports no database before one is opened."""
+"""Where the records are, and who works on them. Importing this opens no database."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from researcher.store.store import Store
 
 DATABASE = "researcher.db"
-"""The SQLite file in the user data directory, where no other database is named."""
+"""SQLite file in the user data directory, used unless another database is configured."""
 
 
 @dataclass(frozen=True, slots=True)

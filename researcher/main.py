@@ -142,7 +142,7 @@ def _add_start(commands: argparse._SubParsersAction[Parser]) -> None:
 
 
 def _add_spec(command: Parser) -> None:
-    """What is asked: where it comes from, and the fields of the spec by name."""
+    """Where the question comes from, and the fields of the spec by name."""
     command.add_argument(
         "file", nargs="?", metavar="FILE", help="a study file, YAML or TOML (`researcher draft` writes one)"
     )
@@ -214,7 +214,7 @@ def _add_spec(command: Parser) -> None:
 
 
 def _add_size(spec: argparse._ArgumentGroup) -> None:
-    """How much is run, and when."""
+    """Size and schedule of the study."""
     spec.add_argument("--steps", type=count, metavar="N", help="optimiser steps of a trial (default: the instrument's)")
     spec.add_argument("--seeds", metavar="N|N..M", help="seeds per arm (default: what the noise floor asks for)")
     spec.add_argument(
@@ -352,7 +352,7 @@ def _finding_filters(command: argparse.ArgumentParser) -> None:
 
 
 def _servers(command: argparse.ArgumentParser, *, several: bool = False) -> None:
-    """several: whether one option takes several addresses, as only a command without positionals can tell."""
+    """several: one option may take several addresses; argparse cannot do that beside positionals."""
     command.add_argument(
         "--server",
         action="extend" if several else "append",

@@ -17,7 +17,7 @@ _RENEW_S = 15.0
 
 
 def this_process() -> str:
-    """`host/pid/start`: names this process for good."""
+    """`host/pid/start`: a unique name of this process."""
     return f"{socket.gethostname()}/{os.getpid()}/{started_at(os.getpid())}"
 
 
@@ -27,12 +27,12 @@ def is_dead(owner: str) -> bool:
 
 
 def lives_here(owner: str) -> bool:
-    """Whether an owner is known to live: a process of this machine, whether its lease is in force or not."""
+    """Whether the owner is a living process of this machine, even if its lease has expired."""
     return _lives(owner) is True
 
 
 def _lives(owner: str) -> bool | None:
-    """None where this machine cannot tell."""
+    """None for processes of other machines."""
     host, _, pid = owner.rpartition("/")[0].rpartition("/")
     if host != socket.gethostname() or not pid.isdigit():
         return None
@@ -40,7 +40,7 @@ def _lives(owner: str) -> bool | None:
 
 
 def living_owner(store: Store, study_id: str, now: float) -> str | None:
-    """Who works on the study, None when nobody does."""
+    """The living owner of the study, or None."""
     lease = store.leases.holder(study_id)
     return None if lease is None or is_dead(lease.owner) or lease.expires_at < now else lease.owner
 
@@ -73,7 +73,7 @@ async def owned(store: Store, study_id: str, clock: Clock) -> AsyncIterator[Stor
 
 @contextlib.contextmanager
 def owned_now(store: Store, study_id: str) -> Iterator[Store]:
-    """The same for a short write, without renewal."""
+    """`owned` for a short write, without renewal."""
     token = _acquire(store, study_id)
     try:
         yield store.fenced(study_id, token)

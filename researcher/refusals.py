@@ -1,4 +1,4 @@
-"""What is said when no plan can be made: one clear line, and what could be asked instead."""
+"""Errors raised when no plan can be made: one clear line, and what could be asked instead."""
 
 from __future__ import annotations
 

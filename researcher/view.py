@@ -123,7 +123,7 @@ class LiveView:
 
 
 class Lines:
-    """Lines on a stream. When its reader goes away, as `head` does, nothing more is written: the study goes on unseen."""
+    """Lines on a stream. When the reader goes away, as `head` does, output stops and the study goes on."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -168,7 +168,7 @@ class PlainView:
 
 
 class JsonView:
-    """The same as `PlainView`, as JSON lines on standard output."""
+    """`PlainView` as JSON lines on standard output."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._lines = Lines(stream or sys.stdout)

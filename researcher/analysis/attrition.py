@@ -25,7 +25,7 @@ from researcher.study.plan import Hypothesis, Plan
 ALPHA = 0.05
 """Level of the difference tests of a study, all together: over its hypotheses, both kinds of episodes and all looks."""
 MOST_LOST = 0.40
-"""Share of an arm's attempts above which its rewards mean nothing, whatever the other arms lost."""
+"""Share of lost attempts above which an arm's rewards mean nothing, whatever other arms lost."""
 RESAMPLES = 9999
 """Permutations that are drawn where there are more than can be counted."""
 _WORDS: dict[Kind, str] = {"train": "training", "eval": "held-out"}
@@ -63,9 +63,9 @@ def attrition(name: str, plan: Plan, done: Sequence[TrialRecord]) -> list[Sentin
 
 
 def loss_tests(plan: Plan, trials: Sequence[TrialRecord]) -> list[LossTest]:
-    """One for each hypothesis and kind of which at least two trials a side are done and any attempt was lost.
+    """A test for each hypothesis and kind with two finished trials per side and any lost attempt.
 
-    Whether any was lost does not depend on which side lost it, so that tests that cannot find anything need no share of the level.
+    Which side lost it does not matter, so tests that cannot find anything take no share of the level.
     """
     pairs = [
         (hypothesis, kind, sides)
@@ -88,7 +88,7 @@ def arm_share(trials: Iterable[TrialRecord], kind: Kind) -> float | None:
 # -- the difference rule --------------------------------------------------------------------------------------------
 
 _Side = list[EpisodeAttempts]
-"""By trial."""
+"""One value per trial."""
 
 
 def _sides(plan: Plan, hypothesis: Hypothesis, trials: Sequence[TrialRecord], kind: Kind) -> tuple[_Side, _Side] | None:
@@ -129,10 +129,9 @@ def _tested(
 
 
 def _by_permutation(baseline: _Side, treatment: _Side) -> float:
-    """Of trials between the sides, on the difference of their mean shares.
+    """Permutation test on the difference of the sides' mean shares.
 
-    Trials are not paired by seed: of six pairs no p-value would be below 0.03. What a seed does to both arms makes the test
-    err less often, not more.
+    Unpaired: with six pairs no p-value could be below 0.03. Shared seeds make the test err less often, not more.
     """
     shares = [tuple(own.counted / own.eligible for own in side) for side in (treatment, baseline)]
     return 1.0 if len({*shares[0], *shares[1]}) == 1 else _permuted(*shares)

@@ -39,7 +39,7 @@ class Comparison(Protocol):
 
     @property
     def centres(self) -> tuple[float, float]:
-        """Of baseline and treatment."""
+        """Means of baseline and treatment."""
 
     @property
     def p_value(self) -> float:
@@ -48,7 +48,7 @@ class Comparison(Protocol):
     def interval(self, alpha: float) -> tuple[float, float]: ...
 
     def p_equivalence(self, margin: float) -> float:
-        """Two one-sided tests: small when the difference lies within ± margin."""
+        """p-value of two one-sided tests; small when the difference lies within ± margin."""
 
 
 def compare(
@@ -77,9 +77,9 @@ def compare(
 
 
 def pairing_pays(baseline: Values, treatment: Values, n: int) -> bool:
-    """Whether the noise floor's own trials show that pairing `n` seeds gives the narrower interval.
+    """Whether the noise floor's trials show that pairing `n` seeds narrows the interval.
 
-    Judged at the lower confidence bound of the correlation (Fisher's z), so that luck with few seeds does not decide.
+    Uses the lower confidence bound of the correlation (Fisher's z), so that luck with few seeds does not decide.
     """
     shared = sorted(set(baseline) & set(treatment))
     pairs = len(shared)
@@ -104,7 +104,7 @@ class _T:
     test: Any
     """CompareMeans (welch) or DescrStatsW of the differences (paired)."""
     flat: bool
-    """No spread at all: there is no standard error to divide by."""
+    """The values do not differ at all, so there is no standard error to divide by."""
 
     @classmethod
     def welch(cls, baseline: Values, treatment: Values) -> _T:
@@ -186,7 +186,7 @@ class _Bootstrap:
         return max(self._share(self.differences <= -margin), self._share(self.differences >= margin))
 
     def _share(self, hits: np.ndarray) -> float:
-        """With the sample itself counted in: a bootstrap p-value is never zero."""
+        """Counts the sample itself, so that a bootstrap p-value is never zero."""
         return float((np.count_nonzero(hits) + 1) / (len(self.differences) + 1))
 
 
@@ -208,7 +208,7 @@ def is_flat(spread: float, *sizes: float) -> bool:
 
 
 def places(plan: Plan, hypothesis: Hypothesis) -> dict[str, float]:
-    """Of a trend: where each arm lies from its lowest level (0) to its highest (1), on the factor's own scale."""
+    """Positions of a trend's arms from lowest level (0) to highest (1), on the factor's scale."""
     factor = next(each for each in plan.factors if each.name == hypothesis.factor)
     arms = (*hypothesis.baselines, *hypothesis.between_arms, *hypothesis.treatments)
     levels = {arm: float(plan.arm(arm).levels[factor.name]) for arm in arms}
@@ -218,7 +218,7 @@ def places(plan: Plan, hypothesis: Hypothesis) -> dict[str, float]:
 
 
 def regressors(plan: Plan, hypothesis: Hypothesis) -> tuple[Method, dict[str, tuple[float, ...]]]:
-    """By arm, with that of this hypothesis first. Of a screen, with those of all other factors behind it."""
+    """Regressors by arm, this hypothesis's first; in a screen, all other factors' after it."""
     if hypothesis.between_arms:
         return "slope", {arm: (at,) for arm, at in places(plan, hypothesis).items()}
     each = [hypothesis, *(other for other in plan.hypotheses if other.id != hypothesis.id)]
@@ -237,13 +237,13 @@ class Fit:
     """statsmodels' results; the second coefficient is the effect."""
     flat: bool
     p_lack_of_fit: float | None
-    """Of the arms' means, against the line; None where there are no more arms than coefficients."""
+    """F test of the arms' means against the line; None without more arms than coefficients."""
 
     @classmethod
     def of(cls, method: Method, values: Mapping[str, Sequence[float]], columns: Mapping[str, Sequence[float]]) -> Self:
         """values: of finished trials, by arm. columns: the regressors of each arm.
 
-        Raises: ValueError where no arm has two trials, or the arms that have some do not tell the effects apart.
+        Raises: ValueError where no arm has two trials, or the arms cannot separate the effects.
         """
         from statsmodels.regression.linear_model import OLS
 
@@ -253,7 +253,7 @@ class Fit:
         if max((len(own) for own in values.values()), default=0) < 2:
             raise ValueError("no arm has two finished trials")
         if len(y) <= x.shape[1] or np.linalg.matrix_rank(x) < x.shape[1]:
-            raise ValueError("too few of the arms have finished trials to tell the effects apart")
+            raise ValueError("too few arms have finished trials to separate the effects")
         fitted = OLS(y, x).fit()
         start = float(fitted.params[0] + x[:, 2:].mean(axis=0) @ fitted.params[2:])
         spread = math.sqrt(sum(float(np.var(own)) for own in values.values() if own))

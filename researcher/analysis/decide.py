@@ -21,7 +21,7 @@ from researcher.study.plan import Branch, Condition, Hypothesis, Plan, Relation
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What happens after a stage. seeds: per arm of the stage `to`, `first_seed` first. seeds_needed: for full power."""
+    """The decision after a stage. seeds: per arm of stage `to`, from `first_seed` on. seeds_needed: for full power."""
 
     after: str
     action: Literal["stage", "stop", "underpowered"]
@@ -95,7 +95,7 @@ def _decision(plan: Plan, branch: Branch, trials: Sequence[TrialRecord]) -> Deci
 
 
 def _power(plan: Plan, trials: Sequence[TrialRecord]) -> tuple[float | None, int | None]:
-    """The least power and the most seeds over all hypotheses; None when the noise floor cannot tell."""
+    """Least power and most seeds over all hypotheses; None without a usable noise floor."""
     try:
         power = min(hypothesis_power(plan, h, trials) for h in plan.hypotheses)
         return power, max(hypothesis_seeds(plan, h, trials) for h in plan.hypotheses)

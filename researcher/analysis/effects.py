@@ -21,7 +21,7 @@ from researcher.study.plan import Hypothesis, Plan, StageKind
 
 
 def effects(plan: Plan, trials: Sequence[TrialRecord]) -> dict[str, Effect | NotEnoughTrials]:
-    """By hypothesis id, in the plan's order. A hypothesis without its data maps to the reason."""
+    """By hypothesis id, in the plan's order; the reason where there is no effect."""
     compared: dict[str, Comparison] = {}
     missing: dict[str, NotEnoughTrials] = {}
     families: dict[str, list[Hypothesis]] = {}

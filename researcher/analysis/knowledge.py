@@ -1,6 +1,6 @@
-"""What findings say together: which of them speak of the same thing, which contradict each other, what would settle it.
+"""How findings relate: which ask the same, which contradict each other, and what would settle it.
 
-Pure: no SQL, no clock. A finding whose levels were not recorded, or whose sides have equal levels, is compared with none.
+Pure: no SQL, no clock. Findings without recorded levels, or with equal sides, are not compared.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _CROSSED = " x "
 
 
 def trained_models(plan: Plan, arms: Iterable[str], trials: Sequence[TrialRecord]) -> list[str]:
-    """What the trials of these arms trained, as their servers say: a fast engine may stand in for the plan's model.
+    """Models that the trials of these arms trained, as their servers say (an engine may replace the plan's model).
 
-    The plan's own where no trial says.
+    The plan's own model where no trial says.
     """
     found: list[str] = []
     for arm in arms:
@@ -44,8 +44,8 @@ def trained_models(plan: Plan, arms: Iterable[str], trials: Sequence[TrialRecord
 def findings_of(
     study_id: str, plan: Plan, verdicts: Sequence[VerdictRecord], at: float, trials: Sequence[TrialRecord] = ()
 ) -> list[Finding]:
-    """One for each hypothesis with a verdict. What a sentinel called invalid is no finding, nor is what a screen explored: its effects
-    stand with the study, and no later one may take them for tested claims."""
+    """A finding for each hypothesis with a verdict, except invalid and explored ones: later studies may only use
+    tested claims."""
     plan_hash = plan.digest()
     own = {trial.seed for trial in trials if trial.key == trial_key(plan_hash, trial.arm, trial.seed)}
     seeds = tuple(sorted(own)) or None
@@ -83,7 +83,7 @@ def _with_cost(effect: Effect | None, trials: Sequence[TrialRecord]) -> Effect |
 
 
 def scope_of(plan: Plan, hypothesis: Hypothesis) -> dict[str, Any]:
-    """What was held fixed in all arms, how trials were evaluated, and the levels between the two ends of a trend."""
+    """Fixed settings, the evaluation, and the inner levels of a trend."""
     fitted = {"fitted_over": list(_levels(plan, hypothesis.between_arms))} if hypothesis.between_arms else {}
     return fitted | {
         "steps": plan.steps,
@@ -112,7 +112,7 @@ class Scope:
 
 
 def scope(finding: Finding) -> Scope | None:
-    """None for what cannot be compared with anything."""
+    """None for findings that cannot be compared."""
     sides = [sorted(_canonical(levels) for levels in side) for side in (finding.baseline, finding.treatment)]
     if not all(sides) or sides[0] == sides[1]:
         return None
@@ -131,7 +131,7 @@ def _canonical(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """8 and 8.0 are the same level, whoever wrote them."""
+    """8 and 8.0 are the same level."""
     if isinstance(value, dict):
         return {str(name): _plain(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
@@ -144,11 +144,11 @@ def _plain(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """A verdict with its interval, turned so that two answers to the same question can be compared."""
+    """A verdict with its interval, oriented so that answers to the same question can be compared."""
 
     verdict: Verdict
     sign: Literal[-1, 0, 1]
-    """Of the effect that the verdict claims; 0 where it claims none."""
+    """Sign of the claimed effect; 0 without a claim."""
     size: float
     margin: float | None
     low: float
@@ -158,7 +158,7 @@ class Answer:
     def of(
         cls, verdict: Verdict, direction: Direction, margin: float | None, effect: Effect | None, way: int
     ) -> Self | None:
-        """None where nothing was measured."""
+        """None without a measured effect."""
         if effect is None:
             return None
         return cls.from_interval(verdict, direction, margin, (effect.low, effect.diff, effect.high), way)
@@ -198,8 +198,8 @@ def disagreement(one: Answer, other: Answer) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replication:
-    """The same question again: as many seeds per arm as both studies had together, and none that a study of this home planned or
-    that a finding on this question had."""
+    """The same question with as many seeds per arm as both studies together, none of them used before on it or
+    planned here."""
 
     topic: str
     instrument: str
@@ -209,7 +209,7 @@ class Replication:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contradiction:
-    """Two findings of different studies that cannot both be right. settled_by: a later one with the seeds to tell."""
+    """Two findings that cannot both be right. settled_by: a later one with enough seeds."""
 
     one: Finding
     other: Finding
@@ -303,7 +303,7 @@ def _known(finding: Finding, asked: Sequence[tuple[Hypothesis, Scope | None]]) -
 
 
 def agreement(known: Known, hypothesis: Hypothesis, record: VerdictRecord) -> str:
-    """What a study's own verdict says to what was known: `agrees`, `contradicts: …`, or why it cannot be said."""
+    """How a verdict relates to a known finding: `agrees`, `contradicts: …`, or why it cannot be compared."""
     if hypothesis.id not in known.same_as:
         return "asks something else"
     if known.low is None or known.diff is None or known.high is None or record.effect is None:
@@ -334,13 +334,13 @@ def told(known: Known) -> str:
 
 
 def _percent(level: float) -> str:
-    """As the report has it: `95`, `98.4`; what would round to 100 keeps its digits."""
+    """As in reports: `95`, `98.4`; values that would round to 100 keep their digits."""
     share = 100 * level
     return f"{share:g}" if share >= 99.95 else f"{round(share, 1):g}"
 
 
 def told_of(finding: Finding) -> str:
-    """As `told`, of a finding that no plan quotes, with all that it holds for: instrument, model, steps, means, time of a trial."""
+    """A finding in one line with its scope: instrument, model, steps, means, and time per trial."""
     echo = "echo" in finding.models
     effect, steps = finding.effect, finding.scope.get("steps")
     parts = [
@@ -355,7 +355,7 @@ def told_of(finding: Finding) -> str:
 
 
 def spread(effect: Effect) -> float | None:
-    """Standard deviation between seeds, as the effect's interval implies it; None where it is not of a t-test of two sides."""
+    """Standard deviation between seeds, from the effect's interval; None unless it is a t-test of two arms."""
     freedom = effect.n_baseline + effect.n_treatment - 2
     if effect.method != "welch" or freedom < 1:
         return None

@@ -89,7 +89,7 @@ def _reached_at(metric: Metric, series: Series) -> int | None:
 
 
 def _outcome(metric: Metric, series: Series) -> float:
-    """Of what episodes report: the mean over held-out episodes, their gain, or the mean over the steps."""
+    """A reported value: mean over held-out episodes, their gain, or mean over steps."""
     name = metric.reported_as
     if metric.when == "training":
         return float(np.mean(_values(metric, series, trained_outcome(name))[1]))
@@ -148,7 +148,7 @@ def _threshold(metric: Metric) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Censored:
-    """How many finished trials of either side never reached the threshold of the metric that is compared."""
+    """Finished trials of each side that never reached the metric's threshold."""
 
     baseline: int
     treatment: int
@@ -158,14 +158,14 @@ class Censored:
         return self.baseline + self.treatment > 0
 
     def keeps_sign(self, diff: float) -> bool:
-        """Whether treatment minus baseline has the sign of `diff` whatever larger values these trials would have come to."""
+        """Whether `diff` keeps its sign however large those trials' true values are."""
         return not (self.baseline if diff > 0 else self.treatment)
 
 
 def censored(plan: Plan, hypothesis: Hypothesis, trials: Sequence[TrialRecord]) -> Censored:
-    """Of the trials that the hypothesis is judged by.
+    """Counts for the trials that decide the hypothesis.
 
-    Raises: MetricMissing where their metric is a threshold's and the series behind it was not recorded.
+    Raises: MetricMissing when the series of a threshold's metric was not recorded.
     """
     between = hypothesis.between_arms  # which may tilt a line either way
     within, metric = seeds_of(plan, judged_stage(plan, hypothesis, trials), trials), plan.metric(hypothesis.metric)

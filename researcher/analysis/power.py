@@ -1,7 +1,8 @@
-"""How many seeds a question takes: σ and its upper confidence bound, power, seeds, the effect that n seeds can show.
+"""Power: σ and its upper confidence bound, seeds needed, and the effect that n seeds can show.
 
-By statsmodels' t-test power for two independent arms of equal size, which is loaded where it is first asked. Where the
-comparison will be of interquartile means, which vary more than means do, σ is larger by that.
+Uses statsmodels' power of the t-test for two independent arms of equal size (loaded on use). For interquartile means,
+which
+vary more than means, σ is scaled up.
 """
 
 from __future__ import annotations
@@ -22,15 +23,16 @@ from researcher.study.plan import Hypothesis, Plan, Stage, StageKind
 MOST_SEEDS = 10_000
 """Beyond it an exact count says nothing that "too many" does not."""
 IQM_VARIANCE = 1.195
-"""Of the interquartile mean in that of the mean, for normal values and many seeds (at 20 it is 1.19).
+"""Variance of the interquartile mean over that of the mean, for normal values and many seeds (1.19 for 20).
 
-Source: Huber 1981, Robust Statistics (trimmed means): 4 (1/2 - 2 z φ(z) + z²/2) with z = Φ⁻¹(3/4), for the 25 % trimmed mean.
+Source: Huber 1981, Robust Statistics (trimmed means): 4 (1/2 - 2 z φ(z) + z²/2) with z = Φ⁻¹(3/4), for the 25 %
+trimmed mean.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoiseFloor:
-    """How far trials of one and the same arm differ by seed alone."""
+    """Spread between trials of one arm, which differ by seed alone."""
 
     metric: str
     n: int
@@ -80,10 +82,11 @@ def measured_noise(plan: Plan, trials: Sequence[TrialRecord], metric: str) -> No
 
 
 def sampling_sigma(plan: Plan, metric: Metric, values: Sequence[float]) -> float:
-    """The most that sampling the held-out answers alone can make trials of one arm differ: sqrt(m (1 - m) / n) for answers worth
-    0 to 1 with mean m, n of them a trial. 0 for other metrics, and where worths lie outside.
+    """Largest σ from sampling held-out answers alone: sqrt(m (1 - m) / n) for n answers per trial worth 0 to 1 with
+    mean m.
+    0 for other metrics and worths.
 
-    Three trials can agree by chance (their shares are multiples of 1/n): then their own spread says that there is no noise.
+    A few trials can agree by chance, and their own spread would then say that there is no noise.
     """
     if not metric.kind.startswith("heldout") or metric.when == "gain" or not values:
         return 0.0
@@ -204,7 +207,7 @@ def seeds_for(plan: Plan, stage: Stage, trials: Sequence[TrialRecord]) -> int:
 def may_spend(plan: Plan, look: Stage, trials: Sequence[TrialRecord]) -> float:
     """The part of alpha for a look of a sequential design: its own, and that of the looks after it that add no seed to it."""
     if look.spends is None:
-        raise ValueError(f"stage {look.id!r} is no look")
+        raise ValueError(f"stage {look.id!r} is not a look")
     if not plan.merged_looks:
         return look.spends
     after = plan.stages[plan.stages.index(look) + 1 :]
@@ -215,15 +218,16 @@ def may_spend(plan: Plan, look: Stage, trials: Sequence[TrialRecord]) -> float:
 
 
 def wanted_power(plan: Plan, hypothesis: Hypothesis) -> float:
-    """Of the comparison alone: the root of the plan's where a race, which takes the other root, comes before it."""
+    """Power wanted of the comparison alone: after a race, the root of the plan's, as the race takes the other root."""
     return math.sqrt(plan.power) if is_raced(plan, hypothesis) else plan.power
 
 
 def side_sigma(plan: Plan, hypothesis: Hypothesis, sigma: float) -> float:
-    """Between seeds, of a side: the mean over several arms varies less than one.
+    """σ between seeds of one side; a mean over several arms varies less.
 
-    Of a trend: that of two arms whose difference varies as the fitted change does, σ² / Σ (x - mean x)² over the levels' places x
-    from 0 to 1. So three levels an equal step apart tell as much as their two ends alone, and further ones add to it.
+    For a trend: σ² / Σ (x - mean x)² over the levels' positions x in 0 to 1, as for two arms whose difference varies
+    like the
+    fitted change. Three equally spaced levels say as much as their ends alone; further ones add to it.
     """
     if hypothesis.between_arms:
         return sigma / math.sqrt(2 * len(hypothesis.sides) * float(np.var([*places(plan, hypothesis).values()])))

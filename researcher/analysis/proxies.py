@@ -125,8 +125,10 @@ def _levels(wanted: _Wanted, group: Sequence[_Seen], alpha: float) -> Iterator[_
 
 
 def _movement(wanted: _Wanted, group: Sequence[_Seen], alpha: float) -> Iterator[_Said]:
-    """Rising reward is judged over all trials of the group; falling success over those whose own reward rose, so that an arm that
-    wins and an arm that loses at both are not taken together for a contradiction."""
+    """Rising reward is judged over all trials, falling success over those whose own reward rose. An arm that gains
+    both and one
+    that loses both are then no contradiction.
+    """
     rises = _p_below([_Estimate(-one.reward.value, one.reward.error) for one in group]) <= alpha
     fallen = [one.wanted for one in group if one.reward.value > 0]
     if rises and _p_below(fallen) <= alpha:

@@ -1,7 +1,8 @@
-"""The fine stage: Optuna picks, one after the other, which of the frozen arms of an interval to try next.
+"""The fine stage: Optuna picks one frozen arm after the other.
 
-The arms are a grid that the plan fixed and hashed; Optuna only chooses among them. The sampler's seed follows from the plan,
-and the whole conversation is repeated from the recorded trials, so that the same records give the same picks.
+The arms are a grid that the plan fixed and hashed. The sampler's seed follows from the plan, and its history is
+replayed from
+the recorded trials, so the same records give the same picks.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def _study(plan: Plan, stage: Stage) -> Study:
 
 
 def _next(study: Study, stage: Stage, arms: Sequence[str]) -> str:
-    """What Optuna would try; where it has been tried, the nearest arm that has not."""
+    """Optuna's next pick, or the nearest arm that was not tried."""
     last = len(stage.arms) - 1
     place = study.ask().suggest_int("arm", 0, last)
     free = [index for index in range(last + 1) if stage.arms[index] not in arms]
@@ -96,9 +97,9 @@ def contenders(plan: Plan, stage: Stage, trials: Sequence[TrialRecord]) -> tuple
 
 
 def due(plan: Plan, stage: Stage, seeds: int, trials: Sequence[TrialRecord]) -> list[tuple[str, int]]:
-    """(arm, seed) of every trial that the stage asks for, arms in turn so that they meet the same conditions.
+    """(arm, seed) of all trials of the stage, arms in turn so that they meet the same conditions.
 
-    A fine stage asks for more as its trials end. Raises: NotEnoughTrials as `contenders`.
+    A fine stage adds some as its trials end. Raises: NotEnoughTrials as `contenders`.
     """
     arms = contenders(plan, stage, trials)
     return [(arm, plan.seed_of(arm, stage, place)) for place in range(seeds) for arm in arms]
@@ -136,10 +137,7 @@ def left_behind(plan: Plan, hypothesis: Hypothesis, trials: Sequence[TrialRecord
 
 
 def family_size(plan: Plan, hypothesis: Hypothesis) -> int:
-    """Hypotheses that are tested together with this one, at the most: what Holm's adjustment has to carry.
-
-    One stage's are a family: it decides them on its own seeds.
-    """
+    """Largest number of hypotheses that Holm's adjustment may have to cover: those that the same stage decides."""
     stage = deciding_stage(plan, hypothesis)
     family = [each for each in plan.hypotheses if deciding_stage(plan, each) == stage]
     return len(family) if stage.keep is None else min(stage.keep, len(family))
@@ -150,9 +148,9 @@ def is_raced(plan: Plan, hypothesis: Hypothesis) -> bool:
 
 
 def winning_chance(plan: Plan, *, first_rung_seeds: int, sigma: float, effect: float) -> float:
-    """At the least: that an arm which is better than all others by `effect` comes through every rung.
+    """Lower bound of the chance that an arm better by `effect` survives every rung.
 
-    By Markov's inequality: it is left behind only where as many rivals look better as go on.
+    By Markov's inequality: it is dropped only if as many rivals look better as survive.
     """
     from scipy import stats
 
@@ -168,7 +166,7 @@ def winning_chance(plan: Plan, *, first_rung_seeds: int, sigma: float, effect: f
 
 
 def rung_seeds(plan: Plan, stage: Stage, *, sigma: float) -> int:
-    """Seeds per arm of a rung, so that an arm with the planned effect comes through with the root of the planned power."""
+    """Seeds per arm of a rung, so that an arm with the planned effect survives with the root of the planned power."""
     first = _rungs(plan)[0]
     seeds = first.seeds
     while seeds < first.max_seeds and not _enough(plan, seeds, sigma):
@@ -182,7 +180,7 @@ def _enough(plan: Plan, seeds: int, sigma: float) -> bool:
 
 
 def most_rung_seeds(plan: Plan) -> int:
-    """At the most, of the first rung."""
+    """Upper limit for the first rung."""
     return _rungs(plan)[0].max_seeds
 
 
@@ -191,14 +189,14 @@ def _rungs(plan: Plan) -> list[Stage]:
 
 
 def _kept_after(plan: Plan, rungs: Sequence[Stage]) -> list[int]:
-    """How many of the arms that raced go on from each rung. (A fine stage beside the race takes none of them.)"""
+    """Number of raced arms that survive each rung. (A fine stage takes none of them.)"""
     stages = [stage for stage in plan.stages if stage.kind is not StageKind.FINE]
     following = [stages[stages.index(rung) + 1] for rung in rungs]
     return [stage.keep or len(stage.arms) for stage in following]
 
 
 def _still_in(plan: Plan, stage: Stage, arms: Sequence[str], trials: Sequence[TrialRecord]) -> list[str]:
-    """Those that ran in the last exploring stage before `stage` that could have run them."""
+    """Arms of the last exploring stage before `stage` that could have run them."""
     before = [each for each in plan.stages[: plan.stages.index(stage)] if each.explores]
     last = {arm: each for each in before for arm in each.arms}
     ran = {each.id: contenders(plan, each, trials) for each in before if each in last.values()}
@@ -206,7 +204,7 @@ def _still_in(plan: Plan, stage: Stage, arms: Sequence[str], trials: Sequence[Tr
 
 
 def _ranked(plan: Plan, stage: Stage, arms: Sequence[str], trials: Sequence[TrialRecord]) -> list[str]:
-    """Those with a finished trial, best first; equals in the plan's order."""
+    """Arms with a finished trial, best first; ties in the plan's order."""
     asked = plan.hypotheses[0]
     sign = -1 if asked.direction == "increase" else 1
     before = {each.id for each in plan.stages[: plan.stages.index(stage)] if each.explores}

@@ -19,7 +19,7 @@ class Sample:
     """One arm on one metric."""
 
     values: dict[int, float]
-    """Of the trials that are done, by seed."""
+    """Values of finished trials, by seed."""
     failed: int
     open: int
     """Trials that were planned and have neither succeeded nor failed yet."""
@@ -105,7 +105,7 @@ _CLOSE = 1e-9
 
 
 def same_number(one: float, other: float) -> bool:
-    """Equal but for rounding."""
+    """Equal up to rounding."""
     try:
         return math.isclose(one, other, rel_tol=_CLOSE, abs_tol=1e-12)
     except OverflowError:  # a whole number that no float is as large as

@@ -1,4 +1,4 @@
-"""What a sentinel says of a plan's trials, and the series that it reads."""
+"""Findings of sentinels, and the series they read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Severity = Literal["invalid", "warning", "unchecked"]
 
 
 class SentinelFinding(BaseModel):
-    """What one sentinel saw. `text` holds no numbers; `value` is the one that made it speak."""
+    """A finding of a sentinel. `text` has no numbers; `value` is the number that triggered it."""
 
     name: str
     severity: Severity
@@ -24,7 +24,7 @@ class SentinelFinding(BaseModel):
     arms: tuple[str, ...] = ()
     trials: tuple[str, ...] = ()
     hypotheses: tuple[str, ...] = ()
-    """Those whose verdict it takes, where these are not all that speak of one of its arms."""
+    """Hypotheses that become invalid; default: all that involve one of its arms."""
     value: float | None = None
 
     def takes(self, hypothesis: Hypothesis) -> bool:
@@ -34,7 +34,7 @@ class SentinelFinding(BaseModel):
 
 
 class Unchecked(Exception):
-    """What the sentinel needs was not recorded."""
+    """A needed series was not recorded."""
 
 
 def finding(name: str, severity: Severity, text: str, hits: Sequence[tuple[TrialRecord, float]]) -> SentinelFinding:

@@ -53,7 +53,7 @@ def shared_machine(name: str, plan: Plan, done: Sequence[TrialRecord]) -> list[S
 
 
 def contention(name: str, plan: Plan, done: Sequence[TrialRecord]) -> list[SentinelFinding]:
-    """As plans name it that were made before `shared_machine`: against the median of the whole arm, the slow trial's own in it."""
+    """The older rule, before `shared_machine`: compares with the arm's median, the slow trial's value included."""
     timed = _timed(plan)
     found = []
     for arm in plan.arms:
@@ -74,7 +74,7 @@ def _timed(plan: Plan) -> bool:
 
 
 def _seconds(trial: TrialRecord, *, whole: bool) -> float:
-    """whole: of all its steps; else of one, as it usually was."""
+    """whole: seconds of all its steps; else its usual seconds per step."""
     step_s = series(trial, "step_s")
     return float(np.sum(step_s) if whole else np.median(step_s))
 
@@ -86,11 +86,11 @@ FAR_KL = 1.0
 MOSTLY = 0.9
 GROWN = 1.5
 _DTYPE = "run.dtype"
-"""Where a run's spec says what matrices are multiplied in."""
+"""Fields of a run's spec with the dtype of matrix products."""
 
 
 Seen = tuple[str, float] | None
-"""What is wrong with one trial, in words, and the number behind it; None when nothing is."""
+"""A problem of one trial in words, and its number; None without one."""
 
 
 def inspect(plan: Plan, trials: Sequence[TrialRecord]) -> list[SentinelFinding]:
@@ -187,7 +187,7 @@ def _other_weights(plan: Plan, trial: TrialRecord) -> Seen:
 
 
 def _not_applied(plan: Plan, trial: TrialRecord) -> Seen:
-    """What the arm and the plan set, against what the server and the client say they used."""
+    """Compares the plan's settings for the arm with what server and client report."""
     wrong = [path for path, wanted in settings_of(plan, trial).items() if not as_set(path, _used(trial, path), wanted)]
     return (f"never reached the engine: {', '.join(wrong)}", float(len(wrong))) if wrong else None
 
@@ -238,7 +238,7 @@ def _mixed_types(name: str, plan: Plan, done: Sequence[TrialRecord]) -> list[Sen
 
 
 def _types(plan: Plan, trial: TrialRecord) -> str:
-    """What was sampled in, and what each model was trained in whose type the plan does not vary."""
+    """Sampling dtype, and the training dtype of each model unless the plan varies it."""
     if trial.evidence is None:
         raise Unchecked
     varied = {target for factor in plan.factors for target in factor.targets}
@@ -352,7 +352,7 @@ def _hosted_as(plan: Plan, trial: TrialRecord) -> str:
 
 
 def _learning_rate(plan: Plan, trial: TrialRecord, role: str | None) -> Any:
-    """As the plan sets it; None where it leaves it to the instrument."""
+    """As the plan sets it; None if the instrument's default holds."""
     try:
         levels = {
             path: value

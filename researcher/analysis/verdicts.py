@@ -76,7 +76,7 @@ def _by_interval(hypothesis: Hypothesis, effect: Effect) -> tuple[Verdict, str]:
 
 
 def _unfinished(plan: Plan, hypothesis: Hypothesis, trials: Sequence[TrialRecord]) -> bool:
-    """Whether an arm lacks seeds that the plan asks for at the least, or has trials that are still open."""
+    """Whether an arm lacks planned seeds or has open trials."""
     stage = judged_stage(plan, hypothesis, trials)
     within = seeds_of(plan, stage, trials)
     for arm in sorted(hypothesis.sides):

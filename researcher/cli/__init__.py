@@ -1,4 +1,4 @@
-"""What each command does. `run` finds it, turns errors raised on purpose into one line, and answers with the exit code."""
+"""The commands. `run` finds one, prints deliberate errors as one line, and returns the exit code."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _HOMES = {
 }
 
 _WORKING = ("start", "resume")
-"""What they print is not what they are for: a study that was not carried to its end is no success."""
+"""Commands that run a study. Printing is not their purpose: an unfinished study is no success."""
 _STARTING_TRIALS = ("start", "resume", "reproduce", "daemon")
 
 
@@ -62,7 +62,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 def _module_of(args: argparse.Namespace) -> ModuleType:
-    """Where the command is, with what it needs."""
+    """The module of the command."""
     return importlib.import_module(f"researcher.cli.{_HOMES[args.command]}")
 
 
@@ -102,7 +102,7 @@ def _with_advice(error: OSError) -> Exception:
 
 
 def _check_environment() -> None:
-    """What trials would stumble over, one after the other. Raises: UsageError."""
+    """Check environment variables that every trial would fail on. Raises: UsageError."""
     from researcher.executor.servers import server_token
 
     level_of(os.environ)

@@ -79,13 +79,13 @@ def reproduce_command(args: argparse.Namespace) -> int:
 
 
 def _computed_in(trial: TrialRecord) -> str | None:
-    """None: not recorded."""
+    """None if it was not recorded."""
     spec = trial.evidence.spec if trial.evidence is not None else None
     return None if spec is None else spec.get("dtype")
 
 
 def _engine(trial: TrialRecord) -> str:
-    """What to start for it again: the echo engine only where it ran on that."""
+    """The engine to reproduce it with: echo only if it ran on echo."""
     found = trial.evidence.model if trial.evidence is not None else None
     return "echo" if found is not None and found.engine == "echo" else "local"
 

@@ -1,4 +1,4 @@
-"""Where the clients of a study's trials run (`--clients`): what is wrong with that is said before there is a study."""
+"""Where clients run (`--clients`), checked before a study is recorded."""
 
 from __future__ import annotations
 
@@ -31,8 +31,7 @@ _FORMS = f"{LOCAL}, {RAY} or {RAY}=http://HOST:8265"
 
 
 def check_clients(given: str, instrument: str | None = None) -> None:
-    """Raises: UsageError for a word that is none of the forms, where Ray is not installed, or for an instrument that an LLM is to
-    write."""
+    """Raises: UsageError for an unknown form, if Ray is not installed, or for an instrument that an LLM would write."""
     kind, address = _parsed(given)
     if kind == RAY:
         if instrument == NEW:
@@ -97,7 +96,7 @@ def _imported(folder: Path) -> list[str]:
 async def place_of(
     options: StudyOptions, folder: InstrumentFolder, clock: Clock, python: str, tell: Callable[[str], None]
 ) -> ClientPlace:
-    """Where this study's clients live. Raises: UsageError, ClusterUnreachable."""
+    """Where this study's clients run. Raises: UsageError, ClusterUnreachable."""
     kind, address = _parsed(options.clients)
     if kind == LOCAL:
         return LocalPlace(clock, python)
@@ -117,7 +116,7 @@ def on_ray(options: StudyOptions) -> bool:
 def _parsed(given: str) -> tuple[str, str | None]:
     kind, _, address = given.partition("=")
     if kind not in (LOCAL, RAY) or (kind == LOCAL and address) or given.endswith("="):
-        raise UsageError(f"--clients {given!r} is none of {_FORMS}")
+        raise UsageError(f"--clients {given!r} is not one of {_FORMS}")
     return kind, address or None
 
 

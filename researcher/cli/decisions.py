@@ -1,4 +1,4 @@
-"""What a person decides: stop, pause, approve, reject, amend."""
+"""Decisions of people: stop, pause, approve, reject, amend."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from researcher.store.errors import LeaseHeld, WrongState
 
 
 def stop_command(args: argparse.Namespace) -> int:
-    """Leave the wish to stop; whoever works on the study ends what runs and stops. Where nobody does, it is stopped here; so is what
-    was left by one who died after the study had ended."""
+    """Ask the study's worker to stop. Without a worker it is stopped here, along with anything a dead worker left
+    running."""
     home, study = _study(args)
     if study.status.ended:
         _say(args, study, "; ".join([f"{study.status} already", *_left_of_ended(home, study)]))
@@ -86,7 +86,7 @@ def _answer(args: argparse.Namespace, answer: Answer) -> int:
 
 
 def _told_or_done(home: Home, study: StudyRecord, wish: Literal["stop", "pause"]) -> str:
-    """Who was asked to; where nobody works on the study, it is done here. What came of it, in words."""
+    """Ask the worker, or do it here if there is none. Returns what was done."""
     lease = home.store.leases.holder(study.id)
     if lease is not None and lives_here(lease.owner):  # its lease may have lapsed: the process was suspended, or slow
         return f"asked {lease.owner} to {wish}"
@@ -104,7 +104,7 @@ def _told_or_done(home: Home, study: StudyRecord, wish: Literal["stop", "pause"]
 
 
 def _left_of_ended(home: Home, study: StudyRecord) -> list[str]:
-    """End what runs for a study that had ended when its researcher died. What came of it, in words; nothing where none did."""
+    """End what a dead worker left running of an ended study. Returns what was done, a line each."""
     lease = home.store.leases.holder(study.id)
     if lease is None or lives_here(lease.owner):
         return []

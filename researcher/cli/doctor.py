@@ -71,9 +71,9 @@ def _disk() -> Row:
 
 def _memory() -> Row:
     total = total_memory()
-    told = "the system does not tell" if total is None else f"{total / 1e9:.0f} GB"
+    shown = "size unknown" if total is None else f"{total / 1e9:.0f} GB"
     enough = total is None or total / 1e9 >= _NEED_MEMORY_GB
-    return "memory", enough, f"{told}; SmolLM2-135M with trainer wants {_NEED_MEMORY_GB:.0f}"
+    return "memory", enough, f"{shown}; SmolLM2-135M and its trainer need {_NEED_MEMORY_GB:.0f}"
 
 
 def _processor() -> Row:

@@ -54,7 +54,7 @@ def _list(args: argparse.Namespace) -> int:
         for line in _contradiction_lines(each, store):
             say(line)
     if not found and (others := store.findings.all()):
-        say(_none_of(others, args))
+        say(_no_match(others, args))
     elif not found:
         say(
             "no findings yet; a study leaves them when it is done with verdicts other than invalid, "
@@ -63,20 +63,19 @@ def _list(args: argparse.Namespace) -> int:
     return DONE
 
 
-def _none_of(others: Sequence[Finding], args: argparse.Namespace) -> str:
-    """That what was asked for is nowhere among these."""
+def _no_match(others: Sequence[Finding], args: argparse.Namespace) -> str:
+    """Which filters nothing matches, with the nearest known names."""
     known = {
         "instrument": {each.instrument for each in others},
         "factor": {each.factor for each in others},
         "model": {name for each in others for name in each.models},
     }
-    asked = {name: value for name in known if (value := getattr(args, name)) is not None}
-    told = []
-    for name, value in asked.items():
-        close = nearest(value, known[name])
-        hint = f" (did you mean {close}?)" if close not in (None, value) else ""
-        told.append(f"{name} {value}{hint}")
-    return f"none of the {len(others)} findings is of {' and '.join(told)}"
+    filters = []
+    for name, names in known.items():
+        if (value := getattr(args, name)) is not None:
+            close = nearest(value, names)
+            filters.append(f"{name} {value}" + (f" (did you mean {close}?)" if close not in (None, value) else ""))
+    return f"no finding matches {' and '.join(filters)} ({len(others)} findings in all)"
 
 
 def _is_about(finding: Finding, model: str) -> bool:

@@ -26,9 +26,9 @@ from researcher.store.store import Store
 from researcher.study.plan import Plan
 
 _ANSWER_TOKENS = 16_384
-"""Of a mended version: whole files."""
+"""Answer limit for a mended version, which holds whole files."""
 _HURRY_S = 60.0
-"""How long an opinion is worth waiting for."""
+"""Time limit of an opinion."""
 
 Tell = Callable[[str], None]
 
@@ -36,9 +36,10 @@ Tell = Callable[[str], None]
 def repairer_of(
     home: Home, store: Store, study_id: str, plan: Plan, folder: InstrumentFolder, clock: Clock, tell: Tell
 ) -> Repairer:
-    """With what a person mended by hand taken up.
+    """The study's repairer, with a person's repair taken up.
 
-    Raises: UsageError when that cannot be used; InstrumentChanged; PlanningRefused where the instrument's packages are not there.
+    Raises: UsageError when that repair cannot be used; InstrumentChanged; PlanningRefused if the instrument's
+    packages are missing.
     """
     options = store.studies.get(study_id).options
     repairer = Repairer(
@@ -84,7 +85,7 @@ def helpers(
 
 
 MODEL = "smollm2-135m"
-"""That a new instrument trains, unless the topic names another."""
+"""Model that a new instrument trains unless the topic names another."""
 
 
 def settings_for_writing() -> LlmSettings:

@@ -71,7 +71,7 @@ def _tend(folder: InstrumentFolder, args: argparse.Namespace) -> int:
 
 
 def _task_parameters(instrument: Instrument) -> list[str]:
-    """What factors give to `tasks`."""
+    """Parameters of `tasks` that factors set."""
     targets = [target for factor in instrument.factors for target in factor.targets]
     return [target.removeprefix("task.") for target in targets if target.startswith("task.")]
 
@@ -105,7 +105,7 @@ def _all(instruments: Sequence[Instrument]) -> Iterator[str]:
 
 
 def _one(instrument: Instrument, called: str) -> Iterator[str]:
-    """What differs from what all instruments share, its defaults, and how to start. At most a screen of lines."""
+    """What is special about this instrument, its defaults, and how to start. At most one screen."""
     shared = {factor.name for factor in shared_factors()}
     own = [factor for factor in instrument.factors if factor.name not in shared]
     yield _cut(f"{instrument.name} {instrument.version}: {instrument.title}")
@@ -187,9 +187,9 @@ _ANSWERS = ["", "7", "I think the answer is 42."]
 
 
 async def check_reported(folder: InstrumentFolder, python: str) -> str | None:
-    """In words, what was seen; None where no metric is made of what episodes report.
+    """What rehearsed episodes report, in words; None if no metric uses reported values.
 
-    Raises: PlanningRefused where an episode that came to a reward lacks one of them.
+    Raises: PlanningRefused when a rewarded episode lacks one.
     """
     instrument = folder.instrument
     names = sorted({metric.reported_as for metric in instrument.metrics if metric.kind == "outcome"})

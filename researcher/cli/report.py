@@ -69,5 +69,5 @@ def _tell(differences: Sequence[Difference], study_id: str, claims: int, *, rewo
 
 
 def _own_copy(folder: Path, recorded: Path) -> Path:
-    """A home that was copied or moved has its reports in its own folders, wherever they were when they were recorded."""
+    """The report file in this home's own folder; a moved home recorded other paths."""
     return folder / recorded.name if folder.is_dir() else recorded

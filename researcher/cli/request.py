@@ -1,4 +1,4 @@
-"""From a command line to a draft of a study spec: a study file, a topic that a planner reads, or options alone."""
+"""From the command line to a draft spec: from a study file, a topic for the planner, or options alone."""
 
 from __future__ import annotations
 
@@ -59,13 +59,13 @@ class Wanted:
 
 @dataclass(slots=True)
 class Asking:
-    """One request on its way to a draft. calls: LLM calls made so far; this request appends its own."""
+    """Turns one request into a draft. calls: LLM calls so far; new ones are appended."""
 
     args: argparse.Namespace
     home: Home | None
     calls: list[LlmCall] = field(default_factory=list)
     known: list[Finding] = field(init=False)
-    """What earlier studies found: on real models, or on the echo engine, which trains none, where this study runs on it."""
+    """Findings of earlier studies. Those on the echo engine, which trains nothing, are only shown to studies on it."""
 
     def __post_init__(self) -> None:
         on_echo = getattr(self.args, "engine", "local") == "echo"
@@ -100,7 +100,7 @@ class Asking:
         return Wanted(Draft(fields=fields, sources=marked(edits, "flag"), author="options"))
 
     def _planned(self, topic: str, edits: dict[str, Any]) -> Draft:
-        """What the planner makes of a topic, whatever it takes to answer its questions."""
+        """The planner's draft; its questions go to the terminal."""
         import asyncio
 
         name = edits.get("instrument")
@@ -215,7 +215,7 @@ def _several(edits: dict[str, Any]) -> bool:
 
 
 def question_of(edits: dict[str, Any]) -> str:
-    """What a study that options describe asks, in words."""
+    """The question of a study that options describe, in words."""
     parts = [
         f"{name} {', '.join(map(level_text, [*([each['baseline']] if 'baseline' in each else []), *each['levels']]))}"
         for name, each in edits.get("compare", {}).items()
@@ -256,12 +256,12 @@ def seconds(text: str) -> float:
             raise UsageError(f"{text!r} is not a time; write 8h, 90m, 1h30m or seconds") from None
         total = found
     if not 0 < total < float("inf"):
-        raise UsageError(f"{text!r} is no time to spend; write 8h, 90m, 1h30m or seconds")
+        raise UsageError(f"{text!r} is not a length of time; write 8h, 90m, 1h30m or seconds")
     return total
 
 
 def check_addresses(urls: list[str]) -> None:
-    """Of `--server`. Raises: UsageError."""
+    """Check `--server`. Raises: UsageError."""
     for url in urls:
         if not url.startswith(("http://", "https://")):
-            raise UsageError(f"--server {url!r} is no address; write it as http://host:8642")
+            raise UsageError(f"--server {url!r} is not an address; write it as http://host:8642")

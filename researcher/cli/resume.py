@@ -48,7 +48,7 @@ def detach(home: Home, study_id: str, plan: Plan, *, as_json: bool) -> int:
 
 
 def resume_command(args: argparse.Namespace) -> int:
-    """Go on with a study, wherever it was left."""
+    """Continue a study from wherever it stopped."""
     home = open_home()
     study_id = home.store.studies.resolve(args.study)
     study = home.store.studies.get(study_id)
@@ -65,7 +65,7 @@ def resume_command(args: argparse.Namespace) -> int:
 
 
 def _move(home: Home, study_id: str, urls: list[str]) -> None:
-    """Have the study go on with these servers. Trials under way elsewhere begin anew on them.
+    """Continue the study on these servers. Trials on other servers start again.
 
     Raises: UsageError; LeaseHeld when another process works on the study.
     """
@@ -84,7 +84,7 @@ def _move(home: Home, study_id: str, urls: list[str]) -> None:
 
 
 async def _wound_up(home: Home, study_id: str, tell: Callable[[str], None]) -> Outcome:
-    """Of a study that has ended: what an earlier call did not get to."""
+    """Finish what an earlier call left undone for an ended study."""
     study, folder, models = home.store.studies.get(study_id), home.studies / study_id, None
     async with owned(home.store, study_id, SystemClock()) as store:
         if study.status is StudyStatus.DONE:
@@ -129,13 +129,15 @@ def run_interruptibly(work: Coroutine[Any, Any, T]) -> T:
 
 
 async def _until_interrupted(work: Coroutine[Any, Any, T]) -> T:
-    """SIGTERM ends it as Ctrl-C does: servers of our own are stopped, and the study can be resumed. So does SIGHUP, unless it
-    is ignored, as under `nohup`. All are heeded also while this thread waits for the database."""
+    """Handle SIGTERM like Ctrl-C: our own servers are stopped, and the study can be resumed. Also SIGHUP, unless it
+    is ignored
+    (`nohup`). Works while this thread waits for the database, too.
+    """
     task, loop = asyncio.current_task(), asyncio.get_running_loop()
     assert task is not None
 
     def end() -> None:
-        """Once: told again, by a terminal that closes after Ctrl-C, its end is not to be cut short."""
+        """Only once: a second signal, as from a closing terminal, must not cut the shutdown short."""
         if not task.cancelling():
             task.cancel()
 
@@ -181,9 +183,9 @@ def _tell(outcome: Outcome, study_id: str, *, as_json: bool) -> None:
 
 
 _GLANCE_S = 0.5
-"""Whoever asks whether a daemon lives holds its lock for a moment."""
+"""Checking whether a daemon lives takes its lock for a moment."""
 _HANDOVER_S = 5.0
-"""How long a daemon that was started for a study waits for one that may just be ending."""
+"""How long a new daemon waits for one that may be ending."""
 
 
 def daemon_command(args: argparse.Namespace) -> int:

@@ -24,10 +24,11 @@ from swarm.protocol.status import ServerStatus
 
 
 def check_servers(plan: Plan, urls: list[str], seen: Mapping[str, str] | None = None) -> None:
-    """seen: the weights that the study's trials had so far (`weights_seen`).
+    """seen: the weights of the study's earlier trials (`weights_seen`).
 
-    Raises: UsageError when servers are given and too few for one trial, when one refuses our token, when two are the same
-    or one is none, or when one hosts another model than the plan trains.
+    Raises: UsageError when there are too few servers for one trial, one refuses our token, two are the same, one is
+    not a swarm
+    server, or one hosts another model than the plan trains.
     """
     urls = list(dict.fromkeys(url.rstrip("/") for url in urls))
     given, needed = len(urls), 1 + len(plan.roles)
@@ -51,7 +52,7 @@ def _check_different(statuses: dict[str, ServerStatus | None]) -> None:
 
 
 def _check_models(plan: Plan, statuses: Mapping[str, ServerStatus | None], seen: Mapping[str, str]) -> None:
-    """Of the servers that answer; the others are checked when they are first used."""
+    """Checks servers that answer; others are checked on first use."""
     answers = {url: status for url, status in statuses.items() if status is not None}
     if plan.models:
         _check_each_is_hosted(plan.models, statuses)
@@ -98,7 +99,7 @@ async def _statuses(urls: list[str]) -> list[ServerStatus | None]:
 
 
 async def _status(url: str) -> ServerStatus | None:
-    """None of one that is away: it is waited for later, where nothing hangs on what it hosts."""
+    """None if the server is away; it is waited for later."""
     async with SwarmClient(url, server_token(os.environ), patience=Patience(connect_s=0.0, later_s=0.0)) as swarm:
         try:
             return await swarm.status()
@@ -111,7 +112,7 @@ async def _status(url: str) -> ServerStatus | None:
 
 
 def starting(plan: Plan) -> str:
-    """What is waited for, in words."""
+    """What is being waited for, in words."""
     if plan.models:
         return f"the swarm servers that take turns on this machine ({', '.join(each.name for each in plan.models)})"
     if not plan.roles:
@@ -148,9 +149,10 @@ def pool_of(
 async def have_models(
     plan: Plan, options: StudyOptions, tell: Callable[[str], None] = lambda _: None, *, arm: str | None = None
 ) -> None:
-    """What servers that start here will host, in the cache of models: fetched or made before any of them starts.
+    """Fetch the models that our servers will host, before any of them starts.
 
-    arm: the only one whose trials run; None: all. tell: told how it goes, where that takes time. Raises: ModelUnavailable, also for a folder that changed since it was planned.
+    arm: only this arm's model. tell: progress lines. Raises: ModelUnavailable, also for a folder that changed since
+    planning.
     """
     if options.servers or options.engine == "echo":
         return
@@ -190,8 +192,8 @@ class _Teller(logging.Handler):
 
 
 def _local_servers(home: Home, study_id: str, plan: Plan, options: StudyOptions) -> list[LocalServer]:
-    """None where servers were given. No longer contexts than the plan asks for: the memory for them is taken when a server
-    starts."""
+    """Servers to start here; none if servers were given. Contexts are limited to the plan's, since their memory is
+    reserved at start."""
     if options.servers:
         return []
     engine, longest = options.engine, plan.run.get("max_model_len")

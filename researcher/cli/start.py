@@ -113,7 +113,7 @@ def schema_command(args: argparse.Namespace) -> int:
 
 
 def _home(args: argparse.Namespace) -> Home | None:
-    """None where nothing has been recorded yet and nothing will be: a dry run and a draft make no database."""
+    """None for a dry run or draft without a database, so that none is created."""
     only_looks = args.command == "draft" or args.dry_run
     if only_looks and not os.environ.get("RESEARCHER_DATABASE_URL") and not (user_data_dir() / DATABASE).exists():
         return None
@@ -121,7 +121,7 @@ def _home(args: argparse.Namespace) -> Home | None:
 
 
 def _check_places(args: argparse.Namespace) -> None:
-    """Where it is to run and what is to be kept, before anything is planned. Raises: UsageError."""
+    """Check servers, sinks and clients before anything is planned. Raises: UsageError."""
     check_addresses(args.server)
     if args.server and args.engine == "echo":
         raise UsageError(
@@ -236,7 +236,7 @@ def _show(draft: Draft, spec: StudySpec, plan: Plan, folder: InstrumentFolder, a
 
 
 def request_of(draft: Draft, spec: StudySpec) -> dict[str, Any]:
-    """What was asked, as it is kept with the study: the spec, who wrote it, where each setting came from, what it leaves out."""
+    """The request as it is stored with the study: spec, author, source of each setting, and what is not covered."""
     return {
         "spec": spec.document(),
         "author": draft.author,
@@ -290,7 +290,7 @@ def _begin(
 
 
 def _keep(calls: list[LlmCall]) -> None:
-    """Every request to the LLM and its raw answer, whatever became of them: also of dry runs and of what was declined."""
+    """Save every LLM request with its raw answer, also of dry runs and refusals."""
     if not calls:
         return
     from foundation.ids import RandomIds

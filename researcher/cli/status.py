@@ -49,7 +49,7 @@ def list_command(args: argparse.Namespace) -> int:
 
 
 def status_command(args: argparse.Namespace) -> int:
-    """How a study is doing: its trials, decisions, verdicts, and who works on it."""
+    """A study's trials, decisions, verdicts, and its worker."""
     home = open_home()
     study = home.store.studies.get(home.store.studies.resolve(args.study))
     if args.json:
@@ -147,7 +147,7 @@ def status_json(home: Home, study: StudyRecord) -> dict[str, object]:
 
 
 def attendance_json(home: Home, study: StudyRecord) -> dict[str, str | None]:
-    """Who works on the study, and where nobody does who goes on with it."""
+    """The study's worker, or who will continue it."""
     worker = home.worker(study.id)
     return {"worker": worker, "goes_on": None if study.status.ended or worker else unattended(home, study)}
 
@@ -177,7 +177,7 @@ def _trained(home: Home, study: StudyRecord) -> tuple[PlanModel, ...]:
 
 
 def _kept(home: Home, study: StudyRecord) -> list[str]:
-    """Where the models of its trials are, or why not."""
+    """Where the trained models are, or why they were not kept."""
     event = home.store.journal.last(study.id, MODELS_KEPT, MODELS_NOT_KEPT)
     return [] if event is None else [event_text(event)]
 
@@ -189,8 +189,10 @@ def _trial_line(trial: TrialRecord) -> str:
 
 
 def exit_code(home: Home, study: StudyRecord) -> int:
-    """How the study stands; one that a person stopped stands well. (`start` and `resume`, which were to end it, fail then.)
-    One that nobody works on waits, whatever it was doing when it was left."""
+    """Exit code for the study's state. Stopped by a person is fine here; `start` and `resume` fail then. A study
+    without a worker
+    is waiting.
+    """
     if study.status is StudyStatus.STOPPED:
         spent = home.store.journal.last(study.id, OVER_BUDGET)
         return OUT_OF_BUDGET if spent is not None and spent.detail["because"] == study.reason else DONE
@@ -201,7 +203,7 @@ def exit_code(home: Home, study: StudyRecord) -> int:
 
 _LOOK_EVERY_S = 2.0
 _STARTING_S = 15.0
-"""How long a daemon may take to begin its work."""
+"""How long a daemon may take to start."""
 
 
 def watch_command(args: argparse.Namespace) -> int:
@@ -225,7 +227,7 @@ def watch_command(args: argparse.Namespace) -> int:
 
 
 class _Watch:
-    """What has been shown of a study so far."""
+    """What `watch` has shown so far."""
 
     def __init__(self, home: Home, study_id: str, *, as_json: bool) -> None:
         self._home = home
@@ -238,7 +240,7 @@ class _Watch:
         self._trials: dict[str, tuple[str, int]] = {}
 
     def will_go_on(self, study: StudyRecord) -> bool:
-        """Whether a daemon goes on by itself with a study that nobody works on: at once, or when its window opens."""
+        """Whether a daemon will continue the study, now or when its window opens."""
         store, now = self._home.store, self._clock.monotonic()
         carried = (store.studies.schedule(study.id) or {}).get("carried") and study.plan_version is not None
         if not carried or study.pause_requested or waits_for_an_answer(store, study.id):

@@ -115,7 +115,7 @@ class Worker:
             raise StudyHalted("days")
 
     async def rest(self, halt: StudyHalted) -> Outcome:
-        """Leave the study as it is to rest, with no server held by one who died over it."""
+        """Stop or pause the study, and end what a dead worker left running."""
         await self._end_left()
         ends = halt.status is StudyStatus.STOPPED
         self._store.studies.set_status(self._study_id, halt.status, halt.reason)
@@ -153,7 +153,7 @@ class Worker:
                 await asyncio.to_thread(check_requests, self._store, self._study_id)
 
     async def _work(self) -> Outcome:
-        """Until the study ends, halts, or its window closes."""
+        """Work until the study ends, halts, or its window closes."""
         home, study_id, plan, say = self._home, self._study_id, self._plan, self._view.say
         options, folder = self._store.studies.get(study_id).options, home.studies / study_id
         instrument = as_frozen(open_instrument(options.instrument or plan.instrument), plan.instrument_code)
@@ -195,7 +195,7 @@ def setup(home: Home, folder: InstrumentFolder, *, code: Code | None = None, rep
 
 
 async def keep(keeping: Keeping, options: StudyOptions, tell: Callable[[str], None]) -> Path | None:
-    """Where the models are, where they were asked for; the disk of the servers is freed. Raises: ModelsNotKept, ServerUnfit."""
+    """Keep the models if that was asked for, and free the servers' disk. Raises: ModelsNotKept, ServerUnfit."""
     models = await keeping.keep_models(tell) if options.keep_models else None
     await keeping.discard_servers()
     return models

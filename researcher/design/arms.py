@@ -56,7 +56,7 @@ def arms_of(question: Question) -> tuple[Arm, ...]:
 
 
 def arms_between(varied: Varied) -> tuple[Arm, ...]:
-    """The grid on which Optuna may try: between neighbouring levels, on the factor's own scale. Empty for what is no number."""
+    """Optuna's grid: values between neighbouring levels, on the factor's scale. Empty for non-numeric factors."""
     factor, levels = varied.factor, [float(level) for level in varied.numbers]
     found: dict[str, Arm] = {}
     for (low, high), part in itertools.product(itertools.pairwise(levels), range(1, _BETWEEN + 1)):
@@ -70,9 +70,10 @@ def arms_between(varied: Varied) -> tuple[Arm, ...]:
 
 
 def groups_of(question: Question) -> list[tuple[Factor, tuple[Arm, ...]]]:
-    """What a study in sequence compares: the first factor's arms, and at each of its levels the second's; baselines first.
+    """The comparisons of a sequence: the first factor's arms, then the second's at each level of the first; baselines
+    first.
 
-    While the first is compared, the second stands at its baseline.
+    While the first is compared, the second is at its baseline.
     """
     one, two = question.varied
     first, second = _named(one), _named(two)
@@ -185,7 +186,7 @@ def hypotheses_of(question: Question, arms: Sequence[Arm]) -> tuple[Hypothesis, 
 
 
 def pair_hypothesis(question: Question, number: int, factor: str, baseline: Arm, treatment: Arm) -> Hypothesis:
-    """That the treatment's metric lies above the baseline's, or below it, as the spec claims."""
+    """The treatment's metric is above the baseline's, or below, as the spec claims."""
     metric = question.metric
     said = f"{treatment.name} has {_more(question)} {metric.name} than {baseline.name}{_assumed(question)}"
     if question.spec.claim == "equal":

@@ -1,4 +1,4 @@
-"""What a plan decides after each of its stages: go on, stop, or refuse. All branches are frozen with the plan."""
+"""The decisions after each stage: go on, stop, or refuse. Frozen with the plan."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _KNOWN = "the noise floor is known: all arms run on as many seeds as it asks for
 def branches_of(
     question: Question, stages: Sequence[Stage], hypotheses: Sequence[Hypothesis], *, allow_underpowered: bool
 ) -> tuple[Branch, ...]:
-    """From each stage to the next; out where the noise is too loud, where a sentinel fired, or where a look decides."""
+    """Branches between stages, with exits for too much noise, a fired sentinel, or a decided look."""
     design, last = question.spec.design, stages[-1]
     if design == "screen":
         return (_stop(last, "every planned trial has ended; a screen explores and gives no verdict"),)
@@ -65,11 +65,11 @@ def _in_sequence(question: Question, stages: Sequence[Stage], hypotheses: Sequen
 
 
 def _balances(question: Question, stage: Stage) -> list[Branch]:
-    """For each ordering of the arms, smallest level first: the smallest level that no larger one beats, the best balance of gain
+    """For each ordering of the arms, smallest level first: the smallest level that no larger one beats, the best
+    balance of gain
     and cost.
 
-    `5 ≪ 15 ≈ 25` speaks for 15: it gains over 5, and 25 gains nothing over it. Orders in which a gain follows a loss speak for no
-    level: the two were not set against each other.
+    `5 ≪ 15 ≈ 25` gives 15: it beats 5, and 25 does not beat it. Orderings with a gain after a loss give no level.
     """
     arms, metric, found = stage.arms, question.metric, list[Branch]()
     for relations in itertools.product(_RELATIONS, repeat=len(arms) - 1):
@@ -85,7 +85,7 @@ def _balances(question: Question, stage: Stage) -> list[Branch]:
 
 
 def _ending(stage: Stage, hypotheses: Sequence[Hypothesis], at_end: Sequence[Branch] = ()) -> list[Branch]:
-    """Of the last stage. at_end: what else it may decide, before anything but a sentinel that fired."""
+    """Branches of the last stage. at_end: further ones, checked after a fired sentinel."""
     found = [*_worthless(stage, hypotheses), *at_end]
     reason = "every planned trial has ended"
     if len(hypotheses) == 1:  # of several, some, all or none may be decided

@@ -1,6 +1,6 @@
-"""What each design takes, and how a question is laid out by it: arms, hypotheses and stages.
+"""The requirements of each design, and the arms, hypotheses and stages it makes of a question.
 
-What was asked for and a design of this kind cannot have is refused.
+Options that a design does not have are refused.
 """
 
 from __future__ import annotations
@@ -59,8 +59,10 @@ def laid_out(question: Question, instrument: Instrument, seeds: Seeds) -> Layout
 
 
 def _noisy_arm(question: Question, arms: tuple[Arm, ...]) -> str:
-    """The arm whose noise is measured beforehand: the baseline, but for a control that trains nothing and so hardly varies; of a
-    trend the middle level, as both ends may be far from all others."""
+    """The arm for the noise floor: the baseline, unless it is a control that trains nothing and so hardly varies; in
+    a trend the
+    middle level.
+    """
     if question.spec.design == "trend":
         return arms[len(arms) // 2].name
     rate = next((factor.name for factor in question.factors if factor.target == LEARNING_RATE), "")
@@ -68,9 +70,9 @@ def _noisy_arm(question: Question, arms: tuple[Arm, ...]) -> str:
 
 
 def _balanced(question: Question, instrument: Instrument) -> Question:
-    """With levels in order, a metric of their cost, and a note on how it is decided.
+    """The question with ordered levels, a cost metric, and a note on the decision rule.
 
-    Raises: SpecRefused for levels that are no numbers, or too many to be kept apart; and where nothing says the cost.
+    Raises: SpecRefused for non-numeric or too many levels, and if no metric measures cost.
     """
     (varied,), metric, name = question.varied, question.metric, question.varied[0].factor.name
     if question.spec.claim != "none":
@@ -102,9 +104,9 @@ def _balanced(question: Question, instrument: Instrument) -> Question:
 
 
 def _trend(question: Question) -> Question:
-    """With levels in order. On a log scale the line is over the logarithm of the levels, so that each doubling counts the same.
+    """The question with ordered levels. On a log scale the line is over their logarithm.
 
-    Raises: SpecRefused for levels that are no numbers or too few, and for 0 on a log scale.
+    Raises: SpecRefused for non-numeric or too few levels, and for 0 on a log scale.
     """
     (varied,) = question.varied
     factor, levels = varied.factor, varied.numbers

@@ -1,7 +1,8 @@
-"""Models that a spec names, what a plan says of them, and what it costs to host one after the other on one machine.
+"""Models of specs and plans, and what it costs to host one after the other on one machine.
 
-A folder is known by its weights, so its fingerprint is part of the plan. A name stands for whatever weights the first trial
-finds under it: the same spec gives the same plan whether or not this machine has the model yet.
+A folder's fingerprint is part of the plan. A name stands for the weights that the first trial finds, so that the same
+spec
+gives the same plan on every machine.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from swarm.models.catalogue import find, hosted_name, known_names
 from swarm.protocol.errors import SwarmError
 
 BOOT_S = 45.0
-"""Until a server that starts on two cores takes runs."""
+"""Boot time of a server on two cores."""
 _SHOWN = 8
 """Hexadecimal digits of the fingerprint in a name."""
 _MODEL = "model"
@@ -69,9 +70,9 @@ def models_named(texts: Iterable[str], declared: Collection[str] = ()) -> dict[s
 
 
 def model_of(text: str, declared: Collection[str] = ()) -> PlanModel:
-    """The model that is called `text`, or lies in the folder `text`. A known name is never a folder: `./NAME` is one.
+    """The model of this name, or in this folder. A known name is never a folder: write `./NAME`.
 
-    Raises: SpecRefused for what is neither, and for a folder without a checkpoint.
+    Raises: SpecRefused for an unknown name, or a folder without a checkpoint.
     """
     known = find(text)
     if known is not None or text in declared:

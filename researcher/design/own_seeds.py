@@ -37,8 +37,7 @@ def with_own_seeds(plan: Plan) -> Plan:
 
 
 def _what_runs(plan: Plan, arm: Arm) -> str:
-    """All that an arm's trials are given, but for their seeds. A factor that other arms vary stands at its default where this arm
-    leaves it."""
+    """Everything an arm's trials get, except seeds. Factors that only other arms vary have their defaults."""
     levels = plan.levels_of(arm)
     specs = [
         RunSpec.model_validate(plan.run_fields(levels, role)).model_dump(mode="json") for role in (None, *plan.roles)

@@ -28,17 +28,17 @@ from researcher.study.spec import StudySpec
 from swarm.protocol.runspec import RunSpec, merge_patch
 
 PLANNED_EFFECT = 1.5
-"""In margins: the effect at which the power must be reached."""
+"""Planned effect in margins; it must be shown with the planned power."""
 DEFAULT_BUDGET_S = 8 * 3600.0
 SPEC = "spec"
-"""Who made a plan: code, from a spec. Who wrote the spec is recorded with the study, and changes no plan."""
+"""Author in all plans. Who wrote the spec is recorded with the study."""
 _UNSUPPORTED = {
     "evaluate_on": "tasks of other instruments cannot be scored yet; leave it out",
     "start_from": "only `base` can be started from; to go on from a kept model, give its folder as `model`",
     "notify": "nobody can be notified yet; leave it out",
     "budget.tokens": "tokens of agents' calls are not capped yet; give wall or trials",
 }
-"""What a study file can say and no study can do yet: nothing that is asked is dropped."""
+"""Fields of a study file that are not supported yet. They are refused rather than dropped."""
 
 
 def plan_of(
@@ -133,7 +133,7 @@ def _designed(
 
 
 def _run(question: Question, instrument: Instrument, settings: Mapping[str, Scalar]) -> dict[str, Any]:
-    """What all arms share. Raises: PlanningRefused where the shares that they have leave nothing for the others."""
+    """Run settings of all arms. Raises: PlanningRefused when their shares leave nothing for the others."""
     run: Any = instrument.defaults.run
     if ALGORITHM in settings:
         run = with_algorithm(run, str(settings[ALGORITHM]))
@@ -168,7 +168,7 @@ def _refuse_held_share(question: Question) -> None:
 
 
 def _with_algorithms_first(plan: Plan, settings: Mapping[str, Scalar]) -> Plan:
-    """Where an arm's algorithm has other defaults than the instrument, those go first, but for what the spec sets."""
+    """If an arm's algorithm has other defaults than the instrument, those win, except over the spec's settings."""
     yielding = plan.model_copy(update={"stated": tuple(_within(settings, "run."))})
     levels = [plan.levels_of(arm) for arm in plan.arms]
     same = all(
@@ -180,8 +180,7 @@ def _with_algorithms_first(plan: Plan, settings: Mapping[str, Scalar]) -> Plan:
 
 
 def _metrics(question: Question, instrument: Instrument) -> tuple[Metric, ...]:
-    """The one that decides, those that the spec names besides (where it names none, all that the instrument names), and what a
-    sentinel needs."""
+    """The deciding metric, the spec's secondary ones (default: the instrument's), and those that sentinels need."""
     first = tuple(metric.asked for metric in (question.metric, *question.secondary))
     names = {metric.name for metric in first}
     rest = [metric for metric in instrument.metrics if metric.name not in names and not metric.on_request]
@@ -226,7 +225,7 @@ def checked(plan: Plan) -> Plan:
     shared = [name for name, count in Counter(arm.name for arm in plan.arms).items() if count > 1]
     if shared:
         raise PlanningRefused(
-            f"several arms would be called {shared[0]}, and nothing would tell their trials apart; write their levels otherwise",
+            f"several arms would be called {shared[0]}, so that their trials could not be told apart; write their levels differently",
             shared,
         )
     for arm in plan.arms:

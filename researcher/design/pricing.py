@@ -1,4 +1,4 @@
-"""What a plan costs: trials, wall time, the effect that its seeds can show; and how many seeds a budget pays for."""
+"""Cost of a plan: trials, wall time, the detectable effect; and how many seeds a budget allows."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from swarm.protocol.runspec import RunSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Price:
-    """What a plan takes at the least and at the most. Wall time for the given number of servers.
+    """Least and most cost of a plan. Wall time is for the given number of servers.
 
-    seeds_needed: per arm, by the σ that the instrument states; None where it states none.
+    seeds_needed: per arm, by the instrument's stated σ; None without one.
     """
 
     trials: tuple[int, int]
@@ -32,7 +32,7 @@ class Price:
 
 
 def price_of(plan: Plan, instrument: Instrument, *, servers: int) -> Price:
-    """By the instrument's own figure for a trial, scaled with its length and with the episodes of a step."""
+    """Scales the instrument's time per trial with length and episodes per step."""
     seconds = {arm.name: _trial_s(plan, arm, instrument) for arm in plan.arms}
     needed = min(len(stage.arms) for stage in plan.stages[-1:])
     at_once = max(1, min(servers // (1 + len(plan.roles)), needed))
@@ -46,10 +46,10 @@ def price_of(plan: Plan, instrument: Instrument, *, servers: int) -> Price:
 
 
 def fitted(plan: Plan, instrument: Instrument, spec: StudySpec, *, servers: int) -> Plan:
-    """The plan within its budget: with fewer seeds at the most where all do not fit, with more where a budget is given, the
-    seeds are not, and the instrument's own σ asks for them.
+    """Fit the plan into its budget: fewer most seeds if not all fit; more if a budget but no seeds are given and the
+    instrument's σ needs them.
 
-    Raises: BudgetTooSmall when not even the least seeds fit, saying what would.
+    Raises: BudgetTooSmall when not even the least seeds fit, with what would.
     """
     last = plan.stages[-1]
     affordable = check_budget(plan, instrument, servers=servers, trials=spec.budget.trials)

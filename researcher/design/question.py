@@ -31,7 +31,7 @@ from researcher.study.spec import Compared, StudySpec
 Setting = tuple[Factor, Scalar]
 _MODEL, _STEPS = "model", "steps"
 HUB, DIGEST, _DIGITS = "hf:", "#sha256=", 16
-"""What begins a data set on the hub; what stands between a data file and these digits of its digest."""
+"""Prefix of a data set on the hub; separator and length of a data file's digest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class Varied:
 
     @property
     def numbers(self) -> tuple[int | float, ...]:
-        """The levels in order, each once; none where the factor is no number."""
+        """The levels in order, without repeats; empty for non-numeric factors."""
         found = {level for level in self.levels if not isinstance(level, str | bool)}
         return tuple(sorted(found)) if self.factor.type in ("int", "float") else ()
 
@@ -91,7 +91,7 @@ def question_of(spec: StudySpec, instrument: Instrument) -> Question:
 
 
 def named(spec: StudySpec, instrument: Instrument) -> Question:
-    """What the spec's names mean. Raises: SpecRefused with every name and level that the instrument does not have."""
+    """Resolve the spec's names. Raises: SpecRefused with every name and level that the instrument does not have."""
     known, refusals = _Known(spec, instrument), Refusals()
     varied: list[Varied] = []
     notes: list[str] = []
@@ -134,7 +134,7 @@ def _refuse_wide_margin(margin: float, metric: Metric, instrument: Instrument) -
 
 
 class _Known:
-    """What the spec may name."""
+    """Names that the spec may use."""
 
     def __init__(self, spec: StudySpec, instrument: Instrument) -> None:
         self._instrument = instrument
@@ -191,9 +191,9 @@ class _Known:
 
 
 def _pinned(factor: Factor, level: Scalar, field: str) -> Scalar:
-    """A data file under its whole path and its digest, so that a study notices when it is changed.
+    """A data file's full path with its digest, so that a study notices changes.
 
-    Raises: SpecRefused for a file that is not there.
+    Raises: SpecRefused for a missing file.
     """
     source = str(level)
     if factor.type != "data" or not source or source.startswith(HUB) or DIGEST in source:
@@ -233,7 +233,7 @@ def _compared(known: _Known, name: str, given: Compared) -> Varied:
 
 
 def _baseline_note(varied: Varied, given: Compared, spec: StudySpec) -> list[str]:
-    """What was taken for the baseline, where the spec names none and the design has one."""
+    """The assumed baseline, if the spec names none and the design has one."""
     if given.baseline is not None or spec.design in ("balance", "trend", "screen"):
         return []
     which = "the first level" if len(given.levels) > 1 else "the instrument's default"
@@ -268,9 +268,9 @@ def _refuse_missing_data(question: Question, instrument: Instrument) -> None:
 
 
 def _with_effect(question: Question, instrument: Instrument) -> Question:
-    """With what the varied factors need to do anything, where the spec leaves it open (`Factor.needs_any`).
+    """Add settings without which a varied factor has no effect, if the spec leaves them open (`Factor.needs_any`).
 
-    Raises: SpecRefused where the spec says that they do nothing, so that all levels are the same.
+    Raises: SpecRefused if the spec's own settings make it ineffective.
     """
     declared = {factor.name: factor for factor in instrument.factors}
     for factor in question.factors:

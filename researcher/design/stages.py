@@ -48,10 +48,10 @@ def compared(arms: Sequence[str], noisy: str, seeds: Seeds, looks: int) -> tuple
 
 
 def spending(shares: Sequence[float], alpha: float = ALPHA) -> list[float]:
-    """What each look may spend, by the O'Brien-Fleming-like spending function: little early, nearly all at the end.
+    """Alpha of each look by the O'Brien-Fleming-like spending function: little early, most at the end.
 
-    The looks' parts add up to alpha, so that they hold together whatever the looks' dependence (a union bound).
-    Source: Lan and DeMets 1983, Biometrika 70.
+    The parts add up to alpha (a union bound), whatever the looks' dependence. Source: Lan and DeMets 1983, Biometrika
+    70.
     """
     from scipy import stats
 
@@ -109,7 +109,7 @@ def _floor(arm: str, seeds: Seeds) -> Stage:
 
 
 def with_most(stages: Sequence[Stage], most: int) -> tuple[Stage, ...]:
-    """The stages with `most` seeds per arm at the most where they decide. Fresh seeds stay behind all others."""
+    """The stages with at most `most` seeds per arm where they decide. Fresh seeds stay above all others."""
     sized: list[Stage] = []
     for each in stages:
         before = [mine for own, mine in zip(stages, sized, strict=False) if own.first_seed < each.first_seed]
@@ -141,7 +141,7 @@ def with_seeds(stages: Sequence[Stage], seeds: int) -> tuple[Stage, ...]:
 
 
 def check_seeds(plan: Plan) -> None:
-    """Raises: PlanningRefused where an arm would, at the most, take seeds that no run takes."""
+    """Raises: PlanningRefused if an arm could need seeds above `LAST_SEED`."""
     over = plan.last_seed - LAST_SEED
     if over > 0:
         first = min(each.first_seed for each in plan.stages)

@@ -50,9 +50,9 @@ from swarm.protocol.status import Phase, RunReport, ServerStatus
 
 _log = logging.getLogger(__name__)
 _SPARE_ATTEMPT_S, _SPARE_STALL_S = 1200.0, 240.0
-"""On top of what a trial takes: an engine that boots again, a machine that others load."""
+"""Added to the expected time, for an engine that restarts or a loaded machine."""
 _TAKE_BACK_S = 30.0
-"""How long the open episodes of a client that is cut off are asked for; what is left of them runs out by its idle limit."""
+"""How long to try to abort the open episodes of a client that was cut off. The idle limit ends the rest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +72,7 @@ class TrialLimits:
     look_s: float = 0.25
     """Least time between two looks at a server whose status changes all the time."""
     check_s: float = 5.0
-    """How often ended episodes are counted, and requests to stop are looked for."""
+    """How often ended episodes are counted and stop requests are checked."""
 
     @classmethod
     def expecting(cls, plan: Plan) -> Self:
@@ -85,7 +85,7 @@ class TrialLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """What is seen of an attempt while it runs. fresh: metrics of new steps, as (name, step, value)."""
+    """The state of a running attempt. fresh: metrics of new steps, as (name, step, value)."""
 
     phase: str
     step: int
@@ -95,7 +95,7 @@ class Observation:
 
 Observer = Callable[[Observation], None]
 CheckHalt = Callable[[], None]
-"""Asked now and then while an attempt runs. Raises: StudyHalted when it is to end or to pause."""
+"""Called regularly while an attempt runs. Raises: StudyHalted when the attempt has to end or pause."""
 
 
 class _Stalled(Exception):
@@ -269,7 +269,7 @@ class AttemptRun:
         self._store.journal.record(self._work.study_id, EXCUSED, detail)
 
     def _excused(self, run_id: str) -> Event | None:
-        """What was noted of this run last."""
+        """The last recorded losses of this run that were excused."""
         return self._store.journal.last(self._work.study_id, EXCUSED, run=run_id)
 
     def _mended_by_hand(self, attempt: AttemptRecord, run_id: str) -> bool:
@@ -286,8 +286,9 @@ class AttemptRun:
     async def _follow(
         self, attempt: AttemptRecord, report: RunReport, blueprint: TrialBlueprint, client: Client
     ) -> Collected:
-        """Keep a client at work until the server's records show a whole trial. Code that fails may be replaced meanwhile:
-        the run goes on, and the new client with what the old one has left.
+        """Keep a client running until the server's records show a whole trial. Failing code may be replaced on the
+        way; the run
+        then continues with a new client.
 
         Raises: Unmended, MendByHand, and what `_until_ended` raises.
         """
@@ -338,7 +339,7 @@ class AttemptRun:
         await job.end(0.0)
 
     async def _full(self) -> ServerUnfit | None:
-        """What is wrong where a server has no room on its disk: no fault of the trial's, and no other attempt does better there."""
+        """The error for a server whose disk is full, else None. Neither the trial nor another attempt can help that."""
         for server in self._site.servers:
             with suppress(SwarmError):
                 full = (await server.swarm.status()).storage_full
@@ -387,7 +388,8 @@ class AttemptRun:
             status = await self._swarm.status(since=status.revision, wait_s=self._limits.check_s)
 
     async def _note(self, run_id: str, status: ServerStatus | None) -> bool:
-        """Record and tell what is new; whether anything is. status: None for a run that rests."""
+        """Record and report new steps and episodes; returns whether there were any. status: None for a run that
+        rests."""
         episodes = sum(task.ended for task in await self._swarm.tasks(run_id=run_id))
         moved = episodes > self._episodes
         self._episodes = max(self._episodes, episodes)
@@ -440,7 +442,7 @@ class AttemptRun:
         self._store.trials.finish(study_id, key, finals, collected.series, evidence, collected.episodes)
 
     async def _pause(self, job: ClientJob, run_id: str, why: str) -> None:
-        """Have the run rest, so that the trial goes on from there. What cannot be done now is done when it goes on."""
+        """Pause the run, so that the trial can continue from there. What fails now is repeated when it continues."""
         self._store.trials.pause_attempt(self._work.study_id, self._trial.key, why)
         try:
             await self._rest(job, run_id)
@@ -452,7 +454,7 @@ class AttemptRun:
             self._store.trials.record_rest(self._work.study_id, self._trial.key, why)
 
     async def _rest(self, job: ClientJob, run_id: str) -> None:
-        """Stop the runs with a checkpoint. Their client lives on meanwhile: it ends its open episodes, and gets no others."""
+        """Stop the runs with a checkpoint. The client may end its open episodes first, and gets no new ones."""
         await asyncio.gather(*(slot.rest(one) for slot, one in self._runs(run_id)))
         await job.end(self._limits.grace_s)
         await self._note(run_id, None)
@@ -467,7 +469,7 @@ class AttemptRun:
         return [(self._slot, run_id), *((self._beside[role], partner) for role, partner in self._partners.items())]
 
     async def _leave(self, job: ClientJob, run_id: str | None) -> None:
-        """Interrupted: on a server of our own all is left so that it goes on later; another's is given back."""
+        """On an interrupt, leave our own server as it is to continue later, and give back somebody else's."""
         with suppress(ClusterUnreachable):  # a client that nobody reaches is ended, or taken up, when the trial goes on
             await job.end(self._limits.grace_s)
         if self._site.main.owned:

@@ -1,7 +1,8 @@
-"""From a planned trial to what is run: the RunSpec that a server gets and the blueprint that a client gets.
+"""From a planned trial to what runs: the server's RunSpec and the client's blueprint.
 
-Pure: the instrument's defaults, then the plan, then the arm's levels, each by its factor's `target`. Both are readable,
-and a person can run them by hand.
+Pure. The instrument's defaults, then the plan, then the arm's levels, each by its factor's `target`. A person can
+read
+and run both by hand.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from swarm.protocol.blueprint import HeldOut, PartnerRun, TrialBlueprint
 from swarm.protocol.runspec import RunSpec, merge_patch
 
 _LONGEST_NAME, _BEGINNING = 120, 40
-"""Of an arm in a folder's name: bytes, and letters of one that is longer. (A name may have 255 bytes, 143 where files are encrypted.)"""
+"""Longest arm in a folder's name, in bytes, and characters kept of a longer one. (File systems allow 255 bytes,
+encrypted ones 143.)"""
 
 Series = Mapping[str, Sequence[tuple[int, float]]]
 Finals = Callable[[Sequence[Metric], Series], dict[str, float]]
@@ -30,9 +32,9 @@ Finals = Callable[[Sequence[Metric], Series], dict[str, float]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Code:
-    """A version of an instrument's code. version: SHA-256 over the files of its folder.
-
-    sandboxed: no person wrote it, so that it runs nowhere but in a sandbox.
+    """A version of an instrument's code. version: SHA-256 over the files of its folder. sandboxed: an LLM wrote it,
+    so it only
+    runs in a sandbox.
     """
 
     folder: Path
@@ -90,8 +92,8 @@ class Work:
 
 
 def folder_name(trial: TrialRecord) -> str:
-    """`ARM-seedN`: what folders of a trial are called, one for each arm. Arms that no file system could name are told apart by
-    their hash; an arm may be a whole prompt."""
+    """`ARM-seedN`: the folder of a trial. Long arms, and those with characters that no file name can have, get a
+    hash."""
     arm = _written(trial.arm)
     if arm != trial.arm or not _is_short(arm):
         arm = f"{arm[:_BEGINNING]}-{hashlib.sha256(trial.arm.encode()).hexdigest()[:8]}"
@@ -107,9 +109,9 @@ def _is_short(name: str) -> bool:
 
 
 def run_spec(work: Work, trial: TrialRecord, role: str | None = None) -> RunSpec:
-    """Of the instrument's own model, or of a further role's.
+    """The run of the instrument's own model, or of another role's.
 
-    Raises: pydantic's ValidationError for a spec that no server would take; ValueError for an unknown factor.
+    Raises: ValidationError for a spec that no server would accept; ValueError for an unknown factor.
     """
     plan = work.plan
     levels = {
@@ -138,10 +140,8 @@ def trial_blueprint(
     partners: Mapping[str, PartnerRun] | None = None,
     code: Code | None = None,
 ) -> TrialBlueprint:
-    """What `python -m swarm.client.trial` carries out. partners: the runs of further models, by role.
-
-    code: None is the setup's own.
-    """
+    """Input of `python -m swarm.client.trial`. partners: the runs of other models, by role. code: default is the
+    setup's own."""
     defaults, plan = work.setup.instrument.defaults, work.plan
     code = code or work.setup.code
     return TrialBlueprint(
@@ -170,7 +170,7 @@ def _task_levels(work: Work, trial: TrialRecord) -> dict[str, Scalar]:
 
 
 def _factor(work: Work, name: str) -> Factor:
-    """As the plan has it, else as the instrument declares it."""
+    """The factor as the plan has it, else as the instrument declares it."""
     for factor in (*work.plan.factors, *work.setup.instrument.factors):
         if factor.name == name:
             room = factor.target.partition(".")[0]
@@ -178,4 +178,4 @@ def _factor(work: Work, name: str) -> Factor:
                 kinds = f"run.…, roles.…, task.…, {STUDY_STEPS} or {STUDY_MODEL}"
                 raise ValueError(f"factor {name!r} has target {factor.target!r}; use {kinds}")
             return factor
-    raise ValueError(f"the plan varies {name!r}, which is no factor of {work.setup.instrument.name}")
+    raise ValueError(f"the plan varies {name!r}, which is not a factor of {work.setup.instrument.name}")

@@ -38,7 +38,7 @@ class _Wanted:
 
 
 class Keeping:
-    """What is kept of a study that is over, for its owner. folder: the study's."""
+    """Keeps the models of a finished study and frees the disk of its servers. folder: the study's."""
 
     def __init__(self, store: Store, study_id: str, folder: Path, clock: Clock, environ: Mapping[str, str]) -> None:
         self._store = store
@@ -49,9 +49,9 @@ class Keeping:
         self._environ = environ
 
     async def keep_models(self, tell: Callable[[str], None] = lambda _: None) -> Path:
-        """Write the model of every trial that was done, as its run left it; returns where they are.
+        """Export the model of every finished trial; returns their folder. tell: progress lines.
 
-        tell: told of each. Raises: ModelsNotKept, with what is in the way; what the servers kept is there still then.
+        Raises: ModelsNotKept with the reason; the servers' state is still there then.
         """
         wanted = list(self._wanted())
         try:
@@ -128,7 +128,7 @@ class Keeping:
 
 
 def _last_words(text: str) -> tuple[str, str | None]:
-    """What the command said was wrong, and the error's code."""
+    """The command's error message and its code."""
     lines = [line for line in text.splitlines() if line.strip()]
     last = lines[-1] if lines else "`swarm models export` said nothing"
     try:
@@ -139,9 +139,10 @@ def _last_words(text: str) -> tuple[str, str | None]:
 
 
 async def end_left_of(store: Store, study_id: str, folder: Path, clock: Clock) -> list[str]:
-    """End all that, for whoever owns the study and is not working on it; what servers keep of it stays, so that the study can go on.
+    """End all clients and servers of a study that nobody works on. Server state stays, so that the study can
+    continue.
 
-    folder: the study's. Servers that were given are asked where it has trials. Returns what could not be ended, in words.
+    folder: the study's. Given servers are asked to stop its runs. Returns a line for each that could not be stopped.
     """
     begun = bool(store.trials.all(study_id, series=()))
     urls = store.studies.get(study_id).options.servers if begun else ()
@@ -157,7 +158,7 @@ def _found(folder: Path, pattern: str) -> list[Path]:
 
 
 async def _stop_run(url: str, study_id: str, clock: Clock) -> str | None:
-    """Have the study's run on this server come to rest with a checkpoint; anybody else's goes on."""
+    """Stop the study's run on this server with a checkpoint; leave any other run alone."""
     once = Patience(connect_s=0.0, later_s=0.0)
     async with SwarmClient(url, server_token(os.environ), patience=once, clock=clock) as swarm:
         try:

@@ -41,7 +41,7 @@ class Client:
         self._mender = mender
 
     def code(self) -> Code:
-        """What a client that starts now is to run."""
+        """The code that the next client runs."""
         return self._work.setup.code if self._mender is None else self._mender.code()
 
     def write(self, blueprint: TrialBlueprint) -> None:
@@ -64,7 +64,7 @@ class Client:
             self._store.journal.record(self._work.study_id, "client_started", detail)
 
     async def diagnosis(self, blueprint: TrialBlueprint, *, stalled: bool) -> Diagnosis:
-        """Why it ended, by rules; where these cannot tell, with the opinion of whoever may be asked. Journalled."""
+        """Why the client ended, by rules; an LLM is asked where the rules do not decide. Journalled."""
         folder, ending = Path(blueprint.instrument_dir), await self.job.ending()
         found = diagnose(
             Symptoms(
@@ -93,9 +93,9 @@ class Client:
         return found
 
     async def other_code(self, blueprint: TrialBlueprint, diagnosis: Diagnosis, *, last: bool) -> Code | None:
-        """Other code for the client to go on with; None: the same again.
+        """Other code to continue with, or None to restart the same code.
 
-        last: the same again is no use any more. Raises: Unmended, MendByHand.
+        last: restarting the same code is not worth another try. Raises: Unmended, MendByHand.
         """
         if self._mender is None or diagnosis.cause is not Cause.CODE:
             return None
@@ -118,7 +118,7 @@ class Client:
         return None if newest.version == blueprint.code_version else newest
 
     async def last_words(self, reason: str, diagnosis: Diagnosis | None) -> str:
-        """Why an attempt that comes to nothing does: what was missed, the diagnosis, and what the client said last."""
+        """Reason of a failed attempt: what was missing, the diagnosis, and the client's last output."""
         found = f" {diagnosis}." if diagnosis is not None else ""
         said, ending = redact(self.job.said()), await self.job.ending()
         return f"{reason}.{found} The client ended with code {ending.exit_code}; it said last: {said or 'nothing'}"
@@ -143,7 +143,7 @@ class Client:
 class Case:
     """A client that failed by its own code.
 
-    last: starting the same code again is no use any more. tasks: of the episodes that failed.
+    last: restarting the same code is not worth another try. tasks: those of the failed episodes.
     """
 
     study_id: str
@@ -158,16 +158,16 @@ class Case:
 
 
 class Mender(Protocol):
-    """Who mends. One for all trials of a study: a version that it took up is for every client that starts after."""
+    """Repairs an instrument's code. One per study: a repair applies to every client that starts later."""
 
     def code(self) -> Code:
-        """What a client that starts now is to run."""
+        """The code that the next client runs."""
 
     async def opinion(self, diagnosis: Diagnosis) -> Diagnosis:
         """An LLM's opinion on a diagnosis that rules could not settle, labelled as such; unchanged if no answer comes. Does not raise for that."""
 
     async def mend(self, case: Case) -> Code:
-        """The version to go on with; the case's own where it is worth another try.
+        """The version to continue with; the same one where another try is worth it.
 
-        Raises: Unmended when this trial cannot be saved; MendByHand when a person has to.
+        Raises: Unmended when this trial cannot be saved; MendByHand when a person has to repair the code.
         """

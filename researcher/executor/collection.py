@@ -1,6 +1,6 @@
-"""What a trial yielded, read from the server's own records: steps of the run, episodes of the ledger.
+"""The results of a trial, read from the server's records: steps of the run, episodes of the ledger.
 
-Never from what a client prints, and never a part of it: either the records show a whole trial, or there is none.
+Nothing a client prints is used. Either the records show a whole trial, or there is no result.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _UNSTATED = {
     DropReason.RUN_ENDED: Cause.SERVER,
     DropReason.SUPERSEDED: Cause.SERVER,
 }
-"""Who lost an attempt of which an older server did not say it."""
+"""Cause of a lost attempt on servers that did not record causes yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,12 +60,14 @@ class Collected:
 async def collect(
     swarm: SwarmClient, blueprint: TrialBlueprint, metrics: Sequence[Metric] = (), *, partner: bool = False
 ) -> Collected:
-    """Everything recorded of a finished trial. metrics: the plan's, for what episodes have to report.
+    """Everything recorded of a finished trial. metrics: the plan's; they name what episodes have to report.
 
-    partner: of a further model of the trial. Where a held-out episode went by without a call of it, the team counts all the same,
-    and its own part in that episode is no measurement.
+    partner: another model of the trial. It may have had no call in a held-out episode; the team's result still
+    counts, but
+    that episode says nothing about this model.
 
-    Raises: EvidenceMissing when the run is not complete, a step is missing, or evaluation episodes are; or what these report.
+    Raises: EvidenceMissing when the run is not complete, or steps, evaluation episodes or reported values are
+    missing.
     """
     report = await swarm.run(blueprint.run_id)
     if report.status != "complete":
@@ -95,7 +97,8 @@ async def collect(
 async def collect_whole(
     swarm: SwarmClient, others: Mapping[str, SwarmClient], blueprint: TrialBlueprint, metrics: Sequence[Metric] = ()
 ) -> Collected:
-    """The same of all models of a trial; others: the servers of further models, by role. Their series: `ROLE/name`.
+    """`collect` for all models of a trial. others: servers of the other models, by role; their series are
+    `ROLE/name`.
 
     Raises: EvidenceMissing.
     """
@@ -134,7 +137,7 @@ async def collect_whole(
 
 
 async def losses(swarm: SwarmClient, others: Mapping[str, SwarmClient], blueprint: TrialBlueprint) -> Attrition:
-    """What a trial that goes on has lost so far, on the servers of all its models together."""
+    """Episodes that a trial has lost so far, over the servers of all its models."""
     runs = [(swarm, blueprint.run_id), *((others[role], run.run_id) for role, run in blueprint.partners.items())]
     mine = client_id(blueprint.trial_key)
     parts = []
@@ -309,7 +312,7 @@ def _counts(entry: LedgerEntry) -> bool:
 
 
 def lost_to(entry: LedgerEntry) -> Cause | None:
-    """Who lost a closed attempt; None: it ended with a reward that counts."""
+    """Cause of a closed attempt without a reward that counts; None if it has one."""
     if entry.cause is not None:
         return entry.cause
     if entry.reward is not None and entry.reason is not DropReason.NO_CALLS:

@@ -1,8 +1,8 @@
-"""Why a client ended before its trial was whole: the infrastructure, or the instrument's own code. By rules, in this order:
+"""Why a client ended too early: infrastructure, or the instrument's own code. Rules, in this order:
 
 how the process ended · the server's state · the exception's kind · where it was raised · the ledger's reasons
 
-Pure: text and numbers in, a `Diagnosis` out. What no rule can tell is `UNKNOWN`; nothing is guessed here.
+Pure: text and numbers in, a `Diagnosis` out. What no rule decides is `UNKNOWN`.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class Cause(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Symptoms:
-    """What is known of a client that ended, or was ended.
+    """What is known of a client that ended.
 
-    folder: of the code that it ran. exit_code: None where nobody saw it end. said: its standard error. lost: what the place
-    where it lived says, where that ended it.
-    aborted: for the episodes that it gave up, what it told the server. phase: of the server, None where it does not answer.
+    folder: its code. exit_code: None if nobody saw it end. said: its standard error. lost: why its host ended it, if
+    it did.
+    aborted: reasons of the episodes it gave up. phase: the server's; None if it does not answer.
     """
 
     folder: Path
@@ -58,7 +58,7 @@ class Diagnosis:
 
     @property
     def kind(self) -> str:
-        """The exception's own name; empty where there is none."""
+        """The exception's class name, or ""."""
         return _kind(self.error)
 
     def __str__(self) -> str:
@@ -121,11 +121,11 @@ _PASSING = frozenset(
 )
 """Exceptions that say nothing against the code that met them, by their names."""
 _OWN = frozenset({"WorkflowFault", "EpisodeUnfinished", "SyntaxError", "IndentationError", "TabError"})
-"""Exceptions that speak of the instrument's code wherever they are raised."""
+"""Exceptions that point to the instrument's code wherever they are raised."""
 _PASSING_ERRNO = frozenset({5, 11, 12, 23, 24, 28, 30, 104, 110, 111, 113, 122})
-"""Of an OSError: input/output, again, no memory, too many files, no space, read-only, network, quota."""
+"""OSErrors of the machine: input/output, again, no memory, too many files, no space, read-only, network, quota."""
 _PASSING_STATUS = frozenset({401, 403, 404, 408, 409, 410, 425, 429})
-"""Of an answer that was an error: the lease, the run or the server, not the question."""
+"""Errors about the lease, the run or the server rather than the request."""
 
 _TRACEBACK = "Traceback (most recent call last):"
 _FRAME = re.compile(r'^\s+File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>.+))?$', re.MULTILINE)
@@ -140,7 +140,7 @@ _SHOWN = 6000
 
 
 def diagnose(seen: Symptoms) -> Diagnosis:
-    """By the first rule that tells."""
+    """By the first rule that decides."""
     if seen.phase is Phase.FAILED:
         return Diagnosis(cause=Cause.INFRASTRUCTURE, why="the server's engine failed")
     if seen.phase is None:
@@ -162,7 +162,7 @@ def diagnose(seen: Symptoms) -> Diagnosis:
 
 
 def _by_traceback(seen: Symptoms) -> Diagnosis | None:
-    """What the last traceback tells; where it says that rollouts failed, what those that failed tell."""
+    """Cause by the last traceback; where it reports failed rollouts, by theirs."""
     blocks = _blocks(seen.said)
     if not blocks:
         return None
@@ -179,7 +179,7 @@ def _by_traceback(seen: Symptoms) -> Diagnosis | None:
 
 
 def _blocks(text: str) -> list[str]:
-    """What stands behind each "Traceback"; the members of an exception group come after it, the innermost last."""
+    """The text after each "Traceback". Members of an exception group follow it, innermost last."""
     return (_GUTTER.sub("", text) if _GROUP in text else text).split(_TRACEBACK)[1:]
 
 
@@ -211,7 +211,7 @@ def _passing_number(error: str) -> bool:
 
 
 def exception_line(block: str) -> str:
-    """`KeyError: 'total'`: the first line after the last frame of a traceback; empty where there is none."""
+    """`KeyError: 'total'`: the first line after a traceback's last frame, or ""."""
     end = max((frame.end() for frame in _FRAME.finditer(block)), default=0)
     for line in block[end:].splitlines():
         if line and not line[0].isspace() and _ERROR.match(line):

@@ -23,12 +23,12 @@ from researcher.sandbox.launch import confined
 from swarm.protocol.blueprint import TrialBlueprint
 
 BLUEPRINT = "blueprint.json"
-"""In the folder of every client, for people: as it is on this machine."""
+"""File in every client's folder, for people, with paths of this machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """What a client is to carry out. code: of the version that the blueprint names."""
+    """Input of a client. code: the version that the blueprint names."""
 
     blueprint: TrialBlueprint
     code: Code
@@ -36,7 +36,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """Who carries it out. name: for people. pid and began (`started_at`): of a process of this machine."""
+    """A started client. name: for people. pid, began (`started_at`): of a local process."""
 
     name: str
     pid: int | None = None
@@ -45,18 +45,18 @@ class Started:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """How the newest client ended. exit_code: None where nobody saw it. lost: why, where it was none of the client's doing."""
+    """How the newest client ended. exit_code: None if unknown. lost: why, where it was not the client's doing."""
 
     exit_code: int | None = None
     lost: str = ""
 
 
 class ClientJob(Protocol):
-    """The client of one attempt. Whatever asks a cluster raises `ClusterUnreachable` once its patience is spent."""
+    """The client of one attempt. Methods that ask a cluster raise `ClusterUnreachable` when it stays silent."""
 
     @property
     def folder(self) -> Path:
-        """Of its blueprint and its output."""
+        """Holds the blueprint and the output."""
 
     async def start(self, order: Order) -> Started:
         """Raises: BlockingIOError when one lives already; ValueError for code that cannot be run in this place."""
@@ -74,7 +74,7 @@ class ClientJob(Protocol):
         """
 
     async def ending(self) -> Ending:
-        """Of the newest client, once it ended."""
+        """How the newest client ended."""
 
     def said(self, length: int = 2000) -> str:
         """The last words of the newest client."""
@@ -84,7 +84,7 @@ class ClientJob(Protocol):
 
 
 class ClientPlace(Protocol):
-    """Where clients live."""
+    """Where clients run."""
 
     def job(self, folder: Path, name: str) -> ClientJob:
         """The client of the attempt that keeps its files in `folder`. name: the attempt's own, in all studies."""

@@ -1,6 +1,6 @@
-"""The swarm server that a study starts on this machine: outlives the researcher, is found again, and started again.
+"""The swarm server that a study starts on this machine. It outlives the researcher, and is found and restarted.
 
-It listens on the same port for as long as its folder lives, so that clients which outlive it find it there.
+Its port stays the same as long as its folder exists, so that clients find it again.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from researcher.executor.processes import Berth, child_environ
 
 _log = logging.getLogger(__name__)
 _LOOK_S = 0.05
-"""How often a starting server's folder is looked at, until it says where it listens."""
+"""How often a starting server's folder is checked for its address."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalServer:
-    """What to start. folder: its state and its output, for one study alone."""
+    """A server to start. folder: its state and output, for one study."""
 
     model: str
     folder: Path
@@ -59,7 +59,7 @@ class LocalProcess:
 
     @property
     def runs(self) -> Path:
-        """Where the server keeps the checkpoints of its runs, a folder each."""
+        """Folder of the checkpoints, one subfolder per run."""
         return self._state / "runs"
 
     async def start(self) -> str:
@@ -104,7 +104,7 @@ class LocalProcess:
         self._berth.start(command, child_environ(self._environ))
 
     async def _listening(self) -> str:
-        """Where it listens, as soon as it says so."""
+        """The server's URL, as soon as it announces it."""
         deadline = self._clock.monotonic() + self._limits.listen_s
         while self._clock.monotonic() < deadline:
             alive, url = self._berth.alive(), self._announced()

@@ -1,7 +1,7 @@
-"""What rollouts said of their episodes beside the reward (`Outcome.metrics`), as series of a trial.
+"""Values that rollouts report besides the reward (`Outcome.metrics`), as series of a trial.
 
-Only what the plan's metrics name is kept. An episode that lacks it makes the trial incomplete: a mean over those that happen to
-have it would be a mean over something else.
+Only values that the plan's metrics name are kept. If an episode lacks one, the trial is incomplete: a mean over the
+others would measure something else.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ Points = dict[str, list[tuple[int, float]]]
 
 
 def evaluated(metrics: Sequence[Metric], kept: Mapping[int, LedgerEntry], when: str) -> Points:
-    """By index of the held-out episode. kept: one evaluation, by the same index.
+    """Values by index of the held-out episode. kept: the episodes of one evaluation, by index.
 
-    Raises: EvidenceMissing where an episode does not report it.
+    Raises: EvidenceMissing where an episode does not report a value.
     """
     return {
         heldout_outcome(name, when): [(index, _value(entry, name, [*kept.values()])) for index, entry in kept.items()]
@@ -29,9 +29,9 @@ def evaluated(metrics: Sequence[Metric], kept: Mapping[int, LedgerEntry], when: 
 
 
 def trained(metrics: Sequence[Metric], entries: Sequence[LedgerEntry]) -> Points:
-    """By step: the mean over the episodes that it trained, or dropped since their group's rewards were equal.
+    """Mean per step over its episodes, including those dropped for equal rewards in their group.
 
-    Raises: EvidenceMissing where one of them does not report it.
+    Raises: EvidenceMissing where an episode does not report a value.
     """
     names = _names(metrics)
     by_step: Mapping[int, list[LedgerEntry]] = defaultdict(list)

@@ -21,12 +21,12 @@ from foundation.locks import locked
 from foundation.paths import last_bytes, python_path
 
 _ENTRY = 'echo $$ > "$0" && exec "$@"'
-"""What the new process does first, as a shell: say who it is, then become the command."""
+"""Shell prefix of a new process: write the pid, then become the command."""
 _APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND
 _STARTING_S = 0.01
-"""How soon a process that was just started is asked again who it is."""
+"""Interval between looks for the pid of a new process."""
 _WATCH_S = 0.2
-"""How often a process is looked at where the system cannot wake us when it ends."""
+"""Polling interval where the system cannot wait for a process's end."""
 
 
 class Berth:
@@ -80,14 +80,14 @@ class Berth:
             os.close(lock)
 
     def pid(self) -> int | None:
-        """Of the process that lives here; None when none does, or it has not said yet."""
+        """The pid of the living process; None if there is none, or it is not known yet."""
         if not self.alive():
             return None
         text = self._pid_file.read_text().strip() if self._pid_file.exists() else ""
         return int(text) if text else None
 
     def exit_code(self) -> int | None:
-        """How the process ended, where this process started it; None for one that was adopted."""
+        """The exit code, if this process started it; else None."""
         self._reap()
         return self._exit_code
 
@@ -122,7 +122,7 @@ class Berth:
             return ""
 
     def size(self, name: str = "err.log") -> int:
-        """How many bytes its output has by now."""
+        """Bytes of output so far."""
         file = self.folder / name
         return file.stat().st_size if file.exists() else 0
 
@@ -144,9 +144,9 @@ class Berth:
 
 
 def started_at(pid: int) -> float | None:
-    """When a process began (seconds after boot on Linux, Unix time elsewhere); None when there is none.
+    """When a process began (seconds after boot on Linux, Unix time elsewhere); None if it does not exist.
 
-    With the pid it names a process for good: a recycled pid began at another time.
+    Pid and start together identify a process, even when pids are reused.
     """
     if Path("/proc/self/stat").exists():
         try:
@@ -160,13 +160,13 @@ def started_at(pid: int) -> float | None:
 
 
 def child_environ(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment for a process of ours: it finds the same code as this one, from whatever folder it is started."""
+    """Environment in which a child process finds the same code, whatever its working directory."""
     env = dict(os.environ if environ is None else environ)
     return env | {"PYTHONPATH": python_path(env)}
 
 
 async def _woken_at_end(pid: int) -> bool:
-    """Wait for the end of a process, child or not. False where the system cannot tell (it is no Linux)."""
+    """Wait for the end of a process, child or not. False where the system cannot (not Linux)."""
     if not hasattr(os, "pidfd_open"):
         return False
     try:

@@ -1,7 +1,8 @@
-"""A Ray cluster as its job server shows it, asked with patience: jobs are submitted, looked at, read and stopped.
+"""A Ray cluster through its job server: jobs are submitted, looked at, read and stopped, with retries.
 
-The one place that imports Ray, and no sooner than a cluster is asked for. Ray's own client (`ray.job_submission`) does the talking,
-in threads: it knows no asyncio. It needs requests beside Ray itself, and nothing of what a cluster's head needs.
+The only importer of Ray, and only when a cluster is used. Ray's client (`ray.job_submission`) is synchronous and runs
+in
+threads. It needs `ray` and `requests`, not the packages of a cluster's head.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from foundation.logs import redact
 from researcher.executor.errors import ClusterUnreachable
 
 _ANSWER_S = 30.0
-"""How long one question to the job server may take."""
+"""Time limit of one request to the job server."""
 _FIRST_BACKOFF_S, _LONGEST_BACKOFF_S = 0.5, 8.0
 _OVER = frozenset({"STOPPED", "SUCCEEDED", "FAILED"})
 _OWN_END = "JOB_ENTRYPOINT_COMMAND_ERROR"
-"""Of a job whose command ended by itself, with an exit code that tells of a failure."""
+"""Ray's error type of a command that ended by itself with a failing exit code."""
 _END = 300
 """Letters that are shown of the beginning and the end of what Ray says."""
 INSTALL = "pip install 'swarm-researcher[ray]'"
@@ -35,12 +36,14 @@ T = TypeVar("T")
 
 
 class ClusterRefused(ValueError):
-    """What was asked of the cluster cannot be had in this way; the text says what to do."""
+    """The cluster cannot be used in this way; the message says what to do."""
 
 
 class JobServer(Protocol):
-    """What is used of `ray.job_submission.JobSubmissionClient`. Raises: OSError when it cannot be reached, RuntimeError
-    when it refuses."""
+    """The part of `ray.job_submission.JobSubmissionClient` that is used. Raises: OSError when it cannot be reached,
+    RuntimeError
+    when it refuses.
+    """
 
     def submit_job(
         self,
@@ -113,7 +116,7 @@ class RayCluster:
         )
 
     async def look(self, submission_id: str) -> SeenJob | None:
-        """None where the cluster knows no such job (any more)."""
+        """None if the cluster does not know the job."""
         return await self._ask(lambda server: _seen(server, submission_id))
 
     async def submit(
@@ -146,7 +149,7 @@ class RayCluster:
         return await self._ask(submit)
 
     async def logs(self, submission_id: str) -> str | None:
-        """What the job has written; None where that cannot be had: its node, or what serves the logs there, is gone."""
+        """The job's output; None if its node or log service is gone."""
 
         def logs(server: JobServer) -> str | None:
             try:
@@ -169,9 +172,9 @@ class RayCluster:
         await self._ask(stop)
 
     async def check_reach(self, urls: Sequence[str]) -> None:
-        """Whether every node can reach the swarm servers, as far as their addresses tell. urls: none is a server started here.
+        """Check by address that every node can reach the swarm servers. urls: empty for a server started here.
 
-        Raises: ClusterRefused for servers on loopback where the cluster has other machines; ClusterUnreachable.
+        Raises: ClusterRefused for servers on loopback if the cluster has other machines; ClusterUnreachable.
         """
         near = [url for url in urls if is_loopback(urlsplit(url).hostname or "")]
         if urls and not near:
@@ -232,12 +235,14 @@ def check_installed() -> None:
 
 
 def check_address(address: str | None, environ: Mapping[str, str]) -> None:
-    """Raises: ClusterRefused for what is no job server's address, or where Ray would take another one."""
+    """Raises: ClusterRefused for an invalid address, or when Ray's environment variables name another cluster."""
     if address is None:
         return
     parts = urlsplit(address)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ClusterRefused(f"--clients ray={redact(address)} is no job server: write ray=http://HOST:8265")
+        raise ClusterRefused(
+            f"--clients ray={redact(address)} is not a job server's address: write ray=http://HOST:8265"
+        )
     if parts.username or parts.password:
         raise ClusterRefused(
             "--clients: an address with a password would stand in the records; give Ray its token by RAY_AUTH_TOKEN"
@@ -296,7 +301,7 @@ def _seen(server: JobServer, submission_id: str) -> SeenJob | None:
 
 
 def _shortened(text: str) -> str:
-    """On one line: its beginning, and its end, where a traceback says what was wrong."""
+    """One line with the beginning and the end; tracebacks end with the error."""
     line = " ".join(text.split())
     return line if len(line) <= 2 * _END else f"{line[:_END]} ... {line[-_END:]}"
 

@@ -26,7 +26,7 @@ from researcher.executor.ray_cluster import ClusterRefused, RayCluster, SeenJob
 INSTRUMENT = "instrument"
 _LIBRARY = ("foundation", "swarm/client", "swarm/protocol")
 _EPOCH = (1980, 1, 1, 0, 0, 0)
-"""Of every file in the archive, so that times do not make it another one."""
+"""Fixed timestamp of every file, so that equal content gives an equal archive."""
 
 
 def packed(code: Path, files: Mapping[str, bytes]) -> bytes:
@@ -63,22 +63,22 @@ _WITH_TOKEN = f"read -r SWARM_TOKEN < {_TOKEN} && rm {_TOKEN} && export SWARM_TO
 _FORWARDED = ("SWARM_LOG_LEVEL",)
 _STATE, _ARCHIVE, _JOB = "ray.json", "client.zip", "job"
 _CPUS = 1.0
-"""Of a client. A job that asks for none stays on the cluster's head."""
+"""CPUs per client. Jobs that ask for none stay on the cluster's head."""
 _LOOK_S, _READ_S = 1.0, 30.0
-"""How often a job is looked at, and its output fetched while it runs."""
+"""How often a job is polled, and its output fetched."""
 _REHEARSAL_LIMIT_S = 600.0
 """Packages may have to be installed first."""
 _SLACK_S = 20.0
-"""On top of a job's own time to end, until one that waits for room on the cluster is let go."""
+"""Extra time, after a job's own, before a job that still waits for resources is abandoned."""
 _UNPACKED = re.compile(r"""[^\s"']*/_ray_pkg_[0-9a-f]+/""" + INSTRUMENT + "/")
-"""Where a client's files are on a node."""
+"""Path of a client's files on a node."""
 _LONGEST_NAME = 60
 
 
 class RayPlace:
-    """A `ClientPlace`. pins: packages (`name==version`) that the instrument needs on the workers; pip installs them there.
+    """A `ClientPlace`. pins: packages (`name==version`) that pip installs on the workers.
 
-    stop_s: how long a job that is stopped may take to end by itself. environ: whence tokens come.
+    stop_s: how long a stopped job may take to end by itself. environ: source of the tokens.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class RayPlace:
 
     @property
     def token(self) -> str | None:
-        """What a client shows to servers. A client's goes before an admin's."""
+        """The client's token for servers; a client token is preferred to an admin's."""
         given = (self._environ.get(name) for name in ("SWARM_CLIENT_TOKEN", "SWARM_TOKEN", "SWARM_ADMIN_TOKEN"))
         return next((token for token in given if token), None)
 
@@ -136,7 +136,7 @@ class RayPlace:
                 await self.cluster.stop(name)
                 raise ClusterRefused(
                     f"the Ray cluster at {self.cluster.name} drew no tasks within {_REHEARSAL_LIMIT_S:.0f} s (it says "
-                    f"{seen.status}): has it a free CPU? `ray status` tells"
+                    f"{seen.status}): does it have a free CPU? See `ray status`"
                 )
             await clock.sleep(_LOOK_S)
         said = await self.cluster.logs(name) or (seen.message if seen is not None else "")
@@ -238,7 +238,7 @@ class RayJob:
 
     @property
     def _number(self) -> int:
-        """Of the newest job; 0 before the first."""
+        """Number of the newest job; 0 before the first."""
         return int(self._state.get("number", 0))
 
     @property

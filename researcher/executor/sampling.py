@@ -1,6 +1,6 @@
-"""A few of a trial's episodes, call by call, so that a person sees what the numbers are about. Bounded, without secrets.
+"""A few of a trial's episodes, call by call, so that people see what the numbers are about. Bounded, without secrets.
 
-An extra: no trial fails for it. Which episodes are taken follows from the ledger's order alone.
+Optional: no trial fails for it. The choice follows from the ledger's order alone.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from swarm.protocol.errors import SwarmError
 TRAIN, EVAL = 4, 2
 """Episodes taken of training, and of each evaluation."""
 MOST_CALLS = 16
-"""Of one episode: the first and the last of them."""
+"""Most calls of one episode: the first and the last."""
 MOST_CHARACTERS = 6000
-"""Of one request or answer, as JSON."""
+"""Most characters of one request or answer, as JSON."""
 _LONGEST_TEXT = 1500
 _MOST_ITEMS = 24
 _DEEPEST = 8

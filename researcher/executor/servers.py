@@ -40,7 +40,8 @@ _KNOCK_S = 0.5
 class PoolLimits:
     """How long leases last, servers may boot, and may be unreachable before they count as lost.
 
-    first_answer_s: how long a server that was given may not answer at all when a study begins; told_s: how often that is told.
+    first_answer_s: how long a given server may be silent at the start of a study. told_s: interval of the messages
+    about it.
     """
 
     lease_s: float = 60.0
@@ -61,9 +62,9 @@ class Server:
         self.owned = owned
         """Started by this study: nobody else's runs are on it."""
         self._runs = runs
-        """Where its runs keep their checkpoints, which go when the next run begins; None: they stay."""
+        """Where its runs keep checkpoints, which are deleted when the next run begins; None: they stay."""
         self.status: ServerStatus | None = None
-        """As it was when it was last seen ready: what it hosts, and its own name for itself under whatever address."""
+        """Its status when it was last seen ready."""
         self.unfit: str | None = None
 
     def hosts(self, model: PlanModel) -> bool:
@@ -105,7 +106,7 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Where one trial runs at a time: the server of the instrument's own model, and one for each further role."""
+    """The servers of one trial: the main one, and one for each further role."""
 
     main: Server
     beside: Mapping[str, Server] = field(default_factory=dict)
@@ -128,23 +129,23 @@ class Site:
             server.check()
 
     def lost(self, error: ServerUnreachable | ServerUnfit) -> None:
-        """The server that `error` tells of cannot be used any more."""
+        """Mark the server that `error` is about as unfit."""
         gone = next((server for server in self.servers if server.url == error.url), self.main)
         gone.unfit = gone.unfit or str(error).removeprefix(f"{gone.url}: ")
 
     def labels(self) -> dict[str, str]:
-        """Of a run on the main server: where its partners are."""
+        """Labels of a run on the main server: the URLs of its partners."""
         return {f"server:{role}": server.url for role, server in self.beside.items()}
 
 
 _TOKENS = ("SWARM_ADMIN_TOKEN", "SWARM_TOKEN", "SWARM_CLIENT_TOKEN")
-"""What servers, and clients of trials, are given."""
+"""Environment variables with tokens of servers and clients."""
 
 
 def server_token(environ: Mapping[str, str]) -> str | None:
-    """What a server that asks for a token is given: an admin's, which may start runs, before any other.
+    """The token for servers. An admin's comes first, as it may start runs.
 
-    Raises: UsageError naming the variable that holds none.
+    Raises: UsageError naming a variable with an invalid token.
     """
     for name in _TOKENS:
         try:
@@ -155,7 +156,7 @@ def server_token(environ: Mapping[str, str]) -> str | None:
 
 
 def one_server(url: str, other: str) -> str:
-    """What is said of two addresses of the same server."""
+    """The message for two addresses of one server."""
     return f"{url} and {other} are the same server: give one of them"
 
 
@@ -213,7 +214,7 @@ class ServerPool:
 
     @property
     def servers(self) -> list[Server]:
-        """Those that can be used."""
+        """Servers that can be used."""
         return [server for server in self._servers if server.unfit is None]
 
     @property
@@ -263,10 +264,11 @@ class ServerPool:
         return self.servers
 
     async def turn_to(self, model: PlanModel) -> None:
-        """Where servers take turns: have the one that hosts `model` run, in place of any other; its folder, and so its port
-        and its runs, stay from turn to turn. Where they do not: nothing.
+        """Where servers take turns: run the one that hosts `model` in place of any other. Its folder, port and runs
+        stay. Otherwise
+        do nothing.
 
-        Raises: NoServersLeft when it does not start, or was lost in its turn.
+        Raises: NoServersLeft when it does not start, or was lost.
         """
         own = [server for server in self._servers if server.hosts(model)]
         if not self.by_turns or any(server.unfit is None for server in own):
@@ -288,9 +290,9 @@ class ServerPool:
         return self.at_most is not None and self._models == 1 and len(self.servers) >= self.at_most * self.needed
 
     async def close(self, *, stop_local: bool = True) -> None:
-        """Give every server back, and end our own (with `stop_local`); its state stays.
+        """Release every server, and stop our own (with `stop_local`); their state stays.
 
-        What fails on one server keeps no other from being given back; the last error is raised at the end.
+        A failure on one server does not keep the others; the last error is raised at the end.
         """
         for task in self._tasks:
             task.cancel()
@@ -341,13 +343,13 @@ class ServerPool:
             raise
 
     def _check_other_than(self, server: Server) -> None:
-        """Under two addresses one server would be taken for two, whose trials end each other's runs. Raises: ServerUnfit."""
+        """Refuse a second address of the same server: its trials would end each other's runs. Raises: ServerUnfit."""
         for other in self.servers:
             if other is not server and _is_one(other.status, server.status):
                 raise ServerUnfit(one_server(other.url, server.url), server.url)
 
     async def _answering(self, url: str, token: str | None) -> None:
-        """Returns when something answers at `url`; whoever looks on is told at once when nothing does.
+        """Wait until something answers at `url`, with a message at once if nothing does.
 
         Raises: ServerUnfit after `first_answer_s`.
         """
@@ -372,7 +374,7 @@ class ServerPool:
                 await self.clock.sleep(min(_KNOCK_S, deadline - now))
 
     def _process(self, local: LocalServer) -> LocalProcess:
-        """Beside others of ours: they ask the first for its word on the teams that they share."""
+        """Further servers of ours get the first as `--peer`: it resolves their teams."""
         peers = [argument for server in self._servers[:1] for argument in ("--peer", server.url)]
         arranged = replace(local, arguments=(*local.arguments, *peers))
         process = LocalProcess(arranged, self.clock, self._limits.local, self._environ)

@@ -21,12 +21,14 @@ from swarm.protocol.status import Phase, RunReport, ServerStatus
 
 _log = logging.getLogger(__name__)
 _ABANDONED_DRAIN_S = 0.1
-"""How long a run drains when nobody is left to end its episodes."""
+"""Drain time of a run whose client is gone."""
 
 
 class Slot:
-    """One server, for one attempt of a study's. tell: told at once what is waited for, and what a person can do. check_halt:
-    asked while it is waited for; raises StudyHalted where that is to end."""
+    """One server, for one attempt. tell: messages about what is waited for. check_halt: called while waiting; raises
+    StudyHalted
+    to end it.
+    """
 
     def __init__(
         self,
@@ -51,7 +53,7 @@ class Slot:
         self._check_halt = check_halt
         self._told: set[str] = set()
         self.run_id: str | None = None
-        """The run that it started or found, also where whoever asked for it was cancelled meanwhile."""
+        """The run that was started or found, even if the caller was cancelled meanwhile."""
 
     async def start(self, spec: RunSpec, idempotency_key: str, model: PlanModel) -> RunReport:
         """The run under this key, started now or found again. model: what the server has to host.
@@ -83,7 +85,7 @@ class Slot:
         return report
 
     def _check_weights(self, model: PlanModel, status: ServerStatus) -> None:
-        """Against the plan, and against what this study's trials had before. Raises: ServerUnfit."""
+        """Compare with the plan, and with the weights of earlier trials. Raises: ServerUnfit."""
         seen = weights_seen(self._store, self._study_id).get(model.name)
         problem = misfit(model, self.server.url, status, seen)
         if problem is not None:
@@ -102,9 +104,10 @@ class Slot:
             raise AttemptFailed(f"the run is not on its server any more (there is {status.run_id or 'none'})")
 
     async def rest(self, run_id: str) -> None:
-        """Have the run stopped with a checkpoint; its open episodes may end first, as long as its drain limit says.
+        """Stop the run with a checkpoint. Its open episodes may end first, within its drain limit. Repeating it does
+        nothing.
 
-        Again, or for a run that rests already: nothing. Raises: ServerUnfit when it does not come to rest; SwarmError.
+        Raises: ServerUnfit when it does not stop; SwarmError.
         """
         report = await self.swarm.stop_run(run_id)
         await self._released(run_id, self._clock.monotonic() + report.spec.limits.drain_limit_s + self._busy_s)
@@ -130,7 +133,7 @@ class Slot:
         return True
 
     async def free(self, run_id: str | None) -> None:
-        """Stop the run, so that the engine is warm and free. What cannot be stopped now is stopped by the next run."""
+        """Stop the run to free the engine. If that fails, the next run stops it."""
         if run_id is None or self.server.unfit is not None:
             return
         try:
@@ -176,7 +179,7 @@ class Slot:
 
     def _taken(self, run_id: str) -> ServerUnfit:
         return ServerUnfit(
-            f"{self.server.url} is busy with run {run_id}, which is none of this study's: end it with "
+            f"{self.server.url} is busy with run {run_id}, which belongs to another study: end it with "
             f"`swarm run stop --url {self.server.url}`, or give another --server",
             self.server.url,
         )
@@ -198,9 +201,8 @@ class Slot:
     async def _released(
         self, run_id: str, deadline: float, see: Callable[[ServerStatus], None] = lambda _: None
     ) -> None:
-        """Returns when the run does not hold the server any more, or at the deadline. see: shown the status meanwhile; what it
-        raises is raised.
-        """
+        """Wait until the run has left the server, or the deadline. see: called with each status; its exceptions
+        propagate."""
         async for status in self.swarm.statuses(wait_s=max(0.0, min(10.0, deadline - self._clock.monotonic()))):
             if status.run_id != run_id or self._clock.monotonic() >= deadline:
                 return
@@ -246,7 +248,7 @@ def misfit(model: PlanModel, url: str, status: ServerStatus, seen: str | None = 
 
 
 def hosted(status: ServerStatus) -> str:
-    """What a server hosts, with the beginning of its fingerprint where there are weights."""
+    """The hosted model, with the beginning of its fingerprint if it has weights."""
     name = hosted_name(status.model)
     if status.model_fingerprint is None or status.engine.backend == "echo":
         return name
@@ -254,7 +256,7 @@ def hosted(status: ServerStatus) -> str:
 
 
 def serving(model: PlanModel, status: ServerStatus | None = None) -> str:
-    """How to have a server of it. status: of a server whose engine is meant."""
+    """The command that serves the model. status: of a server with the wanted engine."""
     if status is not None and status.engine.backend == "echo":
         return f"`swarm serve --model {model.name} --engine echo`"
     return f"`swarm serve --model {model.source}`"
@@ -266,6 +268,6 @@ def weights_seen(store: Store, study_id: str) -> dict[str, str]:
 
 
 def note_weights(store: Store, study_id: str, model: PlanModel, status: ServerStatus) -> None:
-    """Have the study train no other weights than the server's under this model's name."""
+    """Record the server's weights as this study's weights under the model's name."""
     detail = {"model": model.name, "fingerprint": status.model_fingerprint, "hosted": status.model}
     store.journal.record(study_id, _EVENT, detail)

@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """What a view is told whenever a trial moves. Times in seconds, of this call of `run_trials`."""
+    """Progress of a trial, for views. Times in seconds, since the call of `run_trials`."""
 
     key: str
     status: str
@@ -53,7 +53,7 @@ class Progress:
     """`reward_mean` by step."""
     spent_s: float
     left_s: float | None
-    """Until all of these trials are over, as far as can be told."""
+    """Estimated seconds until all of these trials are over."""
 
 
 OnProgress = Callable[[Progress], None]
@@ -61,13 +61,13 @@ OnProgress = Callable[[Progress], None]
 
 @dataclass(slots=True)
 class _Round:
-    """What is known of one call of `run_trials`."""
+    """State of one call of `run_trials`."""
 
     work: Work
     on_progress: OnProgress
     began: float
     trials: Mapping[str, TrialRecord]
-    """As they were when it began, by key."""
+    """The trials as they were at the start, by key."""
     at_once: asyncio.Semaphore
     queue: list[str] = field(default_factory=list)
     curves: dict[str, list[tuple[int, float]]] = field(default_factory=lambda: defaultdict(list))
@@ -167,8 +167,9 @@ class Executor:
         return [trial.key for trial, _ in under_way] + [trial.key for trial in planned]
 
     async def _take_turn(self, plan: Plan, under_way: Sequence[TrialRecord], planned: Sequence[TrialRecord]) -> None:
-        """Where servers take turns: seeds in order, and each begins with the model that the one before it ended with (A B,
-        B A, A B), so that arms meet the same conditions as far as one server at a time lets them, at one boot for each seed.
+        """Where servers take turns: seeds in order, each starting with the model of the one before (A B, B A, A B).
+        Arms then meet
+        similar conditions, at one boot per seed.
         """
         if not self._pool.by_turns or not (under_way or planned):
             return
@@ -286,7 +287,7 @@ class Executor:
             self._tell(this, key, TrialStatus.PLANNED, 0, reason)
 
     def _given_up(self, work: Work, trial: TrialRecord) -> bool:
-        """Whether the trial has failed as often as it may, in this process and before it; then it is recorded so."""
+        """Whether the trial has used up its attempts, in any process; if so it is recorded as failed."""
         attempts = self._store.trials.attempts(work.study_id, trial.key)
         failed = [attempt for attempt in attempts if attempt.outcome == "failed"]
         if trial.status is not TrialStatus.PLANNED or len(failed) < self._attempts:
@@ -376,7 +377,7 @@ class Executor:
 
 
 def _of_first_seed(plan: Plan, trials: Sequence[TrialRecord]) -> list[TrialRecord]:
-    """Of these, those with the lowest seed; seeds of an arm's own count by their place."""
+    """The trials with the lowest seed; an arm's own seeds count by position."""
     places = [plan.shared_seed(trial.arm, trial.seed) for trial in trials]
     first = min(places, default=0)
     return [trial for trial, place in zip(trials, places, strict=True) if place == first]

@@ -29,7 +29,7 @@ OWN_STUDIES = shipped("studies")
 
 @dataclass(frozen=True, slots=True)
 class InstrumentFolder:
-    """An instrument as it lies on this machine. code: SHA-256 over the files of its folder."""
+    """An instrument on this machine. code: SHA-256 over the files of its folder."""
 
     instrument: Instrument
     path: Path
@@ -51,7 +51,7 @@ def available(environ: Mapping[str, str] | None = None) -> list[InstrumentFolder
 
 
 def open_instrument(name: str, environ: Mapping[str, str] | None = None) -> InstrumentFolder:
-    """By name, or by folder.
+    """Open an instrument by name or folder.
 
     Raises: PlanningRefused with the nearest names.
     """
@@ -100,7 +100,7 @@ def read_instrument(path: Path) -> InstrumentFolder:
 
 
 def declaration_in(folder: Path) -> Path | None:
-    """The file that declares the folder's instrument; None where it is none.
+    """The folder's declaration file, or None.
 
     Raises: PlanningRefused when there are two.
     """
@@ -126,7 +126,7 @@ def _roots(environ: Mapping[str, str] | None) -> list[Path]:
     further = [Path(part).expanduser() for part in env.get("RESEARCHER_STUDIES", "").split(os.pathsep) if part]
     for root in further:
         if not root.is_dir():
-            raise PlanningRefused(f"RESEARCHER_STUDIES names {root}, which is no folder")
+            raise PlanningRefused(f"RESEARCHER_STUDIES names {root}, which is not a folder")
     return [OWN_STUDIES, *further]
 
 

@@ -1,7 +1,5 @@
-"""What an `instrument.toml` declares: its own, with what all instruments share laid beneath, and what does not fit together in it.
-
-What any run can vary and what is measured of it is declared once, in `factors.toml` and `metrics.toml`.
-"""
+"""Reads an `instrument.toml` over what all instruments share (`factors.toml`, `metrics.toml`), and checks that it
+fits together."""
 
 from __future__ import annotations
 
@@ -39,7 +37,7 @@ _TARGETS = "run.<field>, roles.<role>.<field>, task.<name>, study.steps, study.m
 
 
 def instrument_of(declared: dict[str, Any]) -> Instrument:
-    """With what all instruments share. Raises: ValidationError."""
+    """The declaration merged with the shared ones. Raises: ValidationError."""
     for what, merged in (("factors", _factors), ("metrics", _metrics)):
         own = declared.get(what, [])
         if isinstance(own, list) and all(isinstance(each, dict) for each in own):  # else validation says what it is
@@ -48,18 +46,18 @@ def instrument_of(declared: dict[str, Any]) -> Instrument:
 
 
 def shared_factors() -> list[Factor]:
-    """What any run can vary, as it is where an instrument says nothing of it."""
+    """Factors of every run, unless an instrument overrides them."""
     return [Factor.model_validate(each) for each in _shared("factors").values()]
 
 
 def shared_metrics() -> list[Metric]:
-    """What is measured of any run, as it is where an instrument says nothing of it."""
+    """Metrics of every run, unless an instrument overrides them."""
     return [Metric.model_validate(each) for each in _shared("metrics").values()]
 
 
 @cache
 def _shared(what: str) -> dict[str, dict[str, Any]]:
-    """What is in `factors.toml` or `metrics.toml`, by name."""
+    """Entries of `factors.toml` or `metrics.toml`, by name."""
     text = Path(__file__).with_name(f"{what}.toml").read_text(encoding="utf-8")
     found = {each["name"]: each for each in tomllib.loads(text)[what]}
     for each in found.values():
@@ -111,7 +109,7 @@ def misfits(instrument: Instrument) -> Iterator[str]:
     yield from _shared_names("metrics", instrument.metrics)
     metrics = [metric.name for metric in instrument.metrics]
     if defaults.metric not in metrics:
-        yield f"defaults.metric: {defaults.metric!r} is none of {', '.join(metrics)}"
+        yield f"defaults.metric: {defaults.metric!r} is not one of {', '.join(metrics)}"
     if instrument.reward is not None and instrument.reward[0] >= instrument.reward[1]:
         yield "reward: the least reward comes first, then the greatest"
     if defaults.max_seeds < defaults.seeds:
@@ -201,7 +199,7 @@ def _target_misfits(factor: Factor, target: str, instrument: Instrument) -> Iter
         run = merge_patch(run, instrument.roles[role].run)
         yield from _run_misfits(f"factors.{factor.name}", run, nested(field, factor.default))
     elif target != STUDY_STEPS and not (room == "task" and path):
-        yield f"factors.{factor.name}.target: {target!r} is none of {_TARGETS}"
+        yield f"factors.{factor.name}.target: {target!r} is not one of {_TARGETS}"
 
 
 def _model_misfits(factor: Factor, instrument: Instrument) -> Iterator[str]:

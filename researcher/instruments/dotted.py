@@ -7,7 +7,7 @@ from typing import Any
 
 
 def leaf_at(settings: object, path: Iterable[str]) -> Any:
-    """What stands at a path; None where nothing does."""
+    """The value at a path, or None."""
     for part in path:
         settings = settings.get(part) if isinstance(settings, Mapping) else None
     return settings

@@ -57,10 +57,13 @@ class Factor(StrictModel):
     needs: Annotated[str | None, Field(exclude_if=lambda needs: needs is None)] = None
     """The factor that must not be 0 for this one to do anything."""
     needs_any: Annotated[tuple[str, ...], Field(exclude_if=lambda names: not names)] = ()
-    """Whole numbers of which one must be above its lowest for this one to do anything; else the first is one above, in all arms."""
+    """Integer factors; one of them must be above its lowest level for this one to have an effect. Default: raise the
+    first by one in all arms."""
     share: Annotated[bool | None, Field(exclude_if=lambda share: share is None)] = None
-    """Of a family's ratio in `batch.mix`: its level is the family's share of the whole, and the others share the rest. None: as its
-    words say (`share`, `fraction`, `percentage`); in a plan, a ratio that counts relative to the others."""
+    """For a family's ratio in `batch.mix`: the level is its share of the whole, and the others share the rest. None:
+    decided by its
+    name (`share`, `fraction`, `percentage`); in a plan, a relative ratio.
+    """
     scale: Literal["linear", "log"] = "linear"
     aliases: tuple[str, ...] = ()
     description: str = ""
@@ -109,12 +112,12 @@ class Metric(StrictModel):
     true: Annotated[bool, Field(exclude_if=lambda true: not true)] = False
     """outcome: it says what is really wanted. The sentinel `reward_against_success` holds the reward against it."""
     role: Annotated[str | None, Field(exclude_if=lambda role: role is None)] = None
-    """Of a further model; None: of the instrument's own."""
+    """Role of another model; None for the main one."""
     threshold: float | None = None
     direction: Direction = "increase"
     """Which way is better. An instrument.toml has to say it for the kinds in COSTS."""
     margin: float
-    """Smallest effect of interest, in the metric's own unit."""
+    """Smallest effect of interest, in the metric's unit."""
     sigma: float | None = None
     """Standard deviation between seeds at the defaults, as measured; a price estimate, never a substitute for the noise floor."""
     on_request: Annotated[bool, Field(exclude_if=lambda on_request: not on_request)] = False
@@ -124,7 +127,7 @@ class Metric(StrictModel):
 
     @property
     def asked(self) -> Metric:
-        """The same, for a plan that needs it."""
+        """A copy for plans that ask for it."""
         return self.model_copy(update={"on_request": False})
 
     @property
@@ -144,7 +147,7 @@ def trained_outcome(name: str) -> str:
 
 
 class InstrumentDefaults(StrictModel):
-    """What a trial is unless the plan says otherwise. Sized for two CPU cores."""
+    """Defaults of a trial, sized for two CPU cores."""
 
     steps: Annotated[int, Field(ge=1)]
     seeds: Annotated[int, Field(ge=2)] = 3
@@ -168,7 +171,7 @@ class Role(StrictModel):
     """A further model of an instrument, trained on a server of its own by the same episodes."""
 
     model: str | None = None
-    """None: the same as the instrument's."""
+    """None: the instrument's model."""
     run: dict[str, Any] = {}
     """Merged over what the instrument's own model has."""
 
@@ -183,7 +186,7 @@ class Instrument(StrictModel):
     workflow: str = "workflow.py"
     """File in the instrument's folder that defines `tasks` and `rollout`."""
     requirements: str | None = None
-    """File in the instrument's folder: the packages that its clients need beside ours, pinned as name==version, all of them."""
+    """File in the folder with all packages that clients need besides ours, pinned as name==version."""
     model: str
     reward: tuple[float, float] | None = None
     """The least and the greatest reward of an episode, where it has bounds: no margin of a reward may be as wide."""
@@ -195,7 +198,8 @@ class Instrument(StrictModel):
     general: bool = False
     """Topics that name no task are asked of it."""
     roles: dict[Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]{0,31}$")], Role] = {}
-    """Models beside `model`. A trial then needs as many servers at once; the workflow gets them by these names (`meet`)."""
+    """Models beside `model`, by role. A trial needs a server for each; the workflow gets them by these names
+    (`meet`)."""
     factors: tuple[Factor, ...]
     metrics: tuple[Metric, ...]
     defaults: InstrumentDefaults

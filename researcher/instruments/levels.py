@@ -28,8 +28,10 @@ def number_text(value: float) -> str:
 
 
 def as_level(factor: Factor, given: Scalar) -> Scalar:
-    """The level of the factor's own type: `16.0` of a whole number is 16, `"4e-5"` a number, `"on"` a switch. What is none is
-    given back as it is, for `level_problem` to say so."""
+    """Convert to the factor's type: `16.0` to 16, `"4e-5"` to a number, `"on"` to a switch. What cannot be converted
+    is returned
+    unchanged; `level_problem` reports it.
+    """
     if factor.type == "bool":
         word = str(given).casefold()
         return True if given == 1 or word in _ON else False if given == 0 or word in _OFF else given
@@ -89,8 +91,10 @@ def on_level(factor: Factor) -> Scalar:
 
 
 def moved_level(factor: Factor, way: int) -> Scalar | None:
-    """A level clearly above (way 1) or below (-1) the default: the usual one where there is one, else twice it for counts, four times
-    on a log scale, half as much again otherwise. None where there is no room, and for what has no order."""
+    """A level clearly above (way 1) or below (-1) the default: the declared one, else twice it for counts, four times
+    on a log
+    scale, half as much again otherwise. None without room, or for unordered factors.
+    """
     if factor.type not in ("int", "float") or isinstance(factor.default, str):
         return None
     if not factor.default or (factor.on is not None and way > 0):

@@ -1,6 +1,6 @@
-"""Shares of a mix: factors that set them, and the ratios that they come to.
+"""Shares of a mix, and the ratios they give.
 
-A server's `batch.mix` has ratios that count relative to each other; a share is part of the whole.
+Ratios in a server's `batch.mix` are relative to each other; a share is a part of the whole.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from swarm.protocol.runspec import merge_patch
 _RATIO = re.compile(r"(?:run|roles\.[a-z][a-z0-9_]*)\.batch\.mix\.(?P<family>.+)\.ratio")
 _WORDS = ("share", "fraction", "percent", "proportion")
 _DIGITS = 12
-"""To which ratios are rounded, so that 0.3 does not become 0.30000000000000004."""
+"""Digits of ratios, so that 0.3 does not become 0.30000000000000004."""
 
 
 def family_of(target: str) -> str | None:
-    """Whose ratio a factor's target sets; None where it sets none."""
+    """The family whose ratio a target sets, or None."""
     found = _RATIO.fullmatch(target)
     return found["family"] if found else None
 
 
 def with_shares(mix: Mapping[str, Any], shares: Mapping[str, float]) -> dict[str, Any]:
-    """The mix in which these families have these shares and the others share the rest as before; all ratios sum to 1.
+    """The mix with these families' shares; the others share the rest as before. Ratios sum to 1.
 
-    Raises: ValueError where the shares leave nothing for the others, or leave something and there are none.
+    Raises: ValueError if the shares leave nothing for the others, or something without others.
     """
     others = {name: float(each["ratio"]) for name, each in mix.items() if name not in shares}
     rest = 1.0 - math.fsum(shares.values())

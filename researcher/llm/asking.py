@@ -23,7 +23,7 @@ Tell = Callable[[str], None]
 
 @dataclass(slots=True)
 class Purse:
-    """What one study has spent, by whomever it asks. held_tokens, held_cost: the most that calls under way may take."""
+    """A study's spending on LLMs, over all askers. held_tokens, held_cost: the most that open calls may cost."""
 
     tokens: int = 0
     cost: float = 0.0
@@ -32,7 +32,7 @@ class Purse:
 
     @classmethod
     def of(cls, calls: Iterable[LlmCall]) -> Self:
-        """With which these calls were paid."""
+        """The purse after these calls."""
         paid = [(call.prompt_tokens + call.completion_tokens, call.cost or 0.0) for call in calls]
         return cls(sum(tokens for tokens, _ in paid), sum(cost for _, cost in paid))
 
@@ -48,8 +48,10 @@ class Purse:
 
 
 class Asker:
-    """keep: is given every call, answered or not. tell: is given a line where an outage is waited out. purse: of its own by default;
-    who asks for the same study shares one."""
+    """keep: receives every call, answered or not. tell: receives a line when an outage is waited out. purse: shared
+    by all who ask
+    for one study.
+    """
 
     def __init__(
         self,
@@ -133,7 +135,7 @@ class Asker:
         return tokens, cost
 
     def _price(self, asked: int, said: int, answer: dict[str, Any] | None) -> float | None:
-        """As the endpoint states it, else by the configured prices."""
+        """As stated by the endpoint, else by the configured prices."""
         usage = (answer or {}).get("usage")
         stated = usage.get("cost") if isinstance(usage, dict) else None
         if isinstance(stated, int | float) and not isinstance(stated, bool) and 0 <= stated < float("inf"):

@@ -39,14 +39,14 @@ class LlmUnusable(LlmError):
 
 class Endpoint(Protocol):
     async def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """The raw answer, whatever it is. What is no JSON object comes as {"unreadable": text}.
+        """The raw answer. Anything but a JSON object becomes {"unreadable": text}.
 
         Raises: LlmError.
         """
 
 
 class OpenAIEndpoint:
-    """Through the `openai` SDK; its own retries are off, as outages are waited out by whoever asks."""
+    """Uses the `openai` SDK without its retries; the caller waits out outages."""
 
     def __init__(self, settings: LlmSettings) -> None:
         # Here and not above: the SDK takes most of a second, and studies without an LLM never need it.

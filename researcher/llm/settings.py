@@ -42,9 +42,9 @@ class LlmSettings:
 
 
 def llm_settings(environ: Mapping[str, str]) -> LlmSettings | None:
-    """From `RESEARCHER_LLM_*`; None where no LLM is configured.
+    """Settings from `RESEARCHER_LLM_*`; None if no LLM is configured.
 
-    Raises: PlanningRefused for a setting that is missing or no number.
+    Raises: PlanningRefused for a missing or invalid setting.
     """
     names = [each.name for each in fields(LlmSettings)]
     given = {name: text for name in names if (text := environ.get(PREFIX + name.upper()))}
@@ -69,6 +69,6 @@ def _number(name: str, text: str) -> float:
         value = math.nan
     if not math.isfinite(value) or value < 0:
         raise PlanningRefused(
-            f"{PREFIX}{name.upper()}={text!r} is no number; give one that is not negative, or unset it"
+            f"{PREFIX}{name.upper()}={text!r} is not a number; give one that is not negative, or unset it"
         )
     return int(value) if name in _WHOLE else value

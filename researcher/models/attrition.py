@@ -26,7 +26,7 @@ class EpisodeAttempts(BaseModel):
 
     attempts: int = 0
     lost: dict[Cause, int] = {}
-    """By cause; causes that lost none are left out."""
+    """By cause; causes without losses are left out."""
     set_aside: int = 0
     """Tasks whose attempts were lost, one after the other, until nobody tried again."""
 
@@ -46,12 +46,12 @@ class EpisodeAttempts(BaseModel):
 
 
 class Attrition(BaseModel):
-    """Of the attempt at a trial that counts: what its own client tried, on the servers of all its models together."""
+    """Lost attempts of a trial's own client, over the servers of all its models."""
 
     train: EpisodeAttempts = EpisodeAttempts()
     eval: EpisodeAttempts = EpisodeAttempts()
     first: dict[Cause, str] = {}
-    """What was said of the first attempt that each cause lost (a traceback, where there was one), without secrets."""
+    """Message or traceback of the first attempt lost to each cause, without secrets."""
 
     def of(self, kind: Kind) -> EpisodeAttempts:
         return self.train if kind == "train" else self.eval
@@ -65,7 +65,7 @@ class Attrition(BaseModel):
 
 
 def without(found: Attrition, earlier: Attrition) -> Attrition:
-    """What was lost beyond `earlier`, which is part of it; what ended with a reward stays."""
+    """Losses since `earlier`; rewarded attempts stay."""
     return found.model_copy(
         update={kind: _without(found.of(kind), earlier.of(kind)) for kind in KINDS},
     )

@@ -1,4 +1,4 @@
-"""What a study comes to: effects, verdicts, claims of its report, findings for the next one."""
+"""Results of a study: effects, verdicts, claims of its report, and findings for later studies."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Effect(BaseModel):
     p_value: float
     p_adjusted: float
     p_equivalence: float = 1.0
-    """Two one-sided tests: that the true difference lies outside ± margin."""
+    """p-value of two one-sided tests against a difference outside ± margin."""
     n_between: Annotated[int, Field(exclude_if=lambda count: not count)] = 0
     """slope: finished trials of the levels between."""
     failed_between: Annotated[int, Field(exclude_if=lambda count: not count)] = 0
@@ -58,18 +58,18 @@ class Claim(BaseModel):
     expression: str
     value: float | str | None
     text: str = ""
-    """How the report prints it."""
+    """Text in the report."""
 
 
 class Finding(BaseModel):
-    """What a study leaves to the next one: nulls too."""
+    """A result that later studies can use; nulls count too."""
 
     id: str
     study_id: str
-    """Of an imported finding: a study elsewhere."""
+    """Of an imported finding, a study elsewhere."""
     plan_hash: str
     question: str = ""
-    """What the study was asked; asked again, it is a replication."""
+    """The study's question; asking it again is a replication."""
     instrument: str
     instrument_version: str = ""
     model: str
@@ -79,7 +79,7 @@ class Finding(BaseModel):
     statement: str
     direction: Direction = "increase"
     margin: float | None = None
-    """Smallest effect of interest, in the metric's unit. None: not recorded."""
+    """Smallest effect of interest, in the metric's unit; None if it was not recorded."""
     baseline: tuple[dict[str, Scalar], ...] = ()
     """Levels of each arm on that side; empty where they were not recorded."""
     treatment: tuple[dict[str, Scalar], ...] = ()
@@ -88,10 +88,10 @@ class Finding(BaseModel):
     scope: dict[str, Any] = {}
     """Everything else that a trial was: steps, run, task, further models, how held-out tasks were asked."""
     seeds: tuple[int, ...] | None = None
-    """Of all trials under its plan, in their order; a replication takes others. None: not recorded."""
+    """Seeds of all trials of its plan, in order; a replication takes others. None if they were not recorded."""
     at: float
     origin: str | None = None
-    """Whose it is, where it was imported: the trials behind it are not here, so that it cannot be recomputed. None: our own."""
+    """Who shared it; None for our own. Imported findings cannot be recomputed, as their trials are elsewhere."""
     imported_at: float | None = None
 
     @property

@@ -31,11 +31,11 @@ class RepairRecord(BaseModel):
     failed: str
     """The failure that led to it: where, and the exception's last line."""
     reason: str
-    """What was wrong, in the words of whoever mended it."""
+    """What was wrong, as the author of the repair says."""
     by: str
     """`person`, or the LLM's name with `LLM` before it."""
     rehearsed: str
-    """What was tried before it was taken up, in words."""
+    """How it was tested before use, in words."""
     at: float = 0.0
 
     @property
@@ -49,13 +49,13 @@ PERSON = "person"
 OVER_BUDGET = "over_budget"
 """The event of a study that was stopped since its budget is spent."""
 LONGEST_TOPIC = 10_000
-"""Characters. A finding is shared with its question, and copies of the records hold it beside other text."""
+"""Longest topic in characters. It is stored with findings and in copies of the records."""
 MODELS_KEPT, MODELS_NOT_KEPT = "models_kept", "models_not_kept"
 """Events of a study that is done: what its trials have trained is in folders of its own, or could not be written there."""
 
 
 SEAL = "seal"
-"""Beside the files, by kind, in what the journal says of a report."""
+"""Key of the seal in the journal's `report` events."""
 
 
 class StudyStatus(StrEnum):
@@ -68,7 +68,7 @@ class StudyStatus(StrEnum):
 
     @property
     def ended(self) -> bool:
-        """Whether nobody goes on with it by itself."""
+        """Whether the study is over."""
         return self in (StudyStatus.DONE, StudyStatus.STOPPED, StudyStatus.FAILED)
 
 
@@ -78,7 +78,7 @@ class TrialStatus(StrEnum):
     """Intent is written; the server may or may not have heard of it."""
     RUNNING = "running"
     PAUSED = "paused"
-    """Its run rests on its server with a checkpoint, and goes on from there."""
+    """Its run is paused on its server with a checkpoint."""
     DONE = "done"
     FAILED = "failed"
 
@@ -89,12 +89,12 @@ class TrialStatus(StrEnum):
 
 
 class HostedModel(BaseModel):
-    """What a server says that it hosts: the model's name, and the SHA-256 over its weights where it has some."""
+    """The hosted model as the server states it: name, and SHA-256 of its weights if it has any."""
 
     name: str
     fingerprint: str | None = None
     dtype: Annotated[ComputeType | None, Field(exclude_if=lambda found: found is None)] = None
-    """What it is sampled in. None: recorded before that was asked."""
+    """Sampling dtype; None in older records."""
     engine: Annotated[str | None, Field(exclude_if=lambda found: found is None)] = None
     """`local`, `verl` or `echo`, which answers without the model whose name it bears. None: recorded before that was asked."""
 
@@ -111,20 +111,20 @@ class HostedModel(BaseModel):
 
 
 class TrialEvidence(BaseModel):
-    """What the server and the client say was really run; sentinels compare it with the plan. None: not recorded."""
+    """The spec that really ran, by server and client; sentinels compare it with the plan. None if not recorded."""
 
     spec: dict[str, Any] | None = None
     """The RunSpec as the server holds it (`RunReport.spec`)."""
     roles: dict[str, dict[str, Any]] | None = None
-    """The same of the runs of further models."""
+    """The specs of the other roles' runs."""
     changes: list[dict[str, Any]] | None = None
     """Config changes that the server kept after the run began (`RunReport.changes`, without the first)."""
     parameters: dict[str, Any] | None = None
-    """What the instrument's `tasks` was called with."""
+    """Arguments of the instrument's `tasks`."""
     train_tasks: list[str] | None = None
     heldout_tasks: list[str] | None = None
     model: Annotated[HostedModel | None, Field(exclude_if=lambda found: found is None)] = None
-    """What was trained, as its server names it. None: recorded before models were compared."""
+    """The trained model as its server names it; None in older records."""
     code_versions: Annotated[dict[str, int] | None, Field(exclude_if=lambda found: found is None)] = None
     """Versions of the instrument's code that made the episodes, and how many each; None: the plan's own alone."""
     joined: Annotated[dict[str, int] | None, Field(exclude_if=lambda found: found is None)] = None
@@ -145,7 +145,7 @@ class SampledCall(BaseModel):
     mean_logprob: float | None
     temperature: float
     step: int | None
-    """Of the weights that sampled its first token."""
+    """Step of the weights that sampled its first token."""
     finish_reason: str | None
     complete: bool
     fork_cause: str | None
@@ -160,9 +160,9 @@ class SampledEpisode(BaseModel):
     kind: Literal["train", "eval"]
     task_id: str
     step: int
-    """Of the weights that were served when it began."""
+    """Step of the served weights when it began."""
     fate: str
-    """What the ledger says became of it."""
+    """Its end, as in the ledger."""
     reward: float | None
     agent_rewards: dict[str, float] | None
     success: bool | None
@@ -195,10 +195,11 @@ class TrialRecord(BaseModel):
 
 
 class StudyRequest(BaseModel):
-    """What was asked: the study spec, and where it came from.
+    """The request: the study spec and its origin.
 
-    author: `builtin`, `file`, `options`, or an LLM's name. sources: of each setting, by dotted path. because: the planner's reason.
-    uncovered: what the topic asks and the spec does not cover.
+    author: `builtin`, `file`, `options`, or an LLM's name. sources: of each setting, by dotted path. because: the
+    planner's reason.
+    uncovered: parts of the topic that the spec does not cover.
     """
 
     spec: dict[str, Any]
@@ -209,30 +210,30 @@ class StudyRequest(BaseModel):
 
 
 class StudyOptions(BaseModel):
-    """How a study is carried out, as `researcher start` was asked. Rows of other versions may hold more."""
+    """Options of `researcher start`. Rows written by other versions may have more."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
     instrument: str | None = None
     """The instrument's folder; None for those that the repository ships."""
     request: StudyRequest | None = None
-    """None: no spec was made for it."""
+    """None in studies without a spec."""
     servers: tuple[str, ...] = ()
     """Swarm servers that were given; none: they are started on this machine, with `engine`."""
     engine: str = "local"
     clients: str = "local"
-    """Where clients live: `local`, `ray` or `ray=http://HOST:8265`."""
+    """Where clients run: `local`, `ray` or `ray=http://HOST:8265`."""
     max_parallel: int | None = None
     sinks: tuple[str, ...] = ()
-    """Copies of the records beside MLflow's."""
+    """Sinks besides MLflow."""
     approve: Literal["never", "plan", "stage"] = "never"
     repairs: int = 0
-    """How often the planner LLM may mend the instrument's code."""
+    """How often the planner LLM may repair the instrument's code."""
     keep_models: bool = False
 
 
 class Answer(StrictModel):
-    """What a person said at a gate. words: why; what a rejection is for."""
+    """A person's answer at a gate. words: the reason; required for a rejection."""
 
     verdict: Literal["approve", "reject"]
     words: str = ""
@@ -240,7 +241,7 @@ class Answer(StrictModel):
 
 
 class OpenGate(BaseModel):
-    """A gate at which a study waits. answer: given already, and not yet met by whoever works on the study."""
+    """A gate where a study waits. answer: given, but not yet seen by the study's worker."""
 
     name: str
     question: dict[str, Any]
@@ -256,7 +257,7 @@ class StudyRecord(BaseModel):
     status: StudyStatus
     reason: str | None = None
     plan_version: int | None = None
-    """Of the newest plan; None before there is one."""
+    """Version of the newest plan; None before there is one."""
     stop_requested: bool = False
     pause_requested: bool = False
     created_at: float
@@ -265,11 +266,11 @@ class StudyRecord(BaseModel):
 
     @property
     def request(self) -> StudyRequest | None:
-        """None of studies that no spec was made for: those of earlier versions, and reproductions."""
+        """None in studies of earlier versions, and in reproductions."""
         return self.options.request
 
     def planned_by(self, plan: Plan) -> str:
-        """Who wrote what the plan was made from."""
+        """Author of the spec or plan."""
         return plan.planner if self.request is None else self.request.author
 
 
@@ -287,7 +288,7 @@ class AttemptRecord(BaseModel):
     blueprint: dict[str, Any] | None = None
     client_pid: int | None = None
     client_started: float | None = None
-    """When the client process began, so that a recycled pid is not taken for it."""
+    """Start time of the client process; tells it from another one with a reused pid."""
     step: int = 0
     outcome: Literal["open", "done", "failed", "withdrawn"] = "open"
     """failed counts against the trial; withdrawn does not: a person stopped it, or its server was lost."""
@@ -309,17 +310,17 @@ class Event(BaseModel):
 
 
 class ReportSeal(BaseModel):
-    """What a report was when it was written: digests (SHA-256), so that a later version that words it otherwise can tell."""
+    """SHA-256 digests of a report when it was written, so that other versions can check it."""
 
     files: dict[str, str]
     """By kind (`markdown`, `html`, …)."""
     claims: str
     wording: str
-    """Of what rendered it."""
+    """Digest of the code that rendered it."""
 
 
 class LlmCall(BaseModel):
-    """One question to a planner LLM, raw, so that a plan can be replayed."""
+    """One raw request to a planner LLM, so that a plan can be replayed."""
 
     purpose: str
     model: str
@@ -343,23 +344,23 @@ class StudyData:
     plan_hash: str
     """As recorded when the plan was frozen; `verify` compares it with `plan.digest()`."""
     trials: tuple[TrialRecord, ...]
-    """Under this plan, in the order in which they were made."""
+    """Trials of this plan, in the order of creation."""
     request: StudyRequest | None = None
-    """None: no spec was made for it, or not asked."""
+    """None if there was no spec, or it was not loaded."""
     status: StudyStatus | None = None
-    """None: not asked."""
+    """None if it was not loaded."""
     reason: str | None = None
-    """Of that status, as recorded."""
+    """Recorded reason of the status."""
     verdicts: tuple[VerdictRecord, ...] = ()
     events: tuple[Event, ...] = ()
     repairs: tuple[RepairRecord, ...] = ()
     """Changes of the instrument's code while the study ran."""
     altered: Mapping[str, Sequence[tuple[str, Any, Any]]] = field(default_factory=dict)
-    """Of rows of hypotheses and stages that do not say what the plan says: columns, as stored, as planned, by `hypothesis H1`."""
+    """Rows of hypotheses and stages that differ from the plan, by `hypothesis H1`: column, as stored, as planned."""
     decided: Mapping[str, Sequence[str]] | None = None
     """Stages after which each hypothesis has a verdict on record. None: not asked."""
     attempts: Mapping[str, Sequence[AttemptRecord]] | None = None
-    """By the trial's key, the first one first. None: not asked."""
+    """By the trial's key, oldest first; None if not loaded."""
     attrition: Mapping[str, Mapping[tuple[str, str, str], int]] | None = None
     """Rows of `trial_attrition`: attempts at episodes by the trial's key, then arm, kind and cause. None: not asked."""
     budgets: Mapping[str, float] | None = None
@@ -369,13 +370,13 @@ class StudyData:
     findings: tuple[Finding, ...] = ()
     """Which the study left behind."""
     llm_calls: tuple[LlmCall, ...] = ()
-    """To a planner LLM: for the plan, the instrument and its repairs."""
+    """LLM calls for the plan, the instrument and its repairs."""
     samples: Mapping[str, Sequence[SampledEpisode]] = field(default_factory=dict)
-    """Of finished trials' episodes, by the trial's key, in the order in which they were kept; none of trials of early versions."""
+    """Sampled episodes of finished trials, by the trial's key, in stored order. Early versions kept none."""
 
 
 class LeaseInfo(BaseModel):
-    """Who holds a study or a server, until when, under which fencing token."""
+    """Holder of a study or server, expiry, and fencing token."""
 
     owner: str
     token: int

@@ -28,9 +28,9 @@ class LlmPlanner:
         return self._asker.settings.model
 
     async def propose(self, request: TopicRequest) -> Outcome:
-        """After `Asked`, call it again with the answer in `request.answers`: it goes on where it was.
+        """After `Asked`, call again with the answer in `request.answers`; planning continues where it was.
 
-        Raises: PlanningRefused where the LLM cannot be asked, or gives nothing that could be read.
+        Raises: PlanningRefused when the LLM cannot be asked, or never gives a readable answer.
         """
         if not request.instruments:
             raise PlanningRefused("there is no instrument; put one under studies/ or name its folder with --instrument")

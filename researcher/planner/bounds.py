@@ -1,7 +1,8 @@
-"""What a topic states that no spec may lose, and what a spec names that only a person may name.
+"""Bounds of a topic that the spec must keep, and names in a spec that only a person may choose.
 
-A scan for numbers with units and for names that are written out; nothing here reads a sentence. Each kind of bound has its own
-fields of the spec. What the scan finds and those fields do not hold has to be named in `uncovered`, with the reason.
+Scans for numbers with units and for names; reads no sentences. Each kind of bound has its fields in the spec. A bound
+that
+those fields do not hold has to be named in `uncovered`, with the reason.
 """
 
 from __future__ import annotations
@@ -191,7 +192,7 @@ def _counted(kind: Kind, number: str) -> bool:
 
 
 def _names(topic: str) -> Iterator[Stated]:
-    """Hub names, models by their size, files. `alpha/rank` and `4/8` are none: a name has letters and digits."""
+    """Hub names, models with a size, files. Names need letters and digits, unlike `alpha/rank` or `4/8`."""
     written: list[tuple[Kind, str, bool]] = [("data", match.group(), True) for match in _FILE.finditer(topic)]
     for match in _HUB.finditer(topic):
         marked, sized = match[1] is not None, _SIZED.fullmatch(match[2].partition("/")[2]) is not None
@@ -246,7 +247,7 @@ def _names_it(spec: StudySpec, name: str) -> bool:
 
 
 def _length_s(window: str) -> float | None:
-    """Of each of its days; None where it is no window."""
+    """Daily length of a window; None if it is not one."""
     ends = re.findall(r"(\d{1,2}):(\d{2})", window)
     if len(ends) != 2:
         return None
@@ -263,7 +264,7 @@ def _within(each: Stated, held: float | None) -> bool:
 
 
 def _fields(each: Stated) -> tuple[str, ...]:
-    """Where the spec would hold it."""
+    """Fields of the spec for this bound."""
     return _SEED_FIELDS[each.side] if each.kind == "seeds" else (_FIELDS[each.kind],)
 
 
@@ -328,5 +329,5 @@ def _named_by_people(spec: StudySpec, instrument: Instrument) -> Iterator[tuple[
 
 
 def _stands(name: str, said: str) -> bool:
-    """As a whole: `secret` does not stand in `secrets.jsonl`."""
+    """Whole words only: `secret` is not in `secrets.jsonl`."""
     return bool(name) and bool(re.search(rf"(?<![\w.-]){re.escape(name)}(?![\w/-]|\.\w)", said))

@@ -52,7 +52,7 @@ from swarm.models.catalogue import known_names
 
 ATTEMPTS, MOST_LOOK_UPS, MOST_QUESTIONS = 3, 24, 3
 FIRST_FINDINGS = 4
-"""In a prompt without look-ups, which has to stay short."""
+"""Findings in a prompt without look-ups, which must be short."""
 _TOPIC = "\nThe topic, as a JSON string:\n"
 _NO_MORE = "no look-ups are left: end with propose, ask or decline"
 _ONE_ENDING = "exactly one of propose, ask, decline"
@@ -62,10 +62,10 @@ _DRAFT = TypeAdapter(Draft)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """Where it is: a request to the LLM, a question to a person, an outcome, or why there is none.
+    """State of the conversation: a request to the LLM, a question to a person, an outcome, or the reason for none.
 
-    request: the fields of a chat completion besides the model's name and limits. answered: of the person's answers, how many it
-    has had. tokens, cost: of all answers.
+    request: fields of a chat completion without model name and limits. answered: number of the person's answers used.
+    tokens, cost: of all answers.
     """
 
     purpose: str = ""
@@ -80,12 +80,12 @@ class Standing:
 
 
 class _State(TypedDict, total=False):
-    """What the nodes hand on, and a saver keeps: plain values only."""
+    """State between nodes, as saved: plain values only."""
 
     messages: list[dict[str, Any]]
     attempt: int
     form: int
-    """How the next request is put: its number in `FORMS`."""
+    """Form of the next request: index in `FORMS`."""
     raw: str
     """The answer to act on, as JSON."""
     look_ups: int
@@ -138,9 +138,10 @@ class Conversation:
         return self._on(to_a_question)
 
     def give(self, said: dict[str, Any]) -> Standing:
-        """Go on with what came back, to the next question or to the end.
+        """Continue with an answer, to the next question or the end.
 
-        said: `raw`, the LLM's answer; `refused`, why the endpoint refuses a request of this form; or `person`, what a person said.
+        said: `raw`, the LLM's answer; `refused`, the endpoint's reason against this form; or `person`, a person's
+        answer.
         `tokens`, `cost`: spent by now.
         """
         if "raw" in said:  # as text: a checkpoint keeps the answer as it was, whatever is in it
@@ -267,7 +268,7 @@ def first_messages(request: TopicRequest, form: str) -> list[dict[str, Any]]:
 
 
 def request_of(messages: Sequence[dict[str, Any]]) -> str | None:
-    """What these messages ask for, without the prompt around it: topic, fixed fields, answers. None: they plan nothing."""
+    """The request in these messages, without the prompt: topic, fixed fields, answers. None if they plan nothing."""
     first = next((str(each["content"]) for each in messages if each["role"] == "user"), "")
     _, found, request = first.rpartition(_TOPIC)
     return request if found else None
@@ -287,7 +288,7 @@ def _asked_for(request: TopicRequest) -> str:
 
 
 def _result(call: Call, text: str) -> dict[str, Any]:
-    """What a call comes to, as the LLM reads it."""
+    """Result of a tool call, as a message."""
     if call.id is None:
         return {"role": "user", "content": text}
     return {"role": "tool", "tool_call_id": call.id, "content": text}

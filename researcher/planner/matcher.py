@@ -146,7 +146,7 @@ class _Study(Levels):
             raise TwoReadings(f"Say which of these is compared: {', '.join(names + asked) or 'nothing but settings'}.")
         elif len(names) == 1:
             if not varied and has(*SIDES):
-                raise TwoReadings(f"The topic sets {names[0]} against something that is no level of it.")
+                raise TwoReadings(f"The topic sets {names[0]} against something that is not one of its levels.")
             self._vary(names, "compare")
         elif any(len(self._of(name)) > 2 for name in names) or not has("interact", "open", "which", "best"):
             raise TwoReadings(f"Of {' and '.join(names)}, name two levels each, and how they are compared.")
@@ -155,7 +155,7 @@ class _Study(Levels):
             self._vary(names or screened, "factorial" if has("interact") else "screen")
 
     def _asked(self) -> list[str]:
-        """Factors with one level that is no setting: not behind a preposition, not of the task, no usual choice."""
+        """Factors whose only level is not a setting: not after a preposition, not of the task, not a usual choice."""
         found = list[str]()
         for level in [each for each in self.levels if not self._is_scenery(each)]:
             name, near = level.factor.name, [self.items.at(level.at + d) for d in (-1, 0, 1)]
@@ -232,7 +232,7 @@ class _Study(Levels):
         return [next((level for level in levels if level.value == level.factor.default), levels[0])]
 
     def _default(self, level: Level) -> Level:
-        """What a level without another is compared with: the default; of that itself, the level that switches it."""
+        """What a single level is compared with: the default; for the default, the level that switches the factor."""
         factor = level.factor
         other = on_level(factor) if level.value == off_level(factor) else factor.off
         other = factor.default if level.value != factor.default else other

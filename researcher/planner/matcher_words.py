@@ -275,7 +275,7 @@ class Levels:
         self.used |= set(self.items.places(*kinds))
 
     def _place(self) -> None:
-        """Each number goes to the factor beside it, else to that of a neighbour in its list, else to the only one left."""
+        """Assign each number to the factor beside it, else to a neighbour's in its list, else to the only one left."""
         found, at, filled = self.items, dict[int, Factor](), set[int]()
         numbers = [i for i in found.places("number") if found[i].led != "by"]  # `raised by 4` is no level
         for i in numbers:

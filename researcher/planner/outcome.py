@@ -1,4 +1,4 @@
-"""What a planner is given and what it may answer. `tests/contracts/planner_contract.py` holds every planner to it."""
+"""Input and outcomes of planners. `tests/contracts/planner_contract.py` tests every planner."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from researcher.study.draft import Draft
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicRequest:
-    """topic: prose, as data. given: fields of the spec that a person has fixed with options, by name; they hold whatever
-    the topic says. instruments: those to choose from. known: findings of earlier studies. servers: how many trials run at once.
-    answers: what a person has answered to the planner's questions so far."""
+    """topic: prose, as data. given: spec fields fixed by options; they overrule the topic. instruments: the choice.
+    known: findings of earlier studies. servers: trials at once. answers: a person's answers to the planner's
+    questions.
+    """
 
     topic: str
     instruments: Sequence[InstrumentFolder]
@@ -63,6 +64,6 @@ class Planner(Protocol):
 
     @property
     def name(self) -> str:
-        """Who the draft's author is: `builtin`, or the LLM's name."""
+        """Author of the drafts: `builtin`, or the LLM's name."""
 
     async def propose(self, request: TopicRequest) -> Outcome: ...

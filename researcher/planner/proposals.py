@@ -1,4 +1,4 @@
-"""What an LLM ends with, held against everything that can be checked: form, instrument, design, price, and the topic's bounds."""
+"""Checks an LLM's final answer: form, instrument, design, price, and the topic's bounds."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ class Judged:
 
 
 def ended(call: Call, request: TopicRequest, author: str, last: Draft) -> Outcome:
-    """What the LLM ends with; NeedsEdit where problems are left, for the LLM to read.
+    """The outcome of a final answer; NeedsEdit if problems are left for the LLM.
 
-    author: the LLM's name, which signs the draft. last: the draft where this one cannot be read.
+    author: the LLM's name, for the draft. last: the draft to use if this one is unreadable.
     """
     if call.arguments is None:
         return NeedsEdit(draft=last, problems=(call.problem,))
@@ -111,7 +111,7 @@ def judged(given: Any, request: TopicRequest) -> Judged:
 
 
 def bare_draft(request: TopicRequest, author: str) -> Draft:
-    """What is known where an LLM has proposed nothing that can be read."""
+    """The draft when an LLM proposed nothing readable."""
     fields = _with_given({}, request)
     return Draft(fields=fields, sources=_sources(fields, request, ()), author=author, uncovered=(request.topic,))
 

@@ -19,7 +19,7 @@ ENDINGS = ("propose", "ask", "decline")
 _LONGEST, _LONGEST_REFUSAL, _MOST_OBJECTS, _MOST_CALLS = 100_000, 2_000, 100, 16
 """Letters of an answer that are read, and of a refusal; places in an answer where an object may begin; calls of one answer."""
 _KEPT = ("content", "tool_calls", "reasoning_content", "reasoning_details")
-"""Of an answer with tool calls: some endpoints refuse the next request where their own reasoning is left out."""
+"""Fields to keep of answers with tool calls; some endpoints refuse requests without their own reasoning."""
 
 
 class Unreadable(ValueError):
@@ -49,7 +49,7 @@ class Reply:
 
 
 def form_fields(form: str, tools: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What a request has besides its messages."""
+    """Fields of a request besides its messages."""
     if form == "tools":
         return {"tools": list(tools), "tool_choice": "auto"}
     if form == "json_schema":
@@ -77,7 +77,7 @@ def read_reply(raw: dict[str, Any]) -> Reply:
     choice = choices[0] if isinstance(choices, list) and choices else None
     message = choice.get("message") if isinstance(choice, dict) else None
     if not isinstance(choice, dict) or not isinstance(message, dict):
-        raise Unreadable("the answer is no chat completion")
+        raise Unreadable("the answer is not a chat completion")
     cut = choice.get("finish_reason") == "length"
     made = [each for each in message.get("tool_calls") or () if isinstance(each, dict)][:_MOST_CALLS]
     if made:
@@ -111,8 +111,8 @@ def said_in(raw: dict[str, Any]) -> dict[str, Any]:
 
 
 def storable(value: Any) -> Any:
-    """Half a surrogate pair, as a cut-off answer may end in, is no text that could be sent or kept; nor is a number of more than
-    64 bits one."""
+    """Refuse half surrogate pairs, which cut-off answers may have, and numbers over 64 bits: they cannot be sent or
+    stored."""
     if isinstance(value, str):
         return value.encode("utf-8", errors="replace").decode()
     if isinstance(value, int) and value.bit_length() > 63:

@@ -165,7 +165,7 @@ def _hours(seconds: float) -> str:
 
 
 def shared_words() -> dict[str, Any]:
-    """What all instruments share, for the first prompt's template."""
+    """What all instruments share, for the template of the first prompt."""
     factors = [each for each in shared_factors() if _is_varied(each)]
     words = {"bounds": _bounds, "plain": _plain_text, "first_sentence": _first_sentence}
     return {"factors": factors, "metrics": shared_metrics(), **words}

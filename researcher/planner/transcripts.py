@@ -1,7 +1,7 @@
-"""Planning transcripts: every request and answer, in a JSON-lines file that people can read and `bench.replay` can answer from.
+"""Planning transcripts: JSON lines that people can read and `bench.replay` can answer from.
 
-One line per request: its purpose and form, the messages that are new in it, and the raw answer, or why there was none. The prompt and
-the tools stand where they change, so that every request is kept whole.
+One line per request: purpose, form, new messages, and the raw answer or error. Prompt and tools are repeated where
+they change.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Turn(BaseModel):
 
 
 def save_transcript(path: Path, calls: Sequence[LlmCall]) -> None:
-    """The calls of one planning, whatever became of it. A request without messages stands whole in `fields`."""
+    """Write the calls of one planning. Requests without messages are kept whole in `fields`."""
     lines = list[str]()
     before, fields = list[dict[str, Any]](), dict[str, Any]()
     for call, after in zip(calls, [*calls[1:], None], strict=True):

@@ -1,1 +1,1 @@
-"""Where instruments' code is mended, written and tried: checked, rehearsed without a server, kept in versions."""
+"""Repairs, writes and tests code of instruments: checks, rehearsal without a server, versions."""

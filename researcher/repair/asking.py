@@ -24,7 +24,7 @@ class Unreadable(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What is asked for. field: one that every answer has. schema: of the whole."""
+    """Form of an answer. field: always present. schema: of the whole."""
 
     name: str
     field: str
@@ -33,7 +33,7 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class Llm:
-    """Who is asked. tokens: longest answer."""
+    """An LLM to ask. tokens: answer limit."""
 
     asker: Asker
     model: str
@@ -70,7 +70,7 @@ def object_in(raw: dict[str, Any], form: Form) -> dict[str, Any]:
 
 
 def told(raw: dict[str, Any], wrong: str) -> Messages:
-    """What the LLM said, and what was wrong with it, verbatim."""
+    """The LLM's answer and what was wrong with it, verbatim."""
     again = f"That cannot be used: {wrong}\nAnswer again with one whole JSON object, and nothing else."
     return [{"role": "assistant", "content": _text(raw)[:_TOLD] or "(nothing)"}, {"role": "user", "content": again}]
 
@@ -80,12 +80,12 @@ def prompt(name: str) -> str:
 
 
 def strict(**properties: Any) -> dict[str, Any]:
-    """The schema of an object with these properties and no others."""
+    """Schema of an object with exactly these properties."""
     return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
 
 
 def _text(raw: dict[str, Any]) -> str:
-    """The message's content, whatever else the answer is."""
+    """The message's content, or ""."""
     choices = raw.get("choices")
     first = choices[0] if isinstance(choices, list) and choices else None
     message = first.get("message") if isinstance(first, dict) else None

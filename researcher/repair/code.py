@@ -1,4 +1,4 @@
-"""What can be said of an instrument's files without running them: they parse, and others find in them what they look for."""
+"""Static checks of an instrument's files: they parse, and keep their public names."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LARGEST = 200_000
 
 
 class Unfit(ValueError):
-    """The code cannot be used; the text says why, for whoever wrote it to read."""
+    """The code cannot be used; the message tells its author why."""
 
 
 def parsed(name: str, text: str) -> ast.Module:
@@ -37,16 +37,16 @@ def parsed(name: str, text: str) -> ast.Module:
 
 
 def check_changes(old: Mapping[str, str], new: Mapping[str, str], workflow: str) -> None:
-    """A mended version: `new` holds the changed files, by name, and `old` all of the instrument's.
+    """Check a repair: `new` has the changed files by name, `old` all files.
 
-    Raises: Unfit: a file that is none of the instrument's, that does not parse, or that lost a public name.
+    Raises: Unfit for a file outside the instrument, one that does not parse, or a lost public name.
     """
     if not new or all(old.get(name) == text for name, text in new.items()):
         raise Unfit("nothing was changed")
     for name, text in new.items():
         if name not in old:
             known = ", ".join(each for each in sorted(old) if each.endswith(".py"))
-            raise Unfit(f"{name!r} is no file of the instrument, and only those may be changed: {known}")
+            raise Unfit(f"{name!r} is not a file of the instrument, and only its files may be changed: {known}")
         if not name.endswith(".py"):
             raise Unfit(f"{name} may not be changed: only code may, not what the instrument declares")
         _check_public(name, old[name], parsed(name, text))
@@ -138,7 +138,7 @@ class Versions:
         return version, self.folder(version)
 
     def kept(self, version: str) -> Path | None:
-        """Where a version is; None where it was never kept. Raises: InstrumentChanged when its files are not its own."""
+        """Folder of a version, or None. Raises: InstrumentChanged if its files were changed."""
         folder = self.folder(version)
         if not folder.is_dir():
             return None

@@ -1,7 +1,7 @@
-"""An instrument's episodes without a server: its own code in a sandbox, against an endpoint with fixed answers.
+"""An instrument's episodes without a server: its code in a sandbox, against an endpoint with fixed answers.
 
-Shows that code runs and comes to a reward, and whether a mended version asks and rewards as the old one did wherever that
-came to an end. It shows no more: what a model will answer, nobody knows beforehand.
+Shows that the code runs and gives a reward, and that a repair asks and rewards as the old code did where that ended.
+How a model will answer stays unknown.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from researcher.repair.code import Unfit
 from researcher.sandbox.launch import SPEC, Mode, confined, sandbox
 
 ECHO = "@echo"
-"""As an answer: the last thing that was said to the model."""
+"""An answer that repeats the last message."""
 ANSWERS = ("", "0", "7", "I think the answer is 42.", '```json\n{"answer": 1}\n```', "x" * 2000, ECHO)
-"""What the endpoint says: nothing, numbers, prose, a fence, far too much, the question itself."""
+"""The endpoint's answers: nothing, numbers, prose, a fence, far too much, the question itself."""
 TASKS = 3
-"""Of each split, beside those that failed."""
+"""Tasks of each split, besides those that failed."""
 LIMIT_S = 240.0
 _BOUNDS = Bounds(cpu_s=120, address_bytes=4 << 30, file_bytes=16 << 20)
 _WORDS_BYTES = 64 << 10
 
 
 class RehearsalRequest(BaseModel):
-    """What the process gets. tasks: ids of further tasks to play. plays: False where tasks are listed alone."""
+    """Input of the process. tasks: ids of further tasks to play. plays: False to list tasks only."""
 
     folder: str
     workflow: str
@@ -47,7 +47,7 @@ class RehearsalRequest(BaseModel):
     tasks: list[str] = []
     answers: list[str] = list(ANSWERS)
     listed: int = TASKS
-    """How many tasks of each split are listed; the first few of them are played."""
+    """How many tasks of each split are listed; only the first are played."""
     plays: bool = True
     examples: bool = False
     """Whether the answers that the workflow's own `examples(task)` names are given, too."""
@@ -67,7 +67,7 @@ class Played(BaseModel):
     reward: float | None = None
     success: bool | None = None
     metrics: list[str] = []
-    """Names of what it reported beside (`Outcome.metrics`)."""
+    """Names of the values it reported (`Outcome.metrics`)."""
     asked: list[str] = []
     error: str = ""
     kind: str = ""
@@ -90,7 +90,7 @@ class Played(BaseModel):
 
 
 class Rehearsal(BaseModel):
-    """What came of it. error: why nothing could be played at all."""
+    """The result. error: why nothing could be played."""
 
     error: str = ""
     tasks: dict[str, list[str]] = {}
@@ -128,10 +128,10 @@ def check(after: Rehearsal) -> None:
 
 
 def check_comparable(before: Rehearsal, fault: Diagnosis) -> None:
-    """Whether a mended version can be held against the old code, whose client failed by `fault`.
+    """Check that a repair can be compared with the old code, whose client failed by `fault`.
 
-    Raises: Unfit when no tasks can be drawn here, for whatever reason, or an episode fails elsewhere than the client did, or at its
-    line by another kind of OSError: the sandbox may be why.
+    Raises: Unfit when no tasks can be drawn here, or an episode fails differently than the client did: the sandbox
+    may be why.
     """
     if before.error:
         raise Unfit(f"it cannot be played: {_last_line(before.error)}")
@@ -144,10 +144,11 @@ def check_comparable(before: Rehearsal, fault: Diagnosis) -> None:
 
 
 def compare(before: Rehearsal, after: Rehearsal) -> str:
-    """In words, what was compared.
+    """What was compared, in words.
 
-    Raises: Unfit when something changed that was no failure, or an episode that failed is now worth more than the least that the
-    old code gave its task (where it gave that none, than the least it gave any).
+    Raises: Unfit when anything but the failure changed, or a failed episode now earns more than the least that the
+    old code gave
+    its task (or, if it gave that task nothing, any task).
     """
     for split, tasks in before.tasks.items():
         if tasks and tasks != after.tasks.get(split):
@@ -212,7 +213,7 @@ async def _run(
 
 
 def _command(request: RehearsalRequest, python: str, place: str, mode: Mode) -> tuple[list[str], dict[str, str]]:
-    """In bubblewrap from outside; else the process confines itself, once it has its port."""
+    """In bubblewrap, confined from outside; else the process confines itself once it has its port."""
     folder = Path(place).resolve()
     file = folder / "request.json"
     file.write_text(request.model_dump_json())

@@ -39,11 +39,11 @@ from swarm.protocol.episodes import (
 from swarm.protocol.teams import EpisodePreparation, TeamReceipt
 
 MOST_CALLS = 64
-"""Of one episode; then the endpoint refuses, so that no agent goes on for ever."""
+"""Most calls of one episode; further ones are refused, so that no agent runs for ever."""
 
 
 class FixedEndpoint:
-    """Bound at once, so that its port is known; serves after `serve`."""
+    """Bound at once, so that its port is known; answers after `serve`."""
 
     def __init__(self) -> None:
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
@@ -183,7 +183,7 @@ _TRACE = 1500
 
 
 class _NoServer:
-    """What an episode asks of its server, with nobody there."""
+    """Stand-in for the server of an episode."""
 
     def __init__(self, base_url: str) -> None:
         self.url = base_url
@@ -278,7 +278,7 @@ def _answers(
 
 
 async def _tasks(request: RehearsalRequest, workflow: Workflow, split: str) -> tuple[list[str], list[Task]]:
-    """Of a split: the ids of the first ones; the first few, and those that were named, to be played."""
+    """Ids of a split's first tasks; and the tasks to play: the first few, and the named ones."""
     count = None if split == "train" else request.heldout
     names: list[str] = []
     line: list[Task] = []

@@ -39,7 +39,7 @@ from researcher.store.store import Store
 from researcher.study.plan import Plan
 
 REFUSED, BY_HAND, SANDBOXED = "repair_refused", "mend_by_hand", "sandboxed"
-"""Kinds of the journal's lines, beside `repaired`."""
+"""Further kinds of journal lines."""
 _SHOWN_FILES = 80_000
 """Letters of an instrument's files that a question holds."""
 _TASKS = 8
@@ -59,7 +59,7 @@ class MendedFile(StrictModel):
 
 
 class Proposal(StrictModel):
-    """What the LLM says."""
+    """The LLM's answer."""
 
     reason: Annotated[str, Field(min_length=1)]
     files: Annotated[tuple[MendedFile, ...], Field(min_length=1)]
@@ -72,7 +72,7 @@ class Opinion(StrictModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepairLimits:
-    """Rounds of asking, each of so many answers at the most. A round that came to nothing counts, too."""
+    """Limits on rounds, and answers per round. Failed rounds count."""
 
     per_study: int = 3
     per_trial: int = 2
@@ -81,7 +81,7 @@ class RepairLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Helpers:
-    """Who may be asked. mending: None, and `why_none`, where a person has to mend. opinion: in a hurry, about causes."""
+    """LLMs to ask. mending: None, with `why_none`, if a person has to repair. opinion: for quick opinions on causes."""
 
     mending: Llm | None = None
     opinion: Llm | None = None
@@ -136,12 +136,12 @@ class Repairer:
         self._store.journal.record_once(self._study_id, SANDBOXED, detail)
 
     def _as_it_lies(self) -> Code:
-        """The person's folder. An instrument that was generated stays in its sandbox, whoever mends it."""
+        """The person's folder. A generated instrument stays in its sandbox, whoever repairs it."""
         return Code(folder=self._own.path, version=self._own.code, sandboxed=self._own.instrument.generated is not None)
 
     @property
     def taken_up(self) -> tuple[str, ...]:
-        """The versions that are this study's own beside the plan's."""
+        """Versions of the code that this study took up."""
         return tuple(record.new for record in self._store.journal.repairs(self._study_id))
 
     # -- by hand ------------------------------------------------------------------------------------------------------
@@ -180,7 +180,7 @@ class Repairer:
         return self._take(record, self._as_it_lies())
 
     def _waiting(self) -> dict[str, Any] | None:
-        """What a person was asked to mend last, where nothing was taken up since."""
+        """The open request to a person for a repair, or None."""
         last = self._store.journal.last(self._study_id, BY_HAND, REPAIRED)
         return last.detail if last is not None and last.kind == BY_HAND else None
 
@@ -257,7 +257,7 @@ class Repairer:
         return len(had) + sum(not each.by_person for each in mended)
 
     def _reserve(self, case: Case, number: int) -> None:
-        """Raises: Unmended when the trial, or the study, has had its repairs."""
+        """Raises: Unmended when the trial or the study has used up its repairs."""
         found = redact(str(case.diagnosis))
         if number > self._limits.per_trial:
             raise Unmended(f"{found}; its {self._limits.per_trial} repairs did not help, and a trial has no more")
@@ -267,7 +267,7 @@ class Repairer:
             raise Unmended(f"{found}; the study has had its {self._limits.per_study} repairs") from error
 
     async def _as_it_was(self, case: Case) -> Rehearsal:
-        """What the failing code does, beside its fault. Raises: Unfit where nothing can be compared with it."""
+        """What the failing code does otherwise. Raises: Unfit if nothing can be compared with it."""
         request = self._request(case, case.code.folder)
         if self._own.instrument.roles:
             raise Unfit("its episodes need further models")
@@ -371,6 +371,6 @@ class Repairer:
 
 
 def _declared(folder: Path) -> bytes | None:
-    """What the folder's declaration says, whatever it is called."""
+    """Content of the folder's declaration file."""
     file = declaration_in(folder)
     return None if file is None else file.read_bytes()

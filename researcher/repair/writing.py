@@ -28,7 +28,7 @@ from researcher.repair.code import Unfit, check_entries, parsed, public
 from researcher.repair.rehearsal import Played, Rehearsal, RehearsalRequest, check, rehearse
 
 NEW = "new"
-"""As an instrument's name: one that is yet to be written."""
+"""Placeholder name of an instrument before it is written."""
 ANSWERS = 3
 EXAMPLES = ("right", "wrong", "empty")
 _WORKFLOW, _REWARD = "workflow.py", "reward.py"
@@ -70,7 +70,7 @@ Name = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]{1,31}$")]
 
 
 class WrittenFactor(StrictModel):
-    """What a study of the instrument can vary in its tasks: a parameter of `tasks` by this name."""
+    """A factor of the new instrument: a parameter of its `tasks`."""
 
     name: Name
     type: Literal["int", "float", "bool", "choice"]
@@ -113,7 +113,7 @@ class WrittenFactor(StrictModel):
 
 
 class WrittenInstrument(StrictModel):
-    """What the LLM says."""
+    """The LLM's answer."""
 
     name: Name
     title: Line
@@ -155,7 +155,7 @@ async def write_instrument(
             wrong = "; ".join(str(problem) for problem in explain(error, WrittenInstrument))
         except (Unreadable, Unfit, PlanningRefused) as error:
             wrong = str(error)
-        tell(f"answer {answer} of {llm.model} is no instrument: {wrong.splitlines()[-1][:200]}")
+        tell(f"answer {answer} of {llm.model} is not an instrument: {wrong.splitlines()[-1][:200]}")
         messages = [*messages, *told(raw, wrong)]
     raise PlanningRefused(
         f"{llm.model} wrote no instrument that holds, in {answers} answers; the last: {wrong}. Ask of one that there is: "
@@ -190,7 +190,7 @@ def _laid_down(written: WrittenInstrument, author: str, root: Path, model: str) 
 
 
 def _moved(found: InstrumentFolder, home: Path) -> InstrumentFolder:
-    """The same where it stays. One that was written before in the same words is the same."""
+    """The folder in its final place; an identical earlier one is reused."""
     if not home.exists():
         found.path.chmod(0o755)
         found.path.rename(home)

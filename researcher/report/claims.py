@@ -59,7 +59,7 @@ class Ledger:
 
 
 def decimals_of(metric: Metric) -> int:
-    """Decimals that show a fiftieth of the metric's smallest effect of interest, and no more."""
+    """Decimals that resolve a fiftieth of the metric's margin."""
     return max(0, math.ceil(-math.log10(metric.margin / 50))) if metric.margin > 0 else 3
 
 

@@ -1,4 +1,4 @@
-"""What a report or a record says and what it has to be: one difference, and when two values are none."""
+"""How a study was conducted, against its records: differences of reported and recomputed values."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class Difference(BaseModel):
 
 
 def shown(column: object) -> Value:
-    """A column's value as a difference tells it: a list as its JSON."""
+    """A column's value for a difference; lists as JSON."""
     return column if column is None or isinstance(column, str | int | float) else json.dumps(column, ensure_ascii=False)
 
 
 def same(one: object, other: object) -> bool:
-    """Equal; numbers but for rounding."""
+    """Equal; numbers up to rounding."""
     if isinstance(one, int | float) and isinstance(other, int | float):
         return same_number(one, other)
     return one == other
@@ -60,9 +60,9 @@ _OUTCOMES = {
     TrialStatus.FAILED: ("failed", "withdrawn"),
     TrialStatus.PLANNED: ("failed", "withdrawn"),
 }
-"""Of the last attempt at a trial; of any other trial it is open."""
+"""Outcome of the last attempt by a trial's status; open for any other status."""
 _SETTLED_BY_SERVERS = ("dtype", "checkpoint.keep")
-"""Fields of a spec that a server may hold otherwise than they were sent."""
+"""Fields of a spec that a server may change."""
 _Path = tuple[str, ...]
 _CODE: _Path = ("code_version",)
 _CLOCK_S = 60.0
@@ -78,7 +78,7 @@ def conducted(records: Records) -> Iterator[Difference]:
 
 
 def _attempts(records: Records) -> Iterator[Difference]:
-    """What was tried against what came of it, and against what the plan says of the trial's arm."""
+    """Attempts against the trial's status, and against the plan for its arm."""
     recorded = records.data.attempts
     if recorded is None:
         return
@@ -90,7 +90,9 @@ def _attempts(records: Records) -> Iterator[Difference]:
         subject = f"attempts {trial.key}"
         if numbers != list(range(1, trial.attempt + 1)):
             told = {"reported": trial.attempt, "recomputed": len(numbers)}
-            yield Difference(claim=subject, **told, problem="the trial counts other attempts than are on record")
+            yield Difference(
+                claim=subject, **told, problem="the trial's number of attempts differs from the recorded attempts"
+            )
         elif outcomes and (outcomes[-1] not in wanted or {"done", "open"} & {*outcomes[:-1]}):
             problem = f"their outcomes ({', '.join(outcomes)}) are not those of a trial that is {trial.status}"
             yield Difference(claim=subject, problem=problem)
@@ -119,7 +121,7 @@ def _attrition(records: Records) -> Iterator[Difference]:
 
 
 def _held(subject: str, trial: TrialRecord, sent: Mapping[str, object]) -> Iterator[Difference]:
-    """What the last attempt was to run, against what its server says was run; a change on the way is a sentinel's."""
+    """The last attempt's spec against the one its server ran; changes on the way are a sentinel's matter."""
     held = trial.evidence.spec if trial.evidence and not trial.evidence.changes else None
     if held is None:
         return
@@ -128,12 +130,12 @@ def _held(subject: str, trial: TrialRecord, sent: Mapping[str, object]) -> Itera
         if path in ran and path not in _SETTLED_BY_SERVERS and not same(value, ran[path]):
             told = {"reported": shown(value), "recomputed": shown(ran[path])}
             yield Difference(
-                claim=subject, expression=path, **told, problem="the server ran another spec than was sent"
+                claim=subject, expression=path, **told, problem="the server ran a different spec from the one sent"
             )
 
 
 def _as_planned(records: Records, trial: TrialRecord, attempt: AttemptRecord, plan_hash: str) -> Iterator[Difference]:
-    """What was sent to the server and what its client got, against plan and arm. An attempt that came to nothing may lack either."""
+    """What server and client got, against plan and arm. A failed attempt may lack either."""
     versions = (records.plan.instrument_code, *(repair.new for repair in records.data.repairs))
     for part, sent, wanted in (
         ("spec", attempt.spec, _spec(records, trial, plan_hash)),
@@ -154,7 +156,7 @@ def _as_planned(records: Records, trial: TrialRecord, attempt: AttemptRecord, pl
 
 
 def _spec(records: Records, trial: TrialRecord, plan_hash: str) -> dict[_Path, object]:
-    """What the plan settles of a RunSpec; the rest is the instrument's. Of runs of further models none is on record."""
+    """RunSpec fields that the plan sets. Runs of further models are not recorded."""
     study, plan = records.data.study_id, records.plan
     labels = {"study": study, "trial": trial.key, "arm": trial.arm, "seed": str(trial.seed), "plan": plan_hash}
     return {
@@ -181,7 +183,7 @@ def _blueprint(records: Records, trial: TrialRecord, attempt: AttemptRecord) -> 
 
 
 def _settings(plan: Plan, trial: TrialRecord, root: str) -> dict[str, object]:
-    """What is set for this trial beneath `root`; nothing where the plan does not say what its factors set."""
+    """Settings of this trial under `root`; empty if the plan does not know a factor."""
     try:
         found = settings_of(plan, trial)
     except Unchecked:
@@ -190,7 +192,7 @@ def _settings(plan: Plan, trial: TrialRecord, root: str) -> dict[str, object]:
 
 
 def _budgets(records: Records) -> Iterator[Difference]:
-    """What the study was held to, against what the plan allows. Before its first attempt it was held to nothing."""
+    """The recorded budget against the plan's. There is none before the first attempt."""
     recorded = records.data.budgets
     if not recorded or not any(trial.attempt for trial in records.data.trials):
         return

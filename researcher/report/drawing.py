@@ -24,7 +24,7 @@ _WIDTH, _HEIGHT = 760, 340
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 20, 14, 52
 _ROW = 22
 _LABELS = 250
-"""Room for the names of effects at the least; longer ones widen the drawing."""
+"""Least width of the effects' labels."""
 _LETTER = 7.2
 """Width of a letter on average, rather more than less."""
 _SPARKS = "▁▂▃▄▅▆▇█"
@@ -113,7 +113,7 @@ def standalone(svg: str) -> str:
 
 
 def sparkline(line: Line, beside: Iterable[Line] = ()) -> str:
-    """A curve in one row of block characters, on the scale of all curves that it stands beside."""
+    """A curve as one row of block characters, on the common scale of the curves beside it."""
     values = [value for _, value in sorted(line)]
     if not values:
         return ""
@@ -140,7 +140,7 @@ def ticks(low: float, high: float, most: int) -> list[float]:
 
 def _units(claim: Claim, of: Interval) -> float:
     if not isinstance(claim.value, float | int):
-        raise ValueError(f"claim {claim.name} is no number")
+        raise ValueError(f"claim {claim.name} is not a number")
     return claim.value / of.margin
 
 

@@ -36,9 +36,9 @@ class Evaluator:
         self._vocabulary = Vocabulary(records)
 
     def value(self, expression: str) -> Value:
-        """What the expression is worth; None where the records cannot tell.
+        """Value of the expression; None if the records do not have it.
 
-        Raises: BadExpression; UnknownName; RecordsDisagree when a stored number is not what its series give.
+        Raises: BadExpression; UnknownName; RecordsDisagree when a stored number differs from its series.
         """
         if len(expression) > LONGEST:
             raise BadExpression(f"an expression has at most {LONGEST} characters, this one has {len(expression)}")
@@ -59,7 +59,7 @@ class Evaluator:
     def _answer(self, node: ast.expr) -> Answer:
         match node:
             case ast.Constant(value=bool()):
-                raise BadExpression("true and false are no values of this language")
+                raise BadExpression("true and false are not values in this language")
             case ast.Constant(value=int() | float() | str() as value):
                 return value
             case ast.UnaryOp(op=ast.USub(), operand=operand):

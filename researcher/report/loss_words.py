@@ -1,6 +1,6 @@
-"""Words of the expression language for attempts at episodes, and what lost them.
+"""Words of the expression language for lost attempts at episodes.
 
-Counts are of finished trials, in the attempt at a trial that counts; they are None where a finished trial recorded none.
+Counts are over finished trials, in their last attempt; None if a finished trial did not record them.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class LossWords:
         return None if counts is None else sum(each.set_aside for each in counts)
 
     def lost_share(self, *, arm: str, kind: str) -> float | None:
-        """Of an arm's attempts without those that server, network or a person lost: the share that the other causes lost."""
+        """Share of an arm's attempts lost to other causes than server, network or a person (those are left out)."""
         asked = _kind(kind)
         return None if self._counts(arm, kind) is None else arm_share(self._done(arm), asked)
 
@@ -63,7 +63,7 @@ class LossWords:
         return ALPHA
 
     def attrition_limit(self) -> float:
-        """Share of an arm's attempts above which the sentinel takes its verdict, whatever the other arms lost."""
+        """Share of lost attempts at which the sentinel fires, whatever the other arms lost."""
         return MOST_LOST
 
     def _counts(self, arm: str | None, kind: str | None) -> list[EpisodeAttempts] | None:

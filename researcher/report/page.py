@@ -1,6 +1,6 @@
-"""What stands on the page: every section's claims and quotations, before any wording. Templates only place them.
+"""The content of a report: claims and quotations by section. Templates only place them.
 
-A quotation (a question, a reason, an arm's name) is printed as recorded; a number is a claim.
+Quotations (a question, a reason, an arm's name) are printed as recorded; every number is a claim.
 """
 
 from __future__ import annotations
@@ -48,11 +48,12 @@ class Page:
     data: StudyData
     plan: Plan
     outcome: str
-    """As `researcher.report.records` names them."""
+    """One of the words of `outcome_of`."""
     ending: Ending | None
     """Why the study ended, where its outcome is `ended`."""
     rule: str | None
-    """What the plan's rule said, in its words, where it asks for an order of the arms or for what goes on: or that it told nothing."""
+    """The result of the plan's rule for an order of the arms or for what goes on, in words; None without such a rule.
+    """
     study: Claims
     budget: Claims
     stages: list[tuple[Stage, Claims]]
@@ -69,7 +70,7 @@ class Page:
     cost: Claims
     censored: list[CensoredPart]
     metrics: list[Metric]
-    """Those of the hypotheses first."""
+    """The hypotheses' metrics first."""
     curves: str
     effects: str
     claims: list[Claim]
@@ -91,7 +92,7 @@ class Page:
 
     @property
     def ranked(self) -> list[HypothesisPart]:
-        """In the plan's order; of a screen, the largest effect first."""
+        """In the plan's order; in a screen, largest effect first."""
         return _ranked(self.hypotheses)
 
     @property
@@ -106,7 +107,7 @@ class Page:
 
     @property
     def advised(self) -> list[HypothesisPart]:
-        """Those of which there is something to say about what to ask next. Of an underpowered study one for each number of seeds."""
+        """Hypotheses with advice on what to ask next; in an underpowered study one per number of seeds."""
         if self.outcome == "ended":
             return []
         if self.outcome == "underpowered":
@@ -115,19 +116,19 @@ class Page:
 
     @property
     def amendments(self) -> list[dict[str, Any]]:
-        """What was made of the first plan, by whom and why: the journal's details, in order."""
+        """Amendments of the plan from the journal, in order."""
         return [event.detail for event in self.data.events if event.kind == "amended"]
 
     @property
     def stood_in(self) -> list[str]:
-        """What was trained in the place of the plan's models, such as the echo engine."""
+        """Models trained in place of the plan's, such as the echo engine."""
         planned = {model.title for model in self.plan.hosted}
         trained = trained_models(self.plan, [arm.name for arm in self.plan.arms], self.data.trials)
         return [name for name in trained if name not in planned]
 
     @property
     def computed_in(self) -> list[str]:
-        """What the trials' models computed in, as far as that was recorded: `float32`."""
+        """Recorded dtypes of the trials' models, such as `float32`."""
         models = [trial.evidence.model for trial in self.data.trials if trial.evidence is not None]
         return sorted({model.dtype for model in models if model is not None and model.dtype is not None})
 
@@ -355,7 +356,7 @@ def _step(ledger: Ledger, after: str, records: Records) -> StepPart:
 
 
 def _cost(ledger: Ledger, *, asked_llm: bool) -> Claims:
-    """asked_llm: whether the study asked a planner LLM; what that took is told only then."""
+    """asked_llm: whether a planner LLM was used; its cost is only shown then."""
     llm = {
         "llm_calls": (call("count_llm_calls"), Style.COUNT),
         "llm_tokens": (call("llm_tokens"), Style.COUNT),

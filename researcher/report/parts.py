@@ -14,7 +14,7 @@ from researcher.study.plan import Arm, Hypothesis, Known, Stage, StageKind
 from swarm.protocol.episodes import Cause
 
 Claims = dict[str, Claim]
-"""By the short name that templates use."""
+"""By their short names in templates."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ class HypothesisPart:
 
     @property
     def size(self) -> float:
-        """Of its effect, either way; below 0 where there is none."""
+        """Absolute effect; below 0 without one."""
         diff = self.claims["diff"].value
         return abs(diff) if isinstance(diff, int | float) else -1.0
 
@@ -121,7 +121,7 @@ class KnownPart:
 
 
 def study_claims(ledger: Ledger) -> Claims:
-    """Of the whole: plan, and how many trials, verdicts and findings there are of each kind."""
+    """Claims about the whole study: plan, and counts of trials, verdicts and findings."""
     asked = {
         "plan_hash": (call("plan_hash"), Style.WORD),
         "version": (call("plan", "version"), Style.COUNT),
@@ -145,7 +145,7 @@ def study_claims(ledger: Ledger) -> Claims:
 
 
 def budget_claims(ledger: Ledger) -> Claims:
-    """What the plan allows, by kind."""
+    """The plan's limits, by kind."""
     styles = {"wall_s": Style.SECONDS, "trials": Style.COUNT}
     return {kind: ledger.claim(f"budget.{kind}", call("budget", kind), style) for kind, style in styles.items()}
 
@@ -225,7 +225,7 @@ class Losses:
 
     claims: Claims
     causes: list[str]
-    """Those that lost any attempt of a finished trial."""
+    """Causes that lost any attempt of a finished trial."""
     arms: list[ArmLosses]
     tests: list[tuple[Hypothesis, Kind, Claims]]
     first: list[FirstLost]
@@ -243,7 +243,7 @@ class Losses:
 
 
 def losses(ledger: Ledger, records: Records) -> Losses:
-    """Of the finished trials."""
+    """Losses of the finished trials."""
     watched = "attrition" in records.plan.sentinels
     found = [trial.evidence.attrition for trial in records.done if trial.evidence and trial.evidence.attrition]
     causes = [cause.value for cause in Cause if any(each.of(kind).lost.get(cause) for each in found for kind in KINDS)]
@@ -285,7 +285,7 @@ def _test(ledger: Ledger, records: Records, hypothesis: str, kind: Kind) -> tupl
 
 
 def _first(records: Records, arms: list[str]) -> list[FirstLost]:
-    """Of each arm and cause, by the order of its trials."""
+    """First loss of each arm and cause, in the trials' order."""
     found: dict[tuple[str, str], FirstLost] = {}
     for trial in records.done:
         said = trial.evidence.attrition.first if trial.evidence and trial.evidence.attrition else {}

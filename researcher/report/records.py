@@ -1,6 +1,6 @@
-"""When trials rested, by the journal alone: paused, or waiting for another attempt after one that was withdrawn or failed.
+"""Times when trials rested, from the journal: paused, or waiting after a withdrawn or failed attempt.
 
-It does not know of a researcher that was killed, or interrupted on servers of the study's own: until it goes on, that time counts.
+The time after a researcher was killed, until it is resumed, counts as work.
 """
 
 from __future__ import annotations
@@ -77,12 +77,12 @@ class Records:
 
     @cached_property
     def findings(self) -> list[SentinelFinding]:
-        """Of the sentinels: these look at series and evidence, never at finals."""
+        """The sentinels' findings; they read series and evidence, not finals."""
         return inspect(self.plan, self.data.trials)
 
     @cached_property
     def loss_tests(self) -> list[LossTest]:
-        """Of attempts at episodes that were lost, as the sentinel `attrition` makes them."""
+        """Tests of lost attempts, as in the sentinel `attrition`."""
         return loss_tests(self.plan, self.done)
 
     @cached_property
@@ -127,7 +127,7 @@ class Records:
                     raise found
 
     def check_all(self) -> None:
-        """As `check`, for the metrics of all hypotheses: what verdicts and decisions rest on."""
+        """`check` for the metrics of all hypotheses."""
         for hypothesis in self.plan.hypotheses:
             self.check(hypothesis.metric, [trial for trial in self.done if trial.arm in hypothesis.sides])
         for stage in self.plan.stages:
@@ -200,7 +200,7 @@ def outcome_of(records: Records) -> str:
 
 
 def ending_of(data: StudyData) -> Ending | None:
-    """None where the study did not stop or fail."""
+    """None unless the study stopped or failed."""
     if data.status not in _WITHOUT_ANSWER:
         return None
     reason = data.reason or "no reason was recorded"
@@ -227,7 +227,7 @@ def ended_or_went_on(data: StudyData) -> bool:
 
 
 def rule_of(records: Records) -> str | None:
-    """What the plan's rule said, in its words, where it asks for an order of the arms or for what goes on: or that it told nothing."""
+    """The result of the plan's rule for an order of the arms or for what goes on, in words; None without such a rule."""
     chosen = [one for one in records.path if one.to is not None and len(records.plan.alternatives(one.to)) > 1]
     if chosen:
         return chosen[-1].reason
@@ -236,4 +236,4 @@ def rule_of(records: Records) -> str | None:
         return None
     last = records.path[-1]
     held = any((branch.stage, branch.reason) == (last.after, last.reason) for branch in asked)
-    return last.reason if held else "no order of the arms can be told from these trials"
+    return last.reason if held else "these trials do not show an order of the arms"

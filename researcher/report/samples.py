@@ -34,7 +34,7 @@ class SamplePart:
 
 
 def samples_of(plan: Plan, data: StudyData) -> list[SamplePart]:
-    """Of each arm that has some, in the plan's order; empty for studies whose trials kept none."""
+    """Samples by arm, in the plan's order; empty if none were kept."""
     shown: dict[str, tuple[TrialRecord, dict[str, list[SampledEpisode]]]] = {}
     for arm in plan.arms:
         trials = sorted(

@@ -32,11 +32,11 @@ from researcher.report.writer import (
 )
 
 _PROGRESS = ("trial_", "attempt_", "decision", "amended", "repaired")
-"""How kinds of events begin that change what a report says."""
+"""Prefixes of event kinds that change a report."""
 _ANSWERS = (".diff", ".low", ".high")
-"""How claims end that every report prints which has them: effects with their intervals."""
+"""Suffixes of claims that every report prints: effects with their intervals."""
 _REASON = ".reason"
-"""How claims end that say why in words."""
+"""Suffix of claims that give a reason in words."""
 _MISSING = "the file is missing; `researcher report` writes it again"
 
 
@@ -52,7 +52,7 @@ def verify(
     try:
         records = Records(data)
     except RecordsDisagree as error:
-        return [Difference(claim="report", problem=f"it cannot be built from these records: {error}")]
+        return [Difference(claim="report", problem=f"it cannot be rebuilt from these records: {error}")]
     if _went_on(data):
         since = Difference(claim="report", problem="the study went on since; `researcher report` writes it again")
         return [*_plan(records), since]
@@ -72,7 +72,7 @@ def verify(
         else:
             found += [*_completeness(whole, claims), *_files(whole, files, sealed=seal is not None)]
     except (RecordsDisagree, UnknownName) as error:
-        found.append(Difference(claim="report", problem=f"it cannot be built from these records: {error}"))
+        found.append(Difference(claim="report", problem=f"it cannot be rebuilt from these records: {error}"))
     return found
 
 
@@ -88,7 +88,8 @@ def _went_on(data: StudyData) -> bool:
 
 
 def _concluded_by_another_version(data: StudyData) -> bool:
-    """By the first report since the last decision: a later one may be ours, and verdicts and decisions stay as they were given."""
+    """Whether the first report since the last decision is another version's: verdicts and decisions stay as they were
+    given."""
     decided = max((event.seq for event in data.events if event.kind == "decision"), default=0)
     first = next((event for event in data.events if event.kind == "report" and event.seq > decided), None)
     if first is None:
@@ -104,12 +105,12 @@ def _as_sealed(
     listed = [f"{claim.expression} {claim.value} {claim.text}" for claim in claims]
     known = {number for text in (*said, *listed, str(len(claims))) for number in numbers_in(text)}
     if claims_digest(claims) != seal.claims:
-        yield Difference(claim="report", problem="its claims are not those that were kept when it was written")
+        yield Difference(claim="report", problem="its claims differ from those stored when it was written")
     for kind in [*seal.files, *(kind for kind in files if kind not in seal.files)]:
         path = Path(files[kind]) if kind in files else None
         subject = f"file {path.name if path else kind}"
         if path is None or kind not in seal.files:
-            yield Difference(claim=subject, problem="it is not among the files that were written")
+            yield Difference(claim=subject, problem="it is not one of the files that were written")
         elif not path.is_file():
             yield Difference(claim=subject, problem=_MISSING)
         elif digest(path.read_bytes()) != seal.files[kind]:
@@ -120,17 +121,20 @@ def _as_sealed(
 
 
 def _unsaid(claims: Sequence[Claim], kind: str, path: Path) -> Iterator[Difference]:
-    """Numbers of the answers that stand nowhere in the file, whatever words stand around them. (Others are not printed in each case.)"""
+    """Effects and intervals that the file does not contain. (Other numbers are not always printed.)"""
     text = path.read_text(errors="replace")
     for claim in claims:
         if claim.name.endswith(_ANSWERS) and isinstance(claim.value, int | float) and PRINTED[kind](claim) not in text:
             yield Difference(
-                claim=claim.name, expression=claim.expression, reported=claim.text, problem=f"{path.name} says another"
+                claim=claim.name,
+                expression=claim.expression,
+                reported=claim.text,
+                problem=f"{path.name} says something else",
             )
     known = {(claim.expression, claim.text) for claim in claims}
     for expression, said in dict.fromkeys(marked_claims(text)):
         if (expression, said) not in known:
-            problem = "it is marked as a claim, and is none"
+            problem = "it is marked as a claim but is not one"
             yield Difference(claim=f"file {path.name}", expression=expression, reported=said, problem=problem)
 
 
@@ -139,7 +143,7 @@ def _unheard_of(path: Path, known: Container[str]) -> Iterator[Difference]:
     for at, line in enumerate(visible(path.read_text(errors="replace")).split("\n"), start=1):
         for number in dict.fromkeys(numbers_in(line)):
             if number not in known:
-                problem = f"line {at} says a number that neither a claim nor the plan has"
+                problem = f"line {at} has a number that is neither in a claim nor in the plan"
                 yield Difference(claim=f"file {path.name}", reported=number, problem=problem)
 
 
@@ -151,14 +155,14 @@ def _plan(records: Records) -> Iterator[Difference]:
         )
     for part, columns in records.data.altered.items():
         for column, stored, wanted in columns:
-            problem = f"its {column} in SQL is not the plan's"
+            problem = f"its {column} in SQL differs from the plan"
             told = {"reported": shown(stored), "recomputed": shown(wanted)}
             yield Difference(claim=part, expression=column, **told, problem=problem)
 
 
 def _by_another_version(found: Difference) -> Difference:
     """It differs all the same, but the records need not have been changed."""
-    problem = f"{found.problem} (another version of researcher concluded the study, perhaps by other rules)"
+    problem = f"{found.problem} (another version of researcher concluded the study, perhaps with other rules)"
     return found.model_copy(update={"problem": problem})
 
 
@@ -185,7 +189,7 @@ def _claims(records: Records, claims: Sequence[Claim], *, elsewhere: bool) -> It
 
 
 def _as_stored(evaluator: Evaluator, claim: Claim) -> Value:
-    """What the stored finals give now, though their series say otherwise; None where it takes what the series no longer hold."""
+    """Value from the stored finals, even if their series differ; None if it needs the series."""
     try:
         return evaluator.value(claim.expression)
     except (RecordsDisagree, MetricMissing):
@@ -212,7 +216,7 @@ def _completeness(whole: Page, claims: Sequence[Claim]) -> Iterator[Difference]:
                 expression=now.expression,
                 reported=then.text,
                 recomputed=now.text,
-                problem="it is printed otherwise",
+                problem="it is printed differently now",
             )
 
 
@@ -231,7 +235,7 @@ def _verdicts(records: Records, *, reworded: bool) -> Iterator[Difference]:
         subject = f"verdict {now.hypothesis}"
         if then is None:
             if _over(records):
-                problem = "the study is over, but no verdict is recorded"
+                problem = "the study is over but has no recorded verdict"
                 yield Difference(claim=subject, recomputed=now.verdict.value, problem=problem)
         elif then.verdict is not now.verdict or not _reasons_agree(then.reason, now.reason, reworded=reworded):
             yield Difference(
@@ -250,18 +254,18 @@ def _reasons_agree(then: object, now: str, *, reworded: bool) -> bool:
 
 
 def _same_but_for_words(then: object, now: object) -> bool:
-    """Both texts with the same numbers, in whatever order."""
+    """Whether both texts have the same numbers, in any order."""
     return isinstance(then, str) and isinstance(now, str) and sorted(numbers_in(then)) == sorted(numbers_in(now))
 
 
 def _decided_after(records: Records, subject: str, hypothesis: str) -> Iterator[Difference]:
-    """A verdict is given once, after the last stage: no other one stands beside it."""
+    """A verdict is given once, after the last stage."""
     decided = records.data.decided
     if decided is None or not _over(records):
         return
     stages, last = list(decided.get(hypothesis, ())), records.path[-1].after
     if stages != [last]:
-        problem = "the stages after which it was given are not the last one, once"
+        problem = "it was not given exactly once, after the last stage"
         yield Difference(claim=subject, reported=", ".join(stages), recomputed=last, problem=problem)
 
 
@@ -278,7 +282,7 @@ def _effect(subject: str, then: VerdictRecord, now: VerdictRecord) -> Iterator[D
 
 
 def _findings(records: Records) -> Iterator[Difference]:
-    """What the study left for the next ones, which quote it without looking at its trials."""
+    """Findings for later studies, which quote them without looking at trials."""
     data = records.data
     verdicts = records.conclusions.verdicts if _over(records) else ()
     computed = findings_of(data.study_id, records.plan, verdicts, 0.0, data.trials)

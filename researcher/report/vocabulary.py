@@ -89,8 +89,8 @@ class Vocabulary(LossWords):
         return _or_none(lambda: hypothesis_power(self._plan, self._hypothesis(hypothesis), self._records.data.trials))
 
     def detectable(self, hypothesis: str) -> Value:
-        """The smallest effect that the trials that were finished could show with the planned power, at the level of their look.
-        None where no spread was seen."""
+        """Smallest effect that the finished trials could show with the planned power, at their look's level. None
+        without noise."""
         self._check(hypothesis)
         asked = self._hypothesis(hypothesis)
         noise, found = self._noise(asked.metric), self._records.conclusions.effects[hypothesis]
@@ -210,15 +210,15 @@ class Vocabulary(LossWords):
         return max(ends) - min(starts) if starts and ends else None
 
     def count_llm_calls(self) -> Value:
-        """To a planner LLM, answered or not: for the plan, the instrument and its repairs."""
+        """Calls of the planner LLM, answered or not: for plan, instrument and repairs."""
         return len(self._records.data.llm_calls)
 
     def llm_tokens(self) -> Value:
-        """Of those calls, prompts and answers together."""
+        """Tokens of those calls, prompts and answers."""
         return sum(call.prompt_tokens + call.completion_tokens for call in self._records.data.llm_calls)
 
     def llm_cost(self) -> Value:
-        """Of those calls, in the currency of the stated prices; None where an answered one stated no cost and had no price."""
+        """Cost of those calls; None if an answered one has neither cost nor price."""
         costs = [call.cost for call in self._records.data.llm_calls if call.answer is not None]
         return None if None in costs else math.fsum(cost for cost in costs if cost is not None)
 
@@ -250,7 +250,7 @@ class Vocabulary(LossWords):
         return sum(finding.severity == severity for finding in self._records.findings)
 
     def decision(self, stage: str) -> Answer:
-        """What the plan's branches say after a stage (researcher.analysis.decide.Decision); None while it is not over."""
+        """The decision after a stage (researcher.analysis.decide.Decision); None if it is not over."""
         self._stage(stage)
         found = next((decision for decision in self._records.path if decision.after == stage), None)
         if found is None:
@@ -265,7 +265,7 @@ class Vocabulary(LossWords):
         return self._known(id).model_dump(exclude={"same_as"})
 
     def agreement(self, id: str, hypothesis: str) -> Value:
-        """What this study's verdict says to an earlier finding (researcher.analysis.knowledge.agreement)."""
+        """How the verdict relates to an earlier finding (researcher.analysis.knowledge.agreement)."""
         self._check(hypothesis)
         record = self._records.conclusions.verdict(hypothesis)
         return agreement(self._known(id), self._hypothesis(hypothesis), record)
@@ -304,7 +304,7 @@ class Vocabulary(LossWords):
         return str(found).lower() if isinstance(found, bool) else found
 
     def seed_offset(self, arm: str) -> Value:
-        """By how much an arm's seeds lie above its stages': above 0 where another arm runs the same."""
+        """Added to the arm's seeds; above 0 where another arm runs the same."""
         self._arm(arm)
         return self._plan.arm(arm).seed_offset
 
@@ -332,7 +332,7 @@ class Vocabulary(LossWords):
         return known[id]
 
     def _check(self, hypothesis: str) -> None:
-        """Everything that an effect rests on: Holm's adjustment ties each hypothesis to all others."""
+        """Checks everything an effect depends on: Holm's adjustment connects all hypotheses."""
         self._hypothesis(hypothesis)
         self._records.check_all()
 

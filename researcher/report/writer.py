@@ -1,6 +1,6 @@
-"""The report as files: Markdown with its drawings beside it, and one self-contained HTML file.
+"""The report's files: Markdown with its drawings, and one self-contained HTML file.
 
-What is written follows from the records alone (no time of writing, no paths), so that it can be rendered again and compared.
+The content follows from the records alone, so that it can be rendered again and compared.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TEMPLATES = Path(__file__).parent / "templates"
 _MARKS = re.compile(
     r"([\\`*\[\]<|~]|(?<![^\W_])_|_(?![^\W_])|&(?=#?\w+;)|(?<=https)[:]|(?<=http)[:]|(?<=ftp)[:]|(?<=www)[.])", re.I
 )
-"""What Markdown may read as more than a letter; `_` inside a word is none."""
+"""Characters that Markdown may interpret; `_` inside a word is harmless."""
 _UNSEEN = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 """Controls: of terminals, and of the direction in which a text is shown."""
 _MARKED = re.compile(r'<data value="[^"]*" title="([^"]*)">([^<]*)</data>')
@@ -40,7 +40,7 @@ _LONGEST_QUOTATION = 600
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """What `write_report` left behind. files: `markdown`, `html` and, where there is something to draw, `curves`, `effects`."""
+    """Result of `write_report`. files: `markdown`, `html` and, if there is something to draw, `curves`, `effects`."""
 
     folder: Path
     files: dict[str, str]
@@ -135,26 +135,26 @@ def _marked_claim(claim: Claim) -> Markup:
 
 
 PRINTED: Mapping[str, Callable[[Claim], str]] = {"markdown": _plain_claim, "html": lambda claim: escape(claim.text)}
-"""How the files of these kinds say a claim."""
+"""How each kind of file prints a claim."""
 
 
 def marked_claims(text: str) -> list[tuple[str, str]]:
-    """What an HTML report marks as claims, in its order: expression and text."""
+    """Marked claims of an HTML report, in order: expression and text."""
     return [(unescape(expression), unescape(said)) for expression, said in _MARKED.findall(text)]
 
 
 def visible(text: str) -> str:
-    """What a reader sees of a report beside its marked claims, with its lines where they are: no tags, styles or drawings."""
+    """The visible text of a report without its marked claims, line by line: no tags, styles or drawings."""
     return unescape(_HIDDEN.sub(lambda found: "\n" * found[0].count("\n") or " ", text))
 
 
 def numbers_in(text: str) -> list[str]:
-    """As they are written, with their signs: `+0.240`, `1,024`, `4e-05`."""
+    """Numbers as written, with their signs: `+0.240`, `1,024`, `4e-05`."""
     return _NUMBER.findall(text)
 
 
 def _code(name: str) -> str:
-    """A name in Markdown: code spans take no escapes, so that what would end one is replaced."""
+    """A name as a Markdown code span; characters that would end it are replaced."""
     return f"`{_seen(name).replace('`', chr(0x2019)).replace('|', chr(0xA6))}`"
 
 
@@ -184,7 +184,7 @@ def _short(text: str) -> str:
 
 
 def _seen(text: str) -> str:
-    """On one line, with the names of what would not be seen."""
+    """On one line, with names for invisible characters."""
     return _UNSEEN.sub(_named, " ".join(text.split()))
 
 

@@ -1,1 +1,1 @@
-"""Where code runs that no person wrote: in bubblewrap where there is one, else under limits that the process sets itself."""
+"""Runs code written by an LLM: in bubblewrap if available, else under limits that the process sets itself."""

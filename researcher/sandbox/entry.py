@@ -26,12 +26,12 @@ class Relay:
         self._servers: list[asyncio.Server] = []
 
     async def to_network(self, path: str, host: str, port: int) -> None:
-        """What connects to the Unix socket at `path` reaches the host's port."""
+        """Forwards connections of the Unix socket at `path` to the host's port."""
         serve = _carrier(lambda: asyncio.open_connection(host, port))
         self._servers.append(await asyncio.start_unix_server(serve, path))
 
     async def to_socket(self, host: str, port: int, path: str) -> None:
-        """What connects to the port of this machine reaches the Unix socket at `path`."""
+        """Forwards connections of a local port to the Unix socket at `path`."""
         serve = _carrier(lambda: asyncio.open_unix_connection(path))
         self._servers.append(await asyncio.start_server(serve, host, port))
 
@@ -69,7 +69,7 @@ async def _pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> Non
 
 
 _RELAYS = "relay"
-"""Folder of the sockets, under the sandbox's own; inside it lies at `/run/relay`."""
+"""Folder of the sockets; inside the sandbox at `/run/relay`."""
 _NEEDED = (
     "/dev/null",
     "/dev/zero",
@@ -85,7 +85,7 @@ _LOWEST_PORT = 1024
 def confine_by(spec: SandboxSpec, ports: Sequence[int]) -> None:
     """Set every barrier of this mode. In bubblewrap files are hidden already, and ports unless the network is shared.
 
-    Raises: Unconfined where a barrier that was promised is not in force: then the code must not run.
+    Raises: Unconfined if a promised barrier fails: then the code must not run.
     """
     found = _confined(spec, ports)
     missing = [name for name in spec.promised if not getattr(found, name)]
@@ -138,7 +138,7 @@ def bubblewrap(spec: SandboxSpec, spec_file: Path, command: Sequence[str]) -> li
 
 
 def _hosts(spec: SandboxSpec, folder: Path) -> Path:
-    """Inside, every server that is no address of its own lies at this end of the relay."""
+    """Inside the sandbox, servers without a local address are reached through this end of the relay."""
     names = dict.fromkeys(["localhost", *(server.host for server in spec.servers if not server.loopback)])
     file = folder / "hosts"
     file.write_text("".join(f"127.0.0.1 {name}\n" for name in names))

@@ -26,7 +26,7 @@ from foundation.paths import packages_root, python_path, write_atomically
 
 SPEC = "sandbox.json"
 _KEPT = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "PYTHONPATH", "SWARM_LOG_LEVEL")
-"""What a sandbox gets of the environment; all else may be a secret."""
+"""Environment variables that a sandbox gets; others may be secret."""
 _PACKAGES = ("foundation", "swarm", "researcher")
 _PROBE_S = 10.0
 
@@ -38,7 +38,7 @@ class Mode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Sandbox:
-    """What there is on this machine. words: for the terminal, the journal and the report."""
+    """The sandbox of this machine. words: for the terminal, the journal and the report."""
 
     mode: Mode
     words: str
@@ -70,9 +70,9 @@ class Relayed(BaseModel):
 
 
 class SandboxSpec(BaseModel):
-    """What `researcher.sandbox.entry` carries out.
+    """Input of `researcher.sandbox.entry`.
 
-    room: the one folder that can be written; in bubblewrap /tmp takes its place.
+    room: the one writable folder; in bubblewrap it replaces /tmp.
     """
 
     mode: Mode
@@ -83,7 +83,7 @@ class SandboxSpec(BaseModel):
     servers: list[Relayed]
     bounds: dict[str, int]
     promised: list[str]
-    """Barriers that a person was told of, as `foundation.confinement.Confined` names them."""
+    """Barriers that `words` promises, as `foundation.confinement.Confined` names them."""
 
     @property
     def network(self) -> bool:
@@ -119,10 +119,9 @@ def confined(
     mode: Mode | None = None,
     bounds: Bounds | None = None,
 ) -> tuple[list[str], dict[str, str]]:
-    """How to start `command` so that it reads the system, its Python, our packages and `reads`, and reaches only `servers`.
+    """Wrap `command` so that it reads the system, its Python, our packages and `reads`, and reaches only `servers`.
 
-    command: its first word is a Python, this one or one of an environment.
-    folder: for the sandbox's own files; made where it is not there.
+    command: starts with a Python. folder: for the sandbox's own files; created if missing.
     """
     spec = spec_of(command, folder, reads=reads, servers=servers, mode=mode, bounds=bounds)
     path = (folder / SPEC).resolve()
@@ -139,7 +138,7 @@ def spec_of(
     mode: Mode | None = None,
     bounds: Bounds | None = None,
 ) -> SandboxSpec:
-    """The same, as data. The room is made."""
+    """The sandbox's spec; creates its room."""
     room = folder.resolve() / "room"
     room.mkdir(parents=True, exist_ok=True)
     program, own = located(command[0])
@@ -157,7 +156,7 @@ def spec_of(
 
 
 def _promised(mode: Mode, servers: Sequence[Relayed]) -> list[str]:
-    """What this system can enforce, and so what `Sandbox.words` says. In bubblewrap files are hidden already."""
+    """Barriers that this system can enforce. In bubblewrap files are hidden already."""
     version, promised = landlock_version(), ["calls"] if filters_calls() else []
     if mode is Mode.LIMITS and version >= FILES:
         promised.append("files")
@@ -167,7 +166,7 @@ def _promised(mode: Mode, servers: Sequence[Relayed]) -> list[str]:
 
 
 def scrubbed(environ: Mapping[str, str], spec: SandboxSpec) -> dict[str, str]:
-    """What is left of the environment. A client's token is, as clients need one; an admin's never."""
+    """The sandbox's environment: a client token, but never an admin's."""
     kept = {name: environ[name] for name in _KEPT if name in environ}
     kept["PYTHONPATH"] = python_path(kept)
     token = environ.get("SWARM_CLIENT_TOKEN") or environ.get("SWARM_TOKEN")
@@ -178,16 +177,17 @@ def scrubbed(environ: Mapping[str, str], spec: SandboxSpec) -> dict[str, str]:
 
 
 def system_reads() -> list[Path]:
-    """What Python and our packages need to run at all. Places that are links stay links."""
+    """Paths that Python and our packages need. Symbolic links stay links."""
     own = [Path(sys.prefix), Path(sys.base_prefix), *(packages_root() / name for name in _PACKAGES)]
     found = [path for path in (*map(Path, SYSTEM), *own) if path.exists()]
     return list(dict.fromkeys([*found, *(path.resolve() for path in found if path.is_symlink())]))
 
 
 def located(python: str) -> tuple[str, Path]:
-    """Where a Python is found in the sandbox, and what it reads to start beside the system: its environment, else itself alone.
+    """Where the sandbox finds a Python, and what it reads to start: its environment, or only itself.
 
-    What lies around a Python that has no environment may be a home (`~/bin/python`), or the whole disk (`/bin/python3`).
+    The folder around a Python without an environment may be a home (`~/bin/python`) or the whole disk
+    (`/bin/python3`).
     """
     place = Path(python)
     environment = place.parent.parent
@@ -198,14 +198,14 @@ def located(python: str) -> tuple[str, Path]:
 
 
 def _addressed() -> str:
-    """What bubblewrap leaves open for a server that is given by its address."""
+    """Ports that bubblewrap leaves open for a server given by address."""
     if landlock_version() >= PORTS:
         return " (one given by its address: its TCP port alone, on any host)"
     return " (one given by its address: it CAN reach the whole network; give the server by a name)"
 
 
 def _limited() -> str:
-    """What the limits reach on this system."""
+    """What the limits cover on this system."""
     version = landlock_version()
     held = "its memory, processor time and files are limited, secrets are taken out of its environment"
     if filters_calls():

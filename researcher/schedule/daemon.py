@@ -1,7 +1,8 @@
-"""The daemon: carries studies on by themselves, each in a process of its own, whenever their timetables allow.
+"""The daemon continues studies, each in a process of its own, whenever their timetables allow.
 
-APScheduler, with its jobs in the researcher's own database, says when to look; what to do follows from the records alone,
-so that a look too many does nothing and a missed one is made up for by the next.
+APScheduler stores its jobs in the researcher's database and says when to look. What to do follows from the records
+alone,
+so an extra look does nothing and a missed one is made up for by the next.
 """
 
 from __future__ import annotations
@@ -46,15 +47,15 @@ _KNOCK_S = 0.1
 _PLANNED_S = 600.0
 """A study whose plan was not frozen by then was given up by the one who planned it."""
 _children: list[subprocess.Popen[bytes]] = []
-"""Processes that this one started, so that it can bury them."""
+"""Child processes, to be reaped."""
 
 Launch = Callable[[str], None]
-"""Start a process that goes on with this study."""
+"""Start a process that continues this study."""
 
 
 @dataclass(slots=True)
 class _Starts:
-    """How often a study was begun in a row without getting anywhere. began: when it was last begun; last: that, or seen at work."""
+    """Failed starts of a study in a row. began: time of the last start; last: that, or when it was last seen working."""
 
     count: int = 0
     began: float = 0.0
@@ -83,7 +84,7 @@ class Carrier:
         return [study.id for study in self._store.studies.all() if self._cared_for(study)]
 
     def next_change(self) -> float | None:
-        """When a timetable of a study in care next opens or closes; None where none does within days: later looks ask anew."""
+        """When the next timetable opens or closes; None if not within days, as later looks ask again."""
         now = self._clock.now()
         tables = [self._timetable(study.id) for study in self._store.studies.all() if not study.status.ended]
         changes = [table.next_change(now) for table in tables if table is not None]
@@ -148,7 +149,7 @@ class Carrier:
         self._launch(study_id)
 
     def _timetable(self, study_id: str) -> Timetable | None:
-        """None where the study is in nobody's care, or not in this machine's, which cannot read it."""
+        """The study's timetable; None if no daemon carries it, or only one of another machine."""
         detail = self._store.studies.schedule(study_id)
         if detail is None or not detail.get("carried"):
             return None
@@ -188,7 +189,7 @@ async def carry(*, until_idle: bool) -> None:
 
 
 class _Current:
-    """What this process's jobs work with: jobs in a database are named by function, and carry no objects."""
+    """Objects for the jobs. Jobs in a database are named by function and carry no objects."""
 
     carrier: Carrier | None = None
     scheduler: AsyncIOScheduler | None = None
@@ -240,7 +241,7 @@ def daemon_lives() -> bool:
 
 
 def _lock_file() -> Path:
-    """Of this data directory and database, however its URL is written."""
+    """The lock file of this data directory and database, however its URL is written."""
     return user_data_dir() / f"daemon-{_short_digest(place_of(default_url()))}.lock"
 
 

@@ -1,7 +1,6 @@
-"""When a study may run: daily windows in the machine's own time zone, and a last moment.
+"""When a study may run: daily windows in the machine's time zone, and an end.
 
-Everything is worked out anew from the time of day, so that clocks which are put forward or back, and laptops which sleep
-through a window, need no care: a window that has passed is over, one that has begun is open.
+Everything is computed from the current time, so clock changes and suspended laptops need no special care.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ LONGEST_DAYS = 3650
 """After which a study ends at the latest, where it has such an end at all."""
 _DAY_S = 86_400.0
 _LOCALTIME = Path("/etc/localtime")
-"""What it says has a name only where it is a link. Where there is none, the machine's time is UTC."""
+"""A symbolic link to the zone file, which gives its name. Without it, the machine's time is UTC."""
 _NAMELESS = "{} time zone, in which --window could be meant; set TZ to a name such as Europe/Berlin"
 _AHEAD = 8
 """Days in which every window opens at least once."""
@@ -47,7 +46,7 @@ class Window(StrictModel):
         """`22:00-07:00`, `sat,sun 00:00-24:00`, `mon-fri 19:30-23:00`. Raises: UsageError."""
         found = _WINDOW.fullmatch(text.strip().lower())
         if found is None:
-            raise UsageError(f"{text!r} is no window; write 22:00-07:00, or 'sat,sun 00:00-24:00'")
+            raise UsageError(f"{text!r} is not a window; write 22:00-07:00, or 'sat,sun 00:00-24:00'")
         opens, closes = (_minutes(found[part], text) for part in ("opens", "closes"))
         if opens == closes or opens == 1440:
             raise UsageError(f"the window {text!r} is empty; write when it opens and when it closes")
@@ -77,14 +76,14 @@ class Timetable(StrictModel):
     @classmethod
     def _known(cls, name: str) -> str:
         if not _is_zone(name):
-            raise ValueError(f"{name!r} is no time zone that this machine knows")
+            raise ValueError(f"{name!r} is not a time zone that this machine knows")
         return name
 
     @classmethod
     def of(cls, windows: Sequence[str], days: float | None, now: float, zone: str | None = None) -> Self:
-        """What `--window` and `--days` ask for, from now on, in the machine's zone unless another is named.
+        """The timetable for `--window` and `--days`, starting now, in the machine's zone unless another is given.
 
-        Raises: UsageError, also where there are windows and the machine's zone has no name.
+        Raises: UsageError, also for windows when the machine's zone has no name.
         """
         if days is not None and days > LONGEST_DAYS:
             raise UsageError(f"a study may take at most {LONGEST_DAYS} days, not {days:g}")
@@ -191,7 +190,7 @@ def _is_zone(name: str) -> bool:
 def _minutes(text: str, whole: str) -> int:
     hours, minutes = (int(part) for part in text.split(":"))
     if minutes > 59 or hours * 60 + minutes > 1440:
-        raise UsageError(f"{text} in the window {whole!r} is no time of day")
+        raise UsageError(f"{text} in the window {whole!r} is not a time of day")
     return hours * 60 + minutes
 
 
@@ -203,7 +202,7 @@ def _weekdays(text: str | None, whole: str) -> tuple[int, ...]:
     for part in text.split(","):
         ends = part.split("-")
         if len(ends) > 2 or any(end not in _WEEKDAYS for end in ends):
-            raise UsageError(f"{part!r} in the window {whole!r} is no day; days are {', '.join(_WEEKDAYS)}")
+            raise UsageError(f"{part!r} in the window {whole!r} is not a day; days are {', '.join(_WEEKDAYS)}")
         first, last = _WEEKDAYS.index(ends[0]), _WEEKDAYS.index(ends[-1])
         days.update((first + step) % 7 for step in range((last - first) % 7 + 1))
     return tuple(sorted(days))

@@ -25,11 +25,10 @@ Saver = BaseCheckpointSaver[str]
 
 
 def with_saver(url: str | None, work: Callable[[Saver | None], T], patience_s: float | None = None) -> T:
-    """The work done with LangGraph's saver in that database, SQLite or PostgreSQL; None for no database.
+    """Run `work` with LangGraph's saver in that database (SQLite or PostgreSQL), or with None.
 
-    While the database is away, or another program holds it, the work is begun anew: it must find its place in what was kept.
-    patience_s: how long it is tried, ten minutes unless stated.
-    Raises: DatabaseAway when patience ends; OSError when SQLite's disk fails.
+    While the database is away or locked, the work is started again; it has to find its place in what was saved.
+    patience_s: default ten minutes. Raises: DatabaseAway when it runs out; OSError when SQLite's disk fails.
     """
     if url is None:
         return work(None)

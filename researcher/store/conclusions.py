@@ -1,4 +1,4 @@
-"""What was concluded: verdicts, and the report with its claims."""
+"""Conclusions: verdicts, and the report with its claims."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class Reports(Part):
 
     @retried
     def record(self, study_id: str, files: Mapping[str, str], seal: ReportSeal) -> None:
-        """Where the report's files are (`{"markdown": path, "html": path}`), and what they were; MLflow gets a copy."""
+        """The report's files (`{"markdown": path, "html": path}`) with their seal; MLflow gets a copy."""
         detail = {**files, SEAL: seal.model_dump()}
         with self._db.owning(study_id) as session:
             session.add(EventRow(study_id=study_id, at=self._db.clock.now(), kind="report", detail=detail))
@@ -100,12 +100,12 @@ class Reports(Part):
 
     @retried
     def files(self, study_id: str) -> dict[str, str]:
-        """Where the newest report's files are; empty before there is one."""
+        """Paths of the newest report's files; empty before there is one."""
         return {name: str(path) for name, path in self._newest_report(study_id).items() if name != SEAL}
 
     @retried
     def seal(self, study_id: str) -> ReportSeal | None:
-        """None: there is no report, or it was written before seals were kept."""
+        """None if there is no report, or it has no seal."""
         seal = self._newest_report(study_id).get(SEAL)
         return None if seal is None else ReportSeal.model_validate(seal)
 

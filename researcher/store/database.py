@@ -53,7 +53,7 @@ def sqlite_file(url: str) -> Path | None:
 
 
 def place_of(url: str) -> str:
-    """What two URLs of one database have in common: neither user nor password nor options. Raises: DatabaseRefused."""
+    """A database without user, password and options, for comparison. Raises: DatabaseRefused."""
     parsed = _parse(url)
     return f"{parsed.get_backend_name()} {parsed.host} {parsed.port} {parsed.database}"
 
@@ -144,7 +144,7 @@ def _prepare_sqlite(connection: sqlite3.Connection, _record: Any) -> None:
 
 
 def _begin_sqlite(connection: Connection) -> None:
-    """Writers take the lock at once, so that what they read cannot change before they write."""
+    """Writers lock at once, so that what they read cannot change before they write."""
     reads = connection.get_execution_options().get("read_only", False)
     connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
 

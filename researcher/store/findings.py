@@ -15,11 +15,11 @@ from researcher.store.transactions import Part
 
 
 class Findings(Part):
-    """What a study leaves behind is written by its owner; importing needs no lease, and touches no study."""
+    """A study's findings are written by its owner. Importing needs no lease and changes no study."""
 
     @retried
     def save(self, study_id: str, findings: Iterable[Finding]) -> None:
-        """What this study leaves behind; earlier findings of the same study are replaced."""
+        """Replace this study's findings."""
         with self._db.owning(study_id) as session:
             session.execute(delete(FindingRow).where(FindingRow.study_id == study_id, FindingRow.origin.is_(None)))
             for finding in findings:
@@ -38,10 +38,10 @@ class Findings(Part):
 
     @retried
     def take(self, findings: Sequence[Finding], *, replace: bool = False) -> int:
-        """Take findings of others, all or none; returns how many are new. What is here already, word for word, is no news.
+        """Import findings, all or none; returns how many are new.
 
-        replace: what the same group says otherwise than before takes the place of what it said.
-        Raises: FindingConflict, by id, for what says something else than what is here, or is of a study of this home.
+        replace: newer statements of the same group replace older ones.
+        Raises: FindingConflict, by id, for findings that differ from known ones or belong to a study of this home.
         """
         unnamed = [finding.id for finding in findings if finding.origin is None]
         if unnamed:
@@ -82,7 +82,7 @@ def _problem(session: Session, finding: Finding, *, replace: bool) -> str | None
 
 
 def _says_the_same(one: Finding, other: Finding) -> bool:
-    """But for seeds that one of them does not tell: files of the first schema have none."""
+    """Equal, ignoring seeds if one of them has none (files of the first schema)."""
     unsaid = {"seeds": None} if one.seeds is None or other.seeds is None else {}
     return _said(one).model_copy(update=unsaid) == _said(other).model_copy(update=unsaid)
 

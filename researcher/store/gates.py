@@ -24,7 +24,7 @@ class GateRecords(Part):
 
     @retried
     def ask(self, study_id: str, name: str, question: dict[str, Any]) -> Answer | None:
-        """Put the question, unless it was put before; the owner's. Returns the answer, None while there is none."""
+        """Ask, unless it was asked before; for the study's owner. Returns the answer, or None."""
         detail = {"gate": name, **question}
         with self._db.owning(study_id) as session:
             if all(row.detail != detail for row in session.scalars(lines(study_id, _ASKED, gate=name))):
@@ -36,7 +36,7 @@ class GateRecords(Part):
 
     @retried
     def open(self, study_id: str) -> OpenGate | None:
-        """Where the study waits, None where it waits nowhere. A newer question replaces an older one."""
+        """The gate where the study waits, or None. A newer question replaces an older one."""
         with self._db.reading() as session:
             return _open(session, study_id)
 

@@ -50,7 +50,7 @@ class Journal(Part):
 
     @retried
     def record_repair(self, study_id: str, record: RepairRecord) -> RepairRecord:
-        """The study goes on with this version of the code from now on. Returns the record as it was kept."""
+        """Record that the study now runs this version of the code. Returns the record as stored."""
         kept = record.model_copy(update={"at": self._db.clock.now()})
         with self._db.owning(study_id) as session:
             row = EventRow(study_id=study_id, at=kept.at, kind=REPAIRED, detail=kept.model_dump(mode="json"))
@@ -98,10 +98,11 @@ _AGAIN = 200
 
 
 class JournalReader:
-    """A journal as one reader has it so far, for those who look again and again. Only its end is read anew.
+    """Reads a journal again and again, only its end each time.
 
-    PostgreSQL numbers a line when it is written, and shows it when its transaction is committed: a line may come to be seen
-    after lines with higher numbers. So each look reads some way back. Of two threads that look at once the later one wins.
+    PostgreSQL numbers a line when it is written and shows it when it is committed, so a line can appear after others
+    with
+    higher numbers. Each look therefore reads some lines again.
     """
 
     def __init__(self, journal: Journal, study_id: str) -> None:

@@ -1,6 +1,6 @@
-"""Who owns a study or a server, and what a study may still spend.
+"""Leases of studies and servers, and the budgets of studies.
 
-A lease is an owner, an end and a fencing token that rises with every change of hands.
+A lease has an owner, an end, and a fencing token that rises with every new owner.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ def server_resource(url: str) -> str:
 
 
 class Leases(Part):
-    """`owner` is any text that names a process (`host/pid/start`); the caller knows how to tell whether it lives."""
+    """`owner` names a process (`host/pid/start`); the caller decides whether it lives."""
 
     @retried
     def acquire(self, study_id: str, owner: str, ttl_s: float, *, dead_owner: str | None = None) -> int:
-        """Own a study until `ttl_s` from now; returns the fencing token for `fenced`.
+        """Own a study for `ttl_s`; returns the fencing token for `fenced`.
 
-        dead_owner: a holder that the caller knows to be dead; its lease is taken before its time is out.
-        Raises: LeaseHeld when another owner's lease is in force.
+        dead_owner: a holder that the caller knows is dead; its lease is taken at once.
+        Raises: LeaseHeld when another owner's lease is valid.
         """
         with self._db.writing() as session:
             self._db.study_row(session, study_id)
@@ -49,12 +49,12 @@ class Leases(Part):
 
     @retried
     def holder(self, study_id: str) -> LeaseInfo | None:
-        """Who owns the study; None when nobody does. Its time may be out."""
+        """The study's owner, or None. Its lease may have expired."""
         return self._holder(study_resource(study_id))
 
     @retried
     def acquire_server(self, url: str, owner: str, ttl_s: float, *, dead_owner: str | None = None) -> int:
-        """The same for a swarm server, so that two studies do not send runs to one."""
+        """Lease a swarm server, so that two studies do not use it at once."""
         with self._db.writing() as session:
             return self._acquire(session, server_resource(url), owner, ttl_s, dead_owner)
 
@@ -127,7 +127,7 @@ class Budgets(Part):
 
     @retried
     def spend(self, study_id: str, kind: str, item: str, amount: float) -> None:
-        """What `item` did cost, all told; its reservation is over. The truth is recorded even above the limit."""
+        """What `item` finally cost; its reservation ends. Recorded even above the limit."""
         with self._db.owning(study_id) as session:
             _budget(session, study_id, kind)
             session.merge(SpendingRow(study_id=study_id, kind=kind, item=item, reserved=0.0, spent=amount))

@@ -1,6 +1,6 @@
-"""Whose turn it is, where no transaction could span what must be done by one process at a time.
+"""Locks between processes, for work that no transaction can span.
 
-A lock of the server on PostgreSQL, and of a file beside the database on SQLite: either ends with its holder, however that ends.
+A server lock on PostgreSQL, a file lock beside the database on SQLite. Both end with their holder.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from researcher.store.retries import Retries
 
 @contextmanager
 def turn(engine: Engine, retries: Retries, name: str) -> Iterator[None]:
-    """Wait until nobody else has the turn of that name, and keep others waiting meanwhile.
+    """Hold the lock of that name.
 
-    Raises: DatabaseAway, StorageFailed, NoTurns; not once the turn is had.
+    Raises: DatabaseAway, StorageFailed, NoTurns, before the body runs.
     """
     if engine.dialect.name == "postgresql":
         with _on_server(engine, retries, name):
@@ -61,7 +61,7 @@ def _on_file(path: Path) -> Iterator[None]:
 
 
 def _taken(path: Path) -> int:
-    """The file, opened and locked. Who had it before has removed it: then the lock is worth nothing, and is asked for anew."""
+    """Open and lock the file. A previous holder deletes it, so a lock on a deleted file is tried again."""
     while True:
         try:
             lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -45,7 +45,7 @@ _NOTE, _COLOUR = "mlflow.note.content", "mlflow.runColor"
 _PALETTE = ("#077A9D", "#C82D4C", "#00875C", "#B45F06", "#8A63BF", "#5D7283", "#AC9A2D", "#E65B77")
 _WILD = str.maketrans("'\\", "__")
 _CUT_OFF = {StudyStatus.STOPPED: "KILLED", StudyStatus.FAILED: "FAILED"}
-"""How the runs end that a study which ended so left unfinished."""
+"""Status of unfinished runs of a study that stopped or failed."""
 _METRICS_PER_BATCH = 1000  # MLflow refuses more
 
 
@@ -61,7 +61,7 @@ def experiment_name(study: StudyRecord) -> str:
 
 @dataclass(slots=True)
 class _Study:
-    """What sending needs to know of one study, looked up once per drain."""
+    """A study as sending needs it, looked up once per drain."""
 
     record: StudyRecord
     plan: Plan | None
@@ -116,7 +116,7 @@ class MlflowSink(CopySink):
         return page_of(experiment_id, run_id)
 
     def _outages(self) -> tuple[type[Exception], ...]:
-        """What a copy that cannot be written may raise: MLflow's own, its database's, an absent driver's, the system's."""
+        """Exceptions of a copy that cannot be written: MLflow's, its database's, a missing driver's, the system's."""
         from mlflow.exceptions import MlflowException
 
         return (MlflowException, SQLAlchemyError, ImportError, OSError)
@@ -146,16 +146,16 @@ class MlflowSink(CopySink):
         return _Study(record, plan, self._experiment(client, record))
 
     def _experiment(self, client: Any, study: StudyRecord) -> str:
-        """The study's experiment, made where there is none. Raises: CopyFailed where a person deleted it."""
+        """The study's experiment, created if missing. Raises: CopyFailed if a person deleted it."""
         known = self._known_experiment(client, study)
         if known is not None:
             return known
         return str(client.create_experiment(experiment_name(study), self._artifacts(), {_STUDY: study.id}))
 
     def _known_experiment(self, client: Any, study: StudyRecord) -> str | None:
-        """The study's experiment, whatever a person has renamed it to.
+        """The study's experiment, even if a person renamed it.
 
-        Raises: CopyFailed where a person deleted it: that is not ours to undo.
+        Raises: CopyFailed if a person deleted it; that is respected.
         """
         from mlflow.entities import ViewType
 
@@ -173,12 +173,12 @@ class MlflowSink(CopySink):
         return str(alive[0].experiment_id)
 
     def _artifacts(self) -> str | None:
-        """Beside a local database; a server has a place of its own."""
+        """Artifact folder beside a local database; servers have their own."""
         database = self._file()
         return None if database is None else (database.absolute().parent / "mlartifacts").as_uri()
 
     def _file(self) -> Path | None:
-        """Of a local database, as MLflow reads its name."""
+        """File of a local database, as MLflow reads its URI."""
         if not self.tracking_uri.startswith("sqlite:///"):
             return None
         return Path(make_url(self.tracking_uri).database or "")
@@ -215,7 +215,7 @@ class MlflowSink(CopySink):
             self._send_cut_off(client, study)
 
     def _send_cut_off(self, client: Any, study: _Study) -> None:
-        """What a study that stopped or failed left unfinished: trials that had begun, with what broke them, and stages."""
+        """End the runs that a stopped or failed study left unfinished: begun trials, with their errors, and stages."""
         for trial in self._store.trials.all(study.record.id, series=()):
             if trial.attempt and not trial.status.ended:
                 self._send_trial(client, study, trial)
@@ -238,7 +238,7 @@ class MlflowSink(CopySink):
         return self._run(client, study, f"stage:{stage}", stage, began or study.record.created_at, {})
 
     def _end_stage(self, client: Any, study: _Study, stage: str) -> None:
-        """As SQL has it: done, cut off with its study, or running, after `resume` again."""
+        """Status as in SQL: done, cut off with its study, or running again after `resume`."""
         run_id = self._stage_run(client, study, stage)
         _, ended = self._store.plans.stage_times(study.record.id).get(stage, (None, None))
         if ended is not None:
@@ -343,7 +343,7 @@ def _asked(key: str) -> str:
 
 
 def _colour(plan: Plan | None, trial: TrialRecord) -> str:
-    """One colour per arm, so that the seeds of an arm stand together in every chart."""
+    """One colour per arm, for all its seeds."""
     arms = [] if plan is None else [arm.name for arm in plan.arms]
     return _PALETTE[arms.index(trial.arm) % len(_PALETTE) if trial.arm in arms else 0]
 
@@ -398,7 +398,7 @@ def _made_whole(database: Path, client: Callable[[str], Any]) -> None:
 
 
 VIEW = "arms"
-"""Of the saved view, in the page's address."""
+"""Key of the saved view in the page's address."""
 _TAG = f"mlflow.sharedViewState.{VIEW}"
 _KIND = "mlflow.experimentKind"
 

@@ -1,6 +1,6 @@
-"""A trial's sampled episodes as MLflow traces: the episode is the root span, each of its agent's calls a span below it.
+"""Sampled episodes as MLflow traces: the episode is the root span, with a span for each call.
 
-Ids follow from study, trial and episode, so that sending again leaves one trace. Imports mlflow when it is called.
+Ids follow from study, trial and episode, so sending again leaves one trace. MLflow is imported on use.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""What copies of the records (MLflow and others) have still to be told. SQL first, always.
+"""Changes that copies of the records (MLflow and others) have not received yet. SQL comes first.
 
-Every sink has its own book of deliveries, so that the outage of one neither delays nor repeats what another gets. A sink
-that is asked for late has missed nothing: all that ever changed waits for it.
+Deliveries are kept per sink, so that an outage of one neither delays nor repeats another's. A sink that is added
+later
+gets everything.
 """
 
 from __future__ import annotations
@@ -29,21 +30,18 @@ class Message:
 
 
 class Outbox(Part):
-    """Delivery is at least once: whoever sends must be able to send the same thing twice."""
+    """At-least-once delivery: sending twice must be harmless."""
 
     @retried
     def unsent(self, sink: str, study_id: str | None = None) -> list[Message]:
-        """What this sink has not taken yet, oldest first."""
+        """Messages that this sink has not taken yet, oldest first."""
         with self._db.reading() as session:
             rows = session.scalars(_waiting(sink, study_id).order_by(OutboxRow.seq))
             return [Message(row.seq, row.study_id, row.kind, row.ref) for row in rows]
 
     @retried
     def turn(self, sink: str, study_id: str) -> AbstractContextManager[None]:
-        """While it is held, nobody else copies this study to that sink; entering it waits for whoever does.
-
-        Two that look for the same thing in a copy at once, and find it absent, would each make one.
-        """
+        """Lock for copying this study to that sink; two at once could both create what they find missing."""
         return turn(self._db.engine, self._db.retries, f"copy-{sink}-{study_id}")
 
     @retried
@@ -61,7 +59,7 @@ class Outbox(Part):
 
     @retried
     def state(self, sink: str, study_id: str) -> tuple[int, str | None]:
-        """How many messages wait for this sink, and the newest error among them."""
+        """Number of waiting messages, and the newest error among them."""
         with self._db.reading() as session:
             waiting = _waiting(sink, study_id)
             count = session.scalar(select(func.count()).select_from(waiting.subquery())) or 0

@@ -132,7 +132,7 @@ class Plans(Part):
 
     @retried
     def largest_seed(self) -> int:
-        """That any arm of any study plans, with its seeds at the most; -1 where there is none."""
+        """The largest seed that any plan may use; -1 without plans."""
         with self._db.reading() as session:
             largest = session.scalar(select(func.max(StageRow.first_seed + StageRow.max_seeds - 1)))
             apart = session.scalars(select(PlanRow.canonical).where(PlanRow.canonical.contains('"seed_offset":')))

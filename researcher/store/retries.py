@@ -42,8 +42,7 @@ R = TypeVar("R")
 
 
 class Waiting:
-    """Whether this process still waits for a database that is away. `end` is for a signal's handler: a process that was told
-    to end tries everything once."""
+    """Whether to keep waiting for an absent database. A signal handler calls `end`; then everything is tried once."""
 
     def __init__(self) -> None:
         self.ended = False
@@ -68,7 +67,7 @@ class Retries:
         """writer: name of this thread's row. number: of its newest transaction."""
 
     def patiently(self, work: Callable[[], R]) -> R:
-        """As the function of this name does it, for as long as this line is patient."""
+        """`patiently`, for as long as this database is waited for."""
         return patiently(work, self._patience_s)
 
     def commit(self, session: Session) -> None:
@@ -108,9 +107,9 @@ class Retries:
 
 
 def patiently(work: Callable[[], R], patience_s: float = PATIENCE_S) -> R:
-    """Do the work, again and again while the database is away. Whatever of it is done twice must be as if done once.
+    """Run `work`, again and again while the database is away; running it twice must be harmless.
 
-    Raises: DatabaseAway when patience ends, or this process is told to; StorageFailed.
+    Raises: DatabaseAway when patience ends or `waiting` does; StorageFailed.
     """
     began, pause_s = time.monotonic(), _FIRST_PAUSE_S
     while True:

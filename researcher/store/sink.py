@@ -29,7 +29,7 @@ class CopySink(ABC):
     """`drain` now and then, and at the end. Safe to call from a thread of its own."""
 
     name: ClassVar[str]
-    """Under which its deliveries are kept, for ever."""
+    """Key of its deliveries; never changes."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -76,13 +76,14 @@ class CopySink(ABC):
 
     @abstractmethod
     def _send(self, message: Message) -> None:
-        """Copy what the message is about as it stands now. Raises: CopyFailed, and whatever the copy's library does; then
-        nothing is marked as sent.
+        """Copy the current state of what the message is about. Raises: CopyFailed, or the library's errors; then
+        nothing is marked as
+        sent.
         """
 
     @abstractmethod
     def place(self) -> str:
-        """Where the copy is, for a person to open."""
+        """Where a person finds the copy."""
 
 
 def _same(waiting: list[Message]) -> Iterator[list[Message]]:
@@ -103,7 +104,7 @@ def params_of(plan: Plan | None, trial: TrialRecord) -> dict[str, object]:
 
 
 def tags_of(plan: Plan | None, trial: TrialRecord, blueprint: Mapping[str, Any]) -> dict[str, str]:
-    """By which a trial is found among others: hypotheses, stage, plan, model, code, status."""
+    """Tags for finding a trial: hypotheses, stage, plan, model, code, status."""
     tags = {"swarm.arm": trial.arm, "swarm.seed": str(trial.seed), "swarm.stage": trial.stage}
     tags["swarm.status"] = trial.status.value
     tags["swarm.attempts"] = str(trial.attempt)

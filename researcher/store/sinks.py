@@ -22,7 +22,7 @@ OPTIONAL = (TensorboardSink.name, WandbSink.name)
 
 
 def open_sink(store: Store, name: str) -> CopySink:
-    """Raises: SinkMissing for a name that is no sink's."""
+    """Raises: SinkMissing for an unknown name."""
     if name not in _KINDS:
         raise SinkMissing(f"there is no sink {name!r}; there are {', '.join(_KINDS)}")
     return _KINDS[name](store)

@@ -57,9 +57,9 @@ class Store:
         ids: Ids | None = None,
         patience_s: float = PATIENCE_S,
     ) -> Store:
-        """Open the database, made or upgraded where needed. patience_s: how long it may be away later on.
+        """Open the database, creating or upgrading it. patience_s: how long later outages are waited for.
 
-        Raises: DatabaseRefused when it cannot be reached, is no database of ours, or was made by newer code.
+        Raises: DatabaseRefused when it cannot be reached, is not ours, or was made by newer code.
         """
         engine = connect(url or default_url())
         try:
@@ -71,14 +71,14 @@ class Store:
         return cls(Transactions(engine, clock, ids, Retries(engine, clock, ids, patience_s), {}))
 
     def fenced(self, study_id: str, token: int) -> Store:
-        """The same store for the holder of that lease: its writes to the study are refused once it is superseded."""
+        """The store for the lease's holder: its writes to the study fail once another holder has the lease."""
         db = self._db
         return Store(Transactions(db.engine, db.clock, db.ids, db.retries, {**db.tokens, study_id: token}))
 
     def study_data(self, study_id: str) -> StudyData:
-        """What analysis and report need: the newest plan with the trials under it, verdicts and journal.
+        """Input of analysis and report: the newest plan with its trials, verdicts and journal.
 
-        Raises: NotFound, Unreadable. A plan that was tampered with is given out with the hash that it should have.
+        Raises: NotFound, Unreadable. A changed plan is returned with the hash it should have.
         """
         with readable("the rows of the plan"):
             plan, digest = self.plans.frozen(study_id)
@@ -127,7 +127,7 @@ class Store:
 
     @property
     def url(self) -> str:
-        """Where the records are, without the password."""
+        """The database's URL, without the password."""
         return self._db.engine.url.render_as_string(hide_password=True)
 
     def close(self) -> None:

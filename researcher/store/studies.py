@@ -17,7 +17,7 @@ from researcher.store.transactions import Part, readable
 
 
 class Studies(Part):
-    """From the topic to the frozen plan."""
+    """Studies, their status and requests."""
 
     @retried
     def create(self, topic: str, options: StudyOptions | Mapping[str, Any]) -> str:
@@ -62,7 +62,7 @@ class Studies(Part):
         """
         known = [study.id for study in self.all()]
         if not known:
-            raise NotFound('there is no study yet; begin with `researcher start --topic "..."`')
+            raise NotFound('there are no studies yet; begin with `researcher start --topic "..."`')
         if reference == "latest":
             return known[0]
         found = [
@@ -89,7 +89,7 @@ class Studies(Part):
 
     @retried
     def move(self, study_id: str, servers: Sequence[str]) -> None:
-        """From now on the study runs on these servers. Nothing changes where it does already."""
+        """From now on the study runs on these servers."""
         with self._db.owning(study_id) as session:
             row = self._db.study_row(session, study_id)
             before = list(row.options.get("servers", ()))
@@ -109,7 +109,7 @@ class Studies(Part):
 
     @retried
     def clear_requests(self, study_id: str) -> None:
-        """What `resume` does first: neither stop nor pause is asked for any more."""
+        """Withdraw stop and pause requests, as `resume` does."""
         self._set_request(study_id, stop=False, pause=False)
 
     def _set_request(self, study_id: str, *, stop: bool | None = None, pause: bool | None = None) -> None:

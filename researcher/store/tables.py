@@ -21,7 +21,7 @@ _UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 
 
 class Words(TypeDecorator[str]):
-    """Text as every database takes it, wherever it is from: clients' last words and LLMs' answers may hold anything."""
+    """Text that every database accepts; client output and LLM answers may hold anything."""
 
     impl = Text
     cache_ok = True
@@ -171,7 +171,7 @@ class MetricRow(Base):
 
 
 class AttritionRow(Base):
-    """How many attempts at episodes of one kind (`train`, `eval`) a cause lost; cause `none`: they ended with a reward."""
+    """Lost attempts of one kind (`train`, `eval`) by cause; cause `none`: rewarded ones."""
 
     __tablename__ = "trial_attrition"
     __table_args__ = (
@@ -215,7 +215,7 @@ class ClaimRow(Base):
 
 
 class FindingRow(Base):
-    """Of our studies and of others': where `origin` is set, the finding was imported and `study_id` is a study elsewhere."""
+    """Our findings, and imported ones, which have an `origin` and a `study_id` of elsewhere."""
 
     __tablename__ = "findings"
 
@@ -256,7 +256,7 @@ class EventRow(Base):
 
 
 class LeaseRow(Base):
-    """`study:<id>` or `server:<url>`. Rows stay when released, so that the token only ever rises."""
+    """`study:<id>` or `server:<url>`. Released rows stay, so that tokens only rise."""
 
     __tablename__ = "leases"
 
@@ -327,7 +327,7 @@ class ReceiptRow(Base):
 
 
 class OutboxRow(Base):
-    """Something that copies of the records have to be told. Written with the change it tells of, in one transaction."""
+    """A change that sinks have to copy, written in the same transaction."""
 
     __tablename__ = "outbox"
     __table_args__ = (Index("outbox_of_study", "study_id", "seq"),)
@@ -340,7 +340,7 @@ class OutboxRow(Base):
 
 
 class DeliveryRow(Base):
-    """What one sink (`mlflow`, `tensorboard`, `wandb`) took of the outbox, or why it did not. No row: not tried yet."""
+    """Delivery of an outbox row to a sink (`mlflow`, `tensorboard`, `wandb`), or its error. No row: not tried yet."""
 
     __tablename__ = "deliveries"
 

@@ -94,12 +94,12 @@ class TensorboardSink(CopySink):
 
 
 def _safe(name: str) -> str:
-    """As the name of a folder."""
+    """Usable as a folder's name."""
     return _ODD.sub("_", name).lstrip(".") or "_"
 
 
 def _arm_folder(arm: str) -> str:
-    """One for each arm. Arms that no file system could name are told apart by their hash; an arm may be a whole prompt."""
+    """Folder of an arm. Long arms, and those with characters that no file name can have, get a hash."""
     safe = _safe(arm)
     if safe == arm and len(arm.encode()) <= _LONGEST_NAME:
         return arm

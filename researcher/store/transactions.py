@@ -1,4 +1,4 @@
-"""Transactions, and the fence: a write of a study's owner goes through only under the lease that is in force."""
+"""Transactions with fencing: a study's owner can write only while its lease is valid."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def study_resource(study_id: str) -> str:
 
 
 def locked(session: Session, chosen: Select[Row], first: Row) -> Row:
-    """The row, locked until the transaction ends; `first` is put there where there is none yet."""
+    """The row, locked until the transaction ends; `first` is inserted if there is none."""
     row = session.scalar(chosen.with_for_update())
     if row is None:
         try:

@@ -23,7 +23,7 @@ from researcher.study.plan import trial_key
 Point = tuple[str, int, float]
 """A metric's name, its step (or an episode's index), its value."""
 _Point = tuple[str, int | None, float]
-"""The same of a recorded metric, whose step is None for a final."""
+"""A recorded metric; step None for a final."""
 _OPEN = (TrialStatus.SUBMITTED, TrialStatus.RUNNING, TrialStatus.PAUSED)
 
 
@@ -147,7 +147,7 @@ class Trials(Part):
 
     @retried
     def pause_attempt(self, study_id: str, key: str, reason: str) -> None:
-        """Say that the attempt is about to rest: its run is stopped with a checkpoint, and goes on from there later."""
+        """The attempt is about to pause: its run stops with a checkpoint, to continue later."""
         with self._db.owning(study_id) as session:
             trial, attempt = _open_attempt(session, study_id, key)
             attempt.heartbeat_at = self._db.clock.now()
@@ -163,7 +163,7 @@ class Trials(Part):
 
     @retried
     def continue_attempt(self, study_id: str, key: str, step: int) -> None:
-        """The attempt goes on in the same run, from this step."""
+        """The attempt continues in the same run, from this step."""
         with self._db.owning(study_id) as session:
             trial, attempt = _open_attempt(session, study_id, key)
             attempt.heartbeat_at = self._db.clock.now()
@@ -181,7 +181,7 @@ class Trials(Part):
 
     @retried
     def record_progress(self, study_id: str, key: str, step: int, points: Sequence[Point] = ()) -> None:
-        """It is alive and at `step`. `points` extend its series, so that others can watch; repeats are left out."""
+        """Heartbeat at `step`. `points` extend the series for viewers; repeats are ignored."""
         with self._db.owning(study_id) as session:
             trial, attempt = _open_attempt(session, study_id, key)
             attempt.step, attempt.heartbeat_at = max(step, attempt.step), self._db.clock.now()
@@ -242,7 +242,7 @@ class Trials(Part):
 
     @retried
     def sampled_episodes(self, study_id: str, key: str) -> list[SampledEpisode]:
-        """What was kept of a finished trial's episodes, in the order in which it was given."""
+        """Sampled episodes of a finished trial, in stored order."""
         with self._db.reading() as session:
             chosen = select(EpisodeRow).where(EpisodeRow.study_id == study_id, EpisodeRow.trial_key == key)
             rows = session.scalars(chosen.order_by(EpisodeRow.position))
@@ -250,7 +250,7 @@ class Trials(Part):
 
     @retried
     def samples(self, study_id: str) -> dict[str, list[SampledEpisode]]:
-        """The same of all trials that have some, by their keys."""
+        """Sampled episodes of all trials, by key."""
         with self._db.reading() as session:
             chosen = select(EpisodeRow).where(EpisodeRow.study_id == study_id)
             found: dict[str, list[SampledEpisode]] = {}
@@ -260,7 +260,7 @@ class Trials(Part):
 
     @retried
     def fail_attempt(self, study_id: str, key: str, reason: str) -> None:
-        """This attempt came to nothing; the trial may be tried again, as often as its executor allows."""
+        """The attempt failed; the executor may try the trial again."""
         self._end_attempt(study_id, key, "failed", reason)
 
     @retried
@@ -277,7 +277,7 @@ class Trials(Part):
 
     @retried
     def fail(self, study_id: str, key: str, reason: str) -> None:
-        """The trial is given up for good; the statistics will see the missing seed."""
+        """The trial is given up; its seed will be missing from the statistics."""
         with self._db.owning(study_id) as session:
             trial = _trial_row(session, study_id, key)
             if trial.status != TrialStatus.PLANNED:
@@ -343,7 +343,7 @@ def _keep_attrition(session: Session, trial: TrialRow, found: Attrition | None) 
 def _metrics(
     session: Session, study_id: str, key: str | None, series: Collection[str] | None = None
 ) -> dict[tuple[str, int], list[_Point]]:
-    """By trial and attempt. Columns, not objects: a study has hundreds of thousands of them."""
+    """By trial and attempt. Selects columns rather than objects: a study has hundreds of thousands."""
     columns = (MetricRow.trial_key, MetricRow.attempt, MetricRow.name, MetricRow.step, MetricRow.value)
     chosen = select(*columns).where(MetricRow.study_id == study_id).order_by(MetricRow.name, MetricRow.step)
     if key is not None:

@@ -36,7 +36,7 @@ _PRIVATE = {
     "console": "off",
     "silent": True,
 }
-"""What wandb would collect of this machine and process by itself; our records say what belongs to a study."""
+"""Turns off what wandb collects about the machine and process."""
 
 
 class WandbSink(CopySink):
@@ -91,7 +91,7 @@ class WandbSink(CopySink):
         run.finish(exit_code=1 if trial.status is TrialStatus.FAILED else 0)
 
     def _send_study(self, wandb: Any, study: StudyRecord) -> None:
-        """What the study comes to, as it stands now: status, verdicts, report."""
+        """The study's current status, verdicts and report."""
         plan = self._plan(study.id)
         config = {} if plan is None else {"plan_hash": plan.digest(), "planner": study.planned_by(plan)}
         run = self._run(wandb, study, "study", job_type="study", name="study", config={"topic": study.topic, **config})

@@ -1,1 +1,1 @@
-"""What a study is: the request (StudySpec) and the frozen plan that it becomes (Plan)."""
+"""A study's request (`StudySpec`) and the frozen plan made from it (`Plan`)."""

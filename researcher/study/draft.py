@@ -1,4 +1,4 @@
-"""A study spec on its way: what is known of it, where each setting came from, and what the topic asks beyond it."""
+"""An unfinished study spec, with the source of each setting and what of the topic it leaves out."""
 
 from __future__ import annotations
 

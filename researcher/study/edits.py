@@ -50,7 +50,7 @@ def marked(fields: Mapping[str, Any], source: Source) -> dict[str, Source]:
 
 
 def options_of(spec: StudySpec, first: Mapping[str, Scalar]) -> list[str]:
-    """The options that ask for this spec, but for its question: `researcher start` with them makes the same arms and stages.
+    """Options of `researcher start` that give this spec, except its question.
 
     first: levels of the plan's first arm, which are the baselines.
     """
@@ -115,12 +115,12 @@ def seeds_of(text: str) -> dict[str, int]:
     """`3` or `3..8`. Raises: UsageError."""
     found = _SEEDS.fullmatch(text.strip())
     if found is None:
-        raise UsageError(f"--seeds {text!r} is no number of seeds; write 3, or 3..8")
+        raise UsageError(f"--seeds {text!r} is not a number of seeds; write 3, or 3..8")
     return {"min": int(found[1]), "max": int(found[2] or found[1])}
 
 
 def _assignment(option: str, text: str, form: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals or not name.strip() or not value.strip():
-        raise UsageError(f"{option} {text!r} is no setting; write {option} {form}")
+        raise UsageError(f"{option} {text!r} is not a setting; write {option} {form}")
     return name.strip(), value.strip()

@@ -31,7 +31,7 @@ _KEY = re.compile(r"\s*((?:[\w-]+|\"[^\"]*\"|'[^']*')(?:\s*\.\s*(?:[\w-]+|\"[^\"
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """Where each key of a file stands. name: the file's, as it was given; lines: from 1, by dotted path."""
+    """Line numbers of a file's keys. name: the file's name as given; lines: from 1, by dotted path."""
 
     name: str
     lines: Mapping[str, int] = field(default_factory=dict)
@@ -103,8 +103,11 @@ def read_study_file(path: Path) -> tuple[dict[str, Any], Lines]:
 
 
 def _placed(name: str, value: Any, folder: Path, depth: int = 5) -> Any:
-    """The value of this key with relative paths as they lie from the study file's folder: of models, instruments and JSON lines files.
-    What is not there may lie where the command runs, and stays. depth: no path lies deeper (`compare.data.levels.0`)."""
+    """Resolve relative paths of models, instruments and JSON lines files against the study file's folder, if they
+    exist there.
+
+    depth: of nesting; paths are at most this deep (`compare.data.levels.0`).
+    """
     if isinstance(value, Mapping) and depth:
         return {key: _placed(str(key), each, folder, depth - 1) for key, each in value.items()}
     if isinstance(value, list) and depth:

@@ -31,12 +31,12 @@ from swarm.protocol.runspec import merge_patch, own_defaults
 
 
 def _is_unset(value: object) -> bool:
-    """Fields that came later leave no trace in plans that do not use them, so that earlier plans keep their hashes."""
+    """Unused fields that were added later stay out of the JSON, so that earlier plans keep their hashes."""
     return not value
 
 
 class Verdict(StrEnum):
-    """What code says of a hypothesis once its trials have ended."""
+    """The verdict on a hypothesis, given by code."""
 
     INVALID = "invalid"
     SUPPORTED = "supported"
@@ -66,11 +66,11 @@ class Hypothesis(StrictModel):
     direction: Direction
     """The direction in which the treatment's metric is said to move."""
     direction_assumed: Annotated[bool, Field(exclude_if=_is_unset)] = False
-    """Nobody claimed a direction: the planner chose the one that is better, so that there is a claim to test."""
+    """No direction was claimed: the better one is tested."""
     margin: Annotated[float, Field(gt=0)]
     alpha: Annotated[float, Field(gt=0, lt=0.5)] = 0.05
     baseline_arms: Annotated[tuple[str, ...], Field(exclude_if=_is_unset)] = ()
-    """Where a side is the mean over several arms (a main effect, an interaction): those arms; `baseline` is then a label."""
+    """Arms whose mean is one side (a main effect, an interaction); `baseline` is then a label."""
     treatment_arms: Annotated[tuple[str, ...], Field(exclude_if=_is_unset)] = ()
     between_arms: Annotated[tuple[str, ...], Field(exclude_if=_is_unset)] = ()
     """A trend: the arms whose levels lie between the lowest (`baseline`) and the highest (`treatment`). What is claimed is the change
@@ -115,7 +115,7 @@ class Stage(StrictModel):
     """The stage may grow to this many seeds where the noise floor asks for them, before any effect is looked at."""
     first_seed: Annotated[int, Field(ge=0)] = 0
     keep: Annotated[int | None, Field(ge=1, exclude_if=_is_unset)] = None
-    """Of the arms that are no baseline, only so many run: the best of the exploring stages before. None: all."""
+    """How many non-baseline arms run: the best of earlier exploring stages. None: all."""
     picks: Annotated[int | None, Field(ge=1, exclude_if=_is_unset)] = None
     """fine: how many of the arms Optuna may try. Set there, and only there."""
     share: Annotated[float | None, Field(gt=0, le=1, exclude_if=_is_unset)] = None
@@ -125,7 +125,7 @@ class Stage(StrictModel):
 
     @property
     def explores(self) -> bool:
-        """What such a stage finds is a guess, to be confirmed on fresh seeds."""
+        """Whether the stage only explores; its results have to be confirmed on fresh seeds."""
         return self.kind in (StageKind.COARSE, StageKind.FINE, StageKind.SCREEN)
 
 
@@ -171,12 +171,12 @@ class Branch(StrictModel):
 
 
 class Budget(StrictModel):
-    """What is enforced: of the work on trials, and how many there may be. An LLM's tokens and cost have caps of their own."""
+    """Enforced limits on trial time and number. LLM tokens and cost have limits of their own."""
 
     wall_s: Annotated[float, Field(gt=0)]
     trials: Annotated[int, Field(ge=1)]
     tokens: None = None
-    """Nothing caps what agents' calls take. It stays for the hashes of plans, which have it."""
+    """Unused; kept for the hashes of existing plans."""
 
 
 class PlanModel(StrictModel):
@@ -191,7 +191,7 @@ class PlanModel(StrictModel):
 
     @property
     def source(self) -> str:
-        """What `swarm serve --model` takes."""
+        """Argument of `swarm serve --model`."""
         return self.path or self.name
 
     @property
@@ -215,7 +215,7 @@ class PlanRole(StrictModel):
 
 
 class Known(StrictModel):
-    """A finding of an earlier study as it stood when the plan was made. The numbers are None where there was no effect."""
+    """A finding of an earlier study, as known at planning. The numbers are None without an effect."""
 
     id: str
     statement: str
@@ -231,7 +231,7 @@ class Known(StrictModel):
     n_treatment: int | None = None
     plan_hash: str
     origin: Annotated[str | None, Field(exclude_if=_is_unset)] = None
-    """Whose it is, where it was imported: not recomputable here."""
+    """Who shared it, if it was imported; then it cannot be recomputed here."""
     same_as: dict[str, Literal[1, -1]] = {}
     """Hypotheses of this plan that ask the same: 1 the same way round, -1 with baseline and treatment exchanged."""
 
@@ -266,9 +266,9 @@ class Plan(StrictModel):
     instrument_code: str
     """SHA-256 over the files of the instrument's folder."""
     model: PlanModel
-    """What servers host, unless arms differ by it."""
+    """The hosted model, unless arms differ by it."""
     models: Annotated[tuple[PlanModel, ...], Field(exclude_if=_is_unset)] = ()
-    """Where arms differ by their model: each of these, by the level that names it."""
+    """The models by which arms differ, named as in their levels."""
     hypotheses: tuple[Hypothesis, ...]
     arms: tuple[Arm, ...]
     factors: tuple[Factor, ...] = ()
@@ -279,10 +279,12 @@ class Plan(StrictModel):
     run: dict[str, Any]
     """Partial RunSpec shared by all arms."""
     stated: Annotated[tuple[str, ...] | None, Field(exclude_if=lambda stated: stated is None)] = None
-    """Where arms differ by their algorithm, and its own defaults are others than the instrument's: the fields of `run` that the
-    study states. The others yield to an algorithm's defaults. None: no field does, as in all plans made before this was kept."""
+    """If arms differ by their algorithm, and its defaults differ from the instrument's: fields of `run` that the
+    study sets
+    itself. All others yield to the algorithm's defaults. None: no field does, as in older plans.
+    """
     roles: Annotated[dict[str, PlanRole], Field(exclude_if=_is_unset)] = {}
-    """Models beside `model`, by role: a trial takes as many more servers, all at once or none."""
+    """Further models by role; each trial takes a server for every one."""
     task: dict[str, Scalar]
     heldout_tasks: int
     heldout_episodes: int
@@ -306,7 +308,7 @@ class Plan(StrictModel):
     planner: str
     """`builtin`, or the LLM's name."""
     assumptions: tuple[str, ...] = ()
-    """What the topic left open and how the planner filled it, in words."""
+    """What the topic left open, and how it was filled, in words."""
 
     @model_validator(mode="after")
     def _each_arms_model_is_known(self) -> Self:
@@ -340,7 +342,7 @@ class Plan(StrictModel):
         return with_shares_of(fields, levels, self.factors, *rooms)
 
     def shared_out(self, arm: Arm) -> dict[str, float]:
-        """Ratios of families that follow from the shares of others in this arm, by target."""
+        """Ratios of families that follow from this arm's shares, by target."""
         levels = self.levels_of(arm)
         found: dict[str, float] = {}
         for role in (None, *self.roles):
@@ -353,13 +355,13 @@ class Plan(StrictModel):
 
     @property
     def settings(self) -> dict[str, object]:
-        """What is set for all arms, by factors' targets; an arm's own levels come on top."""
+        """Settings of all arms, by factors' targets; an arm's own levels override them."""
         roles = {name: role.run for name, role in self.roles.items()}
         return dict(leaves({"run": self.run, "roles": roles, "task": self.task}))
 
     @property
     def held(self) -> list[tuple[str, object]]:
-        """What is the same in all arms: settings of the run, by their names in a RunSpec, and of the tasks."""
+        """What all arms share: run settings by their RunSpec names, and task settings."""
         varied = self.levels_of(self.arms[0]) | self.shared_out(self.arms[0])
         ran = [dict(leaves(self.run_fields(self.levels_of(arm)), "run.")) for arm in self.arms]
         return [
@@ -387,7 +389,7 @@ class Plan(StrictModel):
         return seed - self.arm(arm).seed_offset
 
     def levels_of(self, arm: Arm) -> dict[str, Scalar]:
-        """What it varies, by target."""
+        """The arm's levels, by target."""
         varied = [factor for factor in self.factors if factor.name in arm.levels]
         return {target: arm.levels[factor.name] for factor in varied for target in factor.targets}
 
@@ -397,12 +399,12 @@ class Plan(StrictModel):
         return self.steps if own is None else int(own)
 
     def model_of(self, arm: str) -> PlanModel:
-        """What has to be hosted where an arm's trials run."""
+        """The model of the arm's main server."""
         own = self._level(self.arm(arm), STUDY_MODEL)
         return self.model if own is None else next(model for model in self.models if model.name == own)
 
     def model_of_role(self, role: str) -> PlanModel:
-        """What has to be hosted for a further model."""
+        """The model of another role's server."""
         name = self.roles[role].model
         return self.model if name == self.model.name else PlanModel(name=name)
 
@@ -418,11 +420,11 @@ class Plan(StrictModel):
         return f"model{'s' if len(names) > 1 else ''} {' and '.join(names)}"
 
     def _level(self, arm: Arm, target: str) -> Scalar | None:
-        """None where the arm does not vary it."""
+        """None if the arm does not vary it."""
         return self.levels_of(arm).get(target)
 
     def alternatives(self, stage: str) -> tuple[str, ...]:
-        """The stages of which one at the most runs, `stage` among them: the branches of one stage lead to each of them."""
+        """`stage` and its alternatives: branches of one stage lead to all of them, and at most one runs."""
         for before in self.stages:
             led_to = dict.fromkeys(branch.to for branch in self.branches if branch.stage == before.id and branch.to)
             if stage in led_to:
@@ -439,12 +441,12 @@ class Plan(StrictModel):
 
 
 def trial_key(plan_hash: str, arm: str, seed: int) -> str:
-    """Deterministic: the same trial of the same plan has the same key, wherever and whenever it is asked for."""
+    """Deterministic key of a trial: plan, arm and seed."""
     return f"{plan_hash[:16]}/{arm}/{seed}"
 
 
 def with_algorithm(run: Mapping[str, Any], algorithm: str, stated: Collection[str] = ()) -> dict[str, Any]:
-    """A partial RunSpec under an algorithm: its own defaults go before what is there, but for the fields that are stated."""
+    """A partial RunSpec with an algorithm's defaults below everything in `stated`."""
     for path, value in leaves(own_defaults(algorithm)):
         if path not in stated and leaf_at(run, path.split(".")) is not None:
             run = merge_patch(run, nested(path, value))

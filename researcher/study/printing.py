@@ -16,7 +16,7 @@ from researcher.study.spec import StudySpec
 _WIDTH, _COMMENT_AT = 100, 56
 _PLAIN_MARKS = frozenset(" -_./@+=()")
 _UNPRINTABLE = re.compile(r"[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
-"""What JSON writes as it is, and YAML takes for a line break or refuses."""
+"""Characters that JSON leaves as they are, but YAML treats as line breaks or refuses."""
 _FROM = {
     "topic": "from the topic",
     "planner": "chosen by the planner",

@@ -111,7 +111,7 @@ class SeedRange(StrictModel):
 
 
 class SpecBudget(StrictModel):
-    """What the study may spend. wall: time in which trials run; tokens: of the agents' calls."""
+    """Spending limits. wall: time in which trials run; tokens: of the agents' calls."""
 
     wall: Duration | None = None
     trials: Annotated[int | None, Field(ge=1)] = None
@@ -126,13 +126,16 @@ class SpecSchedule(StrictModel):
 
 
 class StudySpec(StrictModel):
-    """One study, as it is asked for. Whatever is not set stands at the instrument's default.
+    """A study request. What is not set has the instrument's default.
 
-    question: quoted in the report, never parsed. instrument: a name, or the path of its folder. model: a hub name, a known name or
-    a folder; several make the model a factor. What differs is in `compare` and in several models, or else in `arms`: bundles of
-    settings by name, the first of which is the baseline. set: the same in all arms. metric None: the instrument's.
-    secondary: reported with intervals, and decide nothing. claim: which way the metric of the treatments is said to move; `none`
-    tests the better way, and says so. margin: the smallest effect that matters, None the metric's.
+    question: quoted in the report, never parsed. instrument: a name or folder. model: a hub name, known name or
+    folder; several
+    make the model a factor. `compare` (or several models) names what differs, or `arms` bundles settings by name, the
+    first being
+    the baseline. set: the same in all arms. metric None: the instrument's. secondary: reported, never decides. claim:
+    how the
+    treatments' metric moves; `none` tests the better way, and says so. margin: smallest effect that matters; None:
+    the metric's.
     """
 
     question: Annotated[str, Field(max_length=LONGEST_QUESTION), AfterValidator(_said)]
@@ -170,7 +173,7 @@ class StudySpec(StrictModel):
         return (self.model,) if isinstance(self.model, str) else self.model or ()
 
     def document(self) -> dict[str, Any]:
-        """What is set, as plain data for YAML or JSON, in the order of the fields."""
+        """The set fields as plain data, in field order."""
         return self.model_dump(mode="json", exclude_defaults=True)
 
 
@@ -209,7 +212,7 @@ def _misfits(spec: StudySpec) -> dict[str, str]:
 
 
 def _factors_taken(design: DesignName, given: int) -> str:
-    """How many factors the design takes, where so many do not fit it."""
+    """How many factors the design takes, if not this many."""
     if design == "sequence" and given != 2:
         return f"two factors, one after the other, and the spec compares {given}"
     if design in CROSSED and given < 2:

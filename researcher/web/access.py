@@ -1,4 +1,4 @@
-"""Who may see the page and answer on it: addresses, the token, sessions, forms that only the page can send, response headers.
+"""Access to the page: addresses, token, sessions, forms that only the page can send, response headers.
 
 Nothing is stored: sessions and forms are signed with a secret that lives as long as the process.
 """
@@ -43,7 +43,7 @@ class Access:
         public = urlsplit(self.public_url or "http://none")
         if public.scheme not in ("http", "https") or not public.netloc or public.path or public.query:
             raise UsageError(
-                f"--public-url {self.public_url!r} is no address of a page; write it as https://name[:port]"
+                f"--public-url {self.public_url!r} is not the address of a page; write it as https://name[:port]"
             )
         if self.token is None and (self.public_url is not None or not is_loopback(self.host)):
             raise UsageError(
@@ -53,7 +53,7 @@ class Access:
 
     @property
     def url(self) -> str:
-        """Where the page is, for people."""
+        """The page's address, for people."""
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
         return self.public_url or f"http://{_named(host)}:{self.port}"
 
@@ -105,7 +105,7 @@ class Access:
         return session if genuine else None
 
     def form_token(self, session: str) -> str:
-        """What a form of this session carries, and another site cannot know."""
+        """CSRF token of this session's forms."""
         return self._signed("form", session)
 
     def form_fits(self, session: str, token: str) -> bool:
@@ -116,12 +116,12 @@ class Access:
 
 
 def _named(host: str) -> str:
-    """As an address names it."""
+    """The host as part of an address."""
     return f"[{host}]" if ":" in host else host
 
 
 def load_token(environ: Mapping[str, str], file: Path | None) -> str | None:
-    """From the file where one is given, else from the environment. Raises: UsageError for one that cannot be used."""
+    """The token from the file, else from the environment. Raises: UsageError for an unusable one."""
     try:
         token = environ.get(TOKEN_VARIABLE) if file is None else file.read_text().strip()
     except (OSError, UnicodeDecodeError) as error:

@@ -88,7 +88,7 @@ class Pages:
         return FileResponse(file, headers={"content-security-policy": _REPORT_POLICY, "cache-control": "no-store"})
 
     def mlflow(self, request: Request, reference: str, trial: str | None = None) -> Response:
-        """On to MLflow's page of the study, or of a trial's run; while it starts, a page that tries again by itself."""
+        """Redirect to MLflow's page of the study or a trial; while it starts, a page that reloads itself."""
         study_id = self._home.store.studies.resolve(reference)
         if trial is not None:
             self._home.store.trials.get(study_id, trial)
@@ -132,7 +132,7 @@ class Pages:
         return self._page(request, "login", next=_local_path(request.query_params.get("next", "/")), wrong=False)
 
     def take_token(self, request: Request, form: Form) -> Response:
-        """A session for whoever knows the token."""
+        """Start a session with the right token."""
         onward = _local_path(form.get("next", "/"))
         if not self._access.knows(form.get("password", "")):
             return self._page(request, "login", status=403, next=onward, wrong=True)
@@ -170,7 +170,7 @@ class Pages:
             raise FormRefused(403, "this form is from an earlier visit; go back, reload the page, and answer again")
 
     def _page(self, request: Request, template: str, *, status: int = 200, **fields: Any) -> Response:
-        """The same content has the same tag, so that a browser that looks again every second is told in a few bytes."""
+        """Equal content has an equal ETag, so that polling browsers get a few bytes."""
         text = self._templates.get_template(f"{template}.html.jinja").render(**fields)
         tag = f'"{hashlib.sha256(text.encode()).hexdigest()[:24]}"'
         if status == 200 and request.headers.get("if-none-match") == tag:
@@ -256,7 +256,7 @@ def _amendment(form: dict[str, str]) -> Amendment:
 
 
 def _whole(form: dict[str, str], name: str) -> int | None:
-    """An empty field is None."""
+    """None for an empty field."""
     text = form.get(name, "")
     if text and not (text.isdecimal() and text.isascii() and len(text) < 10):
         raise FormRefused(400, f"{name} is a whole number, not {text[:40]!r}")
@@ -290,7 +290,7 @@ def listening(host: str, port: int) -> Iterator[socket.socket]:
 
 
 def serve(app: ASGIApp, listener: socket.socket, ready: Callable[[], None]) -> None:
-    """Until SIGINT or SIGTERM. ready: called once answers are given."""
+    """Serve until SIGINT or SIGTERM. ready: called once it answers."""
     asyncio.run(_Server(app, ready).serve(sockets=[listener]))
 
 

@@ -15,7 +15,7 @@ from researcher.report.records import mean_curve
 Line = Sequence[tuple[int, float]]
 CURVE = "reward_mean"
 COLOURS = 6
-"""How many the style sheet has; further arms begin again with the first."""
+"""Colours of the style sheet; they repeat for further arms."""
 _MOST_POINTS = 120
 _SMALL = (120, 26)
 _WIDTH, _HEIGHT = 720, 250
@@ -70,7 +70,7 @@ def large(trials: Sequence[TrialRecord], colours: Mapping[str, int], steps: int)
 
 
 class _Scale:
-    """From values to pixels; a single value lies in the middle."""
+    """Maps values to pixels; a single value to the middle."""
 
     def __init__(self, values: Sequence[float], start: float, end: float) -> None:
         self._low, self._high = min(values), max(values)

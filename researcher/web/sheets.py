@@ -1,6 +1,6 @@
-"""What stands on the page: the list of studies, and one study, read from the store and put into words.
+"""Content of the page: the list of studies, and one study.
 
-Several browsers that ask at once are answered from one reading, which is at most a second old.
+Browsers that ask at once share one reading, which is at most a second old.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class StudyLine:
     waits: bool
     """For a person's word."""
     unattended: str
-    """What happens next to a study that nobody works on; else empty."""
+    """Who will continue a study that nobody works on, else ""."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +92,7 @@ class TrialPart:
 
     @property
     def rank(self) -> int:
-        """Those that run come first."""
+        """Running trials first."""
         return int(self.record.status.ended or self.record.status is TrialStatus.PLANNED)
 
 
@@ -100,12 +100,12 @@ class TrialPart:
 class VerdictPart:
     record: VerdictRecord
     hypothesis: Hypothesis | None
-    """None where the newest plan has none of that name."""
+    """None if the newest plan does not have it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpendingPart:
-    """One kind of spending, in words; share: of the limit, None where there is none."""
+    """Spending of one kind, in words. share: of the limit; None without one."""
 
     name: str
     text: str
@@ -128,7 +128,7 @@ class LossPart:
     kind: Kind
     counts: EpisodeAttempts
     first: dict[Cause, str]
-    """Of the whole arm."""
+    """First loss by cause, over the whole arm."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,7 +164,7 @@ class StudySheet:
 
 @dataclass(slots=True)
 class _Kept:
-    """A reading, and the lock under which it is made anew."""
+    """A reading with the lock for renewing it."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     at: float = -_FRESH_S
@@ -195,7 +195,7 @@ class Sheets:
         return self._shared(study_id, lambda: self._study(study_id))
 
     def forget(self, study_id: str) -> None:
-        """Something was just changed here: whoever asks next sees it."""
+        """Drop readings of this study, as it was just changed here."""
         with self._lock:
             for name in [name for name in self._kept if name == study_id or name.startswith("list ")]:
                 del self._kept[name]
@@ -352,7 +352,7 @@ def _trial(trial: TrialRecord, attempts: Sequence[AttemptRecord], plan: Plan | N
 
 
 def _losses(trials: Sequence[TrialRecord]) -> list[LossPart]:
-    """Of the arms of which any finished trial lost an attempt."""
+    """Losses of the arms whose finished trials lost any attempt."""
     found = losses_by_arm(trials)
     if not any(losses_text(each) for each in found.values()):
         return []

@@ -1,6 +1,6 @@
-"""MLflow beside the page: the server that is configured, or one that is started here when its link is first followed.
+"""MLflow beside the page: the configured server, or one that is started when its link is first followed.
 
-Starting takes ten seconds and half a gigabyte, so nobody pays for it who does not look.
+Starting takes ten seconds and half a gigabyte, so it waits until somebody looks.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _LOOK_EVERY_S = 0.3
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Where to go: to `url`; or nowhere yet, while `starting`; or nowhere, for `reason`."""
+    """Redirect to `url`, wait while `starting`, or give up for `reason`."""
 
     url: str | None = None
     starting: bool = False
@@ -55,14 +55,14 @@ class Tracking:
         self._base: str | None = None
         self._fault = ""
         self.started: threading.Thread | None = None
-        """What starts MLflow; over once it answers, or does not."""
+        """The thread that starts MLflow; it ends when MLflow answers or fails."""
         self._server: subprocess.Popen[bytes] | None = None
         self._closed = threading.Event()
         if self._sink.tracking_uri.startswith(("http://", "https://")):
             self._base = self._sink.tracking_uri.rstrip("/")
 
     def link(self, study_id: str, trial_key: str | None = None) -> Link:
-        """To a study's experiment, or to the run of one of its trials. Reads only. Raises: MlflowAway."""
+        """Page of a study's experiment or a trial's run. Reads only. Raises: MlflowAway."""
         if self._base is None and not self._local:
             how = "run an MLflow server, and set MLFLOW_TRACKING_URI for all commands"
             return Link(reason=f"MLflow's own page would listen on this machine only: {how}")
@@ -74,7 +74,7 @@ class Tracking:
             return Link(url=f"{self._base}/{self._sink.page(study_id, trial_key)}")
 
     def catch_up(self) -> None:
-        """Send what waits of studies that nobody works on; whoever works on one sends by itself."""
+        """Send waiting records of studies that nobody works on; workers send their own."""
         now = time.time()
         for study in self._store.studies.all():
             if living_owner(self._store, study.id, now) is None:
@@ -135,7 +135,7 @@ def answers(url: str, server: subprocess.Popen[bytes], closed: threading.Event, 
 
 
 def free_port(wanted: int) -> int | None:
-    """That port, or any for 0; None where somebody has it."""
+    """The port, or a free one for 0; None if it is taken."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -176,7 +176,7 @@ def child(command: Sequence[str], environ: Mapping[str, str] | None = None) -> I
 
 
 def begin(command: Sequence[str], environ: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
-    """The process, in a group of its own. Whoever begins it ends it. environ: what it is told beside our own."""
+    """A child process in a group of its own, ended on exit. environ: added to ours."""
     return subprocess.Popen(
         command,
         stdout=subprocess.DEVNULL,

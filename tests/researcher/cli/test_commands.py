@@ -852,7 +852,7 @@ def test_the_doctor_says_what_a_model_is_computed_in(
 def test_the_doctor_counts_the_memory_that_a_container_is_given(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for total, row in ((4_000_000_000, "MISSING  memory: 4 GB"), (None, "ok       memory: the system does not tell")):
+    for total, row in ((4_000_000_000, "MISSING  memory: 4 GB"), (None, "ok       memory: size unknown")):
         monkeypatch.setattr(doctor, "total_memory", lambda total=total: total, raising=False)
         main(["doctor"])
         assert row in capsys.readouterr().out

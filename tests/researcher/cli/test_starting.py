@@ -156,7 +156,7 @@ def test_the_first_level_is_the_baseline_and_the_plan_says_so(file: Path, capsys
         (["study.yaml", "--topic", "x"], "a study file and --topic both say what to ask"),
         (["nope.yaml"], "nope.yaml cannot be read: No such file or directory"),
         (["--instrument", "new", "--vary", "kl=0,0.1"], "--instrument new needs --topic"),
-        (["study.yaml", "--seeds", "many"], "--seeds 'many' is no number of seeds; write 3, or 3..8"),
+        (["study.yaml", "--seeds", "many"], "--seeds 'many' is not a number of seeds; write 3, or 3..8"),
         (["study.yaml", "--window", "night"], "night"),
     ],
 )

@@ -78,7 +78,7 @@ def test_a_folder_that_is_named_twice_counts_once_and_one_that_is_missing_is_nam
     named = f"{folder.parent}:{folder}:{folder.parent}/../{folder.parent.name}"
     names = [each.instrument.name for each in available({"RESEARCHER_STUDIES": named})]
     assert names == [each.instrument.name for each in available({"RESEARCHER_STUDIES": str(folder)})]
-    with pytest.raises(PlanningRefused, match=f"RESEARCHER_STUDIES names {folder.parent}/none, which is no folder"):
+    with pytest.raises(PlanningRefused, match=f"RESEARCHER_STUDIES names {folder.parent}/none, which is not a folder"):
         available({"RESEARCHER_STUDIES": f"{folder.parent}/none"})
 
 
