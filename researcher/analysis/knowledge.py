@@ -278,6 +278,10 @@ def _asked(plan: Plan, hypothesis: Hypothesis) -> Scope | None:
     return scope(found[0]) if found else None
 
 
+_QUOTED = ("diff", "low", "high", "level", "n_baseline", "n_treatment")
+"""Fields of an effect that plans quote."""
+
+
 def _known(finding: Finding, asked: Sequence[tuple[Hypothesis, Scope | None]]) -> Known:
     own, effect = scope(finding), finding.effect
     same: dict[str, Literal[1, -1]] = {}
@@ -290,12 +294,7 @@ def _known(finding: Finding, asked: Sequence[tuple[Hypothesis, Scope | None]]) -
         verdict=finding.verdict,
         direction=finding.direction,
         margin=finding.margin,
-        diff=None if effect is None else effect.diff,
-        low=None if effect is None else effect.low,
-        high=None if effect is None else effect.high,
-        level=None if effect is None else effect.level,
-        n_baseline=None if effect is None else effect.n_baseline,
-        n_treatment=None if effect is None else effect.n_treatment,
+        **{name: getattr(effect, name, None) for name in _QUOTED},
         plan_hash=finding.plan_hash,
         origin=finding.origin,
         same_as=same,

@@ -21,7 +21,7 @@ from researcher.home import open_home
 from researcher.models import Finding
 from researcher.store.errors import FindingConflict
 from researcher.store.store import Store
-from researcher.study.edits import options_of
+from researcher.study.draft import options_of
 from researcher.study.spec import StudySpec
 from swarm.models.catalogue import hosted_name
 

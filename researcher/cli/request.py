@@ -20,10 +20,8 @@ from researcher.instruments.levels import level_text
 from researcher.models import LONGEST_TOPIC, Finding, LlmCall
 from researcher.planner.outcome import Asked, Declined, NeedsEdit, Outcome, Planner, Proposed, TopicRequest
 from researcher.refusals import PlanningRefused
-from researcher.study.draft import Draft
-from researcher.study.edits import arms_of, edited, marked, seeds_of, settings_of, vary_of
+from researcher.study.draft import Draft, arms_of, edited, marked, seeds_of, settings_of, study_text, vary_of
 from researcher.study.file import Lines, read_study_file
-from researcher.study.printing import study_text
 from researcher.study.spec import DesignName
 
 _CROSSED: DesignName = "factorial"

@@ -35,10 +35,9 @@ from researcher.instruments.catalogue import OWN_STUDIES, InstrumentFolder, open
 from researcher.models import Finding, LlmCall, StudyOptions
 from researcher.refusals import PlanningRefused, Refusals, SpecRefused
 from researcher.schedule.timetable import Timetable
-from researcher.study.draft import Draft
+from researcher.study.draft import Draft, study_text
 from researcher.study.file import checked_spec
 from researcher.study.plan import Plan
-from researcher.study.printing import study_text
 from researcher.study.spec import StudySpec
 
 NEW = "new"

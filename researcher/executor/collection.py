@@ -5,15 +5,15 @@ Nothing a client prints is used. Either the records show a whole trial, or there
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from foundation.logs import redact
-from researcher.executor import outcomes
 from researcher.executor.errors import EvidenceMissing
 from researcher.executor.sampling import sample
-from researcher.instruments.instrument import Metric
+from researcher.instruments.instrument import Metric, heldout_outcome, trained_outcome
 from researcher.models import (
     LONGEST_TRACEBACK,
     Attrition,
@@ -74,9 +74,7 @@ async def collect(
         raise EvidenceMissing(f"the run is {report.status} at step {report.step}: {report.reason or 'no reason given'}")
     entries = [entry async for entry in swarm.ledger(run_id=report.run_id)]
     own = [entry for entry in entries if entry.client_id == client_id(blueprint.trial_key)]
-    series = (
-        _steps(report) | _evaluations(blueprint, own, report, metrics, partner=partner) | outcomes.trained(metrics, own)
-    )
+    series = _steps(report) | _evaluations(blueprint, own, report, metrics, partner=partner) | _trained(metrics, own)
     series["tokens_sampled"] = _sampled(entries, report.step)
     status = await swarm.status()
     hosted = HostedModel(
@@ -199,7 +197,7 @@ def _evaluation(
     rewards = [(index, entry.reward) for index, entry in kept.items()]
     successes = [(index, entry.success) for index, entry in kept.items()]
     series = {f"eval_reward_{when}": [(index, value) for index, value in rewards if value is not None]}
-    series |= outcomes.evaluated(metrics, kept, when)
+    series |= _evaluated(metrics, kept, when)
     known = [(index, float(value)) for index, value in successes if value is not None]
     return {**series, f"eval_success_{when}": known} if known else series
 
@@ -284,6 +282,62 @@ def _joined(entries: list[LedgerEntry], mine: str) -> dict[str, int] | None:
     """Episodes of other clients whose rewards had a part in a step, if any."""
     counted = (entry for entry in entries if entry.step is not None or entry.reason is DropReason.ZERO_VARIANCE)
     return dict(Counter(entry.client_id for entry in counted if entry.client_id != mine)) or None
+
+
+# -- values that rollouts report besides the reward (`Outcome.metrics`) ------------------------------------------------
+# Only values that the plan's metrics name are kept. If an episode lacks one, the trial is incomplete: a mean over the others
+# would measure something else.
+
+Points = dict[str, list[tuple[int, float]]]
+
+
+def _evaluated(metrics: Sequence[Metric], kept: Mapping[int, LedgerEntry], when: str) -> Points:
+    """Values by index of the held-out episode. kept: the episodes of one evaluation, by index.
+
+    Raises: EvidenceMissing where an episode does not report a value.
+    """
+    return {
+        heldout_outcome(name, when): [(index, _value(entry, name, [*kept.values()])) for index, entry in kept.items()]
+        for name in _names(metrics)
+    }
+
+
+def _trained(metrics: Sequence[Metric], entries: Sequence[LedgerEntry]) -> Points:
+    """Mean per step over its episodes, including those dropped for equal rewards in their group.
+
+    Raises: EvidenceMissing where an episode does not report a value.
+    """
+    names = _names(metrics)
+    by_step: Mapping[int, list[LedgerEntry]] = defaultdict(list)
+    for entry in entries if names else ():
+        if entry.kind != "train" or entry.reward is None:
+            continue
+        if entry.step is not None:
+            by_step[entry.step].append(entry)
+        elif entry.reason is DropReason.ZERO_VARIANCE:  # played for the step that its weights were about to make
+            by_step[entry.claimed_step + 1].append(entry)
+    return {
+        trained_outcome(name): [
+            (step, math.fsum(_value(entry, name, batch) for entry in batch) / len(batch))
+            for step, batch in sorted(by_step.items())
+        ]
+        for name in names
+    }
+
+
+def _names(metrics: Sequence[Metric]) -> list[str]:
+    return list(dict.fromkeys(metric.reported_as for metric in metrics if metric.kind == "outcome"))
+
+
+def _value(entry: LedgerEntry, name: str, among: Sequence[LedgerEntry]) -> float:
+    found = entry.metrics.get(name)
+    if found is not None:
+        return found
+    lacking = sum(name not in each.metrics for each in among)
+    raise EvidenceMissing(
+        f"{lacking} of {len(among)} {'held-out' if entry.kind == 'eval' else 'training'} episodes report no {name!r}: have every "
+        f"rollout return Outcome(…, metrics={{{name!r}: …}}), or take the metric out of the instrument's declaration"
+    )
 
 
 # -- what was lost --------------------------------------------------------------------------------------------------

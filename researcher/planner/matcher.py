@@ -22,8 +22,7 @@ from researcher.instruments.levels import moved_level, off_level, on_level
 from researcher.planner.matcher_words import CLAIMS, SIDES, Level, Levels, TwoReadings, choose_instrument, said, table
 from researcher.planner.outcome import Declined, NeedsEdit, Outcome, Proposed, TopicRequest
 from researcher.refusals import PlanningRefused
-from researcher.study.draft import Draft, Source
-from researcher.study.edits import edited
+from researcher.study.draft import Draft, Source, edited
 from researcher.study.spec import StudySpec
 
 FEWEST_RACED = 4

@@ -17,8 +17,7 @@ from researcher.planner.bounds import invented, lost
 from researcher.planner.outcome import Asked, Declined, NeedsEdit, Outcome, Proposed, TopicRequest
 from researcher.planner.replies import Call
 from researcher.refusals import PlanningRefused
-from researcher.study.draft import Draft, Source
-from researcher.study.edits import edited, paths_of
+from researcher.study.draft import Draft, Source, edited, paths_of
 from researcher.study.plan import Plan
 from researcher.study.spec import StudySpec
 

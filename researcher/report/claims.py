@@ -6,7 +6,7 @@ All rules of printing are here: templates and drawings never format a number the
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 
 from researcher.analysis.power import MOST_SEEDS
@@ -56,6 +56,14 @@ class Ledger:
         if known != made:
             raise ValueError(f"claim {name!r} is {known.expression} already; {expression} needs a name of its own")
         return known
+
+    def claims_of(self, prefix: str, asked: Mapping[str, tuple[str, Style]], decimals: int = 0) -> dict[str, Claim]:
+        """Claims `PREFIX.NAME` by name. asked: expression and style of each."""
+        return {name: self.claim(f"{prefix}.{name}", text, style, decimals) for name, (text, style) in asked.items()}
+
+    def fields(self, prefix: str, expression: str, styles: Mapping[str, Style]) -> dict[str, Claim]:
+        """A claim for each named field of the expression's value."""
+        return self.claims_of(prefix, {name: (f"{expression}.{name}", style) for name, style in styles.items()})
 
 
 def decimals_of(metric: Metric) -> int:

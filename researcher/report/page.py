@@ -247,7 +247,6 @@ def _hypothesis(ledger: Ledger, records: Records, hypothesis: Hypothesis) -> Hyp
             "failed_between": (f"{effect}.failed_between", Style.COUNT),
             "p_lack_of_fit": (f"{effect}.p_lack_of_fit", Style.P),
         }
-    claims = {name: ledger.claim(f"{id}.{name}", text, style, decimals) for name, (text, style) in asked.items()}
     record = records.conclusions.verdict(id)
     return HypothesisPart(
         hypothesis=hypothesis,
@@ -260,7 +259,7 @@ def _hypothesis(ledger: Ledger, records: Records, hypothesis: Hypothesis) -> Hyp
         crossed=bool(hypothesis.treatment_arms)
         and hypothesis.factor not in {each.name for each in records.plan.factors},
         log_scale=any(each.name == hypothesis.factor and each.scale == "log" for each in records.plan.factors),
-        claims=claims,
+        claims=ledger.claims_of(id, asked, decimals),
     )
 
 
@@ -273,29 +272,20 @@ def _left_behind(records: Records, hypothesis: Hypothesis) -> str | None:
 
 def _arm(ledger: Ledger, arm: Arm, metrics: Sequence[Metric]) -> ArmPart:
     name = f"arm.{arm.name}"
-    counts = {
-        status: ledger.claim(f"{name}.{status}", call("count_trials", arm=arm.name, status=status), Style.COUNT)
+    asked = {
+        status: (call("count_trials", arm=arm.name, status=status), Style.COUNT)
         for status in ("done", "failed", "open")
     }
     if arm.seed_offset:
-        counts["seed_offset"] = ledger.claim(f"{name}.seed_offset", call("seed_offset", arm.name), Style.COUNT)
-    counts["trials"] = ledger.claim(f"{name}.trials", call("count_trials", arm=arm.name), Style.COUNT)
-    summaries = {
-        metric.name: {
-            word: ledger.claim(
-                f"{name}.{metric.name}.{word}",
-                call(word, metric.name, arm=arm.name),
-                Style.VALUE,
-                decimals_of(metric),
-            )
-            for word in ("mean", "sd", "iqm")
-        }
-        for metric in metrics
-    }
-    levels = {
-        factor: ledger.claim(f"{name}.{factor}", call("level", arm.name, factor), Style.PLAIN) for factor in arm.levels
-    }
-    return ArmPart(arm=arm, claims=counts, levels=levels, summaries=summaries)
+        asked["seed_offset"] = (call("seed_offset", arm.name), Style.COUNT)
+    asked["trials"] = (call("count_trials", arm=arm.name), Style.COUNT)
+    counts = ledger.claims_of(name, asked)
+    summaries = {}
+    for metric in metrics:
+        words = {word: (call(word, metric.name, arm=arm.name), Style.VALUE) for word in ("mean", "sd", "iqm")}
+        summaries[metric.name] = ledger.claims_of(f"{name}.{metric.name}", words, decimals_of(metric))
+    levels = {factor: (call("level", arm.name, factor), Style.PLAIN) for factor in arm.levels}
+    return ArmPart(arm=arm, claims=counts, levels=ledger.claims_of(name, levels), summaries=summaries)
 
 
 def _trial(ledger: Ledger, trial: TrialRecord, metrics: Sequence[Metric], beside: Sequence[Line]) -> TrialPart:
@@ -319,11 +309,9 @@ def _trial(ledger: Ledger, trial: TrialRecord, metrics: Sequence[Metric], beside
 
 
 def _noise(ledger: Ledger, metric: Metric) -> Claims:
-    decimals = decimals_of(metric)
-    return {
-        word: ledger.claim(f"noise.{metric.name}.{word}", call(word, metric.name), style, decimals)
-        for word, style in (("sigma", Style.VALUE), ("sigma_upper", Style.VALUE), ("sigma_n", Style.COUNT))
-    }
+    styles = {"sigma": Style.VALUE, "sigma_upper": Style.VALUE, "sigma_n": Style.COUNT}
+    asked = {word: (call(word, metric.name), style) for word, style in styles.items()}
+    return ledger.claims_of(f"noise.{metric.name}", asked, decimals_of(metric))
 
 
 def _sentinels(ledger: Ledger, records: Records) -> list[SentinelPart]:
@@ -348,10 +336,7 @@ def _sentinels(ledger: Ledger, records: Records) -> list[SentinelPart]:
 def _step(ledger: Ledger, after: str, records: Records) -> StepPart:
     decision = next(one for one in records.path if one.after == after)
     styles = {"seeds": Style.COUNT, "seeds_needed": Style.SEEDS, "power": Style.PERCENT, "action": Style.WORD}
-    claims = {
-        field: ledger.claim(f"decision.{after}.{field}", f"{call('decision', after)}.{field}", style)
-        for field, style in styles.items()
-    }
+    claims = ledger.fields(f"decision.{after}", call("decision", after), styles)
     return StepPart(after=after, action=decision.action, to=decision.to, reason=decision.reason, claims=claims)
 
 
@@ -373,7 +358,7 @@ def _cost(ledger: Ledger, *, asked_llm: bool) -> Claims:
         "tokens_trained": (call("total", "tokens_trained"), Style.COUNT),
         **(llm if asked_llm else {}),
     }
-    return {name: ledger.claim(f"cost.{name}", text, style) for name, (text, style) in asked.items()}
+    return ledger.claims_of("cost", asked)
 
 
 def _censored(ledger: Ledger, plan: Plan, metrics: Sequence[Metric]) -> list[CensoredPart]:
@@ -383,13 +368,9 @@ def _censored(ledger: Ledger, plan: Plan, metrics: Sequence[Metric]) -> list[Cen
         if metric.kind in UNTIL:
             name = f"censored.{metric.name}"
             whole = ledger.claim(name, call("never_reached", metric.name), Style.COUNT)
-            arms = {
-                arm.name: ledger.claim(
-                    f"{name}.{arm.name}", call("never_reached", metric.name, arm=arm.name), Style.COUNT
-                )
-                for arm in plan.arms
-            }
+            asked = {arm.name: (call("never_reached", metric.name, arm=arm.name), Style.COUNT) for arm in plan.arms}
             decides = any(hypothesis.metric == metric.name for hypothesis in plan.hypotheses)
+            arms = ledger.claims_of(name, asked)
             parts.append(CensoredPart(metric=metric, trials=whole, arms=arms, decides=decides))
     return [part for part in parts if part.trials.value]
 

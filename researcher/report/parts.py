@@ -141,29 +141,25 @@ def study_claims(ledger: Ledger) -> Claims:
         asked[verdict] = (call("count_verdicts", verdict), Style.COUNT)
     for severity in ("invalid", "warning", "unchecked"):
         asked[f"findings_{severity}"] = (call("count_findings", severity), Style.COUNT)
-    return {name: ledger.claim(f"study.{name}", text, style) for name, (text, style) in asked.items()}
+    return ledger.claims_of("study", asked)
 
 
 def budget_claims(ledger: Ledger) -> Claims:
     """The plan's limits, by kind."""
     styles = {"wall_s": Style.SECONDS, "trials": Style.COUNT}
-    return {kind: ledger.claim(f"budget.{kind}", call("budget", kind), style) for kind, style in styles.items()}
+    return ledger.claims_of("budget", {kind: (call("budget", kind), style) for kind, style in styles.items()})
 
 
 def stage_claims(ledger: Ledger, stage: Stage) -> Claims:
     """Its seeds, its trials, what it may spend of alpha where it is a look, and the first fresh seed after a screen."""
-    claims = {
-        name: ledger.claim(f"stage.{stage.id}.{name}", f"{call('stage', stage.id)}.{name}", Style.COUNT)
-        for name in ("seeds", "max_seeds", "first_seed")
-    }
+    own = call("stage", stage.id)
+    asked = {name: (f"{own}.{name}", Style.COUNT) for name in ("seeds", "max_seeds", "first_seed")}
     if stage.spends is not None:
-        spends = f"{call('stage', stage.id)}.spends"
-        claims["spends"] = ledger.claim(f"stage.{stage.id}.spends", spends, Style.PLAIN)
+        asked["spends"] = (f"{own}.spends", Style.PLAIN)
     if stage.kind is StageKind.SCREEN:
-        after = f"{call('stage', stage.id)}.first_seed + {call('stage', stage.id)}.max_seeds"
-        claims["fresh"] = ledger.claim(f"stage.{stage.id}.fresh", after, Style.COUNT)
-    made = call("count_trials", stage=stage.id)
-    return {**claims, "trials": ledger.claim(f"stage.{stage.id}.trials", made, Style.COUNT)}
+        asked["fresh"] = (f"{own}.first_seed + {own}.max_seeds", Style.COUNT)
+    asked["trials"] = (call("count_trials", stage=stage.id), Style.COUNT)
+    return ledger.claims_of(f"stage.{stage.id}", asked)
 
 
 _KNOWN = {
@@ -180,15 +176,9 @@ _KNOWN = {
 def known_part(ledger: Ledger, known: Known) -> KnownPart:
     """An earlier finding, and what this study's verdicts say to it."""
     name = f"known.{known.id}"
-    claims = {
-        field: ledger.claim(f"{name}.{field}", f"{call('known', known.id)}.{field}", style)
-        for field, style in _KNOWN.items()
-    }
-    agreements = [
-        (hypothesis, ledger.claim(f"{name}.{hypothesis}", call("agreement", known.id, hypothesis), Style.WORD))
-        for hypothesis in known.same_as
-    ]
-    return KnownPart(known=known, claims=claims, agreements=agreements)
+    claims = ledger.fields(name, call("known", known.id), _KNOWN)
+    asked = {hypothesis: (call("agreement", known.id, hypothesis), Style.WORD) for hypothesis in known.same_as}
+    return KnownPart(known=known, claims=claims, agreements=list(ledger.claims_of(name, asked).items()))
 
 
 _TESTED = {
@@ -253,7 +243,7 @@ def losses(ledger: Ledger, records: Records) -> Losses:
         asked["limit"] = (call("attrition_limit"), Style.PERCENT)
     arms = [arm.name for arm in records.plan.arms if any(trial.arm == arm.name for trial in records.done)]
     return Losses(
-        claims={name: ledger.claim(f"losses.{name}", text, style) for name, (text, style) in asked.items()},
+        claims=ledger.claims_of("losses", asked),
         causes=causes,
         arms=[_arm(ledger, arm, kind, causes) for arm in arms for kind in KINDS] if causes else [],
         tests=[_test(ledger, records, test.hypothesis, test.kind) for test in records.loss_tests] if watched else [],
@@ -269,19 +259,12 @@ def _arm(ledger: Ledger, arm: str, kind: Kind, causes: list[str]) -> ArmLosses:
         "share": (call("lost_share", arm=arm, kind=kind), Style.PERCENT),
     }
     asked |= {cause: (call("episodes_lost", cause, arm=arm, kind=kind), Style.COUNT) for cause in causes}
-    name = f"losses.{arm}.{kind}"
-    claims = {word: ledger.claim(f"{name}.{word}", text, style) for word, (text, style) in asked.items()}
-    return ArmLosses(arm=arm, kind=kind, claims=claims)
+    return ArmLosses(arm=arm, kind=kind, claims=ledger.claims_of(f"losses.{arm}.{kind}", asked))
 
 
 def _test(ledger: Ledger, records: Records, hypothesis: str, kind: Kind) -> tuple[Hypothesis, Kind, Claims]:
     own = next(each for each in records.plan.hypotheses if each.id == hypothesis)
-    asked = call("loss_test", hypothesis, kind)
-    claims = {
-        field: ledger.claim(f"losses.{hypothesis}.{kind}.{field}", f"{asked}.{field}", style)
-        for field, style in _TESTED.items()
-    }
-    return own, kind, claims
+    return own, kind, ledger.fields(f"losses.{hypothesis}.{kind}", call("loss_test", hypothesis, kind), _TESTED)
 
 
 def _first(records: Records, arms: list[str]) -> list[FirstLost]:

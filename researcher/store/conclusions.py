@@ -8,12 +8,11 @@ from typing import Any
 
 from sqlalchemy import delete, func, select
 
-from researcher.models import SEAL, Claim, Effect, ReportSeal, VerdictRecord
+from researcher.models import SEAL, Claim, ReportSeal, VerdictRecord
 from researcher.store.journal import newest
 from researcher.store.retries import retried
 from researcher.store.tables import ClaimRow, EventRow, PlanRow, VerdictRow
 from researcher.store.transactions import Part, readable
-from researcher.study.plan import Verdict
 
 
 class Verdicts(Part):
@@ -27,19 +26,9 @@ class Verdicts(Part):
             at = (study_id, version, stage, record.hypothesis)
             position = session.scalar(select(func.count()).where(VerdictRow.study_id == study_id)) or 0
             old = session.get(VerdictRow, at)
-            session.merge(
-                VerdictRow(
-                    study_id=study_id,
-                    plan_version=version,
-                    stage=stage,
-                    hypothesis=record.hypothesis,
-                    position=position if old is None else old.position,
-                    verdict=record.verdict,
-                    reason=record.reason,
-                    effect=None if record.effect is None else record.effect.model_dump(mode="json"),
-                    at=self._db.clock.now(),
-                )
-            )
+            fields = record.model_dump(mode="json") | {"study_id": study_id, "plan_version": version, "stage": stage}
+            position = position if old is None else old.position
+            session.merge(VerdictRow(**fields, position=position, at=self._db.clock.now()))
             self._db.announce(session, study_id, "verdict", record.hypothesis)
 
     @retried
@@ -52,15 +41,7 @@ class Verdicts(Part):
             last: dict[str, VerdictRow] = {}
             for row in session.scalars(chosen.order_by(VerdictRow.plan_version, VerdictRow.position)):
                 last[row.hypothesis] = row
-            return [
-                VerdictRecord(
-                    hypothesis=row.hypothesis,
-                    verdict=Verdict(row.verdict),
-                    reason=row.reason,
-                    effect=None if row.effect is None else Effect.model_validate(row.effect),
-                )
-                for row in last.values()
-            ]
+            return [VerdictRecord.model_validate(row, from_attributes=True) for row in last.values()]
 
     @retried
     def stages(self, study_id: str) -> dict[str, list[str]]:

@@ -25,7 +25,7 @@ from foundation.paths import user_data_dir
 from foundation.streams import one_line
 from researcher.models import LONGEST_TOPIC, StudyRecord, StudyStatus, TrialRecord, TrialStatus
 from researcher.store.database import sqlite_url
-from researcher.store.errors import MlflowAway, NotFound
+from researcher.store.errors import MlflowAway
 from researcher.store.mlflow_traces import send_episodes
 from researcher.store.outbox import Message
 from researcher.store.sink import CopyFailed, CopySink, params_of, points_of, tags_of
@@ -139,11 +139,7 @@ class MlflowSink(CopySink):
 
     def _study(self, client: Any, study_id: str) -> _Study:
         record = self._store.studies.get(study_id)
-        try:
-            plan = self._store.plans.get(study_id)
-        except NotFound:
-            plan = None
-        return _Study(record, plan, self._experiment(client, record))
+        return _Study(record, self._plan(study_id), self._experiment(client, record))
 
     def _experiment(self, client: Any, study: StudyRecord) -> str:
         """The study's experiment, created if missing. Raises: CopyFailed if a person deleted it."""

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 from foundation.logs import redact
 from researcher.models import KINDS, TrialRecord
+from researcher.store.errors import NotFound
 from researcher.store.outbox import Message
 from researcher.store.store import Store
 from researcher.study.plan import Plan
@@ -34,18 +35,22 @@ class CopySink(ABC):
     def __init__(self, store: Store) -> None:
         self._store = store
 
+    def _plan(self, study_id: str) -> Plan | None:
+        """The study's newest plan, if it has one."""
+        try:
+            return self._store.plans.get(study_id)
+        except NotFound:
+            return None
+
     def drain(self, study_id: str | None = None) -> int:
         """Send what waits, oldest first; returns how many messages were sent.
 
         study_id: None means every study, none of which another's failure holds up. What cannot be sent now waits, with all
         of its study that came after it; `store.outbox.state` has the error. One copies at a time: a second waits its turn.
         """
-        chosen = [study_id] if study_id is not None else self._waiting()
+        waiting = self._store.outbox.unsent(self.name) if study_id is None else ()
+        chosen = dict.fromkeys(message.study_id for message in waiting) if study_id is None else [study_id]
         return sum(self._drain(each) for each in chosen)
-
-    def _waiting(self) -> list[str]:
-        """The studies of which something waits."""
-        return list(dict.fromkeys(message.study_id for message in self._store.outbox.unsent(self.name)))
 
     def _drain(self, study_id: str) -> int:
         if not self._store.outbox.unsent(self.name, study_id):  # as mostly; it takes no turn

@@ -24,20 +24,10 @@ class Studies(Part):
         found = StudyOptions.model_validate(options)
         study_id, now = self._db.ids.new("st"), self._db.clock.now()
         with self._db.writing() as session:
-            session.add(
-                StudyRow(
-                    id=study_id,
-                    topic=topic,
-                    options=found.model_dump(mode="json"),
-                    status=StudyStatus.PLANNING,
-                    reason=None,
-                    stop_requested=False,
-                    pause_requested=False,
-                    created_at=now,
-                    updated_at=now,
-                    ended_at=None,
-                )
+            made = StudyRecord(
+                id=study_id, topic=topic, options=found, status=StudyStatus.PLANNING, created_at=now, updated_at=now
             )
+            session.add(StudyRow(**made.model_dump(mode="json", exclude={"plan_version"})))
             session.flush()
             self._db.announce(session, study_id, "study", study_id)
         return study_id
@@ -133,16 +123,5 @@ class Studies(Part):
 
 
 def _study(session: Session, row: StudyRow) -> StudyRecord:
-    return StudyRecord(
-        id=row.id,
-        topic=row.topic,
-        options=StudyOptions.model_validate(row.options),
-        status=StudyStatus(row.status),
-        reason=row.reason,
-        plan_version=newest_version(session, row.id),
-        stop_requested=row.stop_requested,
-        pause_requested=row.pause_requested,
-        created_at=row.created_at,
-        updated_at=row.updated_at,
-        ended_at=row.ended_at,
-    )
+    found = StudyRecord.model_validate(row, from_attributes=True)
+    return found.model_copy(update={"plan_version": newest_version(session, row.id)})

@@ -17,7 +17,6 @@ from typing import Any
 from foundation.logs import redact
 from foundation.paths import user_data_dir, write_atomically
 from researcher.models import TrialRecord
-from researcher.store.errors import NotFound
 from researcher.store.outbox import Message
 from researcher.store.sink import CopyFailed, CopySink, params_of, points_of, tags_of
 from researcher.store.store import Store
@@ -85,12 +84,6 @@ class TensorboardSink(CopySink):
         if report is not None and Path(report).is_file():
             lines += ["", Path(report).read_text(encoding="utf-8")]
         return redact("\n".join(lines))
-
-    def _plan(self, study_id: str) -> Plan | None:
-        try:
-            return self._store.plans.get(study_id)
-        except NotFound:
-            return None
 
 
 def _safe(name: str) -> str:

@@ -48,7 +48,11 @@ class Trials(Part):
                 key = trial_key(plan.digest, arm, seed)
                 keys.append(key)
                 if session.get(TrialRow, (study_id, key)) is None:
-                    session.add(_planned(study_id, key, plan.version, stage, arm, seed, position))
+                    made = TrialRecord(
+                        key=key, study_id=study_id, stage=stage, arm=arm, seed=seed, status=TrialStatus.PLANNED
+                    )
+                    fields = made.model_dump(exclude={"finals", "series"})
+                    session.add(TrialRow(**fields, plan_version=plan.version, position=position))
                     session.flush()
                     position += 1
         return [self.get(study_id, key) for key in keys]
@@ -287,20 +291,6 @@ class Trials(Part):
             self._db.announce(session, study_id, "trial", key)
 
 
-def _planned(study_id: str, key: str, version: int, stage: str, arm: str, seed: int, position: int) -> TrialRow:
-    return TrialRow(
-        study_id=study_id,
-        key=key,
-        plan_version=version,
-        stage=stage,
-        arm=arm,
-        seed=seed,
-        position=position,
-        status=TrialStatus.PLANNED,
-        attempt=0,
-    )
-
-
 def _trial_row(session: Session, study_id: str, key: str) -> TrialRow:
     row = session.get(TrialRow, (study_id, key))
     if row is None:
@@ -364,21 +354,8 @@ def _record(row: TrialRow, metrics: list[_Point]) -> TrialRecord:
             finals[name] = value
         else:
             series[name].append((step, value))
-    return TrialRecord(
-        key=row.key,
-        study_id=row.study_id,
-        stage=row.stage,
-        arm=row.arm,
-        seed=row.seed,
-        status=TrialStatus(row.status),
-        attempt=row.attempt,
-        reason=row.reason,
-        finals=finals,
-        series=dict(series),
-        started_at=row.started_at,
-        ended_at=row.ended_at,
-        evidence=None if row.evidence is None else TrialEvidence.model_validate(row.evidence),
-    )
+    found = TrialRecord.model_validate(row, from_attributes=True)
+    return found.model_copy(update={"finals": finals, "series": dict(series)})
 
 
 def _attempt(row: AttemptRow) -> AttemptRecord:

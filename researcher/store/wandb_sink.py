@@ -17,11 +17,9 @@ from typing import Any
 from foundation.logs import redact
 from foundation.paths import user_data_dir
 from researcher.models import StudyRecord, TrialRecord, TrialStatus
-from researcher.store.errors import NotFound
 from researcher.store.outbox import Message
 from researcher.store.sink import CopyFailed, CopySink, losses_of, params_of, tags_of
 from researcher.store.store import Store
-from researcher.study.plan import Plan
 
 PROJECT = "swarm-researcher"
 _PATIENCE_S = 30.0
@@ -129,12 +127,6 @@ class WandbSink(CopySink):
                 init_timeout=_PATIENCE_S, finish_timeout=_PATIENCE_S, finish_timeout_raises=True, **_PRIVATE
             ),
         )
-
-    def _plan(self, study_id: str) -> Plan | None:
-        try:
-            return self._store.plans.get(study_id)
-        except NotFound:
-            return None
 
 
 def _rows(trial: TrialRecord) -> list[dict[str, float]]:

@@ -89,7 +89,7 @@ def test_blank_lines_and_repeated_lines_are_nothing() -> None:
         (a_line(at=-1e15), "at:"),
         ("[]", "no JSON object"),
         ("{", "no JSON object on one line"),
-        (a_line().replace("0.3,", "NaN,", 1), "NaN is no number"),
+        (a_line().replace("0.3,", "NaN,", 1), "NaN is not a number"),
         ("[" * 100_000, "no JSON object"),
     ],
 )  # fmt: skip

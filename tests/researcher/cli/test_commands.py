@@ -874,7 +874,7 @@ def test_a_damaged_database_is_one_row_of_the_doctors(
 @pytest.mark.parametrize(
     ("options", "given", "told"),
     [
-        ({}, "host:8642", "is no address"),
+        ({}, "host:8642", "is not an address"),
         ({"keep_models": True}, "http://127.0.0.1:1", "the study keeps its models"),
     ],
 )

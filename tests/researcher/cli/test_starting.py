@@ -12,7 +12,7 @@ from researcher.cli import USAGE
 from researcher.main import main
 from researcher.store.findings import Findings
 from researcher.store.store import Store
-from researcher.study.edits import options_of
+from researcher.study.draft import options_of
 from researcher.study.plan import Plan
 from researcher.study.spec import StudySpec
 from tests.fakes.specs import planned, spec

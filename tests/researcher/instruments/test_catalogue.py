@@ -92,7 +92,7 @@ def test_a_folder_that_is_named_twice_counts_once_and_one_that_is_missing_is_nam
         ('metric = "final_reward"', 'metric = "reward"', "defaults.metric"),
         ('default = "constant"', 'default = "steady"', "one of constant, linear, cosine"),
         ("run.optimizer.warmup", "run.optimizer.warm_up", "did you mean 'optimizer.warmup'"),
-        ("run.optimizer.warmup", "optimizer.warmup", "is none of run.<field>"),
+        ("run.optimizer.warmup", "optimizer.warmup", "is not one of run.<field>"),
         ("default = 0.01\n", "default = 2.0\n", "from 0 to 1"),
         ('name = "hints"', 'name = "warmup"', "declared 2 times"),
         ("margin = 0.1", "margin = 0.0", "above 0"),

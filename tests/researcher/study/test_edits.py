@@ -7,8 +7,7 @@ import re
 import pytest
 
 from foundation.commandline import UsageError
-from researcher.study.draft import Draft
-from researcher.study.edits import arms_of, edited, marked, seeds_of, settings_of, vary_of
+from researcher.study.draft import Draft, arms_of, edited, marked, seeds_of, settings_of, vary_of
 
 FIELDS = {
     "compare": {"kl": {"levels": [0.1]}},
@@ -47,10 +46,10 @@ def test_arms_settings_and_seeds_are_read() -> None:
         (lambda text: vary_of([text, text]), "lr=1", "--vary lr is given twice"),
         (lambda text: arms_of([text]), "kl=1", "has no colon; write --arm NAME:FACTOR=LEVEL"),
         (lambda text: arms_of([text, text]), "a:kl=1", "is given twice"),
-        (lambda text: arms_of([text]), "a:kl", "--arm 'kl' is no setting"),
+        (lambda text: arms_of([text]), "a:kl", "--arm 'kl' is not a setting"),
         (lambda text: settings_of("--set", [text]), "kl=", "--set 'kl=' is not a setting; write --set FACTOR=LEVEL"),
         (seeds_of, "3-8", "--seeds '3-8' is not a number of seeds; write 3, or 3..8"),
-        (seeds_of, "-1", "is no number of seeds"),
+        (seeds_of, "-1", "is not a number of seeds"),
     ],
 )
 def test_what_is_no_option_says_how_to_write_it(read, given: str, says: str) -> None:  # type: ignore[no-untyped-def]

@@ -7,10 +7,8 @@ from typing import Any
 
 import pytest
 
-from researcher.study.draft import Draft
-from researcher.study.edits import marked
+from researcher.study.draft import Draft, marked, study_text
 from researcher.study.file import read_study_file
-from researcher.study.printing import study_text
 from researcher.study.spec import StudySpec
 
 FIELDS: dict[str, Any] = {
