@@ -1,8 +1,7 @@
 """Power: σ and its upper confidence bound, seeds needed, and the effect that n seeds can show.
 
 Uses statsmodels' power of the t-test for two independent arms of equal size (loaded on use). For interquartile means,
-which
-vary more than means, σ is scaled up.
+which vary more than means, σ is scaled up.
 """
 
 from __future__ import annotations
@@ -83,8 +82,7 @@ def measured_noise(plan: Plan, trials: Sequence[TrialRecord], metric: str) -> No
 
 def sampling_sigma(plan: Plan, metric: Metric, values: Sequence[float]) -> float:
     """Largest σ from sampling held-out answers alone: sqrt(m (1 - m) / n) for n answers per trial worth 0 to 1 with
-    mean m.
-    0 for other metrics and worths.
+    mean m. 0 for other metrics and worths.
 
     A few trials can agree by chance, and their own spread would then say that there is no noise.
     """
@@ -226,8 +224,7 @@ def side_sigma(plan: Plan, hypothesis: Hypothesis, sigma: float) -> float:
     """σ between seeds of one side; a mean over several arms varies less.
 
     For a trend: σ² / Σ (x - mean x)² over the levels' positions x in 0 to 1, as for two arms whose difference varies
-    like the
-    fitted change. Three equally spaced levels say as much as their ends alone; further ones add to it.
+    like the fitted change. Three equally spaced levels say as much as their ends alone; further ones add to it.
     """
     if hypothesis.between_arms:
         return sigma / math.sqrt(2 * len(hypothesis.sides) * float(np.var([*places(plan, hypothesis).values()])))

@@ -126,8 +126,7 @@ def _levels(wanted: _Wanted, group: Sequence[_Seen], alpha: float) -> Iterator[_
 
 def _movement(wanted: _Wanted, group: Sequence[_Seen], alpha: float) -> Iterator[_Said]:
     """Rising reward is judged over all trials, falling success over those whose own reward rose. An arm that gains
-    both and one
-    that loses both are then no contradiction.
+    both and one that loses both are then no contradiction.
     """
     rises = _p_below([_Estimate(-one.reward.value, one.reward.error) for one in group]) <= alpha
     fallen = [one.wanted for one in group if one.reward.value > 0]

@@ -1,8 +1,7 @@
 """The fine stage: Optuna picks one frozen arm after the other.
 
 The arms are a grid that the plan fixed and hashed. The sampler's seed follows from the plan, and its history is
-replayed from
-the recorded trials, so the same records give the same picks.
+replayed from the recorded trials, so the same records give the same picks.
 """
 
 from __future__ import annotations

@@ -129,9 +129,8 @@ def run_interruptibly(work: Coroutine[Any, Any, T]) -> T:
 
 
 async def _until_interrupted(work: Coroutine[Any, Any, T]) -> T:
-    """Handle SIGTERM like Ctrl-C: our own servers are stopped, and the study can be resumed. Also SIGHUP, unless it
-    is ignored
-    (`nohup`). Works while this thread waits for the database, too.
+    """Handle SIGTERM like Ctrl-C: our own servers are stopped, and the study can be resumed. Also SIGHUP, unless it is
+    ignored (`nohup`). Works while this thread waits for the database, too.
     """
     task, loop = asyncio.current_task(), asyncio.get_running_loop()
     assert task is not None

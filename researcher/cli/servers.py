@@ -27,8 +27,7 @@ def check_servers(plan: Plan, urls: list[str], seen: Mapping[str, str] | None = 
     """seen: the weights of the study's earlier trials (`weights_seen`).
 
     Raises: UsageError when there are too few servers for one trial, one refuses our token, two are the same, one is
-    not a swarm
-    server, or one hosts another model than the plan trains.
+    not a swarm server, or one hosts another model than the plan trains.
     """
     urls = list(dict.fromkeys(url.rstrip("/") for url in urls))
     given, needed = len(urls), 1 + len(plan.roles)

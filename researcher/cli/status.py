@@ -190,8 +190,7 @@ def _trial_line(trial: TrialRecord) -> str:
 
 def exit_code(home: Home, study: StudyRecord) -> int:
     """Exit code for the study's state. Stopped by a person is fine here; `start` and `resume` fail then. A study
-    without a worker
-    is waiting.
+    without a worker is waiting.
     """
     if study.status is StudyStatus.STOPPED:
         spent = home.store.journal.last(study.id, OVER_BUDGET)

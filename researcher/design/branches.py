@@ -66,8 +66,7 @@ def _in_sequence(question: Question, stages: Sequence[Stage], hypotheses: Sequen
 
 def _balances(question: Question, stage: Stage) -> list[Branch]:
     """For each ordering of the arms, smallest level first: the smallest level that no larger one beats, the best
-    balance of gain
-    and cost.
+    balance of gain and cost.
 
     `5 ≪ 15 ≈ 25` gives 15: it beats 5, and 25 does not beat it. Orderings with a gain after a loss give no level.
     """

@@ -59,9 +59,8 @@ def laid_out(question: Question, instrument: Instrument, seeds: Seeds) -> Layout
 
 
 def _noisy_arm(question: Question, arms: tuple[Arm, ...]) -> str:
-    """The arm for the noise floor: the baseline, unless it is a control that trains nothing and so hardly varies; in
-    a trend the
-    middle level.
+    """The arm for the noise floor: the baseline, unless it is a control that trains nothing and so hardly varies; in a
+    trend the middle level.
     """
     if question.spec.design == "trend":
         return arms[len(arms) // 2].name

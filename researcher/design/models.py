@@ -1,8 +1,7 @@
 """Models of specs and plans, and what it costs to host one after the other on one machine.
 
 A folder's fingerprint is part of the plan. A name stands for the weights that the first trial finds, so that the same
-spec
-gives the same plan on every machine.
+spec gives the same plan on every machine.
 """
 
 from __future__ import annotations

@@ -287,8 +287,7 @@ class AttemptRun:
         self, attempt: AttemptRecord, report: RunReport, blueprint: TrialBlueprint, client: Client
     ) -> Collected:
         """Keep a client running until the server's records show a whole trial. Failing code may be replaced on the
-        way; the run
-        then continues with a new client.
+        way; the run then continues with a new client.
 
         Raises: Unmended, MendByHand, and what `_until_ended` raises.
         """

@@ -1,7 +1,6 @@
 """From a planned trial to what runs: the server's RunSpec and the client's blueprint.
 
-Pure. The instrument's defaults, then the plan, then the arm's levels, each by its factor's `target`. A person can
-read
+Pure. The instrument's defaults, then the plan, then the arm's levels, each by its factor's `target`. A person can read
 and run both by hand.
 """
 
@@ -32,9 +31,8 @@ Finals = Callable[[Sequence[Metric], Series], dict[str, float]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Code:
-    """A version of an instrument's code. version: SHA-256 over the files of its folder. sandboxed: an LLM wrote it,
-    so it only
-    runs in a sandbox.
+    """A version of an instrument's code. version: SHA-256 over the files of its folder. sandboxed: an LLM wrote it, so
+    it only runs in a sandbox.
     """
 
     folder: Path

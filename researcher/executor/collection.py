@@ -62,9 +62,8 @@ async def collect(
 ) -> Collected:
     """Everything recorded of a finished trial. metrics: the plan's; they name what episodes have to report.
 
-    partner: another model of the trial. It may have had no call in a held-out episode; the team's result still
-    counts, but
-    that episode says nothing about this model.
+    partner: another model of the trial. It may have had no call in a held-out episode; the team's result still counts,
+    but that episode says nothing about this model.
 
     Raises: EvidenceMissing when the run is not complete, or steps, evaluation episodes or reported values are
     missing.

@@ -30,8 +30,7 @@ class Symptoms:
     """What is known of a client that ended.
 
     folder: its code. exit_code: None if nobody saw it end. said: its standard error. lost: why its host ended it, if
-    it did.
-    aborted: reasons of the episodes it gave up. phase: the server's; None if it does not answer.
+    it did. aborted: reasons of the episodes it gave up. phase: the server's; None if it does not answer.
     """
 
     folder: Path

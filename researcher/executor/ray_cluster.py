@@ -1,8 +1,7 @@
 """A Ray cluster through its job server: jobs are submitted, looked at, read and stopped, with retries.
 
 The only importer of Ray, and only when a cluster is used. Ray's client (`ray.job_submission`) is synchronous and runs
-in
-threads. It needs `ray` and `requests`, not the packages of a cluster's head.
+in threads. It needs `ray` and `requests`, not the packages of a cluster's head.
 """
 
 from __future__ import annotations
@@ -41,8 +40,7 @@ class ClusterRefused(ValueError):
 
 class JobServer(Protocol):
     """The part of `ray.job_submission.JobSubmissionClient` that is used. Raises: OSError when it cannot be reached,
-    RuntimeError
-    when it refuses.
+    RuntimeError when it refuses.
     """
 
     def submit_job(

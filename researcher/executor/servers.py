@@ -265,8 +265,7 @@ class ServerPool:
 
     async def turn_to(self, model: PlanModel) -> None:
         """Where servers take turns: run the one that hosts `model` in place of any other. Its folder, port and runs
-        stay. Otherwise
-        do nothing.
+        stay. Otherwise do nothing.
 
         Raises: NoServersLeft when it does not start, or was lost.
         """

@@ -26,8 +26,7 @@ _ABANDONED_DRAIN_S = 0.1
 
 class Slot:
     """One server, for one attempt. tell: messages about what is waited for. check_halt: called while waiting; raises
-    StudyHalted
-    to end it.
+    StudyHalted to end it.
     """
 
     def __init__(
@@ -58,9 +57,8 @@ class Slot:
     async def start(self, spec: RunSpec, idempotency_key: str, model: PlanModel) -> RunReport:
         """The run under this key, started now or found again. model: what the server has to host.
 
-        Raises: AttemptFailed when the server refuses it; ServerUnfit when it hosts another model or other weights, or another run
-        keeps it;
-        StudyHalted while another run keeps it.
+        Raises: AttemptFailed when the server refuses it; ServerUnfit when it hosts another model or other weights, or
+        another run keeps it; StudyHalted while another run keeps it.
         """
         status = await self.server.ready(self._clock, self._busy_s)
         deadline = self._clock.monotonic() + self._busy_s

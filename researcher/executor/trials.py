@@ -168,8 +168,7 @@ class Executor:
 
     async def _take_turn(self, plan: Plan, under_way: Sequence[TrialRecord], planned: Sequence[TrialRecord]) -> None:
         """Where servers take turns: seeds in order, each starting with the model of the one before (A B, B A, A B).
-        Arms then meet
-        similar conditions, at one boot per seed.
+        Arms then meet similar conditions, at one boot per seed.
         """
         if not self._pool.by_turns or not (under_way or planned):
             return

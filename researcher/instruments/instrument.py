@@ -61,8 +61,7 @@ class Factor(StrictModel):
     first by one in all arms."""
     share: Annotated[bool | None, Field(exclude_if=lambda share: share is None)] = None
     """For a family's ratio in `batch.mix`: the level is its share of the whole, and the others share the rest. None:
-    decided by its
-    name (`share`, `fraction`, `percentage`); in a plan, a relative ratio.
+    decided by its name (`share`, `fraction`, `percentage`); in a plan, a relative ratio.
     """
     scale: Literal["linear", "log"] = "linear"
     aliases: tuple[str, ...] = ()

@@ -29,8 +29,7 @@ def number_text(value: float) -> str:
 
 def as_level(factor: Factor, given: Scalar) -> Scalar:
     """Convert to the factor's type: `16.0` to 16, `"4e-5"` to a number, `"on"` to a switch. What cannot be converted
-    is returned
-    unchanged; `level_problem` reports it.
+    is returned unchanged; `level_problem` reports it.
     """
     if factor.type == "bool":
         word = str(given).casefold()
@@ -92,8 +91,7 @@ def on_level(factor: Factor) -> Scalar:
 
 def moved_level(factor: Factor, way: int) -> Scalar | None:
     """A level clearly above (way 1) or below (-1) the default: the declared one, else twice it for counts, four times
-    on a log
-    scale, half as much again otherwise. None without room, or for unordered factors.
+    on a log scale, half as much again otherwise. None without room, or for unordered factors.
     """
     if factor.type not in ("int", "float") or isinstance(factor.default, str):
         return None

@@ -48,9 +48,8 @@ class Purse:
 
 
 class Asker:
-    """keep: receives every call, answered or not. tell: receives a line when an outage is waited out. purse: shared
-    by all who ask
-    for one study.
+    """keep: receives every call, answered or not. tell: receives a line when an outage is waited out. purse: shared by
+    all who ask for one study.
     """
 
     def __init__(

@@ -198,8 +198,7 @@ class StudyRequest(BaseModel):
     """The request: the study spec and its origin.
 
     author: `builtin`, `file`, `options`, or an LLM's name. sources: of each setting, by dotted path. because: the
-    planner's reason.
-    uncovered: parts of the topic that the spec does not cover.
+    planner's reason. uncovered: parts of the topic that the spec does not cover.
     """
 
     spec: dict[str, Any]

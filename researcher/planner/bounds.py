@@ -1,8 +1,7 @@
 """Bounds of a topic that the spec must keep, and names in a spec that only a person may choose.
 
 Scans for numbers with units and for names; reads no sentences. Each kind of bound has its fields in the spec. A bound
-that
-those fields do not hold has to be named in `uncovered`, with the reason.
+that those fields do not hold has to be named in `uncovered`, with the reason.
 """
 
 from __future__ import annotations

@@ -146,9 +146,8 @@ def check_comparable(before: Rehearsal, fault: Diagnosis) -> None:
 def compare(before: Rehearsal, after: Rehearsal) -> str:
     """What was compared, in words.
 
-    Raises: Unfit when anything but the failure changed, or a failed episode now earns more than the least that the
-    old code gave
-    its task (or, if it gave that task nothing, any task).
+    Raises: Unfit when anything but the failure changed, or a failed episode now earns more than the least that the old
+    code gave its task (or, if it gave that task nothing, any task).
     """
     for split, tasks in before.tasks.items():
         if tasks and tasks != after.tasks.get(split):

@@ -1,8 +1,7 @@
 """The daemon continues studies, each in a process of its own, whenever their timetables allow.
 
 APScheduler stores its jobs in the researcher's database and says when to look. What to do follows from the records
-alone,
-so an extra look does nothing and a missed one is made up for by the next.
+alone, so an extra look does nothing and a missed one is made up for by the next.
 """
 
 from __future__ import annotations

@@ -101,8 +101,7 @@ class JournalReader:
     """Reads a journal again and again, only its end each time.
 
     PostgreSQL numbers a line when it is written and shows it when it is committed, so a line can appear after others
-    with
-    higher numbers. Each look therefore reads some lines again.
+    with higher numbers. Each look therefore reads some lines again.
     """
 
     def __init__(self, journal: Journal, study_id: str) -> None:

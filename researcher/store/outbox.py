@@ -1,7 +1,6 @@
 """Changes that copies of the records (MLflow and others) have not received yet. SQL comes first.
 
-Deliveries are kept per sink, so that an outage of one neither delays nor repeats another's. A sink that is added
-later
+Deliveries are kept per sink, so that an outage of one neither delays nor repeats another's. A sink that is added later
 gets everything.
 """
 

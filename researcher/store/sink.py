@@ -82,8 +82,7 @@ class CopySink(ABC):
     @abstractmethod
     def _send(self, message: Message) -> None:
         """Copy the current state of what the message is about. Raises: CopyFailed, or the library's errors; then
-        nothing is marked as
-        sent.
+        nothing is marked as sent.
         """
 
     @abstractmethod

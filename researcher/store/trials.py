@@ -354,8 +354,8 @@ def _record(row: TrialRow, metrics: list[_Point]) -> TrialRecord:
             finals[name] = value
         else:
             series[name].append((step, value))
-    found = TrialRecord.model_validate(row, from_attributes=True)
-    return found.model_copy(update={"finals": finals, "series": dict(series)})
+    columns = {name: getattr(row, name) for name in TrialRecord.model_fields if name not in ("finals", "series")}
+    return TrialRecord.model_validate({**columns, "finals": finals, "series": dict(series)})
 
 
 def _attempt(row: AttemptRow) -> AttemptRecord:

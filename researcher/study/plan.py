@@ -279,9 +279,8 @@ class Plan(StrictModel):
     run: dict[str, Any]
     """Partial RunSpec shared by all arms."""
     stated: Annotated[tuple[str, ...] | None, Field(exclude_if=lambda stated: stated is None)] = None
-    """If arms differ by their algorithm, and its defaults differ from the instrument's: fields of `run` that the
-    study sets
-    itself. All others yield to the algorithm's defaults. None: no field does, as in older plans.
+    """If arms differ by their algorithm, and its defaults differ from the instrument's: fields of `run` that the study
+    sets itself. All others yield to the algorithm's defaults. None: no field does, as in older plans.
     """
     roles: Annotated[dict[str, PlanRole], Field(exclude_if=_is_unset)] = {}
     """Further models by role; each trial takes a server for every one."""

@@ -129,13 +129,10 @@ class StudySpec(StrictModel):
     """A study request. What is not set has the instrument's default.
 
     question: quoted in the report, never parsed. instrument: a name or folder. model: a hub name, known name or
-    folder; several
-    make the model a factor. `compare` (or several models) names what differs, or `arms` bundles settings by name, the
-    first being
-    the baseline. set: the same in all arms. metric None: the instrument's. secondary: reported, never decides. claim:
-    how the
-    treatments' metric moves; `none` tests the better way, and says so. margin: smallest effect that matters; None:
-    the metric's.
+    folder; several make the model a factor. `compare` (or several models) names what differs, or `arms` bundles
+    settings by name, the first being the baseline. set: the same in all arms. metric None: the instrument's.
+    secondary: reported, never decides. claim: how the treatments' metric moves; `none` tests the better way, and says
+    so. margin: smallest effect that matters; None: the metric's.
     """
 
     question: Annotated[str, Field(max_length=LONGEST_QUESTION), AfterValidator(_said)]
