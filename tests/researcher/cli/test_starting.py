@@ -10,6 +10,7 @@ import pytest
 
 from researcher.cli import USAGE
 from researcher.main import main
+from researcher.models import Finding
 from researcher.store.findings import Findings
 from researcher.store.store import Store
 from researcher.study.draft import options_of
@@ -129,7 +130,12 @@ def test_earlier_findings_are_read_once_for_a_topic(monkeypatch: pytest.MonkeyPa
     Store.open().close()
     reads: list[int] = []
     everything = Findings.all
-    monkeypatch.setattr(Findings, "all", lambda self, **more: reads.append(1) or everything(self, **more))
+
+    def counted(self: Findings) -> list[Finding]:
+        reads.append(1)
+        return everything(self)
+
+    monkeypatch.setattr(Findings, "all", counted)
     shown(
         capsys,
         "--planner",
