@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import AsyncIterable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
 
+from foundation.clock import Clock, ManualClock
+from swarm.client import Patience, RolloutReport, SwarmClient, Task
+from swarm.client.tasks import Rollout
 from swarm.protocol.errors import ErrorCode, Refusal
 from swarm.protocol.problem import Problem
 
@@ -82,6 +85,38 @@ class SwarmStub:
 
     def transport(self) -> httpx.AsyncBaseTransport:
         return httpx.MockTransport(self._serve)
+
+    def client(
+        self,
+        url: str = "http://stub",
+        *,
+        client_id: str = "c-1",
+        version: str = "0",
+        clock: Clock | None = None,
+        patience: Patience | None = None,
+    ) -> SwarmClient:
+        return SwarmClient(
+            url,
+            client_id=client_id,
+            client_version=version,
+            transport=self.transport(),
+            clock=clock or ManualClock(),
+            patience=patience,
+        )
+
+    async def play(
+        self,
+        stream: Iterable[Task] | AsyncIterable[Task],
+        rollout: Rollout,
+        *,
+        client_id: str = "c-1",
+        version: str = "0",
+        clock: Clock | None = None,
+        **options: Any,
+    ) -> RolloutReport:
+        """What `run_tasks` of a client of its own reports."""
+        async with self.client(client_id=client_id, version=version, clock=clock) as swarm:
+            return await swarm.run_tasks(stream, rollout, **options)
 
     # -- what tests look at -------------------------------------------------------------------------------------------
 

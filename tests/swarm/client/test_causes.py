@@ -9,7 +9,6 @@ from typing import Any
 import httpx
 import pytest
 
-from foundation.clock import ManualClock
 from swarm.client import Cause, EpisodeUnfinished, GraderFailed, SwarmClient, grading, sync, team
 from swarm.client.errors import EngineFailed, InvalidSpec, LeaseLost, NoReward, ServerUnreachable, TeamOver
 from swarm.client.join import PersonLeft, TooLate
@@ -157,7 +156,7 @@ async def ended_with(error: BaseException | None) -> str | None:
             if error is not None:
                 raise error
 
-    async with SwarmClient("http://stub", transport=stub.transport(), clock=ManualClock()) as swarm:
+    async with stub.client() as swarm:
         with pytest.raises(type(error or EpisodeUnfinished())):
             await play(swarm)
     return stub.episodes["ep-0"].cause
@@ -186,7 +185,7 @@ async def test_an_episode_whose_task_is_cancelled_from_outside_was_stopped_by_a_
             begun.set()
             await asyncio.Event().wait()
 
-    async with SwarmClient("http://stub", transport=stub.transport(), clock=ManualClock()) as swarm:
+    async with stub.client() as swarm:
         playing = asyncio.create_task(play(swarm))
         await begun.wait()
         playing.cancel()
@@ -202,7 +201,7 @@ async def test_a_stated_cause_stands_whatever_is_raised_after_it() -> None:
             episode.abort("the judge is away", cause=Cause.GRADER)
             raise ValueError("afterwards")
 
-    async with SwarmClient("http://stub", transport=stub.transport(), clock=ManualClock()) as swarm:
+    async with stub.client() as swarm:
         with pytest.raises(ValueError, match="afterwards"):
             await play(swarm)
         async with swarm.episode(task_id="t") as episode:
@@ -213,7 +212,7 @@ async def test_a_stated_cause_stands_whatever_is_raised_after_it() -> None:
 @pytest.mark.parametrize("reward", [float("nan"), float("inf"), "much", None, True])
 async def test_a_reward_that_is_no_number_is_the_graders_failure(reward: Any) -> None:
     stub = SwarmStub()
-    async with SwarmClient("http://stub", transport=stub.transport(), clock=ManualClock()) as swarm:
+    async with stub.client() as swarm:
         with pytest.raises(NoReward) as refused:
             async with swarm.episode(task_id="t") as episode:
                 episode.end(reward=reward)
@@ -223,7 +222,7 @@ async def test_a_reward_that_is_no_number_is_the_graders_failure(reward: Any) ->
 
 async def test_the_servers_word_on_a_cause_is_the_one_that_counts() -> None:
     stub = SwarmStub()
-    async with SwarmClient("http://stub", transport=stub.transport(), clock=ManualClock()) as swarm:
+    async with stub.client() as swarm:
         async with swarm.episode(task_id="t") as episode:
             stub.drop(episode.id, "limit")
             episode.abort("whatever")
@@ -237,7 +236,7 @@ def test_the_synchronous_twin_states_causes_too(monkeypatch: pytest.MonkeyPatch)
         with episode:
             episode.abort("the judge is away", cause=Cause.GRADER)
 
-    inner = SwarmClient("http://stub", transport=stub.transport(), clock=ManualClock())
+    inner = stub.client()
     with sync.SwarmClient("http://stub") as swarm:
         monkeypatch.setattr(swarm, "inner", inner)
         play(swarm.episode(task_id="t"))
@@ -261,8 +260,8 @@ async def team_that_ended_with(error: Exception, *, lost_beside: str | None = No
             raise error
 
     async with (
-        SwarmClient("http://stub", transport=stub.transport(), clock=ManualClock()) as one,
-        SwarmClient("http://beside", transport=beside.transport(), clock=ManualClock()) as other,
+        stub.client() as one,
+        beside.client("http://beside") as other,
     ):
         with pytest.raises(type(error)):
             await play(one, other)

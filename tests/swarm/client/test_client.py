@@ -9,7 +9,6 @@ import httpx
 import pytest
 
 from foundation.clock import ManualClock
-from foundation.ids import SeededIds
 from swarm.client import (
     Episode,
     EpisodeUnfinished,
@@ -51,14 +50,7 @@ class PatientClock(ManualClock):
 
 
 def client(stub: SwarmStub, *, clock: ManualClock | None = None, patience: Patience | None = None) -> SwarmClient:
-    return SwarmClient(
-        "http://stub",
-        client_id="c-1",
-        transport=stub.transport(),
-        clock=clock or RushedClock(),
-        ids=SeededIds(1),
-        patience=patience,
-    )
+    return stub.client(clock=clock or RushedClock(), patience=patience)
 
 
 def claim(**fields: object) -> EpisodeClaim:
@@ -207,7 +199,7 @@ async def test_a_web_page_is_not_taken_for_a_server() -> None:
 
 
 async def test_an_id_that_no_url_can_hold_is_refused() -> None:
-    async with SwarmClient("http://stub", transport=SwarmStub().transport()) as swarm:
+    async with SwarmStub().client() as swarm:
         for asked in (swarm.run("run-1\n"), swarm.tasks(client_id="\udcff")):
             with pytest.raises(InvalidSpec, match="cannot be asked for"):
                 await asked

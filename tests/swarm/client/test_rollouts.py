@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from foundation.clock import ManualClock
-from swarm.client import Episode, Outcome, Refusal, RolloutsFailing, SwarmClient, Task, TeamOver, team
+from swarm.client import Episode, Outcome, Refusal, RolloutsFailing, Task, TeamOver, team
 from swarm.client.claims import READ_AHEAD
 from swarm.client.client import ROLLOUT_PATIENCE
 from swarm.client.errors import EngineFailed, InvalidSpec, LeaseLost, NotFound, StorageFull
@@ -44,18 +44,6 @@ def endless() -> Iterator[Task]:
     return (Task(f"t-{number}", "") for number in itertools.count())
 
 
-def client(
-    stub: SwarmStub, client_id: str = "c-1", version: str = "0", clock: ManualClock | None = None
-) -> SwarmClient:
-    return SwarmClient(
-        "http://stub",
-        client_id=client_id,
-        client_version=version,
-        transport=stub.transport(),
-        clock=clock or ManualClock(),
-    )
-
-
 async def right(episode: Episode, task: Task) -> Outcome:
     await asyncio.sleep(0)
     return Outcome(reward=1.0, success=True, metrics={"turns": 1.0})
@@ -63,8 +51,7 @@ async def right(episode: Episode, task: Task) -> Outcome:
 
 async def test_each_task_gets_group_size_episodes_claimed_in_task_order() -> None:
     stub = SwarmStub(group_size=3)
-    async with client(stub) as swarm:
-        report = await swarm.run_tasks(tasks(5), right, concurrency=4)
+    report = await stub.play(tasks(5), right, concurrency=4)
     assert (report.ended, report.run_over) == (15, False)
     claimed = [body["task_id"] for _, path, body in stub.requests if path.endswith(":claim")]
     assert claimed == [task.id for task in tasks(5) for _ in range(3)]
@@ -91,8 +78,7 @@ async def test_a_family_that_is_ahead_in_its_mix_does_not_hold_up_the_others_wha
     stub, clock = SwarmStub(), RushedClock()
     refuses_who_is_ahead(stub)
     stream = [Task(name.format(mix=mix, number=number), "", mix=mix) for mix in "ab" for number in range(6)]
-    async with client(stub, clock=clock) as swarm:
-        report = await swarm.run_tasks(stream, right, concurrency=4)
+    report = await stub.play(stream, right, concurrency=4, clock=clock)
     assert report.ended == 24
     for mix in "ab":
         claimed = [one.claim["task_id"] for one in stub.episodes.values() if one.claim["mix"] == mix]
@@ -102,8 +88,7 @@ async def test_a_family_that_is_ahead_in_its_mix_does_not_hold_up_the_others_wha
 async def test_tasks_of_families_that_do_not_wait_claim_in_the_order_of_the_stream() -> None:
     stub = SwarmStub(group_size=2)
     stream = [Task(f"t-{number}", "", mix="abb"[number % 3]) for number in range(9)]
-    async with client(stub) as swarm:
-        await swarm.run_tasks(stream, right, concurrency=3)
+    await stub.play(stream, right, concurrency=3)
     assert [one.claim["task_id"] for one in stub.episodes.values()] == [task.id for task in stream for _ in range(2)]
 
 
@@ -117,7 +102,7 @@ async def test_while_a_family_waits_no_more_than_a_bounded_number_of_tasks_is_ta
             taken += 1
             yield Task(f"t-{number}", "", mix="a")
 
-    async with client(stub, clock=clock) as swarm:
+    async with stub.client(clock=clock) as swarm:
         working = asyncio.create_task(swarm.run_tasks(stream(), right))
         for _ in range(3_000):
             await asyncio.sleep(0)
@@ -138,15 +123,13 @@ async def test_at_most_concurrency_rollouts_run_at_once_and_that_many_do() -> No
         running -= 1
         return 1.0
 
-    async with client(SwarmStub()) as swarm:
-        await swarm.run_tasks(tasks(10), rollout, concurrency=5)
+    await SwarmStub().play(tasks(10), rollout, concurrency=5)
     assert most == 5
 
 
 async def test_an_endless_stream_stops_cleanly_when_the_run_is_over() -> None:
     stub = SwarmStub(train_limit=7)
-    async with client(stub) as swarm:
-        report = await swarm.run_tasks(endless(), right, concurrency=3)
+    report = await stub.play(endless(), right, concurrency=3)
     assert report.run_over
     assert stub.by_state()["ended"] == report.ended >= 7
     assert stub.by_state()["running"] == 0
@@ -157,7 +140,7 @@ async def test_a_stream_may_be_asynchronous() -> None:
         for task in tasks(2):
             yield task
 
-    async with client(SwarmStub()) as swarm:
+    async with SwarmStub().client() as swarm:
         assert (await swarm.run_tasks(stream(), right)).ended == 4
 
 
@@ -169,7 +152,7 @@ async def test_evaluations_take_one_episode_of_each_task_unless_told_otherwise_a
         episode.end(reward=0.0)
 
     stub = SwarmStub(group_size=8)
-    async with client(stub) as swarm:
+    async with stub.client() as swarm:
         await swarm.run_tasks(tasks(3), rollout, kind="eval", sampling={"temperature": 0.0})
         await swarm.run_tasks(tasks(3)[:1], rollout, kind="eval", episodes_per_task=4)
     assert seen[0] == {"temperature": 0.0}
@@ -187,8 +170,7 @@ async def test_one_crashing_rollout_costs_one_episode_and_its_traceback_is_in_th
         return Outcome(reward=1.0)
 
     stub = SwarmStub()
-    async with client(stub) as swarm:
-        report = await swarm.run_tasks(tasks(3), rollout)
+    report = await stub.play(tasks(3), rollout)
     assert (report.ended, report.crashed, report.given_up) == (6, 1, 0)
     assert stub.by_state() == {"ended": 6, "aborted": 1}
     (detail,) = (one.detail for one in stub.episodes.values() if one.detail)
@@ -204,8 +186,7 @@ async def test_a_rollout_that_exits_has_crashed() -> None:
         return 1.0
 
     stub = SwarmStub()
-    async with client(stub) as swarm:
-        report = await swarm.run_tasks(tasks(3), rollout, kind="eval", retries=0)
+    report = await stub.play(tasks(3), rollout, kind="eval", retries=0)
     assert (report.ended, report.crashed, report.given_up) == (2, 1, 1)
     (detail,) = (one.detail for one in stub.episodes.values() if one.detail)
     assert detail.count("Traceback") == 1
@@ -219,8 +200,7 @@ async def test_a_task_that_always_crashes_is_given_up_and_the_others_go_on() -> 
         return 1.0
 
     stub = SwarmStub()
-    async with client(stub) as swarm:
-        report = await swarm.run_tasks(tasks(4), rollout, retries=1)
+    report = await stub.play(tasks(4), rollout, retries=1)
     assert (report.ended, report.crashed, report.given_up) == (6, 4, 2)
 
 
@@ -229,7 +209,7 @@ async def test_a_rollout_that_never_works_stops_run_tasks_instead_of_spinning_fo
         raise ValueError("no such tool")
 
     stub = SwarmStub()
-    async with client(stub) as swarm:
+    async with stub.client() as swarm:
         with pytest.raises(RolloutsFailing, match="in a row"):
             await swarm.run_tasks(endless(), rollout, concurrency=2)
     assert stub.by_state()["running"] == 0
@@ -241,8 +221,7 @@ async def test_a_rollout_that_answers_nonsense_has_crashed(answer: Any) -> None:
         return answer
 
     stub = SwarmStub(group_size=2)
-    async with client(stub) as swarm:
-        report = await swarm.run_tasks(tasks(1), rollout, retries=0)
+    report = await stub.play(tasks(1), rollout, retries=0)
     assert (report.ended, report.crashed) == (0, 2)
     assert stub.by_state() == {"aborted": 2}
 
@@ -254,8 +233,7 @@ async def test_a_crash_whose_words_no_json_can_carry_costs_one_episode_too() -> 
         return 1.0
 
     stub = SwarmStub()
-    async with client(stub) as swarm:
-        report = await swarm.run_tasks(tasks(3), rollout, retries=0)
+    report = await stub.play(tasks(3), rollout, retries=0)
     assert (report.ended, report.crashed) == (4, 2)
     assert all("no such tool: \\ud83d" in one.detail for one in stub.episodes.values() if one.detail)
 
@@ -275,8 +253,7 @@ async def test_metadata_that_no_json_can_carry_costs_one_episode(metadata: dict[
         episode.end(reward=1.0, metadata=metadata if task.id == "t-1" else {"loss": 0.5, "seen": {7: [None]}})
 
     stub = SwarmStub()
-    async with client(stub) as swarm:
-        report = await swarm.run_tasks(tasks(3), rollout, retries=0)
+    report = await stub.play(tasks(3), rollout, retries=0)
     assert (report.ended, report.crashed) == (4, 2)
     assert stub.by_state() == {"ended": 4, "aborted": 2}
     assert all("InvalidSpec: " in one.detail for one in stub.episodes.values() if one.detail)
@@ -284,8 +261,7 @@ async def test_metadata_that_no_json_can_carry_costs_one_episode(metadata: dict[
 
 async def test_a_result_that_the_server_refuses_costs_one_episode_whose_slot_is_given_back() -> None:
     stub = SwarmStub(before=[(":end", Refusal(ErrorCode.INVALID_SPEC, "an integer exceeds 64 bits"))])
-    async with client(stub) as swarm:
-        report = await swarm.run_tasks(tasks(3), right)
+    report = await stub.play(tasks(3), right)
     assert (report.ended, report.crashed) == (6, 1)
     assert stub.by_state() == {"ended": 6, "aborted": 1}
 
@@ -302,21 +278,20 @@ async def test_a_rollout_that_gives_its_episode_up_is_tried_again_and_its_reason
         return None
 
     stub = SwarmStub()
-    async with client(stub) as swarm:
-        report = await swarm.run_tasks(tasks(1), rollout, concurrency=1)
+    report = await stub.play(tasks(1), rollout, concurrency=1)
     assert (report.ended, report.crashed) == (2, 1)
     assert [one.detail for one in stub.episodes.values() if one.detail] == ["the sandbox did not start"]
 
 
 async def test_a_rollout_that_always_crashes_inside_its_team_stops_run_tasks_too() -> None:
-    other = SwarmClient("http://other", transport=SwarmStub().transport(), clock=ManualClock())
+    other = SwarmStub().client("http://other")
     stream = (Task(f"t-{number}", "") for number in range(50))
 
     async def rollout(episode: Episode, task: Task) -> None:
         async with team(planner=episode, solver=other):
             raise ValueError("no such tool")
 
-    async with client(SwarmStub()) as swarm, other:
+    async with SwarmStub().client() as swarm, other:
         with pytest.raises(RolloutsFailing, match="no such tool"):
             await swarm.run_tasks(stream, rollout, concurrency=2)
 
@@ -324,7 +299,7 @@ async def test_a_rollout_that_always_crashes_inside_its_team_stops_run_tasks_too
 @pytest.mark.parametrize("rewarded", [True, False])
 async def test_a_rollout_that_gives_its_team_up_has_crashed(rewarded: bool) -> None:
     stub, beside = SwarmStub(), SwarmStub()
-    other = SwarmClient("http://other", transport=beside.transport(), clock=ManualClock())
+    other = beside.client("http://other")
 
     async def rollout(episode: Episode, task: Task) -> float | None:
         async with team(planner=episode, solver=other) as both:
@@ -333,7 +308,7 @@ async def test_a_rollout_that_gives_its_team_up_has_crashed(rewarded: bool) -> N
             both.abort("judged invalid")
         return None if rewarded else 0.0
 
-    async with client(stub) as swarm, other:
+    async with stub.client() as swarm, other:
         report = await swarm.run_tasks(tasks(1), rollout, kind="eval", retries=1)
     assert (report.ended, report.crashed, report.lost, report.given_up) == (0, 2, 0, 1)
     assert [one.detail for one in stub.episodes.values()] == ["judged invalid"] * 2
@@ -343,8 +318,8 @@ async def test_a_rollout_that_gives_its_team_up_has_crashed(rewarded: bool) -> N
 @pytest.mark.parametrize("bad", [{"solver": float("nan")}, {"metadata": {"a": object()}}])
 async def test_results_of_a_team_are_handed_in_all_or_none(bad: dict[str, Any]) -> None:
     stub, beside = SwarmStub(), SwarmStub()
-    other = SwarmClient("http://other", transport=beside.transport(), clock=ManualClock())
-    async with client(stub) as swarm, other, team(task_id="t", planner=swarm, solver=other) as both:
+    other = beside.client("http://other")
+    async with stub.client() as swarm, other, team(task_id="t", planner=swarm, solver=other) as both:
         with pytest.raises((ValueError, InvalidSpec)):
             both.end(rewards={"planner": 1.0, "solver": bad.get("solver", 1.0)}, metadata=bad.get("metadata"))
         assert [member.ended for member in both.members.values()] == [False, False]
@@ -357,7 +332,7 @@ async def test_results_of_a_team_are_handed_in_all_or_none(bad: dict[str, Any]) 
 
 async def test_a_rollout_that_hides_that_its_team_was_lost_has_not_ended_its_episode() -> None:
     stub = SwarmStub()
-    other = SwarmClient("http://other", transport=SwarmStub().transport(), clock=ManualClock())
+    other = SwarmStub().client("http://other")
 
     async def rollout(episode: Episode, task: Task) -> float:
         try:
@@ -366,21 +341,21 @@ async def test_a_rollout_that_hides_that_its_team_was_lost_has_not_ended_its_epi
         except LeaseLost:
             return 0.0
 
-    async with client(stub) as swarm, other:
+    async with stub.client() as swarm, other:
         report = await swarm.run_tasks(tasks(1), rollout, kind="eval", retries=1)
     assert (report.ended, report.crashed, report.lost, report.given_up) == (0, 2, 0, 1)
 
 
 async def test_run_tasks_stops_when_the_run_of_a_member_of_its_team_is_over() -> None:
     """However long its own run and its stream go on: no further team can be had."""
-    other = SwarmClient("http://other", transport=SwarmStub(train_limit=0).transport(), clock=ManualClock())
+    other = SwarmStub(train_limit=0).client("http://other")
 
     async def rollout(episode: Episode, task: Task) -> None:
         async with team(planner=episode, solver=other):
             raise AssertionError("the solver cannot be had")
 
     stub = SwarmStub()
-    async with client(stub) as swarm, other:
+    async with stub.client() as swarm, other:
         report = await swarm.run_tasks(endless(), rollout, concurrency=3)
         with pytest.raises(TeamOver, match="solver cannot play any more"):
             async with team(task_id="t-9", planner=swarm, solver=other):
@@ -399,7 +374,7 @@ async def test_a_rollout_that_always_cancels_itself_is_told_so() -> None:
     async def rollout(episode: Episode, task: Task) -> float:
         raise asyncio.CancelledError
 
-    async with client(SwarmStub()) as swarm:
+    async with SwarmStub().client() as swarm:
         with pytest.raises(RolloutsFailing, match=r"the last with asyncio\.CancelledError"):
             await swarm.run_tasks(endless(), rollout, concurrency=2)
 
@@ -416,8 +391,7 @@ async def test_an_episode_whose_lease_was_lost_is_tried_again() -> None:
             stub.episodes[episode.id].reason = "server_restarted"
         return 1.0
 
-    async with client(stub) as swarm:
-        report = await swarm.run_tasks(tasks(2), rollout)
+    report = await stub.play(tasks(2), rollout)
     assert (report.ended, report.lost, report.crashed) == (4, 1, 0)
 
 
@@ -437,8 +411,7 @@ async def test_a_rollout_whose_lease_is_lost_is_cancelled() -> None:
             cancelled.append(episode.id)
             raise
 
-    async with client(stub, clock=clock) as swarm:
-        report = await swarm.run_tasks(tasks(1), rollout, idle_limit_s=60)
+    report = await stub.play(tasks(1), rollout, idle_limit_s=60, clock=clock)
     assert cancelled == ["ep-0"]
     assert (report.ended, report.lost) == (2, 1)
 
@@ -456,7 +429,7 @@ async def test_a_refusal_that_is_no_limit_ends_run_tasks_with_itself_and_gives_i
         await asyncio.Event().wait()
         return 0.0
 
-    async with client(stub) as swarm:
+    async with stub.client() as swarm:
         with pytest.raises(EngineFailed):
             await swarm.run_tasks(endless(), rollout, concurrency=4)
     assert stub.by_state()["running"] == 0
@@ -465,8 +438,7 @@ async def test_a_refusal_that_is_no_limit_ends_run_tasks_with_itself_and_gives_i
 async def test_run_tasks_waits_for_as_long_as_its_server_says_that_it_will_later() -> None:
     later = Refusal(ErrorCode.DRAINING, "a step takes its time", retry_after_s=600.0)
     stub, clock = SwarmStub(before=[(":claim", later)] * 6), RushedClock()
-    async with client(stub, clock=clock) as swarm:
-        report = await swarm.run_tasks(tasks(2), right)
+    report = await stub.play(tasks(2), right, clock=clock)
     assert report.ended == 4
     assert clock.monotonic() > 900
 
@@ -474,8 +446,7 @@ async def test_run_tasks_waits_for_as_long_as_its_server_says_that_it_will_later
 async def test_a_moment_of_full_disk_costs_run_tasks_neither_its_results_nor_itself() -> None:
     full = Refusal(ErrorCode.STORAGE_FULL, "no room")
     stub, clock = SwarmStub(before=[(":end", full), (":claim", full), (":end", full)]), RushedClock()
-    async with client(stub, clock=clock) as swarm:
-        report = await swarm.run_tasks(tasks(2), right, idle_limit_s=3_600)
+    report = await stub.play(tasks(2), right, idle_limit_s=3_600, clock=clock)
     assert (report.ended, report.lost, report.crashed) == (4, 0, 0)
     assert stub.by_state() == {"ended": 4}
 
@@ -484,14 +455,14 @@ async def test_a_moment_of_full_disk_costs_run_tasks_neither_its_results_nor_its
 async def test_a_disk_that_stays_full_ends_run_tasks_within_minutes(path: str) -> None:
     full = Refusal(ErrorCode.STORAGE_FULL, "no room")
     stub, clock = SwarmStub(before=[(path, full)] * 10_000), RushedClock()
-    async with client(stub, clock=clock) as swarm:
+    async with stub.client(clock=clock) as swarm:
         with pytest.raises(StorageFull):
             await swarm.run_tasks(tasks(1), right, concurrency=1, idle_limit_s=3_600)
     assert ROLLOUT_PATIENCE.full_s <= clock.monotonic() <= 2 * ROLLOUT_PATIENCE.full_s
 
 
 async def test_without_a_run_there_is_an_error_that_says_so() -> None:
-    async with client(SwarmStub()) as swarm:
+    async with SwarmStub().client() as swarm:
         with pytest.raises(NotFound):
             await swarm.run_tasks(tasks(1), right, run_id="run-9")
 
@@ -507,7 +478,6 @@ async def die_while_holding(
     stub: SwarmStub, after: int, concurrency: int = 4, mix: str | None = None, own_mix: str | None = None
 ) -> None:
     """Run tasks in a process that vanishes once `after` episodes ended, with others open."""
-    deaf = SwarmStub.transport(stub)
     ended = 0
     dying = asyncio.Event()
 
@@ -519,7 +489,7 @@ async def die_while_holding(
         ended += 1
         return 1.0
 
-    swarm = SwarmClient("http://stub", client_id="c-1", transport=deaf, clock=ManualClock())
+    swarm = stub.client()
     stream = [replace(task, mix=mix) for task in tasks(4)]
     working = asyncio.create_task(swarm.run_tasks(stream, rollout, concurrency=concurrency, mix=own_mix))
     await dying.wait()
@@ -539,8 +509,7 @@ async def test_a_restarted_client_goes_on_where_it_stopped_and_frees_what_it_lef
     await die_while_holding(stub, after)
     left_open = stub.by_state()["running"]
     assert left_open >= 3
-    async with client(stub) as swarm:
-        report = await swarm.run_tasks(tasks(4), right, concurrency=4)
+    report = await stub.play(tasks(4), right, concurrency=4)
     assert report.resumed == after
     assert report.ended == 12 - after
     assert stub.by_state() == {"ended": 12, "aborted": left_open}
@@ -552,17 +521,15 @@ async def test_a_restarted_client_goes_on_where_it_stopped_and_frees_what_it_lef
 async def test_run_tasks_with_a_family_goes_on_with_tasks_of_another_where_it_stopped() -> None:
     stub = SwarmStub(group_size=3)
     stream = [Task("1", ""), Task("1", "", mix="code"), Task("2", "", mix="code")]
-    async with client(stub) as swarm:
-        await swarm.run_tasks(stream[:2], right, mix="math")
-    async with client(stub) as swarm:
-        report = await swarm.run_tasks(stream, right, mix="math")
+    await stub.play(stream[:2], right, mix="math")
+    report = await stub.play(stream, right, mix="math")
     assert (report.resumed, report.ended) == (6, 3)
 
 
 async def test_an_empty_family_is_none_and_goes_on_where_it_stopped() -> None:
     stub = SwarmStub(group_size=3)
     for played in (6, 0):
-        async with client(stub) as swarm:
+        async with stub.client() as swarm:
             report = await swarm.run_tasks(tasks(2), right, mix="")
             assert (report.ended, report.resumed) == (played, 6 - played)
             assert await swarm.tasks(mix="") == await swarm.tasks()
@@ -586,7 +553,7 @@ async def test_run_tasks_with_a_family_frees_what_it_left_open_of_another_and_pl
     stub = SwarmStub(group_size=3)
     await die_while_holding(stub, 4, mix="code", own_mix="math")
     left_open, played = running(stub), set[str]()
-    async with client(stub) as swarm:
+    async with stub.client() as swarm:
         await swarm.run_tasks([Task("of-its-own", "")], right, mix="math")
         assert stub.by_state()["aborted"] == len(left_open)
         report = await swarm.run_tasks([replace(task, mix="code") for task in tasks(4)], noting(played), mix="math")
@@ -601,8 +568,7 @@ async def test_a_restarted_client_frees_what_it_left_open_of_tasks_with_a_family
     stub = SwarmStub(group_size=3)
     await die_while_holding(stub, 4, mix="math")
     left_open, played = running(stub), set[str]()
-    async with client(stub) as swarm:
-        report = await swarm.run_tasks([replace(task, mix="math") for task in tasks(4)], noting(played), concurrency=4)
+    report = await stub.play([replace(task, mix="math") for task in tasks(4)], noting(played), concurrency=4)
     assert (report.resumed, report.ended) == (4, 8)
     assert not played & left_open
     assert stub.by_state() == {"ended": 12, "aborted": len(left_open)}
@@ -610,10 +576,8 @@ async def test_a_restarted_client_frees_what_it_left_open_of_tasks_with_a_family
 
 async def test_a_restarted_client_does_not_take_a_task_of_one_family_for_the_same_of_another() -> None:
     stub = SwarmStub(group_size=3)
-    async with client(stub) as swarm:
-        await swarm.run_tasks([Task("1", "", mix="math")], right)
-    async with client(stub) as swarm:
-        report = await swarm.run_tasks([Task("1", "", mix="code"), Task("1", "", mix="math")], right)
+    await stub.play([Task("1", "", mix="math")], right)
+    report = await stub.play([Task("1", "", mix="code"), Task("1", "", mix="math")], right)
     assert (report.resumed, report.ended) == (3, 3)
     assert Counter(one.claim["mix"] for one in stub.episodes.values()) == {"math": 3, "code": 3}
 
@@ -630,7 +594,7 @@ async def test_a_second_run_tasks_of_a_client_leaves_alone_what_the_first_plays(
         await over.wait()
         return 1.0
 
-    async with client(stub) as swarm:
+    async with stub.client() as swarm:
         first = asyncio.create_task(swarm.run_tasks([Task(ids[0], "")], slow, episodes_per_task=2))
         await begun.wait()
         second = asyncio.create_task(swarm.run_tasks([Task(ids[1], "")], slow, episodes_per_task=2))
@@ -650,7 +614,7 @@ async def test_what_another_run_tasks_of_the_client_has_ended_since_is_no_orphan
         await over.wait()
         return 1.0
 
-    async with client(stub) as swarm:
+    async with stub.client() as swarm:
         first = asyncio.create_task(swarm.run_tasks([Task("a", "", mix="math")], slow))
 
         async def stream() -> AsyncIterator[Task]:
@@ -667,10 +631,8 @@ async def test_what_another_run_tasks_of_the_client_has_ended_since_is_no_orphan
 async def test_a_task_that_comes_again_later_in_the_stream_counts_again() -> None:
     stub = SwarmStub(group_size=2)
     stream = [Task("a", ""), Task("b", ""), Task("a", "")]
-    async with client(stub) as swarm:
-        await swarm.run_tasks(stream[:1], right)
-    async with client(stub) as swarm:
-        report = await swarm.run_tasks(stream, right)
+    await stub.play(stream[:1], right)
+    report = await stub.play(stream, right)
     assert (report.resumed, report.ended) == (2, 4)
 
 
@@ -683,15 +645,14 @@ async def test_a_restarted_client_frees_what_another_version_of_its_code_left_op
     stub = SwarmStub(group_size=2)
     await die_while_holding(stub, 0)
     left_open = stub.by_state()["running"]
-    async with client(stub, version="1") as swarm:
-        report = await swarm.run_tasks(tasks(4), right)
+    report = await stub.play(tasks(4), right, version="1")
     assert report.ended == 8
     assert stub.by_state() == {"ended": 8, "aborted": left_open}
 
 
 async def test_what_a_client_claimed_outside_run_tasks_is_left_alone() -> None:
     stub = SwarmStub()
-    async with client(stub) as first, client(stub) as second, first.episode(task_id="by hand", run_id=RUN) as episode:
+    async with stub.client() as first, stub.client() as second, first.episode(task_id="by hand", run_id=RUN) as episode:
         await second.run_tasks(tasks(1), right)
         await episode.end(reward=1.0)
     assert stub.by_state() == {"ended": 3}
@@ -705,7 +666,7 @@ async def test_an_older_process_of_a_client_stops_with_an_error_that_says_why() 
         await released.wait()
         return 1.0
 
-    async with client(stub) as older, client(stub) as newer:
+    async with stub.client() as older, stub.client() as newer:
         stopping = asyncio.create_task(older.run_tasks(tasks(1), slow, episodes_per_task=1))
         await begun.wait()
         assert (await newer.run_tasks(tasks(1), right, episodes_per_task=1)).ended == 1
@@ -717,9 +678,8 @@ async def test_an_older_process_of_a_client_stops_with_an_error_that_says_why() 
 
 async def test_another_client_does_not_count_on_this_ones_episodes() -> None:
     stub = SwarmStub()
-    async with client(stub) as swarm:
-        await swarm.run_tasks(tasks(2), right)
-    async with client(stub, client_id="c-2") as swarm:
+    await stub.play(tasks(2), right)
+    async with stub.client(client_id="c-2") as swarm:
         assert (await swarm.run_tasks(tasks(2), right)).resumed == 0
     assert stub.episodes["ep-0"].claim["run_id"] == RUN
 

@@ -57,8 +57,8 @@ BLUEPRINT = TrialBlueprint(
 async def test_a_run_that_nobody_plays_for_any_more_ends_its_trial_and_says_what_it_lacks() -> None:
     clock, stub = ManualClock(), WaitingStub()
     stub.clock = clock
-    partner = SwarmClient("http://other", transport=SwarmStub(train_limit=0).transport(), clock=clock)
-    swarm = SwarmClient("http://stub", transport=stub.transport(), clock=clock)
+    partner = SwarmStub(train_limit=0).client("http://other", clock=clock)
+    swarm = stub.client(clock=clock)
 
     async def rollout(episode: Episode, task: Task) -> float | None:
         if episode.claim.kind == "eval":

@@ -12,12 +12,11 @@ import httpx
 import pytest
 
 from swarm.client import Cause, Episode, GraderFailed, RolloutsFailing, Task, grading
-from swarm.client.client import SwarmClient
 from swarm.client.errors import ServerUnreachable
 from swarm.client.losses import LONGEST_PAUSE_S, Tries, tries_of
 from swarm.protocol.episodes import LedgerEntry
 from tests.fakes.swarm_stub import SwarmStub
-from tests.swarm.client.test_rollouts import RushedClock, client, endless, tasks
+from tests.swarm.client.test_rollouts import RushedClock, endless, tasks
 
 pytestmark = pytest.mark.anyio
 
@@ -117,8 +116,7 @@ FREE = (Cause.SERVER, Cause.NETWORK, Cause.PERSON)
 async def test_what_server_network_or_a_person_lost_is_offered_again_without_limit(cause: Cause) -> None:
     stub, clock = SwarmStub(), RushedClock()
     rollout = Losing(stub, cause, 40)
-    async with client(stub, clock=clock) as swarm:
-        report = await swarm.run_tasks(tasks(3), rollout, retries=0, episodes_per_task=1)
+    report = await stub.play(tasks(3), rollout, retries=0, episodes_per_task=1, clock=clock)
     assert (report.ended, report.given_up, report.set_aside) == (3, 0, 0)
     assert report.causes == {cause: 40}
     assert (report.crashed, report.lost) == (0, 40)
@@ -129,8 +127,7 @@ async def test_what_server_network_or_a_person_lost_is_offered_again_without_lim
 async def test_what_rollout_grader_or_a_limit_lost_uses_up_the_tries_of_its_task(cause: Cause) -> None:
     stub = SwarmStub()
     rollout = Losing(stub, cause, 100)
-    async with client(stub, clock=RushedClock()) as swarm:
-        report = await swarm.run_tasks(tasks(3), rollout, retries=2, episodes_per_task=1)
+    report = await stub.play(tasks(3), rollout, retries=2, episodes_per_task=1, clock=RushedClock())
     assert (report.ended, report.given_up, report.set_aside) == (2, 1, 1)
     assert report.causes == {cause: 3}
     assert report.crashed == (0 if cause is Cause.LIMIT else 3)
@@ -139,8 +136,7 @@ async def test_what_rollout_grader_or_a_limit_lost_uses_up_the_tries_of_its_task
 async def test_a_task_over_which_the_client_was_lost_three_times_is_set_aside_whatever_its_retries() -> None:
     stub = SwarmStub()
     rollout = Losing(stub, Cause.CLIENT, 100)
-    async with client(stub, clock=RushedClock()) as swarm:
-        report = await swarm.run_tasks(tasks(3), rollout, retries=50, episodes_per_task=1)
+    report = await stub.play(tasks(3), rollout, retries=50, episodes_per_task=1, clock=RushedClock())
     assert (report.ended, report.set_aside, report.causes) == (2, 1, {Cause.CLIENT: 3})
 
 
@@ -148,8 +144,7 @@ async def test_a_bad_task_that_comes_again_is_passed_over_and_the_run_goes_on() 
     stub = SwarmStub(group_size=2, train_limit=20)
     rollout = Losing(stub, Cause.ROLLOUT, 10_000, bad="t-0")
     stream = (Task(f"t-{number % 3}", "") for number in itertools.count())
-    async with client(stub, clock=RushedClock()) as swarm:
-        report = await swarm.run_tasks(stream, rollout, concurrency=2, retries=1)
+    report = await stub.play(stream, rollout, concurrency=2, retries=1, clock=RushedClock())
     assert report.run_over
     assert (report.set_aside, report.crashed) == (1, rollout.played["t-0"])
     assert rollout.played["t-0"] <= 4
@@ -159,8 +154,7 @@ async def test_a_set_aside_task_stays_so_when_the_client_is_started_again() -> N
     stub = SwarmStub(group_size=2)
     rollout = Losing(stub, Cause.GRADER, 10_000)
     for _ in range(3):
-        async with client(stub, clock=RushedClock()) as swarm:
-            report = await swarm.run_tasks(tasks(3), rollout, concurrency=1, retries=1)
+        report = await stub.play(tasks(3), rollout, concurrency=1, retries=1, clock=RushedClock())
         assert (report.ended + report.resumed, report.given_up, report.set_aside) == (4, 2, 1)
     assert rollout.played["t-1"] == 2
 
@@ -176,23 +170,22 @@ async def test_a_client_that_was_started_again_has_the_tries_that_are_left() -> 
             await asyncio.Event().wait()
         return await rollout(episode, task)
 
-    async with client(stub, clock=RushedClock()) as swarm:
+    async with stub.client(clock=RushedClock()) as swarm:
         working = asyncio.create_task(swarm.run_tasks(tasks(1), until_stopped, retries=2, episodes_per_task=1))
         await stop.wait()
         working.cancel()
         await asyncio.gather(working, return_exceptions=True)
     assert [one.cause for one in stub.episodes.values()] == ["grader", "grader", "person"]
-    async with client(stub, clock=RushedClock()) as swarm:
-        report = await swarm.run_tasks(tasks(1), rollout, retries=2, episodes_per_task=1)
+    report = await stub.play(tasks(1), rollout, retries=2, episodes_per_task=1, clock=RushedClock())
     assert (rollout.played["t-0"], report.set_aside) == (3, 1)
 
 
 async def test_a_mended_client_tries_all_tasks_anew() -> None:
     stub = SwarmStub()
-    async with client(stub, clock=RushedClock()) as swarm:
-        await swarm.run_tasks(tasks(2), Losing(stub, Cause.ROLLOUT, 100), retries=0, episodes_per_task=1)
-    async with client(stub, version="mended", clock=RushedClock()) as swarm:
-        report = await swarm.run_tasks(tasks(2), Losing(stub, Cause.ROLLOUT, 0), retries=0, episodes_per_task=1)
+    await stub.play(tasks(2), Losing(stub, Cause.ROLLOUT, 100), retries=0, episodes_per_task=1, clock=RushedClock())
+    report = await stub.play(
+        tasks(2), Losing(stub, Cause.ROLLOUT, 0), retries=0, episodes_per_task=1, version="mended", clock=RushedClock()
+    )
     assert (report.ended, report.resumed, report.set_aside) == (1, 1, 0)
 
 
@@ -202,8 +195,7 @@ async def test_two_bad_tasks_among_good_ones_do_not_end_the_others() -> None:
             raise ValueError
         return 1.0
 
-    async with client(SwarmStub(group_size=4)) as swarm:
-        report = await swarm.run_tasks(tasks(60), rollout, concurrency=1, retries=0)
+    report = await SwarmStub(group_size=4).play(tasks(60), rollout, concurrency=1, retries=0)
     assert (report.set_aside, report.ended) == (30, 120)
 
 
@@ -214,7 +206,7 @@ async def test_a_stream_of_nothing_but_tasks_that_were_set_aside_ends_run_tasks_
     def stream() -> Iterator[Task]:
         return (Task(f"t-{number % 2}", "") for number in itertools.count())
 
-    async with client(SwarmStub()) as swarm:
+    async with SwarmStub().client() as swarm:
         with pytest.raises(RolloutsFailing, match=r"set aside.*the judge is away"):
             await swarm.run_tasks(stream(), rollout)
 
@@ -229,8 +221,7 @@ async def test_what_the_network_loses_never_counts_as_a_rollout_that_fails() -> 
             raise httpx.ReadError("reset", request=httpx.Request("POST", f"{episode.base_url}/completions"))
         return 1.0
 
-    async with client(stub, clock=RushedClock()) as swarm:
-        report = await swarm.run_tasks(endless(), rollout, concurrency=2, retries=0, episodes_per_task=1)
+    report = await stub.play(endless(), rollout, concurrency=2, retries=0, episodes_per_task=1, clock=RushedClock())
     assert report.run_over
     assert (report.crashed, report.given_up) == (0, 0)
 
@@ -242,8 +233,7 @@ async def test_an_end_that_does_not_count_is_tried_again_and_charged_to_who_lost
     async def rollout(episode: Episode, task: Task) -> None:
         await episode.end(reward=1.0)
 
-    async with client(stub, clock=RushedClock()) as swarm:
-        report = await swarm.run_tasks(tasks(2), rollout)
+    report = await stub.play(tasks(2), rollout, clock=RushedClock())
     assert (report.ended, report.causes) == (4, {cause: 2})
 
 
@@ -262,7 +252,7 @@ async def test_what_run_tasks_that_failed_gives_back_was_lost_by_the_client_and_
         yield from tasks(1)
         raise OSError("the stream of tasks broke")
 
-    async with client(stub, clock=RushedClock()) as swarm:
+    async with stub.client(clock=RushedClock()) as swarm:
         with pytest.raises(OSError, match="the stream"):
             await swarm.run_tasks(failing(), rollout, episodes_per_task=1)
     assert [one.cause for one in stub.episodes.values()] == ["client"]
@@ -279,7 +269,7 @@ async def test_what_a_restarted_client_gives_back_was_lost_by_the_client(monkeyp
     async def unheard(*arguments: object) -> object:
         raise ServerUnreachable("dead clients say nothing")
 
-    dead = client(stub)
+    dead = stub.client()
     monkeypatch.setattr(dead, "abort", unheard)
     async with dead as swarm:
         working = asyncio.create_task(swarm.run_tasks(tasks(1), rollout, episodes_per_task=1))
@@ -290,7 +280,7 @@ async def test_what_a_restarted_client_gives_back_was_lost_by_the_client(monkeyp
     async def right(episode: Episode, task: Task) -> float:
         return 1.0
 
-    async with SwarmClient("http://stub", client_id="c-1", transport=stub.transport(), clock=RushedClock()) as swarm:
+    async with stub.client(clock=RushedClock()) as swarm:
         await swarm.run_tasks(tasks(1), right, episodes_per_task=1)
     assert [one.cause for one in stub.episodes.values()] == ["client", None]
 
@@ -298,7 +288,7 @@ async def test_what_a_restarted_client_gives_back_was_lost_by_the_client(monkeyp
 async def test_an_evaluation_of_other_weights_tries_a_task_anew() -> None:
     stub = SwarmStub()
     rollout = Losing(stub, Cause.GRADER, 1)
-    async with client(stub, clock=RushedClock()) as swarm:
+    async with stub.client(clock=RushedClock()) as swarm:
         before = await swarm.run_tasks(tasks(2), rollout, kind="eval", retries=0)
         stub.step = 5
         after = await swarm.run_tasks(tasks(2), rollout, kind="eval", retries=0)
