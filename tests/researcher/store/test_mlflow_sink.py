@@ -6,20 +6,22 @@ import json
 import re
 import threading
 import warnings
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+from mlflow import MlflowClient
 
 from foundation.clock import ManualClock
 from researcher.models import StudyStatus, TrialStatus, VerdictRecord
 from researcher.store.errors import MlflowAway
 from researcher.store.mlflow_sink import MlflowSink, default_tracking_uri, experiment_name
+from researcher.store.sink import CopySink
 from researcher.store.store import Store
 from researcher.study.plan import Verdict
 from tests.contracts import sink_contract
+from tests.contracts.sink_contract import CopiedTrial, send_without_marking
 from tests.fakes.example_plan import ARMS, SEAL, example_plan
 from tests.fakes.sampled import an_episode
 
@@ -32,22 +34,30 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    store = Store.open(f"sqlite:///{tmp_path}/r.db", clock=ManualClock())
-    yield store
-    store.close()
-
-
-@pytest.fixture
 def sink(store: Store, home: Path) -> MlflowSink:
     return MlflowSink(store, f"sqlite:///{home}/mlflow.db")
 
 
 @pytest.fixture
 def mlflow(sink: MlflowSink) -> Any:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return sink._open()
+    return MlflowClient(sink.tracking_uri)
+
+
+class TestMlflow(sink_contract.SinkContract):
+    @pytest.fixture
+    def away(self, store: Store) -> CopySink:
+        return MlflowSink(store, "http://127.0.0.1:9")
+
+    def copied(self, sink: CopySink, store: Store, study: str) -> list[CopiedTrial]:
+        client = MlflowClient(sink.place())
+        experiment = client.get_experiment_by_name(experiment_name(store.studies.get(study)))
+        runs = client.search_runs([experiment.experiment_id], "params.arm LIKE '%'", order_by=["params.arm"])
+        return [self._trial(client, run) for run in runs]
+
+    def _trial(self, client: Any, run: Any) -> CopiedTrial:
+        curve = [(point.step, point.value) for point in client.get_metric_history(run.info.run_id, "reward_mean")]
+        finals = {k.removeprefix("final."): v for k, v in run.data.metrics.items() if k.startswith("final.")}
+        return CopiedTrial(run.data.params["arm"], run.data.params["seed"], curve, finals)
 
 
 def a_study(store: Store) -> tuple[str, str, str]:
@@ -97,19 +107,6 @@ def test_a_topic_that_is_longer_than_a_note_may_be_is_cut(store: Store, sink: Ml
     assert store.outbox.state("mlflow", study) == (0, None)
 
 
-def test_sending_everything_again_leaves_one_of_each(store: Store, sink: MlflowSink, mlflow: Any) -> None:
-    study, done, _ = a_study(store)
-    waiting = store.outbox.unsent("mlflow", study)
-    sink.drain(study)
-    before = runs_of(mlflow, store, study)
-    again = MlflowSink(store, sink.tracking_uri)
-    for message in waiting:  # as after a crash between sending and marking
-        again._send(message)
-    after = runs_of(mlflow, store, study)
-    assert {key: run.info.run_id for key, run in after.items()} == {key: run.info.run_id for key, run in before.items()}
-    assert len(mlflow.get_metric_history(after[f"trial:{done}"].info.run_id, "reward_mean")) == 2
-
-
 def test_two_that_copy_at_once_leave_one_of_each(
     store: Store, sink: MlflowSink, mlflow: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -121,7 +118,7 @@ def test_two_that_copy_at_once_leave_one_of_each(
         found = find(client, study, key)
         if found is None and not looked.is_set():
             looked.set()
-            copied.wait(3)
+            copied.wait(0.5)
         return found
 
     monkeypatch.setattr(sink, "_find", find_and_dawdle)
@@ -138,10 +135,8 @@ def test_sampled_episodes_are_traces_of_the_trials_run_and_sent_again_they_are_t
     store: Store, sink: MlflowSink, mlflow: Any
 ) -> None:
     study, done, failed = a_study(store)
-    waiting = store.outbox.unsent("mlflow", study)
+    send_without_marking(store, sink, study)
     sink.drain(study)
-    for message in waiting:  # as after a crash between sending and marking
-        sink._send(message)
     runs = runs_of(mlflow, store, study)
     where = {"locations": [runs["stage:compare"].info.experiment_id]}
     traces = {trace.info.client_request_id: trace for trace in mlflow.search_traces(**where)}
@@ -219,12 +214,10 @@ def test_verdict_and_report_are_added_to_what_is_there(
 
 @pytest.mark.parametrize(("ends", "run"), [(StudyStatus.STOPPED, "KILLED"), (StudyStatus.FAILED, "FAILED")])
 def test_what_a_study_left_unfinished_is_there_with_what_broke_it(
-    store: Store, sink: MlflowSink, mlflow: Any, tmp_path: Path, ends: StudyStatus, run: str
+    store: Store, clock: ManualClock, sink: MlflowSink, mlflow: Any, tmp_path: Path, ends: StudyStatus, run: str
 ) -> None:
     study = store.studies.create("Does it work?", {})
     store.plans.save(study, example_plan())
-    clock = store._db.clock
-    assert isinstance(clock, ManualClock)
     clock.advance(10)
     began = clock.now()
     store.plans.set_stage_status(study, "compare", "running")
@@ -256,31 +249,17 @@ def test_arms_whose_names_hold_quotes_have_one_run_each_with_the_verdict(
 ) -> None:
     study, *trials = sink_contract.a_study(store, arms=arms)
     keys = [f"trial:{key}" for key in trials]
-    waiting = store.outbox.unsent("mlflow", study)
-    sink.drain(study)
-    again = MlflowSink(store, sink.tracking_uri)
+    send_without_marking(store, sink, study)
     store.verdicts.record(
         study, "compare", VerdictRecord(hypothesis="H1", verdict=Verdict.SUPPORTED, reason="", effect=None)
     )
+    again = MlflowSink(store, sink.tracking_uri)
     again.drain(study)
-    for message in waiting:  # as after a crash between sending and marking
-        MlflowSink(store, sink.tracking_uri)._send(message)
     runs = runs_of(mlflow, store, study)
     assert set(runs) == {"stage:compare", *keys}
     assert [runs[key].data.tags.get("swarm.verdict.H1") for key in keys] == ["supported", "supported"]
     pages = [again.page(study, key) for key in trials]
     assert [page.rpartition("/")[2] for page in pages] == [runs[key].info.run_id for key in keys]
-
-
-def test_an_outage_is_noted_and_caught_up(store: Store, sink: MlflowSink, mlflow: Any) -> None:
-    study, done, _ = a_study(store)
-    away = MlflowSink(store, "http://127.0.0.1:9")
-    assert away.drain(study) == 0
-    waiting, error = store.outbox.state("mlflow", study)
-    assert waiting > 0
-    assert error
-    assert sink.drain(study) == waiting
-    assert f"trial:{done}" in runs_of(mlflow, store, study)
 
 
 def test_a_database_named_by_a_relative_path_is_written_there(

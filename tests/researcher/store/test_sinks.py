@@ -1,9 +1,8 @@
-"""Every copy of the records keeps the same promises; TensorBoard is the real one, W&B a fake of its module."""
+"""Every copy of the records keeps the same promises; TensorBoard is the real one, W&B a fake of its module, and MLflow has its own file."""
 
 from __future__ import annotations
 
 import sys
-import warnings
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -14,41 +13,15 @@ from researcher.cli import FAILED
 from researcher.main import main
 from researcher.models import Attrition, EpisodeAttempts, TrialEvidence
 from researcher.store.errors import SinkMissing
-from researcher.store.mlflow_sink import MlflowSink, experiment_name
 from researcher.store.sink import CopySink, losses_of, points_of
 from researcher.store.sinks import check_installed, open_sink
 from researcher.store.store import Store
 from researcher.store.tensorboard_sink import TensorboardSink, default_folder
 from researcher.store.wandb_sink import WandbSink
 from swarm.protocol.episodes import Cause
-from tests.contracts.sink_contract import CopiedTrial, SinkContract, a_study
+from tests.contracts.sink_contract import CopiedTrial, SinkContract, a_study, send_without_marking
 from tests.fakes.fake_wandb import FakeWandb
 from tests.fakes.study import done_trial, study_plan
-
-
-@pytest.mark.filterwarnings("ignore")
-class TestMlflow(SinkContract):
-    @pytest.fixture
-    def sink(self, store: Store, tmp_path_factory: pytest.TempPathFactory) -> CopySink:
-        return MlflowSink(store, f"sqlite:///{tmp_path_factory.getbasetemp()}/shared-mlflow/mlflow.db")
-
-    @pytest.fixture
-    def away(self, store: Store) -> CopySink:
-        return MlflowSink(store, "http://127.0.0.1:9")
-
-    def copied(self, sink: CopySink, store: Store, study: str) -> list[CopiedTrial]:
-        assert isinstance(sink, MlflowSink)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            client = sink._open()
-        experiment = client.get_experiment_by_name(experiment_name(store.studies.get(study)))
-        runs = client.search_runs([experiment.experiment_id], "params.arm LIKE '%'", order_by=["params.arm"])
-        return [self._trial(client, run) for run in runs]
-
-    def _trial(self, client: Any, run: Any) -> CopiedTrial:
-        curve = [(point.step, point.value) for point in client.get_metric_history(run.info.run_id, "reward_mean")]
-        finals = {k.removeprefix("final."): v for k, v in run.data.metrics.items() if k.startswith("final.")}
-        return CopiedTrial(run.data.params["arm"], run.data.params["seed"], curve, finals)
 
 
 class TestTensorboard(SinkContract):
@@ -149,15 +122,13 @@ class TestWandb(SinkContract):
         self, store: Store, tmp_path: Path
     ) -> None:
         study, _, _ = a_study(store)
-        waiting = store.outbox.unsent("wandb", study)
         sink = WandbSink(store, tmp_path, {"WANDB_MODE": "online"})
-        sink.drain(study)
+        send_without_marking(store, sink, study)
         done = next(run for run in self.fake.runs if run.rows)
         whole = list(done.rows)
         del done.rows[-1:]  # as after a crash while it was sent
         for _ in range(2):
-            for message in waiting:
-                sink._send(message)
+            send_without_marking(store, sink, study)
             assert done.rows == whole
         assert len(self.fake.runs) == 3
 
@@ -184,18 +155,18 @@ class _Mending(WandbSink):
         return super().drain(study_id)
 
 
-def test_a_sink_whose_package_is_absent_names_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_sink_whose_package_is_absent_names_the_extra(
+    monkeypatch: pytest.MonkeyPatch, store: Store, tmp_path: Path
+) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(SinkMissing, match=r"pip install 'swarm-researcher\[wandb\]'"):
         check_installed(["wandb"])
-    store = Store.open(f"sqlite:///{tmp_path}/r.db")
     study, _, _ = a_study(store)
     assert WandbSink(store, tmp_path, {}).drain(study) == 0
     assert "wandb cannot be imported" in str(store.outbox.state("wandb", study)[1])
     with pytest.raises(SinkMissing, match="there is no sink 'floppy'"):
         open_sink(store, "floppy")
-    store.close()
 
 
 def test_start_refuses_a_sink_that_is_not_installed_before_anything_is_planned(
