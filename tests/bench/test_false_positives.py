@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from bench.false_positives import DESIGNS, Tally, judged
 from bench.made_up_studies import INSTRUMENT, Laboratory, World, simulate
+from bench.planted_attrition import Losses, Setting, line_of, run_setting
+from bench.planted_attrition import judged as judged_losses
 from researcher.study.plan import Plan, Verdict
 from tests.fakes.specs import planned as designed
 
 pytestmark = pytest.mark.anyio
+
 
 TWO = {"compare": {"learning_rate": {"levels": [2e-5]}}, "claim": "increase"}
 RACE = {
@@ -77,3 +81,37 @@ def test_a_bar_is_missed_only_where_the_exact_interval_excludes_it() -> None:
     bad = Tally(studies=1000, supported=90, intervals=1000, covered=900)
     _, missed = judged([(null, bad), (planned_effect, strong), (DESIGNS[2], Tally(studies=10))])
     assert {line.split(":")[0] for line in missed} == {"two", "false support", "coverage"}
+
+
+RANDOM = Setting(background=0.05)
+SELECTIVE = Setting(background=0.05, selective=0.1)
+
+
+@pytest.mark.parametrize(
+    ("setting", "tally", "name"),
+    [
+        (RANDOM, Losses(studies=300, flagged=60), "random_flagged"),
+        (RANDOM, Losses(studies=300, supported=60), "null_supported_rate"),
+        (SELECTIVE, Losses(studies=300, caught=240), "selective_caught"),
+    ],
+)
+def test_a_rate_far_from_its_bar_is_named(setting: Setting, tally: Losses, name: str) -> None:
+    summary, missed = judged_losses([(setting, tally)])
+    assert len(missed) == 1
+    assert missed[0].startswith(name)
+    assert summary["pass"] is False
+
+
+def test_luck_is_no_miss() -> None:
+    results = [(RANDOM, Losses(studies=300, flagged=20)), (SELECTIVE, Losses(studies=300, caught=280))]
+    assert judged_losses(results)[1] == []
+
+
+@pytest.mark.anyio
+async def test_wrong_answers_that_one_arm_loses_make_an_effect_which_the_sentinel_takes() -> None:
+    setting = Setting(background=0.02, selective=0.3)
+    tally = await run_setting(setting, 5, np.random.default_rng(0))
+    assert (tally.studies, tally.caught, tally.supported) == (5, 5, 0)
+    assert tally.bare >= 4
+    line = line_of(setting, tally, 0.0)
+    assert line["selective_caught"] == 1.0

@@ -1,4 +1,4 @@
-"""Which fields an algorithm takes, what they are by default, and how a spec goes to JSON and back."""
+"""The spec of a run: its algorithm, its batches, its adapters."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from pydantic import ValidationError
 from foundation.strict import explain
 from swarm.protocol.algorithms import ALGORITHMS, AlgorithmSpec
 from swarm.protocol.errors import Refusal
-from swarm.protocol.runspec import BatchSpec, RunSpec
+from swarm.protocol.quantities import MOST
+from swarm.protocol.runspec import BatchSpec, LoraSpec, RunSpec, merge_patch
 from swarm.protocol.status import RunRequest
 from swarm.server.state.runs import patched
 
@@ -146,3 +147,51 @@ def test_a_patch_changes_an_algorithms_fields_and_not_its_name() -> None:
         patched(run(name="rloo"), {"algorithm": {"name": "dr_grpo"}})
     with pytest.raises(Refusal, match="does not use overlong_buffer"):
         patched(spec, {"algorithm": {"overlong_buffer": 0.5}})
+
+
+def test_a_pool_that_is_not_sized_holds_two_steps_whatever_their_size() -> None:
+    assert BatchSpec().max_pool_episodes == 4096
+    assert BatchSpec(tasks=4096, group_size=1024).max_pool_episodes == 2 * 4096 * 1024
+    assert BatchSpec(rule="episodes", episodes=5000).max_pool_episodes == 10_000
+    assert BatchSpec(tasks=MOST).max_pool_episodes == MOST
+    assert BatchSpec(tasks=8, group_size=8, max_pool_episodes=64).max_pool_episodes == 64
+
+
+@pytest.mark.parametrize(
+    ("given", "alpha"),
+    [
+        ({}, 32.0),
+        ({"rank": 8}, 32.0),
+        ({"alpha_ratio": 2}, 32.0),
+        ({"rank": 8, "alpha_ratio": 2}, 16.0),
+        ({"alpha": 5}, 5.0),
+    ],
+)
+def test_a_ratio_is_held_whatever_the_rank_is(given: dict[str, Any], alpha: float) -> None:
+    spec = LoraSpec.model_validate(given)
+    assert spec.alpha == alpha
+    assert LoraSpec.model_validate_json(spec.model_dump_json()) == spec
+    assert ("alpha_ratio" in spec.model_dump()) == ("alpha_ratio" in given)
+
+
+def test_another_rank_over_a_ratio_changes_alpha() -> None:
+    run = merge_patch({"parameters": {"alpha_ratio": 4.0}}, {"parameters": {"rank": 32}})
+    parameters = RunSpec.model_validate(run).parameters
+    assert isinstance(parameters, LoraSpec)
+    assert parameters.alpha == 128.0
+
+
+def test_alpha_and_a_ratio_that_contradict_each_other_are_refused() -> None:
+    with pytest.raises(ValidationError) as error:
+        RunSpec.model_validate({"parameters": {"rank": 8, "alpha": 32, "alpha_ratio": 2}})
+    (fault,) = explain(error.value, RunSpec)
+    assert fault.field == "parameters.alpha"
+    assert "give alpha or alpha_ratio, not both" in fault.problem
+
+
+def test_adapters_are_named_by_a_word_by_their_fields_or_both() -> None:
+    whole = RunSpec.model_validate({"parameters": {"rank": 4}})
+    assert RunSpec.model_validate({"parameters": {"lora": {"rank": 4}}}) == whole
+    assert RunSpec.model_validate({"parameters": "lora"}).parameters == LoraSpec()
+    with pytest.raises(ValidationError):
+        RunSpec.model_validate({"parameters": {"lora": {"rank": 4}, "rank": 8}})
