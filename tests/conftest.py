@@ -14,7 +14,13 @@ from xdist.scheduler import LoadScopeScheduling
 settings.register_profile("any_machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any_machine")  # how fast a busy machine is decides no test
 
-pytest_plugins = ["tests.models_fixture", "tests.ray_fixture", "tests.tiny_llama", "tests.vllm_fixture"]
+pytest_plugins = [
+    "tests.echo_fixture",
+    "tests.models_fixture",
+    "tests.ray_fixture",
+    "tests.tiny_llama",
+    "tests.vllm_fixture",
+]
 
 
 @pytest.fixture

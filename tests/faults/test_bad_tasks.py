@@ -9,9 +9,6 @@ import pytest
 
 from bench.serving import ServerProcess
 from swarm.client import Cause, Episode, RunSpec, SwarmClient, Task
-from tests.swarm.client.conftest import echo_server
-
-__all__ = ["echo_server"]
 
 pytestmark = pytest.mark.anyio
 

@@ -24,10 +24,10 @@ def take(stream: Any, count: int) -> list[Task]:
 async def played(url: str, workflow: Workflow, heldout: Iterable[Task]) -> tuple[RolloutReport, list[LedgerEntry]]:
     """Every held-out task once: what `run_tasks` did, and what the server kept of it."""
     async with SwarmClient(url) as swarm:
-        await swarm.start_run(RunSpec.model_validate(SPEC))
+        run = await swarm.start_run(RunSpec.model_validate(SPEC))
         hot = {"temperature": 1.0}  # at 0 the echo engine, untrained, never says what it was told
         report = await swarm.run_tasks(list(heldout), workflow.rollout, kind="eval", sampling=hot, progress=False)
-        entries = [entry async for entry in swarm.ledger(kind="eval")]
+        entries = [entry async for entry in swarm.ledger(run_id=run.run_id, kind="eval")]
     assert workflow.close is not None
     await workflow.close()
     return report, entries

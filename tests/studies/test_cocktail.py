@@ -73,10 +73,10 @@ def test_right_wrong_and_empty_answers_are_worth_less_and_less(name: str) -> Non
 async def test_each_runtime_plays_held_out_tasks(echo_server: ServerProcess) -> None:
     _, loaded = declared("cocktail")
     async with SwarmClient(echo_server.url) as swarm:
-        await swarm.start_run(RunSpec.model_validate(SPEC))
+        run = await swarm.start_run(RunSpec.model_validate(SPEC))
         tasks = list(loaded.tasks("heldout", 0, 10))  # type: ignore[arg-type]
         report = await swarm.run_tasks(tasks, loaded.rollout, kind="eval", progress=False)
-        entries = [entry async for entry in swarm.ledger(kind="eval")]
+        entries = [entry async for entry in swarm.ledger(run_id=run.run_id, kind="eval")]
     assert loaded.close is not None
     await loaded.close()
     assert (report.ended, report.crashed) == (10, 0)

@@ -23,11 +23,11 @@ Swarm = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ServerProcess]:
-    with ServerProcess(tmp_path / "state", "--log-level", "warning") as process:
-        monkeypatch.setenv("SWARM_URL", process.url)
-        monkeypatch.delenv("SWARM_TOKEN", raising=False)
-        yield process
+def server(echo_server: ServerProcess, monkeypatch: pytest.MonkeyPatch) -> ServerProcess:
+    """The one that commands speak to."""
+    monkeypatch.setenv("SWARM_URL", echo_server.url)
+    monkeypatch.delenv("SWARM_TOKEN", raising=False)
+    return echo_server
 
 
 @pytest.fixture
@@ -81,10 +81,22 @@ def until_step(client: SwarmClient, step: int) -> None:
 
 
 @pytest.fixture
-def history(server: ServerProcess) -> dict[str, Any]:
-    """A run whose episodes were trained, aborted with a traceback, flat, and forked: ids by what became of them."""
-    found: dict[str, Any] = {}
-    with SwarmClient(server.url, client_id="good", client_version="v1") as client:
+def history(_history: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """A run whose episodes were trained, aborted with a traceback, flat, and forked: ids by what became of them, and the server's url."""
+    monkeypatch.setenv("SWARM_URL", _history["url"])
+    monkeypatch.delenv("SWARM_TOKEN", raising=False)
+    return _history
+
+
+@pytest.fixture(scope="module")
+def _history(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+    with ServerProcess(tmp_path_factory.mktemp("history") / "state", "--log-level", "warning") as server:
+        yield _with_history(server.url)
+
+
+def _with_history(url: str) -> dict[str, Any]:
+    found: dict[str, Any] = {"url": url}
+    with SwarmClient(url, client_id="good", client_version="v1") as client:
         found["run"] = client.start_run(spec()).run_id
         for number in range(2):
             with client.episode(task_id="sum") as episode:
@@ -103,7 +115,7 @@ def history(server: ServerProcess) -> dict[str, Any]:
                 episode.end(reward=1.0)
             found["flat"] = episode.id
         until_step(client, 2)
-    with SwarmClient(server.url, client_id="bad", client_version="v2") as client:
+    with SwarmClient(url, client_id="bad", client_version="v2") as client:
         for _ in range(3):
             with client.episode(task_id="sum") as episode:
                 episode.abort("Traceback (most recent call last):\n  in agent\nKeyError: 'answer'")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -55,7 +56,6 @@ def test_the_ledger_comes_in_pages(swarm: Swarm) -> None:
     assert json.loads(swarm("ledger", "--limit", "1", "--json")[1].splitlines()[-1])["next"]
 
 
-@pytest.mark.usefixtures("history")
 def test_the_summary_answers_why_it_did_not_learn(history: dict[str, Any], swarm: Swarm) -> None:
     code, out, err = swarm("ledger", "--summary")
     assert code == 0, err
@@ -79,9 +79,9 @@ def test_the_summary_answers_why_it_did_not_learn(history: dict[str, Any], swarm
     assert (narrowed["episodes"], narrowed["traces_read"], narrowed["forks"]) == (4, 0, {})
 
 
-@pytest.mark.usefixtures("server")
-def test_a_summary_without_a_run_says_what_to_do(swarm: Swarm) -> None:
-    code, out, _ = swarm("ledger", "--summary")
+def test_a_summary_without_a_run_says_what_to_do(swarm: Swarm, tmp_path: Path) -> None:
+    with ServerProcess(tmp_path / "state") as server:
+        code, out, _ = swarm("ledger", "--summary", "--url", server.url)
     assert code == 0
     assert "start one with `swarm run start`" in out
 
@@ -103,10 +103,8 @@ def test_the_headline_counts_as_the_table_of_fates_does() -> None:
     assert "3 of 5 train episodes trained, 2 in_step, 4 evaluations" in diagnosis.diagnosis_text(made)
 
 
-def test_the_summary_says_when_new_weights_do_not_reach_the_sampler(
-    server: ServerProcess, history: dict[str, Any]
-) -> None:
-    with SwarmClient(server.url, client_id="reader") as client:
+def test_the_summary_says_when_new_weights_do_not_reach_the_sampler(history: dict[str, Any]) -> None:
+    with SwarmClient(history["url"], client_id="reader") as client:
         report, summary = client.run(history["run"]), client.summary()
 
     def findings(*mismatches: float) -> list[str]:

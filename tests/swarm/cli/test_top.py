@@ -24,16 +24,14 @@ from tests.swarm.cli.conftest import Swarm, spec
 NOWHERE = "http://127.0.0.1:9"
 
 
-def test_servers_are_printed_once_as_text_and_as_json(
-    history: dict[str, Any], server: ServerProcess, swarm: Swarm
-) -> None:
+def test_servers_are_printed_once_as_text_and_as_json(history: dict[str, Any], swarm: Swarm) -> None:
     code, out, err = swarm("top", "--once")
     assert code == 0, err
     assert f"run {history['run']} running  step 2/50" in out
     assert "reward ▁█ 0.500 → 1.000" in out
     assert "client bad  version v2  3 episodes  reward -  3 failed" in out
     assert "KeyError: 'answer'" in out
-    code, out, _ = swarm("top", server.url, NOWHERE, "--once", "--json")
+    code, out, _ = swarm("top", history["url"], NOWHERE, "--once", "--json")
     assert code == 1
     here, away = json.loads(out)["servers"]
     assert here["status"]["phase"] == "rolling"
@@ -51,8 +49,8 @@ def test_without_a_terminal_nothing_is_drawn(swarm: Swarm) -> None:
     assert "there is no terminal to draw on; --once prints" in err
 
 
-def test_families_are_shown(history: dict[str, Any], server: ServerProcess) -> None:
-    with synchronous.SwarmClient(server.url) as client:
+def test_families_are_shown(history: dict[str, Any]) -> None:
+    with synchronous.SwarmClient(history["url"]) as client:
         status = client.status()
     status.pool.by_mix = {"math": MixStatus(running=2, ended=1, trained_groups=3, debt=-0.5)}
     assert "math  2 running  1 ended  3 groups trained  debt -0.50" in server_text(ServerView(url="u", status=status))
@@ -84,11 +82,9 @@ def test_a_long_curve_fits() -> None:
 
 
 @pytest.mark.anyio
-async def test_the_screen_follows_several_servers_and_survives_one_that_is_away(
-    history: dict[str, Any], server: ServerProcess
-) -> None:
+async def test_the_screen_follows_several_servers_and_survives_one_that_is_away(history: dict[str, Any]) -> None:
     patience = Patience(connect_s=0.0, later_s=0.0)
-    async with SwarmClient(server.url, patience=patience) as here, SwarmClient(NOWHERE, patience=patience) as away:
+    async with SwarmClient(history["url"], patience=patience) as here, SwarmClient(NOWHERE, patience=patience) as away:
         app = Top([Watch(here), Watch(away)])
         async with app.run_test(size=(120, 50)) as pilot:
             first, second = app.query(Panel)
@@ -99,7 +95,7 @@ async def test_the_screen_follows_several_servers_and_survives_one_that_is_away(
             assert first.query_one(".curve", Sparkline).data == [0.5, 1.0]
             assert "KeyError" in str(first.query_one(".failures", Static).content)
             assert "swarm serve" in str(second.query_one(".head", Static).content)
-            await asyncio.to_thread(_one_more, server.url)
+            await asyncio.to_thread(_one_more, history["url"])
             async with asyncio.timeout(60):
                 while first.query_one(".clients", DataTable).row_count != 3:
                     await pilot.pause(0.05)

@@ -8,8 +8,6 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from swarm.cli.trace import Origin, page, tokens_text, views
 from swarm.client.sync import SwarmClient
 from swarm.protocol.episodes import CallFailure, Cause, EpisodeTrace
@@ -123,7 +121,6 @@ def test_the_page_is_whole_by_itself_and_escapes_what_agents_say(
     assert "agent planner" in file.read_text(encoding="utf-8")
 
 
-@pytest.mark.usefixtures("history")
 def test_a_trace_that_is_not_there_and_a_page_that_cannot_be_written_are_one_line(
     history: dict[str, Any], swarm: Swarm
 ) -> None:

@@ -215,7 +215,7 @@ def test_the_synchronous_twin_does_the_same(echo_server: ServerProcess) -> None:
         assert swarm.run(run.run_id).status == "complete"
         assert swarm.trace(episode.id).entry.reward == 1.0
         assert swarm.entry(broken.id).detail == "ZeroDivisionError: boom"
-        assert sum(1 for _ in swarm.ledger(kind="train")) == report.ended
+        assert sum(1 for _ in swarm.ledger(run_id=run.run_id, kind="train")) == report.ended
         assert swarm.status().run_id == swarm.current_run_id() == run.run_id
 
 

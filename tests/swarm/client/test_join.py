@@ -477,28 +477,28 @@ def joined(server: ServerProcess, *arguments: str, **streams: Any) -> subprocess
 
 async def test_a_person_at_a_pipe_judges_until_the_group_is_full(echo_server: ServerProcess) -> None:
     async with SwarmClient(echo_server.url) as swarm:
-        await swarm.start_run(spec(batch={"tasks": 1, "group_size": 4}))
+        run = await swarm.start_run(spec(batch={"tasks": 1, "group_size": 4}))
         process = joined(echo_server, "judge", "--task", "Repeat hello", "--json")
         out, err = await asyncio.to_thread(process.communicate, "a\nb\n", 120)
         assert process.returncode == 0, err
         tally = json.loads(out)
         assert (tally["ended"], sorted(tally["rewards"])) == (4, [0.0, 0.0, 1.0, 1.0])
-        assert {entry.client_version async for entry in swarm.ledger()} == {"join-judge"}
+        assert {entry.client_version async for entry in swarm.ledger(run_id=run.run_id)} == {"join-judge"}
 
 
 async def test_a_run_whose_groups_hold_no_pair_cannot_be_judged(echo_server: ServerProcess) -> None:
     async with SwarmClient(echo_server.url) as swarm:
-        await swarm.start_run(spec(batch={"tasks": 1, "group_size": 1}, algorithm={"name": "reinforce_pp"}))
+        run = await swarm.start_run(spec(batch={"tasks": 1, "group_size": 1}, algorithm={"name": "reinforce_pp"}))
         process = joined(echo_server, "judge", "--task", "Repeat hello")
         out, err = await asyncio.to_thread(process.communicate, "", 120)
         assert (process.returncode, out) == (2, "")
         assert "batch.group_size is 1, and a judge compares two episodes of one group" in err
-        assert [entry async for entry in swarm.ledger()] == []
+        assert [entry async for entry in swarm.ledger(run_id=run.run_id)] == []
 
 
 async def test_a_study_is_played_in_a_terminal_and_ctrl_c_costs_one_episode(echo_server: ServerProcess) -> None:
     async with SwarmClient(echo_server.url) as swarm:
-        await swarm.start_run(spec())
+        run = await swarm.start_run(spec())
         person_end, terminal_end = pty.openpty()
         study = str(ROOT / "studies" / "arithmetic" / "workflow.py")
         process = joined(echo_server, "play", study, "--by-hand", stdin=terminal_end, stdout=terminal_end)
@@ -511,7 +511,7 @@ async def test_a_study_is_played_in_a_terminal_and_ctrl_c_costs_one_episode(echo
         os.close(person_end)
         assert process.returncode == 130, err
         assert "Traceback" not in err
-        ended, left = [entry async for entry in swarm.ledger(kind="eval")]
+        ended, left = [entry async for entry in swarm.ledger(run_id=run.run_id, kind="eval")]
         assert (ended.reason, ended.reward, ended.metadata["written"]) == ("eval", 0.0, ["12345"])
         assert left.reason == "aborted"
         assert (await swarm.status()).pool.running == 0
@@ -519,14 +519,14 @@ async def test_a_study_is_played_in_a_terminal_and_ctrl_c_costs_one_episode(echo
 
 async def test_a_closed_terminal_gives_the_episode_back(echo_server: ServerProcess) -> None:
     async with SwarmClient(echo_server.url) as swarm:
-        await swarm.start_run(spec())
+        run = await swarm.start_run(spec())
         process = joined(echo_server, "talk", "--task", "Repeat hello")
         assert process.stdout is not None
         await asyncio.to_thread(_read_until, process.stdout.fileno(), "ends it")
         process.send_signal(signal.SIGHUP)
         _, err = await asyncio.to_thread(process.communicate, None, 60)
         assert (process.returncode, "stopped" in err) == (1, True)
-        assert [entry.reason async for entry in swarm.ledger()] == ["aborted"]
+        assert [entry.reason async for entry in swarm.ledger(run_id=run.run_id)] == ["aborted"]
 
 
 @pytest.mark.parametrize("stubborn", ["", "trap '' TERM;"])
