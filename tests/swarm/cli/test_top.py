@@ -59,7 +59,7 @@ def test_families_are_shown(history: dict[str, Any]) -> None:
 def test_a_run_whose_own_defaults_train_nothing_says_so_wherever_it_is_looked_at(
     server: ServerProcess, swarm: Swarm
 ) -> None:
-    code, _, err = swarm("run", "start", "--set", "sampling.top_p=0.9")
+    code, _, err = swarm("run", "start", "--set", "sampling.top_p=0.9", "--set", "sampling.train=off")
     assert (code, "warning: sampling.top_p is 0.9" in err, "set sampling.top_p to 1" in err) == (0, True, True)
     for command in (("run", "status"), ("top", "--once")):
         assert "set sampling.top_p to 1" in swarm(*command)[1]

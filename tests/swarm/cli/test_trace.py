@@ -85,7 +85,7 @@ def test_greedy_calls_carry_no_loss(server: Any, swarm: Swarm) -> None:
         client.start_run(spec())
         with client.episode(task_id="t") as episode:
             ask(episode, [{"role": "user", "content": "hi"}], temperature=0)
-            assert list(client.trace(episode.id).untrained.values()) == ["unreproducible_sampling"]
+            assert list(client.trace(episode.id).untrained.values()) == ["greedy"]
             assert client.trace(episode.id).vocabulary == {}
             episode.end(reward=0.0)
 
