@@ -2,7 +2,8 @@
 
 `python -m bench.learning --what NAME [--seeds N] [--limit-s S] [--engine echo] [--results DIR]`: *mix* is the instrument
 `cocktail` (three families of tasks, 40/30/30), *team* two models with a server each; *grpo*, *rloo*, *ppo*, *dapo* and *lora*
-(GRPO on adapters) are `arithmetic`. Trials run as `researcher start` runs them: held-out tasks before and after training,
+(GRPO on adapters) are `arithmetic`; so are *json*, *tool* and *top_p* (answers in a JSON schema, by a forced call of a tool, and drawn with
+top-p 0.9), whose controls are their own. Trials run as `researcher start` runs them: held-out tasks before and after training,
 equal for every seed. They come in turn (the first seed, then its control, then the next seed), so that both meet the same
 conditions; what trains nothing is the same for all algorithms, which share their controls.
 
@@ -51,6 +52,9 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results"
 _SUMS = "arithmetic"
 WHAT: dict[str, tuple[str, dict[str, Any]]] = {
+    "json": (_SUMS, {}),
+    "tool": (_SUMS, {}),
+    "top_p": (_SUMS, {}),
     "mix": ("cocktail", {}),
     "team": ("team", {}),
     "grpo": (_SUMS, {}),
@@ -59,7 +63,14 @@ WHAT: dict[str, tuple[str, dict[str, Any]]] = {
     "dapo": (_SUMS, {"algorithm": {"name": "dapo"}}),
     "lora": (_SUMS, {"parameters": {"rank": 16, "alpha": 32.0}, "optimizer": {"learning_rate": 1e-3}}),
 }
-"""An instrument, and changes to its run's defaults."""
+"""An instrument, and changes to its run's defaults, of the arm that learns alone."""
+_LONGER = {"sampling": {"max_tokens": 24}}
+ASKED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "json": (_LONGER, {"answer": "json"}),
+    "tool": (_LONGER, {"answer": "tool"}),
+    "top_p": ({"sampling": {"top_p": 0.9}}, {}),
+}
+"""How the model is asked, in both arms: changes to the run's defaults, and parameters of the tasks."""
 ARMS = ("learning", "control")
 CONTROL = {"optimizer": {"learning_rate": 0.0}}
 MAIN = ""
@@ -90,12 +101,13 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One seed of one arm. changes: to the instrument's own defaults."""
+    """One seed of one arm. changes: to the instrument's own defaults. task: parameters of its tasks, likewise."""
 
     folder: InstrumentFolder
     arm: str
     seed: int
     changes: dict[str, Any]
+    task: dict[str, Any]
 
     def spec(self, role: str) -> RunSpec:
         defaults = self.folder.instrument.defaults
@@ -115,7 +127,8 @@ class Trial:
         for name, file in visible_files(self.folder.path):
             if name not in (DECLARATION, OLD_DECLARATION):
                 code.update(f"{name}\0".encode() + file.read_bytes())
-        return f"{code.hexdigest()[:16]}/{json.dumps(self.changes, sort_keys=True)}/{self.arm}/{self.seed}"
+        task = f"{json.dumps(self.task, sort_keys=True)}/" if self.task else ""
+        return f"{code.hexdigest()[:16]}/{task}{json.dumps(self.changes, sort_keys=True)}/{self.arm}/{self.seed}"
 
 
 async def carry_out(trial: Trial, urls: dict[str, str]) -> dict[str, Any]:
@@ -136,7 +149,7 @@ async def carry_out(trial: Trial, urls: dict[str, str]) -> dict[str, Any]:
             instrument_dir=str(trial.folder.path),
             workflow=trial.folder.instrument.workflow,
             code_version=trial.folder.code,
-            parameters=defaults.task,
+            parameters=defaults.task | trial.task,
             seed=trial.seed,
             group_size=trial.spec(MAIN).batch.group_size,
             concurrency=defaults.concurrency,
@@ -196,12 +209,17 @@ def summary(what: str, lines: Sequence[dict[str, Any]], role: str = MAIN) -> dic
 
 
 def trials(
-    folder: InstrumentFolder, seeds: int, changes: dict[str, Any], learning: dict[str, Any] | None = None
+    folder: InstrumentFolder,
+    seeds: int,
+    changes: dict[str, Any],
+    learning: dict[str, Any] | None = None,
+    task: dict[str, Any] | None = None,
 ) -> Iterator[Trial]:
-    """changes: of both arms. learning: of the arm that learns alone."""
+    """changes, task: of both arms. learning: of the arm that learns alone."""
     for seed in range(seeds):
         for arm in ARMS:
-            yield Trial(folder, arm, seed, changes if arm == "control" else merge_patch(changes, learning or {}))
+            own = changes if arm == "control" else merge_patch(changes, learning or {})
+            yield Trial(folder, arm, seed, own, task or {})
 
 
 def model_of(folder: InstrumentFolder, engine: str) -> str:
@@ -270,7 +288,9 @@ def parsed() -> tuple[argparse.Namespace, list[Trial]]:
             "--engine echo: its figures do not belong among the measured ones; name another folder by --results"
         )
     study, learning = WHAT[args.what]
-    wanted = list(trials(read_instrument(ROOT / "studies" / study), args.seeds, args.set, learning))
+    asked, task = ASKED.get(args.what, ({}, {}))
+    folder = read_instrument(ROOT / "studies" / study)
+    wanted = list(trials(folder, args.seeds, merge_patch(asked, args.set), learning, task))
     if wrong := faults(wanted):
         parser.error(f"--set: {wrong}")
     return args, wanted

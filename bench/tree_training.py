@@ -14,6 +14,10 @@ autograd for everything), which knows nothing of trees: the relative error of th
 All three keep freed memory, as the trainer does. On the CPU rows are computed one by one; a GPU (`--device cuda`) takes as many of
 about equal length at a time as are 16,384 tokens, filled up at their ends, since one by one they would leave it idle.
 
+Then the tree once more with sampling masks, as calls with a JSON schema have them (*grammar*: one of 30 rows of bits at each token, two
+thirds of them of a few tokens, the rest of nearly all) and calls with top-p (*nucleus*: a row of its own for each token in its context).
+mask_overhead is its seconds ÷ those of the tree without masks, taken by turns.
+
 A ratio is another way's seconds ÷ the tree's. Every workload's line has both. The last line takes ratio_vs_calls from *turns*,
 where calls repeat the most, and ratio_vs_merged from *groups*, where merging shares nothing: each is higher there than on
 the other workloads. efficiency is (time ratio) / (token ratio), of the tree against either way; the last line has the worst
@@ -26,12 +30,13 @@ import argparse
 import json
 import math
 import os
+import random
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 import torch
@@ -51,10 +56,12 @@ from swarm.engine.sampling.server import REUSE_MEMORY
 from swarm.engine.training.selection import branches, select
 from swarm.engine.tree import Branch, grow
 from swarm.protocol.runspec import ComputeType
+from swarm.protocol.sampling_mask import SamplingMask
 
 _HEADS = 8
 """Distributions of a row are filled up to a multiple of so many: MKL adds the products of one or two rows beyond it up
 naively, all 49,152 of them, which makes the gradient of a row wrong by 1e-4, and whatever is compared with it."""
+_TURNS = 3
 _TOGETHER = 16_384
 """Tokens of the rows that a GPU computes at a time."""
 
@@ -181,6 +188,10 @@ class Ours:
     def gradients(self) -> dict[str, Tensor]:
         return {name: weight.grad for name, weight in self._weights.items() if weight.grad is not None}
 
+    @property
+    def device(self) -> torch.device:
+        return self._policy.device
+
     def tokens(self, made: Sequence[Branch]) -> int:
         """Computed, with what a cut repeats."""
         return sum(piece.tokens for piece in pieces(made, self._policy))
@@ -257,6 +268,7 @@ def measure(workload: Workload, plain: Plain, ours: Ours, repeats: int) -> dict[
     contest.warm_up()
     for _ in range(repeats):
         contest.round()
+    masked = {f"mask_overhead_{kind}": overhead(ours, made, masked_as(made, kind)) for kind in ("grammar", "nucleus")}
     row = {
         "workload": workload.name,
         **workload.lengths,
@@ -270,7 +282,43 @@ def measure(workload: Workload, plain: Plain, ours: Ours, repeats: int) -> dict[
         "tree_s": fmean(contest.tree_s),
         "grad_rel_err": contest.error,
     }
-    return row | ratios(row)
+    return row | ratios(row) | masked
+
+
+def overhead(ours: Ours, made: Sequence[Branch], masked: Sequence[Branch]) -> float:
+    """Seconds with masks ÷ seconds without, the median of turns."""
+    ours.gradient(masked)
+    turns = []
+    for _ in range(_TURNS):
+        plain_s = seconds(partial(ours.gradient, made), ours.device)
+        turns.append(seconds(partial(ours.gradient, masked), ours.device) / plain_s)
+    return median(turns)
+
+
+def masked_as(made: Sequence[Branch], kind: str) -> list[Branch]:
+    """The same calls with masks. Equal tokens in equal context get equal rows, as they would from equal weights."""
+    width = 1 + max(token for branch in made for token in branch.call.prompt_ids + branch.call.sampled_ids) // 8
+    draw = random.Random(0)
+    shapes = [_bits(draw.sample(range(8 * width), draw.choice([1, 3, 10, 200]))) for _ in range(20)]
+    shapes += [~_bits(draw.sample(range(8 * width), 500)) & (1 << 8 * width) - 1 for _ in range(10)]
+    found = []
+    for branch in made:
+        call, rows = branch.call, []
+        context = hash(tuple(call.prompt_ids))  # of integers: the same in every process
+        for token in call.sampled_ids:
+            if kind == "grammar":
+                row = shapes[context % len(shapes)]
+            else:
+                row = _bits(random.Random(context).sample(range(8 * width), 30))
+            rows.append((row | 1 << token).to_bytes(width, "little"))
+            context = hash((context, token))
+        masked = replace(call, reproducible=False, mask=SamplingMask.of(rows))
+        found.append(replace(branch, call=masked))
+    return found
+
+
+def _bits(tokens: Sequence[int]) -> int:
+    return sum(1 << token for token in set(tokens))
 
 
 def ratios(row: dict[str, Any]) -> dict[str, float]:
@@ -331,7 +379,9 @@ def summary(rows: dict[str, dict[str, Any]], dtype: ComputeType, device: str) ->
         found |= {"ratio_vs_merged": rows["groups"]["ratio_vs_merged"], "ratio_vs_merged_on": "groups"}
     if missing := [name for name in NAMES if name not in rows]:
         found["not_measured"] = missing
-    return found | {"efficiency": worst, "grad_rel_err": max(row["grad_rel_err"] for row in rows.values())}
+    overheads = [value for row in rows.values() for name, value in row.items() if name.startswith("mask_overhead")]
+    worst_error = max(row["grad_rel_err"] for row in rows.values())
+    return found | {"efficiency": worst, "mask_overhead": max(overheads), "grad_rel_err": worst_error}
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import hashlib
 import itertools
 import random
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakKeyDictionary
 
 from swarm.client import Episode, Outcome, Task
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
 Split = Literal["train", "heldout"]
+Answer = Literal["text", "json", "tool"]
 
 HELD_OUT_SHARE = 4
 """One pair of operands in this many is never trained on."""
@@ -25,11 +26,29 @@ LISTABLE_PAIRS = 10_000
 MOST_DIGITS = 9
 CALL_LIMIT_S = 180.0
 
+_SCHEMA = {
+    "type": "object",
+    "properties": {"answer": {"type": "integer"}},
+    "required": ["answer"],
+    "additionalProperties": False,
+}
+_ASKED: dict[str, dict[str, Any]] = {
+    "text": {},
+    "json": {
+        "response_format": {"type": "json_schema", "json_schema": {"name": "sum", "schema": _SCHEMA, "strict": True}}
+    },
+    "tool": {
+        "tools": [{"type": "function", "function": {"name": "submit", "parameters": _SCHEMA, "strict": True}}],
+        "tool_choice": {"type": "function", "function": {"name": "submit"}},
+    },
+}
+"""What a call asks for, by the form of the answer."""
+
 _clients: WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncOpenAI] = WeakKeyDictionary()
 
 
-def tasks(split: Split, seed: int, count: int | None, *, digits: int = 1) -> Iterator[Task]:
-    """Sums of two numbers with `digits` digits each.
+def tasks(split: Split, seed: int, count: int | None, *, digits: int = 1, answer: Answer = "text") -> Iterator[Task]:
+    """Sums of two numbers with `digits` digits each. answer: in words, as JSON of a schema, or by a forced call of a tool.
 
     train: an endless stream (or `count` of them) in an order that depends on `seed`. heldout: `count` different sums,
     or all where there are fewer; the same for every seed. No sum is in both, nor its mirror image.
@@ -38,9 +57,10 @@ def tasks(split: Split, seed: int, count: int | None, *, digits: int = 1) -> Ite
         raise ValueError(f"split must be train or heldout, got {split!r}")
     if not 1 <= digits <= MOST_DIGITS:
         raise ValueError(f"digits must lie between 1 and {MOST_DIGITS}, got {digits}")
-    if split == "train":
-        return itertools.islice(map(_task, _endless(random.Random(seed), digits)), count)
-    return itertools.islice(map(_task, _held_out(digits)), count)
+    if answer not in _ASKED:
+        raise ValueError(f"answer must be one of {', '.join(_ASKED)}, got {answer!r}")
+    pairs = _endless(random.Random(seed), digits) if split == "train" else _held_out(digits)
+    return itertools.islice((_task(pair, answer) for pair in pairs), count)
 
 
 def is_held_out(a: int, b: int) -> bool:
@@ -52,10 +72,13 @@ def is_held_out(a: int, b: int) -> bool:
 async def rollout(episode: Episode, task: Task) -> Outcome:
     """Ask once, score the answer."""
     client = _client(episode.base_url).with_options(base_url=episode.base_url, api_key=episode.api_key)
+    asked = _ASKED[task.metadata.get("answer", "text")]
     completion = await client.chat.completions.create(
-        model="policy", messages=[{"role": "user", "content": task.query}], **episode.sampling
+        model="policy", messages=[{"role": "user", "content": task.query}], **asked, **episode.sampling
     )
-    reward = score(completion.choices[0].message.content or "", int(task.metadata["total"]))
+    message = completion.choices[0].message
+    said = "".join(call.function.arguments for call in message.tool_calls or ()) or message.content or ""
+    reward = score(said, int(task.metadata["total"]))
     return Outcome(reward=reward, success=reward == RIGHT)
 
 
@@ -80,9 +103,10 @@ def _client(base_url: str) -> AsyncOpenAI:
     return _clients[loop]
 
 
-def _task(pair: tuple[int, int]) -> Task:
+def _task(pair: tuple[int, int], answer: Answer) -> Task:
     a, b = pair
-    return Task(id=f"{a}+{b}", query=f"What is {a}+{b}? Answer with the number only.", metadata={"total": a + b})
+    metadata = {"total": a + b} if answer == "text" else {"total": a + b, "answer": answer}
+    return Task(id=f"{a}+{b}", query=f"What is {a}+{b}? Answer with the number only.", metadata=metadata)
 
 
 def _operands(digits: int) -> range:
