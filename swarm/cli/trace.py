@@ -21,6 +21,7 @@ from foundation.commandline import UsageError
 from foundation.streams import one_line, printable
 from swarm.cli.options import connect
 from swarm.protocol.episodes import EpisodeTrace, LedgerEntry, RecordedCall
+from swarm.protocol.sampling_mask import RestrictedTraining
 
 LONGEST_LINE = 2_000
 _COLOURS = {"prompt": "2", "echoed": "36", "trained": "1;32", "untrained": "33"}
@@ -91,8 +92,8 @@ def tokens_text(trace: EpisodeTrace, *, colour: bool, whole: bool = False, logpr
         if hidden:
             lines.append(f"  … {hidden} tokens as in call {view.parent}")
         lines += [f"  {line}" for line in _painted(view.tokens[hidden:], colour=colour).split("\n")]
-        if view.untrained:
-            lines.append(f"  no loss on what it sampled: {view.untrained}")
+        if view.note:
+            lines.append(f"  {view.note}")
         if logprobs:
             lines += [_token_line(token) for token in view.sampled]
     shown = ((kind, _painted_text(kind, kind, colour=colour)) for kind in _LEGEND)
@@ -208,6 +209,21 @@ class CallView:
     parent: int | None
     fork: Fork | None
     untrained: str | None
+    restricted: RestrictedTraining | None
+
+    @property
+    def note(self) -> str:
+        """What is to be said of its loss; empty where it is a call like any other."""
+        if self.untrained is not None:
+            return f"no loss on what it sampled: {self.untrained}"
+        if self.restricted is None:
+            return ""
+        forced = (
+            ""
+            if self.call.mask is None
+            else f"; {self.call.mask.forced} of {len(self.sampled)} tokens had no alternative"
+        )
+        return f"not drawn from the whole vocabulary; trained: {self.restricted}{forced}"
 
     @property
     def new(self) -> list[TokenView]:
@@ -237,6 +253,7 @@ def views(trace: EpisodeTrace) -> list[CallView]:
             parent=None if parent is None else parent.call.index,
             fork=_fork(call, [view.call for view in made.values()]),
             untrained=why,
+            restricted=trace.restricted.get(call.call_id),
         )
     return list(made.values())
 
@@ -303,7 +320,7 @@ def page(trace: EpisodeTrace) -> str:
 def _section(view: CallView, agent: int) -> str:
     marks = ["fork"] * (view.fork is not None) + ["failed"] * (view.call.failure is not None)
     shown = f' class="{" ".join(marks)}"' if marks else ""
-    notes = f'<p class="note">No loss on what it sampled: {html.escape(view.untrained)}</p>' if view.untrained else ""
+    notes = f'<p class="note">{html.escape(view.note.capitalize())}</p>' if view.note else ""
     earlier = ""
     if view.inherited:
         tokens = _spans(view.tokens[: view.inherited], view, agent)

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BaseModel, Field
 
 from foundation.strict import StrictModel
 from swarm.protocol.quantities import NotBoolean
-from swarm.protocol.sampling_mask import SamplingMask
+from swarm.protocol.sampling_mask import LEAST_TEMPERATURE, RestrictedTraining, SamplingMask
 
 POLICY_MODEL = "policy"
 """A name that every server accepts for the model it hosts, so that agents need not know which one plays them."""
@@ -253,6 +253,8 @@ class LedgerEntry(BaseModel):
     calls: int = 0
     prompt_tokens: int = 0
     sampled_tokens: int = 0
+    restricted_tokens: int = 0
+    """Of these, drawn under a grammar, a forced tool, top-p, penalties and the like: `sampling.train` says how they are trained."""
     claimed_at: float
     ended_at: float | None = None
     version_shift: float | None = None
@@ -277,6 +279,11 @@ class RecordedSampling(BaseModel, frozen=True):
     seed: int | None = None
     reproducible: bool = True
     """Whether tokens were drawn from softmax(logits / temperature), of the whole vocabulary."""
+
+    @property
+    def restricted(self) -> bool:
+        """Whether they were drawn, but from less than that, or from changed logits."""
+        return self.temperature >= LEAST_TEMPERATURE and not self.reproducible
 
 
 class CallFailure(BaseModel, frozen=True):
@@ -327,6 +334,8 @@ class EpisodeTrace(BaseModel):
     untrained: dict[str, str] = {}
     """The loss mask, by call id: why the tokens that this call sampled carry no loss. Those of the others do, once their
     episode is in a step; prompt tokens never do."""
+    restricted: dict[str, RestrictedTraining] = {}
+    """How calls are trained that were drawn under a restriction, by call id."""
     vocabulary: dict[str, str] = {}
     """Only on request: the text of each token id, and of each sequence of ids ("195,164") that make one character."""
 

@@ -13,12 +13,12 @@ from foundation.strict import StrictModel, misfit
 from swarm.protocol.algorithms import ALGORITHMS
 from swarm.protocol.algorithms import AlgorithmSpec as AlgorithmSpec
 from swarm.protocol.quantities import MOST, Count, NonNegative, NotBoolean, Positive
+from swarm.protocol.sampling_mask import LEAST_TEMPERATURE, RestrictedTraining
 
 MixName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
 """A family of tasks, as it also stands in metrics' names."""
 ComputeType = Literal["bfloat16", "float32"]
 """What matrices are multiplied in."""
-RestrictedTraining = Literal["exact", "policy", "off"]
 AS_STORED = {"as": "stored"}
 """Pydantic's context for specs that a server has accepted: what an older version took is read, shown and stopped all the same."""
 _USUAL_POOL = 4096
@@ -26,8 +26,6 @@ _PAIR = 2
 """The least number of episodes that can be compared."""
 UNCUT: dict[str, tuple[int, ...]] = {"top_p": (1,), "top_k": (0, -1)}
 """Values at which a cut of the distribution leaves it whole. What is drawn from less is not trained."""
-LEAST_TEMPERATURE = 0.01
-"""vLLM draws at this one where a lower is asked for, but for 0, at which nothing is drawn."""
 
 
 EPISODE_LIMIT_S = 3600.0

@@ -9,10 +9,14 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+LEAST_TEMPERATURE = 0.01
+"""vLLM draws at this one where a lower is asked for, but for 0, at which nothing is drawn."""
+RestrictedTraining = Literal["exact", "policy", "off"]
+"""What is trained of a call that was not drawn from the whole vocabulary (`SamplingSpec.train`)."""
 _MOST_BIAS = 100.0
 """vLLM cuts a larger one."""
 _LEVEL = 1

@@ -20,7 +20,8 @@ from swarm.engine.algorithms.rewards import Credit, Trajectory
 from swarm.engine.seam import TrainBatch, TrainCall, TrainEpisode, TrainGroup
 from swarm.engine.tree import Branch, merged_tokens, timeline_numbers
 from swarm.protocol.episodes import DropReason
-from swarm.protocol.runspec import LEAST_TEMPERATURE, AlgorithmSpec, OptimizerSpec, RunSpec
+from swarm.protocol.runspec import AlgorithmSpec, OptimizerSpec, RunSpec
+from swarm.protocol.sampling_mask import LEAST_TEMPERATURE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

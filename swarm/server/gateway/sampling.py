@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from swarm.protocol.episodes import RecordedSampling
-from swarm.protocol.runspec import LEAST_TEMPERATURE, UNCUT, SamplingSpec
+from swarm.protocol.runspec import UNCUT, SamplingSpec
+from swarm.protocol.sampling_mask import LEAST_TEMPERATURE
 
 _LIMITS = ("max_completion_tokens", "max_tokens")
 _NEUTRAL: dict[str, tuple[Any, ...]] = {

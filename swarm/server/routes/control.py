@@ -156,6 +156,7 @@ class EpisodeRoutes:
         trace = await self.service.trace(_episode(request))
         spec = (await self.service.report(trace.entry.run_id, since_step=2**31)).spec
         shown = trace.model_copy(update={"untrained": loss.untrained(trace, spec)})
+        shown.restricted = loss.restricted(shown, spec)
         if query.text:
             shown.vocabulary = loss.vocabulary(trace, self.decode)
         return shown

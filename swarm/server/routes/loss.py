@@ -8,6 +8,7 @@ from itertools import groupby
 from swarm.engine.training.selection import untrained_reason
 from swarm.protocol.episodes import DropReason, EpisodeState, EpisodeTrace, RecordedCall
 from swarm.protocol.runspec import RunSpec
+from swarm.protocol.sampling_mask import RestrictedTraining
 from swarm.server.storage.replay import train_call
 
 _BROKEN = "�"
@@ -23,6 +24,14 @@ def untrained(trace: EpisodeTrace, spec: RunSpec) -> dict[str, str]:
         return {call.call_id: entry.reason or entry.state for call in trace.calls}
     reasons = {call.call_id: _why_not(call, spec) for call in trace.calls}
     return {call_id: reason for call_id, reason in reasons.items() if reason}
+
+
+def restricted(trace: EpisodeTrace, spec: RunSpec) -> dict[str, RestrictedTraining]:
+    """See `EpisodeTrace.restricted`."""
+    how = "exact" if spec.sampling.train == "auto" else spec.sampling.train
+    return {
+        call.call_id: how for call in trace.calls if call.sampling.restricted and call.call_id not in trace.untrained
+    }
 
 
 def vocabulary(trace: EpisodeTrace, decode: Callable[[list[int]], str]) -> dict[str, str]:

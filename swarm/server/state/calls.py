@@ -72,6 +72,7 @@ def count_tokens(row: EpisodeRow, calls: Sequence[RecordedCall]) -> None:
     row.calls = len(calls)
     row.prompt_tokens = sum(len(call.prompt_ids) for call in calls)
     row.sampled_tokens = sum(len(call.sampled_ids) for call in calls)
+    row.restricted_tokens = sum(len(call.sampled_ids) for call in calls if call.sampling.restricted)
     spans = [span for call in calls for span in call.versions if span.end > span.start]
     row.oldest_step = min((span.version.step for span in spans), default=row.claimed_step)
     spanned = sum(span.end - span.start for span in spans)

@@ -44,6 +44,8 @@ class EpisodeRow:
     calls: int = 0
     prompt_tokens: int = 0
     sampled_tokens: int = 0
+    restricted_tokens: int = 0
+    """Sampled tokens that were not drawn from the whole vocabulary at a temperature alone."""
     oldest_step: int = 0
     """Of the weights that sampled its oldest token."""
     step_tokens: int = 0

@@ -32,6 +32,7 @@ async def test_a_state_directory_of_an_older_server_opens_and_goes_on(tmp_path: 
     try:
         assert (await service.status()).server_id == before["server_id"]
         entries = [entry.model_dump(mode="json") for entry in (await service.ledger()).entries]
+        assert {entry.pop("restricted_tokens") for entry in entries} == {0}, "which it did not count"
         *same, prepared, running = before["ledger"]
         assert entries[:-2] == same
         assert entries[-2] == prepared
