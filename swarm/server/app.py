@@ -28,6 +28,8 @@ from swarm.server.service import Service
 from swarm.server.team_resolver import Peers
 
 _log = logging.getLogger(__name__)
+_BUSIEST = ("/v1/chat/completions", "/swarm/v1/episodes:claim", "/swarm/v1/episodes/{episode_id}:end")
+"""Paths that come first: starlette tries one route after the other."""
 
 
 def create_app(
@@ -54,9 +56,10 @@ def create_app(
         MetricsRoutes(service=service),
     ]
     document = operations.Document(groups)
+    served = [route for group in groups for route in operations.routes(group, tokens)]
     app = Starlette(
         routes=[
-            *(route for group in groups for route in operations.routes(group, tokens)),
+            *sorted(served, key=lambda route: route.path not in _BUSIEST),
             Route("/openapi.json", document.answer, methods=["GET"]),
         ],
         middleware=[Middleware(wire.StraightSend)],

@@ -65,7 +65,7 @@ class DurableState:
         self._store = store
         self._wake = wake
         self._on_failure = on_failure
-        self._commits = GroupCommit(store, self._reload)
+        self._commits = GroupCommit(store, self._committed, self._reload)
         self._reads = ReadThread(store.path, "pool-read")
         self._searches = ReadThread(store.path, "pool-search")
         self._timers = Timers(
@@ -140,13 +140,16 @@ class DurableState:
             self._unwritten = ([], [])
         if not changes:
             return self._commits.last()
-        written = self._commits.submit(changes)
-        if POOL in self.state.situation.no_room:
-            written.add_done_callback(_when_done(lambda: self.tell(lambda t: health.storage(t, POOL, None))))
-        if closed:
-            written.add_done_callback(_when_done(lambda: self.tell(lambda t: episodes.forget(t, closed))))
+        written = self._commits.submit(changes, closed)
         self.watchers.changed(at_once=False)
         return written
+
+    def _committed(self, closed: list[str]) -> None:
+        """The ends of these episodes are on disk."""
+        if POOL in self.state.situation.no_room:
+            self.tell(lambda t: health.storage(t, POOL, None))
+        if closed:
+            self.tell(lambda t: episodes.forget(t, closed))
 
     def _publish(self, lines: Sequence[str]) -> None:
         shown = watched(self.state, self._now())
@@ -189,13 +192,3 @@ class DurableState:
         return server_status(
             self.state, self._now(), self.server_id, revision=self.watchers.revision, tokens_per_s=rate
         )
-
-
-def _when_done(action: Callable[[], object]) -> Callable[[asyncio.Future[None]], None]:
-    """As the callback of a write: only when it succeeded."""
-
-    def written(future: asyncio.Future[None]) -> None:
-        if not future.cancelled() and future.exception() is None:
-            action()
-
-    return written
