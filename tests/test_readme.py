@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from bench.serving import ServerProcess
 from researcher.main import parser as researcher_parser
+from swarm.client import RunSpec
+from swarm.client.sync import SwarmClient
 from swarm.main import parser as swarm_parser
 from tests.page_example import printed_by_example
 
@@ -36,3 +41,15 @@ def test_every_command_exists(program: str) -> None:
 
 def test_the_example_trains(tmp_path: Path) -> None:
     assert "run_over=True" in printed_by_example(README, tmp_path)
+
+
+def test_the_example_says_in_a_line_that_another_run_holds_the_server(tmp_path: Path) -> None:
+    (example,) = _blocks("python")
+    with ServerProcess(tmp_path / "state", "--log-level", "warning") as server, SwarmClient(server.url) as swarm:
+        swarm.start_run(RunSpec())
+        script = tmp_path / "first.py"
+        script.write_text(example.replace("http://127.0.0.1:8642", server.url))
+        ran = subprocess.run([sys.executable, str(script)], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ran.returncode == 1
+    assert ran.stderr.startswith("ServerBusy: run ")
+    assert ran.stderr.count("\n") == 1

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from foundation.streams import read_or_not
 from swarm.cli.options import task_of, token_of, url_of
 from swarm.cli.trace import trace_text
-from swarm.client import Patience, Rollout, SwarmClient, Task, WorkflowFault
+from swarm.client import Episode, Outcome, Patience, Rollout, SwarmClient, Task, WorkflowFault
+from swarm.client.errors import NoReward
 from swarm.client.rollouts import end_with
 from swarm.client.tasks import rolled_out
 from swarm.client.wire import sendable
@@ -21,10 +22,12 @@ from swarm.protocol.episodes import EpisodeTrace
 
 @dataclass(slots=True)
 class _Attempt:
-    """What one try showed. failure: the traceback, or why the result was refused."""
+    """What one try showed. failure: the traceback, or why there is no result."""
 
     reward: float | None = None
     failure: str | None = None
+    raised: str | None = None
+    """The traceback of what the rollout raised after it had ended its episode."""
     trace: EpisodeTrace | None = None
 
 
@@ -42,10 +45,16 @@ def try_rollout(args: argparse.Namespace) -> int:
     with read_or_not():
         if args.json:
             trace = None if attempt.trace is None else attempt.trace.model_dump(mode="json")
-            print(json.dumps({"reward": attempt.reward, "failure": attempt.failure, "trace": trace}))
+            print(
+                json.dumps(
+                    {"reward": attempt.reward, "failure": attempt.failure, "raised": attempt.raised, "trace": trace}
+                )
+            )
         else:
             if attempt.trace is not None:
                 print(trace_text(attempt.trace))
+            if attempt.raised is not None:
+                print(f"\n{attempt.raised}the rollout raised this after it had ended the episode: its result stands")
             print(f"\n{_end(attempt)}")
     return 1 if attempt.failure else 0
 
@@ -56,6 +65,16 @@ def _end(attempt: _Attempt) -> str:
         return f"reward {attempt.reward:g}"
     shown = attempt.trace is not None and attempt.trace.entry.detail
     return attempt.failure.strip().splitlines()[-1] if shown else attempt.failure
+
+
+def _end_with(episode: Episode, outcome: Outcome | float | None, attempt: _Attempt) -> None:
+    try:
+        end_with(episode, outcome)
+    except (TypeError, NoReward) as error:  # said in words: a traceback would show frames of ours alone
+        attempt.failure = sendable(str(error))
+        episode.abort(attempt.failure, cause=episode.blame(error))
+    else:
+        attempt.reward = episode.reward
 
 
 async def _try(args: argparse.Namespace, rollout: Rollout, task: Task) -> _Attempt:
@@ -69,12 +88,14 @@ async def _try(args: argparse.Namespace, rollout: Rollout, task: Task) -> _Attem
                 if episode.aborted:
                     attempt.failure = "the rollout aborted its episode"
                 else:
-                    end_with(episode, outcome)
-                    attempt.reward = episode.reward
+                    _end_with(episode, outcome, attempt)
             except Exception as error:  # noqa: BLE001 - whatever the rollout raised is what the command shows
-                attempt.failure = sendable(traceback.format_exc())
                 if episode.receipt is None:
+                    attempt.failure = sendable(traceback.format_exc())
                     episode.abort(attempt.failure, cause=episode.blame(error))
+                else:
+                    attempt.raised = sendable(traceback.format_exc())
+                    attempt.reward = episode.reward
         if episode.receipt is not None and episode.receipt.dropped is not None:
             attempt.reward = None
             attempt.failure = attempt.failure or f"the episode does not count: {episode.receipt.dropped}"

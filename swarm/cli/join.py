@@ -18,7 +18,7 @@ from swarm.cli.options import task_of, token_of, url_of
 from swarm.client import LeaseLost, OverLimit, Patience, Rollout, SwarmClient, Task, WorkflowFault
 from swarm.client.join import PersonLeft, Session, TooLate
 from swarm.client.join.model import ask_once
-from swarm.client.join.person import Terminal
+from swarm.client.join.person import InputEnded, Terminal
 from swarm.client.join.session import judge, talk
 from swarm.client.workflow import load_rollout, load_workflow
 from swarm.protocol.episodes import MOST_REWARD
@@ -28,7 +28,7 @@ Part = Callable[[Session, Task], Awaitable[None]]
 
 
 def join_run(args: argparse.Namespace) -> int:
-    """Take part in a run. Exit code 0 when the person went through all tasks, 1 when something stopped them."""
+    """Take part in a run. Exit code 0 when the person went through all tasks or left, 1 when something stopped them."""
     if not 0 < args.max_episode_s < math.inf or args.tasks < 1 or (args.times is not None and args.times < 1):
         raise UsageError("--max-episode-s must be positive, --tasks and --times at least 1")
     if not abs(getattr(args, "refused_reward", 0.0)) <= MOST_REWARD:
@@ -37,6 +37,9 @@ def join_run(args: argparse.Namespace) -> int:
     part = _part(args, rollout)
     try:
         return asyncio.run(_joined(args, chosen, part))
+    except InputEnded as error:
+        sys.stderr.write(f"swarm join: {error}; what was open was given back\n")
+        return 1
     except PersonLeft:
         return 0
     except asyncio.CancelledError:

@@ -127,11 +127,9 @@ def read_document(source: str | None) -> dict[str, Any]:
 def option_json(text: str, what: str) -> Any:
     """JSON that stands on the command line itself. what: begins the sentence where it is none. Raises: UsageError."""
     try:
-        value = json.loads(text)
-        json.dumps(value, allow_nan=False)  # Python reads NaN and Infinity, which are not JSON
-    except (ValueError, RecursionError) as error:  # also a number of thousands of digits, lists in lists in lists
-        raise UsageError(f"{what} is not JSON: {error}") from error
-    return value
+        return strict_json.loads_plain(text)
+    except ValueError as error:  # also an integer of more than 64 bits, lists in lists in lists
+        raise UsageError(f"{what} is not JSON that a server takes: {error}") from error
 
 
 def assign(document: dict[str, Any], assignments: list[str]) -> dict[str, Any]:

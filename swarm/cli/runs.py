@@ -177,10 +177,20 @@ def _looking_on(args: argparse.Namespace) -> SwarmClient:
 
 
 def _released(args: argparse.Namespace, report: RunReport) -> RunReport:
-    """The run, as soon as its server is free for another, or can do no more for it."""
+    """The run, as soon as its server is free for another, or can do no more for it. Says on standard error what it waits for."""
+    said, limit_s = "", report.spec.limits.drain_limit_s
     with _looking_on(args) as swarm:
-        reports = (swarm.run(report.run_id, report.step) for _ in swarm.statuses())
-        return next(each for each in reports if each.phase == "failed" or (each.phase == "idle" and each.ended_at))
+        for status in swarm.statuses():
+            report = swarm.run(report.run_id, report.step)
+            if report.phase == "failed" or (report.phase == "idle" and report.ended_at):
+                break
+            left = status.pool.running
+            waits = f"{left} open episodes for {limit_s:g} s at most" if left else "its last checkpoint"
+            line = f"run {report.run_id} is stopping at step {report.step} ({report.phase}), and waits for {waits}"
+            if line != said:
+                print(line, file=sys.stderr, flush=True)
+            said = line
+    return report
 
 
 def _watch(args: argparse.Namespace, run_id: str, since_step: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import re
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
@@ -32,6 +33,7 @@ WAIT_S = 5.0
 STEPS_KEPT = 500
 CELLS = 60
 CLIENTS_SHOWN = 20
+VERSION_CHARS = 12
 FAILURES_SHOWN = 5
 _BLOCKS = "▁▂▃▄▅▆▇█"
 Row = tuple[str, ...]
@@ -281,13 +283,19 @@ def client_rows(view: ServerView) -> list[Row]:
     return [
         (
             one_line(one.client_id),
-            f"version {one_line(one.client_version)}",
+            f"version {_short(one.client_version)}",
             f"{one.episodes} episodes",
             "reward -" if one.reward_mean is None else f"reward {one.reward_mean:.3f}",
             f"{one.failed} failed",
         )
         for one in view.clients[:CLIENTS_SHOWN]
     ]
+
+
+def _short(version: str) -> str:
+    """A version that is a digest by its first characters: the rest tells nobody anything."""
+    line = one_line(version)
+    return f"{line[:VERSION_CHARS]}…" if re.fullmatch(r"[0-9a-f]{32,}", line) else line
 
 
 def failure_lines(view: ServerView) -> list[str]:

@@ -137,7 +137,23 @@ class Rollouts:
             raise errors.exceptions[0] from errors.exceptions[0].__cause__
         finally:
             line.close()
+        if not self._report.ended and not self._report.causes:
+            await self._say_why_nothing_was_played()
         return self._report
+
+    async def _say_why_nothing_was_played(self) -> None:
+        if self._report.run_over:
+            run = await self._swarm.run(self._run_id)
+            why = (
+                f"run {run.run_id} is {run.status} ({run.reason or 'no reason given'}); start another, with a fresh key"
+            )
+        elif self._report.resumed:
+            why = (
+                f"earlier processes of client {self._swarm.client_id!r} have ended all {self._report.resumed} episodes"
+            )
+        else:
+            return
+        log.warning("nothing was played: %s", why)
 
     # -- what was before ----------------------------------------------------------------------------------------------
 
@@ -320,6 +336,10 @@ class Rollouts:
             self._report.run_over = True
             return _Fate.OVER
         except Exception as error:
+            if episode.receipt is not None:
+                words = "the rollout of task %s raised after it had ended episode %s, whose result stands"
+                log.warning(words, task.id, episode.id, exc_info=True)
+                return _Fate.ENDED
             log.exception("the rollout of task %s crashed (episode %s)", task.id, episode.id)
             self._last_crash = traceback.format_exception_only(error)[-1].strip()
             return _given_up(episode, traceback.format_exc(), episode.blame(error))

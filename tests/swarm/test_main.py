@@ -103,6 +103,11 @@ def answer(capsys: Capture, *arguments: str) -> Any:
             "--metadata is not JSON",
         ),
         (["episode", "end", "--reward", "1", "--metadata", DEEP, "-"], 2, "--metadata is not JSON"),
+        (
+            ["episode", "end", "--reward", "1", "--metadata", f'{{"n": {2**70}}}', "-"],
+            2,
+            f"--metadata is not JSON that a server takes: {2**70} is not an integer of 64 bits",
+        ),
     ],
 )
 def test_an_error_is_one_clear_line(
@@ -269,6 +274,23 @@ def test_whoever_watches_a_run_sees_it_through_a_restart_of_the_server(
 
 
 @pytest.mark.usefixtures("server")
+def test_whoever_waits_for_a_stop_reads_what_it_waits_for(capsys: Capture, tmp_path: Path) -> None:
+    run_id = start(capsys)
+    grant = tmp_path / "grant.json"
+    assert swarm("episode", "claim", "--task", "t") == 0
+    grant.write_text(capsys.readouterr().out)
+    command = [sys.executable, "-m", "swarm.main", "run", "stop", "--wait"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT) as stopping:
+        assert stopping.stderr is not None
+        line = stopping.stderr.readline()
+        assert f"run {run_id} is stopping at step 0" in line
+        assert "waits for 1 open episodes for 120 s at most" in line
+        assert swarm("episode", "abort", str(grant), "--reason", "enough") == 0
+        out, _ = stopping.communicate(timeout=60)
+    assert (stopping.returncode, out) == (0, f"run {run_id} is over (stopped), at step 0\n")
+
+
+@pytest.mark.usefixtures("server")
 def test_a_key_whose_run_is_over_starts_nothing(capsys: Capture) -> None:
     run_id = start(capsys, "--key", "k")
     assert answer(capsys, "run", "stop", "--wait")["status"] == "stopped"
@@ -277,6 +299,15 @@ def test_a_key_whose_run_is_over_starts_nothing(capsys: Capture) -> None:
     assert f"{run_id} is stopped (was stopped), at step 0; start another with a fresh key" in err
     assert (out, err.count("\n")) == ("", 1)
     assert answer(capsys, "run", "status")["run"] is None
+
+
+@pytest.mark.usefixtures("server")
+def test_joining_without_anybody_to_answer_fails_in_words(capsys: Capture) -> None:
+    start(capsys)
+    command = [sys.executable, "-m", "swarm.main", "join", "judge", "--task", "x"]
+    ran = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert ran.returncode == 1
+    assert "swarm join: standard input ended; what was open was given back" in ran.stderr
 
 
 @pytest.mark.usefixtures("server")
@@ -337,8 +368,12 @@ async def bad(episode, task):
     raise KeyError(task.metadata["name"])
 
 async def stored(episode, task):
+    await good(episode, task)
     await episode.end(reward=0.5)
     raise KeyError("after the end")
+
+async def nothing(episode, task):
+    pass
 
 async def silent(episode, task):
     return 1.0
@@ -368,13 +403,20 @@ def test_a_rollout_is_tried_without_training(tmp_path: Path, capsys: Capture) ->
     assert shown.count("Traceback") == 1
     assert shown.splitlines()[-1] == "KeyError: 'nemo'"
     for name, said in (
-        ("stored", "KeyError: 'after the end'"),
         ("silent", "the episode does not count: no_calls"),
         ("given_up", "the sandbox did not start"),
         ("half", "no such tool: \\ud83d"),
     ):
         assert swarm("try", f"{tmp_path}/agent.py:{name}", "--task", "x") == 1
         assert said in capsys.readouterr().out
+    assert swarm("try", f"{tmp_path}/agent.py:nothing", "--task", "x") == 1
+    shown = capsys.readouterr().out
+    assert shown.splitlines()[-1] == "the rollout returned None without calling episode.end; return an Outcome"
+    assert "Traceback" not in shown
+    assert swarm("try", f"{tmp_path}/agent.py:stored", "--task", "x") == 0
+    shown = capsys.readouterr().out
+    assert "KeyError: 'after the end'\nthe rollout raised this after it had ended the episode" in shown
+    assert shown.splitlines()[-1] == "reward 0.5"
     assert swarm("try", f"{tmp_path}/agent.py:plain", "--task", "x") == 1
     assert "async def" in capsys.readouterr().err
     tried = answer(capsys, "try", f"{tmp_path}/agent.py:good", "--task", "Repeat hi")

@@ -28,6 +28,10 @@ class PersonLeft(SwarmError):
     cause = Cause.PERSON
 
 
+class InputEnded(PersonLeft):
+    """Standard input ended, and it is no terminal that a person could close."""
+
+
 class Person(Protocol):
     """Whoever answers. All of them may be cancelled, and raise PersonLeft."""
 
@@ -97,7 +101,9 @@ class Terminal:
             chunk = await self._read()
             if not chunk:
                 if not self._pending:
-                    raise PersonLeft("the person left")
+                    raise (
+                        PersonLeft("the person left") if os.isatty(self._source) else InputEnded("standard input ended")
+                    )
                 break
             self._pending += chunk
         line, _, self._pending = self._pending.partition(b"\n")

@@ -181,6 +181,7 @@ async def test_a_study_may_be_named_by_the_beginning_of_its_id_and_an_unknown_on
     missing = await browser.get("/studies/st-nothing")
     assert missing.status_code == 404
     assert "no study begins with" in missing.text
+    assert "<title>no study begins with" in missing.text
     assert (await browser.get("/nowhere")).status_code == 404
 
 

@@ -172,7 +172,7 @@ class ScriptedAbroad(Script):
 
 
 @pytest.mark.anyio
-async def test_what_looks_like_markup_is_shown_as_it_is(server: ServerProcess) -> None:
+async def test_what_looks_like_markup_is_shown_as_it_is_and_a_digest_by_its_beginning(server: ServerProcess) -> None:
     async with SwarmClient(server.url) as client:
         await client.start_run(spec())
         view = await Watch(client).now()
@@ -182,8 +182,8 @@ async def test_what_looks_like_markup_is_shown_as_it_is(server: ServerProcess) -
         "[/math]": MixStatus(),
     }
     clients = [
-        ClientRecord(client_id=name, client_version="[v2]", episodes=1, failed=0, reward_mean=None)
-        for name in ("a[/b]", "[red]a")
+        ClientRecord(client_id=name, client_version=version, episodes=1, failed=0, reward_mean=None)
+        for name, version in (("a[/b]", "[v2]"), ("[red]a", "0123456789ab" + 52 * "c"))
     ]
     app = Top([ScriptedAbroad(view.model_copy(update={"clients": clients}))])
     async with app.run_test(size=(160, 40)) as pilot:
@@ -192,5 +192,13 @@ async def test_what_looks_like_markup_is_shown_as_it_is(server: ServerProcess) -
             while "1 episodes" not in drawn or "debt" not in drawn:
                 await pilot.pause(0.05)
                 drawn = html.unescape(app.export_screenshot()).replace("\xa0", " ")
-    for shown in ("a[/b]", "[red]a", "version [v2]", "[b]math[/]", "[/math]", ScriptedAbroad.url):
+    for shown in (
+        "a[/b]",
+        "[red]a",
+        "version [v2]",
+        "version 0123456789ab… ",
+        "[b]math[/]",
+        "[/math]",
+        ScriptedAbroad.url,
+    ):
         assert shown in drawn

@@ -179,6 +179,32 @@ async def test_one_crashing_rollout_costs_one_episode_and_its_traceback_is_in_th
     assert "swk_" not in detail
 
 
+async def test_a_rollout_that_raises_after_its_end_was_stored_has_not_crashed(caplog: pytest.LogCaptureFixture) -> None:
+    async def rollout(episode: Episode, task: Task) -> None:
+        await episode.end(reward=1.0)
+        raise LookupError("while it cleaned up")
+
+    async with SwarmStub().client() as swarm:
+        report = await swarm.run_tasks(tasks(2), rollout)
+    assert (report.ended, report.crashed) == (4, 0)
+    assert "raised after it had ended episode" in caplog.text
+    assert "while it cleaned up" in caplog.text
+    assert "crashed" not in caplog.text
+
+
+async def test_run_tasks_that_has_nothing_to_play_says_why(caplog: pytest.LogCaptureFixture) -> None:
+    stub = SwarmStub(train_limit=4)
+    async with stub.client() as swarm:
+        await swarm.run_tasks(tasks(2), right)
+        assert "nothing was played" not in caplog.text
+    async with stub.client() as swarm:
+        assert (await swarm.run_tasks(tasks(2), right)).resumed == 4
+    assert "earlier processes of client 'c-1' have ended all 4 episodes" in caplog.text
+    async with stub.client(client_id="c-2") as swarm:
+        assert (await swarm.run_tasks(tasks(2), right)).run_over
+    assert f"run {RUN} is complete" in caplog.text
+
+
 async def test_a_rollout_that_exits_has_crashed() -> None:
     async def rollout(episode: Episode, task: Task) -> float:
         if task.id == "t-1":
