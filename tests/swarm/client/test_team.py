@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,19 +77,38 @@ class Pair:
                 server.stop()
 
 
-@pytest.fixture
-def pair(tmp_path: Path) -> Iterator[Pair]:
-    both = Pair(tmp_path)
+@contextmanager
+def booted(folder: Path) -> Iterator[Pair]:
+    both = Pair(folder)
     try:
         yield both
     finally:
         both.stop()
 
 
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    """For all tests that kill no server."""
+    with booted(tmp_path_factory.mktemp("pair")) as both:
+        yield both
+
+
+@pytest.fixture
+def own_pair(tmp_path: Path) -> Iterator[Pair]:
+    with booted(tmp_path) as both:
+        yield both
+
+
 @dataclass
 class Swarms:
+    """A client of each server, and its run there."""
+
     a: SwarmClient
     b: SwarmClient
+    runs: dict[SwarmClient, str]
+
+    async def ledger(self, swarm: SwarmClient) -> list[LedgerEntry]:
+        return [entry async for entry in swarm.ledger(run_id=self.runs[swarm])]
 
     async def fates(self, team_ids: list[tuple[str, str]]) -> list[tuple[LedgerEntry, LedgerEntry]]:
         """Of both members of each team, once nothing is prepared or running any more."""
@@ -107,9 +126,10 @@ async def swarms(pair: Pair) -> AsyncIterator[Swarms]:
         SwarmClient(pair.urls["a"], client_id="c", patience=QUICK) as a,
         SwarmClient(pair.urls["b"], client_id="c", patience=QUICK) as b,
     ):
+        yield Swarms(a, b, {swarm: (await swarm.start_run(SPEC)).run_id for swarm in (a, b)})
         for swarm in (a, b):
-            await swarm.start_run(SPEC, idempotency_key="the run")
-        yield Swarms(a, b)
+            if (running := (await swarm.status()).run_id) is not None:
+                await swarm.stop_run(running)
 
 
 async def call(episode: Episode) -> None:
@@ -229,17 +249,17 @@ def assert_on_both_or_on_none(fates: list[tuple[LedgerEntry, LedgerEntry]]) -> i
     return sum(counted(one) for one, _ in fates)
 
 
-async def test_a_server_killed_at_any_moment_leaves_a_team_on_both_or_on_none(pair: Pair) -> None:
-    async with swarms(pair) as both:
+async def test_a_server_killed_at_any_moment_leaves_a_team_on_both_or_on_none(own_pair: Pair) -> None:
+    async with swarms(own_pair) as both:
         for moment, after, victim in [*itertools.product(MOMENTS, (False,), ("a", "b")), (MOMENTS[2], True, "a")]:
-            ep = await one_team(both, moment, after, lambda victim=victim: pair.restart(victim))  # type: ignore[misc]
+            ep = await one_team(both, moment, after, lambda victim=victim: own_pair.restart(victim))  # type: ignore[misc]
             fates = await both.fates([(ep["planner"].id, ep["solver"].id)])
             assert_on_both_or_on_none(fates)
             assert counted(fates[0][0]) == ep.committed, (moment, after, victim)
 
 
-async def test_a_client_killed_at_any_moment_leaves_a_team_on_both_or_on_none(pair: Pair) -> None:
-    async with swarms(pair) as both:
+async def test_a_client_killed_at_any_moment_leaves_a_team_on_both_or_on_none(own_pair: Pair) -> None:
+    async with swarms(own_pair) as both:
         counts = []
         for moment, after in itertools.product(MOMENTS, (False, True)):
             ep = await one_team(both, moment, after, Death())
@@ -252,12 +272,12 @@ async def test_a_client_killed_at_any_moment_leaves_a_team_on_both_or_on_none(pa
     assert counts == [0, 0, 0, 0, 0, 1, 1, 1], "from the moment the decider has the commit, it stands"
 
 
-async def test_a_participant_that_was_down_hears_the_decision_when_it_is_back(pair: Pair) -> None:
-    async with swarms(pair) as both:
-        ep = await one_team(both, ("commit", "planner"), True, lambda: pair.kill("b"))
+async def test_a_participant_that_was_down_hears_the_decision_when_it_is_back(own_pair: Pair) -> None:
+    async with swarms(own_pair) as both:
+        ep = await one_team(both, ("commit", "planner"), True, lambda: own_pair.kill("b"))
         assert ep.committed
-        pair.restart("a")
-        pair.start("b")
+        own_pair.restart("a")
+        own_pair.start("b")
         assert assert_on_both_or_on_none(await both.fates([(ep["planner"].id, ep["solver"].id)])) == 1
         entry = await both.b.entry(ep["solver"].id)
     assert (entry.state, entry.reward, entry.detail) == ("ended", 0.5, "its decider says so")
@@ -339,7 +359,7 @@ async def test_a_team_inside_a_rollout_counts_for_run_tasks(pair: Pair) -> None:
 
         report = await both.a.run_tasks([Task("t-1", ""), Task("t-2", "")], rollout, progress=False)
         assert (report.ended, report.crashed, report.lost) == (4, 0, 0)
-        rewards = [[entry.reward async for entry in swarm.ledger(kind="train")] for swarm in (both.a, both.b)]
+        rewards = [[entry.reward for entry in await both.ledger(swarm)] for swarm in (both.a, both.b)]
     assert rewards == [[1.0] * 4, [0.5] * 4]
 
 
@@ -357,8 +377,8 @@ async def test_a_team_in_which_nobody_called_the_own_model_does_not_count_for_ru
 
         report = await both.a.run_tasks([Task("t-1", "")], rollout, kind=kind, retries=0, progress=False)
         assert (report.ended, set(report.causes)) == (0, {Cause.ROLLOUT})
-        assert {entry.reason async for entry in both.a.ledger()} == {"no_calls"}
-        assert {entry.calls async for entry in both.b.ledger()} == {1}
+        assert {entry.reason for entry in await both.ledger(both.a)} == {"no_calls"}
+        assert {entry.calls for entry in await both.ledger(both.b)} == {1}
 
 
 async def test_run_tasks_stops_once_the_run_of_its_partner_was_stopped(pair: Pair) -> None:
@@ -380,12 +400,12 @@ async def test_run_tasks_stops_once_the_run_of_its_partner_was_stopped(pair: Pai
     assert (status.pool.running, status.pool.prepared) == (0, 0)
 
 
-async def test_a_member_that_was_lost_takes_the_team_with_it(pair: Pair) -> None:
-    async with swarms(pair) as both:
+async def test_a_member_that_was_lost_takes_the_team_with_it(own_pair: Pair) -> None:
+    async with swarms(own_pair) as both:
         ep = team(task_id="t-1", planner=both.a, solver=both.b)
         await ep.__aenter__()
         await call(ep["planner"])
-        pair.restart("b")
+        own_pair.restart("b")
         ep.end(rewards={"planner": 1.0, "solver": 1.0})
         with pytest.raises(TeamAborted):
             await ep.__aexit__(None, None, None)
@@ -406,19 +426,19 @@ async def test_a_team_key_is_good_for_one_question_only(pair: Pair) -> None:
     assert wrong.status_code == agent.status_code == 401
 
 
-async def test_a_decider_without_a_record_of_the_episode_says_that_it_is_aborted(pair: Pair) -> None:
+async def test_a_decider_without_a_record_of_the_episode_says_that_it_is_aborted(own_pair: Pair) -> None:
     """An older copy of its state directory was put back: it made the key, and will never hear of the episode again."""
-    async with swarms(pair) as both:
-        pair.kill("a")
-        shutil.copytree(pair.folder / "a", pair.folder / "older")
-        pair.start("a")
+    async with swarms(own_pair) as both:
+        own_pair.kill("a")
+        shutil.copytree(own_pair.folder / "a", own_pair.folder / "older")
+        own_pair.start("a")
         ep = await one_team(both, ("prepare", "solver"), True, Death())
-        pair.kill("a")
-        shutil.rmtree(pair.folder / "a")
-        (pair.folder / "older").rename(pair.folder / "a")
-        pair.start("a")
+        own_pair.kill("a")
+        shutil.rmtree(own_pair.folder / "a")
+        (own_pair.folder / "older").rename(own_pair.folder / "a")
+        own_pair.start("a")
         grant = ep["planner"].grant
-        url = f"{pair.urls['a']}/swarm/v1/episodes/{grant.episode_id}/decision"
+        url = f"{own_pair.urls['a']}/swarm/v1/episodes/{grant.episode_id}/decision"
         async with httpx.AsyncClient(trust_env=False) as http:
             told = await http.get(url, headers={"Authorization": f"Bearer {grant.team_key}"})
         assert (told.status_code, told.json()["decision"]) == (200, "aborted")
@@ -436,12 +456,13 @@ async def test_a_server_that_never_answered_is_named_before_a_slot_is_held_anywh
         SwarmClient(pair.urls["a"], client_id="c", patience=QUICK) as a,
         SwarmClient("http://127.0.0.1:1", client_id="c", clock=clock) as b,
     ):
-        run = await a.start_run(SPEC, idempotency_key="the run")
+        run = await a.start_run(SPEC)
         with pytest.raises(ServerUnreachable, match=r"no swarm server answers at http://127\.0\.0\.1:1"):
             async with team(task_id="t-1", planner=a, solver=b):
                 pass
         assert 19.0 < sum(clock.slept) < 21.0
         assert [entry async for entry in a.ledger(run_id=run.run_id)] == []
+        await a.stop_run(run.run_id)
 
 
 class Rushed(ManualClock):
