@@ -29,7 +29,7 @@ from swarm.engine.local.minibatch import pieces, read
 from swarm.engine.sampling.server import VllmSettings
 from swarm.engine.seam import SampleRequest, TrainCall
 from swarm.engine.tree import Branch
-from swarm.protocol.sampling_mask import LogitChanges, SamplingMask
+from swarm.protocol.sampling_mask import LogitChanges, SamplingMask, size
 
 _SCHEMA = {
     "type": "object",
@@ -131,7 +131,7 @@ def gaps(policy: Policy, calls: Sequence[TrainCall]) -> torch.Tensor:
 def line(kind: str, calls: Sequence[TrainCall], gap_U: torch.Tensor, plain_p99: float | None) -> dict[str, Any]:
     p99 = float(gap_U.double().quantile(0.99))
     masks = [call.mask for call in calls if call.mask is not None]
-    left = [mask.allowed[row] for mask in masks for row in mask.row_of]
+    left = [size(mask.rows[row]) for mask in masks for row in mask.row_of]
     return {
         "kind": kind,
         "tokens": len(gap_U),

@@ -50,13 +50,14 @@ from bench.workloads import NAMES, Workload, path_of
 from foundation.arguments import count
 from swarm.engine.local.forward import Policy
 from swarm.engine.local.head import Price, gradients
+from swarm.engine.local.mask_rows import encode
 from swarm.engine.local.minibatch import Piece, pieces
 from swarm.engine.local.optimizer import Optimizer
 from swarm.engine.sampling.server import REUSE_MEMORY
 from swarm.engine.training.selection import branches, select
 from swarm.engine.tree import Branch, grow
 from swarm.protocol.runspec import ComputeType
-from swarm.protocol.sampling_mask import SamplingMask
+from swarm.protocol.sampling_mask import SamplingMask, only
 
 _HEADS = 8
 """Distributions of a row are filled up to a multiple of so many: MKL adds the products of one or two rows beyond it up
@@ -297,28 +298,29 @@ def overhead(ours: Ours, made: Sequence[Branch], masked: Sequence[Branch]) -> fl
 
 def masked_as(made: Sequence[Branch], kind: str) -> list[Branch]:
     """The same calls with masks. Equal tokens in equal context get equal rows, as they would from equal weights."""
-    width = 1 + max(token for branch in made for token in branch.call.prompt_ids + branch.call.sampled_ids) // 8
+    vocabulary = 8 + max(token for branch in made for token in branch.call.prompt_ids + branch.call.sampled_ids)
     draw = random.Random(0)
-    shapes = [_bits(draw.sample(range(8 * width), draw.choice([1, 3, 10, 200]))) for _ in range(20)]
-    shapes += [~_bits(draw.sample(range(8 * width), 500)) & (1 << 8 * width) - 1 for _ in range(10)]
+    shapes = [draw.sample(range(vocabulary), draw.choice([1, 3, 10, 200])) for _ in range(20)]
+    nearly_all = [draw.sample(range(vocabulary), draw.choice([500, vocabulary // 3])) for _ in range(10)]
     found = []
     for branch in made:
         call, rows = branch.call, []
         context = hash(tuple(call.prompt_ids))  # of integers: the same in every process
         for token in call.sampled_ids:
-            if kind == "grammar":
-                row = shapes[context % len(shapes)]
+            number = context % (len(shapes) + len(nearly_all))
+            if kind == "nucleus":
+                rows.append(only([token, *random.Random(context).sample(range(vocabulary), 30)]))
+            elif number < len(shapes):
+                rows.append(only([token, *shapes[number]]))
             else:
-                row = _bits(random.Random(context).sample(range(8 * width), 30))
-            rows.append((row | 1 << token).to_bytes(width, "little"))
+                allowed_RV = torch.ones(1, vocabulary, dtype=torch.bool)
+                allowed_RV[0, nearly_all[number - len(shapes)]] = False
+                allowed_RV[0, token] = True
+                rows += encode(allowed_RV)
             context = hash((context, token))
         masked = replace(call, reproducible=False, mask=SamplingMask.of(rows))
         found.append(replace(branch, call=masked))
     return found
-
-
-def _bits(tokens: Sequence[int]) -> int:
-    return sum(1 << token for token in set(tokens))
 
 
 def ratios(row: dict[str, Any]) -> dict[str, float]:

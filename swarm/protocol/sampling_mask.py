@@ -1,14 +1,23 @@
 """Among which tokens each token of a call was drawn, where that was not the whole vocabulary.
 
-A row is a bit per token of the vocabulary, lowest bit first; 1: it could be drawn.
+A row is a set of tokens, in whichever form is shortest: one letter for the form, then numbers of 32 bits, little-endian.
+
+ONLY   the tokens of the set, ascending
+BUT    the size of the vocabulary, then the tokens that are not in the set, ascending
+BITS   a bit per token of the vocabulary, lowest first; 1: it is in the set
+
+Which form a set has follows from its size (`is_short`), so that equal sets are equal bytes.
 """
 
 from __future__ import annotations
 
+import sys
 import zlib
-from collections.abc import Mapping, Sequence
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate, pairwise
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -17,6 +26,7 @@ LEAST_TEMPERATURE = 0.01
 """vLLM draws at this one where a lower is asked for, but for 0, at which nothing is drawn."""
 RestrictedTraining = Literal["exact", "policy", "off"]
 """What is trained of a call that was not drawn from the whole vocabulary (`SamplingSpec.train`)."""
+ONLY, BUT, BITS = b"o", b"b", b"m"
 _MOST_BIAS = 100.0
 """vLLM cuts a larger one."""
 _LEVEL = 1
@@ -30,35 +40,75 @@ class SamplingMask(BaseModel):
 
     row_of: list[int]
     """Which row each sampled token was drawn from."""
-    allowed: list[int]
-    """How many tokens each row allows."""
+    lengths: list[int]
+    """Bytes of each row."""
     packed: bytes
     """All rows, one behind the other, compressed by zlib."""
 
     @classmethod
     def of(cls, rows: Sequence[bytes]) -> SamplingMask:
-        """rows: of each sampled token, all of one length."""
+        """rows: of each sampled token."""
         number_of: dict[bytes, int] = {}
         row_of = [number_of.setdefault(row, len(number_of)) for row in rows]
-        allowed = [int.from_bytes(row, "little").bit_count() for row in number_of]
-        return cls(row_of=row_of, allowed=allowed, packed=zlib.compress(b"".join(number_of), _LEVEL))
+        packed = zlib.compress(b"".join(number_of), _LEVEL)
+        return cls(row_of=row_of, lengths=[len(row) for row in number_of], packed=packed)
 
     @cached_property
     def rows(self) -> list[bytes]:
         """The distinct rows."""
-        joined = zlib.decompress(self.packed)
-        width = len(joined) // max(1, len(self.allowed))
-        return [joined[start : start + width] for start in range(0, len(joined), width)] if width else []
+        joined, ends = zlib.decompress(self.packed), list(accumulate(self.lengths, initial=0))
+        return [joined[start:end] for start, end in pairwise(ends)]
 
     @property
     def forced(self) -> int:
         """How many sampled tokens had no alternative."""
-        return sum(self.allowed[row] == 1 for row in self.row_of)
+        alone = [size(row) == 1 for row in self.rows]
+        return sum(alone[row] for row in self.row_of)
+
+
+def is_short(tokens: int, vocabulary: int) -> bool:
+    """Whether so many tokens are written one by one, and not as bits."""
+    return tokens * 32 <= vocabulary
+
+
+def numbers(row: bytes) -> array[int]:
+    """What stands in a row that is no BITS."""
+    found = array("i", row[1:])
+    if sys.byteorder == "big":
+        found.byteswap()
+    return found
+
+
+def only(tokens: Iterable[int]) -> bytes:
+    """The row of a few tokens."""
+    written = array("i", sorted(set(tokens)))
+    if sys.byteorder == "big":
+        written.byteswap()
+    return ONLY + written.tobytes()
+
+
+def size(row: bytes) -> int:
+    """How many tokens are in the set."""
+    match row[:1]:
+        case b"o":
+            return len(row) // 4
+        case b"b":
+            vocabulary, *without = numbers(row)
+            return vocabulary - len(without)
+        case _:
+            return int.from_bytes(row[1:], "little").bit_count()
 
 
 def allows(row: bytes, token: int) -> bool:
-    """Whether `token` could be drawn."""
-    return token // 8 < len(row) and bool(row[token // 8] >> token % 8 & 1)
+    """Whether `token` is in the set."""
+    match row[:1]:
+        case b"o":
+            return token in numbers(row)
+        case b"b":
+            vocabulary, *without = numbers(row)
+            return 0 <= token < vocabulary and token not in without
+        case _:
+            return token // 8 < len(row) - 1 and bool(row[1 + token // 8] >> token % 8 & 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

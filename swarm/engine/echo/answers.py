@@ -12,9 +12,9 @@ from itertools import accumulate, groupby
 from typing import Any
 
 from swarm.engine.seam import Dialect, RequestRefused
+from swarm.protocol.sampling_mask import only
 
 IM_START, IM_END = 256, 257
-_ROW_BYTES = 33
 _SPECIAL = {IM_START: "<|im_start|>", IM_END: "<|im_end|>"}
 _TOOL_OPEN, _TOOL_CLOSE = "<tool_call>\n", "\n</tool_call>"
 _DEFAULT_MAX_TOKENS = 256
@@ -127,10 +127,7 @@ class Draft:
     def mask(self, position: int) -> bytes:
         """Among which tokens the one at `position` was drawn: as a row of a sampling mask."""
         others = (self.other[0],) if position == self.drawn_at else ()
-        row = bytearray(_ROW_BYTES)
-        for token in (self.ids[position], *others):
-            row[token // 8] |= 1 << token % 8
-        return bytes(row)
+        return only((self.ids[position], *others))
 
 
 class Answer:

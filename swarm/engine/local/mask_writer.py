@@ -3,7 +3,7 @@
 Once grammar, penalties, temperature, min-p, top-k and top-p have been applied, a token that cannot be drawn has log-probability -inf. That
 tensor is at hand where tokens are drawn. The files are those of `swarm.engine.sampling.mask_files`. Loaded by the worker alone.
 
-Suffixes of tensors: R rows (requests), V vocabulary, B bytes of a row.
+Suffixes of tensors: R rows (requests), V vocabulary.
 """
 
 from __future__ import annotations
@@ -15,13 +15,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 from vllm.v1.sample.sampler import Sampler
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-from swarm.engine.sampling.mask_files import FLAG, FOLDER_VARIABLE, NUMBER
-
-_BITS = (1, 2, 4, 8, 16, 32, 64, 128)
+from swarm.engine.local.mask_rows import encode
+from swarm.engine.sampling.mask_files import FLAG, FOLDER_VARIABLE, HEAD
 
 
 def register() -> None:
@@ -52,10 +50,9 @@ def _write(runner: Any, logprobs_RV: Tensor, folder: Path) -> None:
     wanted = [row for row, name in enumerate(names) if _wants(runner.requests[name])]
     if not wanted:
         return
-    rows = packed(logprobs_RV[wanted] > -torch.inf).cpu().numpy()
-    for row, bits in zip(wanted, rows, strict=True):
+    for row, encoded in zip(wanted, encode(logprobs_RV[wanted] > -torch.inf), strict=True):
         number = len(runner.requests[names[row]].output_token_ids)
-        _append(folder / names[row], NUMBER.pack(number), bits.tobytes())
+        _append(folder / names[row], HEAD.pack(number, len(encoded)) + encoded)
 
 
 def _wants(request: Any) -> bool:
@@ -63,20 +60,10 @@ def _wants(request: Any) -> bool:
     return params is not None and FLAG in (params.extra_args or {})
 
 
-def _append(path: Path, number: bytes, row: bytes) -> None:
+def _append(path: Path, record: bytes) -> None:
     """A full disk costs the masks, and nothing else: the reader sees that one is missing."""
     try:
         with path.open("ab") as file:
-            if file.tell() == 0:
-                file.write(NUMBER.pack(len(row)))
-            file.write(number + row)
+            file.write(record)
     except OSError:
         path.unlink(missing_ok=True)
-
-
-def packed(allowed_RV: Tensor) -> Tensor:
-    """A bit per token, lowest first: [R, B] of uint8."""
-    spare = -allowed_RV.shape[1] % 8
-    bits = functional.pad(allowed_RV, (0, spare)).view(len(allowed_RV), -1, 8)
-    worth = torch.tensor(_BITS, dtype=torch.uint8, device=allowed_RV.device)
-    return (bits.to(torch.uint8) * worth).sum(-1, dtype=torch.uint8)

@@ -14,15 +14,15 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from swarm.engine.seam import TrainCall
 from swarm.engine.tree import Branch, Segment
+from swarm.protocol.sampling_mask import BITS, ONLY, numbers
 
 _NEVER = -1e30
 """The logit of a token that could not be drawn: finite, for -inf times a probability of 0 is no number."""
-_WHOLE_VOCABULARY = 0
-"""The row of heads that no mask restricts."""
+_HEADS_OF_BITS = 64
+"""So many rows of bits are taken apart at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,27 +49,37 @@ class Slopes:
 
 
 class Restrictions:
-    """Of all heads of a segment."""
+    """Of all heads of a segment. Rows of bits are many heads' and long: they are kept once. Rows of tokens are short."""
 
     def __init__(self, segment: Segment, branches: Sequence[Branch], device: torch.device | None) -> None:
-        drawn = [None if at is None else (branches[at[0]].call, at[1]) for at in segment.head_drawn]
-        number_of: dict[bytes, int] = {}
-        rows = [
-            _WHOLE_VOCABULARY if row is None else number_of.setdefault(row, len(number_of) + 1)
-            for row in (None if at is None else _row(*at) for at in drawn)
-        ]
-        self._row_H: Tensor | None = None
         self._changed: dict[int, _Changed] = {}
-        if number_of:
-            width = max(map(len, number_of))
-            whole = b"\xff" * width
-            table = np.frombuffer(b"".join(row.ljust(width, b"\0") for row in (whole, *number_of)), dtype=np.uint8)
-            self._bits_SB = torch.tensor(table.reshape(-1, width), device=device)
-            self._row_H = torch.tensor(rows, device=device)
-            self._bit = torch.arange(8, dtype=torch.uint8, device=device)
-        for head, at in enumerate(drawn):
-            if at is not None and at[0].changes is not None:
-                self._changed[head] = _changed(*at, device)
+        self._tokens: dict[int, tuple[bool, Tensor]] = {}
+        """By head: whether these are all that could be drawn, or what could not."""
+        self._bits: dict[int, int] = {}
+        """By head: which row of bits."""
+        self._vocabulary = 0
+        """Tokens that the sampler knows; a model may have rows for more."""
+        number_of: dict[bytes, int] = {}
+        for head, at in enumerate(segment.head_drawn):
+            if at is None:
+                continue
+            call, position = branches[at[0]].call, at[1]
+            if call.changes is not None:
+                self._changed[head] = _changed(call, position, device)
+            if call.mask is None:
+                continue
+            row = call.mask.rows[call.mask.row_of[position]]
+            if row[:1] == BITS:
+                self._bits[head] = number_of.setdefault(row[1:], len(number_of))
+                continue
+            tokens = torch.tensor(np.array(numbers(row), dtype=np.int64), device=device)
+            if row[:1] == ONLY:
+                self._tokens[head] = True, tokens
+            else:
+                self._tokens[head] = False, tokens[1:]
+                self._vocabulary = int(tokens[0])
+        self._bits_SB = _stacked(list(number_of), device)
+        self._bit = torch.arange(8, dtype=torch.uint8, device=device)
 
     def change(self, logits_HV: Tensor, at: slice) -> Slopes | None:
         """Change the logits of these heads, before they are divided by the temperature."""
@@ -77,9 +87,7 @@ class Restrictions:
         if not heads:
             return None
         parts = [self._changed[head] for head in heads]
-        head_E = torch.cat(
-            [torch.full_like(one.token_E, head - at.start) for head, one in zip(heads, parts, strict=True)]
-        )
+        head_E = _numbered([head - at.start for head in heads], [one.token_E for one in parts])
         token_E, bias_E, repetition_E, penalty_E = (
             torch.cat([getattr(one, name) for one in parts])
             for name in ("token_E", "bias_E", "repetition_E", "penalty_E")
@@ -91,22 +99,41 @@ class Restrictions:
 
     def forbid(self, scaled_HV: Tensor, at: slice) -> None:
         """Take away what could not be drawn."""
-        if self._row_H is None:
-            return
-        row_H = self._row_H[at]
-        if not bool(row_H.any()):
-            return
-        bits_HB = self._bits_SB[row_H]
-        allowed_HV = (bits_HB[:, :, None] >> self._bit & 1).flatten(1)
-        spare = scaled_HV.shape[1] - allowed_HV.shape[1]  # below 0: bits of the last byte that stand for nothing
-        allowed_HV = functional.pad(allowed_HV, (0, spare))
-        if spare > 0:
-            allowed_HV[row_H == _WHOLE_VOCABULARY, -spare:] = 1
-        scaled_HV.masked_fill_(allowed_HV == 0, _NEVER)
+        for wanted in (True, False) if self._tokens else ():
+            heads = [head for head in range(at.start, at.stop) if self._tokens.get(head, (None,))[0] is wanted]
+            if not heads:
+                continue
+            tokens = [self._tokens[head][1] for head in heads]
+            place_H = [head - at.start for head in heads]
+            head_E, token_E = _numbered(place_H, tokens), torch.cat(tokens)
+            if wanted:
+                kept_E = scaled_HV[head_E, token_E]
+                scaled_HV[place_H] = _NEVER
+                scaled_HV[head_E, token_E] = kept_E
+            else:
+                scaled_HV[head_E, token_E] = _NEVER
+                if self._vocabulary < scaled_HV.shape[1]:
+                    scaled_HV[place_H, self._vocabulary :] = _NEVER
+        heads = [head for head in range(at.start, at.stop) if head in self._bits] if self._bits else []
+        for part in (heads[start : start + _HEADS_OF_BITS] for start in range(0, len(heads), _HEADS_OF_BITS)):
+            bits_HB = self._bits_SB[[self._bits[head] for head in part]]
+            allowed_HV = (bits_HB[:, :, None] >> self._bit & 1).flatten(1)[:, : scaled_HV.shape[1]]
+            place_H = [head - at.start for head in part]
+            seen_HV = scaled_HV[place_H, : allowed_HV.shape[1]]
+            scaled_HV[place_H, : allowed_HV.shape[1]] = seen_HV.masked_fill_(allowed_HV == 0, _NEVER)
+            scaled_HV[place_H, allowed_HV.shape[1] :] = _NEVER
 
 
-def _row(call: TrainCall, position: int) -> bytes | None:
-    return None if call.mask is None else call.mask.rows[call.mask.row_of[position]]
+def _numbered(heads: Sequence[int], entries: Sequence[Tensor]) -> Tensor:
+    """Each head as often as it has entries."""
+    lengths = torch.tensor([len(each) for each in entries], device=entries[0].device)
+    return torch.tensor(list(heads), device=entries[0].device).repeat_interleave(lengths)
+
+
+def _stacked(rows: Sequence[bytes], device: torch.device | None) -> Tensor:
+    width = max(map(len, rows), default=0)
+    table = np.frombuffer(b"".join(row.ljust(width, b"\0") for row in rows), dtype=np.uint8)
+    return torch.tensor(table.reshape(len(rows), width), device=device)
 
 
 def _changed(call: TrainCall, position: int, device: torch.device | None) -> _Changed:

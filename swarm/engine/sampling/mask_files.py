@@ -1,8 +1,8 @@
 """Among which tokens vLLM drew: its worker writes a file per request, from which this process reads as the answer comes.
 
-A file is named as the engine names the request, and lies in a folder that both know. It holds the length of a row, and then records: the
-number of the token within the answer, and its row (`swarm.protocol.sampling_mask`). Numbers are uint32, little-endian. A token that is written
-again counts as written last: a prompt that is computed in parts draws a first token at the end of each. Imports neither torch nor vllm.
+A file is named as the engine names the request, and lies in a folder that both know. It holds records: the number of the token within the
+answer, the length of its row (both uint32, little-endian), and the row (`swarm.protocol.sampling_mask`). A token that is written again counts
+as written last: a prompt that is computed in parts draws a first token at the end of each. Imports neither torch nor vllm.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ FOLDER_VARIABLE: Final = "SWARM_SAMPLING_MASKS"
 """Environment variable of the worker: where it writes."""
 FLAG: Final = "swarm_masks"
 """Extension argument of a request whose masks are wanted (`vllm_xargs`)."""
-NUMBER: Final = struct.Struct("<I")
+HEAD: Final = struct.Struct("<II")
+"""Number of the token, length of its row."""
 
 
 def mask_folder(socket: Path) -> Path:
@@ -32,7 +33,7 @@ class _Rows:
     """What was read of one choice's file."""
 
     path: Path
-    read: int = NUMBER.size
+    read: int = 0
     of_token: dict[int, bytes] = field(default_factory=dict)
 
 
@@ -77,17 +78,20 @@ class MaskFiles:
         """What came since. A record that is not whole yet waits."""
         try:
             with rows.path.open("rb") as file:
-                (width,) = NUMBER.unpack(file.read(NUMBER.size))
                 file.seek(rows.read)
                 data = file.read()
-        except (OSError, struct.error):
+        except OSError:
             return
-        size = NUMBER.size + width
-        for at in range(0, len(data) - size + 1, size):
-            (number,) = NUMBER.unpack_from(data, at)
-            row = data[at + NUMBER.size : at + size]
+        at = 0
+        while at + HEAD.size <= len(data):
+            number, length = HEAD.unpack_from(data, at)
+            end = at + HEAD.size + length
+            if end > len(data):
+                break
+            row = data[at + HEAD.size : end]
             rows.of_token[number] = self._same.setdefault(row, row)
-            rows.read += size
+            at = end
+        rows.read += at
 
 
 def no_rows(choice: int, start: int, end: int) -> list[bytes]:

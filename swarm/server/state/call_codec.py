@@ -64,8 +64,8 @@ def decode(body: bytes) -> list[RecordedCall]:
         sampled_at = id_at + prompt_n
         mask: SamplingMask | None = None
         if "mask" in each:
-            row_of, allowed, size = each.pop("mask")
-            mask = SamplingMask(row_of=row_of, allowed=allowed, packed=body[mask_at : mask_at + size])
+            row_of, lengths, size = each.pop("mask")
+            mask = SamplingMask(row_of=row_of, lengths=lengths, packed=body[mask_at : mask_at + size])
             mask_at += size
         calls.append(
             _call(
@@ -111,7 +111,7 @@ def _head(call: RecordedCall) -> dict[str, Any]:
         "finish_reason": call.finish_reason,
         "complete": call.complete,
         **({"failure": call.failure.model_dump()} if call.failure is not None else {}),
-        **({"mask": [call.mask.row_of, call.mask.allowed, len(call.mask.packed)]} if call.mask is not None else {}),
+        **({"mask": [call.mask.row_of, call.mask.lengths, len(call.mask.packed)]} if call.mask is not None else {}),
         "parent_call_id": call.parent_call_id,
         "fork_cause": call.fork_cause,
         "started_at": call.started_at,
