@@ -64,10 +64,9 @@ WHAT: dict[str, tuple[str, dict[str, Any]]] = {
     "lora": (_SUMS, {"parameters": {"rank": 16, "alpha": 32.0}, "optimizer": {"learning_rate": 1e-3}}),
 }
 """An instrument, and changes to its run's defaults, of the arm that learns alone."""
-_LONGER = {"sampling": {"max_tokens": 24}}
 ASKED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "json": (_LONGER, {"answer": "json"}),
-    "tool": (_LONGER, {"answer": "tool"}),
+    "json": ({"sampling": {"max_tokens": 24}}, {"answer": "json"}),
+    "tool": ({"sampling": {"max_tokens": 48}}, {"answer": "tool"}),
     "top_p": ({"sampling": {"top_p": 0.9}}, {}),
 }
 """How the model is asked, in both arms: changes to the run's defaults, and parameters of the tasks."""
