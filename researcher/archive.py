@@ -127,7 +127,8 @@ def write_archive(store: Store, study_id: str, instrument: InstrumentFolder, rep
     for record in data.repairs:
         place = kept / record.new[:16]
         parts |= {f"code/{place.name}/{name}": path.read_bytes() for name, path in visible_files(place)}
-    parts |= {f"report/{path.name}": path.read_bytes() for path in sorted(reports.glob("*.*")) if _is_report(path)}
+    report = [path for path in sorted(reports.glob("*.*")) if path.suffix in (".md", ".html", ".svg")]
+    parts |= {f"report/{path.name}": path.read_bytes() for path in report}
     packed = _packed(parts)
     write_atomically(file, packed)
     return len(packed)
@@ -175,10 +176,6 @@ def _check_sum(file: Path) -> None:
     with gzip.open(file) as zipped:
         while zipped.read(1 << 20):
             pass
-
-
-def _is_report(path: Path) -> bool:
-    return path.suffix in (".md", ".html", ".svg")
 
 
 def _lines(records: Iterable[BaseModel]) -> bytes:

@@ -8,7 +8,6 @@ import importlib
 import json
 import os
 import sys
-from types import ModuleType
 from typing import Any
 
 from foundation.commandline import UsageError
@@ -61,16 +60,11 @@ class Interrupted(KeyboardInterrupt):
         self.study_id = study_id
 
 
-def _module_of(args: argparse.Namespace) -> ModuleType:
-    """The module of the command."""
-    return importlib.import_module(f"researcher.cli.{_HOMES[args.command]}")
-
-
 def run(args: argparse.Namespace) -> int:
     """Run one parsed command."""
     try:
         with uncollected():
-            module = _module_of(args)
+            module = importlib.import_module(f"researcher.cli.{_HOMES[args.command]}")
         if args.command in _STARTING_TRIALS and not getattr(args, "dry_run", False):
             _check_environment()
         return int(getattr(module, f"{args.command}_command")(args))
@@ -122,6 +116,16 @@ def _fail(args: argparse.Namespace, error: Exception, code: int) -> int:
 def say(text: str = "") -> None:
     """One line on standard output."""
     sys.stdout.write(text + "\n")
+
+
+def answer(as_json: bool, document: Any, *lines: str) -> int:
+    """Print the document as JSON, or else the lines. Returns: DONE."""
+    if as_json:
+        say_json(document)
+    else:
+        for line in lines:
+            say(line)
+    return DONE
 
 
 def say_json(value: Any) -> None:

@@ -12,7 +12,7 @@ from foundation import logs
 from foundation.clock import SystemClock
 from foundation.commandline import UsageError
 from researcher.archive import Archive, read_archive, write_archive
-from researcher.cli import DONE, FAILED, say, say_json
+from researcher.cli import DONE, FAILED, answer
 from researcher.cli.resume import run_interruptibly
 from researcher.cli.servers import have_models, pool_of
 from researcher.cli.worker import setup
@@ -37,11 +37,8 @@ def export_command(args: argparse.Namespace) -> int:
         raise UsageError(f"{file} exists; choose another name with --to, or --force")
     instrument = open_instrument(study.options.instrument or plan.instrument)
     size = write_archive(home.store, study_id, instrument, home.studies / study_id, file)
-    if args.json:
-        say_json({"study": study_id, "file": str(file.resolve()), "bytes": size})
-    else:
-        say(f"{file}: {size / 1e6:.2f} MB; `researcher reproduce {shlex.quote(str(file))}` runs a trial of it again")
-    return DONE
+    text = f"{file}: {size / 1e6:.2f} MB; `researcher reproduce {shlex.quote(str(file))}` runs a trial of it again"
+    return answer(args.json, {"study": study_id, "file": str(file.resolve()), "bytes": size}, text)
 
 
 def reproduce_command(args: argparse.Namespace) -> int:
@@ -63,18 +60,15 @@ def reproduce_command(args: argparse.Namespace) -> int:
     ]
     computed = {"then": _computed_in(then), "now": _computed_in(now)}
     weights = {"then": _weights(then), "now": _weights(now)}
-    if args.json:
-        told = {"study": study_id, "trial": now.key, "status": now.status, "reason": now.reason, "metrics": rows}
-        say_json(told | {"computed_in": computed, "weights": weights})
-    else:
-        say(f"{now.key}: {now.status}{f' ({now.reason})' if now.reason else ''}")
-        say(f"{'metric':26} {'then':>12} {'now':>12}")
-        for row in rows:
-            say(f"{row['metric']:26} {_number(row['then']):>12} {_number(row['now']):>12}")
-        if None not in computed.values() and computed["then"] != computed["now"]:
-            say(f"computed in {computed['then']} then and in {computed['now']} now, which round differently")
-        if None not in weights.values() and weights["then"] != weights["now"]:
-            say(f"began with the weights {weights['then']} then and {weights['now']} now")
+    result = {"study": study_id, "trial": now.key, "status": now.status, "reason": now.reason, "metrics": rows}
+    lines = [f"{now.key}: {now.status}{f' ({now.reason})' if now.reason else ''}"]
+    lines.append(f"{'metric':26} {'then':>12} {'now':>12}")
+    lines += [f"{row['metric']:26} {_number(row['then']):>12} {_number(row['now']):>12}" for row in rows]
+    if None not in computed.values() and computed["then"] != computed["now"]:
+        lines.append(f"computed in {computed['then']} then and in {computed['now']} now, which round differently")
+    if None not in weights.values() and weights["then"] != weights["now"]:
+        lines.append(f"began with the weights {weights['then']} then and {weights['now']} now")
+    answer(args.json, {**result, "computed_in": computed, "weights": weights}, *lines)
     return DONE if now.status is TrialStatus.DONE else FAILED
 
 
@@ -140,10 +134,9 @@ def copy_command(args: argparse.Namespace) -> int:
         sent = sink.drain(study_id)
         waiting, error = store.outbox.state(name, study_id)
         rows.append({"sink": name, "place": sink.place(), "sent": sent, "waiting": waiting, "error": error})
-    if args.json:
-        say_json({"study": study_id, "sinks": rows})
-    else:
-        for row in rows:
-            still = f", {row['waiting']} wait: {row['error']}" if row["waiting"] else ""
-            say(f"{row['sink']:12} {row['sent']} sent{still}; {row['place']}")
+    lines = []
+    for row in rows:
+        still = f", {row['waiting']} wait: {row['error']}" if row["waiting"] else ""
+        lines.append(f"{row['sink']:12} {row['sent']} sent{still}; {row['place']}")
+    answer(args.json, {"study": study_id, "sinks": rows}, *lines)
     return FAILED if any(row["waiting"] for row in rows) else DONE

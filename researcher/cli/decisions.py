@@ -9,7 +9,7 @@ from typing import Literal
 
 from foundation.clock import SystemClock
 from foundation.commandline import UsageError
-from researcher.cli import DONE, say, say_json
+from researcher.cli import DONE, answer
 from researcher.cli.request import seconds
 from researcher.conduct import interim_report
 from researcher.describe import carrier, plan_lines
@@ -65,11 +65,8 @@ def amend_command(args: argparse.Namespace) -> int:
     except ValueError as error:
         raise UsageError(str(error)) from error
     amended = amend(home.store, study.id, change, because=args.because, by=getpass.getuser())
-    if args.json:
-        say_json({"study": study.id, "version": amended.version, "hash": amended.digest()})
-    else:
-        say("\n".join(plan_lines(amended)))
-    return DONE
+    document = {"study": study.id, "version": amended.version, "hash": amended.digest()}
+    return answer(args.json, document, *plan_lines(amended))
 
 
 def _answer(args: argparse.Namespace, answer: Answer) -> int:
@@ -123,4 +120,4 @@ def _study(args: argparse.Namespace) -> tuple[Home, StudyRecord]:
 
 
 def _say(args: argparse.Namespace, study: StudyRecord, text: str) -> None:
-    say_json({"study": study.id, "told": text}) if args.json else say(f"{study.id}: {text}")
+    answer(args.json, {"study": study.id, "told": text}, f"{study.id}: {text}")

@@ -11,7 +11,7 @@ import shutil
 from foundation.commandline import UsageError
 from foundation.machine import multiplies_bfloat16, total_memory
 from foundation.paths import memory_dir, user_data_dir
-from researcher.cli import DONE, FAILED, say, say_json
+from researcher.cli import DONE, FAILED, answer
 from researcher.home import open_home
 from researcher.sandbox.launch import sandbox
 from researcher.store.errors import StoreError
@@ -31,14 +31,12 @@ def doctor_command(args: argparse.Namespace) -> int:
         _processor(),
         _shared_memory(),
         _model(),
-        _sandbox(),
+        ("sandbox", True, f"code that an LLM wrote runs {sandbox().words}"),
         _database(),
     ]
-    if args.json:
-        say_json([{"check": name, "ok": ok, "detail": detail} for name, ok, detail in rows])
-    else:
-        for name, ok, detail in rows:
-            say(f"{'ok     ' if ok else 'MISSING'}  {name}: {detail}")
+    document = [{"check": name, "ok": ok, "detail": detail} for name, ok, detail in rows]
+    lines = [f"{'ok     ' if ok else 'MISSING'}  {name}: {detail}" for name, ok, detail in rows]
+    answer(args.json, document, *lines)
     return DONE if all(ok for _, ok, _ in rows) else FAILED
 
 
@@ -97,10 +95,6 @@ def _database() -> Row:
         return "database", False, f"cannot be opened without {error.name}"
     home.store.close()
     return "database", True, home.store.url
-
-
-def _sandbox() -> Row:
-    return "sandbox", True, f"code that an LLM wrote runs {sandbox().words}"
 
 
 def _model() -> Row:

@@ -14,7 +14,7 @@ from foundation.commandline import UsageError
 from foundation.nearest import nearest
 from foundation.paths import write_atomically
 from researcher.analysis.knowledge import Contradiction, contradictions, told_of
-from researcher.cli import DONE, say, say_json
+from researcher.cli import DONE, answer
 from researcher.describe import when
 from researcher.exchange import FindingsRefused, read, written
 from researcher.home import open_home
@@ -39,28 +39,20 @@ def findings_command(args: argparse.Namespace) -> int:
 def _list(args: argparse.Namespace) -> int:
     store = open_home().store
     found, opposed = _chosen(store, args)
-    if args.json:
-        say_json(
-            {
-                "findings": [{**each.model_dump(mode="json"), "recomputable": each.recomputable} for each in found],
-                "contradictions": [_as_json(each, store) for each in opposed],
-            }
-        )
-        return DONE
-    for finding in found:
-        for line in _lines(finding):
-            say(line)
-    for each in opposed:
-        for line in _contradiction_lines(each, store):
-            say(line)
+    document = {
+        "findings": [{**each.model_dump(mode="json"), "recomputable": each.recomputable} for each in found],
+        "contradictions": [_as_json(each, store) for each in opposed],
+    }
+    lines = [line for finding in found for line in _lines(finding)]
+    lines += [line for each in opposed for line in _contradiction_lines(each, store)]
     if not found and (others := store.findings.all()):
-        say(_no_match(others, args))
+        lines.append(_no_match(others, args))
     elif not found:
-        say(
-            "no findings yet; a study leaves them when it is done with verdicts other than invalid, "
-            "`researcher findings import FILE` takes others'"
+        lines.append(
+            "no findings yet; finished studies leave them, unless they are invalid, and "
+            "`researcher findings import FILE` adds others'"
         )
-    return DONE
+    return answer(args.json, document, *lines)
 
 
 def _no_match(others: Sequence[Finding], args: argparse.Namespace) -> str:
@@ -164,11 +156,8 @@ def _export(args: argparse.Namespace) -> int:
         sys.stdout.write(text)
         return DONE
     write_atomically(file, text.encode())
-    if args.json:
-        say_json({"file": str(file.resolve()), "findings": len(own), "by": by})
-    else:
-        say(f"{file}: {len(own)} findings by {by}; others take them with `researcher findings import {file.name}`")
-    return DONE
+    text = f"{file}: {len(own)} findings by {by}; others take them with `researcher findings import {file.name}`"
+    return answer(args.json, {"file": str(file.resolve()), "findings": len(own), "by": by}, text)
 
 
 def _import(args: argparse.Namespace) -> int:
@@ -177,23 +166,19 @@ def _import(args: argparse.Namespace) -> int:
         numbered = read(text, at=SystemClock().now())
     except FindingsRefused as error:
         raise UsageError(f"nothing was imported from {args.file}\n{error}") from error
-    lines = {finding.id: number for number, finding in numbered}
+    at_line = {finding.id: number for number, finding in numbered}
     store = open_home().store
     try:
         new = store.findings.take([finding for _, finding in numbered], replace=args.replace)
     except FindingConflict as error:
-        told = "\n".join(f"line {lines[id]}: {id} {problem}" for id, problem in error.problems.items())
-        raise UsageError(f"nothing was imported from {args.file}\n{told}") from error
+        problems = "\n".join(f"line {at_line[id]}: {id} {problem}" for id, problem in error.problems.items())
+        raise UsageError(f"nothing was imported from {args.file}\n{problems}") from error
     found = contradictions(store.findings.all(), largest_seed=store.plans.largest_seed())
-    opposed = [each for each in found if {each.one.id, each.other.id} & set(lines)]
-    if args.json:
-        say_json({"read": len(numbered), "new": new, "contradictions": [_as_json(each, store) for each in opposed]})
-        return DONE
-    say(f"{args.file}: {len(numbered)} findings, {new} of them new; `researcher findings` shows all")
-    for each in opposed:
-        for line in _contradiction_lines(each, store):
-            say(line)
-    return DONE
+    opposed = [each for each in found if {each.one.id, each.other.id} & set(at_line)]
+    lines = [f"{args.file}: {len(numbered)} findings, {new} of them new; `researcher findings` shows all"]
+    lines += [line for each in opposed for line in _contradiction_lines(each, store)]
+    document = {"read": len(numbered), "new": new, "contradictions": [_as_json(each, store) for each in opposed]}
+    return answer(args.json, document, *lines)
 
 
 def _text(file: str) -> str:

@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 
 from foundation.paths import user_data_dir
-from researcher.cli import DONE, say, say_json
+from researcher.cli import DONE, answer, say, say_json
 from researcher.environments import install, interpreter, rehearsed
 from researcher.home import data_dir
 from researcher.instruments.catalogue import (
@@ -34,22 +34,16 @@ def instruments_command(args: argparse.Namespace) -> int:
     if args.check or args.install:
         return _tend(open_instrument(args.check or args.install), args)
     found = [open_instrument(args.name).instrument] if args.name else [each.instrument for each in available()]
-    if args.json:
-        say_json([instrument.model_dump(mode="json") for instrument in found])
-        return DONE
-    for line in _one(found[0], args.name) if args.name else _all(found):
-        say(line)
-    return DONE
+    lines = _one(found[0], args.name) if args.name else _all(found)
+    return answer(args.json, [instrument.model_dump(mode="json") for instrument in found], *lines)
 
 
 def _tend(folder: InstrumentFolder, args: argparse.Namespace) -> int:
     """Install its packages, or draw its tasks. The declaration was read already."""
     if args.install:
         python = install(folder, data_dir())
-        say_json({"instrument": folder.instrument.name, "python": python}) if args.json else say(
-            f"{folder.instrument.name} runs under {python}"
-        )
-        return DONE
+        document = {"instrument": folder.instrument.name, "python": python}
+        return answer(args.json, document, f"{folder.instrument.name} runs under {python}")
     defaults = folder.instrument.defaults
     python = interpreter(folder, user_data_dir())
     names = _task_parameters(folder.instrument)
@@ -80,13 +74,13 @@ def example(instrument: Instrument, called: str) -> str:
     """A command line that starts a study of it. called: by its name, or its folder."""
     usual = next(factor.default for factor in instrument.factors if factor.target == LEARNING_RATE)
     rate = float(usual) or 1e-5
-    data = [f"--set {factor.name}=train.jsonl" for factor in instrument.factors if _has_to_be_named(factor)]
+    data = [
+        f"--set {factor.name}=train.jsonl"
+        for factor in instrument.factors
+        if factor.type == "data" and not factor.default
+    ]
     vary = f"--vary learning_rate={number_text(rate / 4)},{number_text(rate)}"
     return " ".join(["researcher start --instrument", called, *data, vary])
-
-
-def _has_to_be_named(factor: Factor) -> bool:
-    return factor.type == "data" and not factor.default
 
 
 def _all(instruments: Sequence[Instrument]) -> Iterator[str]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from foundation.streams import read_or_not
-from researcher.cli import DONE, FAILED, say, say_json
+from researcher.cli import DONE, FAILED, answer, say, say_json
 from researcher.home import open_home
 from researcher.ownership import owned_now
 from researcher.report.conducted import Difference
@@ -26,12 +26,7 @@ def report_command(args: argparse.Namespace) -> int:
     with owned_now(home.store, study_id) as store:
         folder = report(store, study_id, home.studies)
     files = {"markdown": str(folder / "report.md"), "html": str(folder / "report.html")}
-    if args.json:
-        say_json({"study": study_id, **files})
-    else:
-        say(Path(files["markdown"]).read_text())
-        say(f"{files['markdown']}\n{files['html']}")
-    return DONE
+    return answer(args.json, {"study": study_id, **files}, Path(files["markdown"]).read_text(), *files.values())
 
 
 def verify_command(args: argparse.Namespace) -> int:

@@ -14,7 +14,7 @@ from foundation import logs
 from foundation.clock import SystemClock
 from foundation.commandline import UsageError
 from foundation.streams import read_or_not
-from researcher.cli import DONE, FAILED, WAITING, Interrupted, say, say_json
+from researcher.cli import DONE, FAILED, WAITING, Interrupted, answer, say, say_json
 from researcher.cli.clients import check_cluster
 from researcher.cli.request import check_addresses, teller
 from researcher.cli.servers import check_servers
@@ -40,11 +40,8 @@ def detach(home: Home, study_id: str, plan: Plan, *, as_json: bool) -> int:
     with owned_now(home.store, study_id) as store:
         store.plans.save(study_id, plan)
     ensure_daemon()
-    if as_json:
-        say_json({"study": study_id, "hash": plan.digest(), "log": home.studies / study_id / "daemon.log"})
-    else:
-        say(f"{study_id}: the daemon carries it on; `researcher watch {study_id}` follows it")
-    return DONE
+    document = {"study": study_id, "hash": plan.digest(), "log": home.studies / study_id / "daemon.log"}
+    return answer(as_json, document, f"{study_id}: the daemon carries it on; `researcher watch {study_id}` follows it")
 
 
 def resume_command(args: argparse.Namespace) -> int:
@@ -140,7 +137,7 @@ async def _until_interrupted(work: Coroutine[Any, Any, T]) -> T:
         if not task.cancelling():
             task.cancel()
 
-    def told(number: int, frame: FrameType | None) -> None:
+    def interrupted(number: int, frame: FrameType | None) -> None:
         """At once, while the loop hears of it only when this thread is back in it."""
         waiting.end()
         if number == signal.SIGINT and callable(interrupt):
@@ -150,10 +147,10 @@ async def _until_interrupted(work: Coroutine[Any, Any, T]) -> T:
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:
             loop.add_signal_handler(number, end)
-            signal.signal(number, told)
+            signal.signal(number, interrupted)
     if not callable(interrupt):
         return await work
-    signal.signal(signal.SIGINT, told)
+    signal.signal(signal.SIGINT, interrupted)
     try:
         return await work
     finally:
@@ -170,8 +167,8 @@ def _close(outcome: Outcome, study_id: str, *, as_json: bool) -> int:
 
 def _tell(outcome: Outcome, study_id: str, *, as_json: bool) -> None:
     if as_json:
-        told = {"study": study_id, "status": outcome.status, "reason": outcome.reason, "report": outcome.report}
-        say_json(told | {"models": outcome.models})
+        ended = {"study": study_id, "status": outcome.status, "reason": outcome.reason, "report": outcome.report}
+        say_json(ended | {"models": outcome.models})
         return
     say(f"{study_id}: {outcome.status}. {outcome.reason}")
     if outcome.report is not None:
@@ -194,7 +191,7 @@ def daemon_command(args: argparse.Namespace) -> int:
     with only_daemon(_HANDOVER_S if args.until_idle else _GLANCE_S) as alone:
         if not alone:
             text = "a daemon carries the studies of this data directory and database already"
-            say_json({"carries": False, "reason": text}) if args.json else say(text)
+            answer(args.json, {"carries": False, "reason": text}, text)
             return DONE if args.until_idle else FAILED
         asyncio.run(carry(until_idle=args.until_idle))
     if args.json:

@@ -60,7 +60,8 @@ def _check_models(plan: Plan, statuses: Mapping[str, ServerStatus | None], seen:
     for place, url in enumerate(statuses):
         if (status := answers.get(url)) is None:
             continue
-        model = _of_those(plan.models, url, status) if plan.models else places[place % len(places)]
+        hosted_here = [each for each in plan.models if misfit(each, url, status) is None]
+        model = (hosted_here or plan.models)[0] if plan.models else places[place % len(places)]
         problem = misfit(model, url, status, seen.get(model.name))
         if problem is not None:
             raise UsageError(problem)
@@ -70,11 +71,6 @@ def _check_models(plan: Plan, statuses: Mapping[str, ServerStatus | None], seen:
                 f"{first} hosts {hosted(other)} and {url} hosts {hosted(status)}: all trials of {model.name} have to begin with "
                 "the same weights; give servers that host the same"
             )
-
-
-def _of_those(models: Sequence[PlanModel], url: str, status: ServerStatus) -> PlanModel:
-    """The one that is hosted there, else the first, which then is missed there."""
-    return next((model for model in models if misfit(model, url, status) is None), models[0])
 
 
 def _check_each_is_hosted(models: Sequence[PlanModel], statuses: Mapping[str, ServerStatus | None]) -> None:

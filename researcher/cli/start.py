@@ -17,7 +17,7 @@ from typing import Any
 from foundation.clock import SystemClock
 from foundation.commandline import UsageError
 from foundation.paths import user_data_dir, write_atomically
-from researcher.cli import DONE, USAGE, WAITING, say, say_json
+from researcher.cli import DONE, USAGE, WAITING, answer, say, say_json
 from researcher.cli.request import (
     Asking,
     DraftToEdit,
@@ -88,9 +88,9 @@ def draft_command(args: argparse.Namespace) -> int:
         file = Path(args.output)
         write_atomically(file, text.encode())
         said = f"wrote {file}; `researcher start {file}` runs it" if code == DONE else f"wrote {file}"
-        say_json({"file": str(file), "fields": fields}) if args.json else say(said)
+        answer(args.json, {"file": str(file), "fields": fields}, said)
     else:
-        say_json({"fields": fields, "text": text}) if args.json else say(text.rstrip("\n"))
+        answer(args.json, {"fields": fields, "text": text}, text.rstrip("\n"))
     return code
 
 

@@ -165,7 +165,14 @@ class Worker:
         mender.tell_sandbox()
         clients = await place_of(options, instrument, self._clock, arranged.python, say)
         async with pool:
-            executor = Executor(self._store, pool, arranged, may_run=self._may_run, clients=clients, mender=mender)
+            executor = Executor(
+                self._store,
+                pool,
+                arranged,
+                may_run=lambda: self._timetable.open(self._clock.now()),
+                clients=clients,
+                mender=mender,
+            )
             further = [open_sink(self._store, name) for name in options.sinks]
             sink, reports = self._copy(self._store), home.studies
             conduct = Conduct(self._store, executor, sink, self._view, self._clock, reports, further=further)
@@ -174,9 +181,6 @@ class Worker:
             keeping = Keeping(self._store, study_id, folder, self._clock, os.environ)
             return replace(outcome, models=await keep(keeping, options, say))
         return outcome
-
-    def _may_run(self) -> bool:
-        return self._timetable.open(self._clock.now())
 
 
 def setup(home: Home, folder: InstrumentFolder, *, code: Code | None = None, repairs: tuple[str, ...] = ()) -> Setup:

@@ -84,10 +84,19 @@ async def collect(
     )
     return Collected(
         series=series,
-        evidence=_evidence(report, blueprint, entries, own, hosted),
+        evidence=TrialEvidence(
+            spec=report.spec.model_dump(mode="json"),
+            changes=[change.model_dump(mode="json") for change in report.changes if change.config_version > 1],
+            parameters=dict(blueprint.parameters),
+            train_tasks=_tasks(entries, "train"),  # everybody's: what a person had trained was trained
+            heldout_tasks=_tasks(own, "eval"),
+            model=hosted,
+            joined=_joined(entries, client_id(blueprint.trial_key)),
+            attrition=attrition(own),
+        ),
         sampled_tokens=sum(entry.sampled_tokens for entry in entries),
         episodes=await sample(swarm, entries),
-        code_versions=_versions(own),
+        code_versions=dict(Counter(entry.client_version for entry in own if _counts(entry))),
     )
 
 
@@ -246,31 +255,6 @@ def _used_up(tried: Sequence[LedgerEntry], retries: int) -> bool:
 def _uncalled(tried: Sequence[LedgerEntry]) -> int:
     """Committed with a team in which nobody called this model."""
     return sum(entry.reason is DropReason.NO_CALLS and lost_to(entry) is Cause.ROLLOUT for entry in tried)
-
-
-def _versions(own: list[LedgerEntry]) -> dict[str, int]:
-    """The first one first."""
-    return dict(Counter(entry.client_version for entry in own if _counts(entry)))
-
-
-def _evidence(
-    report: RunReport,
-    blueprint: TrialBlueprint,
-    entries: list[LedgerEntry],
-    own: list[LedgerEntry],
-    hosted: HostedModel,
-) -> TrialEvidence:
-    """Training tasks are everybody's: what a person had trained was trained."""
-    return TrialEvidence(
-        spec=report.spec.model_dump(mode="json"),
-        changes=[change.model_dump(mode="json") for change in report.changes if change.config_version > 1],
-        parameters=dict(blueprint.parameters),
-        train_tasks=_tasks(entries, "train"),
-        heldout_tasks=_tasks(own, "eval"),
-        model=hosted,
-        joined=_joined(entries, client_id(blueprint.trial_key)),
-        attrition=attrition(own),
-    )
 
 
 def _tasks(entries: list[LedgerEntry], kind: str) -> list[str]:

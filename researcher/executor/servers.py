@@ -343,8 +343,10 @@ class ServerPool:
 
     def _check_other_than(self, server: Server) -> None:
         """Refuse a second address of the same server: its trials would end each other's runs. Raises: ServerUnfit."""
+        found = server.status
         for other in self.servers:
-            if other is not server and _is_one(other.status, server.status):
+            same = found and other.status and other.status.server_id == found.server_id
+            if same and other is not server:
                 raise ServerUnfit(one_server(other.url, server.url), server.url)
 
     async def _answering(self, url: str, token: str | None) -> None:
@@ -402,10 +404,6 @@ class ServerPool:
                 return
             except (DatabaseAway, StorageFailed) as error:  # what is left of the lease bridges a short one
                 _log.warning("the lease on %s was not renewed, it is tried again: %s", server.url, error)
-
-
-def _is_one(status: ServerStatus | None, other: ServerStatus | None) -> bool:
-    return status is not None and other is not None and status.server_id == other.server_id
 
 
 async def _keep_alive(process: LocalProcess, server: Server) -> None:

@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
+from typing import Self
 
 from researcher.models import Claim, TrialRecord
 from researcher.report.claims import Style, printed
@@ -43,13 +44,19 @@ class Interval:
 
 
 @dataclass(frozen=True, slots=True)
-class _Scale:
-    """From values to pixels."""
+class Scale:
+    """Maps values to pixels."""
 
     low: float
     high: float
     start: float
     end: float
+
+    @classmethod
+    def over(cls, values: Sequence[float], start: float, end: float) -> Self:
+        """A single value lies in the middle."""
+        low, high = min(values), max(values)
+        return cls(low, high, start, end) if high > low else cls(low - 0.5, low + 0.5, start, end)
 
     def __call__(self, value: float) -> float:
         return self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start)
@@ -64,8 +71,8 @@ def learning_curves(arms: Sequence[tuple[str, Sequence[TrialRecord]]], series: s
     steps, values = [step for step, _ in points], [value for _, value in points]
     x_ticks = [tick for tick in ticks(min(steps), max(steps), 8) if tick == int(tick)]
     y_ticks = ticks(min(values), max(values), 6)
-    x = _scale([*steps, *x_ticks], _LEFT, _WIDTH - _RIGHT)
-    y = _scale([*values, *y_ticks], _HEIGHT - _BOTTOM, _TOP)
+    x = Scale.over([*steps, *x_ticks], _LEFT, _WIDTH - _RIGHT)
+    y = Scale.over([*values, *y_ticks], _HEIGHT - _BOTTOM, _TOP)
     body = _frame(x, y, x_ticks, y_ticks, "optimiser step", y_label)
     means = [mean_curve([t for t in trials if t.series.get(series)], series) for _, trials in arms]
     for number, (_, seeds) in enumerate(lines):
@@ -87,7 +94,7 @@ def effects(intervals: Sequence[Interval]) -> str:
     bottom = top + row * len(known)
     reach = [_units(claim, one) for one in known for claim in (one.low, one.diff, one.high)]
     x_ticks = ticks(min(-1.0, *reach), max(1.0, *reach), 7)
-    x = _scale([*x_ticks, -1.2, 1.2, *reach], left, right)
+    x = Scale.over([*x_ticks, -1.2, 1.2, *reach], left, right)
     body = [_rect(x(-1), top, x(1) - x(-1), bottom - top, "#eef2f6")]
     body += [_text(x(tick), bottom + 18, printed(tick, Style.PLAIN), "middle") for tick in x_ticks]
     body += [_rule(x(tick), top, x(tick), bottom, _INK if tick == 0 else _GRID) for tick in x_ticks]
@@ -144,13 +151,8 @@ def _units(claim: Claim, of: Interval) -> float:
     return claim.value / of.margin
 
 
-def _scale(values: Sequence[float], start: float, end: float) -> _Scale:
-    low, high = min(values), max(values)
-    return _Scale(low, high if high > low else low + 1, start, end)
-
-
 def _frame(
-    x: _Scale, y: _Scale, x_ticks: Sequence[float], y_ticks: Sequence[float], x_label: str, y_label: str
+    x: Scale, y: Scale, x_ticks: Sequence[float], y_ticks: Sequence[float], x_label: str, y_label: str
 ) -> list[str]:
     bottom, right = _HEIGHT - _BOTTOM, _WIDTH - _RIGHT
     body = [_rule(_LEFT, y(tick), right, y(tick), _GRID) for tick in y_ticks]
@@ -164,7 +166,7 @@ def _frame(
     return body
 
 
-def _path(line: Line, x: _Scale, y: _Scale, number: int, *, bold: bool) -> str:
+def _path(line: Line, x: Scale, y: Scale, number: int, *, bold: bool) -> str:
     colour, dash = _look(number)
     if len(line) == 1:
         (step, value), radius = line[0], 4 if bold else 2

@@ -163,6 +163,7 @@ def page(records: Records) -> Page:
     curves = [trial.series.get(_CURVE, ()) for trial in records.data.trials if trial.status in ENDED]
     trials = [_trial(ledger, trial, metrics, curves) for trial in records.data.trials]
     decided = [metric for metric in metrics if any(h.metric == metric.name for h in plan.hypotheses)]
+    by_arm = [(arm.name, [trial for trial in records.done if trial.arm == arm.name]) for arm in plan.arms]
     outcome = outcome_of(records)
     return Page(
         data=records.data,
@@ -186,7 +187,7 @@ def page(records: Records) -> Page:
         cost=_cost(ledger, asked_llm=bool(records.data.llm_calls)),
         censored=_censored(ledger, plan, metrics),
         metrics=metrics,
-        curves=learning_curves(_by_arm(records), _CURVE, "mean training reward"),
+        curves=learning_curves(by_arm, _CURVE, "mean training reward"),
         effects=effects([_interval(part) for part in _ranked(hypotheses) if part.measured]),
         claims=ledger.claims,
     )
@@ -373,10 +374,6 @@ def _censored(ledger: Ledger, plan: Plan, metrics: Sequence[Metric]) -> list[Cen
             arms = ledger.claims_of(name, asked)
             parts.append(CensoredPart(metric=metric, trials=whole, arms=arms, decides=decides))
     return [part for part in parts if part.trials.value]
-
-
-def _by_arm(records: Records) -> list[tuple[str, list[TrialRecord]]]:
-    return [(arm.name, [trial for trial in records.done if trial.arm == arm.name]) for arm in records.plan.arms]
 
 
 def _interval(part: HypothesisPart) -> Interval:

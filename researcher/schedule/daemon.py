@@ -111,7 +111,7 @@ class Carrier:
         elif study.stop_requested or table.over(now):
             self._begin(study.id, now)
         elif table.open(now):
-            if self._rests_at_a_gate(study.id):
+            if waits_for_an_answer(self._store, study.id):
                 self._starts.pop(study.id, None)  # once there is an answer it goes on at once
             else:
                 self._begin(study.id, now)
@@ -120,9 +120,6 @@ class Carrier:
     def _held(self, study_id: str) -> bool:
         """Whether the one who works on it, or did last and does no more, has not given it back: what runs for it may run still."""
         return self._store.leases.holder(study_id) is not None
-
-    def _rests_at_a_gate(self, study_id: str) -> bool:
-        return waits_for_an_answer(self._store, study_id)
 
     def _is_owned(self, study_id: str, now: float) -> bool:
         """Whether somebody works on it. A lease that ran out since the last look still counts: when the clock was put

@@ -66,7 +66,10 @@ def _info(trace_id: str, experiment_id: str, run_id: str, trial: TrialRecord, ep
             TraceMetadataKey.SOURCE_RUN: run_id,
             TraceMetadataKey.TOKEN_USAGE: json.dumps(tokens),
         },
-        tags={TraceTagKey.TRACE_NAME: _title(episode), **_tags(trial, episode)},
+        tags={
+            TraceTagKey.TRACE_NAME: f"{episode.kind} episode, weights of step {episode.step}",
+            **_tags(trial, episode),
+        },
     )
 
 
@@ -76,10 +79,6 @@ def _tags(trial: TrialRecord, episode: SampledEpisode) -> dict[str, str]:
     if episode.reward is not None:
         tags["swarm.reward"] = f"{episode.reward:g}"
     return {name: value[:_PREVIEW] for name, value in tags.items()}
-
-
-def _title(episode: SampledEpisode) -> str:
-    return f"{episode.kind} episode, weights of step {episode.step}"
 
 
 def _spans(trace_id: str, trial: TrialRecord, episode: SampledEpisode) -> Iterator[dict[str, Any]]:

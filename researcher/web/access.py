@@ -162,19 +162,19 @@ class Guard:
         request, fresh = Request(scope), None
         answer: ASGIApp | None = self._foreign(request)
         if answer is None and not request.url.path.startswith(OPEN):
-            request.state.session = self._session(request)
+            request.state.session = self._access.session(request.cookies.get(self._access.cookie, ""))
             if request.state.session is None and self._access.token is None:
                 fresh = self._access.new_session()
                 request.state.session = self._access.session(fresh)
             if request.state.session is None:
                 answer = self._ask_for_token(request)
 
-        async def told(message: Message) -> None:
+        async def with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 self._dress(MutableHeaders(scope=message), fresh)
             await send(message)
 
-        await (answer or self._app)(scope, receive, told)
+        await (answer or self._app)(scope, receive, with_headers)
 
     def _foreign(self, request: Request) -> Response | None:
         """The refusal of a request that is not for this page, or comes from another one."""
@@ -185,9 +185,6 @@ class Guard:
         if request.method not in ("GET", "HEAD") and not own:
             return PlainTextResponse("this was sent from another site; nothing was done\n", 403)
         return None
-
-    def _session(self, request: Request) -> str | None:
-        return self._access.session(request.cookies.get(self._access.cookie, ""))
 
     def _ask_for_token(self, request: Request) -> Response:
         if request.method in ("GET", "HEAD"):

@@ -9,10 +9,9 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 from researcher.models import TrialRecord, TrialStatus
-from researcher.report.drawing import ticks
+from researcher.report.drawing import Line, Scale, ticks
 from researcher.report.records import mean_curve
 
-Line = Sequence[tuple[int, float]]
 CURVE = "reward_mean"
 COLOURS = 6
 """Colours of the style sheet; they repeat for further arms."""
@@ -28,8 +27,8 @@ def small(line: Line, colour: int) -> str:
         return ""
     points = _thinned(line)
     width, height = _SMALL
-    x = _Scale([step for step, _ in points], 3, width - 4)
-    y = _Scale([value for _, value in points], height - 4, 4)
+    x = Scale.over([step for step, _ in points], 3, width - 4)
+    y = Scale.over([value for _, value in points], height - 4, 4)
     end = f'<circle cx="{x(points[-1][0]):.1f}" cy="{y(points[-1][1]):.1f}" r="2.4"/>'
     drawn = _polyline(points, x, y) if len(points) > 1 else ""
     label = f"{len(line)} steps, from {line[0][1]:.3g} to {line[-1][1]:.3g}"
@@ -48,8 +47,9 @@ def large(trials: Sequence[TrialRecord], colours: Mapping[str, int], steps: int)
     y_ticks = ticks(min(values), max(values), 6)
     last = max(steps, *(step for _, line in lines for step, _ in line))
     x_ticks = [tick for tick in ticks(0, last, 9) if tick == int(tick) and tick <= last]
-    x, y = _Scale([0, last], _LEFT, _WIDTH - _RIGHT), _Scale(y_ticks, _HEIGHT - _BOTTOM, _TOP)
-    body = [_across(y(tick)) + _label(_LEFT - 6, y(tick) + 4, f"{tick:g}", "end") for tick in y_ticks]
+    x, y = Scale.over([0, last], _LEFT, _WIDTH - _RIGHT), Scale.over(y_ticks, _HEIGHT - _BOTTOM, _TOP)
+    body = [f'<path class="grid" d="M{_LEFT} {y(tick):.1f}H{_WIDTH - _RIGHT}"/>' for tick in y_ticks]
+    body += [_label(_LEFT - 6, y(tick) + 4, f"{tick:g}", "end") for tick in y_ticks]
     body += [_label(x(tick), _HEIGHT - _BOTTOM + 16, f"{tick:g}", "middle") for tick in x_ticks]
     title = _label((_LEFT + _WIDTH - _RIGHT) / 2, _HEIGHT - 3, "optimiser step", "middle")
     body.append(f'<g class="axis">{title}</g>')
@@ -69,38 +69,21 @@ def large(trials: Sequence[TrialRecord], colours: Mapping[str, int], steps: int)
     )
 
 
-class _Scale:
-    """Maps values to pixels; a single value to the middle."""
-
-    def __init__(self, values: Sequence[float], start: float, end: float) -> None:
-        self._low, self._high = min(values), max(values)
-        self._start, self._end = start, end
-
-    def __call__(self, value: float) -> float:
-        if self._high == self._low:
-            return (self._start + self._end) / 2
-        return self._start + (value - self._low) / (self._high - self._low) * (self._end - self._start)
-
-
 def _thinned(line: Line) -> Line:
     """Evenly fewer points, the newest always among them."""
     stride = -(-len(line) // _MOST_POINTS)
     return list(line[::-1][::stride][::-1])
 
 
-def _line(line: Line, x: _Scale, y: _Scale) -> str:
+def _line(line: Line, x: Scale, y: Scale) -> str:
     if len(line) == 1:
         return f'<circle cx="{x(line[0][0]):.1f}" cy="{y(line[0][1]):.1f}" r="3"/>'
     return _polyline(_thinned(line), x, y)
 
 
-def _polyline(line: Line, x: _Scale, y: _Scale) -> str:
+def _polyline(line: Line, x: Scale, y: Scale) -> str:
     points = " ".join(f"{x(step):.1f},{y(value):.1f}" for step, value in line)
     return f'<polyline points="{points}"/>'
-
-
-def _across(y: float) -> str:
-    return f'<path class="grid" d="M{_LEFT} {y:.1f}H{_WIDTH - _RIGHT}"/>'
 
 
 def _label(x: float, y: float, text: str, anchor: str) -> str:

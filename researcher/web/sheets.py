@@ -229,12 +229,9 @@ class Sheets:
             done=sum(trial.status is TrialStatus.DONE for trial in trials),
             failed=sum(trial.status is TrialStatus.FAILED for trial in trials),
             trials=len(trials),
-            waits=self._waits(study),
+            waits=study.status is not StudyStatus.DONE and waits_for_an_answer(self._store, study.id),
             unattended="" if study.status.ended or self._home.worker(study.id) else unattended(self._home, study),
         )
-
-    def _waits(self, study: StudyRecord) -> bool:
-        return study.status is not StudyStatus.DONE and waits_for_an_answer(self._store, study.id)
 
     # -- one study ----------------------------------------------------------------------------------------------------
 
