@@ -68,7 +68,7 @@ def test_settings_come_from_the_environment_and_say_what_is_missing() -> None:
     assert "secret" not in repr(found)
     for environ, says in (
         ({"RESEARCHER_LLM_API_KEY": "k"}, "RESEARCHER_LLM_MODEL"),
-        ({**named, "RESEARCHER_LLM_MAX_COST": "lots"}, "no number"),
+        ({**named, "RESEARCHER_LLM_MAX_COST": "lots"}, "not a number"),
         ({**named, "RESEARCHER_LLM_MAX_COST": "2"}, "RESEARCHER_LLM_PRICE_IN"),
         ({**named, "RESEARCHER_LLM_ANSWER_TOKENS": "0"}, "RESEARCHER_LLM_ANSWER_TOKENS"),
     ):

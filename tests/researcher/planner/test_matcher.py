@@ -155,7 +155,7 @@ def test_bundles_and_lists_of_arms_become_arms() -> None:
         ("Does GRPO with lr 1e-5 and group size 16 beat GRPO with lr 4e-5?", "one side only"),
         ("Does increasing the temperature from 1.0 to 0.7 help?", "go one way"),
         ("Does a learning rate of 5 beat 1e-5?", "lies outside"),
-        ("Does a learning rate of 1e-5 beat 1e-5?", "no level of it"),
+        ("Does a learning rate of 1e-5 beat 1e-5?", "not one of its levels"),
         ("Which of the learning rates 1e-5, 4e-5 and 1e-5 is best?", "twice"),
         ("Is RLOO better than GRPO or better than PPO?", "more than one way"),
         ("Compare group sizes 4, 8 and 16 on 3 numbers", "'numbers'"),
