@@ -161,7 +161,7 @@ def rehearsed(
         lines = said.strip().splitlines() or [f"its process ended with {code}"]
         error = exception_line(said) or lines[-1].strip()
         where = next((line.strip() for line in reversed(lines) if line.strip().startswith('File "')), "")
-        raise PlanningRefused(f"{name} breaks down when its tasks are drawn: {error} {where}")
+        raise PlanningRefused(f"{name} fails when its tasks are drawn: {error} {where}")
     answer = json.loads(out.strip().splitlines()[-1])
     if "problem" in answer:
         raise PlanningRefused(f"{name}: {answer['problem']}")

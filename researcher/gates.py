@@ -95,9 +95,9 @@ def answer_gate(store: Store, study_id: str, answer: Answer, *, gate: str | None
     name = None if waiting is None else waiting.name
     if gate is not None and name != gate:
         now = f"waits at {name}" if name else f"is {store.studies.get(study_id).status}"
-        raise WrongState(f"{study_id} no longer waits at {gate}: it {now}; nothing was answered, look again")
+        raise WrongState(f"{study_id} no longer waits at {gate}: it {now}. Nothing was recorded; look again")
     if waiting is None or name is None:
-        raise WrongState(f"{study_id} waits for no answer; it is {store.studies.get(study_id).status}")
+        raise WrongState(f"{study_id} is not waiting for an answer; it is {store.studies.get(study_id).status}")
     counts = waiting.answer or store.gates.give(study_id, name, answer)
     if waiting.answer is not None or counts != answer:  # the second: somebody was quicker, a moment ago
         raise WrongState(f"{name} of {study_id} was answered already: {answer_text(counts)}")
@@ -114,7 +114,7 @@ def amend(store: Store, study_id: str, change: Amendment, *, because: str, by: s
     """
     study, plan = store.studies.get(study_id), store.plans.get(study_id)
     if study.status.ended:
-        raise WrongState(f"{study.id} is {study.status}; what it found stays as it is. Start another study")
+        raise WrongState(f"{study.id} is {study.status}; start a new study instead")
     if store.trials.all(study_id, series=()):
         raise WrongState(
             f"trials of {study.id} have begun: their plan is what makes their numbers evidence. Stop it and start another study"

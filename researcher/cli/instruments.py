@@ -202,7 +202,7 @@ async def check_reported(folder: InstrumentFolder, python: str) -> str | None:
     if not ended:
         why = found.error or next((each.error for each in found.played if each.error), "none came to a reward")
         raise PlanningRefused(
-            f"{instrument.name}: no rehearsed episode ended, so it is unknown what they report: "
+            f"{instrument.name}: no rehearsed episode ended, so nobody knows what they report: "
             f"{why.strip().rpartition(chr(10))[2]}"
         )
     for name in names:

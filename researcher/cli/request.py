@@ -75,7 +75,7 @@ class Asking:
         args, edits = self.args, edits_of(self.args)
         given = [bool(args.file), args.topic is not None, bool(edits.keys() & {"compare", "arms"} or _several(edits))]
         if args.file and args.topic is not None:
-            raise UsageError("a study file and --topic both say what to ask; leave one of them out")
+            raise UsageError("a study file and --topic both state the question: drop one of them")
         if args.file:
             fields, lines = read_study_file(Path(args.file))
             return Wanted(edited(Draft(fields=fields, sources=marked(fields, "file"), author="file"), edits), lines)

@@ -53,7 +53,7 @@ def resume_command(args: argparse.Namespace) -> int:
         return _close(_to_its_end(study_id, _wound_up(home, study_id, teller(args))), study_id, as_json=args.json)
     home.store.plans.get(study_id)
     if home.store.journal.last(study_id, "reproduces"):
-        raise WrongState(f"{study_id} runs one trial of an archive again: `researcher reproduce` begins it anew")
+        raise WrongState(f"{study_id} repeats one trial of an archive; run `researcher reproduce` again instead")
     if args.server:
         _move(home, study_id, args.server)
     if not args.scheduled:
@@ -70,7 +70,7 @@ def _move(home: Home, study_id: str, urls: list[str]) -> None:
     plan, options = home.store.plans.get(study_id), home.store.studies.get(study_id).options
     if options.keep_models:
         raise UsageError(
-            "--server: the study keeps its models, which only servers that it starts itself do; leave it out"
+            "--server: the study keeps its models, which only works on servers that it starts; leave it out"
         )
     check_servers(plan, urls, weights_seen(home.store, study_id))
     if options.clients != "local":

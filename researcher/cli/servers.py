@@ -167,7 +167,7 @@ def _have(model: PlanModel) -> None:
     elsewhere = "or give a --server that hosts these weights"
     if model.path is not None and not Path(model.path).is_dir():
         raise ModelUnavailable(
-            f"the plan trains {model.title} from the folder {model.path}, which is not on this machine; put it there, {elsewhere}"
+            f"the plan trains {model.title} from the folder {model.path}, which is not on this machine; copy it there, {elsewhere}"
         )
     found = resolve(model.source)
     if model.fingerprint not in (None, found.fingerprint):

@@ -124,14 +124,14 @@ def _check_places(args: argparse.Namespace) -> None:
     check_addresses(args.server)
     if args.server and args.engine == "echo":
         raise UsageError(
-            "--engine is of a server that is started here, and --server names others: leave one of the two out"
+            "--engine is for a server started here, and --server names others: drop one of them"
         )
     if args.keep_models and args.engine == "echo":
-        raise UsageError("--keep-models: the echo engine trains no model; leave one of the two out")
+        raise UsageError("--keep-models: the echo engine trains no model: drop one of them")
     if args.keep_models and args.server:
         raise UsageError(
-            "--keep-models is for servers that the study starts itself; those of --server keep their checkpoints: "
-            "`swarm models export RUN --to DIR`, where they run"
+            "--keep-models only works on servers that the study starts; on those of --server, export where they run: "
+            "`swarm models export RUN --to DIR`"
         )
     if args.instrument == NEW and args.topic is None:
         raise UsageError("--instrument new needs --topic: the instrument is written for it")

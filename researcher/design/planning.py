@@ -233,7 +233,7 @@ def checked(plan: Plan) -> Plan:
         full = levels.get(RUN_PARAMETERS, "lora") != "lora"
         if full and any(target.startswith(f"{RUN_PARAMETERS}.") for target in levels):
             raise PlanningRefused(
-                f"arm {arm.name} cannot be: all weights have no rank and no alpha; compare LoRA with full fine-tuning, or "
+                f"arm {arm.name} is impossible: full fine-tuning has no rank or alpha; compare LoRA with full fine-tuning, or "
                 "LoRA's ranks with each other"
             )
         for role in (None, *plan.roles):

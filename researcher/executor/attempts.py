@@ -227,7 +227,7 @@ class AttemptRun:
         model = self._work.plan.model_of(self._trial.arm)
         report = await self._slot.start(spec, attempt.idempotency_key, model)
         if attempt.run_id not in (None, report.run_id):
-            raise RunLost(f"{attempt.server_url} has forgotten run {attempt.run_id}; the trial starts afresh")
+            raise RunLost(f"{attempt.server_url} no longer knows run {attempt.run_id}; the trial starts again")
         return report
 
     async def _hand_over(self, attempt: AttemptRecord, report: RunReport, client: Client) -> TrialBlueprint:
@@ -429,7 +429,7 @@ class AttemptRun:
         except ValidationError:
             raise
         except ValueError as error:
-            raise AttemptFailed(f"the recorded trial lacks something: {error}") from error
+            raise AttemptFailed(f"the recorded trial is incomplete:  {error}") from error
         evidence = collected.evidence
         excused = self._excused(run_id)
         if excused is not None and evidence.attrition is not None:

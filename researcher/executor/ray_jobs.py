@@ -164,7 +164,7 @@ class RayJob:
 
     async def start(self, order: Order) -> Started:
         if order.code.sandboxed:
-            raise ValueError("code that no person wrote runs in a sandbox, and a Ray job has none: use --clients local")
+            raise ValueError("code written by an LLM needs a sandbox, and Ray jobs have none: use --clients local")
         seen = await self._seen()
         if seen is not None and not self._over(seen):
             raise BlockingIOError(f"the job {self._id()} lives")

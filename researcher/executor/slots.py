@@ -99,7 +99,7 @@ class Slot:
             self.server.unfit = f"its engine failed: {reason}"
             self.server.check()
         if status.run_id != run_id and status.phase is not Phase.BOOTING:
-            raise AttemptFailed(f"the run is not on its server any more (there is {status.run_id or 'none'})")
+            raise AttemptFailed(f"the run is no longer on its server (current run:  {status.run_id or 'none'})")
 
     async def rest(self, run_id: str) -> None:
         """Stop the run with a checkpoint. Its open episodes may end first, within its drain limit. Repeating it does
@@ -122,11 +122,11 @@ class Slot:
         try:
             report = await self.swarm.run(run_id)
             if report.status == "failed":
-                raise RunLost(f"run {run_id} failed on {self.server.url}: {report.reason}; the trial starts afresh")
+                raise RunLost(f"run {run_id} failed on {self.server.url}: {report.reason}; the trial starts again")
             await self.swarm.restore(run_id, report.step)
         except (NotFound, OverLimit) as refusal:
             raise RunLost(
-                f"{self.server.url} cannot go on with run {run_id}: {refusal.detail}; the trial starts afresh"
+                f"{self.server.url} cannot go on with run {run_id}: {refusal.detail}; the trial starts again"
             ) from refusal
         return True
 
@@ -156,11 +156,11 @@ class Slot:
         told = f"{self.server.url} is busy with run {run_id} {whose}; waiting up to {left_s:.0f} s for it to end"
         if over:
             await self._stop(run_id)
-            self._tell_once(run_id, f"{told}, as it was asked to")
+            self._tell_once(run_id, f"{told}, as requested")
         else:
             self._tell_once(
                 run_id,
-                f"{told}. Do not want to wait? `swarm run stop --url {self.server.url}` ends it; or Ctrl-C, and start on "
+                f"{told}. Instead of waiting, end it with `swarm run stop --url {self.server.url}`; or press Ctrl-C and start on "
                 "another --server",
             )
         await self._released(run_id, deadline, self._waiting)
@@ -185,7 +185,7 @@ class Slot:
     async def _unstoppable(self, run_id: str) -> ServerUnfit:
         full = (await self.swarm.status()).storage_full
         why = "" if full is None else f": {full.reason}"
-        return ServerUnfit(f"{self.server.url}: run {run_id} was asked to stop and does not{why}", self.server.url)
+        return ServerUnfit(f"{self.server.url}: run {run_id} was asked to stop but has not{why}", self.server.url)
 
     def _is_over(self, study_id: str | None) -> bool:
         if study_id is None or study_id == self._study_id:

@@ -112,7 +112,7 @@ async def rehearse(
     with suppress(ValueError):
         return Rehearsal.model_validate_json(found)
     last = redact(words.decode(errors="replace"))[-2000:].strip()
-    raise Unfit(f"its rehearsal ended with code {code} and no result; it said last: {last or 'nothing'}")
+    raise Unfit(f"its rehearsal ended with code {code} and no result; its last output:  {last or 'nothing'}")
 
 
 def check(after: Rehearsal) -> None:
@@ -138,7 +138,7 @@ def check_comparable(before: Rehearsal, fault: Diagnosis) -> None:
     for each in before.played:
         if not each.ended and not each.failed_by(fault):
             raise Unfit(
-                f"the episode of {each.split} task {each.task!r} fails there otherwise than the client did: "
+                f"the episode of {each.split} task {each.task!r} fails differently than the client did:  "
                 f"{_last_line(each.error) or 'no reward'}"
             )
 
@@ -151,7 +151,7 @@ def compare(before: Rehearsal, after: Rehearsal) -> str:
     """
     for split, tasks in before.tasks.items():
         if tasks and tasks != after.tasks.get(split):
-            raise Unfit(f"it has other {split} tasks than before; mend the fault and change nothing else")
+            raise Unfit(f"it has other {split} tasks than before; fix the fault and change nothing else")
     now = {each.name: each for each in after.played}
     same = 0
     for old in before.played:
@@ -161,11 +161,11 @@ def compare(before: Rehearsal, after: Rehearsal) -> str:
             continue
         if new is None or (new.reward, new.success) != (old.reward, old.success):
             raise Unfit(
-                f"{old.split} task {old.task!r} is rewarded {new.reward if new else None} where the old code gave "
-                f"{old.reward}; mend the fault and change no reward"
+                f"{old.split} task {old.task!r} gets {new.reward if new else None} where the old code gave "
+                f"{old.reward}; fix the fault and keep all rewards"
             )
         if new.asked != old.asked:
-            raise Unfit(f"{old.split} task {old.task!r} is asked in other words than before; mend the fault alone")
+            raise Unfit(f"{old.split} task {old.task!r} gets other prompts than before; fix only the fault")
         same += 1
     failed = len(before.played) - same
     kept = f"{same} of them had ended before too, with the same calls and rewards" if same else "none ended before"

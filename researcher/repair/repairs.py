@@ -202,8 +202,8 @@ class Repairer:
         self._store.journal.record(self._study_id, BY_HAND, detail)
         raise MendByHand(
             f"the client of {case.trial.key} failed by its own code at {file}: {redact(found.error) or found.why}. "
-            f"Nobody mended it: {why}. Mend the file there, then `researcher resume {self._study_id}` goes on with it; "
-            "what the trial has done is kept"
+            f"Nobody fixed it: {why}. Fix the file there, then run `researcher resume {self._study_id}`; "
+            "the trial's progress is kept"
         )
 
     # -- by an LLM ----------------------------------------------------------------------------------------------------
@@ -260,11 +260,11 @@ class Repairer:
         """Raises: Unmended when the trial or the study has used up its repairs."""
         found = redact(str(case.diagnosis))
         if number > self._limits.per_trial:
-            raise Unmended(f"{found}; its {self._limits.per_trial} repairs did not help, and a trial has no more")
+            raise Unmended(f"{found}; its {self._limits.per_trial} repairs did not help, and a trial gets no more")
         try:
             self._store.budgets.reserve(self._study_id, "repairs", f"{case.trial.key}#{number}", 1)
         except OverBudget as error:
-            raise Unmended(f"{found}; the study has had its {self._limits.per_study} repairs") from error
+            raise Unmended(f"{found}; the study's {self._limits.per_study} repairs are used up") from error
 
     async def _as_it_was(self, case: Case) -> Rehearsal:
         """What the failing code does otherwise. Raises: Unfit if nothing can be compared with it."""

@@ -132,7 +132,7 @@ def _parse(url: str) -> URL:
 def _lasting_file(url: URL) -> Path:
     name = url.database or ""
     if name in ("", ":memory:") or name.startswith("file:"):
-        raise DatabaseRefused(f"{url} names no file in which records last; write sqlite:////home/you/researcher.db")
+        raise DatabaseRefused(f"{url} does not name a permanent file; write sqlite:////home/you/researcher.db")
     return Path(os.path.expanduser(name)).absolute()
 
 

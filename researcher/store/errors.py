@@ -53,7 +53,7 @@ class LeaseHeld(StoreError):
 class LeaseSuperseded(StoreError):
     def __init__(self, resource: str, token: int | None) -> None:
         held = "without a lease" if token is None else f"with token {token}"
-        super().__init__(f"{resource} is owned by another process; this one, {held}, must stop writing to it")
+        super().__init__(f"{resource} is owned by another process; this one, {held}, must stop writing")
 
 
 class PlanFrozen(StoreError):
@@ -67,14 +67,14 @@ class PlanTampered(StoreError):
 class Unreadable(StoreError):
     def __init__(self, what: str, problem: str) -> None:
         super().__init__(
-            f"{what} in the database cannot be read, so they were changed after they were written: {problem}"
+            f"{what} in the database cannot be read, so they were changed after writing: {problem}"
         )
 
 
 class OverBudget(StoreError):
     def __init__(self, kind: str, asked: float, left: float) -> None:
         if kind == "wall_s":
-            text = "the budget of wall time is spent; what was found so far is in the report"
+            text = "the budget of wall time is spent; the report has the results so far"
         else:
             text = f"budget {kind!r}: {asked:g} asked for, {left:g} left"
         super().__init__(text)
@@ -103,7 +103,7 @@ class SinkMissing(StoreError):
 
 class DatabaseAway(StoreError):
     def __init__(self, waited_s: float, words: str) -> None:
-        super().__init__(f"the database does not answer for {waited_s:.0f} s ({words}); go on when it is back")
+        super().__init__(f"the database has not answered for {waited_s:.0f} s ({words}); try again when it is back")
 
 
 class NoTurns(StoreError):

@@ -111,7 +111,7 @@ class Pages:
         if verdict not in ("approve", "reject"):
             raise FormRefused(400, "the answer is approve or reject")
         if verdict == "reject" and not words:
-            raise FormRefused(400, "say why it is rejected: whoever reads the study later will want to know")
+            raise FormRefused(400, "say why it is rejected, for later readers of the study")
         answer = Answer(verdict=verdict, words=words, by=_person(form))
         answer_gate(self._home.store, study_id, answer, gate=form.get("gate", ""))
         return self._changed(study_id)

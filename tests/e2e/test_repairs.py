@@ -141,7 +141,7 @@ def test_an_instrument_that_an_llm_wrote_waits_for_a_person_and_runs_in_a_sandbo
     assert done.returncode == 0, done.stdout + done.stderr
     report = desk.report()
     assert "was written by the LLM some-llm, not by a person" in report
-    assert "Code that no person wrote was run in a sandbox: parrot runs" in report
+    assert "Code written by an LLM ran in a sandbox: parrot runs" in report
     assert desk.researcher("verify").returncode == 0
 
 

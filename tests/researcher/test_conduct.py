@@ -201,7 +201,7 @@ async def test_the_report_that_is_written_at_a_studys_end_tells_of_it_and_verifi
         await conduct.carry_out(study)
     assert store.studies.get(study).status is StudyStatus.STOPPED
     text = (tmp_path / "studies" / study / "report.md").read_text()
-    assert f"ended without its answer: {'the budget of wall time is spent' if spent else 'stopped on request'}" in text
+    assert f"ended without an answer: {'the budget of wall time is spent' if spent else 'stopped on request'}" in text
     assert ("`--budget`" in text) == spent
     kept = store.reports.claims(study), store.reports.files(study), store.reports.seal(study)
     assert verify(store.study_data(study), *kept) == []

@@ -333,7 +333,7 @@ def test_a_plan_is_shown_by_its_hash(study: str, capsys: pytest.CaptureFixture[s
 
 def test_an_engine_for_servers_that_are_given_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*ASKED, "--engine", "echo", "--server", "http://127.0.0.1:1"]) == USAGE
-    assert "leave one of the two out" in capsys.readouterr().err
+    assert "drop one of them" in capsys.readouterr().err
     assert Store.open().studies.all() == []
 
 

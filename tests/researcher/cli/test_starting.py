@@ -159,7 +159,7 @@ def test_the_first_level_is_the_baseline_and_the_plan_says_so(file: Path, capsys
     [
         ([], "nothing says what to study: give a study file, --topic TEXT, or --instrument NAME --vary FACTOR=A,B"),
         (["--vary", "kl=0,0.1"], "need --instrument NAME beside them; there are: arithmetic"),
-        (["study.yaml", "--topic", "x"], "a study file and --topic both say what to ask"),
+        (["study.yaml", "--topic", "x"], "a study file and --topic both state the question"),
         (["nope.yaml"], "nope.yaml cannot be read: No such file or directory"),
         (["--instrument", "new", "--vary", "kl=0,0.1"], "--instrument new needs --topic"),
         (["study.yaml", "--seeds", "many"], "--seeds 'many' is not a number of seeds; write 3, or 3..8"),

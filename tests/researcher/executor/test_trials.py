@@ -433,7 +433,7 @@ async def test_a_trial_whose_run_was_replaced_meanwhile_starts_afresh_and_says_s
     assert_whole(done)
     assert done.attempt == 2
     [withdrawn] = told(lab, "attempt_withdrawn")
-    assert "starts afresh" in str(withdrawn["because"])
+    assert "starts again" in str(withdrawn["because"])
 
 
 @pytest.mark.campaign
@@ -446,7 +446,7 @@ async def test_a_trial_whose_server_lost_its_state_starts_afresh_and_says_so(lab
         [done] = await lab.run(pool, trials)
     assert_whole(done)
     assert done.attempt == 2
-    assert "has forgotten run" in str(told(lab, "attempt_withdrawn")[0]["because"])
+    assert "no longer knows run" in str(told(lab, "attempt_withdrawn")[0]["because"])
 
 
 @pytest.mark.campaign

@@ -28,8 +28,8 @@ def test_private_names_and_bodies_may_change() -> None:
     [
         ({}, "nothing was changed"),
         ({"reward.py": OLD["reward.py"]}, "nothing was changed"),
-        ({"other.py": "x = 1\n"}, "no file of the instrument"),
-        ({"../reward.py": "x = 1\n"}, "no file of the instrument"),
+        ({"other.py": "x = 1\n"}, "not a file of the instrument"),
+        ({"../reward.py": "x = 1\n"}, "not a file of the instrument"),
         ({"instrument.toml": 'name = "y"\n'}, "may not be changed"),
         ({"reward.py": "def score(answer, right:\n"}, "reward.py:1: does not parse"),
         ({"reward.py": "def score(answer):\n    return 1.0\n"}, r"`def score\(answer, right\)` has to stay"),

@@ -126,7 +126,7 @@ async def test_code_that_never_stops_talking_fills_no_memory_and_is_told_by_its_
     with pytest.raises(Unfit, match=r"cannot be played: [\s\S]*(AssertionError|File too large)"):
         check(spoken)
     long = instrument(tmp_path, "import os\nos.write(2, b'and so on, ' * 6000 + b'quite done')\nos._exit(3)\n")
-    with pytest.raises(Unfit, match=r"no result; it said last: [\s\S]*and so on, quite done$") as refused:
+    with pytest.raises(Unfit, match=r"no result; its last output: [\s\S]*and so on, quite done$") as refused:
         await rehearse(request(long), mode=mode)
     assert len(str(refused.value)) < 3000
 

@@ -115,7 +115,7 @@ async def test_answers_that_cannot_be_used_are_told_so_and_the_next_is_taken(mak
         (mended(NINTH_TASK), "nothing was changed"),
         (mended(WORKFLOW.replace("async def rollout(episode", "async def rollout(game")), "has to stay as it is"),
         (mended(WORKFLOW.replace("reward=float(right)", "reward=1.0")), "change no reward"),
-        (mended(WORKFLOW.replace("Repeat this word", "Say this word")), "in other words than before"),
+        (mended(WORKFLOW.replace("Repeat this word", "Say this word")), "other prompts than before"),
         (mended(WORKFLOW.replace("answer.raise_for_status()", "raise OSError('no')")), "failed"),
     ],
 )
@@ -197,7 +197,7 @@ async def test_where_the_failed_tasks_cannot_be_drawn_the_others_are_compared(ma
     repairer = study.repairer()
     await repairer.mend(replace(study.case(repairer), tasks=("lost",)))
     assert study.llm is not None
-    assert "in other words than before" in study.llm.asked[1]["messages"][-1]["content"]
+    assert "other prompts than before" in study.llm.asked[1]["messages"][-1]["content"]
 
 
 @pytest.mark.campaign

@@ -100,7 +100,7 @@ def test_a_race_that_was_never_begun_was_not_run_and_takes_one_line_of_advice(tm
 
 @pytest.mark.parametrize(
     ("values", "said"),
-    [((0.1, 0.1, 0.5, 0.5), "each level may be chosen by itself"), ((0.1, 0.2, 0.5, 0.9), "depends")],
+    [((0.1, 0.1, 0.5, 0.5), "each level can be chosen separately"), ((0.1, 0.2, 0.5, 0.9), "depends")],
 )
 def test_an_interaction_is_told_as_what_it_is(values: tuple[float, ...], said: str, tmp_path: Path) -> None:
     crossed = {"learning_rate": {"levels": [1e-5, 4e-5]}, "group_size": {"levels": [4, 8]}}

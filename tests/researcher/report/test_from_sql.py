@@ -207,7 +207,7 @@ def test_a_row_that_cannot_be_read_is_named_in_one_line(
     _changed(database, change)
     assert main(["verify", written]) == FAILED
     said = capsys.readouterr().err
-    assert "cannot be read, so they were changed after they were written" in said
+    assert "cannot be read, so they were changed after writing" in said
     assert said.count("\n") == 1
 
 
@@ -310,4 +310,4 @@ def test_a_report_tells_of_servers_that_were_replaced(store: Store, tmp_path: Pa
     study_id = recorded(store, supported())
     store.studies.move(study_id, ["http://b:1"])
     told = (report(store, study_id, tmp_path) / "report.md").read_text()
-    assert "it went on with `http://b:1` in place of those that it had started itself." in told
+    assert "it went on with `http://b:1` in place of those it had started itself." in told

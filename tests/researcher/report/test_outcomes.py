@@ -41,18 +41,18 @@ def markdown(data: StudyData, folder: Path) -> str:
 @pytest.mark.parametrize(
     ("data", "advice"),
     [
-        (ended(StudyStatus.STOPPED, SPENT), "ask again in a new study with a larger one"),
-        (ended(StudyStatus.STOPPED, REJECTED), "ask anew with the plan that is wanted"),
-        (ended(StudyStatus.STOPPED, REPEATS), "no more was asked of it"),
-        (ended(StudyStatus.STOPPED), "`researcher resume st-1` goes on with it"),
-        (ended(StudyStatus.FAILED), "mend what failed, and `researcher resume st-1` goes on with it"),
+        (ended(StudyStatus.STOPPED, SPENT), "start a new study with a larger budget"),
+        (ended(StudyStatus.STOPPED, REJECTED), "start a new study with the plan you want"),
+        (ended(StudyStatus.STOPPED, REPEATS), "it only repeated one trial"),
+        (ended(StudyStatus.STOPPED), "continue with `researcher resume st-1`, unless its days are over"),
+        (ended(StudyStatus.FAILED), "fix what failed, then continue with `researcher resume st-1`"),
     ],
 )
 def test_a_study_that_ended_without_its_answer_says_why_and_what_can_be_done(
     data: StudyData, advice: str, tmp_path: Path
 ) -> None:
     text = markdown(data, tmp_path)
-    assert "The study ended without its answer: it is spent. Until then 4 trials of at most" in text
+    assert "The study ended without an answer: it is spent. Until then 4 trials of at most" in text
     assert advice in text.split("## What to ask next")[1]
     assert "not over" not in text
     assert "let the study end" not in text
@@ -85,7 +85,7 @@ def test_the_report_of_a_study_that_is_stopped_verifies_until_it_goes_on(
     assert main(["report", study]) == DONE
     assert "The study is not over" in capsys.readouterr().out
     assert main(["stop", study]) == DONE
-    assert "ended without its answer: stopped on request" in (home / "studies" / study / "report.md").read_text()
+    assert "ended without an answer: stopped on request" in (home / "studies" / study / "report.md").read_text()
     assert main(["verify", study]) == DONE
     capsys.readouterr()
     store.studies.set_status(study, StudyStatus.RUNNING)
@@ -101,8 +101,8 @@ def test_the_report_of_a_rejected_plan_says_so_and_verifies(home: Path, capsys: 
     assert main(["reject", study, "--because", "too dear"]) == DONE
     assert main(["report", study]) == DONE
     said = capsys.readouterr().out
-    assert "ended without its answer: the plan was rejected" in said
+    assert "ended without an answer: the plan was rejected" in said
     assert "too dear" in said
-    assert "ask anew" in said
+    assert "start a new study" in said
     assert main(["verify", study]) == DONE
     found.store.close()

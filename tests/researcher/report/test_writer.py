@@ -106,7 +106,7 @@ def test_an_engine_that_stood_in_for_the_model_is_named(tmp_path: Path) -> None:
     for engine, said in (("local", False), ("echo", True)):
         told = TrialEvidence(model=HostedModel(name=data.plan.model.name, engine=engine))
         ran = replace(data, trials=tuple(each.model_copy(update={"evidence": told}) for each in data.trials))
-        assert (markdown(ran, tmp_path / engine).count("in whose place `echo` was served") == 2) == said
+        assert (markdown(ran, tmp_path / engine).count("replaced by `echo` here") == 2) == said
 
 
 def test_a_report_says_who_amended_the_plan_to_what_and_why(tmp_path: Path) -> None:
@@ -220,7 +220,7 @@ def test_a_race_is_adjusted_over_what_is_tested_and_the_report_says_so(tmp_path:
     assert "over the 1 that is tested, not over all 5 of the plan" in over
     assert "all 5 hypotheses of the plan" not in over
     racing = markdown(concluded(plan, run(plan, until="race-2", arm1=0.5)), tmp_path / "racing")
-    assert "the best alone is tested, on fresh seeds" in racing
+    assert "only the best is tested, on fresh seeds" in racing
     assert "that is tested" not in racing
     assert "over all 3 hypotheses of the plan" in markdown(many_arms(), tmp_path / "compared")
 
@@ -228,7 +228,7 @@ def test_a_race_is_adjusted_over_what_is_tested_and_the_report_says_so(tmp_path:
 def test_beside_a_fine_stage_the_report_says_what_each_stage_has_tested(tmp_path: Path) -> None:
     plan = race_plan(fine=2)
     over = markdown(concluded(plan, run(plan, until="confirm", arm1=0.9, arm3=0.5)), tmp_path / "over")
-    assert "of the levels between those compared the best alone is tested, on fresh seeds" in over
+    assert "of the levels between those compared only the best is tested, on fresh seeds" in over
     assert "adjusted after Holm over the hypotheses that one stage decides" in over
     assert "the fine stage tried other levels, or found another one better" in over
     for said in ("that is tested", "went on from the first comparison", "the race left"):
@@ -294,7 +294,7 @@ def test_a_direction_that_nobody_claimed_is_marked_wherever_it_decides(tmp_path:
     study = concluded(plan, trials_with(plan, {"lr=base": (0.55, 0.56, 0.54), "lr=4e-05": (0.05, 0.06, 0.04)}))
     said = markdown(study, tmp_path)
     assert "expected to increase (assumed: no direction is claimed)" in said
-    assert "lies against the assumed direction" in said
+    assert "contradicts the assumed direction" in said
     assert "did better than" in said
     assert "stated direction" not in said
     assert "assumed" not in markdown(refuted(), tmp_path / "stated")
@@ -322,8 +322,8 @@ def test_where_the_plan_asks_for_an_order_the_answer_begins_with_it(
 
 def test_without_spread_between_seeds_no_more_seeds_are_advised(tmp_path: Path) -> None:
     text = markdown(two_arms((0.5, 0.5, 0.5), (0.3, 0.3, 0.3)), tmp_path)
-    assert "see whether what is measured is broken" in text.split("## What to ask next")[1]
-    assert "takes more seeds" not in text
+    assert "check whether the measurement is broken" in text.split("## What to ask next")[1]
+    assert "more seeds are needed" not in text
     assert "the noise floor's trials do not differ at all" in text
     assert "2 seeds" not in text
     assert "seeds needed" not in text
@@ -389,7 +389,7 @@ def test_seeds_of_an_arms_own_are_said_with_the_plan(tmp_path: Path) -> None:
     trials += [done_trial(plan, plan.arms[1].name, offset + seed, 0.3 + 0.01 * seed) for seed in range(3)]
     data = concluded(plan, trials)
     written = write_report(data, tmp_path)
-    said = "shares no seed with it, and is compared unpaired"
+    said = "on other seeds, and is compared unpaired"
     assert all(said in Path(written.files[kind]).read_text() for kind in ("markdown", "html"))
     [claim] = [claim for claim in written.claims if claim.name.endswith(".seed_offset")]
     assert claim.value == offset > 0

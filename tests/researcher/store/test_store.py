@@ -91,8 +91,8 @@ def test_without_a_url_the_records_are_in_the_users_data_directory(
     [
         ("mysql://u:secret@h/db", "not supported"),
         ("nonsense", "cannot be read"),
-        ("sqlite://", "names no file in which records last"),
-        ("sqlite:///:memory:", "names no file in which records last"),
+        ("sqlite://", "does not name a permanent file"),
+        ("sqlite:///:memory:", "does not name a permanent file"),
         ("postgresql://u:secret@127.0.0.1:1/db", "RESEARCHER_DATABASE_URL"),
         ("postgresql://u:secret@127.0.0.1:notaport/db", "cannot be read"),
         ("sqlite:///{home}/r.db?timeout=x", r"options of the database URL \(timeout\) cannot be read"),
