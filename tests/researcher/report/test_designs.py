@@ -72,7 +72,7 @@ def test_a_report_says_what_each_look_may_spend(tmp_path: Path) -> None:
         assert claim.value == look.spends
         assert f"a look that may spend {claim.text} of alpha" in markdown
         assert (claim.expression, claim.text) in marked_claims(html)
-    assert "on average too large" in markdown.split("## Limits")[1]
+    assert "overestimated on average" in markdown.split("## Limits")[1]
 
 
 def test_a_study_without_looks_says_nothing_of_them(tmp_path: Path) -> None:
