@@ -310,4 +310,4 @@ def test_a_report_tells_of_servers_that_were_replaced(store: Store, tmp_path: Pa
     study_id = recorded(store, supported())
     store.studies.move(study_id, ["http://b:1"])
     told = (report(store, study_id, tmp_path) / "report.md").read_text()
-    assert "it went on with `http://b:1` in place of those it had started itself." in told
+    assert "it continued with `http://b:1` in place of those it had started itself." in told
