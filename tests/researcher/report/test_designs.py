@@ -130,10 +130,10 @@ def test_a_screen_ranks_its_effects_gives_no_verdict_and_says_what_would_confirm
     assert "supported" not in text
     rows = [line for line in text.split("## Effects")[1].splitlines() if line.startswith("| `H")]
     assert [row[2:6] for row in rows] == ["`H2`", "`H1`"]
-    assert "ranked by the same trials that measured them" in text.split("## Limits")[1]
+    assert "ranked by the trials that measured them" in text.split("## Limits")[1]
     advice = text.split("## What to ask next")[1]
-    assert "compare `temperature=0.7` with `temperature=1` in a study of its own, on seeds from 2 on" in advice
-    assert advice.count("study of its own") == 1
+    assert "compare `temperature=0.7` with `temperature=1` in a separate study, on seeds from 2 on" in advice
+    assert advice.count("in a separate study") == 1
 
 
 def test_a_screen_says_which_effects_are_invalid(tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ def test_a_trend_is_said_in_plain_words(slope: float, said: str, tmp_path: Path)
     assert "20 finished trials of all levels" in answer(text)
     assert "do not lie on a line" not in text
     assert "5, 5 and 10 between" in text
-    assert "speaks of a straight line over `learning_rate` on a log scale" in text.split("## Limits")[1]
+    assert "assumes a straight line over `learning_rate` on a log scale" in text.split("## Limits")[1]
 
 
 def test_a_trend_in_no_claimed_direction_is_neither_yes_nor_no(tmp_path: Path) -> None:
