@@ -123,9 +123,7 @@ def _check_places(args: argparse.Namespace) -> None:
     """Check servers, sinks and clients before anything is planned. Raises: UsageError."""
     check_addresses(args.server)
     if args.server and args.engine == "echo":
-        raise UsageError(
-            "--engine is for a server started here, and --server names others: drop one of them"
-        )
+        raise UsageError("--engine is for a server started here, and --server names others: drop one of them")
     if args.keep_models and args.engine == "echo":
         raise UsageError("--keep-models: the echo engine trains no model: drop one of them")
     if args.keep_models and args.server:

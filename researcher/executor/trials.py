@@ -187,7 +187,9 @@ class Executor:
     def _check_sites(self, this: _Round) -> None:
         """Raises: NoServersLeft where no trial that is left can go on."""
         sites, plan = self._pool.sites(), this.work.plan
-        then = f"nothing is lost: continue with `researcher resume {this.work.study_id}`, on other servers with `--server`"
+        then = (
+            f"nothing is lost: continue with `researcher resume {this.work.study_id}`, on other servers with `--server`"
+        )
         if not sites:
             raise NoServersLeft(f"{self._pool.reasons() or 'the pool holds too few servers'}; {then}")
         if not any(site.takes(plan, this.trials[key].arm) for key in this.queue for site in sites):

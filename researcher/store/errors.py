@@ -66,9 +66,7 @@ class PlanTampered(StoreError):
 
 class Unreadable(StoreError):
     def __init__(self, what: str, problem: str) -> None:
-        super().__init__(
-            f"{what} in the database cannot be read, so they were changed after writing: {problem}"
-        )
+        super().__init__(f"{what} in the database cannot be read, so they were changed after writing: {problem}")
 
 
 class OverBudget(StoreError):
