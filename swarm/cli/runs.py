@@ -197,14 +197,14 @@ def _watch(args: argparse.Namespace, run_id: str, since_step: int) -> int:
     """Print steps as they are made until the run ends. Exit code 0 when it is complete, else 1."""
     if not args.json:
         print(_heading(), flush=True)
-    report, told = None, list[str]()
+    report, shown = None, list[str]()
     with _looking_on(args) as swarm:
         for status in swarm.statuses():
             standing = standing_lines(status)
             for line in standing:
-                if line not in told:
+                if line not in shown:
                     print(line, file=sys.stderr, flush=True)
-            told = standing
+            shown = standing
             report, steps = _gone_on(swarm, run_id, since_step, report)
             for step in steps:
                 print(step.model_dump_json() if args.json else _row(step), flush=True)

@@ -84,7 +84,7 @@ def trace_text(trace: EpisodeTrace) -> str:
 
 
 def tokens_text(trace: EpisodeTrace, *, colour: bool, whole: bool = False, logprobs: bool = False) -> str:
-    """An episode as the model saw it: tokens, told apart by what they are to training."""
+    """An episode as the model saw it, token by token: prompt, sampled and trained, sampled and not trained."""
     lines = _opening(trace)
     for view in views(trace):
         lines += ["", call_line(view)]

@@ -77,7 +77,7 @@ class Settings:
 
     @contextmanager
     def listen(self) -> Iterator[socket.socket]:
-        """The listening socket. Raises: ServeFault when the port is taken or the host is none of this machine's."""
+        """The listening socket. Raises: ServeFault when the port is taken or the host is not an address of this machine."""
         family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
         with socket.socket(family, socket.SOCK_STREAM) as listener:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

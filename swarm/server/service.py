@@ -26,6 +26,7 @@ from swarm.protocol.episodes import (
     Cause,
     EpisodeAbort,
     EpisodeClaim,
+    EpisodeGrant,
     EpisodeReceipt,
     EpisodeRenewal,
     EpisodeResult,
@@ -57,7 +58,6 @@ from swarm.server.keys import EpisodeKey, KeyRefused
 from swarm.server.state import claims, episodes, health, run_lifecycle, teams
 from swarm.server.state.calls import CallAttempt, Ending, FailedCall, OpenCall
 from swarm.server.state.claim_queue import NotYet
-from swarm.server.state.claims import GrantedLease
 from swarm.server.state.leases import API_KEY_PREFIX, LiveEpisode, digest
 from swarm.server.state.machine import Outcome
 from swarm.server.state.rows import EpisodeRow, RunRow, TeamRow, VersionRow
@@ -66,7 +66,7 @@ from swarm.server.state.server_state import Restoration
 from swarm.server.state.status import report
 from swarm.server.storage.store import Store
 
-__all__ = ["GrantedLease", "OpenCall", "ServerEvent", "Service"]
+__all__ = ["OpenCall", "ServerEvent", "Service"]
 
 _log = logging.getLogger(__name__)
 
@@ -79,9 +79,9 @@ _CLOSING = Refusal(ErrorCode.NOT_ROLLING, "the server is shutting down", retry_a
 class _Waiter:
     """A claim that waits, and its repetitions."""
 
-    answer: asyncio.Future[GrantedLease]
+    answer: asyncio.Future[EpisodeGrant]
     claimants: int = 0
-    granted: GrantedLease | None = None
+    granted: EpisodeGrant | None = None
     """What was decided; `answer` has it once it is on disk."""
 
 
@@ -153,7 +153,7 @@ class Service(DurableState):
         return RunCreated(run_id=run.run_id)
 
     def _warn(self, run_id: str, notes: Sequence[str]) -> None:
-        """Tell those who watch the server, and its log."""
+        """Log the notes, and send them to whoever watches the server."""
         for note in notes:
             _log.warning("run %s: %s", run_id, note)
             self.log(f"run {run_id}: {note}")
@@ -301,7 +301,7 @@ class Service(DurableState):
 
     # -- episodes -------------------------------------------------------------------------------------------------
 
-    async def claim(self, wanted: EpisodeClaim) -> GrantedLease:
+    async def claim(self, wanted: EpisodeClaim) -> EpisodeGrant:
         """A slot to try the task. Waits up to `wait_s`.
 
         Codes: not_found (another run), over_limit (complete or stopped), engine_failed, and after the wait not_rolling or
@@ -323,7 +323,7 @@ class Service(DurableState):
         await self._require_run(wanted.run_id)
         return SessionBegun(closed=await self.carry_out(lambda t: episodes.begin_session(t, wanted)))
 
-    async def _wait_for_slot(self, wanted: EpisodeClaim, reason: NotYet) -> GrantedLease:
+    async def _wait_for_slot(self, wanted: EpisodeClaim, reason: NotYet) -> EpisodeGrant:
         if wanted.wait_s <= 0:
             raise reason.refusal()
         ticket = self.tell(lambda t: t.state.queue.join(wanted, reason))
@@ -348,7 +348,7 @@ class Service(DurableState):
                 self.tell(lambda t: t.state.queue.leave(ticket))
 
     def _answer_claim(
-        self, ticket: int, answer: GrantedLease | Refusal, written: asyncio.Future[None] | None = None
+        self, ticket: int, answer: EpisodeGrant | Refusal, written: asyncio.Future[None] | None = None
     ) -> None:
         """A waiting claim is granted, which it hears once it is on disk; or refused."""
         waiter = self._waiters[ticket]
@@ -360,7 +360,7 @@ class Service(DurableState):
         assert written is not None
         written.add_done_callback(partial(_pass_on, waiter.answer, answer))
 
-    def _abandon(self, wanted: EpisodeClaim, granted: GrantedLease) -> None:
+    def _abandon(self, wanted: EpisodeClaim, granted: EpisodeGrant) -> None:
         """The claimant went away just as it was granted: give the slot back, unless a repetition can still ask for it."""
         if wanted.idempotency_key is None and granted.episode_id in self.state.live:
             words = "the claimant went away before the answer"
@@ -642,7 +642,7 @@ class Service(DurableState):
         return self.reader.eval_ordinals(run_id, step)
 
 
-def _pass_on(answer: asyncio.Future[GrantedLease], lease: GrantedLease, written: asyncio.Future[None]) -> None:
+def _pass_on(answer: asyncio.Future[EpisodeGrant], lease: EpisodeGrant, written: asyncio.Future[None]) -> None:
     """A waiting claim is answered once it is on disk."""
     if answer.done():
         return

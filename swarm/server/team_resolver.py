@@ -33,7 +33,7 @@ LONGEST_PAUSE_S = 10.0
 AT_ONCE = 16
 """Questions under way at one time."""
 COMPLAIN_AFTER = 5
-"""Unanswered questions about one episode before people are told that it may need them."""
+"""After so many unanswered questions about one episode, a log line asks an operator to decide."""
 
 
 class DeciderSilent(SwarmError):

@@ -18,7 +18,7 @@ from swarm.protocol.errors import SwarmError
 
 LEAVE = "/quit"
 CLOSING_S = 2.0
-"""How long an editor that is told to end may take."""
+"""How long an editor has to exit after SIGTERM, in seconds."""
 _CHUNK = 65_536
 
 

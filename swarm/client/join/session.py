@@ -187,7 +187,7 @@ async def _played(rollout: Rollout, episode: Episode, task: Task) -> Outcome:
 
 
 def transcript(trace: EpisodeTrace) -> str:
-    """What the model said, with what it was told in between; each message once."""
+    """The conversation: what the model said and the messages that it got in between, each once."""
     lines: list[str] = []
     seen: list[object] = []
     for call in trace.calls:

@@ -119,17 +119,8 @@ class EpisodeRoutes:
     async def claim(self, request: Request, claim: EpisodeClaim) -> EpisodeGrant:
         granted = await wire.until_gone(request, self.service.claim(claim), self.closing)
         own_url = f"{request.url.scheme}://{request.headers.get('host', request.url.netloc)}"
-        return EpisodeGrant.model_construct(
-            episode_id=granted.episode_id,
-            lease=granted.lease,
-            group_id=granted.group_id,
-            slot=granted.slot,
-            base_url=f"{self.public_url or own_url}/v1",
-            api_key=granted.api_key,
-            weights_version=granted.weights_version,
-            expires_at=granted.expires_at,
-            team_key=self.keys.team_key(granted.episode_id),
-        )
+        team_key = self.keys.team_key(granted.episode_id)
+        return granted.model_copy(update={"base_url": f"{self.public_url or own_url}/v1", "team_key": team_key})
 
     @Operation(
         "POST", f"{_EPISODE}:end", "End it with a reward, durably", EpisodeReceipt, body=EpisodeResult, codes=_TWICE

@@ -100,7 +100,7 @@ class _Wait:
     """It began before anybody had its part of the next step ready: only while nobody plays that family."""
     resting: bool = False
     """Somebody plays it: until an episode of it is in the pool, or is lost."""
-    told_of: bool = False
+    reported: bool = False
 
 
 @dataclass(slots=True)
@@ -122,11 +122,11 @@ class Awaited:
         return frozenset(name for name, at in self.ends_at(mix).items() if at <= now)
 
     def newly_passed(self, mix: Mix, now: float) -> list[str]:
-        """Those whose patience ran out and who were not told of yet: each once, however often this is asked."""
+        """Families whose patience has run out since the last call: each is returned once."""
         passed = self.passed(mix, now)
-        late = sorted(name for name in passed if not self.waits[name].told_of)
+        late = sorted(name for name in passed if not self.waits[name].reported)
         for name, wait in self.waits.items():
-            wait.told_of = name in passed
+            wait.reported = name in passed
         return late
 
     def look(self, missing: Set[str], awaited: Set[str], mix: Mix, now: float, *, early: bool) -> list[str]:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from foundation.nearest import nearest
 from foundation.strict import FieldError
-from swarm.protocol.episodes import EpisodeClaim, WeightsVersion
+from swarm.protocol.episodes import EpisodeClaim, EpisodeGrant, WeightsVersion
 from swarm.protocol.errors import ErrorCode, Refusal
 from swarm.protocol.problem import invalid_spec
 from swarm.server.state.batching import balance_under, family_of, horizon, openings
@@ -20,27 +18,14 @@ from swarm.server.state.server_state import ServerState, Transition
 
 LEASE_PREFIX = "swl_"
 LONGEST_RETRY_S = 5.0
-"""What a claimant is told to wait when nothing says how long it will be."""
+"""Longest `retry_after_s`, in seconds; also used when the wait is unknown."""
 TRACES_KEPT = 2_000
 """Of this many newest episodes the calls are kept, though no replay needs them, so that people can look at them."""
 FREED_EVERY = 100
 """Claims, evaluations too: a run that is complete may be evaluated for ever."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GrantedLease:
-    """A claim that was granted; the route adds base_url and team_key."""
-
-    episode_id: str
-    lease: str
-    api_key: str
-    group_id: str | None
-    slot: int | None
-    weights_version: WeightsVersion
-    expires_at: float
-
-
-def claim(t: Transition, wanted: EpisodeClaim) -> GrantedLease | NotYet:
+def claim(t: Transition, wanted: EpisodeClaim) -> EpisodeGrant | NotYet:
     """A lease, or why there is none yet.
 
     Codes: not_found, over_limit, engine_failed, idempotency_conflict, forbidden{client_version} when it is quarantined,
@@ -131,7 +116,7 @@ def _require_trainable(wanted: EpisodeClaim, run: Run) -> None:
 # -- groups -----------------------------------------------------------------------------------------------------------
 
 
-def _claim_slot(t: Transition, wanted: EpisodeClaim, run: Run) -> GrantedLease | NotYet:
+def _claim_slot(t: Transition, wanted: EpisodeClaim, run: Run) -> EpisodeGrant | NotYet:
     state = t.state
     key = (wanted.task_id, wanted.mix, wanted.client_version, run.config_version)
     offered = state.groups.offer(key, t.lease_time)
@@ -214,7 +199,7 @@ def _open_group(t: Transition, wanted: EpisodeClaim, run: Run) -> Group:
 
 def _grant(
     t: Transition, wanted: EpisodeClaim, run: Run, group: Group | None, slot: int | None, ordinal: int
-) -> GrantedLease:
+) -> EpisodeGrant:
     state, now = t.state, t.lease_time
     lease = LEASE_PREFIX + state.ids.secret()
     episode_id = state.ids.new("ep")
@@ -257,9 +242,10 @@ def _grant(
     return _granted(t, live)
 
 
-def _granted(t: Transition, live: LiveEpisode) -> GrantedLease:
+def _granted(t: Transition, live: LiveEpisode) -> EpisodeGrant:
     row, run = live.row, t.state.run
-    return GrantedLease(
+    return EpisodeGrant.model_construct(
+        base_url="",  # the route knows it, and the team's key
         episode_id=row.episode_id,
         lease=live.lease,
         api_key=live.api_key,

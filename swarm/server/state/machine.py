@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from swarm.protocol.episodes import Cause, DropReason, EpisodeState, RecordedCall
+from swarm.protocol.episodes import Cause, DropReason, EpisodeGrant, EpisodeState, RecordedCall
 from swarm.protocol.errors import Refusal
 from swarm.server.state import episodes, teams
 from swarm.server.state.batching import Awaited
-from swarm.server.state.claims import GrantedLease, claim, is_decided_by
+from swarm.server.state.claims import claim, is_decided_by
 from swarm.server.state.groups import Group, Groups
 from swarm.server.state.leases import Deadlines, LiveEpisode, Prepared
 from swarm.server.state.rows import Change, EpisodeRow, Snapshot
@@ -36,7 +36,7 @@ class Outcome(Generic[Reply]):
     """The reply, or the command's error. Give it only when `changes` are on disk."""
     changes: list[Change]
     """To be written, whole or not at all."""
-    claims: list[tuple[int, GrantedLease | Refusal]]
+    claims: list[tuple[int, EpisodeGrant | Refusal]]
     """Tickets of waiting claims, and what they get, once `changes` are on disk."""
     closed: list[str]
     """Episodes whose ends are among `changes`. Call `episodes.forget` when those are on disk."""
@@ -55,7 +55,7 @@ def apply(state: ServerState, command: Command[Reply], now: Moment) -> Outcome[R
     t = Transition(state, now)
     before = _concerns_loop(t)
     answer = _attempt(t, command)
-    claims: list[tuple[int, GrantedLease | Refusal]] = []
+    claims: list[tuple[int, EpisodeGrant | Refusal]] = []
     while state.claims_decided_by != (decided_by := is_decided_by(state, t.lease_time)):
         state.claims_decided_by = decided_by
         claims += state.queue.admit(lambda wanted: claim(t, wanted))

@@ -76,7 +76,7 @@ def prepare(t: Transition, episode_id: str, wish: EpisodePreparation, sealed_key
 
 
 def commit(t: Transition, episode_id: str, lease: str) -> TeamReceipt:
-    """On the decider: decide. Elsewhere: be told by the client. Codes: lease_lost, invalid_spec when it is not prepared."""
+    """On the decider: decide. Elsewhere: note the decision that the client reports. Codes: lease_lost, invalid_spec when it is not prepared."""
     if episode_id not in t.state.prepared:
         held(t, episode_id, lease)
         detail = f"episode {episode_id!r} is not prepared; send :prepare first, on every server of the team"

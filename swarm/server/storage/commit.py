@@ -105,7 +105,7 @@ class GroupCommit:
         try:
             self._store.rollback()
             self._on_failure(error)
-        except Exception as worse:  # noqa: BLE001 - whatever it is, it is told to everyone who writes or waits
+        except Exception as worse:  # noqa: BLE001 - whatever it is, everyone who writes or waits gets it
             self.broken = worse
         finally:
             for write in lost:

@@ -125,7 +125,7 @@ class Store:
             action()
         except sqlite3.OperationalError as error:
             refusal = _refusal(error, self.path)
-            if isinstance(refusal, Refusal) and not self._failing:  # once: who asks is told each time
+            if isinstance(refusal, Refusal) and not self._failing:  # log it once; every caller gets the refusal
                 self._failing = True
                 _LOG.warning("%s", refusal)
             raise refusal from error

@@ -9,11 +9,10 @@ from pathlib import Path
 import orjson
 import pytest
 
-from swarm.protocol.episodes import Cause, DropReason, EpisodeAbort, EpisodeState
+from swarm.protocol.episodes import Cause, DropReason, EpisodeAbort, EpisodeGrant, EpisodeState
 from swarm.protocol.status import RestoreRequest
 from swarm.protocol.summary import LedgerFilter
 from swarm.protocol.teams import Decider, EpisodeCommit, EpisodePreparation, TeamDecision, TeamResult
-from swarm.server.service import GrantedLease
 from swarm.server.state import teams
 from swarm.server.state.call_codec import Unwritable
 from swarm.server.state.episodes import RECORD_LIMIT_S, blamed
@@ -39,7 +38,7 @@ async def causes(world: World) -> list[Cause | None]:
     return [entry.cause for entry in (await world.service.ledger(limit=1000)).entries]
 
 
-async def prepared(world: World, decider_id: str | None = None) -> GrantedLease:
+async def prepared(world: World, decider_id: str | None = None) -> EpisodeGrant:
     """A member of a team, with the server's own decider unless another is named."""
     lease = await world.claim()
     await world.call(lease)

@@ -32,6 +32,7 @@ from swarm.engine.seam import StepOutcome, TrainBatch
 from swarm.protocol.episodes import (
     DropReason,
     EpisodeClaim,
+    EpisodeGrant,
     EpisodeResult,
     EpisodeState,
     RecordedCall,
@@ -46,7 +47,6 @@ from swarm.server.state import claims, episodes, health, run_lifecycle, steps
 from swarm.server.state.batching import Turns, balance_after, balance_under
 from swarm.server.state.calls import Ending
 from swarm.server.state.claim_queue import NotYet
-from swarm.server.state.claims import GrantedLease
 from swarm.server.state.episodes import late_end
 from swarm.server.state.machine import Command, load
 from swarm.server.state.rows import StepRow
@@ -66,7 +66,7 @@ ALL = LedgerFilter()
 class Lease:
     """What a client holds: a granted episode, and whether it may still think so."""
 
-    granted: GrantedLease
+    granted: EpisodeGrant
     kind: str
     calls: int = 0
     ended_with: EpisodeResult | None = None

@@ -20,6 +20,7 @@ from swarm.protocol.episodes import (
     Cause,
     DropReason,
     EpisodeAbort,
+    EpisodeGrant,
     EpisodeRenewal,
     EpisodeResult,
     SessionRequest,
@@ -28,7 +29,6 @@ from swarm.protocol.episodes import (
 from swarm.protocol.errors import ErrorCode, Refusal
 from swarm.protocol.status import Phase, RunRequest
 from swarm.protocol.teams import Decider, EpisodePreparation, TeamResult
-from swarm.server.service import GrantedLease
 from swarm.server.state import teams
 from swarm.server.state.episodes import RECORD_LIMIT_S
 from swarm.server.state.leases import digest
@@ -532,7 +532,7 @@ async def test_after_an_end_that_was_refused_calls_go_on(world: World) -> None:
 async def test_a_lease_that_is_not_the_episodes_own_breaks_no_call_off(world: World) -> None:
     lease = await world.claim()
     opened = world.service.open_call(lease.episode_id, lease.lease)
-    assert (await world.refused(world.end(replace(lease, lease="other")))).code is ErrorCode.LEASE_LOST
+    assert (await world.refused(world.end(lease.model_copy(update={"lease": "other"})))).code is ErrorCode.LEASE_LOST
     assert not opened.ending.over
 
 
@@ -800,7 +800,7 @@ async def test_subscribers_hear_of_changes_and_log_lines_without_secrets(world: 
 # -- records that cannot be kept --------------------------------------------------------------------------------------
 
 
-async def call_that_cannot_be_kept(world: World, lease: GrantedLease) -> None:
+async def call_that_cannot_be_kept(world: World, lease: EpisodeGrant) -> None:
     """A call with an id that the pool's form has no room for."""
     opened = world.service.open_call(lease.episode_id, lease.lease)
     record = (await world.sampled(opened)).model_copy(update={"prompt_ids": [2**31]})

@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from swarm.protocol.episodes import CallFailure, Cause, DropReason
+from swarm.protocol.episodes import CallFailure, Cause, DropReason, EpisodeGrant
 from swarm.protocol.errors import ErrorCode
 from swarm.protocol.summary import LedgerFilter
 from swarm.protocol.teams import Decider, EpisodeCommit, EpisodePreparation, TeamResult
 from swarm.server.gateway.failures import Failures, KeptCall
-from swarm.server.service import GrantedLease
 from swarm.server.state.calls import CallAttempt, FailedCall
 from swarm.server.state.calls import Outcome as CallOutcome
 from swarm.server.state.health import UNNOTICED_S
@@ -23,7 +22,7 @@ pytestmark = pytest.mark.anyio
 FAILURE = CallFailure(cause=Cause.SERVER, reason="engine_down", detail="killed")
 
 
-async def broken_call(world: World, lease: GrantedLease, outcome: CallOutcome = "failed") -> FailedCall:
+async def broken_call(world: World, lease: EpisodeGrant, outcome: CallOutcome = "failed") -> FailedCall:
     """A call without an answer; what to say of it where it is found to have failed later."""
     opened = world.service.open_call(lease.episode_id, lease.lease)
     sampled = await world.sampled(opened)
@@ -40,7 +39,7 @@ async def broken_call(world: World, lease: GrantedLease, outcome: CallOutcome = 
     )
 
 
-async def tainted(world: World, task_id: str = "t-1", **fields: object) -> GrantedLease:
+async def tainted(world: World, task_id: str = "t-1", **fields: object) -> EpisodeGrant:
     """An episode that is open, with one call that was answered and one that failed."""
     lease = await world.claim(task_id, wait_s=1e2, **fields)
     await world.call(lease)
@@ -205,7 +204,7 @@ async def test_an_episode_that_expires_after_a_failure_is_tainted_too(tmp_path: 
 # -- a client gave up, and the server is restarted before anyone knows why ----------------------------------------------
 
 
-async def given_up(world: World, lease: GrantedLease) -> Failures:
+async def given_up(world: World, lease: EpisodeGrant) -> Failures:
     """One call was answered, and a client gave up on the next; the gateway's view of it."""
     await world.call(lease)
     found = await broken_call(world, lease, "left")
@@ -322,7 +321,7 @@ async def test_a_prepared_member_that_a_client_gave_up_on_is_dropped_when_its_te
 # -- teams --------------------------------------------------------------------------------------------------------------
 
 
-def preparation(lease: GrantedLease, **result: object) -> EpisodePreparation:
+def preparation(lease: EpisodeGrant, **result: object) -> EpisodePreparation:
     decider = Decider(url="http://127.0.0.1:1", episode_id=lease.episode_id, key="k")
     return EpisodePreparation(
         lease=lease.lease, decider=decider, result=TeamResult.model_validate({"reward": 1.0} | result)

@@ -21,7 +21,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 from foundation.clock import ManualClock
 from foundation.ids import SeededIds
 from foundation.paths import memory_dir
-from swarm.protocol.episodes import DropReason, EpisodeClaim, EpisodeResult, EpisodeState, RecordedCall
+from swarm.protocol.episodes import DropReason, EpisodeClaim, EpisodeGrant, EpisodeResult, EpisodeState, RecordedCall
 from swarm.protocol.errors import ErrorCode, Refusal
 from swarm.protocol.runspec import BatchSpec, RunSpec
 from swarm.protocol.summary import LedgerFilter
@@ -36,7 +36,6 @@ from swarm.protocol.teams import (
 from swarm.server.state import claims, episodes, health, run_lifecycle, teams
 from swarm.server.state.calls import Ending
 from swarm.server.state.claim_queue import NotYet
-from swarm.server.state.claims import GrantedLease
 from swarm.server.state.episodes import late_abort, late_end
 from swarm.server.state.machine import Command, expire
 from swarm.server.state.rows import TeamRow
@@ -99,29 +98,29 @@ class Server(Process):
 
     # -- requests -------------------------------------------------------------------------------------------------------
 
-    def claim(self, fate: str, task: str) -> GrantedLease | None:
+    def claim(self, fate: str, task: str) -> EpisodeGrant | None:
         run = self.state.run
         assert run is not None
         claim = EpisodeClaim(run_id=run.run_id, client_id="c", task_id=task, idle_limit_s=IDLE_S)
         granted = self.write(fate, lambda t: claims.claim(t, claim))
         return None if isinstance(granted, NotYet) else granted
 
-    def call(self, held: GrantedLease) -> None:
+    def call(self, held: EpisodeGrant) -> None:
         opened = self.tell(lambda t: episodes.open_call(t, held.episode_id, held.lease, Ending()))
         record: RecordedCall = recorded(held.episode_id, opened.index, opened.weights_version)
         self.tell(lambda t: episodes.close_call(t, opened, [record]))
 
-    def prepare(self, fate: str, held: GrantedLease, wish: EpisodePreparation) -> TeamReceipt:
+    def prepare(self, fate: str, held: EpisodeGrant, wish: EpisodePreparation) -> TeamReceipt:
         if not self.knows(held.episode_id):
             return late_prepare(*self.rows(held.episode_id), held.episode_id, wish)  # type: ignore[arg-type]
         return self.write(fate, lambda t: teams.prepare(t, held.episode_id, wish, "sealed"))
 
-    def commit(self, fate: str, held: GrantedLease) -> TeamReceipt:
+    def commit(self, fate: str, held: EpisodeGrant) -> TeamReceipt:
         if not self.knows(held.episode_id):
             return late_commit(*self.rows(held.episode_id), held.episode_id, held.lease)  # type: ignore[arg-type]
         return self.write(fate, lambda t: teams.commit(t, held.episode_id, held.lease))
 
-    def abort(self, fate: str, held: GrantedLease) -> None:
+    def abort(self, fate: str, held: EpisodeGrant) -> None:
         if self.is_prepared(held.episode_id):
             self.write(fate, lambda t: teams.abort(t, held.episode_id, held.lease, "gave up"))
         elif self.is_open(held.episode_id):
@@ -149,7 +148,7 @@ class Client:
 
     decider: int
     task: str
-    held: dict[int, GrantedLease] = field(default_factory=dict)
+    held: dict[int, EpisodeGrant] = field(default_factory=dict)
     called: bool = False
     prepared: set[int] = field(default_factory=set)
     asked_to_commit: bool = False
@@ -437,7 +436,7 @@ def server(tmp_path: Path) -> Server:
     return Server(tmp_path, ManualClock(), 1)
 
 
-def prepared_pair(server: Server) -> tuple[GrantedLease, GrantedLease]:
+def prepared_pair(server: Server) -> tuple[EpisodeGrant, EpisodeGrant]:
     """A decider and a participant that waits for a decider elsewhere, both prepared."""
     held = []
     for decider_id in (None, "ep-elsewhere"):
@@ -449,7 +448,7 @@ def prepared_pair(server: Server) -> tuple[GrantedLease, GrantedLease]:
     return held[0], held[1]
 
 
-def wish(held: GrantedLease, decider_id: str, reward: float = 1.0) -> EpisodePreparation:
+def wish(held: EpisodeGrant, decider_id: str, reward: float = 1.0) -> EpisodePreparation:
     decider = Decider(url="http://elsewhere:8642", episode_id=decider_id, key="swd_k")
     return EpisodePreparation(
         lease=held.lease, decider=decider, result=TeamResult(reward=reward), patience_s=PATIENCE_S

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from swarm.protocol.episodes import EpisodeClaim, WeightsVersion
+from swarm.protocol.episodes import EpisodeClaim, EpisodeGrant, WeightsVersion
 from swarm.protocol.errors import ErrorCode, Refusal
 from swarm.server.state.claim_queue import ClaimQueue, NotYet
-from swarm.server.state.claims import GrantedLease
 
 FULL = NotYet(code=ErrorCode.DRAINING, detail="full")
 
@@ -16,10 +15,17 @@ def claim(client: str, task: str, **fields: str) -> EpisodeClaim:
     )
 
 
-def lease(episode_id: str) -> GrantedLease:
+def lease(episode_id: str) -> EpisodeGrant:
     version = WeightsVersion(run_id="r")
-    return GrantedLease(
-        episode_id=episode_id, lease="", api_key="", group_id=None, slot=None, weights_version=version, expires_at=0.0
+    return EpisodeGrant(
+        base_url="",
+        episode_id=episode_id,
+        lease="",
+        api_key="",
+        group_id=None,
+        slot=None,
+        weights_version=version,
+        expires_at=0.0,
     )
 
 
@@ -31,7 +37,7 @@ def test_who_came_first_is_tried_first_and_nobody_behind_one_who_must_wait() -> 
     ]
     tried: list[str] = []
 
-    def attempt(wanted: EpisodeClaim) -> GrantedLease | NotYet:
+    def attempt(wanted: EpisodeClaim) -> EpisodeGrant | NotYet:
         tried.append(wanted.client_id)
         return NotYet(code=ErrorCode.DRAINING, detail="no y") if wanted.task_id == "y" else lease(wanted.client_id)
 
@@ -60,11 +66,11 @@ def test_a_refusal_is_for_one_claim_alone() -> None:
     queue = ClaimQueue()
     first, second = [queue.join(claim(client, "x"), FULL) for client in "ab"]
 
-    def attempt(wanted: EpisodeClaim) -> GrantedLease | NotYet:
+    def attempt(wanted: EpisodeClaim) -> EpisodeGrant | NotYet:
         if wanted.client_id == "a":
             raise Refusal(ErrorCode.FORBIDDEN, "not you")
         return lease(wanted.client_id)
 
     answers = dict(queue.admit(attempt))
     assert isinstance(answers[first], Refusal)
-    assert isinstance(answers[second], GrantedLease)
+    assert isinstance(answers[second], EpisodeGrant)

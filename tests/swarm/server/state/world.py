@@ -11,11 +11,18 @@ from typing import Any
 from foundation.clock import ManualClock
 from foundation.ids import RandomIds
 from swarm.engine.seam import SampleRequest
-from swarm.protocol.episodes import EpisodeClaim, EpisodeReceipt, EpisodeResult, RecordedCall, RecordedSampling
+from swarm.protocol.episodes import (
+    EpisodeClaim,
+    EpisodeGrant,
+    EpisodeReceipt,
+    EpisodeResult,
+    RecordedCall,
+    RecordedSampling,
+)
 from swarm.protocol.errors import ErrorCode, Refusal
 from swarm.protocol.runspec import RunSpec
 from swarm.protocol.status import Phase, RunRequest
-from swarm.server.service import GrantedLease, Service
+from swarm.server.service import Service
 from swarm.server.state.calls import OpenCall
 from swarm.server.storage.store import Store
 from swarm.server.training_loop import TrainingLoop
@@ -124,10 +131,10 @@ class World:
         stated: dict[str, Any] = {"run_id": self.run_id, "client_id": "c-1", "task_id": task_id, "wait_s": 0}
         return EpisodeClaim.model_validate(stated | fields)
 
-    async def claim(self, task_id: str = "t-1", **fields: Any) -> GrantedLease:
+    async def claim(self, task_id: str = "t-1", **fields: Any) -> EpisodeGrant:
         return await self.service.claim(self.wish(task_id, **fields))
 
-    async def call(self, lease: GrantedLease) -> bool:
+    async def call(self, lease: EpisodeGrant) -> bool:
         """One call of the model; whether it counted."""
         opened = self.service.open_call(lease.episode_id, lease.lease)
         return self.service.close_call(opened, await self.sampled(opened))
@@ -153,17 +160,17 @@ class World:
             latency_s=0.1,
         )
 
-    async def end(self, lease: GrantedLease, reward: float = 1.0, **fields: Any) -> EpisodeReceipt:
+    async def end(self, lease: EpisodeGrant, reward: float = 1.0, **fields: Any) -> EpisodeReceipt:
         return await self.service.end(lease.episode_id, EpisodeResult(lease=lease.lease, reward=reward, **fields))
 
-    async def episode(self, task_id: str = "t-1", reward: float = 1.0, **fields: Any) -> GrantedLease:
+    async def episode(self, task_id: str = "t-1", reward: float = 1.0, **fields: Any) -> EpisodeGrant:
         """A whole episode of one call."""
         lease = await self.claim(task_id, wait_s=1e2, **fields)
         await self.call(lease)
         await self.end(lease, reward, success=reward > 0)
         return lease
 
-    async def batch(self, **fields: Any) -> list[GrantedLease]:
+    async def batch(self, **fields: Any) -> list[EpisodeGrant]:
         """What one step of `spec()` needs."""
         return [
             await self.episode(task, reward, **fields)
