@@ -60,7 +60,6 @@ KINDS: dict[str, dict[str, Any]] = {
     "all_at_once": _FORMAT | _PENALTIES | {"top_p": 0.95, "temperature": 0.8},
 }
 _TOGETHER = 16
-_MAX_TOKENS = 96
 _THINGS = (
     "a river",
     "rain",
@@ -84,8 +83,10 @@ def questions() -> Iterator[str]:
         number += 1
 
 
-async def sampled(inference: VllmInference, fields: dict[str, Any], tokens: int) -> list[TrainCall]:
-    """Calls with at least so many tokens together."""
+async def sampled(
+    inference: VllmInference, fields: dict[str, Any], tokens: int, *, max_tokens: int = 96
+) -> list[TrainCall]:
+    """Calls of at most `max_tokens`, with at least so many tokens together."""
     calls: list[TrainCall] = []
     asked = questions()
     while sum(len(call.sampled_ids) for call in calls) < tokens:
@@ -93,7 +94,7 @@ async def sampled(inference: VllmInference, fields: dict[str, Any], tokens: int)
             {
                 "messages": [{"role": "user", "content": next(asked)}],
                 "temperature": 1.0,
-                "max_tokens": _MAX_TOKENS,
+                "max_tokens": max_tokens,
                 "seed": len(calls) + number,
                 **fields,
             }
