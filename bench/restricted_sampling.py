@@ -57,7 +57,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "forced_tool": {"tools": [_TOOL], "tool_choice": "required"},
     "regex": {"structured_outputs": {"regex": "[A-Z][a-z ,]{20,120}\\."}},
     "min_tokens_and_bad_words": {"min_tokens": 20, "bad_words": ["the", "and"]},
-    "all_at_once": _FORMAT | _PENALTIES | {"top_p": 0.95, "temperature": 0.8},
+    "all_at_once": _FORMAT | _PENALTIES | {"top_p": 0.95},
 }
 _TOGETHER = 16
 _THINGS = (
