@@ -53,9 +53,10 @@ _ENGINES = (
     "tests/swarm/engine/local/test_inference_vllm.py",
     "tests/swarm/engine/verl/",
     "tests/swarm/server/gateway/test_dialects_vllm.py",
+    "tests/swarm/server/gateway/test_masks_vllm.py",
     "tests/swarm/server/gateway/test_token_exact.py",
 )
-"""Files and folders whose tests boot vLLM: one after the other, because memory has room for one, and four of them share theirs."""
+"""Files and folders whose tests boot vLLM: one after the other, because memory has room for one, and five of them share theirs."""
 _RAY = ("tests/e2e/test_ray_studies.py", "tests/researcher/executor/test_ray_jobs.py")
 """Files with tests on the one Ray cluster, which comes last: it idles at a tenth of a core, and nothing else has to run beside it."""
 _LONG_S = {

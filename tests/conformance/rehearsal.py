@@ -49,9 +49,13 @@ def rehearse(
     with ThreadPoolExecutor(max_workers=1) as beside:
         alone = None
         if bare is not None:
-            alone = beside.submit(run_script, framework, interpreter, bare.base_url, bare.api_key, bare.model)
+            alone = beside.submit(
+                run_script, framework, interpreter, bare.base_url, bare.api_key, bare.model, temperature="0"
+            )
         with swarm.episode(task_id=f"conformance-{framework.name}", kind="eval", run_id=run_id) as episode:
-            outcome = run_script(framework, interpreter, episode.base_url, episode.api_key, POLICY_MODEL)
+            outcome = run_script(
+                framework, interpreter, episode.base_url, episode.api_key, POLICY_MODEL, temperature="0"
+            )
             episode.end(reward=float(outcome.succeeded), success=outcome.succeeded)
     bare_outcome = None if alone is None else alone.result()
     calls = swarm.trace(episode.id).calls
@@ -59,11 +63,14 @@ def rehearse(
     return judge(framework, environments.version_of(framework), calls, seen, outcome, bare_outcome)
 
 
-def run_script(framework: Framework, python: Path, base_url: str, api_key: str, model: str) -> Outcome:
-    """Three settings and nothing else of ours; a home that is thrown away."""
+def run_script(
+    framework: Framework, python: Path, base_url: str, api_key: str, model: str, *, temperature: str | None = None
+) -> Outcome:
+    """These settings and nothing else of ours; a home that is thrown away. temperature None: the script asks for none."""
     command = [str(python)] if framework.script.endswith(".py") else ["bash"]
     with tempfile.TemporaryDirectory() as home:
         told = {"BASE_URL": base_url, "API_KEY": api_key, "MODEL": model}
+        told |= {} if temperature is None else {"TEMPERATURE": temperature}
         around = {"HOME": home, "PATH": os.environ.get("PATH", os.defpath), "LANG": "C.UTF-8", "NO_PROXY": "127.0.0.1"}
         try:
             done = subprocess.run(

@@ -13,20 +13,24 @@ import pytest
 from swarm.client.sync import SwarmClient
 from swarm.engine.local.inference import VllmInference
 from swarm.engine.seam import Sampled, SampledEvent, SampleRequest
+from swarm.models import resolve
+from swarm.models.folder import ModelFolder
+from swarm.protocol.runspec import OptimizerSpec
 from tests.conformance.frameworks import declared
 from tests.conformance.rehearsal import Bare, rehearse
 from tests.conformance.relay import served_bare
+from tests.conformance.training import LEAST_SHARE, spec_of, train_on
 from tests.conformance.witness import Seen, Witness
-from tests.fakes.sampling_engine import SamplingEngine
+from tests.fakes.learning_engine import LearningEngine
 from tests.swarm.server.gateway.conftest import Served, served_by
 from tests.vllm_fixture import LoopThread
 
 
-class WitnessedEngine(SamplingEngine):
+class WitnessedEngine(LearningEngine):
     """Notes what the engine says that it sampled, before the gateway hears of it."""
 
-    def __init__(self, inference: VllmInference, witness: Witness) -> None:
-        super().__init__(inference)
+    def __init__(self, inference: VllmInference, model: ModelFolder, log_path: Path, witness: Witness) -> None:
+        super().__init__(inference, model, log_path)
         self._witness = witness
 
     async def sample(self, request: SampleRequest) -> Sampled:
@@ -61,8 +65,13 @@ def witness() -> Witness:
 def served(
     vllm: VllmInference, vllm_loop: LoopThread, witness: Witness, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Served]:
-    with served_by(vllm_loop, WitnessedEngine(vllm, witness), tmp_path_factory.mktemp("conformance")) as running:
+    """With a run whose steps leave the weights as they are."""
+    folder, spec = tmp_path_factory.mktemp("conformance"), spec_of(OptimizerSpec(learning_rate=0.0))
+    engine = WitnessedEngine(vllm, resolve("smollm2-135m"), folder / "trainer.log", witness)
+    vllm_loop.run(engine.boot())
+    with served_by(vllm_loop, engine, folder, spec.model_dump(mode="json")) as running:
         yield running
+    vllm_loop.run(engine.shutdown())
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +82,10 @@ def bare(vllm: VllmInference) -> Iterator[Bare]:
         yield Bare(url, vllm.settings.model_name)
 
 
-@pytest.mark.parametrize("name", ["openai", "anthropic", "curl"])
+QUICK = ("openai", "anthropic", "curl")
+
+
+@pytest.mark.parametrize("name", QUICK)
 def test_a_framework_is_recorded_as_it_was_sampled(name: str, served: Served, bare: Bare, witness: Witness) -> None:
     (framework,) = declared([name])
     with SwarmClient(str(served.http.base_url)) as swarm:
@@ -83,6 +95,15 @@ def test_a_framework_is_recorded_as_it_was_sampled(name: str, served: Served, ba
     assert judgement.conforms, (judgement.faults, judgement.swarm, judgement.bare)
 
 
+@pytest.mark.parametrize("name", QUICK)
+def test_all_that_a_framework_samples_is_trained(name: str, served: Served) -> None:
+    (framework,) = declared([name])
+    with SwarmClient(str(served.http.base_url)) as swarm:
+        trained = train_on(framework, swarm, served.run_id, python=Path(sys.executable))
+    assert trained.faults == [], trained
+    assert trained.trained == trained.drawn > trained.forced > 0
+
+
 @pytest.mark.campaign
 def test_all_frameworks_conform_each_in_its_own_environment() -> None:
     """Makes the environments that are not there yet: it needs the package index."""
@@ -90,3 +111,13 @@ def test_all_frameworks_conform_each_in_its_own_environment() -> None:
     judged = [json.loads(line) for line in done.stdout.splitlines()]
     assert [each for each in judged if not each["conforms"]] == [], done.stderr[-2000:]
     assert len(judged) == len(declared()), done.stderr[-2000:]
+
+
+@pytest.mark.campaign
+def test_what_all_frameworks_sample_is_trained() -> None:
+    command = [sys.executable, "-m", "tests.conformance", "--train"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    *trained, whole = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [each for each in trained if each["faults"]] == [], done.stderr[-2000:]
+    assert len(trained) == len(declared()), done.stderr[-2000:]
+    assert whole["share"] >= LEAST_SHARE

@@ -13,7 +13,8 @@ from swarm.protocol.episodes import RecordedCall, RecordedSampling, VersionSpan,
 from tests.conformance.environments import version_of
 from tests.conformance.frameworks import Framework, UnknownFramework, declared
 from tests.conformance.judgement import Judgement, Outcome, judge
-from tests.conformance.table import row, write_row
+from tests.conformance.table import row, write_judgement, write_trained
+from tests.conformance.training import Trained, share_of
 from tests.conformance.witness import Seen, Witness
 
 GOOD = Outcome(0, '{"answers": ["42"]}')
@@ -118,11 +119,38 @@ def test_a_row_is_replaced_and_the_others_stay(tmp_path: Path) -> None:
     page, other = tmp_path / "page.md", FRAMEWORK.model_copy(update={"name": "other"})
     page.write_text("before\n<!-- table -->\n<!-- /table -->\nafter\n")
     for framework, judgement in ((other, judged()), (FRAMEWORK, judged(swarm=BAD)), (FRAMEWORK, judged())):
-        write_row(page, framework, judgement, [FRAMEWORK, other])
+        write_judgement(page, framework, judgement, [FRAMEWORK, other])
     lines = page.read_text().splitlines()
     assert lines[4] == row(FRAMEWORK, judged())
     assert lines[5].startswith("| other |")
     assert (lines[0], lines[-1], len(lines)) == ("before", "after", 8)
+
+
+TRAINED = Trained(
+    framework="it",
+    version="1.0",
+    calls=4,
+    drawn=200,
+    trained=190,
+    forced=20,
+    mismatch=0.012,
+    untrained={},
+    outcomes=[GOOD, BAD],
+)
+
+
+def test_a_script_may_fail_where_its_calls_are_trained(tmp_path: Path) -> None:
+    assert TRAINED.faults == []
+    page = tmp_path / "page.md"
+    page.write_text("<!-- table -->\n<!-- /table -->\n<!-- training -->\n<!-- /training -->\n")
+    write_trained(page, FRAMEWORK, TRAINED, [FRAMEWORK])
+    assert "| it | 1.0 | 4 | 200 | 95.0% | 20 | made | 0.012 |" in page.read_text()
+
+
+def test_a_step_that_was_not_made_and_a_wrong_distribution_are_faults() -> None:
+    assert "no step was made" in replace(TRAINED, mismatch=None).faults[0]
+    assert "differ by 0.300" in replace(TRAINED, mismatch=0.3).faults[0]
+    assert share_of([TRAINED, replace(TRAINED, trained=110)]) == 0.75
 
 
 def test_every_framework_has_its_script_and_its_pins() -> None:

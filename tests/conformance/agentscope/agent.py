@@ -16,6 +16,7 @@ from agentscope.model import OpenAIChatModel
 from agentscope.permission import PermissionBehavior, PermissionDecision
 from agentscope.tool import FunctionTool, ToolChoice, Toolkit
 
+SAMPLING: dict[str, Any] = {"temperature": float(os.environ["TEMPERATURE"])} if "TEMPERATURE" in os.environ else {}
 USED: list[int] = []
 
 
@@ -49,7 +50,7 @@ async def main() -> None:
     model = OpenAIChatModel(
         OpenAICredential(api_key=os.environ["API_KEY"], base_url=os.environ["BASE_URL"]),
         os.environ["MODEL"],
-        OpenAIChatModel.Parameters(temperature=0, max_tokens=120),
+        OpenAIChatModel.Parameters(max_tokens=120, **SAMPLING),
         max_retries=0,
         context_size=8192,
     )

@@ -8,6 +8,7 @@ from typing import Any
 
 from anthropic import Anthropic
 
+SAMPLING: dict[str, Any] = {"temperature": float(os.environ["TEMPERATURE"])} if "TEMPERATURE" in os.environ else {}
 SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
@@ -25,7 +26,7 @@ def add(numbers: object) -> str:
 
 def episode(client: Anthropic, question: str, *, stream: bool) -> str:
     fields: dict[str, Any] = {"model": os.environ["MODEL"], "system": "Be brief.", "tools": [ADD], "max_tokens": 120}
-    fields["extra_body"] = {"temperature": 0}
+    fields["extra_body"] = SAMPLING
     messages: list[Any] = [{"role": "user", "content": question}]
 
     def say(**more: Any) -> Any:

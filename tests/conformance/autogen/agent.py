@@ -12,6 +12,7 @@ from autogen_core.models import CreateResult, FunctionExecutionResultMessage
 from autogen_core.tools import FunctionTool
 from autogen_ext.models.openai import OpenAIChatCompletionClient
 
+SAMPLING: dict[str, Any] = {"temperature": float(os.environ["TEMPERATURE"])} if "TEMPERATURE" in os.environ else {}
 USED: list[int] = []
 
 
@@ -36,7 +37,6 @@ async def main() -> None:
         base_url=os.environ["BASE_URL"],
         api_key=os.environ["API_KEY"],
         max_retries=0,
-        temperature=0,
         max_tokens=120,
         model_info={
             "vision": False,
@@ -45,6 +45,7 @@ async def main() -> None:
             "structured_output": True,
             "family": "unknown",
         },
+        **SAMPLING,
     )
     tool = FunctionTool(add, description="Add two numbers.", strict=True)
     answers = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from typing import Any
 
 os.environ |= {"CREWAI_DISABLE_TELEMETRY": "true", "OTEL_SDK_DISABLED": "true", "CREWAI_TRACING_ENABLED": "false"}
 
@@ -12,6 +13,7 @@ from crewai import LLM, Agent, Crew, Task
 from crewai.llms.hooks.base import BaseInterceptor
 from crewai.tools import tool
 
+SAMPLING: dict[str, Any] = {"temperature": float(os.environ["TEMPERATURE"])} if "TEMPERATURE" in os.environ else {}
 USED: list[int] = []
 RESULTS: list[int] = []
 """Requests that carried a tool's result."""
@@ -48,10 +50,10 @@ model = LLM(
     provider="openai",
     base_url=os.environ["BASE_URL"],
     api_key=os.environ["API_KEY"],
-    temperature=0,
     max_tokens=120,
     max_retries=0,
     interceptor=ToolFirst(),
+    **SAMPLING,
 )
 agent = Agent(
     role="adder", goal="Add numbers.", backstory="You add.", tools=[add], llm=model, max_iter=3, max_retry_limit=0

@@ -2,6 +2,7 @@
 # curl and a shell: a tool in two turns, the first streamed as raw events. Needs curl and python3 (to take JSON apart).
 set -euo pipefail
 tools='[{"type":"function","function":{"name":"add","description":"Add two numbers.","strict":true,"parameters":{"type":"object","properties":{"a":{"type":"integer"},"b":{"type":"integer"}},"required":["a","b"],"additionalProperties":false}}}]'
+sampling=${TEMPERATURE:+\"temperature\":$TEMPERATURE,}
 user='{"role":"user","content":"What is 17 + 25? Use the tool."}'
 
 post() {  # the answer's body, or curl's own failure
@@ -9,7 +10,7 @@ post() {  # the answer's body, or curl's own failure
         --header "Authorization: Bearer $API_KEY" --header 'Content-Type: application/json' --data @-
 }
 
-first=$(post <<< "{\"model\":\"$MODEL\",\"messages\":[$user],\"tools\":$tools,\"tool_choice\":\"required\",\"stream\":true,\"temperature\":0,\"max_tokens\":120}")
+first=$(post <<< "{\"model\":\"$MODEL\",\"messages\":[$user],\"tools\":$tools,\"tool_choice\":\"required\",\"stream\":true,$sampling\"max_tokens\":120}")
 said=$(python3 -c '
 import json, sys
 calls, done = {}, False
@@ -34,7 +35,7 @@ for call in told:
     messages.append({"role": "tool", "tool_call_id": call["id"], "content": result})
 print(json.dumps(messages)[1:-1])
 ' <<< "$first")
-second=$(post <<< "{\"model\":\"$MODEL\",\"messages\":[$user,$said],\"tools\":$tools,\"temperature\":0,\"max_tokens\":40}")
+second=$(post <<< "{\"model\":\"$MODEL\",\"messages\":[$user,$said],\"tools\":$tools,$sampling\"max_tokens\":40}")
 python3 -c '
 import json, sys
 print(json.dumps({"answers": [json.load(sys.stdin)["choices"][0]["message"]["content"]]}))

@@ -16,6 +16,7 @@ os.environ.setdefault("DSPY_CACHEDIR", tempfile.mkdtemp())
 
 import dspy
 
+SAMPLING: dict[str, Any] = {"temperature": float(os.environ["TEMPERATURE"])} if "TEMPERATURE" in os.environ else {}
 USED: list[int] = []
 STEP = (
     r"\[\[ ## next_thought ## \]\]\n[A-Z][a-z ]{4,40}\.\n\n\[\[ ## next_tool_name ## \]\]\nadd\n\n"
@@ -41,9 +42,9 @@ def held_to(pattern: str) -> dspy.LM:
         api_key=os.environ["API_KEY"],
         cache=False,
         num_retries=0,
-        temperature=0,
         max_tokens=200,
         **fields,
+        **SAMPLING,
     )
 
 

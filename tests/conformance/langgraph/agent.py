@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from typing import Any
 
 from langchain.agents import create_agent
 from langchain.agents.middleware import ModelRequest, ModelResponse, wrap_model_call
@@ -13,6 +14,8 @@ from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode, tools_condition
+
+SAMPLING: dict[str, Any] = {"temperature": float(os.environ["TEMPERATURE"])} if "TEMPERATURE" in os.environ else {}
 
 
 @tool
@@ -33,10 +36,10 @@ def model(**fields: object) -> ChatOpenAI:
         base_url=os.environ["BASE_URL"],
         api_key=os.environ["API_KEY"],
         model=os.environ["MODEL"],
-        temperature=0,
         max_completion_tokens=120,
         max_retries=0,
         **fields,
+        **SAMPLING,
     )
 
 

@@ -11,14 +11,14 @@ os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
 import litellm
 
 litellm.telemetry = False
+SAMPLING: dict[str, Any] = {"temperature": float(os.environ["TEMPERATURE"])} if "TEMPERATURE" in os.environ else {}
 WHERE: dict[str, Any] = {
     "model": f"openai/{os.environ['MODEL']}",
     "api_base": os.environ["BASE_URL"],
     "api_key": os.environ["API_KEY"],
     "max_retries": 0,
-    "temperature": 0,
     "max_tokens": 120,
-}
+} | SAMPLING
 PARAMETERS: dict[str, Any] = {
     "type": "object",
     "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+from typing import Any
 
 from agents import (
     Agent,
@@ -17,6 +18,7 @@ from agents import (
 )
 from openai import AsyncOpenAI
 
+SAMPLING: dict[str, Any] = {"temperature": float(os.environ["TEMPERATURE"])} if "TEMPERATURE" in os.environ else {}
 USED: list[int] = []
 
 
@@ -40,7 +42,7 @@ async def main() -> None:
                 tools=[add],
                 model=model,
                 # the tool is asked for once: the SDK resets tool_choice after a tool was used
-                model_settings=ModelSettings(tool_choice="required", temperature=0, max_tokens=120),
+                model_settings=ModelSettings(tool_choice="required", max_tokens=120, **SAMPLING),
             )
             answers.append((await Runner.run(agent, question, max_turns=3)).final_output)
         streamed = Runner.run_streamed(agent.clone(model=chat), "What is 40 + 2?", max_turns=3)

@@ -17,6 +17,7 @@ PARAMETERS: dict[str, Any] = {
 }
 ADD: dict[str, Any] = {"name": "add", "description": "Add two numbers.", "parameters": PARAMETERS, "strict": True}
 MODEL = os.environ["MODEL"]
+SAMPLING: dict[str, Any] = {"temperature": float(os.environ["TEMPERATURE"])} if "TEMPERATURE" in os.environ else {}
 
 
 def add(arguments: str) -> str:
@@ -27,7 +28,7 @@ def add(arguments: str) -> str:
 
 
 def whole(client: OpenAI) -> str:
-    fields: dict[str, Any] = {"model": MODEL, "tools": [{"type": "function", "function": ADD}], "temperature": 0}
+    fields: dict[str, Any] = {"model": MODEL, "tools": [{"type": "function", "function": ADD}]} | SAMPLING
     messages: list[Any] = [{"role": "user", "content": "What is 17 + 25? Use the tool."}]
     turn = client.chat.completions.create(messages=messages, tool_choice="required", max_tokens=120, **fields)
     message = turn.choices[0].message
@@ -39,7 +40,7 @@ def whole(client: OpenAI) -> str:
 
 
 def streamed(client: OpenAI) -> str:
-    fields: dict[str, Any] = {"model": MODEL, "tools": [{"type": "function", "function": ADD}], "temperature": 0}
+    fields: dict[str, Any] = {"model": MODEL, "tools": [{"type": "function", "function": ADD}]} | SAMPLING
     messages: list[Any] = [{"role": "user", "content": "What is 3 + 8? Use the tool."}]
     named = {"type": "function", "function": {"name": "add"}}
     with client.chat.completions.stream(messages=messages, tool_choice=named, max_tokens=120, **fields) as events:
@@ -65,11 +66,11 @@ def schema(client: OpenAI) -> str:
     wanted: Any = {"type": "json_schema", "json_schema": {"name": "sum", "schema": PARAMETERS, "strict": True}}
     messages: list[Any] = [{"role": "user", "content": "Two numbers as JSON, please."}]
     turn = client.chat.completions.create(
-        model=MODEL, messages=messages, response_format=wanted, temperature=0, max_tokens=60
+        model=MODEL, messages=messages, response_format=wanted, max_tokens=60, **SAMPLING
     )
     assert set(json.loads(turn.choices[0].message.content or "")) == {"a", "b"}
     messages += [turn.choices[0].message, {"role": "user", "content": "And their sum?"}]
-    turn = client.chat.completions.create(model=MODEL, messages=messages, temperature=0, max_tokens=30)
+    turn = client.chat.completions.create(model=MODEL, messages=messages, max_tokens=30, **SAMPLING)
     return turn.choices[0].message.content or ""
 
 
@@ -94,7 +95,7 @@ def choices(client: OpenAI) -> int:
 
 def responses(client: OpenAI) -> str:
     items: list[Any] = [{"role": "user", "content": "What is 40 + 2? Use the tool."}]
-    fields: dict[str, Any] = {"model": MODEL, "tools": [ADD | {"type": "function"}], "temperature": 0}
+    fields: dict[str, Any] = {"model": MODEL, "tools": [ADD | {"type": "function"}]} | SAMPLING
     with client.responses.stream(input=items, tool_choice="required", max_output_tokens=120, **fields) as events:
         for _ in events:
             pass

@@ -16,6 +16,7 @@ from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
 from pydantic_ai.settings import ModelSettings
 
+SAMPLING: dict[str, Any] = {"temperature": float(os.environ["TEMPERATURE"])} if "TEMPERATURE" in os.environ else {}
 USED: list[int] = []
 
 
@@ -36,7 +37,7 @@ class ToolFirst(AbstractCapability[Any]):
 async def main() -> None:
     client = AsyncOpenAI(base_url=os.environ["BASE_URL"], api_key=os.environ["API_KEY"], max_retries=0)
     provider = OpenAIProvider(openai_client=client)
-    settings = ModelSettings(temperature=0, max_tokens=120)
+    settings = ModelSettings(max_tokens=120, **SAMPLING)
     agent = Agent(
         OpenAIChatModel(os.environ["MODEL"], provider=provider),
         instructions="Be brief.",

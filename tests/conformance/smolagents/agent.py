@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+from typing import Any
 
 from smolagents import OpenAIModel, ToolCallingAgent, tool
 
+SAMPLING: dict[str, Any] = {"temperature": float(os.environ["TEMPERATURE"])} if "TEMPERATURE" in os.environ else {}
 USED: list[int] = []
 
 
@@ -27,8 +29,8 @@ model = OpenAIModel(
     api_base=os.environ["BASE_URL"],
     api_key=os.environ["API_KEY"],
     client_kwargs={"max_retries": 0},
-    temperature=0,
     max_tokens=120,
+    **SAMPLING,
 )
 agent = ToolCallingAgent(tools=[add], model=model, max_steps=2, verbosity_level=0)
 answer = agent.run("What is 17 + 25? Call add.")

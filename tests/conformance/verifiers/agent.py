@@ -11,6 +11,7 @@ import verifiers as vf
 from datasets import Dataset
 from openai import AsyncOpenAI
 
+SAMPLING: dict[str, Any] = {"temperature": float(os.environ["TEMPERATURE"])} if "TEMPERATURE" in os.environ else {}
 USED: list[int] = []
 
 
@@ -37,7 +38,7 @@ async def main() -> None:
         environment.get_dataset(),
         vf.OpenAIChatCompletionsClient(client),
         os.environ["MODEL"],
-        sampling_args={"tool_choice": "required", "temperature": 0, "max_tokens": 120},
+        sampling_args={"tool_choice": "required", "max_tokens": 120} | SAMPLING,
     )
     (rollout,) = outputs["outputs"]
     told = [dict(message) for message in rollout["completion"]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -22,15 +22,20 @@ from foundation.ids import RandomIds
 from swarm.engine.echo.engine import EchoEngine
 from swarm.engine.local.inference import VllmInference
 from swarm.engine.seam import Engine
+from swarm.engine.training.selection import untrained_reason
 from swarm.protocol.episodes import EpisodeTrace
+from swarm.protocol.runspec import RunSpec, SamplingSpec
+from swarm.protocol.sampling_mask import allows
 from swarm.server.app import create_app
 from swarm.server.gateway.gateway import Gateway
 from swarm.server.keys import ControlTokens, Keyring
 from swarm.server.service import Service
+from swarm.server.storage.replay import train_call
 from swarm.server.training_loop import TrainingLoop
 from tests.fakes.sampling_engine import SamplingEngine
 from tests.vllm_fixture import LoopThread
 
+EXACT = RunSpec(sampling=SamplingSpec(train="exact"))
 SPEC = {"seed": 1, "batch": {"tasks": 64, "group_size": 2}, "sampling": {"temperature": 0.7, "max_tokens": 24}}
 
 
@@ -69,11 +74,11 @@ class Episode:
 class Served:
     """A running server with an open run."""
 
-    def __init__(self, url: str, stop_calls: Callable[[], object]) -> None:
+    def __init__(self, url: str, stop_calls: Callable[[], object], spec: Mapping[str, Any]) -> None:
         self.stop_calls = stop_calls
         """As a server does that is shutting down."""
         self.http = httpx.Client(base_url=url, timeout=120)
-        self.run_id = self.http.post("/swarm/v1/runs", json={"spec": SPEC}).raise_for_status().json()["run_id"]
+        self.run_id = self.http.post("/swarm/v1/runs", json={"spec": spec}).raise_for_status().json()["run_id"]
         self._episodes: list[Episode] = []
 
     def claim(self, **fields: Any) -> Episode:
@@ -88,8 +93,22 @@ class Served:
         self.http.close()
 
 
+def assert_drawn_from_a_part(trace: EpisodeTrace, why: str = "") -> None:
+    """Of every call it is known among which tokens each one was drawn, and that is trained."""
+    assert trace.calls, why
+    for call in trace.calls:
+        assert not call.sampling.reproducible, why
+        assert call.mask is not None, why
+        assert len(call.mask.row_of) == len(call.sampled_ids) > 0, why
+        rows = call.mask.rows
+        drawn = list(zip(call.sampled_ids, call.mask.row_of, strict=True))
+        assert [(token, row) for token, row in drawn if not allows(rows[row], token)] == [], why
+        assert untrained_reason(train_call(call), EXACT) is None, why
+    assert trace.untrained == {}, why
+
+
 @contextlib.contextmanager
-def served_by(loop: LoopThread, engine: Engine, state_dir: Path) -> Iterator[Served]:
+def served_by(loop: LoopThread, engine: Engine, state_dir: Path, spec: Mapping[str, Any] = SPEC) -> Iterator[Served]:
     """A server over the engine, in the loop."""
     # The protocol by its number: where it is left out, asyncio leaves TCP's delay on, and an answer takes 40 ms.
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -132,7 +151,7 @@ def served_by(loop: LoopThread, engine: Engine, state_dir: Path) -> Iterator[Ser
             serving.result()
         gateway = started.result()
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        served = Served(url, lambda: loop.loop.call_soon_threadsafe(gateway.stop))
+        served = Served(url, lambda: loop.loop.call_soon_threadsafe(gateway.stop), spec)
         yield served
         served.close()
     finally:

@@ -65,6 +65,7 @@ def test_what_the_client_states_wins_and_bent_sampling_is_marked(served: Served)
     assert (stated.sampling.temperature, stated.sampling.max_tokens, stated.sampling.seed) == (0.5, 9, 4)
     assert stated.sampling.reproducible
     assert [call.sampling.reproducible for call in bent_calls] == [False] * 5
+    assert [call.mask is None for call in bent_calls] == [True, True, False, False, False]
 
 
 def tool() -> dict[str, Any]:
