@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import struct
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -60,12 +61,12 @@ class MaskFiles:
         rows = [found.of_token.pop(number, b"") for number in range(start, end)]
         return rows if all(rows) else []
 
-    def remove(self) -> None:
-        """The files, once the request is over."""
-        self._find()
-        for found in self._choices.values():
-            with contextlib.suppress(OSError):
-                found.path.unlink()
+    def remove(self, in_flight: Collection[str]) -> None:
+        """The request is over: remove its files, and what vLLM wrote of others after they were broken off. in_flight: the requests that go on."""
+        with contextlib.suppress(OSError):
+            for path in self._folder.iterdir():
+                if own_id(path.name)[1] not in in_flight:
+                    path.unlink(missing_ok=True)
 
     def _find(self) -> None:
         with contextlib.suppress(OSError):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Set
 from contextlib import AbstractContextManager, aclosing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -61,6 +61,11 @@ class WeightSpans:
     def __init__(self, version: WeightsVersion) -> None:
         self.version = version
         self._calls: dict[str, CallInFlight] = {}
+
+    @property
+    def in_flight(self) -> Set[str]:
+        """Our ids of the requests that are not over."""
+        return self._calls.keys()
 
     def begin(self, request_id: str) -> CallInFlight:
         call = CallInFlight(request_id, self.version)
@@ -152,7 +157,7 @@ class Sampler(ABC):
 
     @contextmanager
     def _masks(self, request: SampleRequest, call: CallInFlight) -> Iterator[Masks]:
-        """What the call's tokens were drawn among. Its files are removed in the end."""
+        """What the call's tokens were drawn among."""
         folder = self._mask_folder() if request.masks else None
         if folder is None:
             yield no_rows
@@ -161,7 +166,7 @@ class Sampler(ABC):
         try:
             yield files.rows
         finally:
-            files.remove()
+            files.remove(self._spans.in_flight - {call.request_id})
 
     def _body(self, request: SampleRequest, call: CallInFlight) -> dict[str, Any]:
         made = chat_body if request.dialect == "chat.completions" else text_body
