@@ -16,6 +16,7 @@ from swarm.protocol.episodes import (
     WeightsVersion,
 )
 from swarm.protocol.errors import ErrorCode, Refusal
+from swarm.protocol.sampling_mask import SamplingMask, only
 from swarm.protocol.summary import LedgerFilter
 from swarm.server.state.call_codec import decode, encode
 from swarm.server.state.rows import (
@@ -80,6 +81,9 @@ def store(tmp_path: Path) -> Store:
 
 def test_recorded_calls_come_back_equal_to_the_last_bit() -> None:
     calls = [call(0), call(1, tokens=0), call(2)]
+    rows = [only([3]), only([3, 5]), only([3])]
+    masked = calls[0].model_copy(update={"sampled_ids": [3, 3, 3], "mask": SamplingMask.of(rows)})
+    calls = [masked, *calls, masked]
     assert decode(encode(calls)) == calls
     assert decode(encode([])) == []
 
