@@ -341,6 +341,13 @@ def test_two_at_once_are_two_episodes(place: Place) -> None:
     assert rewards == [0.25, 0.75]
 
 
+@pytest.fixture
+def own_server(tmp_path: Path) -> Iterator[ServerProcess]:
+    """One that may be killed."""
+    with ServerProcess(tmp_path / "own", "--log-level", "warning") as server:
+        yield server
+
+
 WAITS = """
 import sys
 print('here', file=sys.stderr, flush=True)
@@ -351,9 +358,10 @@ print('done')
 
 @pytest.mark.parametrize("comes_back", [True, False])
 def test_a_server_that_goes_in_the_middle_is_a_reason_to_try_again(
-    server: ServerProcess, tmp_path: Path, comes_back: bool
+    own_server: ServerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, comes_back: bool
 ) -> None:
-    place = place_of(server, tmp_path)
+    monkeypatch.setenv("SWARM_URL", own_server.url)
+    place = place_of(own_server, tmp_path)
     os.mkfifo(tmp_path / "go")
     (place.folder / "agent.py").write_text(
         WAITS if comes_back else f"{WAITS}\n{AGENT.replace('sys.argv[-1]', repr('x'))}"
