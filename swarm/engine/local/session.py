@@ -84,7 +84,8 @@ class LocalSession(TrainingSession[Checkpoint]):
 
     def _reset(self, spec: RunSpec, seed: int) -> None:
         lora = spec.parameters if isinstance(spec.parameters, LoraSpec) else None
-        self._policy.use_dtype(spec.dtype)  # first: `adapt` holds frozen weights in this type
+        if spec.dtype != "auto":
+            self._policy.use_dtype(spec.dtype)  # first: `adapt` holds frozen weights in this type
         self._policy.adapt(lora, derived_seed(spec.seed, "adapters"))
         self._model.begin_run()
         torch.manual_seed(seed)

@@ -14,11 +14,11 @@ ROWS = [b"\x01\x00", b"\x02\x80", b"\x01\x00"]
 
 
 def record(number: int, row: bytes) -> bytes:
-    return struct.pack("<I", number) + row
+    return struct.pack("<II", number, len(row)) + row
 
 
 def write(path: Path, *numbers: int) -> None:
-    path.write_bytes(struct.pack("<I", 2) + b"".join(record(number, ROWS[number]) for number in numbers))
+    path.write_bytes(b"".join(record(number, ROWS[number]) for number in numbers))
 
 
 def test_rows_are_read_as_they_come(tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ def test_a_token_that_is_missing_leaves_none_known(tmp_path: Path) -> None:
 
 
 def test_a_token_that_was_drawn_again_counts_as_drawn_last(tmp_path: Path) -> None:
-    (tmp_path / CHAT).write_bytes(struct.pack("<I", 2) + record(0, b"\xff\xff") + record(0, ROWS[0]))
+    (tmp_path / CHAT).write_bytes(record(0, b"\xff\xff") + record(0, ROWS[0]))
     assert MaskFiles(tmp_path, "ours").rows(0, 0, 1) == ROWS[:1]
 
 

@@ -1,8 +1,6 @@
-"""Sampling masks: rows in their three forms, and the files through which they come."""
+"""Sampling masks: rows in their three forms, and what a request changes of the logits."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import pytest
 import torch
@@ -10,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarm.engine.local.mask_rows import encode
-from swarm.engine.sampling.mask_files import HEAD, MaskFiles
 from swarm.protocol.sampling_mask import BITS, BUT, ONLY, LogitChanges, SamplingMask, allows, only, size
 
 VOCABULARY = 200
@@ -53,25 +50,3 @@ def test_equal_rows_are_kept_once_and_a_mask_travels_as_json() -> None:
 )
 def test_what_a_request_changes_of_the_logits(request_body: dict[str, object], wanted: LogitChanges | None) -> None:
     assert LogitChanges.of(request_body) == wanted
-
-
-def record(number: int, row: bytes) -> bytes:
-    return HEAD.pack(number, len(row)) + row
-
-
-def test_rows_are_read_as_they_come_and_files_are_removed(tmp_path: Path) -> None:
-    one, two, three = only([1]), only([1, 2]), only([3])
-    file, other = tmp_path / "1_chatcmpl-r-0a0b0c0d", tmp_path / "0_chatcmpl-other-0a0b0c0d"
-    other.write_bytes(record(0, three))
-    files = MaskFiles(tmp_path, "r")
-    assert files.rows(1, 0, 1) == [], "there is no file yet"
-    # The first token is drawn twice: its prompt was computed in two parts. The last record is not whole yet.
-    file.write_bytes(record(0, three) + record(0, one) + record(1, two) + record(2, three)[:-1])
-    assert files.rows(1, 0, 2) == [one, two]
-    assert files.rows(1, 2, 3) == []
-    assert files.rows(0, 0, 1) == [], "another choice"
-    with file.open("ab") as end:
-        end.write(record(2, three)[-1:] + record(3, one))
-    assert files.rows(1, 2, 4) == [three, one]
-    files.remove()
-    assert list(tmp_path.iterdir()) == [other]
