@@ -138,7 +138,7 @@ def check_comparable(before: Rehearsal, fault: Diagnosis) -> None:
     for each in before.played:
         if not each.ended and not each.failed_by(fault):
             raise Unfit(
-                f"the episode of {each.split} task {each.task!r} fails differently than the client did:  "
+                f"the episode of {each.split} task {each.task!r} fails differently than the client did: "
                 f"{_last_line(each.error) or 'no reward'}"
             )
 

@@ -163,7 +163,7 @@ def test_adapters_of_an_arm_are_those_that_a_server_gets() -> None:
     ],
 )
 def test_no_arm_has_all_weights_and_a_rank(fields: dict[str, Any]) -> None:
-    with pytest.raises(PlanningRefused, match="all weights have no rank"):
+    with pytest.raises(PlanningRefused, match="full fine-tuning has no rank"):
         planned(**fields)
 
 

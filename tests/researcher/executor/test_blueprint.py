@@ -63,7 +63,7 @@ def test_a_level_that_no_server_would_take_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_unknown_factor_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="no factor of repeat"):
+    with pytest.raises(ValueError, match="not a factor of repeat"):
         run_spec(work_of(plan_with({"weather": 1}), tmp_path), trial_of("a"))
 
 

@@ -139,8 +139,8 @@ def test_what_changed_and_was_no_failure_is_found() -> None:
     assert "1 of them had ended before too" in compare(rehearsal(), rehearsal())
     assert "none ended before" in compare(rehearsal(None), rehearsal())
     for other, why in (
-        (rehearsal(0.5), "change no reward"),
-        (rehearsal(asked="b"), "in other words"),
+        (rehearsal(0.5), "keep all rewards"),
+        (rehearsal(asked="b"), "other prompts"),
         (rehearsal(task="u"), "other train tasks"),
     ):
         with pytest.raises(Unfit, match=why):
@@ -180,10 +180,10 @@ def failed(kind: str, place: str, *, by_system: bool = False) -> Played:
     ("found", "why"),
     [
         (Rehearsal(error="Traceback ...\nBadSource: it cannot be read"), "be played: BadSource: it cannot be read"),
-        (failed("KeyError", "workflow.py:67"), "train task 't' fails .* otherwise than the client did: KeyError: no"),
-        (failed("PermissionError", "workflow.py:66", by_system=True), "otherwise than the client did"),
-        (failed("KeyError", ""), "otherwise than the client did"),
-        (Played(split="train", task="t", answer=3), "otherwise than the client did: no reward"),
+        (failed("KeyError", "workflow.py:67"), "train task 't' fails differently than the client did: KeyError: no"),
+        (failed("PermissionError", "workflow.py:66", by_system=True), "differently than the client did"),
+        (failed("KeyError", ""), "differently than the client did"),
+        (Played(split="train", task="t", answer=3), "differently than the client did: no reward"),
     ],
 )
 def test_with_what_fails_otherwise_nothing_can_be_compared(found: Rehearsal | Played, why: str) -> None:

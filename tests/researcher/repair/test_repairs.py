@@ -100,7 +100,7 @@ async def test_answers_that_cannot_be_used_are_told_so_and_the_next_is_taken(mak
     assert code.sandboxed
     assert (code.folder / "workflow.py").read_text() == WORKFLOW
     assert "does not parse" in llm.asked[1]["messages"][-1]["content"]
-    assert "no file of the instrument" in llm.asked[2]["messages"][-1]["content"]
+    assert "not a file of the instrument" in llm.asked[2]["messages"][-1]["content"]
     [words] = study.store.journal.events(study.study, "sandboxed")
     assert words.detail["words"].endswith(sandbox().words)
 
@@ -110,11 +110,11 @@ async def test_answers_that_cannot_be_used_are_told_so_and_the_next_is_taken(mak
     [
         (completion("I would rather not."), "no whole JSON object"),
         (mended("def tasks(:\n"), "does not parse"),
-        (mended(WORKFLOW, name="/etc/passwd"), "no file of the instrument"),
+        (mended(WORKFLOW, name="/etc/passwd"), "not a file of the instrument"),
         (mended("name = 'other'\n", name="instrument.toml"), "may not be changed"),
         (mended(NINTH_TASK), "nothing was changed"),
         (mended(WORKFLOW.replace("async def rollout(episode", "async def rollout(game")), "has to stay as it is"),
-        (mended(WORKFLOW.replace("reward=float(right)", "reward=1.0")), "change no reward"),
+        (mended(WORKFLOW.replace("reward=float(right)", "reward=1.0")), "keep all rewards"),
         (mended(WORKFLOW.replace("Repeat this word", "Say this word")), "other prompts than before"),
         (mended(WORKFLOW.replace("answer.raise_for_status()", "raise OSError('no')")), "failed"),
     ],
@@ -138,8 +138,11 @@ SAID = "    right = said.strip()"
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        ("    __import__('subprocess').run(['true'], check=True)\n", "otherwise than the client did: PermissionError"),
-        ("    assert '```' not in said\n", "otherwise than the client did: AssertionError"),
+        (
+            "    __import__('subprocess').run(['true'], check=True)\n",
+            "differently than the client did: PermissionError",
+        ),
+        ("    assert '```' not in said\n", "differently than the client did: AssertionError"),
     ],
 )
 async def test_what_the_sandbox_cannot_rehearse_is_mended_by_a_person_and_no_llm_is_asked(
@@ -186,7 +189,7 @@ async def test_a_fault_that_some_answers_meet_is_mended_and_the_others_are_compa
     code = await repairer.mend(replace(case, diagnosis=replace(case.diagnosis, place=place)))
     assert (code.folder / "workflow.py").read_text() == WORKFLOW
     assert study.llm is not None
-    assert "change no reward" in study.llm.asked[1]["messages"][-1]["content"]
+    assert "keep all rewards" in study.llm.asked[1]["messages"][-1]["content"]
     [repair] = study.store.journal.repairs(study.study)
     assert "42 episodes were rehearsed" in repair.rehearsed
     assert "24 of them had ended before too" in repair.rehearsed
@@ -213,7 +216,7 @@ async def test_repairs_end_with_their_budget_and_the_trial_with_clear_words(make
 
     study.limits = RepairLimits(per_study=2, answers=1)
     repairer = study.repairer()
-    with pytest.raises(Unmended, match="the study has had its 2 repairs"):
+    with pytest.raises(Unmended, match="2 repairs are used up"):
         await repairer.mend(study.case(repairer, seed=1))
     assert study.llm is not None
     assert len(study.llm.asked) == 2
