@@ -72,7 +72,7 @@ def is_short(tokens: int, vocabulary: int) -> bool:
 
 
 def numbers(row: bytes) -> array[int]:
-    """What stands in a row that is no BITS."""
+    """The numbers in an ONLY or a BUT row."""
     found = array("i", row[1:])
     if sys.byteorder == "big":
         found.byteswap()

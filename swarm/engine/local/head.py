@@ -44,7 +44,7 @@ class Heads:
     restrictions: Restrictions
 
     @classmethod
-    def of(cls, segment: Segment, branches: Sequence[Branch] = (), device: torch.device | None = None) -> Heads:
+    def of(cls, segment: Segment, branches: Sequence[Branch], device: torch.device | None = None) -> Heads:
         """branches: whose calls the segment's restricted heads name."""
         counts = torch.bincount(torch.tensor(segment.use_head), minlength=len(segment.head_at))
         return cls(

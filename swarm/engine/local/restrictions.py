@@ -8,7 +8,7 @@ Suffixes of tensors: H heads, V vocabulary, S distinct rows of bits, B bytes of 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -49,16 +49,18 @@ class Slopes:
 
 
 class Restrictions:
-    """Of all heads of a segment. Rows of bits are many heads' and long: they are kept once. Rows of tokens are short."""
+    """Of all heads of a segment, by head. Rows of bits are long, and many heads have the same: they are kept once."""
 
     def __init__(self, segment: Segment, branches: Sequence[Branch], device: torch.device | None) -> None:
         self._changed: dict[int, _Changed] = {}
-        self._tokens: dict[int, tuple[bool, Tensor]] = {}
-        """By head: whether these are all that could be drawn, or what could not."""
-        self._bits: dict[int, int] = {}
-        """By head: which row of bits."""
+        self._only: dict[int, Tensor] = {}
+        """All tokens that could be drawn."""
+        self._without: dict[int, Tensor] = {}
+        """All tokens that could not."""
         self._vocabulary = 0
-        """Tokens that the sampler knows; a model may have rows for more."""
+        """How many tokens the sampler knows, where `_without` is not empty; the model may have rows for more."""
+        self._bits: dict[int, int] = {}
+        """Which row of bits."""
         number_of: dict[bytes, int] = {}
         for head, at in enumerate(segment.head_drawn):
             if at is None:
@@ -74,20 +76,18 @@ class Restrictions:
                 continue
             tokens = torch.tensor(np.array(numbers(row), dtype=np.int64), device=device)
             if row[:1] == ONLY:
-                self._tokens[head] = True, tokens
+                self._only[head] = tokens
             else:
-                self._tokens[head] = False, tokens[1:]
-                self._vocabulary = int(tokens[0])
-        self._bits_SB = _stacked(list(number_of), device)
-        self._bit = torch.arange(8, dtype=torch.uint8, device=device)
+                self._vocabulary, self._without[head] = int(tokens[0]), tokens[1:]
+        self._bits_SB = _stacked(list(number_of), device) if number_of else None
 
     def change(self, logits_HV: Tensor, at: slice) -> Slopes | None:
         """Change the logits of these heads, before they are divided by the temperature."""
-        heads = [head for head in range(at.start, at.stop) if head in self._changed] if self._changed else []
+        heads = _among(self._changed, at)
         if not heads:
             return None
         parts = [self._changed[head] for head in heads]
-        head_E = _numbered([head - at.start for head in heads], [one.token_E for one in parts])
+        head_E = _repeated(heads, at, [one.token_E for one in parts])
         token_E, bias_E, repetition_E, penalty_E = (
             torch.cat([getattr(one, name) for one in parts])
             for name in ("token_E", "bias_E", "repetition_E", "penalty_E")
@@ -99,39 +99,45 @@ class Restrictions:
 
     def forbid(self, scaled_HV: Tensor, at: slice) -> None:
         """Take away what could not be drawn."""
-        for wanted in (True, False) if self._tokens else ():
-            heads = [head for head in range(at.start, at.stop) if self._tokens.get(head, (None,))[0] is wanted]
-            if not heads:
-                continue
-            tokens = [self._tokens[head][1] for head in heads]
-            place_H = [head - at.start for head in heads]
-            head_E, token_E = _numbered(place_H, tokens), torch.cat(tokens)
-            if wanted:
-                kept_E = scaled_HV[head_E, token_E]
-                scaled_HV[place_H] = _NEVER
-                scaled_HV[head_E, token_E] = kept_E
-            else:
-                scaled_HV[head_E, token_E] = _NEVER
-                if self._vocabulary < scaled_HV.shape[1]:
-                    scaled_HV[place_H, self._vocabulary :] = _NEVER
-        heads = [head for head in range(at.start, at.stop) if head in self._bits] if self._bits else []
-        for part in (heads[start : start + _HEADS_OF_BITS] for start in range(0, len(heads), _HEADS_OF_BITS)):
-            bits_HB = self._bits_SB[[self._bits[head] for head in part]]
-            allowed_HV = (bits_HB[:, :, None] >> self._bit & 1).flatten(1)[:, : scaled_HV.shape[1]]
-            place_H = [head - at.start for head in part]
-            seen_HV = scaled_HV[place_H, : allowed_HV.shape[1]]
-            scaled_HV[place_H, : allowed_HV.shape[1]] = seen_HV.masked_fill_(allowed_HV == 0, _NEVER)
-            scaled_HV[place_H, allowed_HV.shape[1] :] = _NEVER
+        if heads := _among(self._only, at):
+            tokens = [self._only[head] for head in heads]
+            head_E, token_E = _repeated(heads, at, tokens), torch.cat(tokens)
+            kept_E = scaled_HV[head_E, token_E]
+            scaled_HV[[head - at.start for head in heads]] = _NEVER
+            scaled_HV[head_E, token_E] = kept_E
+        if heads := _among(self._without, at):
+            tokens = [self._without[head] for head in heads]
+            scaled_HV[_repeated(heads, at, tokens), torch.cat(tokens)] = _NEVER
+            if self._vocabulary < scaled_HV.shape[1]:
+                scaled_HV[[head - at.start for head in heads], self._vocabulary :] = _NEVER
+        if self._bits_SB is not None:
+            heads = _among(self._bits, at)
+            for start in range(0, len(heads), _HEADS_OF_BITS):
+                self._forbid_by_bits(scaled_HV, at, heads[start : start + _HEADS_OF_BITS], self._bits_SB)
+
+    def _forbid_by_bits(self, scaled_HV: Tensor, at: slice, heads: Sequence[int], bits_SB: Tensor) -> None:
+        bits_HB = bits_SB[[self._bits[head] for head in heads]]
+        places = torch.arange(8, dtype=torch.uint8, device=bits_SB.device)
+        allowed_HV = (bits_HB[:, :, None] >> places & 1).flatten(1)[:, : scaled_HV.shape[1]]
+        own, known = [head - at.start for head in heads], allowed_HV.shape[1]
+        scaled_HV[own, :known] = scaled_HV[own, :known].masked_fill_(allowed_HV == 0, _NEVER)
+        scaled_HV[own, known:] = _NEVER
 
 
-def _numbered(heads: Sequence[int], entries: Sequence[Tensor]) -> Tensor:
-    """Each head as often as it has entries."""
-    lengths = torch.tensor([len(each) for each in entries], device=entries[0].device)
-    return torch.tensor(list(heads), device=entries[0].device).repeat_interleave(lengths)
+def _among(known: Mapping[int, object], at: slice) -> list[int]:
+    """The heads of this part of which something is known."""
+    return [head for head in range(at.start, at.stop) if head in known] if known else []
+
+
+def _repeated(heads: Sequence[int], at: slice, entries: Sequence[Tensor]) -> Tensor:
+    """The place of each head within this part, as often as it has entries."""
+    device = entries[0].device
+    lengths = torch.tensor([len(each) for each in entries], device=device)
+    return torch.tensor([head - at.start for head in heads], device=device).repeat_interleave(lengths)
 
 
 def _stacked(rows: Sequence[bytes], device: torch.device | None) -> Tensor:
-    width = max(map(len, rows), default=0)
+    width = max(map(len, rows))
     table = np.frombuffer(b"".join(row.ljust(width, b"\0") for row in rows), dtype=np.uint8)
     return torch.tensor(table.reshape(len(rows), width), device=device)
 

@@ -171,4 +171,4 @@ class Sampler(ABC):
     def _body(self, request: SampleRequest, call: CallInFlight) -> dict[str, Any]:
         made = chat_body if request.dialect == "chat.completions" else text_body
         body = made(request.body, model=self._model_name, request_id=call.request_id, prompt_ids=request.prompt_ids)
-        return body | {"vllm_xargs": {FLAG: 1}} if request.masks and self._mask_folder() is not None else body
+        return body | {"vllm_xargs": {FLAG: 1}} if request.masks else body

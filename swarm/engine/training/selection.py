@@ -129,7 +129,7 @@ def trainable_calls(episode: TrainEpisode, spec: RunSpec) -> list[TrainCall]:
     """Those that are trained. Where the unrestricted policy is, their restrictions are left out."""
     calls = [call for call in episode.calls if untrained_reason(call, spec) is None]
     if spec.sampling.train == "policy":
-        return [replace(call, mask=None, changes=None) for call in calls]
+        return [call if call.mask is None else replace(call, mask=None, changes=None) for call in calls]
     return calls
 
 

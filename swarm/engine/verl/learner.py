@@ -170,8 +170,7 @@ def _facts(batch: TensorDict, answer: TensorDict) -> tuple[Tensor, Tensor, Token
 
 def facts_of(batch: TensorDict) -> TokenFacts:
     """What a batch's columns say of its trained tokens, in the order of the rows."""
-    columns = ("advantage", "weight", "recorded", "off_policy", "old", "start")
-    known = {f"{name}_U": trained(batch, batch, name) for name in columns if name in batch.keys()}  # noqa: SIM118  not a mapping
+    known = {f"{name}_U": trained(batch, batch, name) for name in (*COLUMNS, "old", "start") if name in batch.keys()}  # noqa: SIM118  not a mapping
     return TokenFacts(**known)
 
 

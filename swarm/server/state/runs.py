@@ -111,7 +111,7 @@ def judge_spec(spec: RunSpec, info: EngineInfo) -> None:
 
 
 def settled(spec: RunSpec, info: EngineInfo) -> RunSpec:
-    """The spec with what it leaves to the engine."""
+    """The spec with the engine's choice for every field that it leaves open."""
     return spec.computed_in(info.dtype).trained_as("exact" if info.masks else "policy")
 
 

@@ -27,7 +27,7 @@ VOCABULARY = 300
 
 
 def row(*tokens: int) -> bytes:
-    """Of a vocabulary that is no multiple of eight; written as vLLM's worker writes it."""
+    """As vLLM's worker writes it. The vocabulary's size is not a multiple of eight."""
     allowed_RV = torch.zeros(1, VOCABULARY, dtype=torch.bool)
     allowed_RV[0, list(tokens)] = True
     return encode(allowed_RV)[0]
