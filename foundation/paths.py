@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sysconfig
 import tempfile
@@ -84,6 +85,11 @@ def last_bytes(file: BinaryIO, most: int) -> bytes:
     """The last `most` bytes of an open file."""
     file.seek(max(0, file.seek(0, os.SEEK_END) - most))
     return file.read(most)
+
+
+def is_full(error: OSError) -> bool:
+    """Whether there was no room: on the disk, or in what this user may take of it."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def write_atomically(path: Path, data: bytes) -> None:

@@ -53,7 +53,7 @@ def rejection(gate: str, answer: Answer) -> str:
 
 
 def _subject(gate: str) -> str:
-    """What is asked at the gate of this name: `plan/1`, `stage/1/compare`."""
+    """What the person decides on at this gate (`plan/1`, `stage/1/compare`)."""
     return f"stage {gate.split('/', 2)[2]}" if gate.startswith("stage/") else "the plan"
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import errno
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from foundation.commandline import UsageError
-from foundation.paths import user_data_dir
+from foundation.paths import is_full, user_data_dir
 
 if TYPE_CHECKING:
     from researcher.store.store import Store
@@ -43,7 +42,7 @@ def data_dir() -> Path:
     try:
         root.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        then = "make room on that disk" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "set RESEARCHER_HOME"
+        then = "make room on that disk" if is_full(error) else "set RESEARCHER_HOME"
         raise UsageError(f"the data directory {root} cannot be used ({error.strerror}); {then}") from error
     return root
 

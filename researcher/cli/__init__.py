@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import errno
 import importlib
 import json
 import os
@@ -13,6 +12,7 @@ from typing import Any
 from foundation.commandline import UsageError
 from foundation.imports import advice, uncollected
 from foundation.logs import level_of, redact
+from foundation.paths import is_full
 from foundation.streams import silence
 from researcher.executor.errors import ExecutorError, InstrumentChanged
 from researcher.refusals import BudgetTooSmall, PlanningRefused, RecordsDisagree
@@ -91,8 +91,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _with_advice(error: OSError) -> Exception:
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    return StoreError(f"{error}; make room on that disk, then try again") if full else error
+    return StoreError(f"{error}; make room on that disk, then try again") if is_full(error) else error
 
 
 def _check_environment() -> None:

@@ -429,7 +429,7 @@ class AttemptRun:
         except ValidationError:
             raise
         except ValueError as error:
-            raise AttemptFailed(f"the recorded trial is incomplete:  {error}") from error
+            raise AttemptFailed(f"the recorded trial is incomplete: {error}") from error
         evidence = collected.evidence
         excused = self._excused(run_id)
         if excused is not None and evidence.attrition is not None:

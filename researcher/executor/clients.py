@@ -121,7 +121,7 @@ class Client:
         """Reason of a failed attempt: what was missing, the diagnosis, and the client's last output."""
         found = f" {diagnosis}." if diagnosis is not None else ""
         said, ending = redact(self.job.said()), await self.job.ending()
-        return f"{reason}.{found} The client ended with code {ending.exit_code}; its last output:  {said or 'nothing'}"
+        return f"{reason}.{found} The client ended with code {ending.exit_code}; its last output: {said or 'nothing'}"
 
     async def _aborted(self, blueprint: TrialBlueprint) -> list[tuple[str, str]]:
         """Task and reason of the newest episodes that this version of the code gave up."""

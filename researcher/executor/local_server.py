@@ -127,7 +127,7 @@ class LocalProcess:
 
     def _last_words(self) -> str:
         said = self._berth.tail().splitlines()
-        return said[-1] if said else f"it wrote nothing (its log:  {self._berth.folder / 'err.log'})"
+        return said[-1] if said else f"it wrote nothing (its log: {self._berth.folder / 'err.log'})"
 
     @property
     def _port_file(self) -> Path:

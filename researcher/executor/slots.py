@@ -99,7 +99,7 @@ class Slot:
             self.server.unfit = f"its engine failed: {reason}"
             self.server.check()
         if status.run_id != run_id and status.phase is not Phase.BOOTING:
-            raise AttemptFailed(f"the run is no longer on its server (current run:  {status.run_id or 'none'})")
+            raise AttemptFailed(f"the run is no longer on its server (current run: {status.run_id or 'none'})")
 
     async def rest(self, run_id: str) -> None:
         """Stop the run with a checkpoint. Its open episodes may end first, within its drain limit. Repeating it does

@@ -112,7 +112,7 @@ async def rehearse(
     with suppress(ValueError):
         return Rehearsal.model_validate_json(found)
     last = redact(words.decode(errors="replace"))[-2000:].strip()
-    raise Unfit(f"its rehearsal ended with code {code} and no result; its last output:  {last or 'nothing'}")
+    raise Unfit(f"its rehearsal ended with code {code} and no result; its last output: {last or 'nothing'}")
 
 
 def check(after: Rehearsal) -> None:

@@ -337,10 +337,10 @@ class SwarmClient:
     async def run_tasks(self, tasks: TaskStream, rollout: Rollout, **options: Unpack[RolloutOptions]) -> RolloutReport:
         """Run `rollout` on every task, many at a time, until the stream or the run ends.
 
-        Goes on where this client_id stopped, and shuts out its earlier processes (see `fence`).
-        Attempts lost by rollout, grader or a limit are retried `retries` times, across restarts of the client; then the
-        task is skipped, as it is when this client has died three times while it played the task. Attempts lost by server, network or a person are retried without limit. Without a `patience` of its own the client waits
-        for as long as the server says later, and two minutes for room on the server's disk.
+        Goes on where this client_id stopped, and shuts out its earlier processes (see `fence`). Attempts lost by rollout, grader or a
+        limit are retried `retries` times, across restarts of the client; then the task is skipped, as it is when this client has died
+        three times while it played the task. Attempts lost by server, network or a person are retried without limit. Without a
+        `patience` of its own the client waits for as long as the server says later, and two minutes for room on the server's disk.
         Raises: RolloutsFailing when task after task fails; Refusal, ServerUnreachable.
         """
         run_id = options.get("run_id") or await self.current_run_id()

@@ -108,7 +108,7 @@ def _drawn(trace: EpisodeTrace) -> int:
 
 
 def _step_after(swarm: SwarmClient, run_id: str, before: int) -> dict[str, float]:
-    """Metrics of the next step, once its weights are served; empty where none is made within the limit."""
+    """The metrics of the next step, once its weights are served; empty if it takes longer than the limit."""
     until = time.monotonic() + STEP_LIMIT_S
     for status in swarm.statuses():
         if status.step > before and status.phase == Phase.ROLLING:

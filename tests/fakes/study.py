@@ -9,6 +9,7 @@ from researcher.analysis.metrics import finals
 from researcher.instruments.instrument import Direction, Factor, Metric
 from researcher.models import TrialEvidence, TrialRecord, TrialStatus
 from researcher.study.plan import (
+    PLANNED_SENTINELS,
     Arm,
     Branch,
     Budget,
@@ -25,21 +26,8 @@ STEPS = 4
 METRIC = Metric(name="auc", kind="auc_reward", margin=0.1)
 THRESHOLD = Metric(name="steps_to_half", kind="steps_to_threshold", threshold=0.5, direction="decrease", margin=2.0)
 LEARNING_RATE = Factor(name="lr", target="run.optimizer.learning_rate", type="float", default=1e-5, low=0, high=1e-3)
-SENTINELS = (
-    "weights_did_not_change",
-    "heldout_leak",
-    "factor_not_applied",
-    "unplanned_change",
-    "shared_machine",
-    "mixed_code",
-    "mixed_types",
-    "attrition",
-    "sampled_by_other_weights",
-    "collapse",
-    "no_signal",
-    "heldout_gap",
-    "longer_without_reward",
-)
+SENTINELS = tuple(name for name in PLANNED_SENTINELS if name != "reward_against_success")
+"""What plans made here name."""
 
 
 def study_plan(

@@ -90,7 +90,7 @@ def test_paths_start_from_the_folder_of_the_file_and_names_stay_names(tmp_path: 
 
 
 def problems(tmp_path: Path, text: str, name: str = "study.yaml") -> tuple[str, list[str]]:
-    """What is said, and the nearest names."""
+    """The refusal's message, and the names that it suggests."""
     try:
         data, lines = read_study_file(written(tmp_path, text, name))
     except PlanningRefused as refused:
