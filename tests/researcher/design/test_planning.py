@@ -36,7 +36,7 @@ def test_a_plan_says_what_it_is_for_and_the_same_spec_gives_the_same_plan() -> N
 
 def test_settings_hold_for_all_arms_and_the_rest_stands_at_the_instruments_defaults() -> None:
     plan = planned(set={"digits": 2, "group_size": 8}, steps=16)
-    assert (plan.task, plan.steps) == ({"digits": 2}, 16)
+    assert (plan.task, plan.steps) == ({"digits": 2, "answer": "text"}, 16)
     assert plan.run["batch"]["group_size"] == 8
     assert plan.run["sampling"] == ARITHMETIC.instrument.defaults.run["sampling"]
 
