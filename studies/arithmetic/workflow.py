@@ -26,19 +26,27 @@ LISTABLE_PAIRS = 10_000
 MOST_DIGITS = 9
 CALL_LIMIT_S = 180.0
 
-_SCHEMA = {
-    "type": "object",
-    "properties": {"answer": {"type": "integer"}},
-    "required": ["answer"],
-    "additionalProperties": False,
-}
+
+def _one(answer: dict[str, Any]) -> dict[str, Any]:
+    """The schema of an object whose only field is the answer."""
+    return {
+        "type": "object",
+        "properties": {"answer": answer},
+        "required": ["answer"],
+        "additionalProperties": False,
+    }
+
+
+_NUMBER = _one({"type": "integer"})
+_WRITTEN_OUT = _one({"type": "string", "pattern": "^[0-9 +=]{1,12}$"})
+"""A small model that is asked for a number at once repeats the first operand."""
 _ASKED: dict[str, dict[str, Any]] = {
     "text": {},
     "json": {
-        "response_format": {"type": "json_schema", "json_schema": {"name": "sum", "schema": _SCHEMA, "strict": True}}
+        "response_format": {"type": "json_schema", "json_schema": {"name": "sum", "schema": _NUMBER, "strict": True}}
     },
     "tool": {
-        "tools": [{"type": "function", "function": {"name": "submit", "parameters": _SCHEMA, "strict": True}}],
+        "tools": [{"type": "function", "function": {"name": "submit", "parameters": _WRITTEN_OUT, "strict": True}}],
         "tool_choice": {"type": "function", "function": {"name": "submit"}},
     },
 }
