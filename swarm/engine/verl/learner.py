@@ -202,6 +202,7 @@ def tensors_of(rows: Sequence[Row], *, pad_token: int) -> TensorDict:
     }
     for name in COLUMNS:
         columns[name] = jagged([_before(getattr(row, name)) for row in rows])
+    columns["call"] = jagged([torch.tensor([*row.call[1:], 0]) for row in rows])
     batch: TensorDict = verl_tensors.get_tensordict(
         columns, non_tensor_dict={"calculate_entropy": True, "pad_token_id": pad_token, "global_batch_size": len(rows)}
     )

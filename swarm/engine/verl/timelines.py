@@ -18,7 +18,8 @@ from swarm.engine.tree import Branch, check_provenance
 class Row:
     """Token ids, and per token what the loss knows of it; `weight` 0 where a token is no use of any call.
 
-    uses: (index of the branch, position of its first sampled token in the row), in order.
+    uses: (index of the branch, position of its first sampled token in the row), in order. call: which branch sampled the token, as its
+    index + 1; 0 where none did.
     """
 
     temperature: float
@@ -28,6 +29,7 @@ class Row:
     recorded: list[float] = field(default_factory=list)
     mask: list[float] = field(default_factory=list)
     off_policy: list[float] = field(default_factory=list)
+    call: list[int] = field(default_factory=list)
     uses: list[tuple[int, int]] = field(default_factory=list)
 
     def continues(self, branch: Branch) -> bool:
@@ -47,11 +49,13 @@ class Row:
         self.recorded += call.logprobs
         self.mask += [1.0] * size
         self.off_policy += [float(call.off_policy)] * size
+        self.call += [index + 1] * size
 
     def _pass(self, ids: Sequence[int]) -> None:
         self.ids += ids
         for column in (self.advantage, self.weight, self.recorded, self.mask, self.off_policy):
             column += [0.0] * len(ids)
+        self.call += [0] * len(ids)
 
 
 def merged(branches: Sequence[Branch], episodes: Sequence[str]) -> list[Row]:

@@ -1,14 +1,18 @@
-"""The loss as verl's ranks call it: one of our algorithms over the trained tokens of a micro-batch. Runs in Ray's actors."""
+"""The loss as verl's ranks call it: one of our algorithms over the trained tokens of a micro-batch. Runs in Ray's actors.
+
+Suffixes of tensors: U trained tokens of a micro-batch, C calls in it. A call lies in one row, and so in one micro-batch.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from swarm.engine.algorithms import algorithm_of
-from swarm.engine.algorithms.base import TokenFacts
+from swarm.engine.algorithms.base import Algorithm, TokenFacts, old
 from swarm.engine.seam import EngineError
 from swarm.protocol.algorithms import ALGORITHMS, AlgorithmSpec
 
@@ -29,8 +33,6 @@ def _lacking(spec: AlgorithmSpec) -> str | None:
         return "trains no critic"
     if algorithm.credits_tokens:
         return "takes no penalty or discount from the rewards of single tokens"
-    if algorithm.couples_calls or spec.importance_correction == "truncated_call":
-        return "computes no ratios of whole calls"
     return None
 
 
@@ -56,6 +58,23 @@ class TokenLoss:
             old_U=data["old"].values()[mask] if "old" in data.keys() else None,  # noqa: SIM118  not a mapping
             start_U=data["start"].values()[mask] if "start" in data.keys() else None,  # noqa: SIM118
         )
+        facts = of_whole_calls(objective, facts, logp_U.detach(), data["call"].values()[mask])
         loss = objective.loss(logp_U, model_output["entropy"].values().float()[mask], facts)
         clipped = float(objective.clipped(logp_U.detach(), facts).sum())
         return loss * float(data["dp_size"]), {"clipped": clipped}
+
+
+def of_whole_calls(algorithm: Algorithm, facts: TokenFacts, logp_U: Tensor, call_U: Tensor) -> TokenFacts:
+    """The facts with the log-ratios of whole calls that the algorithm needs. call_U: a number of the call that sampled each token."""
+    if algorithm.couples_calls and facts.old_U is not None:
+        facts = replace(facts, call_gap_U=_over_calls(logp_U - facts.old_U, call_U, mean=True))
+    if algorithm.spec.importance_correction == "truncated_call":
+        facts = replace(facts, rollout_gap_U=_over_calls(old(logp_U, facts) - facts.recorded_U, call_U, mean=False))
+    return facts
+
+
+def _over_calls(value_U: Tensor, call_U: Tensor, *, mean: bool) -> Tensor:
+    """At each token, the sum or the mean over the tokens of its call."""
+    numbers_C, place_U, size_C = torch.unique(call_U, return_inverse=True, return_counts=True)
+    sum_C = torch.zeros(len(numbers_C), dtype=value_U.dtype, device=value_U.device).index_add_(0, place_U, value_U)
+    return (sum_C / size_C if mean else sum_C)[place_U]

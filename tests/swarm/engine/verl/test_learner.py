@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 from foundation.clock import SystemClock
+from swarm.engine.local.forward import Policy
+from swarm.engine.local.learner import Learner as LocalLearner
 from swarm.engine.seam import TrainBatch, TrainingRefused
 from swarm.models.folder import ModelFolder
 from tests.swarm.engine.batches import batch, branching_batch, call, episode, group
@@ -58,6 +60,24 @@ def test_a_step_is_that_of_plain_grpo(fresh: Any, tiny_llama: ModelFolder, algor
     assert outcome.metrics["grad_norm"] == pytest.approx(norm, rel=1e-4)
     assert outcome.metrics["loss"] == pytest.approx(plain.loss, abs=1e-5)
     assert outcome.metrics["weights_change"] > 0
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [{"name": "gspo", "clip_low": 0.01, "clip_high": 0.01}, {"importance_correction": "truncated_call"}],
+    ids=["gspo", "truncated_call"],
+)
+@pytest.mark.parametrize("optimizer", [{}, {"epochs": 2, "minibatches": 2}], ids=["one update", "four updates"])
+def test_whole_calls_are_priced_as_by_the_local_engine(
+    fresh: Any, tiny_llama: ModelFolder, algorithm: dict[str, Any], optimizer: dict[str, Any]
+) -> None:
+    made = branching_batch(algorithm=algorithm, optimizer={"learning_rate": 1e-3} | optimizer)
+    ours = fresh.learn(made).metrics
+    local = LocalLearner(Policy.load(tiny_llama.path), SystemClock()).learn(made).metrics
+    for name in ("loss", "grad_norm", "weights_change", "clip_share"):
+        assert ours[name] == pytest.approx(local[name], rel=2e-3, abs=1e-5), name
+    if optimizer and algorithm.get("name"):
+        assert ours["clip_share"] > 0
 
 
 def test_a_long_row_beside_short_ones_is_the_same_step_in_bounded_parts(fresh: Any, tiny_llama: ModelFolder) -> None:

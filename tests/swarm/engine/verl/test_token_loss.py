@@ -15,8 +15,6 @@ from swarm.protocol.algorithms import AlgorithmSpec
     ("fields", "said"),
     [
         ({"name": "ppo"}, "trains no critic"),
-        ({"name": "gspo"}, "no ratios of whole calls"),
-        ({"importance_correction": "truncated_call"}, "no ratios of whole calls"),
         ({"name": "reinforce_pp", "kl": 0.1, "kl_in": "reward"}, "no penalty or discount"),
         ({"name": "reinforce_pp", "kl": 0.0, "gamma": 0.9}, "no penalty or discount"),
     ],
@@ -26,10 +24,10 @@ def test_what_needs_more_than_a_row_has_is_refused(fields: dict[str, Any], said:
         refuse_unknown_terms(AlgorithmSpec.model_validate(fields))
 
 
-@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo", "dapo", "cispo"])
-def test_what_prices_each_token_by_itself_is_taken(name: str) -> None:
-    refuse_unknown_terms(AlgorithmSpec.model_validate({"name": name}))
+@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo", "dapo", "cispo", "gspo"])
+def test_what_prices_tokens_or_whole_calls_is_accepted(name: str) -> None:
+    refuse_unknown_terms(AlgorithmSpec.model_validate({"name": name, "importance_correction": "truncated_call"}))
 
 
-def test_reinforce_without_penalty_and_discount_is_taken() -> None:
+def test_reinforce_without_penalty_and_discount_is_accepted() -> None:
     refuse_unknown_terms(AlgorithmSpec.model_validate({"name": "reinforce_pp", "kl": 0.0}))
