@@ -20,7 +20,7 @@ from swarm.engine.local.trainer import LocalTrainer
 from swarm.engine.machine import Device, device_for
 from swarm.engine.seam import RunContext, TrainBatch, TrainingRefused
 from swarm.engine.training import checkpoints
-from swarm.engine.training.checkpoints import device_of
+from swarm.engine.training.checkpoints import device_of, ranks_of
 from swarm.engine.training.supervisor import BackOff
 from swarm.server.storage.replay import recorded_batch
 
@@ -44,12 +44,18 @@ def _device(run: StoredRun, wanted: Device | None) -> Device:
     if wanted is not None:
         return device_for(wanted)
     newest = max(checkpoints.steps(run.checkpoints_dir), default=0)  # none: a replay from the hosted model needs none
-    return device_for(None) if device_of(run.checkpoints_dir, newest) == "cuda" else "cpu"
+    any_device = ranks_of(run.checkpoints_dir, newest) or device_of(run.checkpoints_dir, newest) == "cuda"
+    return device_for(None) if any_device else "cpu"
 
 
 def _refuse_other_devices(run: StoredRun, steps: list[int], device: Device) -> None:
     """Other devices add in another order, so that other weights would prove nothing. Raises: UsageError."""
     for step in steps:
+        if ranks := ranks_of(run.checkpoints_dir, step):
+            raise UsageError(
+                f"--check: {ranks} verl rank(s) made the checkpoint of step {step}, which add in another order than this replay: "
+                "leave out --check, and compare the values"
+            )
         made_on = device_of(run.checkpoints_dir, step) or device
         if made_on != device:
             raise UsageError(
@@ -89,11 +95,16 @@ async def _train_again(run: StoredRun, from_step: int, batches: list[TrainBatch]
                 if recorded is not None:
                     line["as_recorded"] = weights == recorded
                     differs = differs or weights != recorded
-                    made_on = device_of(run.checkpoints_dir, batch.step) or device
+                    made_on = _made_on(run, batch.step) or device
                     line |= {"recorded_on": made_on} if made_on != device else {}
                 with read_or_not():
                     print(json.dumps(line | {"untrained": outcome.untrained, "values": outcome.metrics}))
     return differs
+
+
+def _made_on(run: StoredRun, step: int) -> str | None:
+    """What computed the weights of this step's checkpoint, where it says so."""
+    return "verl" if ranks_of(run.checkpoints_dir, step) else device_of(run.checkpoints_dir, step)
 
 
 @asynccontextmanager

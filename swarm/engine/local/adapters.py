@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from foundation.nearest import nearest
-from swarm.engine.seam import EngineError
+from swarm.engine.training.targets import require_layers
 from swarm.protocol.runspec import LoraSpec
 
 WEIGHTS_FILE, CONFIG_FILE = "adapter_model.safetensors", "adapter_config.json"
@@ -31,7 +30,7 @@ class Adapters:
     def __init__(self, model: nn.Module, spec: LoraSpec, seed: int) -> None:
         from peft import LoraConfig, LoraModel
 
-        _refuse_other_targets(model, spec)
+        require_layers(spec.targets, _layers(model))
         alpha: Any = spec.alpha  # peft says int and takes any number
         config = LoraConfig(r=spec.rank, lora_alpha=alpha, target_modules=list(spec.targets), lora_dropout=0.0)
         for weight in model.parameters():
@@ -92,15 +91,11 @@ def merged(hosted: Mapping[str, Tensor], trained: Mapping[str, Tensor], spec: Lo
     return result
 
 
-def _refuse_other_targets(model: nn.Module, spec: LoraSpec) -> None:
+def _layers(model: nn.Module) -> set[str]:
+    """The linear layers of the model's body."""
     head = model.get_output_embeddings()  # type: ignore[operator]
-    known = {
+    return {
         name.rpartition(".")[2]
         for name, module in model.named_modules()
         if isinstance(module, nn.Linear) and module is not head
     }
-    for target in spec.targets:
-        if target not in known:
-            guess = nearest(target, known)
-            hint = f"did you mean {guess!r}?" if guess else f"there are {', '.join(sorted(known))}"
-            raise EngineError(f"parameters.targets: the model has no linear layer {target!r} ({hint})")

@@ -1,4 +1,7 @@
-"""Tensors in files: safetensors, hashed on the way, and the checkpoints of the local engine that are made of them."""
+"""Tensors in files: safetensors, hashed on the way, and the checkpoints of the local engine that are made of them.
+
+Those that verl's ranks wrote in parts are read as well.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,9 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from swarm.engine.seam import EngineError
 from swarm.engine.training import checkpoints
-from swarm.engine.training.checkpoints import HASHES, MANIFEST, BrokenCheckpoint, TrainerState, folder_of
+from swarm.engine.training.checkpoints import HASHES, MANIFEST, BrokenCheckpoint, TrainerState, folder_of, ranks_in
+from swarm.engine.training.shards import gathered
 
 _WEIGHTS, _MOMENTS = "weights.safetensors", "optimizer.safetensors"
 
@@ -49,7 +52,8 @@ def read(directory: Path, step: int) -> Checkpoint:
 def fingerprint(directory: Path, step: int) -> str | None:
     """The SHA-256 of the weights of this step's checkpoint, as its manifest has it; None when there is no checkpoint.
 
-    Raises: EngineError when ranks of the verl engine wrote it, BrokenCheckpoint when its manifest cannot be read.
+    Of one that ranks of verl wrote in parts, that of the file which one process would have written.
+    Raises: EngineError, BrokenCheckpoint when it cannot be read.
     """
     folder = folder_of(directory, step)
     try:
@@ -58,21 +62,14 @@ def fingerprint(directory: Path, step: int) -> str | None:
         return None
     except (OSError, ValueError) as error:
         raise BrokenCheckpoint(f"checkpoint {folder} cannot be read: {error}") from error
-    _refuse_ranks(manifest, folder)
-    return manifest[_WEIGHTS]
+    return hash_tensors(read(directory, step).weights) if ranks_in(manifest) else manifest[_WEIGHTS]
 
 
 def _load(folder: Path, manifest: Mapping[str, str], state: TrainerState) -> Checkpoint:
-    _refuse_ranks(manifest, folder)
+    if ranks := ranks_in(manifest):
+        weights, moments = gathered(folder, ranks)
+        return Checkpoint(state=state, weights=weights, moments=moments)
     return Checkpoint(state=state, weights=load_file(folder / _WEIGHTS), moments=load_file(folder / _MOMENTS))
-
-
-def _refuse_ranks(manifest: Mapping[str, str], folder: Path) -> None:
-    if _WEIGHTS not in manifest:
-        raise EngineError(
-            f"the checkpoint {folder} was written by ranks of the verl engine, in parts; only `swarm serve --engine verl` "
-            "reads it"
-        )
 
 
 class Hash(Protocol):

@@ -17,7 +17,6 @@ from swarm.engine.local.checkpoints import Checkpoint, hash_tensors, wider, writ
 from swarm.engine.local.forward import DTYPES, Policy
 from swarm.engine.local.learner import Learner
 from swarm.engine.local.weight_slots import new_checksum
-from swarm.engine.seam import EngineError
 from swarm.engine.training.channel import Command, Export, Fingerprint, OpenRun, Reply
 from swarm.engine.training.checkpoints import TrainerState
 from swarm.engine.training.session import TrainingSession
@@ -91,11 +90,6 @@ class LocalSession(TrainingSession[Checkpoint]):
         torch.manual_seed(seed)
 
     def _restore(self, found: Checkpoint, wanted: OpenRun) -> None:
-        if _adapted(found.state.spec) != _adapted(wanted.spec):
-            raise EngineError(
-                f"the checkpoint of step {found.state.step} trained parameters = {found.state.spec.parameters!r}, and this run "
-                f"trains {wanted.spec.parameters!r}; open it with those of the checkpoint"
-            )
         with torch.no_grad():
             for name, weight in self._policy.trained.items():
                 weight.copy_(found.weights[name])
@@ -109,8 +103,3 @@ class LocalSession(TrainingSession[Checkpoint]):
 
     def _weights(self) -> dict[str, Tensor]:
         return {name: weight.detach() for name, weight in self._policy.trained.items()}
-
-
-def _adapted(spec: RunSpec) -> tuple[int, frozenset[str]] | None:
-    """Rank and targets of the adapters, which name and shape what a checkpoint holds; None: all weights."""
-    return (spec.parameters.rank, frozenset(spec.parameters.targets)) if isinstance(spec.parameters, LoraSpec) else None

@@ -27,6 +27,8 @@ _LOG = logging.getLogger(__name__)
 _PREFIX, MANIFEST, STATE = "step-", "manifest.json", "state.json"
 _UNFINISHED = ".unfinished-"
 _REPLACED = f"{_UNFINISHED}replaced-"
+RANK_KINDS = ("model", "optim", "extra_state")
+"""What each rank of verl writes into a file of its own."""
 HASHES = TypeAdapter(dict[str, str])
 """SHA-256 of each file, by name."""
 Found = TypeVar("Found")
@@ -203,6 +205,27 @@ def device_of(directory: Path, step: int) -> Device | None:
         return None
     except (OSError, ValidationError) as error:
         raise BrokenCheckpoint(f"{file} cannot be read: {error}") from error
+
+
+def ranks_of(directory: Path, step: int) -> int:
+    """How many verl ranks wrote this step's checkpoint in parts; 0: one process did, or there is none. Raises: BrokenCheckpoint."""
+    file = folder_of(directory, step) / MANIFEST
+    try:
+        return ranks_in(HASHES.validate_json(file.read_bytes()))
+    except FileNotFoundError:
+        return 0
+    except (OSError, ValueError) as error:
+        raise BrokenCheckpoint(f"{file} cannot be read: {error}") from error
+
+
+def ranks_in(manifest: Mapping[str, str]) -> int:
+    """The same, of a manifest."""
+    return sum(name.startswith(f"{RANK_KINDS[0]}_world_size_") for name in manifest)
+
+
+def rank_file(kind: str, ranks: int, rank: int) -> str:
+    """What verl calls a rank's file."""
+    return f"{kind}_world_size_{ranks}_rank_{rank}.pt"
 
 
 def _unchanged(folder: Path) -> dict[str, str]:

@@ -14,7 +14,7 @@ from swarm.engine.seam import EngineError, StepOutcome, TrainBatch, TrainingRefu
 from swarm.engine.training import checkpoints
 from swarm.engine.training.channel import Command, Failure, OpenRun, Reply, Request, RunClosed, Train, WriteCheckpoint
 from swarm.engine.training.checkpoints import Checkpoint, TrainerState
-from swarm.protocol.runspec import RunSpec
+from swarm.protocol.runspec import LoraSpec, RunSpec
 
 Found = TypeVar("Found", bound=Checkpoint)
 
@@ -75,7 +75,7 @@ class TrainingSession(ABC, Generic[Found]):
             found = self._read(directory, at_step)
         self._reset(wanted.spec, derived_seed(wanted.spec.seed, "trainer"))
         if found is not None:
-            self._require_ours(found.state)
+            self._require_ours(found.state, wanted.spec)
             self._restore(found, wanted)
         if at_step is not None:  # and this checkpoint could be gone on from
             checkpoints.forget_other_future(directory, wanted.branch, at_step)
@@ -121,11 +121,16 @@ class TrainingSession(ABC, Generic[Found]):
             raise RunClosed("no run is open in the trainer; open it (again)")
         return self._run
 
-    def _require_ours(self, state: TrainerState) -> None:
+    def _require_ours(self, state: TrainerState, wanted: RunSpec) -> None:
         if state.fingerprint != self._fingerprint:
             raise EngineError(
                 f"the checkpoint of step {state.step} began with model {state.fingerprint[:12]}, but "
                 f"{self._fingerprint[:12]} is hosted; serve the model that the run was started with"
+            )
+        if _adapted(state.spec) != _adapted(wanted):
+            raise EngineError(
+                f"the checkpoint of step {state.step} trained parameters = {state.spec.parameters!r}, and this run "
+                f"trains {wanted.parameters!r}; open it with those of the checkpoint"
             )
 
     # -- what engines do in their own way -------------------------------------------------------------------------
@@ -151,3 +156,8 @@ class TrainingSession(ABC, Generic[Found]):
     @abstractmethod
     def _write(self, directory: Path, state: TrainerState, best: int | None) -> None:
         """Write the weights as they stand, as `checkpoints.write` does."""
+
+
+def _adapted(spec: RunSpec) -> tuple[int, frozenset[str]] | None:
+    """Rank and targets of the adapters, which name and shape what a checkpoint holds; None: all weights."""
+    return (spec.parameters.rank, frozenset(spec.parameters.targets)) if isinstance(spec.parameters, LoraSpec) else None

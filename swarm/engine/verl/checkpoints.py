@@ -11,10 +11,8 @@ from pathlib import Path
 from foundation.paths import synchronise
 from swarm.engine.seam import EngineError
 from swarm.engine.training import checkpoints
-from swarm.engine.training.checkpoints import Checkpoint, TrainerState
+from swarm.engine.training.checkpoints import RANK_KINDS, Checkpoint, TrainerState, rank_file, ranks_in
 from swarm.models.folder import sha256_of
-
-_KINDS = ("model", "optim", "extra_state")
 
 
 def write(
@@ -30,7 +28,7 @@ def write(
 
     def fill(folder: Path) -> None:
         save(folder)
-        names = [f"{kind}_world_size_{ranks}_rank_{rank}.pt" for kind in _KINDS for rank in range(ranks)]
+        names = [rank_file(kind, ranks, rank) for kind in RANK_KINDS for rank in range(ranks)]
         if lacking := [name for name in names if not (folder / name).is_file()]:
             raise EngineError(
                 f"{', '.join(lacking)} did not arrive in {directory}; put the state directory on a file system "
@@ -51,7 +49,7 @@ def read(directory: Path, step: int, ranks: int) -> Checkpoint:
     """
 
     def load(folder: Path, manifest: Mapping[str, str], state: TrainerState) -> Checkpoint:
-        written = sum(name.startswith("model_world_size_") for name in manifest)
+        written = ranks_in(manifest)
         if not written:
             raise EngineError(
                 f"the checkpoint {folder} is of no verl rank; serve with the engine that wrote it (--engine local)"

@@ -10,6 +10,7 @@ from omegaconf import OmegaConf
 from verl.plugin.platform import get_platform
 
 from swarm.engine.verl.settings import VerlSettings
+from swarm.protocol.runspec import LoraSpec
 
 _NARROW = {"bfloat16": "bf16", "float32": "fp32"}
 _BUCKET_MIB = 512
@@ -45,9 +46,28 @@ def packed(settings: VerlSettings) -> bool:
     return settings.dtype == "bfloat16" and importlib.util.find_spec("flash_attn") is not None
 
 
+def configured_adapters(model: Any) -> LoraSpec | None:
+    """The adapters of verl's configuration of a model; None: all weights are trained."""
+    if not model.lora_rank:
+        return None
+    return LoraSpec(rank=model.lora_rank, alpha=model.lora["alpha"], targets=tuple(model.target_modules))
+
+
+def _lora(adapters: LoraSpec | None) -> dict[str, Any]:
+    """verl's `lora_alpha` is a whole number. The true one stands beside it, and the ranks put it into force."""
+    if adapters is None:
+        return {}
+    return {
+        "lora_rank": adapters.rank,
+        "lora_alpha": round(adapters.alpha),
+        "lora": {"alpha": adapters.alpha},
+        "target_modules": list(adapters.targets),
+    }
+
+
 def _model(settings: VerlSettings) -> dict[str, Any]:
     flash = packed(settings)
-    return {
+    return _lora(settings.adapters) | {
         "path": str(settings.model_dir),
         "use_remove_padding": flash,
         "enable_gradient_checkpointing": not on_cpu(),
@@ -81,6 +101,7 @@ def _actor(settings: VerlSettings) -> dict[str, Any]:
         "checkpoint": {
             "save_contents": ["model", "optimizer", "extra"],
             "load_contents": ["model", "optimizer", "extra"],
+            "save_lora_only": True,
         },
     }
 

@@ -37,7 +37,8 @@ from swarm.engine.training.channel import Place, Publish, Reply, Resume
 from swarm.engine.training.checkpoints import require_whole
 from swarm.engine.training.handle import TrainerHandle
 from swarm.engine.training.supervisor import BackOff, ChildCommand, HungStatus
-from swarm.engine.verl.settings import HUNG_STATUS, LOOK_EVERY_S, ON_EVERY_NODE, VerlSettings
+from swarm.engine.training.targets import linear_layers, require_layers
+from swarm.engine.verl.settings import HUNG_STATUS, LOOK_EVERY_S, ON_EVERY_NODE, VerlSettings, adapters_of
 from swarm.models.folder import ModelFolder
 from swarm.protocol.episodes import WeightsVersion
 from swarm.protocol.runspec import ComputeType
@@ -223,6 +224,17 @@ class DriverHandle(TrainerHandle):
             on_greeting=self._greeted,
             hung_status=HungStatus(status=HUNG_STATUS, silent_s=self._silent_s),
         )
+
+    async def open_run(self, run: RunContext, at_step: int | None) -> int:
+        """Starts the driver anew where the one that runs trains other parameters. Raises: EngineDown, EngineError."""
+        adapters = adapters_of(run.spec)
+        if adapters is not None:
+            require_layers(adapters.targets, linear_layers(self._settings.model_dir))
+        await self._supervisor.settled()
+        if adapters != self._settings.adapters:
+            self._settings = self._settings.model_copy(update={"adapters": adapters})
+            await self._supervisor.restart(failed=False)
+        return await super().open_run(run, at_step)
 
     async def _greeted(self, greeting: Reply) -> None:
         self._work = self._settings.work(greeting.device, start_s=_FIRST_STEP_S)

@@ -6,13 +6,20 @@ verl itself aborts them. Runs in the driver and in Ray's actors.
 from __future__ import annotations
 
 import argparse
+import json
 import secrets
+import tempfile
 from collections.abc import Awaitable, Callable, MutableMapping
+from pathlib import Path
 from typing import Any
 
 import ray
+from safetensors.torch import save_file
 from verl.workers.rollout.llm_server import LLMServerManager
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
+
+from swarm.engine.local.adapters import CONFIG_FILE, WEIGHTS_FILE, folder_config
+from swarm.engine.verl.config import configured_adapters
 
 _EXTENSION = "swarm.engine.verl.worker_extension.ReplicaWorker"
 _MIDDLEWARE = "swarm.engine.verl.replica.KeyRequired"
@@ -34,6 +41,24 @@ class ReplicaServer(vLLMHttpServer):  # type: ignore[misc]
         self._key = secrets.token_urlsafe(32)
         require_key(self._key, args)
         await super().run_server(args)
+
+    async def launch_server(self, *args: Any, **fields: Any) -> None:
+        """Start serving; where adapters are trained, with ones that change nothing, under the model's name."""
+        with tempfile.TemporaryDirectory(prefix="swarm-adapter-") as folder:
+            self._blank = Path(folder)
+            await super().launch_server(*args, **fields)
+
+    def _preprocess_engine_kwargs(self, engine_kwargs: dict[str, Any]) -> None:
+        super()._preprocess_engine_kwargs(engine_kwargs)
+        adapters = configured_adapters(self.model_config)
+        if adapters is None:
+            return
+        (self._blank / CONFIG_FILE).write_text(json.dumps(folder_config(adapters, "hosted")))
+        save_file({}, self._blank / WEIGHTS_FILE)
+        name = engine_kwargs["served_model_name"]
+        engine_kwargs["lora_modules"] = {"name": name, "path": str(self._blank)}
+        engine_kwargs["max_cpu_loras"] = 1
+        engine_kwargs["served_model_name"] = f"{name}:hosted"
 
     async def key(self) -> str:
         return self._key

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from foundation.clock import Clock
+from foundation.ids import derived_seed
 from swarm.engine.seam import EngineError
 from swarm.engine.training.channel import Command, OpenRun, Publish, Reply, Resume
 from swarm.engine.training.checkpoints import Checkpoint, TrainerState, folder_of
@@ -12,6 +13,7 @@ from swarm.engine.training.session import TrainingSession
 from swarm.engine.verl import checkpoints
 from swarm.engine.verl.cluster import Cluster
 from swarm.engine.verl.learner import Learner
+from swarm.engine.verl.settings import adapters_of
 from swarm.engine.verl.token_loss import refuse_unknown_terms
 from swarm.protocol.runspec import RunSpec
 
@@ -22,7 +24,7 @@ class VerlSession(TrainingSession[Checkpoint]):
     def __init__(self, cluster: Cluster, fingerprint: str, clock: Clock, *, pad_token: int) -> None:
         super().__init__(Learner(cluster, clock, pad_token=pad_token), fingerprint)
         self._cluster = cluster
-        self._start_is_served = True
+        self._start_is_served = cluster.settings.adapters is None
 
     def carry_out(self, command: Command) -> Reply:
         match command:
@@ -48,8 +50,8 @@ class VerlSession(TrainingSession[Checkpoint]):
         return counts
 
     def _require_supported(self, spec: RunSpec) -> None:
-        if spec.parameters != "full":
-            raise EngineError("the verl engine trains all parameters: set parameters to 'full'")
+        if adapters_of(spec) != self._cluster.settings.adapters:
+            raise EngineError(f"these ranks were not started for parameters = {spec.parameters!r}; open the run anew")
         if spec.optimizer.name != "adamw":
             raise EngineError("the verl engine steps with AdamW alone: set optimizer.name to 'adamw'")
         refuse_unknown_terms(spec.algorithm)
@@ -64,7 +66,7 @@ class VerlSession(TrainingSession[Checkpoint]):
         return checkpoints.read(directory, step, self._cluster.settings.ranks)
 
     def _reset(self, spec: RunSpec, seed: int) -> None:
-        self._cluster.all_ranks("to_start", seed)
+        self._cluster.all_ranks("to_start", seed, derived_seed(spec.seed, "adapters"))
 
     def _restore(self, found: Checkpoint, wanted: OpenRun) -> None:
         folder = folder_of(wanted.directory, found.state.step)

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from foundation.strict import StrictModel
 from swarm.engine.sampling.server import VLLM_ANYWHERE
 from swarm.engine.training.limits import ModelWork
-from swarm.protocol.runspec import ComputeType
+from swarm.protocol.runspec import ComputeType, LoraSpec, RunSpec
 
 Count = Annotated[int, Field(ge=1)]
 LOOK_EVERY_S = 10.0
@@ -37,6 +37,9 @@ class VerlSettings(StrictModel):
     tensor_parallel: Count = 1
     dtype: ComputeType = "bfloat16"
     """Compute type of ranks and replicas. Weights and moments of the ranks are float32."""
+    adapters: LoraSpec | None = None
+    """What is trained and served on top of the hosted weights; None: all weights. Another run may want others: then the driver is
+    started anew, for FSDP splits what is trained and vLLM makes room for it when they start."""
     max_num_seqs: Count = 64
     sampling_memory: Annotated[float, Field(gt=0, lt=1)] = 0.45
     """Share of each device's memory that its replica takes; it stays there while the ranks train."""
@@ -67,3 +70,11 @@ class VerlSettings(StrictModel):
     def silence_s(self, device: str) -> float:
         """How long a part that has nothing long to do may give no sign of life."""
         return self.work(device).silence_s(self.tokens_per_rank)
+
+
+def adapters_of(spec: RunSpec) -> LoraSpec | None:
+    """The adapters that a run trains, as `VerlSettings` has them; None: all weights."""
+    if not isinstance(spec.parameters, LoraSpec):
+        return None
+    wanted = spec.parameters
+    return LoraSpec(rank=wanted.rank, alpha=wanted.alpha, targets=wanted.targets)

@@ -6,19 +6,25 @@ Runs inside Ray's actors. FSDP2 alone; parameters are float32, split over all ra
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 import torch.distributed
+from peft.tuners.lora import LoraLayer
 from tensordict import TensorDict
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.modules.dropout import _DropoutNd
 from verl.single_controller.base.decorator import Dispatch, make_nd_compute_dataproto_dispatch_fn, register
 from verl.utils.fsdp_utils import fsdp2_clip_grad_norm_
 from verl.workers.engine_workers_tinker import TinkerActorRolloutRefWorker
 
+from swarm.engine.local.adapters import folder_config
 from swarm.engine.verl.collective import on_all_or_none
+from swarm.engine.verl.config import configured_adapters
 from swarm.engine.verl.transfer import WeightsDigest, meeting
+from swarm.protocol.runspec import LoraSpec
 
 
 class RankWorker(TinkerActorRolloutRefWorker):  # type: ignore[misc]
@@ -26,16 +32,22 @@ class RankWorker(TinkerActorRolloutRefWorker):  # type: ignore[misc]
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
     def init_model(self) -> None:
-        """Build the parts, and remember this rank's share of the hosted weights."""
+        """Build the parts, and remember this rank's share of the weights that are trained."""
         super().init_model()
+        self._adapters = configured_adapters(self.config.model)
+        if self._adapters is not None:
+            _scale(self.actor.engine.module, self._adapters)
         _drop_nothing(self.actor.engine.module)
-        self._start = {name: weight.detach().cpu().clone() for name, weight in self._shards().items()}
+        self._remember_start()
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
-    def to_start(self, seed: int) -> None:
-        """The hosted weights again, no moments, a fresh generator."""
+    def to_start(self, seed: int, adapters_seed: int) -> None:
+        """The hosted weights again, with new adapters where these are trained; no moments, a fresh generator."""
         engine = self.actor.engine
         with engine.train_mode(), torch.no_grad():
+            if self._adapters is not None:
+                self._draw_adapters(adapters_seed)
+                self._remember_start()
             for name, shard in self._shards().items():
                 shard.copy_(self._start[name])
             engine.optimizer.state.clear()
@@ -67,7 +79,7 @@ class RankWorker(TinkerActorRolloutRefWorker):  # type: ignore[misc]
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="actor"))  # type: ignore[untyped-decorator]
     def compute_start_log_prob(self, data: TensorDict) -> TensorDict | None:
-        """What the hosted weights say of the rows: they take the place of the current ones for so long."""
+        """What the first weights say of the rows: they take the place of the current ones for so long."""
         with torch.no_grad():
             shards = self._shards()
             kept = {name: shard.clone() for name, shard in shards.items()}
@@ -89,10 +101,12 @@ class RankWorker(TinkerActorRolloutRefWorker):  # type: ignore[misc]
     async def send_weights(self, step: int, word: str) -> str:
         """Send the weights to this rank's replica; returns the digest of what was sent. word: of this change alone."""
         weights, _ = self.actor.engine.get_per_tensor_param(base_sync_done=True)
+        named = weights.items() if isinstance(weights, Mapping) else weights
+        peft = None if self._adapters is None else folder_config(self._adapters, "hosted")
         digest = WeightsDigest()
         with meeting(self.rollout, word):
             await self.rollout.update_weights(
-                digest.over(weights), peft_config=None, base_sync_done=True, global_steps=step, word=word
+                digest.over(named), peft_config=peft, base_sync_done=True, global_steps=step, word=word
             )
         return digest.hexdigest()
 
@@ -100,10 +114,36 @@ class RankWorker(TinkerActorRolloutRefWorker):  # type: ignore[misc]
     def alive(self) -> None:
         """Answers as long as the rank lives."""
 
+    def _trained(self) -> dict[str, Any]:
+        """The weights that are trained, each split over all ranks."""
+        return {name: weight for name, weight in self.actor.engine.module.named_parameters() if weight.requires_grad}
+
     def _shards(self) -> dict[str, Tensor]:
-        """This rank's part of each weight."""
-        named: dict[str, Any] = dict(self.actor.engine.module.named_parameters())
-        return {name: getattr(weight, "_local_tensor", weight).detach() for name, weight in named.items()}
+        """This rank's part of each of them."""
+        return {name: getattr(weight, "_local_tensor", weight).detach() for name, weight in self._trained().items()}
+
+    def _remember_start(self) -> None:
+        self._start = {name: weight.cpu().clone() for name, weight in self._shards().items()}
+
+    def _draw_adapters(self, seed: int) -> None:
+        """A as peft draws it, B zero; by the seed alone, however many ranks there are."""
+        generator = torch.Generator().manual_seed(seed)
+        for name, weight in self._trained().items():
+            whole = torch.zeros(weight.shape)
+            if ".lora_A." in name:
+                nn.init.kaiming_uniform_(whole, a=math.sqrt(5), generator=generator)
+            if isinstance(weight, DTensor):
+                part = distribute_tensor(whole.to(weight.device), weight.device_mesh, weight.placements, src_data_rank=None)
+                weight.to_local().copy_(part.to_local())
+            else:
+                weight.copy_(whole)
+
+
+def _scale(model: nn.Module, adapters: LoraSpec) -> None:
+    """Multiply what adapters compute by alpha / rank, whatever verl made of alpha."""
+    for module in model.modules():
+        if isinstance(module, LoraLayer):
+            module.scaling = dict.fromkeys(module.scaling, adapters.alpha / adapters.rank)
 
 
 def _drop_nothing(model: nn.Module) -> None:

@@ -9,18 +9,27 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch import Tensor
+from verl.utils.vllm import TensorLoRARequest
 from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightReceiver
 from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
+from vllm.model_executor.models.utils import WeightsMapper
 from vllm.platforms import current_platform
 
 from swarm.engine.local.cpu_kernels import pack_output_layer
 from swarm.engine.verl.transfer import WeightsDigest, of_this_change
+
+if not hasattr(WeightsMapper, "get_unstacked_mapper"):  # verl 0.9.1 asks for it by the name that vLLM had for it until 0.24
+    WeightsMapper.get_unstacked_mapper = WeightsMapper.get_rename_mapper
+
+_ONLY_ADAPTER = 1
+"""The number that vLLM gives to the adapter it is started with."""
 
 
 class ReplicaWorker(vLLMColocateWorkerExtension):  # type: ignore[misc]
     """Mixed into vLLM's worker class; called over `collective_rpc`."""
 
     model_runner: Any
+    add_lora: Callable[[Any], bool]
     _digest: WeightsDigest
     _word: str
 
@@ -40,10 +49,10 @@ class ReplicaWorker(vLLMColocateWorkerExtension):  # type: ignore[misc]
         *,
         word: str,
     ) -> None:
-        """Receive the ranks' weights and load them. word: of this change of weights alone."""
+        """Receive the ranks' weights and load them. word: of this change of weights alone. peft_config: they are those of adapters."""
         self._word = word
         self._digest = WeightsDigest()
-        if current_platform.is_cpu():
+        if current_platform.is_cpu() and peft_config is None:
             self._reload(use_shm)
         else:
             super().update_weights_from_ipc(peft_config, base_sync_done, use_shm)
@@ -51,10 +60,24 @@ class ReplicaWorker(vLLMColocateWorkerExtension):  # type: ignore[misc]
     def _get_zmq_handle(self) -> str:
         return of_this_change(super()._get_zmq_handle(), self._word)
 
-    def _update_weights(self, weights: Iterable[tuple[str, Tensor]], **fields: Any) -> None:
+    def _update_weights(
+        self, weights: Iterable[tuple[str, Tensor]], peft_config: dict[str, Any] | None, base_sync_done: bool
+    ) -> None:
         received = list(weights)
         self._digest.add(received)
-        super()._update_weights(received, **fields)
+        if peft_config is None:
+            super()._update_weights(received, peft_config, base_sync_done)
+            return
+        adapter = TensorLoRARequest(
+            lora_name="trained",
+            lora_int_id=_ONLY_ADAPTER,
+            lora_path="the ranks",
+            peft_config=peft_config,
+            lora_tensors=dict(received),
+            load_inplace=True,  # requests that run go on with it
+        )
+        if not self.add_lora(adapter):
+            raise RuntimeError("vLLM did not take the adapters")
 
     def _reload(self, use_shm: bool) -> None:
         """vLLM's CPU backend has packed its linear layers, so that weights go in through its layer-wise reload alone."""

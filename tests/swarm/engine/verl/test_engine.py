@@ -11,6 +11,7 @@ import signal
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -65,14 +66,60 @@ async def engine(
         await made.shutdown()
 
 
+def spec_of(engine: VerlEngine, **fields: Any) -> RunSpec:
+    made = RunSpec.model_validate({"batch": {"group_size": 4}, "optimizer": {"learning_rate": 1e-3}} | fields)
+    return made.computed_in(engine.info.dtype)
+
+
+def adapters_spec(engine: VerlEngine) -> RunSpec:
+    parameters = {"rank": 4, "alpha": 8.0, "targets": ["q_proj", "v_proj", "down_proj"]}
+    return spec_of(engine, parameters=parameters, optimizer={"learning_rate": 1e-2})
+
+
 @pytest.fixture
 def run_spec(engine: VerlEngine) -> RunSpec:
-    spec = RunSpec.model_validate({"batch": {"group_size": 4}, "optimizer": {"learning_rate": 1e-3}})
-    return spec.computed_in(engine.info.dtype)
+    return spec_of(engine)
 
 
 class TestVerlEngine(EngineContract):
     """What every engine keeps."""
+
+
+class TestVerlAdapters(EngineContract):
+    """The same with adapters, for which ranks and replicas are started anew once."""
+
+    @pytest.fixture
+    def run_spec(self, engine: VerlEngine) -> RunSpec:
+        return adapters_spec(engine)
+
+
+class TestVerlGspo(EngineContract):
+    """The same with ratios of whole calls."""
+
+    @pytest.fixture
+    def run_spec(self, engine: VerlEngine) -> RunSpec:
+        return spec_of(engine, algorithm={"name": "gspo", "importance_correction": "truncated_call"})
+
+
+async def test_adapters_are_served_as_they_are_trained_and_leave_the_hosted_weights_alone(
+    engine: VerlEngine, run_spec: RunSpec, tmp_path: Path
+) -> None:
+    body = chat("Say red", seed=5, temperature=0.0)
+    await engine.open_run(RunContext(run_id="run-whole", branch=0, spec=run_spec, directory=tmp_path / "whole"))
+    hosted = (await engine.sample(request(body))).choices[0]
+    spec = adapters_spec(engine)
+    await engine.open_run(RunContext(run_id="run-adapted", branch=0, spec=spec, directory=tmp_path / "adapted"))
+    began = (await engine.sample(request(body))).choices[0]
+    assert began.sampled_ids == hosted.sampled_ids
+    for step in (1, 2):
+        outcome = await engine.train(await batch_of(engine, spec, step))
+        assert outcome.metrics["logprob_mismatch_mean"] < MEAN_TOLERANCE
+        await engine.serve(WeightsVersion(run_id="run-adapted", branch=0, step=step))
+    changed = (await engine.sample(request(body))).choices[0]
+    assert changed.logprobs != began.logprobs
+    await engine.open_run(RunContext(run_id="run-whole", branch=0, spec=run_spec, directory=tmp_path / "whole"))
+    again = (await engine.sample(request(body))).choices[0]
+    assert (again.sampled_ids, again.logprobs) == (hosted.sampled_ids, hosted.logprobs)
 
 
 async def test_recorded_log_probabilities_are_the_ranks_before_and_after_a_step(
@@ -133,7 +180,7 @@ async def test_what_the_ranks_cannot_do_is_refused_when_the_run_is_opened(
 ) -> None:
     for fields, said in (
         ({"dtype": "float32"}, "--dtype"),
-        ({"parameters": {"rank": 4}}, "'full'"),
+        ({"parameters": {"rank": 4, "targets": ["q_porj"]}}, "did you mean 'q_proj'"),
         ({"optimizer": {"name": "adafactor"}}, "'adamw'"),
         ({"algorithm": {"name": "ppo"}}, "trains no critic"),
     ):

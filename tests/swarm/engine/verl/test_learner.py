@@ -7,6 +7,7 @@ import json
 import math
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,12 +15,15 @@ import torch
 from torch import Tensor
 
 from foundation.clock import SystemClock
+from swarm.engine.local import checkpoints as of_any_engine
 from swarm.engine.local.forward import Policy
 from swarm.engine.local.learner import Learner as LocalLearner
 from swarm.engine.seam import TrainBatch, TrainingRefused
+from swarm.engine.training.checkpoints import folder_of
 from swarm.models.folder import ModelFolder
 from tests.swarm.engine.batches import batch, branching_batch, call, episode, group
 from tests.swarm.engine.plain_grpo import PlainGrpo
+from tests.swarm.engine.verl.handing_over import assert_goes_on, write_checkpoint
 
 pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("verl") is None, reason="needs verl: `make verl`"),
@@ -43,7 +47,7 @@ def learner(tiny_llama: ModelFolder, cpu_platform: None, tmp_path_factory: pytes
 
 @pytest.fixture
 def fresh(learner: Any) -> Any:
-    learner._cluster.all_ranks("to_start", 1)
+    learner._cluster.all_ranks("to_start", 1, 1)
     return learner
 
 
@@ -122,7 +126,7 @@ def test_turns_are_computed_once_and_shared_prompts_are_not(fresh: Any) -> None:
 def test_the_same_step_from_the_same_weights_is_the_same_bit_for_bit(fresh: Any) -> None:
     made = branching_batch(optimizer={"learning_rate": 1e-3, "minibatches": 2, "epochs": 2})
     once = fresh.learn(made).metrics
-    fresh._cluster.all_ranks("to_start", 1)
+    fresh._cluster.all_ranks("to_start", 1, 1)
     again = fresh.learn(made).metrics
     assert {**once, "train_s": 0} == {**again, "train_s": 0}
 
@@ -134,13 +138,21 @@ def test_kl_to_the_first_weights_is_seen_once_they_moved(fresh: Any) -> None:
 
 def test_tokens_are_measured_before_the_first_minibatch_moves_the_weights(fresh: Any) -> None:
     whole = fresh.learn(branching_batch(algorithm={"kl": 0.01})).metrics
-    fresh._cluster.all_ranks("to_start", 1)
+    fresh._cluster.all_ranks("to_start", 1, 1)
     cut = fresh.learn(
         branching_batch(algorithm={"kl": 0.01}, optimizer={"learning_rate": 1e-3, "minibatches": 3})
     ).metrics
     assert cut["kl_to_start"] == pytest.approx(0, abs=1e-6)
     for name in ("entropy", "logprob_mismatch_mean", "logprob_mismatch_max", "tokens_trained"):
         assert cut[name] == pytest.approx(whole[name], rel=1e-4)
+
+
+def test_the_local_engine_goes_on_from_a_ranks_checkpoint(fresh: Any, tiny_llama: ModelFolder, tmp_path: Path) -> None:
+    write_checkpoint(fresh, tmp_path, "full")
+    assert_goes_on(fresh, Policy.load(tiny_llama.path), tmp_path, "full")
+    fresh._cluster.all_ranks("load_checkpoint", str(folder_of(tmp_path, 1)))
+    hashed = {name: shard for name, shard in fresh._cluster.rank._shards().items()}
+    assert of_any_engine.fingerprint(tmp_path, 1) == of_any_engine.hash_tensors(hashed)
 
 
 def test_equal_rewards_train_nothing_and_are_looked_at(fresh: Any) -> None:

@@ -1,0 +1,89 @@
+"""Checkpoints that verl's ranks wrote in parts, put together by one process: as if it had written them itself.
+
+Needs torch alone: no verl, no group of ranks, no GPU. Weights and moments are float32, under the names of the model without its adapters'
+wrapper.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Shard
+
+from swarm.engine.seam import EngineError
+from swarm.engine.training.checkpoints import rank_file
+
+_WRAPPER = "base_model.model."
+"""What peft puts before the names of an adapted model."""
+
+
+def gathered(folder: Path, ranks: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """(the trained weights by name, their moments by `name/kind`) of a checkpoint that was found whole.
+
+    Raises: EngineError for parts that do not make up a model, OSError.
+    """
+    models, optimizers = (
+        [_loaded(folder / rank_file(kind, ranks, rank)) for rank in range(ranks)] for kind in ("model", "optim")
+    )
+    names = _own_names(models[0])
+    weights = {name: _whole([model[name] for model in models]) for name in names}
+    moments = {
+        f"{_bare(name)}/{kind}": _whole([optimizer["state"][index][kind] for optimizer in optimizers])
+        for name, index in _indices(names, optimizers[0], folder).items()
+        for kind in optimizers[0]["state"][index]
+    }
+    return {_bare(name): weight for name, weight in weights.items()}, moments
+
+
+def _loaded(file: Path) -> dict[str, Any]:
+    """Nothing but tensors and plain values is taken from a file."""
+    found: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+    return found
+
+
+def _own_names(model: Mapping[str, Any]) -> list[str]:
+    """Names of the parameters, each once: of tied ones the first, as the optimiser counts them."""
+    seen: set[int] = set()
+    names = []
+    for name, weight in model.items():
+        if isinstance(weight, DTensor) and (place := _part(weight).data_ptr()) not in seen:
+            seen.add(place)
+            names.append(name)
+    return names
+
+
+def _indices(names: Sequence[str], optimizer: Mapping[str, Any], folder: Path) -> dict[str, int]:
+    """Under which numbers the optimiser keeps their moments: it counts frozen weights too, whose files the ranks do not write."""
+    kept = sorted(optimizer["state"])
+    if len(names) == sum(len(group["params"]) for group in optimizer["param_groups"]):
+        return {name: index for index, name in enumerate(names) if index in optimizer["state"]}
+    if kept and len(kept) != len(names):
+        raise EngineError(f"the optimiser's parts in {folder} are of {len(kept)} weights, the model's of {len(names)}")
+    return dict(zip(names, kept, strict=False))
+
+
+def _whole(parts: Sequence[Tensor]) -> Tensor:
+    first = parts[0]
+    if not isinstance(first, DTensor):
+        return first
+    (placement,) = first.placements
+    if not isinstance(placement, Shard):
+        return _part(first)
+    whole = torch.cat([_part(part) for part in parts], placement.dim)
+    if whole.shape != first.shape:
+        raise EngineError(f"parts of a weight make up {tuple(whole.shape)} and not {tuple(first.shape)}")
+    return whole
+
+
+def _part(weight: Tensor) -> Tensor:
+    """What one rank holds of it."""
+    part: Tensor = getattr(weight, "_local_tensor", weight)
+    return part
+
+
+def _bare(name: str) -> str:
+    return name.removeprefix(_WRAPPER)
