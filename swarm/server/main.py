@@ -60,7 +60,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--enable-sleep-mode",
         action="store_true",
         default=None,
-        help="local, on a GPU: inference sleeps while a step is trained, and leaves its memory (docs/gpu.md)",
+        help="on GPUs, local and verl: inference sleeps while a step is trained, and leaves its memory (docs/gpu.md, docs/verl.md)",
     )
     parser.add_argument("--host", default="127.0.0.1", help="other than loopback needs tokens (default 127.0.0.1)")
     parser.add_argument("--port", type=port, default=DEFAULT_PORT, help="0 takes a free one (default %(default)s)")
@@ -113,7 +113,21 @@ def _add_verl_options(parser: argparse.ArgumentParser) -> None:
         "--verl-kv-cache-gib", type=float, metavar="N", help="instead: keys and values of a replica, in GiB per device"
     )
     group.add_argument(
-        "--verl-tokens-per-rank", type=count, metavar="N", help="tokens of one micro-batch (default 16384)"
+        "--verl-tokens-per-rank",
+        type=count,
+        metavar="N",
+        help="tokens of one micro-batch (default 4096, or --max-model-len where that is more)",
+    )
+    group.add_argument(
+        "--verl-offload",
+        nargs="+",
+        choices=("parameters", "optimizer"),
+        help="what ranks keep in the machine's memory while they do not compute with it",
+    )
+    group.add_argument(
+        "--verl-fused-kernels",
+        choices=("torch", "triton"),
+        help="log-probabilities without the whole distribution over tokens in memory, by verl's kernels (triton: on GPUs)",
     )
 
 
@@ -163,7 +177,12 @@ def _settings(args: argparse.Namespace) -> Settings:
     )
 
 
-_ENGINES_OF = {"device": ["local"], "enable_sleep_mode": ["local"], "ray_address": ["verl"], "dtype": ["local", "verl"]}
+_ENGINES_OF = {
+    "device": ["local"],
+    "enable_sleep_mode": ["local", "verl"],
+    "ray_address": ["verl"],
+    "dtype": ["local", "verl"],
+}
 
 
 def _refuse_strange_options(args: argparse.Namespace) -> None:
@@ -238,6 +257,9 @@ def _verl(args: argparse.Namespace, folder: ModelFolder) -> MakeEngine:
         sampling_memory=args.verl_sampling_memory,
         kv_cache_bytes=None if args.verl_kv_cache_gib is None else int(args.verl_kv_cache_gib * (1 << 30)),
         tokens_per_rank=args.verl_tokens_per_rank,
+        sleep=args.enable_sleep_mode,
+        offload=None if args.verl_offload is None else frozenset(args.verl_offload),
+        fused_kernels=args.verl_fused_kernels,
     )
     return lambda state, clock: VerlEngine(folder, layout, logs=state.logs_dir, clock=clock)
 

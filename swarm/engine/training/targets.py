@@ -9,17 +9,22 @@ from foundation.nearest import nearest
 from swarm.engine.machine import stored_shapes
 from swarm.engine.seam import EngineError
 
-_WEIGHT = "weight"
+_WEIGHT = ".weight"
+
+
+def layer_shapes(model_dir: Path) -> dict[str, tuple[int, int]]:
+    """[out, in] of each linear layer in the body of a model, by the name that its files have for it. Raises: EngineError."""
+    found: dict[str, tuple[int, int]] = {}
+    for name, shape in stored_shapes(model_dir).items():
+        in_body = any(part.isdecimal() for part in name.split("."))
+        if in_body and name.endswith(_WEIGHT) and len(shape) == 2:
+            found[name.removesuffix(_WEIGHT)] = (shape[0], shape[1])
+    return found
 
 
 def linear_layers(model_dir: Path) -> set[str]:
-    """Names of the linear layers in the body of a model, as its files name their weights. Raises: EngineError."""
-    found: set[str] = set()
-    for name, shape in stored_shapes(model_dir).items():
-        *path, layer, kind = name.split(".")
-        if kind == _WEIGHT and len(shape) == 2 and any(part.isdecimal() for part in path):
-            found.add(layer)
-    return found
+    """What these layers are called within their part of the model. Raises: EngineError."""
+    return {name.rpartition(".")[2] for name in layer_shapes(model_dir)}
 
 
 def require_layers(targets: Collection[str], known: Collection[str]) -> None:

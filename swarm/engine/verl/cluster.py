@@ -5,12 +5,15 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 import ray
+from ray._private.state import available_resources_per_node
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from tensordict import TensorDict
 from verl.plugin.platform import get_platform
@@ -19,7 +22,7 @@ from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, Ra
 from foundation.paths import packages_root
 from swarm.engine.seam import EngineError
 from swarm.engine.training.limits import GRACE_S
-from swarm.engine.verl.config import verl_config
+from swarm.engine.verl.config import BUCKET_BYTES, verl_config
 from swarm.engine.verl.replica import Replicas
 from swarm.engine.verl.settings import ON_EVERY_NODE, VerlSettings
 from swarm.engine.verl.worker import RankWorker
@@ -31,6 +34,35 @@ _NODE_ENVIRONMENT = ON_EVERY_NODE | {"PYTHONPATH": f"{packages_root()}{os.pathse
 """Workers of a cluster that runs already have the environment of their node, not the driver's. Ray puts the node's own PYTHONPATH
 behind ours, which is of no effect where there is no such folder."""
 _ROLE = "actor_rollout"
+
+
+_LOOKS, _LOOK_EVERY_S = 16, 2.0
+"""How often, and how far apart, is looked for free devices on a cluster that runs already."""
+_SHARED_BYTES = 64 << 20
+"""Shared memory of a rank whose weights go to its replica on the device: NCCL's buffers and vLLM's queues."""
+
+
+def lacking_devices(settings: VerlSettings, devices: Mapping[str, tuple[int, int]]) -> str | None:
+    """Why these ranks cannot be placed; None: they can. devices: by node, how many are free of how many."""
+    enough = [name for name, (free, _) in devices.items() if free >= settings.ranks_per_node]
+    if len(enough) >= settings.nodes:
+        return None
+    listed = ", ".join(f"{name} {free} of {there}" for name, (free, there) in sorted(devices.items())) or "none at all"
+    return (
+        f"{settings.nodes} node(s) with {settings.ranks_per_node} free device(s) were asked for, and the Ray cluster has {len(enough)} "
+        f"(free: {listed}); end what uses the others (`ray status`), start more nodes, or lower --verl-nodes or --verl-ranks"
+    )
+
+
+def require_shared_memory(free: Sequence[tuple[str, int]], ranks_per_node: int) -> None:
+    """free: of each rank, its node and how many bytes of shared memory that has left. Raises: EngineError where they are too few."""
+    needed = ranks_per_node * (_SHARED_BYTES if get_platform().is_ipc_supported() else BUCKET_BYTES)
+    for node, size in free:
+        if size < needed:
+            raise EngineError(
+                f"/dev/shm of {node} has {size >> 20} MiB free, and {ranks_per_node} rank(s) need {needed >> 20} MiB of it: make it "
+                "larger (docker run --shm-size=8g, or mount -o remount,size=8g /dev/shm)"
+            )
 
 
 class ClusterLost(Exception):
@@ -56,6 +88,7 @@ class Cluster:
         made = RayClassWithInitArgs(cls=ray.remote(RankWorker), config=config.actor_rollout_ref, role=_ROLE)
         device = get_platform().device_name
         self._ranks = RayWorkerGroup(resource_pool=pool, ray_cls_with_init=made, device_name=device)
+        require_shared_memory(self._got(self._ranks.free_shared_memory(), None), self.settings.ranks_per_node)
         self._ranks.init_model()
         self._replicas = Replicas.create(config=config, worker_group=self._ranks)
         self._servers = [replica.server_handle for replica in self._replicas.get_replicas()]
@@ -63,6 +96,10 @@ class Cluster:
     def _connect(self) -> None:
         """To a cluster that is there, or to one of this machine's own, which ends with this process."""
         settings, platform = self.settings, get_platform()
+        if settings.fused_kernels == "triton" and self.device == "cpu":
+            raise EngineError(
+                "--verl-fused-kernels triton is for GPUs, and there is none: choose torch, or leave it out"
+            )
         if settings.ray_address is not None:
             ray.init(
                 address=settings.ray_address,
@@ -70,6 +107,7 @@ class Cluster:
                 logging_level=logging.WARNING,
                 log_to_driver=True,
             )
+            self._await_devices()
             return
         if settings.nodes > 1:
             raise EngineError(f"{settings.nodes} nodes need a Ray cluster: start one and name it with --ray-address")
@@ -84,6 +122,24 @@ class Cluster:
             include_dashboard=False,
             logging_level=logging.WARNING,
         )
+
+    def _await_devices(self) -> None:
+        """Those of an earlier driver of ours are free a while after its end. Raises: EngineError when there are too few."""
+        resource = get_platform().ray_resource_name()
+        for _ in range(_LOOKS):
+            nodes = [node for node in ray.nodes() if node["Alive"]]
+            free = available_resources_per_node()
+            devices = {
+                f"{node['NodeManagerHostname']}": (
+                    int(free.get(node["NodeID"], {}).get(resource, 0)),
+                    int(node["Resources"].get(resource, 0)),
+                )
+                for node in nodes
+            }
+            if (lacking := lacking_devices(self.settings, devices)) is None:
+                return
+            time.sleep(_LOOK_EVERY_S)
+        raise EngineError(lacking)
 
     @property
     def addresses(self) -> list[str]:
@@ -150,6 +206,15 @@ class Cluster:
         """Stop sampling everywhere; how many tokens each request has, by vLLM's own id."""
         counts = self._got([server.freeze.remote() for server in self._servers])
         return {name: count for part in counts for name, count in part.items()}
+
+    @contextmanager
+    def replicas_asleep(self) -> Iterator[None]:
+        """Inside, the devices' memory is the ranks' alone. Calls wait, and go on where they were."""
+        self._got([server.fall_asleep.remote() for server in self._servers])
+        try:
+            yield
+        finally:
+            self._got([server.wake_up.remote() for server in self._servers])
 
     def send_weights(self, step: int) -> str:
         """From the ranks to the replicas; returns their digest. Weights that arrived changed must not be sampled from."""

@@ -13,7 +13,7 @@ from swarm.engine.verl.settings import VerlSettings
 from swarm.protocol.runspec import LoraSpec
 
 _NARROW = {"bfloat16": "bf16", "float32": "fp32"}
-_BUCKET_MIB = 512
+BUCKET_BYTES = 512 << 20
 """Weights go over in parts of this size, in memory that both sides share."""
 
 
@@ -71,6 +71,8 @@ def _model(settings: VerlSettings) -> dict[str, Any]:
         "path": str(settings.model_dir),
         "use_remove_padding": flash,
         "enable_gradient_checkpointing": not on_cpu(),
+        "use_fused_kernels": settings.fused_kernels is not None,
+        "fused_kernel_options": {"impl_backend": settings.fused_kernels or "torch"},
         "override_config": {"attn_implementation": "flash_attention_2" if flash else "sdpa"},
     }
 
@@ -82,6 +84,8 @@ def _engine(settings: VerlSettings) -> dict[str, Any]:
         "strategy": "fsdp2",
         "model_dtype": "fp32",
         "use_torch_compile": not on_cpu(),
+        "param_offload": "parameters" in settings.offload,
+        "optimizer_offload": "optimizer" in settings.offload,
         "entropy_checkpointing": True,
         "entropy_from_logits_with_chunking": True,
         "mixed_precision": {"param_dtype": narrow, "reduce_dtype": "fp32", "buffer_dtype": "fp32"},
@@ -107,7 +111,7 @@ def _actor(settings: VerlSettings) -> dict[str, Any]:
 
 
 def _rollout(settings: VerlSettings) -> dict[str, Any]:
-    """`free_cache_engine` off: replicas go on sampling while the ranks train."""
+    """`free_cache_engine` off: whether replicas sleep while the ranks train is ours to say, and not in verl's order of things."""
     return {
         "name": "vllm",
         "n_gpus_per_node": settings.ranks_per_node,
@@ -115,7 +119,7 @@ def _rollout(settings: VerlSettings) -> dict[str, Any]:
         "tensor_model_parallel_size": settings.tensor_parallel,
         "gpu_memory_utilization": settings.sampling_memory,
         "free_cache_engine": False,
-        "enable_sleep_mode": False,
+        "enable_sleep_mode": settings.sleep and not on_cpu(),
         "enforce_eager": on_cpu(),
         "load_format": "auto",
         "max_model_len": settings.max_model_len,
@@ -128,7 +132,7 @@ def _rollout(settings: VerlSettings) -> dict[str, Any]:
         "log_prob_use_dynamic_bsz": True,
         "log_prob_max_token_len_per_gpu": settings.tokens_per_rank,
         "skip_tokenizer_init": False,
-        "checkpoint_engine": {"backend": "naive", "update_weights_bucket_megabytes": _BUCKET_MIB},
+        "checkpoint_engine": {"backend": "naive", "update_weights_bucket_megabytes": BUCKET_BYTES >> 20},
         "engine_kwargs": {"vllm": _vllm(settings)},
     }
 

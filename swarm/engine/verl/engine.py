@@ -38,7 +38,15 @@ from swarm.engine.training.checkpoints import require_whole
 from swarm.engine.training.handle import TrainerHandle
 from swarm.engine.training.supervisor import BackOff, ChildCommand, HungStatus
 from swarm.engine.training.targets import linear_layers, require_layers
-from swarm.engine.verl.settings import HUNG_STATUS, LOOK_EVERY_S, ON_EVERY_NODE, VerlSettings, adapters_of
+from swarm.engine.verl.settings import (
+    HUNG_STATUS,
+    LOOK_EVERY_S,
+    ON_EVERY_NODE,
+    FusedKernels,
+    Offloaded,
+    VerlSettings,
+    adapters_of,
+)
 from swarm.models.folder import ModelFolder
 from swarm.protocol.episodes import WeightsVersion
 from swarm.protocol.runspec import ComputeType
@@ -60,6 +68,9 @@ class VerlLayout:
     sampling_memory: float | None = None
     kv_cache_bytes: int | None = None
     tokens_per_rank: int | None = None
+    sleep: bool | None = None
+    offload: frozenset[Offloaded] | None = None
+    fused_kernels: FusedKernels | None = None
 
     def settings(self, model: ModelFolder) -> VerlSettings:
         """Raises: EngineError when the layout does not add up, or the model cannot hold `max_model_len`."""

@@ -10,6 +10,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 from verl.utils import tensordict_utils as verl_tensors
+from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_partitions
 
 from foundation.clock import Clock
 from foundation.ids import derived_seed
@@ -26,7 +27,7 @@ from swarm.engine.training.selection import (
 )
 from swarm.engine.tree import Branch
 from swarm.engine.verl.config import packed
-from swarm.engine.verl.timelines import Row, filled_up, merged, side_by_side
+from swarm.engine.verl.timelines import Row, by_temperature, filled_up, merged, side_by_side
 from swarm.engine.verl.token_loss import TokenLoss
 from swarm.protocol.runspec import RunSpec
 
@@ -139,11 +140,21 @@ class Learner:
     def _passes(self, rows: Sequence[Row]) -> list[TensorDict]:
         """What the ranks are given at a time, as many rows to each.
 
-        verl itself cuts rows that are packed; of rows that are padded it counts the tokens without their padding.
+        verl itself cuts rows that are packed; of rows that are padded it counts the tokens without their padding. Its fused kernels
+        know one temperature at a time.
         """
         settings = self._cluster.settings
-        parts = [rows] if self._packed else side_by_side(rows, ranks=settings.ranks, tokens=settings.tokens_per_rank)
-        return [tensors_of(filled_up(part, settings.ranks), pad_token=self._pad_token) for part in parts]
+        fused = settings.fused_kernels is not None
+        made: list[TensorDict] = []
+        for alike in by_temperature(rows) if fused else [rows] if rows else []:
+            parts = (
+                [alike] if self._packed else side_by_side(alike, ranks=settings.ranks, tokens=settings.tokens_per_rank)
+            )
+            for part in parts:
+                shared = filled_up(part, settings.ranks)
+                shared = balanced(shared, settings.ranks) if self._packed else shared
+                made.append(tensors_of(shared, pad_token=self._pad_token, one_temperature=fused))
+        return made
 
     def _read(self, method: str, batch: TensorDict) -> TensorDict:
         """What the current weights, or the first ones, say of the rows; no gradient."""
@@ -192,20 +203,29 @@ def jagged(columns: Sequence[Tensor]) -> Tensor:
     return torch.nested.as_nested_tensor(list(columns), layout=torch.jagged)
 
 
-def tensors_of(rows: Sequence[Row], *, pad_token: int) -> TensorDict:
-    """A batch for verl's workers. Later columns (old, start) are added with `with_column`."""
+def balanced(rows: Sequence[Row], ranks: int) -> list[Row]:
+    """The rows in another order, in which equally long runs of it take about equally long: one for each rank, by verl's own measure."""
+    work = calculate_workload(torch.tensor([len(row.ids) for row in rows])).tolist()
+    parts = get_seqlen_balanced_partitions(work, ranks, equal_size=True)
+    return [rows[index] for part in parts for index in part]
+
+
+def tensors_of(rows: Sequence[Row], *, pad_token: int, one_temperature: bool = False) -> TensorDict:
+    """A batch for verl's workers. Later columns (old, start) are added with `with_column`. one_temperature: as a number, not by row."""
     columns = {
         "input_ids": jagged([torch.tensor(row.ids) for row in rows]),
         "position_ids": jagged([torch.arange(len(row.ids)) for row in rows]),
         "loss_mask": jagged([_before(row.mask) for row in rows]),
-        "temperature": torch.tensor([row.temperature for row in rows]),
     }
+    common: dict[str, Any] = {"calculate_entropy": True, "pad_token_id": pad_token, "global_batch_size": len(rows)}
+    if one_temperature:
+        common["temperature"] = rows[0].temperature
+    else:
+        columns["temperature"] = torch.tensor([row.temperature for row in rows])
     for name in COLUMNS:
         columns[name] = jagged([_before(getattr(row, name)) for row in rows])
     columns["call"] = jagged([torch.tensor([*row.call[1:], 0]) for row in rows])
-    batch: TensorDict = verl_tensors.get_tensordict(
-        columns, non_tensor_dict={"calculate_entropy": True, "pad_token_id": pad_token, "global_batch_size": len(rows)}
-    )
+    batch: TensorDict = verl_tensors.get_tensordict(columns, non_tensor_dict=common)
     return batch
 
 

@@ -14,12 +14,16 @@ from pathlib import Path
 from typing import Any
 
 import ray
+import torch
 from safetensors.torch import save_file
+from torch import Tensor
 from verl.workers.rollout.llm_server import LLMServerManager
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
 
-from swarm.engine.local.adapters import CONFIG_FILE, WEIGHTS_FILE, folder_config
+from swarm.engine.local.adapters import CONFIG_FILE, WEIGHTS_FILE, folder_config, folder_weights
+from swarm.engine.training.targets import layer_shapes
 from swarm.engine.verl.config import configured_adapters
+from swarm.protocol.runspec import LoraSpec
 
 _EXTENSION = "swarm.engine.verl.worker_extension.ReplicaWorker"
 _MIDDLEWARE = "swarm.engine.verl.replica.KeyRequired"
@@ -54,7 +58,7 @@ class ReplicaServer(vLLMHttpServer):  # type: ignore[misc]
         if adapters is None:
             return
         (self._blank / CONFIG_FILE).write_text(json.dumps(folder_config(adapters, "hosted")))
-        save_file({}, self._blank / WEIGHTS_FILE)
+        save_file(_one_blank_layer(Path(self.model_config.local_path), adapters), self._blank / WEIGHTS_FILE)
         name = engine_kwargs["served_model_name"]
         engine_kwargs["lora_modules"] = {"name": name, "path": str(self._blank)}
         engine_kwargs["max_cpu_loras"] = 1
@@ -73,6 +77,14 @@ class ReplicaServer(vLLMHttpServer):  # type: ignore[misc]
         await self.engine.pause_generation(mode="keep", clear_cache=False)
         counts: list[dict[str, int]] = await self.engine.collective_rpc(method="sampled_counts")
         return counts[0]
+
+    async def fall_asleep(self) -> None:
+        """Stop every request where it is, drop keys and values, and give up the device's memory; a processor's is kept."""
+        await self.engine.sleep(level=1, mode="keep")
+
+    async def wake_up(self, tags: list[str] | None = None) -> None:
+        """Undo it; requests compute their keys and values anew."""
+        await self.engine.wake_up(tags=tags)
 
     async def forget(self) -> str:
         """Drop keys and values of the old weights, also of frozen requests; returns the digest of the new weights.
@@ -98,6 +110,16 @@ class ReplicaServer(vLLMHttpServer):  # type: ignore[misc]
     def _get_override_generation_config(self) -> dict[str, Any]:
         """None: a request says how it is sampled."""
         return {}
+
+
+def _one_blank_layer(model_dir: Path, adapters: LoraSpec) -> dict[str, Tensor]:
+    """Adapters of one layer that add nothing: vLLM does not start with none at all."""
+    shapes = layer_shapes(model_dir)
+    name, (outputs, inputs) = next(
+        (name, shape) for name, shape in shapes.items() if name.rpartition(".")[2] in adapters.targets
+    )
+    parts = {"A": torch.zeros(adapters.rank, inputs), "B": torch.zeros(outputs, adapters.rank)}
+    return folder_weights({f"{name}.lora_{part}.weight": weight for part, weight in parts.items()})
 
 
 class Replica(vLLMReplica):  # type: ignore[misc]

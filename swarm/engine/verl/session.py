@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 
 from foundation.clock import Clock
 from foundation.ids import derived_seed
-from swarm.engine.seam import EngineError
+from swarm.engine.seam import EngineError, StepOutcome, TrainBatch
 from swarm.engine.training.channel import Command, OpenRun, Publish, Reply, Resume
 from swarm.engine.training.checkpoints import Checkpoint, TrainerState, folder_of
 from swarm.engine.training.session import TrainingSession
@@ -29,25 +30,32 @@ class VerlSession(TrainingSession[Checkpoint]):
     def carry_out(self, command: Command) -> Reply:
         match command:
             case Publish():
-                return Reply(step=command.step, counts=self.publish(command.step))
+                counts, digest = self.publish(command.step)
+                return Reply(step=command.step, counts=counts, checksum=digest)
             case Resume():
                 self._cluster.go_on()
                 return Reply()
         return super().carry_out(command)
 
-    def publish(self, step: int) -> dict[str, int]:
-        """Freeze sampling and bring the weights into the replicas; what each request had sampled until then.
+    def train(self, batch: TrainBatch) -> StepOutcome:
+        """See `Engine.train`; the replicas sleep meanwhile where they are meant to."""
+        with self._cluster.replicas_asleep() if self._cluster.settings.sleep else nullcontext():
+            return super().train(batch)
 
+    def publish(self, step: int) -> tuple[dict[str, int], str | None]:
+        """Freeze sampling and bring the weights into the replicas.
+
+        Returns: what each request had sampled until then, and the digest of the weights; None where the replicas had them already.
         Raises: EngineError when the weights stand at another step.
         """
         self._open()
         if step != self._step:
             raise EngineError(f"weights of step {step} are to be served, but the trainer stands at step {self._step}")
-        counts = self._cluster.freeze()
+        counts, digest = self._cluster.freeze(), None
         if step or not self._start_is_served:
-            self._cluster.send_weights(step)
+            digest = self._cluster.send_weights(step)
         self._start_is_served = step == 0
-        return counts
+        return counts, digest
 
     def _require_supported(self, spec: RunSpec) -> None:
         if adapters_of(spec) != self._cluster.settings.adapters:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -13,6 +13,9 @@ from swarm.engine.training.limits import ModelWork
 from swarm.protocol.runspec import ComputeType, LoraSpec, RunSpec
 
 Count = Annotated[int, Field(ge=1)]
+Offloaded = Literal["parameters", "optimizer"]
+FusedKernels = Literal["torch", "triton"]
+LEAST_TOKENS = 4096
 LOOK_EVERY_S = 10.0
 """The driver asks its parts for a sign of life."""
 HUNG_STATUS = 75
@@ -45,7 +48,13 @@ class VerlSettings(StrictModel):
     """Share of each device's memory that its replica takes; it stays there while the ranks train."""
     kv_cache_bytes: Count | None = None
     """Instead of what `sampling_memory` leaves for keys and values."""
-    tokens_per_rank: Count = 16_384
+    sleep: bool = False
+    """Replicas give up the memory of their device while a step is trained, and calls wait."""
+    offload: frozenset[Offloaded] = frozenset()
+    """What of the ranks lies in the machine's memory while nothing is computed with it."""
+    fused_kernels: FusedKernels | None = None
+    """verl's kernels that make log-probabilities of hidden states without the whole distribution in memory; None: not used."""
+    tokens_per_rank: Count = Field(default_factory=lambda fields: _tokens_per_rank(fields))
     """Tokens of one micro-batch of one rank; at least `max_model_len`."""
 
     @model_validator(mode="after")
@@ -70,6 +79,12 @@ class VerlSettings(StrictModel):
     def silence_s(self, device: str) -> float:
         """How long a part that has nothing long to do may give no sign of life."""
         return self.work(device).silence_s(self.tokens_per_rank)
+
+
+def _tokens_per_rank(fields: dict[str, Any]) -> int:
+    """No more than one row takes, or what fills a device: activations and the distribution over tokens grow with them."""
+    longest: int = fields.get("max_model_len", LEAST_TOKENS)
+    return max(LEAST_TOKENS, longest)
 
 
 def adapters_of(spec: RunSpec) -> LoraSpec | None:

@@ -84,9 +84,17 @@ def merged(branches: Sequence[Branch], episodes: Sequence[str]) -> list[Row]:
 def filled_up(rows: Sequence[Row], multiple: int) -> list[Row]:
     """The rows, and as many without any use as make their number divisible: each rank gets equally many."""
     lacking = -len(rows) % multiple
-    blank = Row(temperature=1.0)
+    blank = Row(temperature=rows[0].temperature if rows else 1.0)
     blank._pass([0, 0])
     return [*rows, *[blank] * lacking]
+
+
+def by_temperature(rows: Sequence[Row]) -> list[list[Row]]:
+    """The rows, those of one temperature together."""
+    parts: dict[float, list[Row]] = {}
+    for row in rows:
+        parts.setdefault(row.temperature, []).append(row)
+    return list(parts.values())
 
 
 def side_by_side(rows: Sequence[Row], *, ranks: int, tokens: int) -> list[list[Row]]:

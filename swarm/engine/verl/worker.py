@@ -6,6 +6,8 @@ Runs inside Ray's actors. FSDP2 alone; parameters are float32, split over all ra
 from __future__ import annotations
 
 import math
+import platform
+import shutil
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,6 +22,7 @@ from verl.single_controller.base.decorator import Dispatch, make_nd_compute_data
 from verl.utils.fsdp_utils import fsdp2_clip_grad_norm_
 from verl.workers.engine_workers_tinker import TinkerActorRolloutRefWorker
 
+from foundation.paths import memory_dir
 from swarm.engine.local.adapters import folder_config
 from swarm.engine.verl.collective import on_all_or_none
 from swarm.engine.verl.config import configured_adapters
@@ -39,6 +42,11 @@ class RankWorker(TinkerActorRolloutRefWorker):  # type: ignore[misc]
             _scale(self.actor.engine.module, self._adapters)
         _drop_nothing(self.actor.engine.module)
         self._remember_start()
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)  # type: ignore[untyped-decorator]
+    def free_shared_memory(self) -> tuple[str, int]:
+        """The name of this rank's node, and the bytes of shared memory that it has left."""
+        return platform.node(), shutil.disk_usage(memory_dir()).free
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
     def to_start(self, seed: int, adapters_seed: int) -> None:
@@ -133,7 +141,9 @@ class RankWorker(TinkerActorRolloutRefWorker):  # type: ignore[misc]
             if ".lora_A." in name:
                 nn.init.kaiming_uniform_(whole, a=math.sqrt(5), generator=generator)
             if isinstance(weight, DTensor):
-                part = distribute_tensor(whole.to(weight.device), weight.device_mesh, weight.placements, src_data_rank=None)
+                part = distribute_tensor(
+                    whole.to(weight.device), weight.device_mesh, weight.placements, src_data_rank=None
+                )
                 weight.to_local().copy_(part.to_local())
             else:
                 weight.copy_(whole)

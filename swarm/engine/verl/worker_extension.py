@@ -18,7 +18,9 @@ from vllm.platforms import current_platform
 from swarm.engine.local.cpu_kernels import pack_output_layer
 from swarm.engine.verl.transfer import WeightsDigest, of_this_change
 
-if not hasattr(WeightsMapper, "get_unstacked_mapper"):  # verl 0.9.1 asks for it by the name that vLLM had for it until 0.24
+if not hasattr(
+    WeightsMapper, "get_unstacked_mapper"
+):  # verl 0.9.1 asks for it by the name that vLLM had for it until 0.24
     WeightsMapper.get_unstacked_mapper = WeightsMapper.get_rename_mapper
 
 _ONLY_ADAPTER = 1

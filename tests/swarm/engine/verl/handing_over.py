@@ -24,16 +24,12 @@ def write_checkpoint(
     """Of the rank, after one step."""
     made = branching_batch(parameters=parameters)
     learner.learn(made)
-    state = TrainerState(
-        run_id="run-1", branch=0, step=1, fingerprint=fingerprint, spec=made.spec, random_state="00"
-    )
+    state = TrainerState(run_id="run-1", branch=0, step=1, fingerprint=fingerprint, spec=made.spec, random_state="00")
     save = lambda folder: learner._cluster.all_ranks("save_checkpoint", str(folder))  # noqa: E731
     checkpoints.write(directory, state, save, ranks=1, keep=2)
 
 
-def assert_goes_on(
-    learner: Any, policy: Policy, directory: Path, parameters: Literal["full"] | LoraSpec
-) -> None:
+def assert_goes_on(learner: Any, policy: Policy, directory: Path, parameters: Literal["full"] | LoraSpec) -> None:
     """The checkpoint holds what the policy trains, and its next step is the rank's."""
     found = of_any_engine.read(directory, 1)
     assert found.weights.keys() == policy.trained.keys()

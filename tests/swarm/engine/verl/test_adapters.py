@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from foundation.clock import SystemClock
+from swarm.engine.local import checkpoints as of_any_engine
 from swarm.engine.local.forward import Policy
 from swarm.engine.local.learner import Learner as LocalLearner
-from swarm.engine.local import checkpoints as of_any_engine
 from swarm.engine.local.trained_model import export_adapter, export_model
 from swarm.engine.training.checkpoints import folder_of
 from swarm.models.folder import ModelFolder
@@ -98,9 +98,7 @@ def test_the_local_engine_goes_on_from_adapters_of_a_rank(fresh: Any, tiny_llama
     assert_goes_on(fresh, policy, tmp_path, ADAPTERS)
 
 
-def test_an_adapter_of_a_rank_is_exported_as_peft_reads_it(
-    fresh: Any, tiny_llama: ModelFolder, tmp_path: Path
-) -> None:
+def test_an_adapter_of_a_rank_is_exported_as_peft_reads_it(fresh: Any, tiny_llama: ModelFolder, tmp_path: Path) -> None:
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 

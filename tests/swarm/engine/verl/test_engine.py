@@ -15,17 +15,25 @@ from typing import Any
 
 import httpx
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 from foundation.clock import SystemClock
+from swarm.engine.local import checkpoints as of_any_engine
+from swarm.engine.local.adapters import folder_weights
+from swarm.engine.local.trained_model import Chat, export_model
+from swarm.engine.local.trainer import LocalTrainer
 from swarm.engine.seam import EngineDown, EngineError, EngineHealth, RunContext, TrainBatch, TrainerCrashed
+from swarm.engine.training.channel import Publish, Resume
 from swarm.engine.training.limits import LEAST_LIMIT_S
 from swarm.engine.verl.engine import VerlEngine, VerlLayout
+from swarm.engine.verl.transfer import WeightsDigest
 from swarm.models.folder import ModelFolder
 from swarm.protocol.episodes import WeightsVersion
 from swarm.protocol.runspec import RunSpec
 from tests.contracts.engine_contract import EngineContract, batch_of, chat, request, sampled_group, train_call
 from tests.swarm.engine.batches import branching_batch
-from tests.swarm.engine.plain_grpo import PlainGrpo
+from tests.swarm.engine.plain_grpo import PlainGrpo, distribution
 
 pytestmark = [
     pytest.mark.campaign,  # its boot alone takes a minute
@@ -57,6 +65,8 @@ async def engine(
         sampling_memory=0.05,
         kv_cache_bytes=64 << 20,
         tokens_per_rank=2048,
+        sleep=True,
+        offload=frozenset({"parameters", "optimizer"}),
     )
     made = VerlEngine(tiny_llama, layout, logs=tmp_path_factory.mktemp("verl") / "logs", clock=SystemClock())
     try:
@@ -144,6 +154,20 @@ async def test_two_ranks_take_the_step_of_plain_grpo(
     assert outcome.metrics["loss"] == pytest.approx(plain.loss, abs=1e-3)
 
 
+async def test_calls_go_on_where_they_were_when_replicas_slept_through_a_step(
+    engine: VerlEngine, run_spec: RunSpec, tmp_path: Path
+) -> None:
+    await engine.open_run(RunContext(run_id="run-asleep", branch=0, spec=run_spec, directory=tmp_path))
+    batch = await batch_of(engine, run_spec, 1)
+    body = chat("Tell a long story.", max_tokens=400, ignore_eos=True, seed=1, temperature=0.0)
+    alone = await engine.sample(request(body))
+    events = engine.stream(request(body))
+    ids = [token for choice in (await anext(aiter(events))).choices for token in choice.sampled_ids]
+    await engine.train(batch)
+    ids += [token async for event in events for choice in event.choices for token in choice.sampled_ids]
+    assert ids == alone.choices[0].sampled_ids
+
+
 async def test_a_call_over_a_change_of_weights_says_so_and_can_be_trained(
     engine: VerlEngine, run_spec: RunSpec, tmp_path: Path
 ) -> None:
@@ -199,6 +223,59 @@ async def test_a_checkpoint_is_whole_or_passed_over(engine: VerlEngine, run_spec
     broken.write_bytes(broken.read_bytes()[:-1] + b"x")
     assert await engine.open_run(run) == 1
     assert not [name for name in os.listdir(tmp_path) if name.startswith(".unfinished-")]
+
+
+@pytest.mark.parametrize("trained", ["adapters", "all weights"])
+async def test_a_checkpoint_is_the_model_that_the_replicas_serve_for_export_chat_and_replay(
+    engine: VerlEngine, run_spec: RunSpec, tiny_llama: ModelFolder, tmp_path: Path, trained: str
+) -> None:
+    spec = adapters_spec(engine) if trained == "adapters" else run_spec
+    run = RunContext(run_id="run-read", branch=0, spec=spec, directory=tmp_path / "run")
+    await engine.open_run(run)
+    await engine.train(await batch_of(engine, spec, 1))
+    await engine.checkpoint()
+    reply = await engine.driver.ask(Publish(step=1))
+    await engine.driver.ask(Resume())
+    found = of_any_engine.read(run.directory, 1)
+    served = folder_weights(found.weights) if trained == "adapters" else with_tied(tiny_llama.path, found.weights)
+    digest = WeightsDigest()
+    digest.add(served.items())
+    assert digest.hexdigest() == reply.checksum
+
+    await engine.serve(WeightsVersion(run_id="run-read", branch=0, step=1))
+    exported = export_model(tiny_llama, found, tmp_path / "exported")
+    sampled = await engine.sample(request(chat("Say red", seed=3)))
+    logp_S, _ = distribution(AutoModelForCausalLM.from_pretrained(exported.path), train_call("c", sampled))
+    mismatch = (logp_S - torch.tensor(sampled.choices[0].logprobs)).abs().mean()
+    assert float(mismatch) < MEAN_TOLERANCE
+
+    said = Chat.with_checkpoint(tiny_llama, found, system=None, temperature=0.0, max_tokens=4, seed=0)
+    assert "".join(said.answer("Say red")) is not None
+
+    second = await batch_of(engine, spec, 2)
+    expected = await engine.train(second)
+    trainer = LocalTrainer(
+        tiny_llama,
+        log_path=tmp_path / "trainer.log",
+        clock=SystemClock(),
+        on_health=lambda _: None,
+        dtype=engine.info.dtype,
+    )
+    try:
+        await trainer.boot()
+        assert await trainer.open_run(run, 1) == 1
+        again = await trainer.train(second)
+    finally:
+        await trainer.shutdown()
+    for name in ("loss", "grad_norm", "weights_change"):
+        assert again.metrics[name] == pytest.approx(expected.metrics[name], rel=0.05, abs=1e-3), name
+
+
+def with_tied(path: Path, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The weights with those that the model only knows under another name, as the ranks send them."""
+    model = AutoModelForCausalLM.from_pretrained(path)
+    by_place = {weight.data_ptr(): name for name, weight in model.named_parameters()}
+    return {name: weights[by_place[weight.data_ptr()]] for name, weight in model.state_dict().items()}
 
 
 async def test_weights_of_another_step_are_not_served(engine: VerlEngine, run_spec: RunSpec, tmp_path: Path) -> None:

@@ -45,3 +45,12 @@ def test_answers_of_two_ranks_are_joined_in_the_order_of_the_rows(cpu_platform: 
     joined = verl_tensors.concat_tensordict(answers)
     assert measured(joined)["loss"] == 0.5
     assert trained(batch, joined, "log_probs").tolist() == [2, 2, 10, 11, 2, 10, 2, 10, 11, 12]
+
+
+def test_rows_are_shared_out_so_that_ranks_have_equally_much_to_compute(cpu_platform: None) -> None:
+    from swarm.engine.verl.learner import balanced
+
+    given = [Row(temperature=1.0, ids=[0] * size) for size in (500, 400, 300, 200, 100, 100, 100, 100)]
+    made = balanced(given, 2)
+    assert sorted(map(id, made)) == sorted(map(id, given))
+    assert [sum(len(row.ids) for row in part) for part in (made[:4], made[4:])] == [900, 900]

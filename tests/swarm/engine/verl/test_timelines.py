@@ -9,7 +9,7 @@ import pytest
 from swarm.engine.seam import TrainCall, TrainingRefused
 from swarm.engine.training.selection import branches, select
 from swarm.engine.tree import Branch
-from swarm.engine.verl.timelines import Row, filled_up, merged, side_by_side
+from swarm.engine.verl.timelines import Row, by_temperature, filled_up, merged, side_by_side
 from tests.swarm.engine.batches import branching_batch, call
 
 
@@ -105,3 +105,9 @@ def test_rows_of_one_length_are_one_part() -> None:
     rows = [Row(temperature=1.0, ids=[0] * 512) for _ in range(64)]
     assert side_by_side(rows, ranks=2, tokens=16_384) == [rows]
     assert side_by_side([], ranks=2, tokens=16_384) == []
+
+
+def test_rows_of_one_temperature_come_together() -> None:
+    rows = [Row(temperature=temperature) for temperature in (1.0, 0.5, 1.0)]
+    assert [[row.temperature for row in part] for part in by_temperature(rows)] == [[1.0, 1.0], [0.5]]
+    assert filled_up([rows[1]], 2)[1].temperature == 0.5
