@@ -1,0 +1,66 @@
+"""The NVIDIA cards of this machine, as the driver describes them. Imports no torch and starts no CUDA."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_FIELDS = ("index", "name", "memory.total", "memory.free", "driver_version")
+_LIMIT_S = 20.0
+_MIB = 1 << 20
+NEWEST_CUDA_DRIVER = 580
+"""The first driver that runs CUDA 13, which torch and vLLM are built for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Card:
+    """One card. index: the driver's own. total, free: bytes of its memory. driver: as in "580.159.04"."""
+
+    index: int
+    name: str
+    total: int
+    free: int
+    driver: str
+
+    @property
+    def driver_is_new_enough(self) -> bool:
+        """Whether CUDA 13 runs on it."""
+        major = self.driver.partition(".")[0]
+        return major.isdecimal() and int(major) >= NEWEST_CUDA_DRIVER
+
+
+def cards(tool: str = "nvidia-smi") -> list[Card]:
+    """Every card of the machine, hidden ones too; empty where there is no driver, or it does not answer."""
+    program = shutil.which(tool)
+    if program is None:
+        return []
+    wanted = [program, f"--query-gpu={','.join(_FIELDS)}", "--format=csv,noheader,nounits"]
+    try:
+        answer = subprocess.run(wanted, capture_output=True, text=True, timeout=_LIMIT_S, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [card for line in answer.splitlines() if (card := _card(line)) is not None]
+
+
+def visible(found: Sequence[Card], named: str | None) -> list[Card]:
+    """The cards that a program sees, in its own order. named: CUDA_VISIBLE_DEVICES; None: it is not set.
+
+    Names that are no numbers (UUIDs, parts of a card) are passed over: what they hold is not known here.
+    """
+    if named is None:
+        return list(found)
+    by_index = {str(card.index): card for card in found}
+    return [by_index[name.strip()] for name in named.split(",") if name.strip() in by_index]
+
+
+def _card(line: str) -> Card | None:
+    """One line of the driver's answer; None for a card that does not say how much memory it has."""
+    parts = [part.strip() for part in line.split(",")]
+    if len(parts) != len(_FIELDS):
+        return None
+    index, name, total, free, driver = parts
+    if not (index.isdecimal() and total.isdecimal() and free.isdecimal()):
+        return None
+    return Card(index=int(index), name=name, total=int(total) * _MIB, free=int(free) * _MIB, driver=driver)

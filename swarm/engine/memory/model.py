@@ -1,0 +1,151 @@
+"""What a model's size follows from: its config.json, and the headers of its weight files."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from swarm.engine.seam import EngineError
+from swarm.protocol.runspec import ComputeType
+
+GIB = 1 << 30
+WIDTH: dict[ComputeType, int] = {"bfloat16": 2, "float32": 4}
+"""Bytes of a number."""
+_HEADER_LIMIT = 100 << 20
+_STORED_WIDTH = 2
+"""Bytes of a number in the files of a model that is described without them."""
+_HEAD_NORMS = {"qwen3", "gemma3", "gemma3_text", "olmo2"}
+"""Model types that normalise the queries and keys of each head."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShape:
+    """A decoder with gated layers. query, key: width of all query heads and of all key heads together.
+
+    parameters: how many numbers its weights are. stored: bytes of its weight files.
+    """
+
+    layers: int
+    hidden: int
+    inner: int
+    heads: int
+    query: int
+    key: int
+    vocabulary: int
+    tied: bool
+    head_norms: bool
+    parameters: int
+    stored: int
+
+    @classmethod
+    def of(cls, model_dir: Path, config: Mapping[str, Any]) -> ModelShape:
+        """config: the model's config.json. Raises: EngineError for weights that are no safetensors."""
+        return cls._with(config, parameters(model_dir), weight_bytes(model_dir))
+
+    @classmethod
+    def described(cls, config: Mapping[str, Any]) -> ModelShape:
+        """The same without weight files: of a model that is stored in bfloat16."""
+        shape = cls._with(config, 0, 0)
+        count = shape.matrices + shape.embeddings + shape.vectors
+        return cls._with(config, count, _STORED_WIDTH * count)
+
+    @classmethod
+    def _with(cls, config: Mapping[str, Any], count: int, stored: int) -> ModelShape:
+        text = config.get("text_config") or config
+        hidden = int(text.get("hidden_size", 4096))
+        heads = int(text.get("num_attention_heads") or 32)
+        key_heads = int(text.get("num_key_value_heads") or heads)
+        width = int(text.get("head_dim") or hidden // heads)
+        return cls(
+            layers=int(text.get("num_hidden_layers", 32)),
+            hidden=hidden,
+            inner=int(text.get("intermediate_size") or 4 * hidden),
+            heads=heads,
+            query=heads * width,
+            key=key_heads * width,
+            vocabulary=int(text.get("vocab_size", 32_000)),
+            tied=bool(text.get("tie_word_embeddings", config.get("tie_word_embeddings", False))),
+            head_norms=text.get("model_type") in _HEAD_NORMS,
+            parameters=count,
+            stored=stored,
+        )
+
+    @property
+    def matrices(self) -> int:
+        """Numbers of the layers' matrices."""
+        return self.layers * self.hidden * (2 * self.query + 2 * self.key + 3 * self.inner)
+
+    @property
+    def table(self) -> int:
+        """Numbers of one embedding."""
+        return self.vocabulary * self.hidden
+
+    @property
+    def embeddings(self) -> int:
+        """Numbers of the input and the output embedding; one, where they are tied."""
+        return self.table if self.tied else 2 * self.table
+
+    @property
+    def vectors(self) -> int:
+        """Numbers of the norms."""
+        of_heads = 2 * self.query // self.heads if self.head_norms else 0
+        return self.layers * (2 * self.hidden + of_heads) + self.hidden
+
+    def adapted(self, rank: int, targets: Sequence[str]) -> int:
+        """Numbers of adapters of this rank at these layers."""
+        ends = self._ends()
+        return self.layers * rank * sum(sum(ends[target]) for target in targets if target in ends)
+
+    def _ends(self) -> dict[str, tuple[int, int]]:
+        """Width of what goes into each matrix of a layer, and of what comes out."""
+        return {
+            "q_proj": (self.hidden, self.query),
+            "k_proj": (self.hidden, self.key),
+            "v_proj": (self.hidden, self.key),
+            "o_proj": (self.query, self.hidden),
+            "gate_proj": (self.hidden, self.inner),
+            "up_proj": (self.hidden, self.inner),
+            "down_proj": (self.inner, self.hidden),
+        }
+
+    def read_by(self, targets: Sequence[str]) -> int:
+        """Numbers that go into these matrices of one layer, per token."""
+        ends = self._ends()
+        return sum(ends[target][0] for target in targets if target in ends)
+
+    def is_stored_as(self, dtype: ComputeType) -> bool:
+        """Whether the weight files hold this type; of mixed ones, most of it."""
+        return round(self.stored / max(1, self.parameters)) == WIDTH[dtype]
+
+    def served(self, dtype: ComputeType) -> int:
+        """Bytes of the weights as inference takes them: as they are stored, but whole where it multiplies in float32."""
+        return max(self.stored, WIDTH[dtype] * self.parameters) if dtype == "float32" else self.stored
+
+    def cached(self, dtype: ComputeType) -> int:
+        """Bytes of the keys and values of one token."""
+        return 2 * self.layers * self.key * WIDTH[dtype]
+
+
+def weight_bytes(model_dir: Path) -> int:
+    """Of the weights as they are stored."""
+    return sum(file.stat().st_size for file in model_dir.glob("*.safetensors"))
+
+
+def parameters(model_dir: Path) -> int:
+    """How many numbers the weights are. Raises: EngineError."""
+    return sum(_parameters_in(file) for file in model_dir.glob("*.safetensors"))
+
+
+def _parameters_in(file: Path) -> int:
+    with file.open("rb") as stream:
+        start = stream.read(8)
+        size = struct.unpack("<Q", start)[0] if len(start) == 8 else _HEADER_LIMIT + 1
+        if size > _HEADER_LIMIT:
+            raise EngineError(f"{file} is no safetensors file")
+        header = json.loads(stream.read(size))
+    return sum(math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")

@@ -1,0 +1,253 @@
+"""How one card is divided between inference and the trainer, decided before anything is started.
+
+What a run trains is known only when it begins, so a plan is made for all weights and for adapters. The card is divided for all
+weights where these fit, else for adapters; then runs that train all weights are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from swarm.engine.memory.model import GIB, ModelShape
+from swarm.engine.memory.training import TrainerMemory, Training
+from swarm.engine.seam import EngineError
+from swarm.protocol.runspec import ComputeType, LoraSpec
+
+INFERENCE_OVERHEAD = int(3.4 * GIB)
+"""What vLLM holds beside weights and keys, also asleep: CUDA itself, graphs, what one chunk of prompts takes. Measured on an H200 with 0.6B."""
+TRAINER_OVERHEAD = GIB
+"""CUDA itself, its libraries' working memory, kernels."""
+_SPARE_SHARE = 0.03
+"""Of the card: what lies between blocks that are taken."""
+_MOST_SEQUENCES = 256
+_LEAST_SEQUENCES = 8
+"""At full length; a card that holds fewer of them samples too slowly to be worth it."""
+_SHORT = 4
+"""Most calls are no longer than the longest one over this: for so many there is room."""
+_KV_SHARE = 4
+_LEAST_KV, _USUAL_KV = GIB // 2, 16 * GIB
+_MOST_TOKENS = 32_768
+"""What a micro-batch gains by being larger ends there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wishes:
+    """What an operator asks for; None leaves it to the plan. model_len: longest prompt and answer, in tokens.
+
+    sleep: inference sleeps while a step is trained. utilization: share of the card that inference takes with its weights, as vLLM counts it.
+    """
+
+    model_len: int
+    dtype: ComputeType
+    sleep: bool | None = None
+    sequences: int | None = None
+    kv_bytes: int | None = None
+    utilization: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CardPlan:
+    """One division of a card. card: its bytes. turns: inference sleeps while a step is trained.
+
+    sequences: sampled at once. kv: bytes of keys and values. tokens: that the trainer computes at once. trainer_room: bytes that the
+    trainer may take while it trains, its own CUDA included.
+    """
+
+    card: int
+    shape: ModelShape
+    training: Training
+    turns: bool
+    served: int
+    kv: int
+    sequences: int
+    tokens: int
+    trainer_room: int
+
+    @property
+    def sampling(self) -> int:
+        """Bytes in use while calls are sampled and nothing is trained."""
+        memory = TrainerMemory(self.shape, self.training)
+        beside = memory.resting if self.turns else memory.standing
+        return INFERENCE_OVERHEAD + TRAINER_OVERHEAD + self.served + self.kv + beside
+
+    @property
+    def at_peak(self) -> int:
+        """Bytes in use at the highest point of a step."""
+        memory = TrainerMemory(self.shape, self.training)
+        inference = 0 if self.turns else self.served + self.kv
+        return INFERENCE_OVERHEAD + TRAINER_OVERHEAD + inference + memory.standing + memory.peak(self.tokens)
+
+    def __str__(self) -> str:
+        memory = TrainerMemory(self.shape, self.training)
+        how = "inference sleeps during a step" if self.turns else "side by side"
+        return (
+            f"{self.training.what}, {how}: weights served {_gib(self.served)}, keys and values {_gib(self.kv)} for {self.sequences} "
+            f"sequences; trainer {_gib(memory.standing)} and up to {_gib(memory.peak(self.tokens))} for {self.tokens:,} tokens at once; "
+            f"CUDA and graphs {_gib(INFERENCE_OVERHEAD + TRAINER_OVERHEAD)}; at most {_gib(max(self.sampling, self.at_peak))} of {_gib(self.card)}"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plans:
+    """What fits on a card. whole: all weights trained; adapters: LoRA of rank 16. None: that does not fit."""
+
+    name: str
+    card: int
+    shape: ModelShape
+    wishes: Wishes
+    whole: CardPlan | None
+    adapters: CardPlan | None
+
+    @property
+    def chosen(self) -> CardPlan:
+        """The one that the card is divided by. Raises: EngineError, with what would fit, when none does."""
+        found = self.whole or self.adapters
+        if found is None:
+            raise EngineError(
+                f"{self.name} does not fit on this card of {_gib(self.card)}: {self._needed(LORA)}; {self.advice()}"
+            )
+        return found
+
+    def why_not_whole(self) -> str:
+        """Why runs that train all weights are refused, and what to do instead; empty when they fit."""
+        if self.whole is not None:
+            return ""
+        return (
+            f"training all weights of {self.name} does not fit on this card of {_gib(self.card)}: {self._needed(None)}; train adapters "
+            f'(parameters = {{"rank": 16}}), or {self.advice()}'
+        )
+
+    def _needed(self, lora: LoraSpec | None) -> str:
+        least = min(
+            _divisions(self.card, self.shape, self.wishes, lora), key=lambda plan: max(plan.sampling, plan.at_peak)
+        )
+        return f"it takes {_gib(max(least.sampling, least.at_peak))} at least ({least.training.what})"
+
+    def advice(self) -> str:
+        """What would make room."""
+        shorter = self.wishes.model_len // 2
+        options = []
+        if self.wishes.sleep is False:
+            options.append("leave out --no-enable-sleep-mode")
+        if self.wishes.kv_bytes is not None or self.wishes.utilization is not None:
+            options.append("leave keys and values to the plan")
+        if (
+            shorter >= 512
+            and planned(self.name, self.card, self.shape, replace(self.wishes, model_len=shorter)).adapters
+        ):
+            options.append(f"serve with --max-model-len {shorter}")
+        options.append("choose a smaller model, a larger card, or several (--engine verl)")
+        return ", ".join(options)
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.name} on a card of {_gib(self.card)}, calls of up to {self.wishes.model_len:,} tokens, {self.wishes.dtype}:"
+        ]
+        for title, plan in (("all weights", self.whole), ("adapters", self.adapters)):
+            lines.append(f"  {plan}" if plan else f"  {title}: do not fit")
+        return "\n".join(lines)
+
+
+LORA = LoraSpec()
+"""What a plan for adapters reckons with; other ranks take little more or less."""
+
+
+def planned(name: str, card: int, shape: ModelShape, wishes: Wishes) -> Plans:
+    """Divide a card. card: all bytes of its memory, not those that are free: the same card is always divided in the same way."""
+    made = {
+        lora: next((plan for plan in _divisions(card, shape, wishes, lora) if _fits(plan)), None)
+        for lora in (None, LORA)
+    }
+    return Plans(
+        name=name,
+        card=card,
+        shape=shape,
+        wishes=wishes,
+        whole=_filled(made[None], wishes),
+        adapters=_filled(made[LORA], wishes),
+    )
+
+
+def _divisions(card: int, shape: ModelShape, wishes: Wishes, lora: LoraSpec | None) -> Iterator[CardPlan]:
+    """The least that each way takes, the fastest way first: sampling goes on beside training, then activations are kept."""
+    turns = (False, True) if wishes.sleep is None else (wishes.sleep,)
+    served = shape.served(wishes.dtype)
+    kv = _kv_asked(card, served, wishes)
+    for takes_turns in turns:
+        for checkpointing in (False, True):
+            training = Training(
+                dtype=wishes.dtype, lora=lora, checkpointing=checkpointing, on_gpu=True, context=wishes.model_len
+            )
+            plan = CardPlan(
+                card=card,
+                shape=shape,
+                training=training,
+                turns=takes_turns,
+                served=served,
+                kv=_least_kv(shape, wishes) if kv is None else kv,
+                sequences=wishes.sequences or _LEAST_SEQUENCES,
+                tokens=wishes.model_len,
+                trainer_room=0,
+            )
+            yield plan
+
+
+def _fits(plan: CardPlan) -> bool:
+    return max(plan.sampling, plan.at_peak) <= usable(plan.card)
+
+
+def usable(card: int) -> int:
+    """Bytes of a card that are planned with."""
+    return int(card * (1 - _SPARE_SHARE))
+
+
+def _filled(plan: CardPlan | None, wishes: Wishes) -> CardPlan | None:
+    """The same with what is left given to keys and values, up to what they can use, and to the trainer's micro-batches."""
+    if plan is None:
+        return None
+    memory, room = TrainerMemory(plan.shape, plan.training), usable(plan.card)
+    if _kv_asked(plan.card, plan.served, wishes) is None:
+        useful = _kv_wanted(plan, wishes)
+        free = room - plan.sampling
+        if not plan.turns:
+            free = min(free, (room - plan.at_peak) // 2)  # the other half is for more tokens at once
+        plan = replace(plan, kv=max(plan.kv, min(useful, plan.kv + free)))
+    if wishes.sequences is None:
+        short = max(1, wishes.model_len // _SHORT) * plan.shape.cached(wishes.dtype)
+        plan = replace(plan, sequences=min(_MOST_SEQUENCES, max(_LEAST_SEQUENCES, plan.kv // short)))
+    beside = INFERENCE_OVERHEAD + (0 if plan.turns else plan.served + plan.kv)
+    trainer_room = room - beside
+    tokens = max(plan.tokens, memory.tokens_within(trainer_room - TRAINER_OVERHEAD - memory.standing, _MOST_TOKENS))
+    return replace(plan, tokens=tokens, trainer_room=trainer_room)
+
+
+def _kv_asked(card: int, served: int, wishes: Wishes) -> int | None:
+    """What the operator said that keys and values take. Raises: EngineError for a share that the weights alone exceed."""
+    if wishes.kv_bytes is not None:
+        return wishes.kv_bytes
+    if wishes.utilization is None:
+        return None
+    left = int(card * wishes.utilization) - served - INFERENCE_OVERHEAD
+    if left <= 0:
+        raise EngineError(
+            f"--gpu-memory-utilization {wishes.utilization:g} leaves inference {_gib(int(card * wishes.utilization))} of this card, and "
+            f"its weights and graphs alone take {_gib(served + INFERENCE_OVERHEAD)}: give it more, or leave the option out"
+        )
+    return left
+
+
+def _least_kv(shape: ModelShape, wishes: Wishes) -> int:
+    return max(
+        _LEAST_KV, (wishes.sequences or _LEAST_SEQUENCES) * wishes.model_len * shape.cached(wishes.dtype) // _SHORT
+    )
+
+
+def _kv_wanted(plan: CardPlan, wishes: Wishes) -> int:
+    """Room for every sequence at full length; more than a share of a large card is not worth what the trainer loses."""
+    every = (wishes.sequences or _MOST_SEQUENCES) * wishes.model_len * plan.shape.cached(wishes.dtype)
+    return min(every, max(_USUAL_KV, plan.card // _KV_SHARE))
+
+
+def _gib(size: int) -> str:
+    return f"{size / GIB:.1f} GiB"

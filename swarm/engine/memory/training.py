@@ -1,0 +1,189 @@
+"""What a step of training takes, from the shape of the model and from what is trained.
+
+Counted as torch's allocator counts: what stands there between two passes, and what a pass keeps for its way back. All sizes in bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from swarm.engine.memory.model import WIDTH, ModelShape
+from swarm.protocol.runspec import ComputeType, LoraSpec
+
+_WHOLE = WIDTH["float32"]
+_MOMENTS = 2 * _WHOLE
+"""Of AdamW, for each number that is trained."""
+CHUNK_LOGITS = 32_000_000
+"""So many logits are held at a time, in the compute type: 64 MB in bfloat16."""
+GPU_LOGITS = 4 * CHUNK_LOGITS
+"""The same on a GPU, where all of them are looked at together."""
+BLOCK_LOGITS = 3_200_000
+"""So many of them are looked at in float32 at a time on the CPU: what is computed of them stays in the cache."""
+CHUNK_GRADIENT = 2_000_000
+"""So many numbers of the output weight's gradient are added at a time on the CPU, and CHUNK_LOGITS on a GPU."""
+OPTIMIZED_TOGETHER = 64_000_000
+"""Numbers that a GPU's optimiser steps together: what they were before a step is held beside them."""
+_KEY_COPIES = 2
+"""Of each key and value on a GPU, where a block that many read is there several times; four at most, in a row that all read."""
+_MASK_WIDTH = 2
+"""Bytes that say of a query whether it sees a key, on the CPU."""
+FEWEST_TOKENS = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """What a run trains, as far as memory goes. lora None: all weights. context: tokens of its longest calls."""
+
+    dtype: ComputeType
+    lora: LoraSpec | None = None
+    checkpointing: bool = False
+    on_gpu: bool = False
+    context: int = 0
+
+    @property
+    def what(self) -> str:
+        """In words."""
+        name = "all weights" if self.lora is None else f"adapters of rank {self.lora.rank}"
+        return f"{name}, activations computed twice" if self.checkpointing else name
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerMemory:
+    """What the trainer of one model takes."""
+
+    shape: ModelShape
+    training: Training
+
+    # -- what stands there --------------------------------------------------------------------------------------------
+
+    @property
+    def start(self) -> int:
+        """The hosted weights as they are stored: what runs begin with, and what the KL is measured to."""
+        return self.shape.stored
+
+    @property
+    def weights(self) -> int:
+        """What is computed with, as far as it is not the hosted weights themselves; adapters, and what these begin with."""
+        if self.training.lora is None:
+            return _WHOLE * self.shape.parameters
+        matrices = self.shape.matrices + self.shape.embeddings
+        frozen = 0 if self.shape.is_stored_as(self.training.dtype) else matrices * self._width
+        return frozen + _WHOLE * self.shape.vectors + 2 * _WHOLE * self.trained
+
+    @property
+    def step(self) -> int:
+        """What the first step makes and the others keep: gradients, moments, and copies in the compute type."""
+        return (_WHOLE + _MOMENTS) * self.trained + self._copies
+
+    @property
+    def moments(self) -> int:
+        """What the optimiser remembers between steps."""
+        return _MOMENTS * self.trained
+
+    @property
+    def standing(self) -> int:
+        """What is there between two passes, whatever a step is made of."""
+        return self.start + self.weights + self.step
+
+    @property
+    def resting(self) -> int:
+        """What is there between two steps where moments, gradients and copies leave the device."""
+        return self.start + self.weights
+
+    @property
+    def trained(self) -> int:
+        """How many numbers are trained."""
+        lora = self.training.lora
+        return self.shape.parameters if lora is None else self.shape.adapted(lora.rank, lora.targets)
+
+    @property
+    def _copies(self) -> int:
+        if self.training.dtype == "float32":
+            return 0
+        return self._width * (self.shape.matrices + self.shape.table if self.training.lora is None else self.trained)
+
+    @property
+    def _width(self) -> int:
+        return WIDTH[self.training.dtype]
+
+    # -- what a pass takes ----------------------------------------------------------------------------------------------
+
+    def kept(self, tokens: int) -> int:
+        """What is kept of so many tokens, computed at once, for the way back."""
+        return tokens * self.token
+
+    @property
+    def token(self) -> int:
+        """The same of one token."""
+        shape, layer = self.shape, self._layer
+        if self.training.checkpointing:
+            layers = shape.layers * shape.hidden * _WHOLE + layer
+        else:
+            layers = shape.layers * layer
+        mask = 0 if self.training.on_gpu else _MASK_WIDTH * self.training.context
+        return layers + 2 * _WHOLE * shape.hidden + mask
+
+    @property
+    def _layer(self) -> int:
+        """Of one token in one layer: what norms, attention and the gated product read, as they read it."""
+        shape, lora = self.shape, self.training.lora
+        read_whole = 2 * shape.hidden  # the residual stream, by both norms
+        if lora is None:
+            read = 2 * shape.hidden + shape.query + shape.inner  # by the matrices
+        elif self.training.dtype == "float32":  # by the adapters, who share what they read
+            read = 2 * shape.hidden + shape.query + shape.inner + lora.rank * len(lora.targets)
+        else:
+            read = shape.read_by(lora.targets) + lora.rank * len(lora.targets)
+        attention = shape.query + 2 * shape.key
+        if self.training.on_gpu:
+            attention = 2 * shape.query + 2 * _KEY_COPIES * shape.key
+        by_heads = shape.query + shape.key if shape.head_norms else 0
+        gated = 3 * shape.inner
+        return _WHOLE * read_whole + self._width * (read + attention + by_heads + gated)
+
+    def peak(self, tokens: int, heads: int | None = None) -> int:
+        """At the highest point of a step that computes so many tokens at once, beside what stands there.
+
+        heads: at how many of them a token was drawn; None: at all.
+        """
+        heads = tokens if heads is None else heads
+        backward = tokens * self._way_back + self._width * self.shape.hidden * self.shape.inner
+        passes = self.kept(tokens) + max(self._logits(heads), backward)
+        return max(passes, self._update, self._first_weights)
+
+    @property
+    def _way_back(self) -> int:
+        """Gradients of one token while they go back through one layer."""
+        return 3 * self._width * self.shape.inner + 2 * _WHOLE * self.shape.hidden
+
+    def _logits(self, heads: int) -> int:
+        """Of the passes over the vocabulary: logits, what is made of them in float32, and the hidden states they are made of."""
+        gpu, words = self.training.on_gpu, self.shape.vocabulary
+        chunk, block = (GPU_LOGITS, GPU_LOGITS) if gpu else (CHUNK_LOGITS, BLOCK_LOGITS)
+        at_once = min(heads, max(1, chunk // words))
+        logits = self._width * words * at_once * (2 if heads > at_once else 1)
+        seen = words * min(heads, max(1, block // words)) * _WHOLE
+        whole = seen if self.training.dtype == "float32" else 2 * seen
+        rows = min(self.shape.table, CHUNK_LOGITS if gpu else CHUNK_GRADIENT) if self.training.lora is None else 0
+        return logits + whole + self._width * rows + heads * self.shape.hidden * (_WHOLE + 2 * self._width)
+
+    @property
+    def _update(self) -> int:
+        """What the weights were before the step, a part of them at a time."""
+        largest = max(self.shape.table, self.shape.hidden * self.shape.inner)
+        together = OPTIMIZED_TOGETHER if self.training.on_gpu else 0
+        return _WHOLE * min(self.trained, max(largest, together))
+
+    @property
+    def _first_weights(self) -> int:
+        """To measure the KL in float32, the start weights are widened."""
+        if self.training.dtype == "bfloat16" or self.shape.is_stored_as("float32"):
+            return 0
+        return _WHOLE * (self.shape.matrices + self.shape.table)
+
+    def tokens_within(self, room: int, most: int) -> int:
+        """How many tokens fit into so much room beside what stands there, in steps of 256; at least 256, at most `most`."""
+        fit = FEWEST_TOKENS
+        while fit + FEWEST_TOKENS <= most and self.peak(fit + FEWEST_TOKENS) <= room:
+            fit += FEWEST_TOKENS
+        return fit
