@@ -9,7 +9,7 @@ import os
 import shutil
 
 from foundation.commandline import UsageError
-from foundation.machine import multiplies_bfloat16, total_memory
+from foundation.machine import Gpu, GpusUnknown, gpus, multiplies_bfloat16, total_memory
 from foundation.paths import memory_dir, user_data_dir
 from researcher.cli import DONE, FAILED, answer
 from researcher.home import open_home
@@ -19,6 +19,12 @@ from swarm.models import cached_models
 
 _NEED_DISK_GB = 5.0
 _NEED_MEMORY_GB = 12.0
+_NEED_SHARED_BYTES = 1_000_000_000
+_NEED_DRIVER = 580
+"""The oldest branch of NVIDIA's driver that runs CUDA 13, for which the packages of requirements/gpu.txt are built."""
+_BFLOAT16_SINCE = (8, 0)
+_COMPILERS = ("gcc", "clang")
+"""Which Triton takes where CC does not say: the first that is there."""
 _PACKAGES = ("vllm", "torch", "transformers", "mlflow", "langgraph", "sqlalchemy")
 
 
@@ -29,6 +35,7 @@ def doctor_command(args: argparse.Namespace) -> int:
         _disk(),
         _memory(),
         _processor(),
+        *_graphics(),
         _shared_memory(),
         _model(),
         ("sandbox", True, f"code that an LLM wrote runs {sandbox().words}"),
@@ -81,9 +88,49 @@ def _processor() -> Row:
     return "processor", True, f"{os.cpu_count()} cores; a model on the CPU {computes}"
 
 
+def _graphics() -> list[Row]:
+    """The GPUs, and what computing on them needs besides; one row where there is none."""
+    try:
+        found = gpus()
+    except GpusUnknown as error:
+        return [("gpu", False, str(error))]
+    if not found:
+        return [("gpu", True, "none with NVIDIA's driver; models run on the CPU")]
+    return [*map(_gpu, found), _driver(found[0]), _compiler(), _cuda_build()]
+
+
+def _gpu(gpu: Gpu) -> Row:
+    notes = [f"{gpu.name}, {gpu.total / 1e9:.0f} GB, {gpu.free / 1e9:.0f} of them free"]
+    if gpu.capability < _BFLOAT16_SINCE:
+        notes.append("older than Ampere, without bfloat16: `swarm serve --dtype float32`")
+    return f"gpu {gpu.index}", True, "; ".join(notes)
+
+
+def _driver(gpu: Gpu) -> Row:
+    detail = f"{gpu.driver}; CUDA 13 needs {_NEED_DRIVER} or newer"
+    return "NVIDIA driver", gpu.driver_branch >= _NEED_DRIVER, detail
+
+
+def _compiler() -> Row:
+    wanted = os.environ.get("CC")
+    found = next(filter(None, map(shutil.which, [wanted] if wanted else _COMPILERS)), None)
+    absent = f"CC={wanted} is not there" if wanted else f"neither {' nor '.join(_COMPILERS)}"
+    return "C compiler", found is not None, f"{found or absent}; Triton compiles kernels with it"
+
+
+def _cuda_build() -> Row:
+    try:
+        return "vllm for CUDA", True, importlib.metadata.version("vllm")
+    except importlib.metadata.PackageNotFoundError:
+        return "vllm for CUDA", False, "not installed; run `make clean`, then `make setup LOCK=requirements/gpu.txt`"
+
+
 def _shared_memory() -> Row:
-    free = shutil.disk_usage(memory_dir()).free / 1e9
-    return "memory-backed files", free >= 1, f"{free:.1f} GB free at {memory_dir()}; weights pass through it"
+    usage = shutil.disk_usage(memory_dir())
+    detail = f"{usage.free / 1e9:.1f} of {usage.total / 1e9:.1f} GB free at {memory_dir()}; weights pass through it"
+    if usage.free < _NEED_SHARED_BYTES:
+        detail += "; in a container give it more (`docker run --shm-size 16g`)"
+    return "memory-backed files", usage.free >= _NEED_SHARED_BYTES, detail
 
 
 def _database() -> Row:

@@ -14,6 +14,7 @@ import subprocess
 import sys
 from argparse import Namespace
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from threading import Timer
 from typing import Any
@@ -23,6 +24,7 @@ import pytest
 from bench.serving import ServerProcess
 from foundation.clock import SystemClock
 from foundation.commandline import UsageError
+from foundation.machine import Gpu
 from foundation.paths import user_data_dir
 from researcher.cli import _HOMES, FAILED, OUT_OF_BUDGET, USAGE, WAITING, Interrupted, doctor, run, status
 from researcher.cli.request import seconds
@@ -856,6 +858,49 @@ def test_the_doctor_counts_the_memory_that_a_container_is_given(
         monkeypatch.setattr(doctor, "total_memory", lambda total=total: total, raising=False)
         main(["doctor"])
         assert row in capsys.readouterr().out
+
+
+CARD = Gpu(0, "NVIDIA H100 80GB HBM3", 85_000_000_000, 80_000_000_000, (9, 0), "580.95.05")
+
+
+def graphics(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *found: Gpu, **environ: str
+) -> dict[str, tuple[bool, str]]:
+    """The doctor's rows on a machine with these GPUs."""
+    monkeypatch.setattr(doctor, "gpus", lambda: list(found))
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    main(["doctor", "--json"])
+    return {row["check"]: (row["ok"], row["detail"]) for row in json.loads(capsys.readouterr().out)}
+
+
+def test_the_doctor_looks_at_what_a_gpu_needs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = graphics(monkeypatch, capsys, CARD, CC="sh")
+    assert rows["gpu 0"] == (True, "NVIDIA H100 80GB HBM3, 85 GB, 80 of them free")
+    assert rows["NVIDIA driver"][0]
+    assert rows["C compiler"][0]
+    assert not rows["vllm for CUDA"][0]
+    assert "LOCK=requirements/gpu.txt" in rows["vllm for CUDA"][1]
+
+
+def test_the_doctor_names_a_gpu_that_is_too_old_a_driver_and_a_compiler_that_is_missing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old = replace(CARD, capability=(7, 5), driver="535.183.01")
+    rows = graphics(monkeypatch, capsys, CARD, replace(old, index=1), CC="no-such-compiler")
+    assert "--dtype float32" in rows["gpu 1"][1]
+    assert rows["C compiler"] == (False, "CC=no-such-compiler is not there; Triton compiles kernels with it")
+    assert graphics(monkeypatch, capsys, old)["NVIDIA driver"] == (False, "535.183.01; CUDA 13 needs 580 or newer")
+
+
+def test_the_doctor_is_content_with_a_machine_without_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = graphics(monkeypatch, capsys)
+    assert rows["gpu"] == (True, "none with NVIDIA's driver; models run on the CPU")
+    assert "C compiler" not in rows
 
 
 def test_a_damaged_database_is_one_row_of_the_doctors(
