@@ -44,6 +44,7 @@ from bench.workloads import episode_of
 from foundation.arguments import count
 from foundation.clock import SystemClock
 from foundation.ids import derived_seed
+from swarm.engine.devices import Layout
 from swarm.engine.local.engine import LocalEngine
 from swarm.engine.machine import GIB, Device
 from swarm.engine.sampling import server as vllm_server
@@ -331,7 +332,7 @@ async def booted(
             logs=logs,
             clock=SystemClock(),
             max_model_len=2048 if sizes.device == "cuda" else 512,
-            device=sizes.device,
+            devices=Layout.one(sizes.device),
             dtype=sizes.dtype,
             sleep_mode=sleep_mode,
         )
@@ -420,7 +421,7 @@ async def counts_while_paused(report: Report, trial: Trial) -> None:
     """While the engine is paused, what it says a call has sampled is what the call has received."""
     listener = Listener(trial)
     call = asyncio.create_task(listener.listen())
-    client = trial.engine.inference._serving()
+    client = trial.engine.inference.all[0]._serving()
     differences = []
     await listener.begun.wait()
     for _ in range(5):

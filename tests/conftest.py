@@ -49,6 +49,7 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 _ENGINES = (
     "tests/conformance/test_conformance.py",
     "tests/faults/test_hung.py",
+    "tests/faults/test_replicas.py",
     "tests/swarm/engine/local/test_engine.py",
     "tests/swarm/engine/local/test_inference_vllm.py",
     "tests/swarm/engine/verl/",

@@ -36,7 +36,7 @@ def device_for(wanted: Device | None, environ: Mapping[str, str] = os.environ) -
     """
     if wanted == "cpu":
         return "cpu"
-    reason = _why_no_gpu(environ)
+    reason = why_no_gpu(environ)
     if reason is None:
         return "cuda"
     if wanted == "cuda":
@@ -56,7 +56,8 @@ def slow_type(device: Device, dtype: ComputeType) -> str | None:
     return None
 
 
-def _why_no_gpu(environ: Mapping[str, str]) -> str | None:
+def why_no_gpu(environ: Mapping[str, str]) -> str | None:
+    """None: there is one that may be used."""
     if not _DRIVER.exists():
         return f"this machine has no NVIDIA driver ({_DRIVER} is missing)"
     if environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1"):
@@ -89,15 +90,16 @@ def thread_count(environ: Mapping[str, str]) -> int:
     return int(asked) if asked.isdecimal() and int(asked) else cores()
 
 
-def thread_settings(environ: Mapping[str, str]) -> dict[str, str]:
+def thread_settings(environ: Mapping[str, str], *, sharing: int = 1) -> dict[str, str]:
     """The environment with threads that soon sleep while they wait: spinning ones take the cores from the other child.
 
-    On a small machine vLLM's own binding would leave all but one core idle, so the system places the threads there.
+    On a small machine vLLM's own binding would leave all but one core idle, so the system places the threads there. sharing: so many
+    vLLM have the cores among them; each would bind its threads to all of them.
     """
     settings = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": _SPINS} | dict(environ)
-    if cores() <= _FEW_CORES:
+    if cores() <= _FEW_CORES or sharing > 1:
         settings.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-        settings.setdefault("OMP_NUM_THREADS", str(cores()))
+        settings.setdefault("OMP_NUM_THREADS", str(max(1, cores() // sharing)))
     return settings
 
 

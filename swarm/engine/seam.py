@@ -76,8 +76,20 @@ class EngineInfo:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaHealth:
+    """One of the processes that sample: it crashes and is started again without the others. Fields as of `EngineHealth`."""
+
+    device: str
+    ready: bool
+    failed_for_good: bool = False
+    reason: str | None = None
+    failures: int = 0
+    hung_since: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineHealth:
-    """Sent to subscribers whenever something changes."""
+    """Sent to subscribers whenever something changes. An engine with several replicas is ready while one of them is."""
 
     ready: bool
     booting: bool = False
@@ -88,6 +100,16 @@ class EngineHealth:
     """Whether it samples, where that can be while its trainer is away; None: whenever it is `ready`."""
     hung_since: float | None = None
     """Of a child that was found hung: Unix time of its last sign of life. Stands until it is ready again."""
+    replicas: tuple[ReplicaHealth, ...] = ()
+    """Of an engine that samples in processes which live and die one by one."""
+
+    @property
+    def samplers(self) -> tuple[ReplicaHealth, ...]:
+        """Everything that samples: the replicas, or the engine as a whole."""
+        whole = ReplicaHealth(
+            device="", ready=self.samples, reason=self.reason, failures=self.failures, hung_since=self.hung_since
+        )
+        return self.replicas or (whole,)
 
     @property
     def samples(self) -> bool:

@@ -61,6 +61,19 @@ class Hang(BaseModel):
     """When the engine was ready again; None while it is not."""
 
 
+class ReplicaStatus(BaseModel):
+    """One of the processes that sample. While it is away the others take its calls."""
+
+    device: str
+    ready: bool
+    failed_for_good: bool = False
+    """It crashed too often, and stays away until the server is started again."""
+    failures: int = 0
+    """Crashes in a row."""
+    reason: str | None = None
+    """Why it is not ready."""
+
+
 class EngineStatus(BaseModel):
     backend: str
     device: str
@@ -71,6 +84,8 @@ class EngineStatus(BaseModel):
     failures: int = 0
     hang: Hang | None = None
     """The most recent hang of an engine process; kept after it is over."""
+    replicas: list[ReplicaStatus] = []
+    """Of an engine whose replicas crash and come back one by one."""
 
     @property
     def computes(self) -> str:
@@ -117,7 +132,9 @@ class ServerStatus(BaseModel):
     @property
     def trouble(self) -> str | None:
         """Why the server is stuck; None if it is not."""
-        hang = self.engine.hang if self.engine.hang is not None and self.engine.hang.over_at is None else None
+        hang = self.engine.hang
+        if hang is not None and (hang.over_at is not None or self.engine.warm):  # of one replica: the others go on
+            hang = None
         found = self.failed or self.storage_full or hang
         return None if found is None else found.reason
 

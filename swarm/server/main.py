@@ -17,12 +17,14 @@ from foundation.arguments import count, number, port
 
 if TYPE_CHECKING:
     from foundation.clock import Clock
+    from swarm.engine.devices import Layout
     from swarm.engine.seam import Engine
     from swarm.models import ModelFolder
     from swarm.server.process import Settings
     from swarm.server.state_dir import StateDir
 
     MakeEngine = Callable[[StateDir, Clock], Engine]
+    _MakeOf = Callable[[ModelFolder, StateDir, Clock], Engine]
     _Hosted = tuple[str, MakeEngine]
 
 DEFAULT_PORT = 8642
@@ -50,6 +52,16 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--device",
         choices=("cpu", "cuda"),
         help="local: what computes (default: a GPU where vLLM can use one, else the CPU)",
+    )
+    parser.add_argument(
+        "--trainer-device",
+        metavar="D",
+        help="local: the device that trains, beside --inference-devices: cuda:0, or cpu (docs/gpu.md)",
+    )
+    parser.add_argument(
+        "--inference-devices",
+        metavar="D,D,...",
+        help="local: devices that sample, a replica of vLLM on each: cuda:1,cuda:2; cpu:0,cpu:1 are two on this CPU",
     )
     parser.add_argument(
         "--dtype",
@@ -179,6 +191,8 @@ def _settings(args: argparse.Namespace) -> Settings:
 
 _ENGINES_OF = {
     "device": ["local"],
+    "trainer_device": ["local"],
+    "inference_devices": ["local"],
     "enable_sleep_mode": ["local", "verl"],
     "ray_address": ["verl"],
     "dtype": ["local", "verl"],
@@ -203,9 +217,9 @@ def _hosted(args: argparse.Namespace) -> _Hosted:
         return args.model, lambda state, clock: _echo(args, clock)
     from swarm.models import resolve
 
+    make = _local(args) if args.engine == "local" else _verl(args)
     folder = resolve(args.model)
-    make = _local(args, folder) if args.engine == "local" else _verl(args, folder)
-    return f"{folder.name}@{folder.fingerprint[:12]}", make
+    return f"{folder.name}@{folder.fingerprint[:12]}", lambda state, clock: make(folder, state, clock)
 
 
 def _echo(args: argparse.Namespace, clock: Clock) -> Engine:
@@ -220,22 +234,18 @@ def _echo(args: argparse.Namespace, clock: Clock) -> Engine:
     )
 
 
-def _local(args: argparse.Namespace, folder: ModelFolder) -> MakeEngine:
-    from foundation.commandline import UsageError
+def _local(args: argparse.Namespace) -> _MakeOf:
     from swarm.engine.local.engine import LocalEngine
-    from swarm.engine.machine import device_for
 
-    device = device_for(args.device)
-    if args.enable_sleep_mode and device == "cpu":
-        raise UsageError("--enable-sleep-mode is for a GPU, and this engine computes on the CPU: leave it out")
+    devices = _layout(args)
 
-    def engine(state: StateDir, clock: Clock) -> Engine:
+    def engine(folder: ModelFolder, state: StateDir, clock: Clock) -> Engine:
         state.note_model(folder.path, folder.fingerprint)
         return LocalEngine(
             folder,
             logs=state.logs_dir,
             max_model_len=args.max_model_len,
-            device=device,
+            devices=devices,
             dtype=args.dtype,
             sleep_mode=bool(args.enable_sleep_mode),
             clock=clock,
@@ -244,7 +254,39 @@ def _local(args: argparse.Namespace, folder: ModelFolder) -> MakeEngine:
     return engine
 
 
-def _verl(args: argparse.Namespace, folder: ModelFolder) -> MakeEngine:
+def _layout(args: argparse.Namespace) -> Layout:
+    """What the engine computes on. Raises: UsageError, EngineError when this machine has no such device."""
+    from foundation.commandline import UsageError
+    from swarm.engine.devices import DeviceName, Layout
+    from swarm.engine.machine import device_for
+
+    trainer, inference = args.trainer_device, args.inference_devices
+    if (trainer is None) != (inference is None):
+        raise UsageError("--trainer-device and --inference-devices belong together: give both, or neither")
+    if trainer is None:
+        layout = Layout.one(device_for(args.device))
+    elif args.device is not None:
+        raise UsageError(
+            "--device says what both sides compute on, --trainer-device and --inference-devices each: leave it out"
+        )
+    else:
+        try:
+            layout = Layout(
+                trainer=DeviceName.parse(trainer), inference=tuple(map(DeviceName.parse, inference.split(",")))
+            )
+        except ValueError as error:
+            raise UsageError(f"--trainer-device, --inference-devices: {error}") from error
+        layout.require(os.environ)
+    if args.enable_sleep_mode and layout.kind == "cpu":
+        raise UsageError("--enable-sleep-mode is for a GPU, and this engine computes on the CPU: leave it out")
+    if args.enable_sleep_mode and not layout.shared:
+        raise UsageError(
+            "--enable-sleep-mode is for one GPU that inference and the trainer share; here each has its own: leave it out"
+        )
+    return layout
+
+
+def _verl(args: argparse.Namespace) -> _MakeOf:
     from swarm.engine.verl.engine import VerlEngine, VerlLayout
 
     layout = VerlLayout(
@@ -261,7 +303,7 @@ def _verl(args: argparse.Namespace, folder: ModelFolder) -> MakeEngine:
         offload=None if args.verl_offload is None else frozenset(args.verl_offload),
         fused_kernels=args.verl_fused_kernels,
     )
-    return lambda state, clock: VerlEngine(folder, layout, logs=state.logs_dir, clock=clock)
+    return lambda folder, state, clock: VerlEngine(folder, layout, logs=state.logs_dir, clock=clock)
 
 
 def _state_path(args: argparse.Namespace) -> Path:

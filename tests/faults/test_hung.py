@@ -228,14 +228,17 @@ async def test_inference_that_is_stopped_is_named_and_served_again_whichever_pro
         await until(world, lambda: world.step == 1)
         for victims in (engine_core, api_server):
             lease = await world.claim("t-1")
-            stopped = [stop(victims(engine.inference.process_id or 0)[0])]
+            stopped = [stop(victims(engine.inference.all[0].process_id or 0)[0])]
             call = asyncio.create_task(world.call(lease))
             hang = await named_and_over(world, stopped, LEAST_LIMIT_S)
             assert "no sign of life" in hang.reason
             await asyncio.gather(call, return_exceptions=True)
             await world.service.abort(lease.episode_id, EpisodeAbort(lease=lease.lease, reason="its call failed"))
         stopped = stops_before(
-            monkeypatch, engine.inference, "publish", lambda: engine_core(engine.inference.process_id or 0)[0]
+            monkeypatch,
+            engine.inference.all[0],
+            "publish",
+            lambda: engine_core(engine.inference.all[0].process_id or 0)[0],
         )
         playing = asyncio.create_task(world.batch())
         hang = await named_and_over(world, stopped, LEAST_LIMIT_S)
@@ -255,7 +258,7 @@ async def test_inference_that_is_stopped_while_it_starts_is_named_and_started_ag
     )
     async with serving(tmp_path / "state", engine) as world:
         await assert_a_stopped_start_is_found(
-            world, engine.inference._supervisor, lambda: engine.inference.process_id, victims
+            world, engine.inference.all[0]._supervisor, lambda: engine.inference.all[0].process_id, victims
         )
 
 

@@ -37,6 +37,10 @@ def swarm(*arguments: str) -> int:
         return int(exit.code or 0)
 
 
+def on_devices(trainer: str, inference: str) -> list[str]:
+    return ["--trainer-device", trainer, "--inference-devices", inference]
+
+
 def answer(capsys: Capture, *arguments: str) -> Any:
     """What a command with --json says, as data."""
     assert swarm(*arguments, "--json") == 0, capsys.readouterr().err
@@ -84,6 +88,16 @@ def answer(capsys: Capture, *arguments: str) -> Any:
         (["try", "no_such_module:f", "--task", "x"], 1, "no module 'no_such_module'"),
         (["try", "json:dumpz", "--task", "x"], 1, "did you mean 'dump"),
         (["serve", "--engine", "echo", "--model", "x", "--device", "cpu"], 2, "--device is for --engine local"),
+        (["serve", "--engine", "echo", "--trainer-device", "cpu"], 2, "--trainer-device is for --engine local"),
+        (["serve", "--engine", "verl", "--model", "x", "--inference-devices", "cpu"], 2, "is for --engine local"),
+        (["serve", "--model", "x", "--trainer-device", "cpu"], 2, "give both, or neither"),
+        (["serve", "--model", "x", "--inference-devices", "cpu"], 2, "give both, or neither"),
+        (["serve", "--model", "x", *on_devices("cpu", "cpu"), "--device", "cpu"], 2, "--device says what both"),
+        (["serve", "--model", "x", *on_devices("cpu", "cpu:0,cpu:0")], 2, "inference has cpu:0 twice"),
+        (["serve", "--model", "x", *on_devices("cpu", "cpu:0,gpu")], 2, "'gpu' is no device: write cpu, cpu:1, cuda:0"),
+        (["serve", "--model", "x", *on_devices("cpu", "cuda:0")], 2, "name CPUs alone, or GPUs alone"),
+        (["serve", "--model", "x", *on_devices("cpu", "cpu:9999")], 1, "there is no cpu:9999: this machine has"),
+        (["serve", "--model", "x", *on_devices("cpu", "cpu"), "--enable-sleep-mode"], 2, "sleep-mode is for a GPU"),
         (["serve", "--engine", "echo", "--model", "x", "--dtype", "float32"], 2, "--engine local or verl, and this"),
         (["serve", "--engine", "echo", "--model", "x", "--enable-sleep-mode"], 2, "is for --engine local"),
         (["serve", "--engine", "echo", "--model", "x", "--ray-address", "a"], 2, "--ray-address is for --engine verl"),

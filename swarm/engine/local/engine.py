@@ -1,4 +1,4 @@
-"""The engine of one machine: vLLM's own server and a torch trainer as children, joined into one `Engine`.
+"""The engine of one machine: vLLM's own servers and a torch trainer as children, joined into one `Engine`.
 
 Weights go from the one to the other as safetensors in memory. Imports neither torch nor vllm.
 """
@@ -15,7 +15,9 @@ from typing import Any
 from foundation.clock import Clock
 from foundation.machine import available_memory
 from foundation.paths import memory_dir
+from swarm.engine.devices import Layout
 from swarm.engine.local.inference import VllmInference, WeightsRefused
+from swarm.engine.local.replicas import Replicas
 from swarm.engine.local.trainer import LocalTrainer
 from swarm.engine.local.weight_slots import WeightSlots, checksum_of
 from swarm.engine.machine import (
@@ -48,12 +50,13 @@ from swarm.protocol.episodes import WeightsVersion
 from swarm.protocol.runspec import ComputeType, LoraSpec
 
 _LOG = logging.getLogger(__name__)
+ONE_CPU = Layout.one("cpu")
 _TRAINER_PROCESS_BYTES: dict[Device, int] = {"cpu": int(0.8 * GIB), "cuda": 2 * GIB}
 """A Python process with torch and transformers in it, before any weights; on a GPU with CUDA's libraries."""
 
 
 class LocalEngine:
-    """See `swarm.engine.seam.Engine`. logs: a directory, one file per child.
+    """See `swarm.engine.seam.Engine`. logs: a directory, one file per child. devices: what the trainer and each replica compute on.
 
     sleep_mode: both children take turns on one GPU. While a step is trained inference sleeps, whatever max_staleness allows;
     between steps the optimiser's state lies in the machine's memory.
@@ -67,24 +70,31 @@ class LocalEngine:
         clock: Clock,
         max_model_len: int | None = None,
         max_num_seqs: int | None = None,
-        device: Device = "cpu",
+        devices: Layout = ONE_CPU,
         dtype: ComputeType | None = None,
         sleep_mode: bool = False,
         back_off: BackOff | None = None,
     ) -> None:
-        settings = VllmSettings(
-            model_dir=model.path,
-            model_name=model.name,
-            log_path=logs / "inference.log",
-            max_model_len=max_model_len,
-            max_num_seqs=max_num_seqs,
-            device=device,
-            dtype=dtype,
-            sleep_mode=sleep_mode,
-        )
+        several = len(devices.inference) > 1
+        replicas = [
+            VllmSettings(
+                model_dir=model.path,
+                model_name=model.name,
+                log_path=logs / (f"inference-{device.kind}-{device.index}.log" if several else "inference.log"),
+                max_model_len=max_model_len,
+                max_num_seqs=max_num_seqs,
+                device=device.kind,
+                index=device.index,
+                replicas=len(devices.inference),
+                dtype=dtype,
+                sleep_mode=sleep_mode,
+            )
+            for device in devices.inference
+        ]
+        settings = replicas[0]
         self._info = EngineInfo(
             backend="local",
-            device=device,
+            device=str(devices),
             model=model.name,
             fingerprint=model.fingerprint,
             folder=model.path,
@@ -97,12 +107,13 @@ class LocalEngine:
         self._slots = WeightSlots(model.path)
         self._lora: LoraSpec | None = None
         self.sleep_mode = sleep_mode
-        self.inference = VllmInference(settings, clock=clock, back_off=back_off)
+        self.inference = Replicas([VllmInference(each, clock=clock, back_off=back_off) for each in replicas])
         self.inference.subscribe(self._tell)
         self.trainer = LocalTrainer(
             model,
             log_path=logs / "trainer.log",
-            device=device,
+            device=devices.trainer.kind,
+            index=devices.trainer.index,
             dtype=settings.compute_dtype,
             offload_optimizer=sleep_mode,
             clock=clock,
@@ -129,7 +140,7 @@ class LocalEngine:
     def memory_needed(self) -> tuple[int, int]:
         """Bytes of the machine's memory, roughly: of inference, and of the trainer with what the two exchange."""
         settings = self.inference.settings
-        return settings.memory_needed(), _TRAINER_PROCESS_BYTES[settings.device] + self._trainer_memory().total
+        return self.inference.memory_needed(), _TRAINER_PROCESS_BYTES[settings.device] + self._trainer_memory().total
 
     def estimate(self) -> str:
         """What a boot takes, in words: memory, and the time on an idle machine."""
@@ -145,7 +156,7 @@ class LocalEngine:
         """Refuse what cannot be held even before the first step; warn of what may run out during one."""
         settings = self.inference.settings
         standing = _TRAINER_PROCESS_BYTES[settings.device] + self._trainer_memory().standing
-        check(self._info.model, settings.least_memory() + standing)
+        check(self._info.model, self.inference.least_memory() + standing)
         _LOG.info("%s takes %s", self._info.model, self.estimate())
         slow = slow_type(settings.device, settings.compute_dtype)
         if slow is not None:
@@ -220,14 +231,14 @@ class LocalEngine:
             raise EngineError(f"weights cannot be written to {slot}: {error}; make room there") from error
         if step != version.step:
             raise EngineError(f"weights of step {version.step} are to be served, but the trainer stands at step {step}")
-        approval = asyncio.create_task(_approve(file, trained))
+        approval = asyncio.ensure_future(_approve(file, trained))
         await self.inference.publish(None if adapter else slot, version, approval=approval, adapter=adapter)
         self._slots.serves(slot)
 
     # -- health ---------------------------------------------------------------------------------------------------
 
     def _tell(self, _: EngineHealth) -> None:
-        """One health out of two: as good as the worse of the children."""
+        """One health out of two: as good as the worse of inference and the trainer."""
         both = (self.inference.health, self.trainer.health)
         reasons = [health.reason for health in both if health.reason is not None and not health.ready]
         health = EngineHealth(
@@ -237,6 +248,7 @@ class LocalEngine:
             reason="; ".join(reasons) or None,
             failures=sum(health.failures for health in both),
             inference_ready=self.inference.health.ready,
+            replicas=self.inference.health.replicas,
             hung_since=min((health.hung_since for health in both if health.hung_since is not None), default=None),
         )
         if health != self._health:

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
@@ -67,6 +67,9 @@ class VllmInference(Sampler):
         self._adapter: ServedAdapter | None = None
         self._started_with: ServedAdapter | None = None
         self._publishing = asyncio.Lock()
+        self._loading = asyncio.Lock()
+        self._starting = False
+        """Whether the newest child has yet to read the weights that it will serve."""
         self._socket_dir: Path | None = None
         self._client: VllmClient | None = None
         self._lived_at = clock.monotonic()
@@ -101,6 +104,10 @@ class VllmInference(Sampler):
         """Start the child and wait until it serves. Again: nothing. Raises: EngineDown with the reason."""
         await self._supervisor.boot()
 
+    async def settled(self) -> None:
+        """Wait until the child serves. Raises: EngineDown when it never will."""
+        await self._supervisor.settled()
+
     async def shutdown(self) -> None:
         """End the child; leave neither processes, sockets nor shared memory behind."""
         await self._supervisor.shutdown()
@@ -113,17 +120,18 @@ class VllmInference(Sampler):
         weights_dir: Path | None,
         version: WeightsVersion,
         *,
-        approval: Awaitable[None] | None = None,
+        approval: asyncio.Future[None] | None = None,
         adapter: ServedAdapter | None = None,
     ) -> None:
-        """Serve other weights in place, under `version`; calls in flight go on over the change.
+        """Serve other weights in place, under `version`; calls in flight go on over the change. From then on no call sees others.
 
         weights_dir: safetensors under the checkpoint's own names, best in memory; keep them until the next publish, a child
-        that crashed is started with them again. None: the hosted model's own weights. When the change itself fails the child
-        is started anew with the new weights. approval: looks at the weights meanwhile; those it refuses answer no call.
-        adapter: served on the hosted weights, with weights_dir None. From whole weights to adapters and back the child is
-        started anew: only one that makes room for them has the slower layers that they need.
-        Raises: WeightsRefused, and those of before are served; EngineDown when nothing can be served any more.
+        that crashed is started with them again. None: the hosted model's own weights. approval: looks at the weights meanwhile;
+        those it refuses answer no call. adapter: served on the hosted weights, with weights_dir None.
+        Does not wait for a child that is being started (`settled` does): it begins with the new weights. When the change itself
+        fails the child is started anew with them, and so it is from whole weights to adapters and back: only one that makes room
+        for them has the slower layers that they need.
+        Raises: WeightsRefused, and those of before are served.
         """
         async with self._publishing:
             if weights_dir is None and self._weights_dir is None and adapter is None and self._adapter is None:
@@ -132,6 +140,8 @@ class VllmInference(Sampler):
             if not self._has_room(adapter):
                 await self._start_with(weights_dir, version, approval, adapter, failed=False)
                 return
+            if self._starting and await self._begins_with(weights_dir, version, approval, adapter):
+                return
             try:
                 limit_s = _CHANGES * self.silence_s + loading_s(weights_dir or self.settings.model_dir)
                 with self._limited_otherwise():
@@ -139,7 +149,6 @@ class VllmInference(Sampler):
                         await self._change_weights(weights_dir, version, approval, adapter)
             except WeightsRefused:
                 await self._supervisor.restart()
-                await self._supervisor.settled()
                 raise
             except (EngineError, TimeoutError) as error:
                 _LOG.warning("weights could not be changed in place (%r); starting inference anew", error)
@@ -191,7 +200,7 @@ class VllmInference(Sampler):
         self,
         weights_dir: Path | None,
         version: WeightsVersion,
-        approval: Awaitable[None] | None,
+        approval: asyncio.Future[None] | None,
         adapter: ServedAdapter | None,
         *,
         failed: bool = True,
@@ -202,19 +211,34 @@ class VllmInference(Sampler):
         failed: because the one that runs could not take them, and not because it was made for others. silence: because it hangs.
         """
         try:
-            if approval is not None:
-                await approval
+            await _approved(approval)
             self._weights_dir, self._adapter = weights_dir, adapter
             self._spans.change(version, {})
         finally:
             await self._supervisor.restart(failed=failed, silence=silence)
-            await self._supervisor.settled()
+
+    async def _begins_with(
+        self,
+        weights_dir: Path | None,
+        version: WeightsVersion,
+        approval: asyncio.Future[None] | None,
+        adapter: ServedAdapter | None,
+    ) -> bool:
+        """Have the child that is being started read these weights. False: it has read others meanwhile, and serves."""
+        await _approved(approval)
+        async with self._loading:  # who reads those of before has read them: whoever writes next writes over them
+            if self._starting:
+                self._weights_dir, self._adapter = weights_dir, adapter
+                self._spans.change(version, {})
+                return True
+        await self._supervisor.settled()
+        return False
 
     async def _change_weights(
         self,
         weights_dir: Path | None,
         version: WeightsVersion,
-        approval: Awaitable[None] | None,
+        approval: asyncio.Future[None] | None,
         adapter: ServedAdapter | None,
     ) -> None:
         client = self._serving()
@@ -225,8 +249,7 @@ class VllmInference(Sampler):
         else:
             await client.replace_weights(weights_dir or self.settings.model_dir)
         await client.forget_prefixes()
-        if approval is not None:
-            await approval
+        await _approved(approval)
         self._weights_dir, self._adapter = weights_dir, adapter
         self._spans.change(version, counts)
         await client.resume()
@@ -244,7 +267,7 @@ class VllmInference(Sampler):
         self._socket_dir = _private_dir(self.settings.log_path.with_suffix(".socket-dir"))
         socket = self._socket_dir / _SOCKET
         self._client = VllmClient(socket, answer_s=self.silence_s)
-        self._started_with = self._adapter
+        self._started_with, self._starting = self._adapter, True
         mask_folder(socket).mkdir()
         return await ChildProcess.start(self.settings.command(socket, self._adapter))
 
@@ -254,12 +277,17 @@ class VllmInference(Sampler):
             raise EngineDown("no child was started")
         while not await client.healthy():
             await self._clock.sleep(_PROBE_EVERY_S)
-        weights_dir = self._weights_dir
-        if weights_dir is not None:
-            await client.replace_weights(weights_dir)
-            await client.forget_prefixes()
-        if (weights_dir, self._started_with) != (self._weights_dir, self._adapter):
-            raise EngineDown("other weights were published while inference was starting")
+        async with self._loading:
+            adapter = self._adapter
+            if self._weights_dir is not None:
+                await client.replace_weights(self._weights_dir)
+                await client.forget_prefixes()
+            elif adapter is not None and self._has_room(adapter):  # a newer one may lie there than it was started with
+                await client.replace_adapter(self.settings.model_name, adapter.folder)
+                await client.forget_prefixes()
+            if not self._has_room(self._adapter):
+                raise EngineDown("other weights were published while inference was starting")
+            self._starting = False
 
     # -- signs of life --------------------------------------------------------------------------------------------
 
@@ -282,7 +310,7 @@ class VllmInference(Sampler):
             if asked is not None:
                 asked.cancel()
                 await asyncio.gather(asked, return_exceptions=True)
-        return self._silence(f"inference (vLLM) has given no sign of life for {self.silence_s:.0f} s")
+        return self._silence(f"{self.settings.child_name} has given no sign of life for {self.silence_s:.0f} s")
 
     async def _ask_for_life(self) -> None:
         if self._client is None:
@@ -334,6 +362,12 @@ class VllmInference(Sampler):
     def _tell(self, health: EngineHealth) -> None:
         for subscriber in self._subscribers:
             subscriber(health)
+
+
+async def _approved(approval: asyncio.Future[None] | None) -> None:
+    """Raises: what the approval raises. Others wait for it too: it goes on where this is cancelled."""
+    if approval is not None:
+        await asyncio.shield(approval)
 
 
 def _private_dir(note: Path) -> Path:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from foundation.clock import Clock
+from swarm.engine.devices import DeviceName
 from swarm.engine.machine import Device, thread_count, yielding_threads
 from swarm.engine.sampling.server import REUSE_MEMORY, child_environment
 from swarm.engine.seam import EngineError, EngineHealth
@@ -26,7 +27,7 @@ _SAME_BITS = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 
 
 class LocalTrainer(TrainerHandle):
-    """dtype: what inference multiplies in; weights on their way there are not narrowed below it.
+    """index: which device of its kind, from 0. dtype: what inference multiplies in; weights on their way there are not narrowed below it.
 
     offload_optimizer: between steps the optimiser's state lies in the machine's memory instead of the device's.
     """
@@ -39,12 +40,13 @@ class LocalTrainer(TrainerHandle):
         clock: Clock,
         on_health: Callable[[EngineHealth], None],
         device: Device = "cpu",
+        index: int = 0,
         dtype: ComputeType = "bfloat16",
         offload_optimizer: bool = False,
         back_off: BackOff | None = None,
     ) -> None:
         self._model = model
-        self._device = device
+        self._device = DeviceName(device, index)
         self._dtype = dtype
         self._offload_optimizer = offload_optimizer
         super().__init__(
@@ -72,14 +74,14 @@ class LocalTrainer(TrainerHandle):
         return reply.sha256
 
     def _command(self, descriptor: int) -> ChildCommand:
-        env = child_environment(os.environ) | REUSE_MEMORY | _SAME_BITS
-        if self._device == "cpu":
+        env = child_environment(os.environ) | REUSE_MEMORY | _SAME_BITS | self._device.environment(os.environ)
+        if self._device.kind == "cpu":
             env |= yielding_threads(os.environ)
         argv = [
             *(sys.executable, "-m", "swarm.engine.local.trainer_process"),
             *("--model", str(self._model.path), "--fingerprint", self._model.fingerprint),
             *("--socket", str(descriptor), "--threads", str(thread_count(env))),
-            *("--device", self._device, "--dtype", self._dtype),
+            *("--device", self._device.kind, "--dtype", self._dtype),
             *(["--offload-optimizer"] if self._offload_optimizer else []),
         ]
         return ChildCommand(name="trainer", argv=argv, env=env, log_path=self._log_path, pass_fds=(descriptor,))

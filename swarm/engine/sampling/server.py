@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from foundation.paths import packages_root, user_cache_dir
+from swarm.engine.devices import DeviceName
 from swarm.engine.machine import (
     GIB,
     Device,
@@ -104,6 +105,10 @@ class VllmSettings:
     model_dir: Path
     model_name: str
     log_path: Path
+    index: int = 0
+    """Which device of its kind, from 0."""
+    replicas: int = 1
+    """How many such children there are. Those on one CPU share its cores."""
     max_model_len: int | None = None
     max_num_seqs: int | None = None
     """Sequences that are sampled at once; None: 64 on the CPU, 256 on a GPU."""
@@ -140,6 +145,15 @@ class VllmSettings:
         if self.max_model_len > longest:
             raise EngineError(f"{self.model_name} holds {longest} tokens at most; {self.max_model_len} were asked for")
         return self.max_model_len
+
+    @property
+    def device_name(self) -> DeviceName:
+        return DeviceName(self.device, self.index)
+
+    @property
+    def child_name(self) -> str:
+        """What logs and errors call the child."""
+        return "inference (vLLM)" if self.replicas == 1 else f"inference (vLLM on {self.device_name})"
 
     @property
     def sequences(self) -> int:
@@ -235,15 +249,21 @@ class VllmSettings:
             argv += ["--max-lora-rank", str(adapter.room), "--lora-modules", json.dumps(hosted)]
         env["TMPDIR"] = str(socket.parent)
         env[FOLDER_VARIABLE] = str(mask_folder(socket))
-        return ChildCommand(name="inference (vLLM)", argv=argv, env=env, log_path=self.log_path)
+        return ChildCommand(name=self.child_name, argv=argv, env=env, log_path=self.log_path)
 
     def _program(self) -> tuple[str, dict[str, str]]:
         """The module that serves, and its environment. Threads that are not bound to cores may begin before the core does."""
-        env = _compiled_code(os.environ) | child_environment(os.environ) | REUSE_MEMORY
+        env = _compiled_code(os.environ) | child_environment(os.environ, sharing=self._sharing) | REUSE_MEMORY
+        env |= self.device_name.environment(os.environ)
         yielding = yielding_threads(os.environ) if self.device == "cpu" else {}
         if yielding and env.get("VLLM_CPU_OMP_THREADS_BIND") == "nobind":
             return FORKING_SERVER, env | yielding | _READ_BY_IMPORTS
         return VLLM_SERVER, env | yielding
+
+    @property
+    def _sharing(self) -> int:
+        """How many of these children compute on the same cores."""
+        return self.replicas if self.device == "cpu" else 1
 
     @cached_property
     def tool_parser(self) -> str | None:
@@ -293,12 +313,19 @@ def _compiled_code(environ: Mapping[str, str]) -> dict[str, str]:
     return {"TORCHINDUCTOR_CACHE_DIR": str(folder), "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0"}
 
 
-def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The child's environment: ours without keys and tokens, offline, its threads set for this machine."""
+def child_environment(environ: Mapping[str, str], *, sharing: int = 1) -> dict[str, str]:
+    """The child's environment: ours without keys and tokens, offline, its threads set for this machine.
+
+    sharing: how many such children have the cores among them.
+    """
     secret = ("KEY", "TOKEN", "SECRET", "PASSWORD")
     env = {name: value for name, value in environ.items() if not name.upper().endswith(secret)}
     paths = [str(packages_root()), *filter(None, [env.get("PYTHONPATH")])]
-    return thread_settings(env) | VLLM_ANYWHERE | {"PYTHONPATH": os.pathsep.join(paths), "VLLM_SERVER_DEV_MODE": "1"}
+    return (
+        thread_settings(env, sharing=sharing)
+        | VLLM_ANYWHERE
+        | {"PYTHONPATH": os.pathsep.join(paths), "VLLM_SERVER_DEV_MODE": "1"}
+    )
 
 
 def _refuse_unlike_rotations(name: str, config: Mapping[str, Any]) -> None:

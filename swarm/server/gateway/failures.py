@@ -74,7 +74,7 @@ class EngineWait:
 
     def on_health(self, health: EngineHealth) -> None:
         self._failed = health.failed_for_good
-        if health.ready or health.failed_for_good:
+        if health.samples or health.failed_for_good:
             self._ready.set()
         else:
             self._ready.clear()
@@ -113,7 +113,8 @@ class Failures:
         self._service = service
         self._clock = clock
         self._hung = False
-        self._crashes = 0
+        self._crashes: dict[str, int] = {}
+        """Of each process that samples, by its device."""
         self._left: deque[KeptCall] = deque(maxlen=_LEFT_AT_MOST)
         """The newest calls that their clients gave up."""
         self._lived_at = 0.0
@@ -148,18 +149,21 @@ class Failures:
 
     def on_health(self, health: EngineHealth) -> None:
         """Mark calls whose clients gave up because the engine hung or crashed."""
-        crashed = not health.samples and health.failures > self._crashes
-        self._crashes = health.failures
-        self._hung = not health.samples and (health.hung_since is not None or self._hung)
-        if health.samples:
-            return
-        if health.hung_since is not None:
-            since, failure = health.hung_since, _failure("engine_hung", health.reason or "")
-        elif crashed:
-            since = max(self._lived_at, self._clock.now() - CRASH_UNNOTICED_S)
-            failure = _failure("engine_down", health.reason or "")
-        else:
-            return
+        samplers = health.samplers
+        self._hung = any(not each.ready and (each.hung_since is not None or self._hung) for each in samplers)
+        for each in samplers:
+            known, self._crashes[each.device] = self._crashes.get(each.device, 0), each.failures
+            if each.ready:
+                continue
+            if each.hung_since is not None:
+                self._mark_left(each.hung_since, _failure("engine_hung", each.reason or ""))
+            elif each.failures > known:
+                since = self._clock.now() - CRASH_UNNOTICED_S
+                lived_at = self._lived_at if len(samplers) == 1 else since  # of which one that token was is not known
+                self._mark_left(max(lived_at, since), _failure("engine_down", each.reason or ""))
+
+    def _mark_left(self, since: float, failure: CallFailure) -> None:
+        """Calls that their clients gave up after this Unix time may have met it, whichever replica they were at."""
         left = [call for call in self._left if call.at >= since]
         self._left.clear()
         for call in left:

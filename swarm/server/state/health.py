@@ -32,6 +32,7 @@ def engine_health(t: Transition, health: EngineHealth) -> None:
     """While the engine is not ready, leases stand still."""
     situation = t.state.situation
     situation.engine_failures = health.failures
+    situation.replicas = health.replicas
     _note_hang(t, health)
     if health.ready:
         situation.lease_clock.go(t.now.monotonic)
@@ -50,7 +51,7 @@ def _note_hang(t: Transition, health: EngineHealth) -> None:
     if health.hung_since is not None and (known is None or known.since != health.hung_since):
         reason = health.reason or "a process of the engine hangs"
         situation.hang = Hang(reason=reason, phase=situation.shown_phase, since=health.hung_since, found_at=now)
-    elif health.ready and known is not None and known.over_at is None:
+    elif health.ready and health.hung_since is None and known is not None and known.over_at is None:
         situation.hang = known.model_copy(update={"over_at": now})
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from foundation.ids import Ids
-from swarm.engine.seam import EngineInfo
+from swarm.engine.seam import EngineInfo, ReplicaHealth
 from swarm.protocol.episodes import WeightsVersion
 from swarm.protocol.status import Failure, Hang, Phase, WaitingFor
 from swarm.server.state.batching import Awaited, Turns, balance_under
@@ -45,6 +45,7 @@ class Situation:
     engine_ready: bool = False
     engine_failed: Failure | None = None
     engine_failures: int = 0
+    replicas: tuple[ReplicaHealth, ...] = ()
     hang: Hang | None = None
     """The engine's newest one."""
     opened_run: str | None = None

@@ -14,6 +14,7 @@ from swarm.protocol.status import (
     MixStatus,
     Phase,
     PoolStatus,
+    ReplicaStatus,
     RunReport,
     ServerStatus,
     StepMetrics,
@@ -68,6 +69,16 @@ def status(state: ServerState, now: Moment, server_id: str, *, revision: int, to
             warm=situation.engine_ready,
             failures=situation.engine_failures,
             hang=situation.hang,
+            replicas=[
+                ReplicaStatus(
+                    device=each.device,
+                    ready=each.ready,
+                    failed_for_good=each.failed_for_good,
+                    failures=each.failures,
+                    reason=None if each.ready else each.reason,
+                )
+                for each in situation.replicas
+            ],
         ),
         limits=dict(held.spec.limits) if held else {},
     )
@@ -109,6 +120,7 @@ def watched(state: ServerState, now: Moment) -> tuple[object, ...]:
         situation.shown_phase,
         situation.engine_ready,
         situation.engine_failures,
+        situation.replicas,
         situation.hang,
         situation.waiting_for,
         situation.opened_run,

@@ -235,7 +235,7 @@ def test_weights_of_another_device_are_not_expected_to_be_made_again(
     stored: Stored, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copied = made_on("cuda", stored, tmp_path)
-    monkeypatch.setattr("swarm.engine.machine._why_no_gpu", lambda environ: "none here")
+    monkeypatch.setattr("swarm.engine.machine.why_no_gpu", lambda environ: "none here")
     asked = ["replay", stored.run_id, "--state-dir", str(copied.state_dir)]
     assert main([*asked, "--check"]) == 2
     assert "the checkpoint of step 2 was made on cuda, and this replay trains on cpu" in capsys.readouterr().err
@@ -275,7 +275,7 @@ def test_a_replay_trains_on_what_the_run_was_trained_on_unless_told_otherwise(
         raise EngineError(f"a trainer on {device}")
 
     copied = made_on(recorded, stored, tmp_path)
-    monkeypatch.setattr("swarm.engine.machine._why_no_gpu", lambda environ: None)
+    monkeypatch.setattr("swarm.engine.machine.why_no_gpu", lambda environ: None)
     monkeypatch.setattr("swarm.cli.replay.LocalTrainer", begun)
     assert main(["replay", stored.run_id, "--state-dir", str(copied.state_dir), *options]) == 1
     assert f"a trainer on {used}" in capsys.readouterr().err

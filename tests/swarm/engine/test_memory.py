@@ -17,10 +17,11 @@ from tokenizers.models import WordLevel
 
 from foundation.clock import SystemClock
 from swarm.engine import machine as memory
+from swarm.engine.devices import Layout
 from swarm.engine.local.checkpoints import wider
 from swarm.engine.local.engine import LocalEngine
 from swarm.engine.local.forward import DTYPES
-from swarm.engine.machine import GIB, parameters, segment_tokens, served_bytes, trainer_memory, weight_bytes
+from swarm.engine.machine import GIB, Device, parameters, segment_tokens, served_bytes, trainer_memory, weight_bytes
 from swarm.engine.sampling.server import REUSE_MEMORY
 from swarm.engine.seam import EngineDown, EngineError
 from swarm.models.folder import ModelFolder
@@ -149,21 +150,25 @@ async def test_an_engine_whose_trainer_does_not_fit_is_refused_before_anything_i
     assert made.trainer.process_id is None
 
 
+KINDS: tuple[Device, ...] = ("cpu", "cuda")
 LARGE = {**CONFIG, "hidden_size": 4096, "num_hidden_layers": 32, "max_position_embeddings": 4096}
 
 
 def test_what_lies_on_a_gpu_is_not_asked_of_the_machines_memory(folder: Path) -> None:
-    cpu, gpu = (sum(engine(folder, LARGE, device=device).memory_needed()) for device in ("cpu", "cuda"))
-    assert engine(folder, LARGE, device="cuda").inference.settings.kv_bytes == 16 * GIB
+    cpu, gpu = (sum(engine(folder, LARGE, devices=Layout.one(kind)).memory_needed()) for kind in KINDS)
+    assert engine(folder, LARGE, devices=Layout.one("cuda")).inference.settings.kv_bytes == 16 * GIB
     assert gpu < 8 * GIB
     assert cpu > 2 * GIB
-    few, many = (engine(folder, LARGE, device="cuda", max_num_seqs=count).memory_needed() for count in (1, 64))
+    few, many = (
+        engine(folder, LARGE, devices=Layout.one("cuda"), max_num_seqs=count).memory_needed() for count in (1, 64)
+    )
     assert few == many
 
 
 def test_who_takes_turns_on_a_gpu_waits_in_the_machines_memory(folder: Path) -> None:
     awake, turns = (
-        engine(folder, CONFIG, device="cuda", sleep_mode=sleeps).memory_needed() for sleeps in (False, True)
+        engine(folder, CONFIG, devices=Layout.one("cuda"), sleep_mode=sleeps).memory_needed()
+        for sleeps in (False, True)
     )
     assert turns[0] - awake[0] == weight_bytes(folder)
     assert turns[1] - awake[1] == 8 * N  # AdamW's two moments
@@ -176,7 +181,7 @@ async def test_an_engine_on_a_gpu_boots_on_a_machine_with_less_memory_than_the_g
     async def nothing() -> None:
         pass
 
-    made = engine(folder, LARGE, device="cuda")
+    made = engine(folder, LARGE, devices=Layout.one("cuda"))
     monkeypatch.setattr(made.inference, "boot", nothing)
     monkeypatch.setattr(made.trainer, "boot", nothing)
     monkeypatch.setattr("swarm.engine.machine.available_memory", lambda: 8 * GIB)

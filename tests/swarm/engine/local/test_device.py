@@ -11,6 +11,7 @@ import torch
 
 from foundation.clock import SystemClock
 from swarm.engine import machine as device_module
+from swarm.engine.devices import Layout
 from swarm.engine.local.checkpoints import hash_tensors
 from swarm.engine.local.engine import LocalEngine
 from swarm.engine.local.forward import Policy
@@ -167,7 +168,12 @@ def test_between_steps_an_offloaded_optimiser_holds_nothing_on_the_gpu(tiny_llam
 @pytest.mark.skipif(find_spec("vllm") is None, reason="needs vLLM built for CUDA")
 async def test_a_sleeping_inference_leaves_its_memory_to_the_trainer(smollm2: Path, tmp_path: Path) -> None:
     engine = LocalEngine(
-        resolve(str(smollm2)), logs=tmp_path, clock=SystemClock(), max_model_len=1024, device="cuda", sleep_mode=True
+        resolve(str(smollm2)),
+        logs=tmp_path,
+        clock=SystemClock(),
+        max_model_len=1024,
+        devices=Layout.one("cuda"),
+        sleep_mode=True,
     )
     try:
         await engine.boot()

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from foundation.clock import SystemClock
+from swarm.engine.devices import DeviceName, Layout
 from swarm.engine.local.engine import LocalEngine
 from swarm.engine.local.inference import WeightsRefused
 from swarm.engine.seam import (
@@ -52,18 +53,28 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-@pytest.fixture(scope="module", params=["tiny_llama", pytest.param("smollm2", marks=pytest.mark.campaign)])
+ENGINES = [
+    pytest.param(("tiny_llama", "cpu"), id="tiny_llama"),
+    pytest.param(("tiny_llama", "cpu:0,cpu:1"), id="two-replicas", marks=pytest.mark.campaign),
+    pytest.param(("smollm2", "cpu"), id="smollm2", marks=pytest.mark.campaign),
+]
+"""The model, and what inference computes on."""
+
+
+@pytest.fixture(scope="module", params=ENGINES)
 async def engine(
     anyio_backend: str, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[LocalEngine]:
     home = tmp_path_factory.mktemp("engine")
-    model = request.getfixturevalue(request.param)
+    name, inference = request.param
+    model = request.getfixturevalue(name)
     made = LocalEngine(
         model if isinstance(model, ModelFolder) else resolve(str(model)),
         logs=home / "logs",
         clock=SystemClock(),
         max_model_len=1024,
         max_num_seqs=8,
+        devices=Layout(trainer=DeviceName("cpu"), inference=tuple(map(DeviceName.parse, inference.split(",")))),
         back_off=BackOff(first_s=0.05, failures=3),
     )
     try:
@@ -236,7 +247,7 @@ async def test_a_call_over_a_change_of_weights_can_be_trained(
     assert outcome.metrics["logprob_mismatch_mean"] < 2 * MEAN_TOLERANCE
 
 
-@pytest.mark.parametrize("engine", ["tiny_llama"], indirect=True)
+@pytest.mark.parametrize("engine", ENGINES[:2], indirect=True)
 async def test_adapters_are_served_as_they_are_trained_and_hosted_weights_again_after_them(
     engine: LocalEngine, tmp_path: Path
 ) -> None:
@@ -244,7 +255,7 @@ async def test_adapters_are_served_as_they_are_trained_and_hosted_weights_again_
     hosted = await engine.sample(request(chat("Say red", seed=3)))
     run = RunContext(run_id="run-lora", branch=0, spec=lora, directory=tmp_path / "lora")
     assert await engine.open_run(run) == 0
-    child = engine.inference.process_id
+    children = [each.process_id for each in engine.inference.all]
     begun = await engine.sample(request(chat("Say red", seed=3)))
     assert begun.choices[0].logprobs == pytest.approx(hosted.choices[0].logprobs, abs=0.05)
     for step in (1, 2, 3):
@@ -252,7 +263,7 @@ async def test_adapters_are_served_as_they_are_trained_and_hosted_weights_again_
         assert outcome.metrics["logprob_mismatch_mean"] < 0.03
         await engine.serve(WeightsVersion(run_id=run.run_id, branch=0, step=step))
     assert outcome.metrics["kl_to_start"] > 0.03  # weights that were not served would show
-    assert engine.inference.process_id == child
+    assert [each.process_id for each in engine.inference.all] == children
     sampled = await engine.sample(request(chat("Say red", seed=3)))
     assert sampled.choices[0].versions[0].version.step == 3
     assert sampled.answer["model"] == "tiny-llama"
@@ -262,6 +273,6 @@ async def test_adapters_are_served_as_they_are_trained_and_hosted_weights_again_
     again = await engine.sample(request(chat("Say red", seed=3)))
     assert again.choices[0].logprobs == pytest.approx(hosted.choices[0].logprobs, abs=0.05)
     await engine.train(await batch_of(engine, lora.model_copy(update={"parameters": "full"}), 1))
-    child = engine.inference.process_id
+    children = [each.process_id for each in engine.inference.all]
     await engine.serve(WeightsVersion(run_id=full.run_id, branch=0, step=1))
-    assert engine.inference.process_id == child  # in place: inference holds what was trained
+    assert [each.process_id for each in engine.inference.all] == children  # in place: inference holds what was trained

@@ -42,7 +42,13 @@ async def starts(monkeypatch: pytest.MonkeyPatch) -> Starts:
     async def healthy(_: VllmClient) -> bool:
         return True
 
+    async def replace_adapter(_: VllmClient, name: str, folder: Path) -> None: ...
+
+    async def forget_prefixes(_: VllmClient) -> None: ...
+
     made = Starts()
+    monkeypatch.setattr(VllmClient, "replace_adapter", replace_adapter)
+    monkeypatch.setattr(VllmClient, "forget_prefixes", forget_prefixes)
     monkeypatch.setattr(ChildProcess, "start", made.start)
     monkeypatch.setattr(VllmClient, "healthy", healthy)
     monkeypatch.setattr(VllmSettings, "check_memory", lambda _: None)
@@ -78,6 +84,7 @@ async def test_an_adapter_published_while_a_crashed_child_is_started_again_is_wh
         await asyncio.sleep(0)
         starts.gate.set()
         await published
+        await inference.settled()
     assert inference.health.ready
     assert starts.served[:2] == [None, None]
     assert starts.served[-1] is not None

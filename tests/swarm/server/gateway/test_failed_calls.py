@@ -16,7 +16,7 @@ import pytest
 from foundation.clock import SystemClock
 from foundation.ids import RandomIds
 from swarm.engine.echo.engine import EchoEngine
-from swarm.engine.seam import Engine, EngineHealth
+from swarm.engine.seam import Engine, EngineHealth, ReplicaHealth
 from swarm.protocol.episodes import CallFailure, LedgerEntry, RecordedCall
 from swarm.server.service import Service
 from tests.fakes.ailing_engine import AilingEngine
@@ -221,6 +221,30 @@ def test_a_token_of_one_replica_says_nothing_of_calls_given_up_on_another_that_h
     engine.tell(EngineHealth(ready=False, hung_since=healthy, failures=1, reason="a replica hangs"))
     assert reasons(episode) == ["engine_hung"]
     assert reasons(other) == []
+
+
+@pytest.mark.parametrize("reason", ["engine_hung", "engine_down"])
+def test_calls_given_up_while_one_replica_of_several_hung_or_crashed_may_have_met_it(
+    ailing: Served, engine: AilingEngine, reason: str
+) -> None:
+    episode, other = ailing.claim(), ailing.claim()
+    healthy = time.time() if reason == "engine_hung" else None
+    well = ReplicaHealth(device="cuda:1", ready=True)
+    engine.ailment = "hung"
+    gives_up(episode)
+    until(lambda: len(episode.trace().calls) == 1)
+    engine.ailment = None
+    assert ask(other).status_code == 200  # by the replica that is well
+    ill = ReplicaHealth(device="cuda:2", ready=False, failures=1, hung_since=healthy, reason="it is away")
+    engine.tell(EngineHealth(ready=True, failures=1, hung_since=healthy, replicas=(well, ill)))
+    assert reasons(episode) == [reason]
+    assert reasons(other) == []
+    engine.ailment = "hung"
+    gives_up(other)
+    engine.tell(
+        EngineHealth(ready=False, failures=2, inference_ready=True, replicas=(well, ill))
+    )  # the trainer's crash
+    assert "engine_down" not in reasons(other)
 
 
 def test_a_call_given_up_before_the_last_token_did_not_meet_a_crash(ailing: Served, engine: AilingEngine) -> None:

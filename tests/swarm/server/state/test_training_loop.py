@@ -7,6 +7,7 @@ import errno
 import math
 import sqlite3
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 
 from foundation.clock import ManualClock
 from swarm.client.wire import read
-from swarm.engine.seam import EngineHealth
+from swarm.engine.seam import EngineHealth, ReplicaHealth
 from swarm.protocol.episodes import DropReason, EpisodeAbort, TaskProgress
 from swarm.protocol.errors import ErrorCode, Refusal
 from swarm.protocol.status import Phase, RunReport, RunRequest
@@ -532,6 +533,31 @@ async def test_inference_that_came_back_is_given_the_weights_again_before_anyone
         await world.until_phase(Phase.ROLLING)
         assert (await world.claim("t-1")).weights_version.step == 1
         assert world.engine.log == ["serve 1"]
+
+
+async def test_a_replica_that_hangs_is_named_and_the_run_goes_on_with_the_others(tmp_path: Path) -> None:
+    async with running(tmp_path) as world:
+        await world.begin(limits={"steps": 1})
+        since = world.clock.now()
+        well = ReplicaHealth(device="cuda:1", ready=True, reason="it was started")
+        ill = ReplicaHealth(device="cuda:2", ready=False, reason="hangs", failures=1, hung_since=since)
+        for reason in ("hangs", "is started anew"):
+            replicas = (well, replace(ill, reason=reason))
+            world.engine.tell(EngineHealth(ready=True, hung_since=since, failures=1, replicas=replicas))
+            status = await world.service.status()
+            assert (status.phase, status.trouble) == (Phase.ROLLING, None)
+            assert status.engine.hang is not None
+            assert status.engine.hang.over_at is None
+            assert [(each.device, each.ready, each.reason) for each in status.engine.replicas] == [
+                ("cuda:1", True, None),
+                ("cuda:2", False, reason),
+            ]
+        world.engine.tell(EngineHealth(ready=True, failures=1, replicas=(well, replace(well, device="cuda:2"))))
+        hang = (await world.service.status()).engine.hang
+        assert hang is not None
+        assert hang.over_at is not None
+        await world.batch()
+        await world.until_step(1)
 
 
 async def test_an_engine_that_failed_for_good_is_said_to_have_failed(tmp_path: Path) -> None:

@@ -1,0 +1,112 @@
+"""Which devices of one machine an engine computes on: one for the trainer, one for each replica of inference.
+
+GPUs are counted as CUDA counts them, within CUDA_VISIBLE_DEVICES. Read from device files, without importing torch.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast, get_args
+
+from swarm.engine.machine import Device, cores, why_no_gpu
+from swarm.engine.seam import EngineError
+
+_DEVICE_FILES = Path("/dev")
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class DeviceName:
+    """One device: `cuda:1` is the second GPU that CUDA would find, `cpu:1` the second replica on this processor."""
+
+    kind: Device
+    index: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.index}"
+
+    @classmethod
+    def parse(cls, text: str) -> DeviceName:
+        """`cpu` and `cuda` are the first of their kind. Raises: ValueError, in words for a person."""
+        kind, _, index = text.strip().partition(":")
+        if kind not in get_args(Device) or not re.fullmatch(r"(:\d{1,4})?", text.strip()[len(kind) :]):
+            raise ValueError(f"{text.strip()!r} is no device: write cpu, cpu:1, cuda:0, cuda:1, ...")
+        return cls(cast("Device", kind), int(index or 0))
+
+    def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """What a child gets so that this is the only GPU it finds; for a CPU nothing. environ: our own."""
+        if self.kind == "cpu":
+            return {}
+        visible = _visible(environ)
+        return {_VISIBLE: str(self.index) if visible is None else visible[self.index]}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Where the trainer and the replicas compute, all on devices of one kind. Raises: ValueError, in words for a person."""
+
+    trainer: DeviceName
+    inference: tuple[DeviceName, ...]
+
+    def __post_init__(self) -> None:
+        if not self.inference:
+            raise ValueError("inference needs a device")
+        twice = next((device for device in self.inference if self.inference.count(device) > 1), None)
+        if twice is not None:
+            raise ValueError(f"inference has {twice} twice: a replica needs a device of its own, so name each once")
+        if len({device.kind for device in (self.trainer, *self.inference)}) > 1:
+            raise ValueError("the trainer and inference compute on one kind of device: name CPUs alone, or GPUs alone")
+
+    @classmethod
+    def one(cls, kind: Device) -> Layout:
+        """The trainer and one inference, both on the first device of its kind."""
+        return cls(trainer=DeviceName(kind), inference=(DeviceName(kind),))
+
+    @property
+    def kind(self) -> Device:
+        return self.trainer.kind
+
+    @property
+    def shared(self) -> bool:
+        """Whether the trainer and one inference have the same device, and no other."""
+        return self.inference == (self.trainer,)
+
+    def __str__(self) -> str:
+        if self == Layout.one(self.kind):
+            return self.kind
+        return f"trainer {self.trainer}, inference {' '.join(map(str, self.inference))}"
+
+    def require(self, environ: Mapping[str, str]) -> None:
+        """Raises: EngineError for a device that this machine does not have."""
+        if self.kind == "cuda" and (reason := why_no_gpu(environ)) is not None:
+            raise EngineError(f"there is no {self.trainer}: {reason}")
+        there = _count(self.kind, environ)
+        for device in (self.trainer, *self.inference):
+            if device.index >= there:
+                what = "cores for replicas" if self.kind == "cpu" else "GPUs that may be used"
+                raise EngineError(f"there is no {device}: this machine has {there} {what}, counted from {self.kind}:0")
+
+
+def _count(kind: Device, environ: Mapping[str, str]) -> int:
+    """A processor takes at most as many replicas as it has cores."""
+    if kind == "cpu":
+        return cores()
+    visible = _visible(environ)
+    if visible is not None:
+        return len(visible)
+    return sum(re.fullmatch(r"nvidia\d+", file.name) is not None for file in _DEVICE_FILES.glob("nvidia*"))
+
+
+def _visible(environ: Mapping[str, str]) -> list[str] | None:
+    """The GPUs that CUDA may use, by number or UUID, up to the first that is none; None: every one."""
+    if _VISIBLE not in environ:
+        return None
+    named: list[str] = []
+    for each in environ[_VISIBLE].split(","):
+        if each.strip() in ("", "-1"):
+            break
+        named.append(each.strip())
+    return named

@@ -1,0 +1,240 @@
+"""Inference on several devices of this machine: a vLLM server on each. They share the calls and serve the same weights.
+
+Each replica lives and dies on its own. While one of them serves, inference does. Knows nothing of episodes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from swarm.engine.local.inference import VllmInference
+from swarm.engine.sampling.server import ServedAdapter, VllmSettings
+from swarm.engine.seam import (
+    Dialect,
+    EngineDown,
+    EngineHealth,
+    ReplicaHealth,
+    Sampled,
+    SampledEvent,
+    SampleRequest,
+)
+from swarm.protocol.episodes import WeightsVersion
+
+_LOG = logging.getLogger(__name__)
+_AHEAD = 4
+"""A call follows its prompt to a replica that has at most so many calls more than the idlest one."""
+_KEPT = 20_000
+"""Prompts' beginnings that are remembered of a replica."""
+_TEXT_PART = 256
+"""Characters, or token ids, of a text completion's prompt that are compared at once."""
+
+
+@dataclass(slots=True)
+class Replica:
+    """A server, the calls that it has, and the prompts whose keys and values it may hold, by hash; the newest last."""
+
+    inference: VllmInference
+    calls: int = 0
+    held: dict[int, None] = field(default_factory=dict)
+
+    def known(self, beginnings: Sequence[int]) -> int:
+        """How many of these ever longer beginnings of a prompt it has computed."""
+        return next((at for at, each in enumerate(beginnings) if each not in self.held), len(beginnings))
+
+    def takes(self, beginnings: Sequence[int]) -> None:
+        for each in beginnings:
+            self.held.pop(each, None)
+            self.held[each] = None
+        while len(self.held) > _KEPT:
+            del self.held[next(iter(self.held))]
+
+
+class Replicas:
+    """All replicas of one model, as one inference. All coroutines are called from one event loop.
+
+    boot, shutdown, render, decode, sample and stream keep the promises of `swarm.engine.seam.Engine`. A call goes to the replica that
+    has computed most of its prompt, unless another one has far fewer calls. Calls of a replica that dies fail; the next ones go to
+    the others.
+    """
+
+    def __init__(self, replicas: Sequence[VllmInference]) -> None:
+        self.all = tuple(replicas)
+        self._replicas = [Replica(each) for each in replicas]
+        self._subscribers: list[Callable[[EngineHealth], None]] = []
+        for each in replicas:
+            each.subscribe(self._tell)
+
+    @property
+    def settings(self) -> VllmSettings:
+        """Of the first replica. The others differ in the device and the log."""
+        return self.all[0].settings
+
+    @property
+    def health(self) -> EngineHealth:
+        """Ready while one of them is, and failed for good once all are."""
+        each = [(str(replica.settings.device_name), replica.health) for replica in self.all]
+        reasons = [health.reason for _, health in each if health.reason is not None and not health.ready]
+        return EngineHealth(
+            ready=any(health.ready for _, health in each),
+            booting=any(health.booting for _, health in each),
+            failed_for_good=all(health.failed_for_good for _, health in each),
+            reason="; ".join(reasons) or None,
+            failures=sum(health.failures for _, health in each),
+            hung_since=min((health.hung_since for _, health in each if health.hung_since is not None), default=None),
+            replicas=tuple(
+                ReplicaHealth(
+                    device=device,
+                    ready=health.ready,
+                    failed_for_good=health.failed_for_good,
+                    reason=health.reason,
+                    failures=health.failures,
+                    hung_since=health.hung_since,
+                )
+                for device, health in each
+            ),
+        )
+
+    def subscribe(self, on_health: Callable[[EngineHealth], None]) -> None:
+        """Hear of every change of any replica's health."""
+        self._subscribers.append(on_health)
+
+    def memory_needed(self) -> int:
+        """Bytes of the machine's memory, of all of them; see `VllmSettings`."""
+        return sum(replica.settings.memory_needed() for replica in self.all)
+
+    def least_memory(self) -> int:
+        """The same with weights loaded and hardly a request."""
+        return sum(replica.settings.least_memory() for replica in self.all)
+
+    async def boot(self) -> None:
+        """Start them all. One that cannot start is left out, and its health says so. Raises: EngineDown when none can."""
+        outcomes = await asyncio.gather(*(replica.boot() for replica in self.all), return_exceptions=True)
+        failed = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+        for error in failed:
+            if not isinstance(error, EngineDown) or len(failed) == len(self.all):
+                raise error
+            _LOG.error("a replica is left out: %s", error)
+
+    async def settled(self) -> None:
+        """Wait until one of them serves. Raises: EngineDown when none will."""
+        waits = [asyncio.ensure_future(replica.settled()) for replica in self.all]
+        try:
+            for number, wait in enumerate(asyncio.as_completed(waits), start=1):
+                try:
+                    await wait
+                    return
+                except EngineDown:
+                    if number == len(waits):
+                        raise
+        finally:
+            for each in waits:
+                each.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
+
+    async def shutdown(self) -> None:
+        await asyncio.gather(*(replica.shutdown() for replica in self.all))
+
+    # -- tokens and sampling --------------------------------------------------------------------------------------
+
+    async def render(self, dialect: Dialect, body: dict[str, Any], *, add_generation_prompt: bool = True) -> list[int]:
+        with self._taken(()) as replica:
+            return await replica.render(dialect, body, add_generation_prompt=add_generation_prompt)
+
+    def decode(self, ids: list[int]) -> str:
+        return self.all[0].decode(ids)
+
+    async def sample(self, request: SampleRequest) -> Sampled:
+        with self._taken(self._beginnings(request)) as replica:
+            return await replica.sample(request)
+
+    async def stream(self, request: SampleRequest) -> AsyncGenerator[SampledEvent, None]:
+        with self._taken(self._beginnings(request)) as replica:
+            async with aclosing(replica.stream(request)) as events:
+                async for event in events:
+                    yield event
+
+    @contextmanager
+    def _taken(self, beginnings: Sequence[int]) -> Iterator[VllmInference]:
+        """The replica that takes a call with this prompt. Raises: EngineDown when there is none."""
+        ready = [replica for replica in self._replicas if replica.inference.health.ready]
+        if not ready:
+            raise EngineDown(self.health.reason or "inference is not booted")
+        fewest = min(replica.calls for replica in ready)
+        near = [replica for replica in ready if replica.calls <= fewest + _AHEAD]
+        taken = max(near, key=lambda replica: (replica.known(beginnings), -replica.calls))
+        taken.takes(beginnings)
+        taken.calls += 1
+        try:
+            yield taken.inference
+        finally:
+            taken.calls -= 1
+
+    def _beginnings(self, request: SampleRequest) -> list[int]:
+        return [] if len(self.all) == 1 else beginnings(request)
+
+    # -- weights --------------------------------------------------------------------------------------------------
+
+    async def publish(
+        self,
+        weights_dir: Path | None,
+        version: WeightsVersion,
+        *,
+        approval: asyncio.Future[None] | None = None,
+        adapter: ServedAdapter | None = None,
+    ) -> None:
+        """Serve other weights in all of them, in place; see `VllmInference.publish`. From then on no replica serves others.
+
+        Returns when one of them serves: a replica that has to be started anew does not hold the others up.
+        Raises: WeightsRefused, and those of before are served; EngineDown when nothing can be served any more.
+        """
+        changes = (replica.publish(weights_dir, version, approval=approval, adapter=adapter) for replica in self.all)
+        outcomes = await asyncio.gather(*changes, return_exceptions=True)
+        for replica in self._replicas:
+            replica.held.clear()
+        await self.settled()
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
+
+    @asynccontextmanager
+    async def asleep(self) -> AsyncIterator[None]:
+        """All of them sleep meanwhile; see `VllmInference.asleep`."""
+        async with AsyncExitStack() as sleeping:
+            for replica in self.all:
+                await sleeping.enter_async_context(replica.asleep())
+            yield
+
+    def _tell(self, _: EngineHealth) -> None:
+        for replica in self._replicas:
+            if not replica.inference.health.ready:
+                replica.held.clear()
+        health = self.health
+        for subscriber in self._subscribers:
+            subscriber(health)
+
+
+def beginnings(request: SampleRequest) -> list[int]:
+    """Hashes of ever longer beginnings of what the prompt is made of: its messages under its tools, or parts of its text.
+
+    Equal from one turn of an agent to the next, and among calls that begin alike.
+    """
+    body = request.body
+    parts: list[Any]
+    if request.dialect == "completions":
+        prompt = body.get("prompt")
+        whole = prompt if isinstance(prompt, str | list) else ""
+        parts = [whole[at : at + _TEXT_PART] for at in range(0, len(whole), _TEXT_PART)]
+    else:
+        messages = body.get("messages")
+        parts = messages if isinstance(messages, list) else []
+    made, last = list[int](), hash(repr(body.get("tools")))
+    for part in parts:
+        last = hash((last, repr(part)))
+        made.append(last)
+    return made
