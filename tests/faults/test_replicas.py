@@ -7,7 +7,6 @@ import itertools
 import os
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import aclosing
 from pathlib import Path
 
 import httpx
@@ -114,8 +113,7 @@ async def follow(swarm: SwarmClient, agent: Agent) -> None:
 
 async def status_when(swarm: SwarmClient, holds: Callable[[ServerStatus], bool]) -> ServerStatus:
     async with asyncio.timeout(300.0):
-        async with aclosing(swarm.statuses()) as statuses:
-            async for status in statuses:
-                if holds(status):
-                    return status
-    raise AssertionError("the server ended")
+        status = await swarm.status()
+        while not holds(status):
+            status = await swarm.status(since=status.revision, wait_s=5.0)
+    return status
