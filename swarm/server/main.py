@@ -219,7 +219,12 @@ def _hosted(args: argparse.Namespace) -> _Hosted:
 
     make = _local(args) if args.engine == "local" else _verl(args)
     folder = resolve(args.model)
-    return f"{folder.name}@{folder.fingerprint[:12]}", lambda state, clock: make(folder, state, clock)
+
+    def engine(state: StateDir, clock: Clock) -> Engine:
+        state.note_model(folder.path, folder.fingerprint)
+        return make(folder, state, clock)
+
+    return f"{folder.name}@{folder.fingerprint[:12]}", engine
 
 
 def _echo(args: argparse.Namespace, clock: Clock) -> Engine:
@@ -240,7 +245,6 @@ def _local(args: argparse.Namespace) -> _MakeOf:
     devices = _layout(args)
 
     def engine(folder: ModelFolder, state: StateDir, clock: Clock) -> Engine:
-        state.note_model(folder.path, folder.fingerprint)
         return LocalEngine(
             folder,
             logs=state.logs_dir,

@@ -52,6 +52,16 @@ class Adapters:
             weight.requires_grad_(True)
 
 
+def drawn(config: Any, spec: LoraSpec, seed: int) -> dict[str, Tensor]:
+    """What adapters begin with, by their names in a model of this configuration; takes no memory for the model's own weights."""
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        model: nn.Module = AutoModelForCausalLM.from_config(config)
+    model._apply(lambda weight: torch.zeros((), dtype=weight.dtype).expand(weight.shape))
+    return Adapters(model, spec, seed).start
+
+
 def hosted_name(name: str) -> str:
     """What a weight of an adapted model is called without its adapters."""
     return name.replace(".base_layer.", ".")

@@ -6,6 +6,7 @@ wrapper.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,8 @@ from torch.distributed.tensor import DTensor, Shard
 from swarm.engine.seam import EngineError
 from swarm.engine.training.checkpoints import rank_file
 
-_WRAPPER = "base_model.model."
+_OF_MESHES = logging.getLogger("torch.distributed.device_mesh")
+WRAPPER = "base_model.model."
 """What peft puts before the names of an adapted model."""
 
 
@@ -41,7 +43,12 @@ def gathered(folder: Path, ranks: int) -> tuple[dict[str, Tensor], dict[str, Ten
 
 def _loaded(file: Path) -> dict[str, Any]:
     """Nothing but tensors and plain values is taken from a file."""
-    found: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+    level = _OF_MESHES.level
+    _OF_MESHES.setLevel(logging.ERROR)  # it warns of groups of ranks that come later, and here there are none
+    try:
+        found: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+    finally:
+        _OF_MESHES.setLevel(level)
     return found
 
 
@@ -58,9 +65,9 @@ def _own_names(model: Mapping[str, Any]) -> list[str]:
 
 def _indices(names: Sequence[str], optimizer: Mapping[str, Any], folder: Path) -> dict[str, int]:
     """Under which numbers the optimiser keeps their moments: it counts frozen weights too, whose files the ranks do not write."""
-    kept = sorted(optimizer["state"])
+    kept = sorted(index for index, state in optimizer["state"].items() if state)  # verl's offloading makes empty ones
     if len(names) == sum(len(group["params"]) for group in optimizer["param_groups"]):
-        return {name: index for index, name in enumerate(names) if index in optimizer["state"]}
+        return {name: index for index, name in enumerate(names) if index in kept}
     if kept and len(kept) != len(names):
         raise EngineError(f"the optimiser's parts in {folder} are of {len(kept)} weights, the model's of {len(names)}")
     return dict(zip(names, kept, strict=False))
@@ -86,4 +93,4 @@ def _part(weight: Tensor) -> Tensor:
 
 
 def _bare(name: str) -> str:
-    return name.removeprefix(_WRAPPER)
+    return name.removeprefix(WRAPPER)

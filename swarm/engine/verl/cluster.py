@@ -214,6 +214,7 @@ class Cluster:
         try:
             yield
         finally:
+            self.all_ranks("give_back")
             self._got([server.wake_up.remote() for server in self._servers])
 
     def send_weights(self, step: int) -> str:

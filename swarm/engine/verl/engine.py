@@ -241,10 +241,9 @@ class DriverHandle(TrainerHandle):
         adapters = adapters_of(run.spec)
         if adapters is not None:
             require_layers(adapters.targets, linear_layers(self._settings.model_dir))
-        await self._supervisor.settled()
         if adapters != self._settings.adapters:
             self._settings = self._settings.model_copy(update={"adapters": adapters})
-            await self._supervisor.restart(failed=False)
+            await self._supervisor.restart(failed=False)  # also one that still boots
         return await super().open_run(run, at_step)
 
     async def _greeted(self, greeting: Reply) -> None:

@@ -19,11 +19,14 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.modules.dropout import _DropoutNd
 from verl.single_controller.base.decorator import Dispatch, make_nd_compute_dataproto_dispatch_fn, register
+from verl.utils import tensordict_utils as verl_tensors
 from verl.utils.fsdp_utils import fsdp2_clip_grad_norm_
+from verl.utils.memory_utils import aggressive_empty_cache
 from verl.workers.engine_workers_tinker import TinkerActorRolloutRefWorker
 
 from foundation.paths import memory_dir
-from swarm.engine.local.adapters import folder_config
+from swarm.engine.local.adapters import drawn, folder_config
+from swarm.engine.training.shards import WRAPPER
 from swarm.engine.verl.collective import on_all_or_none
 from swarm.engine.verl.config import configured_adapters
 from swarm.engine.verl.transfer import WeightsDigest, meeting
@@ -54,7 +57,7 @@ class RankWorker(TinkerActorRolloutRefWorker):  # type: ignore[misc]
         engine = self.actor.engine
         with engine.train_mode(), torch.no_grad():
             if self._adapters is not None:
-                self._draw_adapters(adapters_seed)
+                self._draw_adapters(self._adapters, adapters_seed)
                 self._remember_start()
             for name, shard in self._shards().items():
                 shard.copy_(self._start[name])
@@ -88,7 +91,11 @@ class RankWorker(TinkerActorRolloutRefWorker):  # type: ignore[misc]
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="actor"))  # type: ignore[untyped-decorator]
     def compute_start_log_prob(self, data: TensorDict) -> TensorDict | None:
         """What the first weights say of the rows: they take the place of the current ones for so long."""
-        with torch.no_grad():
+        verl_tensors.assign_non_tensor(data, disable_auto_offload=True)
+        with (
+            self.actor.engine.eval_mode(),
+            torch.no_grad(),
+        ):  # else offloading would put other tensors in their place meanwhile
             shards = self._shards()
             kept = {name: shard.clone() for name, shard in shards.items()}
             for name, shard in shards.items():
@@ -99,6 +106,11 @@ class RankWorker(TinkerActorRolloutRefWorker):  # type: ignore[misc]
                 for name, shard in shards.items():
                     shard.copy_(kept[name])
         return None if output is None else output.cpu()
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
+    def give_back(self) -> None:
+        """Give up memory of the device that torch keeps for later."""
+        aggressive_empty_cache(force_sync=True)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
     def save_checkpoint(self, local_path: str) -> None:
@@ -133,20 +145,16 @@ class RankWorker(TinkerActorRolloutRefWorker):  # type: ignore[misc]
     def _remember_start(self) -> None:
         self._start = {name: weight.cpu().clone() for name, weight in self._shards().items()}
 
-    def _draw_adapters(self, seed: int) -> None:
-        """A as peft draws it, B zero; by the seed alone, however many ranks there are."""
-        generator = torch.Generator().manual_seed(seed)
+    def _draw_adapters(self, adapters: LoraSpec, seed: int) -> None:
+        """As the local engine draws them from this seed, however many ranks there are."""
+        start = drawn(self.actor.engine.model_config.hf_config, adapters, seed)
         for name, weight in self._trained().items():
-            whole = torch.zeros(weight.shape)
-            if ".lora_A." in name:
-                nn.init.kaiming_uniform_(whole, a=math.sqrt(5), generator=generator)
+            whole = start[name.removeprefix(WRAPPER)].to(weight.device)
             if isinstance(weight, DTensor):
-                part = distribute_tensor(
-                    whole.to(weight.device), weight.device_mesh, weight.placements, src_data_rank=None
-                )
-                weight.to_local().copy_(part.to_local())
-            else:
-                weight.copy_(whole)
+                mesh, placements = weight.device_mesh, weight.placements
+                whole = distribute_tensor(whole, mesh, placements, src_data_rank=None).to_local()
+                weight = weight.to_local()
+            weight.copy_(whole)
 
 
 def _scale(model: nn.Module, adapters: LoraSpec) -> None:

@@ -51,6 +51,7 @@ def rank(number: int, folder: str) -> None:
     model = Tied()
     fully_shard(model, mesh=init_device_mesh("cpu", (RANKS,), mesh_dim_names=("fsdp",)))
     optimizer = stepped(model)
+    assert not optimizer.state[model.frozen]  # an empty entry from here on, as verl's offloading makes them
     torch.save(model.state_dict(), Path(folder, rank_file("model", RANKS, number)))
     torch.save(optimizer.state_dict(), Path(folder, rank_file("optim", RANKS, number)))
     dist.destroy_process_group()

@@ -16,6 +16,7 @@ from swarm.engine.local.forward import Policy
 from swarm.engine.local.learner import Learner as LocalLearner
 from swarm.engine.local.trained_model import export_adapter, export_model
 from swarm.engine.training.checkpoints import folder_of
+from swarm.engine.training.shards import WRAPPER
 from swarm.models.folder import ModelFolder
 from swarm.protocol.runspec import LoraSpec
 from tests.swarm.engine.batches import branching_batch
@@ -27,7 +28,6 @@ pytestmark = [
 ]
 
 ADAPTERS = LoraSpec(rank=4, alpha=6.5, targets=("q_proj", "down_proj"))
-PEFT = "base_model.model."
 
 
 @pytest.fixture(scope="module")
@@ -46,11 +46,15 @@ def fresh(learner: Any) -> Any:
 
 
 def trained(learner: Any) -> dict[str, torch.Tensor]:
-    return {name.removeprefix(PEFT): shard.clone() for name, shard in learner._cluster.rank._shards().items()}
+    return {name.removeprefix(WRAPPER): shard.clone() for name, shard in learner._cluster.rank._shards().items()}
 
 
-def test_adapters_begin_by_the_seed_and_change_nothing(fresh: Any) -> None:
+def test_adapters_begin_by_the_seed_as_the_local_engines_do(fresh: Any, tiny_llama: ModelFolder) -> None:
     first = trained(fresh)
+    policy = Policy.load(tiny_llama.path, trained=False)
+    policy.adapt(ADAPTERS, seed=7)
+    assert first.keys() == policy.trained.keys()
+    assert all(torch.equal(first[name], weight) for name, weight in policy.trained.items())
     fresh.learn(branching_batch(parameters=ADAPTERS))
     moved = trained(fresh)
     assert any(not torch.equal(moved[name], first[name]) for name in first if ".lora_B." in name)
@@ -66,10 +70,7 @@ def test_adapters_begin_by_the_seed_and_change_nothing(fresh: Any) -> None:
 
 def test_two_steps_of_adapters_are_those_of_the_local_engine(fresh: Any, tiny_llama: ModelFolder) -> None:
     policy = Policy.load(tiny_llama.path, trained=False)
-    policy.adapt(ADAPTERS, seed=0)
-    with torch.no_grad():
-        for name, weight in policy.trained.items():
-            weight.copy_(trained(fresh)[name])
+    policy.adapt(ADAPTERS, seed=7)
     local = LocalLearner(policy, SystemClock())
     local.begin_run()
     for step in (1, 2):
@@ -88,7 +89,7 @@ def test_a_checkpoint_holds_the_adapters_alone_and_brings_them_back(fresh: Any, 
     fresh._cluster.all_ranks("load_checkpoint", str(folder))
     assert all(torch.equal(weight, kept[name]) for name, weight in trained(fresh).items())
     stored = torch.load(folder / "model_world_size_1_rank_0.pt", weights_only=False)
-    assert {name.removeprefix(PEFT) for name in stored} == kept.keys()
+    assert {name.removeprefix(WRAPPER) for name in stored} == kept.keys()
 
 
 def test_the_local_engine_goes_on_from_adapters_of_a_rank(fresh: Any, tiny_llama: ModelFolder, tmp_path: Path) -> None:

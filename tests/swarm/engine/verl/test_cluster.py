@@ -161,8 +161,8 @@ def test_replicas_wake_up_whatever_became_of_the_step(cpu_platform: None, monkey
             return types.SimpleNamespace(remote=lambda *_: asked.append(method))
 
     one = cluster.Cluster(VerlSettings(model_dir=Path("/m"), model_name="m", max_model_len=64))
-    one._servers = [Server()]
+    one._servers, one._ranks = [Server()], types.SimpleNamespace(workers=[Server()])
     monkeypatch.setattr(cluster.ray, "get", lambda references, timeout: references)
     with pytest.raises(EngineError), one.replicas_asleep():
         raise EngineError("refused")
-    assert asked == ["fall_asleep", "wake_up"]
+    assert asked == ["fall_asleep", "give_back", "wake_up"]
