@@ -138,6 +138,23 @@ def test_a_cluster_with_too_few_free_devices_says_where_they_are(cpu_platform: N
     assert "none at all" in str(lacking_devices(wanted, {}))
 
 
+def test_devices_of_a_driver_that_has_just_ended_are_waited_for(
+    cpu_platform: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from swarm.engine.verl import cluster
+
+    looks: list[float] = []
+    node = {"Alive": True, "NodeID": "n", "NodeManagerHostname": "a", "Resources": {"GPU": 2.0}}
+    monkeypatch.setattr(cluster.ray, "nodes", lambda: [node, node | {"Alive": False, "NodeID": "gone"}])
+    monkeypatch.setattr(cluster, "available_resources_per_node", lambda: {"n": {"GPU": 2.0} if looks else {"CPU": 4.0}})
+    monkeypatch.setattr(cluster.time, "sleep", looks.append)
+    wanted = {"model_dir": Path("/m"), "model_name": "m", "max_model_len": 64}
+    cluster.Cluster(VerlSettings(**wanted, ranks_per_node=2))._await_devices()
+    assert len(looks) == 1
+    with pytest.raises(EngineError, match=r"has 0 \(free: a 2 of 2\)"):
+        cluster.Cluster(VerlSettings(**wanted, ranks_per_node=4))._await_devices()
+
+
 def test_too_little_shared_memory_is_named_with_its_node(cpu_platform: None) -> None:
     from swarm.engine.verl.cluster import require_shared_memory
 
