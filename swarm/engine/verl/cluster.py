@@ -6,7 +6,7 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -22,8 +22,9 @@ from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, Ra
 from foundation.paths import packages_root
 from swarm.engine.seam import EngineError
 from swarm.engine.training.limits import GRACE_S
-from swarm.engine.verl.config import BUCKET_BYTES, verl_config
+from swarm.engine.verl.config import verl_config
 from swarm.engine.verl.replica import Replicas
+from swarm.engine.verl.room import lacking_devices, require_room
 from swarm.engine.verl.settings import ON_EVERY_NODE, VerlSettings
 from swarm.engine.verl.worker import RankWorker
 
@@ -38,31 +39,6 @@ _ROLE = "actor_rollout"
 
 _LOOKS, _LOOK_EVERY_S = 16, 2.0
 """How often, and how far apart, is looked for free devices on a cluster that runs already."""
-_SHARED_BYTES = 64 << 20
-"""Shared memory of a rank whose weights go to its replica on the device: NCCL's buffers and vLLM's queues."""
-
-
-def lacking_devices(settings: VerlSettings, devices: Mapping[str, tuple[int, int]]) -> str | None:
-    """Why these ranks cannot be placed; None: they can. devices: by node, how many are free of how many."""
-    enough = [name for name, (free, _) in devices.items() if free >= settings.ranks_per_node]
-    if len(enough) >= settings.nodes:
-        return None
-    listed = ", ".join(f"{name} {free} of {there}" for name, (free, there) in sorted(devices.items())) or "none at all"
-    return (
-        f"{settings.nodes} node(s) with {settings.ranks_per_node} free device(s) were asked for, and the Ray cluster has {len(enough)} "
-        f"(free: {listed}); end what uses the others (`ray status`), start more nodes, or lower --verl-nodes or --verl-ranks"
-    )
-
-
-def require_shared_memory(free: Sequence[tuple[str, int]], ranks_per_node: int) -> None:
-    """free: of each rank, its node and how many bytes of shared memory that has left. Raises: EngineError where they are too few."""
-    needed = ranks_per_node * (_SHARED_BYTES if get_platform().is_ipc_supported() else BUCKET_BYTES)
-    for node, size in free:
-        if size < needed:
-            raise EngineError(
-                f"/dev/shm of {node} has {size >> 20} MiB free, and {ranks_per_node} rank(s) need {needed >> 20} MiB of it: make it "
-                "larger (docker run --shm-size=8g, or mount -o remount,size=8g /dev/shm)"
-            )
 
 
 class ClusterLost(Exception):
@@ -88,7 +64,8 @@ class Cluster:
         made = RayClassWithInitArgs(cls=ray.remote(RankWorker), config=config.actor_rollout_ref, role=_ROLE)
         device = get_platform().device_name
         self._ranks = RayWorkerGroup(resource_pool=pool, ray_cls_with_init=made, device_name=device)
-        require_shared_memory(self._got(self._ranks.free_shared_memory(), None), self.settings.ranks_per_node)
+        over_devices = get_platform().is_ipc_supported()
+        require_room(self.settings, self._got(self._ranks.room()), over_devices=over_devices)
         self._ranks.init_model()
         self._replicas = Replicas.create(config=config, worker_group=self._ranks)
         self._servers = [replica.server_handle for replica in self._replicas.get_replicas()]

@@ -9,12 +9,11 @@ from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 from verl.plugin.platform import get_platform
 
+from swarm.engine.verl.room import BUCKET_BYTES
 from swarm.engine.verl.settings import VerlSettings
 from swarm.protocol.runspec import LoraSpec
 
 _NARROW = {"bfloat16": "bf16", "float32": "fp32"}
-BUCKET_BYTES = 512 << 20
-"""Weights go over in parts of this size, in memory that both sides share."""
 
 
 def verl_config(settings: VerlSettings) -> Any:

@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.modules.dropout import _DropoutNd
 from verl.single_controller.base.decorator import Dispatch, make_nd_compute_dataproto_dispatch_fn, register
 from verl.utils import tensordict_utils as verl_tensors
+from verl.utils.device import get_torch_device
 from verl.utils.fsdp_utils import fsdp2_clip_grad_norm_
 from verl.utils.memory_utils import aggressive_empty_cache
 from verl.workers.engine_workers_tinker import TinkerActorRolloutRefWorker
@@ -29,6 +30,7 @@ from swarm.engine.local.adapters import drawn, folder_config
 from swarm.engine.training.shards import WRAPPER
 from swarm.engine.verl.collective import on_all_or_none
 from swarm.engine.verl.config import configured_adapters
+from swarm.engine.verl.room import Room
 from swarm.engine.verl.transfer import WeightsDigest, meeting
 from swarm.protocol.runspec import LoraSpec
 
@@ -47,9 +49,11 @@ class RankWorker(TinkerActorRolloutRefWorker):  # type: ignore[misc]
         self._remember_start()
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)  # type: ignore[untyped-decorator]
-    def free_shared_memory(self) -> tuple[str, int]:
-        """The name of this rank's node, and the bytes of shared memory that it has left."""
-        return platform.node(), shutil.disk_usage(memory_dir()).free
+    def room(self) -> Room:
+        """What this rank finds, before it takes any of it."""
+        free, total = get_torch_device().mem_get_info()
+        shared = shutil.disk_usage(memory_dir()).free
+        return Room(node=platform.node(), shared_bytes=shared, device_bytes=free, device_total_bytes=total)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
     def to_start(self, seed: int, adapters_seed: int) -> None:

@@ -125,19 +125,6 @@ def test_an_answer_that_lies_there_when_the_limit_is_over_counts(
     assert waits == [30.0, 1.0, 30.0, 1.0]
 
 
-def test_a_cluster_with_too_few_free_devices_says_where_they_are(cpu_platform: None) -> None:
-    from swarm.engine.verl.cluster import lacking_devices
-
-    wanted = VerlSettings(model_dir=Path("/m"), model_name="m", max_model_len=64, nodes=2, ranks_per_node=4)
-    assert lacking_devices(wanted, {"a": (8, 8), "b": (4, 8)}) is None
-    said = lacking_devices(wanted, {"b": (3, 8), "a": (8, 8)})
-    assert said is not None
-    assert (
-        "2 node(s) with 4 free device(s) were asked for, and the Ray cluster has 1 (free: a 8 of 8, b 3 of 8)" in said
-    )
-    assert "none at all" in str(lacking_devices(wanted, {}))
-
-
 def test_devices_of_a_driver_that_has_just_ended_are_waited_for(
     cpu_platform: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,14 +140,6 @@ def test_devices_of_a_driver_that_has_just_ended_are_waited_for(
     assert len(looks) == 1
     with pytest.raises(EngineError, match=r"has 0 \(free: a 2 of 2\)"):
         cluster.Cluster(VerlSettings(**wanted, ranks_per_node=4))._await_devices()
-
-
-def test_too_little_shared_memory_is_named_with_its_node(cpu_platform: None) -> None:
-    from swarm.engine.verl.cluster import require_shared_memory
-
-    require_shared_memory([("a", 1 << 30), ("a", 1 << 30)], 2)
-    with pytest.raises(EngineError, match=r"/dev/shm of b has 64 MiB free, and 2 rank\(s\) need 1024 MiB"):
-        require_shared_memory([("a", 1 << 30), ("b", 64 << 20)], 2)
 
 
 def test_kernels_of_gpus_are_refused_where_there_is_none(cpu_platform: None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from foundation.clock import SystemClock
 from swarm.engine.local.forward import Policy
 from swarm.engine.local.learner import Learner as LocalLearner
 from swarm.models.folder import ModelFolder
+from swarm.protocol.runspec import LoraSpec
 from tests.swarm.engine.batches import branching_batch
 
 pytestmark = [
@@ -20,8 +21,11 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module")
-def learner(tiny_llama: ModelFolder, cpu_platform: None) -> Iterator[Any]:
+ADAPTERS = LoraSpec(rank=4, alpha=8.0, targets=("q_proj", "down_proj"))
+
+
+@pytest.fixture(scope="module", params=[None, ADAPTERS], ids=["all weights", "adapters"])
+def learner(request: pytest.FixtureRequest, tiny_llama: ModelFolder, cpu_platform: None) -> Iterator[Any]:
     from transformers import LlamaForCausalLM
 
     from swarm.engine.verl.learner import Learner
@@ -32,16 +36,22 @@ def learner(tiny_llama: ModelFolder, cpu_platform: None) -> Iterator[Any]:
             LlamaForCausalLM, "forward", LlamaForCausalLM.forward
         )  # verl puts its own there, for the whole process
         offload = frozenset({"parameters", "optimizer"})
-        with OneRank(tiny_llama.path, offload=offload, fused_kernels="torch") as cluster:
+        with OneRank(tiny_llama.path, offload=offload, fused_kernels="torch", adapters=request.param) as cluster:
             yield Learner(cluster, SystemClock(), pad_token=0)
 
 
 def test_two_steps_are_those_of_the_local_engine(learner: Any, tiny_llama: ModelFolder) -> None:
     learner._cluster.all_ranks("to_start", 1, 1)
-    local = LocalLearner(Policy.load(tiny_llama.path), SystemClock())
+    adapters = learner._cluster.settings.adapters
+    policy = Policy.load(tiny_llama.path)
+    policy.adapt(adapters, seed=1)
+    local = LocalLearner(policy, SystemClock())
+    local.begin_run()
     for step in (1, 2):
         made = branching_batch(
-            algorithm={"kl": 0.1, "entropy": 0.01}, optimizer={"minibatches": 2, "learning_rate": 1e-3}
+            parameters=adapters or "full",
+            algorithm={"kl": 0.1, "entropy": 0.01},
+            optimizer={"minibatches": 2, "learning_rate": 1e-3},
         )
         ours, theirs = (each.learn(made).metrics for each in (learner, local))
         for name in ("loss", "grad_norm", "weights_change", "entropy", "kl_to_start", "logprob_mismatch_mean"):

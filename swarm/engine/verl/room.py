@@ -1,0 +1,66 @@
+"""What ranks and replicas need of the nodes that they start on, and whether it is there. Pure; knows neither Ray nor verl.
+
+What is missing would show later too: as a hang of Ray, or as an error of CUDA deep in a log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from swarm.engine.machine import GIB, parameters
+from swarm.engine.seam import EngineError
+from swarm.engine.verl.settings import VerlSettings
+
+BUCKET_BYTES = 512 << 20
+"""Weights go over in parts of this size, in memory that both sides share."""
+_SHARED_BYTES = 64 << 20
+"""Shared memory of a rank whose weights go to its replica on the device: NCCL's buffers and vLLM's queues."""
+_WEIGHT_BYTES = 4
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """What one rank finds. device_total_bytes: 0 where the device is a processor."""
+
+    node: str
+    shared_bytes: int
+    device_bytes: int
+    device_total_bytes: int
+
+
+def lacking_devices(settings: VerlSettings, devices: Mapping[str, tuple[int, int]]) -> str | None:
+    """Why these ranks cannot be placed; None: they can. devices: by node, how many are free of how many."""
+    enough = [name for name, (free, _) in devices.items() if free >= settings.ranks_per_node]
+    if len(enough) >= settings.nodes:
+        return None
+    listed = ", ".join(f"{name} {free} of {there}" for name, (free, there) in sorted(devices.items())) or "none at all"
+    return (
+        f"{settings.nodes} node(s) with {settings.ranks_per_node} free device(s) were asked for, and the Ray cluster has {len(enough)} "
+        f"(free: {listed}); end what uses the others (`ray status`), start more nodes, or lower --verl-nodes or --verl-ranks"
+    )
+
+
+def require_room(settings: VerlSettings, found: Sequence[Room], *, over_devices: bool) -> None:
+    """found: by each rank. over_devices: weights go from a rank to its replica without the machine's memory.
+
+    Raises: EngineError where there is too little, with what to do.
+    """
+    shared = settings.ranks_per_node * (_SHARED_BYTES if over_devices else BUCKET_BYTES)
+    weights = (
+        0 if "parameters" in settings.offload else _WEIGHT_BYTES * parameters(settings.model_dir) // settings.ranks
+    )
+    for room in found:
+        if room.shared_bytes < shared:
+            raise EngineError(
+                f"/dev/shm of {room.node} has {room.shared_bytes // _MIB} MiB free, and {settings.ranks_per_node} rank(s) need "
+                f"{shared // _MIB} MiB of it: make it larger (docker run --shm-size=8g, or mount -o remount,size=8g /dev/shm)"
+            )
+        needed = settings.sampling_memory * room.device_total_bytes + weights
+        if room.device_total_bytes and room.device_bytes < needed:
+            raise EngineError(
+                f"a device of {room.node} has {room.device_bytes / GIB:.1f} of {room.device_total_bytes / GIB:.1f} GiB free, and a replica's "
+                f"share with a rank's weights takes {needed / GIB:.1f} GiB: end what uses it (`nvidia-smi`), lower "
+                "--verl-sampling-memory, or add --verl-offload parameters"
+            )
