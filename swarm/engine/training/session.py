@@ -14,7 +14,8 @@ from swarm.engine.seam import EngineError, StepOutcome, TrainBatch, TrainingRefu
 from swarm.engine.training import checkpoints
 from swarm.engine.training.channel import Command, Failure, OpenRun, Reply, Request, RunClosed, Train, WriteCheckpoint
 from swarm.engine.training.checkpoints import Checkpoint, TrainerState
-from swarm.protocol.runspec import LoraSpec, RunSpec
+from swarm.engine.training.targets import adapters_shape
+from swarm.protocol.runspec import RunSpec
 
 Found = TypeVar("Found", bound=Checkpoint)
 
@@ -127,7 +128,7 @@ class TrainingSession(ABC, Generic[Found]):
                 f"the checkpoint of step {state.step} began with model {state.fingerprint[:12]}, but "
                 f"{self._fingerprint[:12]} is hosted; serve the model that the run was started with"
             )
-        if _adapted(state.spec) != _adapted(wanted):
+        if adapters_shape(state.spec.parameters) != adapters_shape(wanted.parameters):
             raise EngineError(
                 f"the checkpoint of step {state.step} trained parameters = {state.spec.parameters!r}, and this run "
                 f"trains {wanted.parameters!r}; open it with those of the checkpoint"
@@ -156,8 +157,3 @@ class TrainingSession(ABC, Generic[Found]):
     @abstractmethod
     def _write(self, directory: Path, state: TrainerState, best: int | None) -> None:
         """Write the weights as they stand, as `checkpoints.write` does."""
-
-
-def _adapted(spec: RunSpec) -> tuple[int, frozenset[str]] | None:
-    """Rank and targets of the adapters, which name and shape what a checkpoint holds; None: all weights."""
-    return (spec.parameters.rank, frozenset(spec.parameters.targets)) if isinstance(spec.parameters, LoraSpec) else None

@@ -1,13 +1,15 @@
-"""Which layers adapters may be put on. Reads headers, never torch."""
+"""Which layers adapters are put on, and may be. Reads headers, never torch."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from pathlib import Path
+from typing import Literal
 
 from foundation.nearest import nearest
 from swarm.engine.machine import stored_shapes
 from swarm.engine.seam import EngineError
+from swarm.protocol.runspec import LoraSpec
 
 _WEIGHT = ".weight"
 
@@ -25,6 +27,11 @@ def layer_shapes(model_dir: Path) -> dict[str, tuple[int, int]]:
 def linear_layers(model_dir: Path) -> set[str]:
     """What these layers are called within their part of the model. Raises: EngineError."""
     return {name.rpartition(".")[2] for name in layer_shapes(model_dir)}
+
+
+def adapters_shape(parameters: Literal["full"] | LoraSpec | None) -> tuple[int, frozenset[str]] | None:
+    """Rank and targets of the adapters, which name and shape what is trained and what a checkpoint holds; None: all weights."""
+    return (parameters.rank, frozenset(parameters.targets)) if isinstance(parameters, LoraSpec) else None
 
 
 def require_layers(targets: Collection[str], known: Collection[str]) -> None:

@@ -11,12 +11,12 @@ from swarm.engine.seam import EngineError, StepOutcome, TrainBatch
 from swarm.engine.training.channel import Command, OpenRun, Publish, Reply, Resume
 from swarm.engine.training.checkpoints import Checkpoint, TrainerState, folder_of
 from swarm.engine.training.session import TrainingSession
+from swarm.engine.training.targets import adapters_shape
 from swarm.engine.verl import checkpoints
 from swarm.engine.verl.cluster import Cluster
 from swarm.engine.verl.learner import Learner
-from swarm.engine.verl.settings import adapters_of
 from swarm.engine.verl.token_loss import refuse_unknown_terms
-from swarm.protocol.runspec import RunSpec
+from swarm.protocol.runspec import LoraSpec, RunSpec
 
 
 class VerlSession(TrainingSession[Checkpoint]):
@@ -58,7 +58,7 @@ class VerlSession(TrainingSession[Checkpoint]):
         return counts, digest
 
     def _require_supported(self, spec: RunSpec) -> None:
-        if adapters_of(spec) != self._cluster.settings.adapters:
+        if adapters_shape(spec.parameters) != adapters_shape(self._cluster.settings.adapters):
             raise EngineError(f"these ranks were not started for parameters = {spec.parameters!r}; open the run anew")
         if spec.optimizer.name != "adamw":
             raise EngineError("the verl engine steps with AdamW alone: set optimizer.name to 'adamw'")
@@ -74,7 +74,8 @@ class VerlSession(TrainingSession[Checkpoint]):
         return checkpoints.read(directory, step, self._cluster.settings.ranks)
 
     def _reset(self, spec: RunSpec, seed: int) -> None:
-        self._cluster.all_ranks("to_start", seed, derived_seed(spec.seed, "adapters"))
+        alpha = spec.parameters.alpha if isinstance(spec.parameters, LoraSpec) else None
+        self._cluster.all_ranks("to_start", seed, derived_seed(spec.seed, "adapters"), alpha)
 
     def _restore(self, found: Checkpoint, wanted: OpenRun) -> None:
         folder = folder_of(wanted.directory, found.state.step)

@@ -41,8 +41,8 @@ class VerlSettings(StrictModel):
     dtype: ComputeType = "bfloat16"
     """Compute type of ranks and replicas. Weights and moments of the ranks are float32."""
     adapters: LoraSpec | None = None
-    """What is trained and served on top of the hosted weights; None: all weights. Another run may want others: then the driver is
-    started anew, for FSDP splits what is trained and vLLM makes room for it when they start."""
+    """What is trained and served on top of the hosted weights; None: all weights. Another run may want other ranks or targets: then the
+    driver is started anew, for FSDP splits what is trained and vLLM makes room for it when they start."""
     max_num_seqs: Count = 64
     sampling_memory: Annotated[float, Field(gt=0, lt=1)] = 0.45
     """Share of each device's memory that its replica takes; it stays there while the ranks train."""

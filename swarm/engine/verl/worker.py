@@ -56,11 +56,16 @@ class RankWorker(TinkerActorRolloutRefWorker):  # type: ignore[misc]
         return Room(node=platform.node(), shared_bytes=shared, device_bytes=free, device_total_bytes=total)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
-    def to_start(self, seed: int, adapters_seed: int) -> None:
-        """The hosted weights again, with new adapters where these are trained; no moments, a fresh generator."""
+    def to_start(self, seed: int, adapters_seed: int, alpha: float | None = None) -> None:
+        """The hosted weights again, with new adapters where these are trained; no moments, a fresh generator.
+
+        alpha: of the adapters from here on; None: as before.
+        """
         engine = self.actor.engine
         with engine.train_mode(), torch.no_grad():
             if self._adapters is not None:
+                self._adapters = self._adapters.model_copy(update={} if alpha is None else {"alpha": alpha})
+                _scale(engine.module, self._adapters)
                 self._draw_adapters(self._adapters, adapters_seed)
                 self._remember_start()
             for name, shard in self._shards().items():

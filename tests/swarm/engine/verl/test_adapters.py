@@ -41,7 +41,7 @@ def learner(tiny_llama: ModelFolder, cpu_platform: None) -> Iterator[Any]:
 
 @pytest.fixture
 def fresh(learner: Any) -> Any:
-    learner._cluster.all_ranks("to_start", 1, 7)
+    learner._cluster.all_ranks("to_start", 1, 7, ADAPTERS.alpha)
     return learner
 
 
@@ -68,13 +68,17 @@ def test_adapters_begin_by_the_seed_as_the_local_engines_do(fresh: Any, tiny_lla
         assert bool(weight.any()) == (".lora_A." in name)
 
 
-def test_two_steps_of_adapters_are_those_of_the_local_engine(fresh: Any, tiny_llama: ModelFolder) -> None:
+@pytest.mark.parametrize("alpha", [ADAPTERS.alpha, 13.0])
+def test_two_steps_of_adapters_are_those_of_the_local_engine(fresh: Any, tiny_llama: ModelFolder, alpha: float) -> None:
+    """Whatever alpha the ranks were started with."""
+    adapters = ADAPTERS.model_copy(update={"alpha": alpha})
+    fresh._cluster.all_ranks("to_start", 1, 7, alpha)
     policy = Policy.load(tiny_llama.path, trained=False)
-    policy.adapt(ADAPTERS, seed=7)
+    policy.adapt(adapters, seed=7)
     local = LocalLearner(policy, SystemClock())
     local.begin_run()
     for step in (1, 2):
-        made = branching_batch(parameters=ADAPTERS, algorithm={"kl": 0.1}, optimizer={"learning_rate": 1e-2})
+        made = branching_batch(parameters=adapters, algorithm={"kl": 0.1}, optimizer={"learning_rate": 1e-2})
         ours, theirs = (each.learn(made).metrics for each in (fresh, local))
         for name in ("loss", "grad_norm", "weights_change", "entropy"):
             assert ours[name] == pytest.approx(theirs[name], rel=1e-3, abs=1e-5), (step, name)
