@@ -12,15 +12,16 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
 from swarm.engine.training import checkpoints
 from swarm.engine.training.checkpoints import HASHES, MANIFEST, BrokenCheckpoint, TrainerState, folder_of, ranks_in
-from swarm.engine.training.shards import gathered
+from swarm.engine.training.shards import Parts
 
 _WEIGHTS, _MOMENTS = "weights.safetensors", "optimizer.safetensors"
 
@@ -66,10 +67,56 @@ def fingerprint(directory: Path, step: int) -> str | None:
 
 
 def _load(folder: Path, manifest: Mapping[str, str], state: TrainerState) -> Checkpoint:
-    if ranks := ranks_in(manifest):
-        weights, moments = gathered(folder, ranks)
-        return Checkpoint(state=state, weights=weights, moments=moments)
-    return Checkpoint(state=state, weights=load_file(folder / _WEIGHTS), moments=load_file(folder / _MOMENTS))
+    if not ranks_in(manifest):
+        return Checkpoint(state=state, weights=load_file(folder / _WEIGHTS), moments=load_file(folder / _MOMENTS))
+    parts = stored(folder, manifest)
+    moments = {f"{name}/{kind}": value for name in parts.names for kind, value in parts.moments(name).items()}
+    return Checkpoint(state=state, weights={name: parts.weight(name) for name in parts.names}, moments=moments)
+
+
+class Stored(Protocol):
+    """What a checkpoint holds, a tensor at a time."""
+
+    @property
+    def names(self) -> list[str]:
+        """Of the trained weights."""
+        ...
+
+    def weight(self, name: str) -> Tensor: ...
+
+    def moments(self, name: str) -> dict[str, Tensor]:
+        """By kind; none before the first step."""
+        ...
+
+
+def stored(folder: Path, manifest: Mapping[str, str] | None = None) -> Stored:
+    """Of a checkpoint that was found whole, whichever engine wrote it. Raises: OSError, ValueError."""
+    found = HASHES.validate_json((folder / MANIFEST).read_bytes()) if manifest is None else manifest
+    ranks = ranks_in(found)
+    return Parts(folder, ranks) if ranks else _Whole(folder)
+
+
+class _Whole:
+    """A checkpoint that one process wrote."""
+
+    def __init__(self, folder: Path) -> None:
+        self._weights: Any = safe_open(folder / _WEIGHTS, framework="pt")
+        self._moments: Any = safe_open(folder / _MOMENTS, framework="pt")
+        self._kinds: dict[str, list[str]] = {}
+        for key in self._moments.keys():  # type: ignore[no-untyped-call]  # noqa: SIM118  (not a dictionary)
+            name, _, kind = key.rpartition("/")
+            self._kinds.setdefault(name, []).append(kind)
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._weights.keys())
+
+    def weight(self, name: str) -> Tensor:
+        weight: Tensor = self._weights.get_tensor(name)
+        return weight
+
+    def moments(self, name: str) -> dict[str, Tensor]:
+        return {kind: self._moments.get_tensor(f"{name}/{kind}") for kind in self._kinds.get(name, [])}
 
 
 class Hash(Protocol):

@@ -23,22 +23,33 @@ WRAPPER = "base_model.model."
 """What peft puts before the names of an adapted model."""
 
 
-def gathered(folder: Path, ranks: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """(the trained weights by name, their moments by `name/kind`) of a checkpoint that was found whole.
+class Parts:
+    """A checkpoint that was found whole, put together a tensor at a time; files are read as far as they are asked for.
 
-    Raises: EngineError for parts that do not make up a model, OSError.
+    names: of the trained weights. Raises: EngineError for parts that do not make up a model, OSError.
     """
-    models, optimizers = (
-        [_loaded(folder / rank_file(kind, ranks, rank)) for rank in range(ranks)] for kind in ("model", "optim")
-    )
-    names = _own_names(models[0])
-    weights = {name: _whole([model[name] for model in models]) for name in names}
-    moments = {
-        f"{_bare(name)}/{kind}": _whole([optimizer["state"][index][kind] for optimizer in optimizers])
-        for name, index in _indices(names, optimizers[0], folder).items()
-        for kind in optimizers[0]["state"][index]
-    }
-    return {_bare(name): weight for name, weight in weights.items()}, moments
+
+    def __init__(self, folder: Path, ranks: int) -> None:
+        self._models, self._optimizers = (
+            [_loaded(folder / rank_file(kind, ranks, rank)) for rank in range(ranks)] for kind in ("model", "optim")
+        )
+        own = _own_names(self._models[0])
+        self._stored = {name.removeprefix(WRAPPER): name for name in own}
+        self._index = _indices(list(self._stored), self._optimizers[0], folder)
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._stored)
+
+    def weight(self, name: str) -> Tensor:
+        return _whole([model[self._stored[name]] for model in self._models])
+
+    def moments(self, name: str) -> dict[str, Tensor]:
+        """By kind; none before the first step."""
+        if name not in self._index:
+            return {}
+        states = [optimizer["state"][self._index[name]] for optimizer in self._optimizers]
+        return {kind: _whole([state[kind] for state in states]) for kind in states[0]}
 
 
 def _loaded(file: Path) -> dict[str, Any]:
@@ -90,7 +101,3 @@ def _part(weight: Tensor) -> Tensor:
     """What one rank holds of it."""
     part: Tensor = getattr(weight, "_local_tensor", weight)
     return part
-
-
-def _bare(name: str) -> str:
-    return name.removeprefix(WRAPPER)

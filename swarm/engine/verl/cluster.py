@@ -160,6 +160,10 @@ class Cluster:
         """Every rank reads its part. Raises also: OSError, of a rank's own."""
         self._over_files("load_checkpoint", folder)
 
+    def take_over(self, folder: Path) -> None:
+        """Every rank reads its share of what others wrote: another number of ranks, or the local engine. Raises also: OSError."""
+        self._over_files("take_over", folder)
+
     def _over_files(self, method: str, folder: Path) -> None:
         try:
             self.all_ranks(method, str(folder))

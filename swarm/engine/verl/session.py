@@ -9,7 +9,7 @@ from foundation.clock import Clock
 from foundation.ids import derived_seed
 from swarm.engine.seam import EngineError, StepOutcome, TrainBatch
 from swarm.engine.training.channel import Command, OpenRun, Publish, Reply, Resume
-from swarm.engine.training.checkpoints import Checkpoint, TrainerState, folder_of
+from swarm.engine.training.checkpoints import Checkpoint, TrainerState, folder_of, ranks_of
 from swarm.engine.training.session import TrainingSession
 from swarm.engine.training.targets import adapters_shape
 from swarm.engine.verl import checkpoints
@@ -71,16 +71,17 @@ class VerlSession(TrainingSession[Checkpoint]):
             )
 
     def _read(self, directory: Path, step: int) -> Checkpoint:
-        return checkpoints.read(directory, step, self._cluster.settings.ranks)
+        return checkpoints.read(directory, step)
 
     def _reset(self, spec: RunSpec, seed: int) -> None:
         alpha = spec.parameters.alpha if isinstance(spec.parameters, LoraSpec) else None
         self._cluster.all_ranks("to_start", seed, derived_seed(spec.seed, "adapters"), alpha)
 
     def _restore(self, found: Checkpoint, wanted: OpenRun) -> None:
-        folder = folder_of(wanted.directory, found.state.step)
+        folder, cluster = folder_of(wanted.directory, found.state.step), self._cluster
+        own = ranks_of(wanted.directory, found.state.step) == cluster.settings.ranks
         try:
-            self._cluster.load_checkpoint(folder)
+            (cluster.load_checkpoint if own else cluster.take_over)(folder)
         except OSError as error:  # the driver could read it just now
             raise EngineError(
                 f"a rank cannot read its part of {folder}: {error}; the state directory must lie on a file system that "

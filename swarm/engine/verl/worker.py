@@ -9,6 +9,7 @@ import math
 import platform
 import shutil
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,12 +28,15 @@ from verl.workers.engine_workers_tinker import TinkerActorRolloutRefWorker
 
 from foundation.paths import memory_dir
 from swarm.engine.local.adapters import drawn, folder_config
+from swarm.engine.local.checkpoints import Stored, stored
 from swarm.engine.training.shards import WRAPPER
 from swarm.engine.verl.collective import on_all_or_none
 from swarm.engine.verl.config import configured_adapters
 from swarm.engine.verl.room import Room
 from swarm.engine.verl.transfer import WeightsDigest, meeting
 from swarm.protocol.runspec import LoraSpec
+
+_ADAMW = {"step", "exp_avg", "exp_avg_sq"}
 
 
 class RankWorker(TinkerActorRolloutRefWorker):  # type: ignore[misc]
@@ -126,6 +130,13 @@ class RankWorker(TinkerActorRolloutRefWorker):  # type: ignore[misc]
         """Write this rank's part into the folder. Raises: OSError, RuntimeError; on all ranks where one of them cannot."""
         on_all_or_none(lambda: self.actor.save_checkpoint(local_path))
 
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
+    def take_over(self, folder: str) -> None:
+        """Weights and moments of a checkpoint that others wrote. Raises: OSError, RuntimeError; on all ranks where one of them cannot."""
+        engine = self.actor.engine
+        with engine.train_mode(), torch.no_grad():
+            on_all_or_none(lambda: self._take_over(stored(Path(folder))))
+
     @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)  # type: ignore[untyped-decorator]
     async def send_weights(self, step: int, word: str) -> str:
         """Send the weights to this rank's replica; returns the digest of what was sent. word: of this change alone."""
@@ -149,7 +160,19 @@ class RankWorker(TinkerActorRolloutRefWorker):  # type: ignore[misc]
 
     def _shards(self) -> dict[str, Tensor]:
         """This rank's part of each of them."""
-        return {name: getattr(weight, "_local_tensor", weight).detach() for name, weight in self._trained().items()}
+        return {name: _shard(weight) for name, weight in self._trained().items()}
+
+    def _take_over(self, found: Stored) -> None:
+        states = self.actor.engine.optimizer.state
+        states.clear()
+        for name, weight in self._trained().items():
+            bare = name.removeprefix(WRAPPER)
+            _shard(weight).copy_(_shard(_split_as(weight, found.weight(bare))))
+            moments = found.moments(bare)
+            if moments.keys() <= _ADAMW:  # those of another optimiser are of no use
+                states[weight] = {
+                    kind: _split_as(weight, value) if value.ndim else value.clone() for kind, value in moments.items()
+                }
 
     def _remember_start(self) -> None:
         self._start = {name: weight.cpu().clone() for name, weight in self._shards().items()}
@@ -158,12 +181,21 @@ class RankWorker(TinkerActorRolloutRefWorker):  # type: ignore[misc]
         """As the local engine draws them from this seed, however many ranks there are."""
         start = drawn(self.actor.engine.model_config.hf_config, adapters, seed)
         for name, weight in self._trained().items():
-            whole = start[name.removeprefix(WRAPPER)].to(weight.device)
-            if isinstance(weight, DTensor):
-                mesh, placements = weight.device_mesh, weight.placements
-                whole = distribute_tensor(whole, mesh, placements, src_data_rank=None).to_local()
-                weight = weight.to_local()
-            weight.copy_(whole)
+            _shard(weight).copy_(_shard(_split_as(weight, start[name.removeprefix(WRAPPER)])))
+
+
+def _shard(weight: Tensor) -> Tensor:
+    """This rank's part of it."""
+    part: Tensor = getattr(weight, "_local_tensor", weight)
+    return part.detach()
+
+
+def _split_as(weight: Tensor, whole: Tensor) -> Tensor:
+    """The whole that each rank has, split over the ranks as the weight is."""
+    whole = whole.to(weight.device)
+    if not isinstance(weight, DTensor):
+        return whole
+    return distribute_tensor(whole, weight.device_mesh, weight.placements, src_data_rank=None)
 
 
 def _scale(model: nn.Module, adapters: LoraSpec) -> None:

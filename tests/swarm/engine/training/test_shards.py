@@ -13,7 +13,7 @@ from torch.distributed.fsdp import fully_shard
 
 from swarm.engine.seam import EngineError
 from swarm.engine.training.checkpoints import rank_file
-from swarm.engine.training.shards import gathered
+from swarm.engine.training.shards import Parts
 
 RANKS = 2
 
@@ -65,7 +65,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_weights_and_moments_are_those_of_one_process(folder: Path) -> None:
-    weights, moments = gathered(folder, RANKS)
+    parts = Parts(folder, RANKS)
+    weights = {name: parts.weight(name) for name in parts.names}
+    moments = {f"{name}/{kind}": value for name in parts.names for kind, value in parts.moments(name).items()}
     alone = Tied()
     optimizer = stepped(alone)
     named = dict(alone.named_parameters())
@@ -86,4 +88,4 @@ def test_parts_of_another_model_are_refused(folder: Path, tmp_path: Path) -> Non
         torch.save({"norm": state["norm"]}, tmp_path / rank_file("model", RANKS, number))
         (tmp_path / rank_file("optim", RANKS, number)).symlink_to(folder / rank_file("optim", RANKS, number))
     with pytest.raises(EngineError, match="of 4 weights, the model's of 1"):
-        gathered(tmp_path, RANKS)
+        Parts(tmp_path, RANKS)

@@ -20,7 +20,7 @@ from swarm.engine.training.shards import WRAPPER
 from swarm.models.folder import ModelFolder
 from swarm.protocol.runspec import LoraSpec
 from tests.swarm.engine.batches import branching_batch
-from tests.swarm.engine.verl.handing_over import assert_goes_on, write_checkpoint
+from tests.swarm.engine.verl.handing_over import assert_goes_on, assert_takes_over, write_checkpoint
 
 pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("verl") is None, reason="needs verl: `make verl`"),
@@ -101,6 +101,12 @@ def test_the_local_engine_goes_on_from_adapters_of_a_rank(fresh: Any, tiny_llama
     policy = Policy.load(tiny_llama.path, trained=False)
     policy.adapt(ADAPTERS, seed=0)
     assert_goes_on(fresh, policy, tmp_path, ADAPTERS)
+
+
+def test_a_rank_goes_on_from_adapters_of_the_local_engine(fresh: Any, tiny_llama: ModelFolder, tmp_path: Path) -> None:
+    policy = Policy.load(tiny_llama.path, trained=False)
+    policy.adapt(ADAPTERS, seed=0)
+    assert_takes_over(fresh, policy, tmp_path, ADAPTERS)
 
 
 def test_an_adapter_of_a_rank_is_exported_as_peft_reads_it(fresh: Any, tiny_llama: ModelFolder, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from swarm.engine.training.checkpoints import folder_of
 from swarm.models.folder import ModelFolder
 from tests.swarm.engine.batches import batch, branching_batch, call, episode, group
 from tests.swarm.engine.plain_grpo import PlainGrpo
-from tests.swarm.engine.verl.handing_over import assert_goes_on, write_checkpoint
+from tests.swarm.engine.verl.handing_over import assert_goes_on, assert_takes_over, write_checkpoint
 
 pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("verl") is None, reason="needs verl: `make verl`"),
@@ -152,6 +152,12 @@ def test_the_local_engine_goes_on_from_a_ranks_checkpoint(fresh: Any, tiny_llama
     assert_goes_on(fresh, Policy.load(tiny_llama.path), tmp_path, "full")
     fresh._cluster.all_ranks("load_checkpoint", str(folder_of(tmp_path, 1)))
     assert of_any_engine.fingerprint(tmp_path, 1) == of_any_engine.hash_tensors(fresh._cluster.rank._shards())
+
+
+def test_a_rank_goes_on_from_a_checkpoint_of_the_local_engine(
+    fresh: Any, tiny_llama: ModelFolder, tmp_path: Path
+) -> None:
+    assert_takes_over(fresh, Policy.load(tiny_llama.path), tmp_path, "full")
 
 
 def test_equal_rewards_train_nothing_and_are_looked_at(fresh: Any) -> None:
