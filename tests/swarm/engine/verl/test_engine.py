@@ -234,19 +234,14 @@ async def test_a_checkpoint_is_the_model_that_the_replicas_serve_for_export_chat
     await engine.open_run(run)
     await engine.train(await batch_of(engine, spec, 1))
     await engine.checkpoint()
-    reply = await engine.driver.ask(Publish(step=1))
-    await engine.driver.ask(Resume())
     found = of_any_engine.read(run.directory, 1)
-    served = folder_weights(found.weights) if trained == "adapters" else with_tied(tiny_llama.path, found.weights)
-    digest = WeightsDigest()
-    digest.add(served.items())
-    assert digest.hexdigest() == reply.checksum
+    assert await served_digest(engine, 1) == digest_of(found.weights, tiny_llama, trained)
 
     await engine.serve(WeightsVersion(run_id="run-read", branch=0, step=1))
     exported = export_model(tiny_llama, found, tmp_path / "exported")
     sampled = await engine.sample(request(chat("Say red", seed=3)))
     logp_S, _ = distribution(AutoModelForCausalLM.from_pretrained(exported.path), train_call("c", sampled))
-    mismatch = (logp_S - torch.tensor(sampled.choices[0].logprobs)).abs().mean()
+    mismatch = (logp_S.detach() - torch.tensor(sampled.choices[0].logprobs)).abs().mean()
     assert float(mismatch) < MEAN_TOLERANCE
 
     said = Chat.with_checkpoint(tiny_llama, found, system=None, temperature=0.0, max_tokens=4, seed=0)
@@ -265,10 +260,31 @@ async def test_a_checkpoint_is_the_model_that_the_replicas_serve_for_export_chat
         await trainer.boot()
         assert await trainer.open_run(run, 1) == 1
         again = await trainer.train(second)
+        assert await trainer.checkpoint() == 2
     finally:
         await trainer.shutdown()
     for name in ("loss", "grad_norm", "weights_change"):
         assert again.metrics[name] == pytest.approx(expected.metrics[name], rel=0.05, abs=1e-3), name
+
+    assert await engine.open_run(run) == 2  # from the local engine's checkpoint
+    assert await served_digest(engine, 2) == digest_of(
+        of_any_engine.read(run.directory, 2).weights, tiny_llama, trained
+    )
+    assert (await engine.train(await batch_of(engine, spec, 3))).metrics["weights_change"] > 0
+
+
+async def served_digest(engine: VerlEngine, step: int) -> str | None:
+    """Of what the replicas have received of this step."""
+    reply = await engine.driver.ask(Publish(step=step))
+    await engine.driver.ask(Resume())
+    return reply.checksum
+
+
+def digest_of(weights: dict[str, torch.Tensor], model: ModelFolder, trained: str) -> str:
+    """Of the weights of a checkpoint, under the names that the ranks send them by."""
+    digest = WeightsDigest()
+    digest.add((folder_weights(weights) if trained == "adapters" else with_tied(model.path, weights)).items())
+    return digest.hexdigest()
 
 
 def with_tied(path: Path, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
