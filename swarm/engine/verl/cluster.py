@@ -24,7 +24,7 @@ from swarm.engine.seam import EngineError
 from swarm.engine.training.limits import GRACE_S
 from swarm.engine.verl.config import verl_config
 from swarm.engine.verl.replica import Replicas
-from swarm.engine.verl.room import lacking_devices, require_room
+from swarm.engine.verl.room import Devices, lacking_devices, require_room
 from swarm.engine.verl.settings import ON_EVERY_NODE, VerlSettings
 from swarm.engine.verl.worker import RankWorker
 
@@ -57,7 +57,7 @@ class Cluster:
         self.settings = settings
 
     def start(self) -> None:
-        """Raises: EngineError when there are too few devices."""
+        """Raises: EngineError when there are too few devices, or too little memory is free."""
         self._connect()
         config = verl_config(self.settings)
         pool = RayResourcePool([self.settings.ranks_per_node] * self.settings.nodes, max_colocate_count=1)
@@ -104,16 +104,17 @@ class Cluster:
         """Those of an earlier driver of ours are free a while after its end. Raises: EngineError when there are too few."""
         resource = get_platform().ray_resource_name()
         for _ in range(_LOOKS):
-            nodes = [node for node in ray.nodes() if node["Alive"]]
             free = available_resources_per_node()
-            devices = {
-                f"{node['NodeManagerHostname']}": (
-                    int(free.get(node["NodeID"], {}).get(resource, 0)),
-                    int(node["Resources"].get(resource, 0)),
+            found = [
+                Devices(
+                    node=str(node["NodeManagerHostname"]),
+                    free=int(free.get(node["NodeID"], {}).get(resource, 0)),
+                    there=int(node["Resources"].get(resource, 0)),
                 )
-                for node in nodes
-            }
-            if (lacking := lacking_devices(self.settings, devices)) is None:
+                for node in ray.nodes()
+                if node["Alive"]
+            ]
+            if (lacking := lacking_devices(self.settings, found)) is None:
                 return
             time.sleep(_LOOK_EVERY_S)
         raise EngineError(lacking)

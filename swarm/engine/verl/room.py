@@ -5,7 +5,7 @@ What is missing would show later too: as a hang of Ray, or as an error of CUDA d
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from swarm.engine.machine import GIB, parameters
@@ -30,12 +30,21 @@ class Room:
     device_total_bytes: int
 
 
-def lacking_devices(settings: VerlSettings, devices: Mapping[str, tuple[int, int]]) -> str | None:
-    """Why these ranks cannot be placed; None: they can. devices: by node, how many are free of how many."""
-    enough = [name for name, (free, _) in devices.items() if free >= settings.ranks_per_node]
+@dataclass(frozen=True, slots=True, order=True)
+class Devices:
+    """How many devices of a node are free, of how many."""
+
+    node: str
+    free: int
+    there: int
+
+
+def lacking_devices(settings: VerlSettings, found: Sequence[Devices]) -> str | None:
+    """Why these ranks cannot be placed on the nodes; None: they can."""
+    enough = [one for one in found if one.free >= settings.ranks_per_node]
     if len(enough) >= settings.nodes:
         return None
-    listed = ", ".join(f"{name} {free} of {there}" for name, (free, there) in sorted(devices.items())) or "none at all"
+    listed = ", ".join(f"{one.node} {one.free} of {one.there}" for one in sorted(found)) or "none at all"
     return (
         f"{settings.nodes} node(s) with {settings.ranks_per_node} free device(s) were asked for, and the Ray cluster has {len(enough)} "
         f"(free: {listed}); end what uses the others (`ray status`), start more nodes, or lower --verl-nodes or --verl-ranks"

@@ -45,7 +45,7 @@ class VerlSettings(StrictModel):
     driver is started anew, for FSDP splits what is trained and vLLM makes room for it when they start."""
     max_num_seqs: Count = 64
     sampling_memory: Annotated[float, Field(gt=0, lt=1)] = 0.45
-    """Share of each device's memory that its replica takes; it stays there while the ranks train."""
+    """Share of each device's memory that its replica takes, and keeps while the ranks train unless it sleeps."""
     kv_cache_bytes: Count | None = None
     """Instead of what `sampling_memory` leaves for keys and values."""
     sleep: bool = False

@@ -104,11 +104,10 @@ class RankWorker(TinkerActorRolloutRefWorker):  # type: ignore[misc]
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="actor"))  # type: ignore[untyped-decorator]
     def compute_start_log_prob(self, data: TensorDict) -> TensorDict | None:
         """What the first weights say of the rows: they take the place of the current ones for so long."""
-        verl_tensors.assign_non_tensor(data, disable_auto_offload=True)
-        with (
-            self.actor.engine.eval_mode(),
-            torch.no_grad(),
-        ):  # else offloading would put other tensors in their place meanwhile
+        verl_tensors.assign_non_tensor(
+            data, disable_auto_offload=True
+        )  # it would put other tensors in their place meanwhile
+        with self.actor.engine.eval_mode(), torch.no_grad():
             shards = self._shards()
             kept = {name: shard.clone() for name, shard in shards.items()}
             for name, shard in shards.items():

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from swarm.engine.seam import EngineError
-from swarm.engine.verl.room import Room, lacking_devices, require_room
+from swarm.engine.verl.room import Devices, Room, lacking_devices, require_room
 from swarm.engine.verl.settings import VerlSettings
 from swarm.models.folder import ModelFolder
 
@@ -26,13 +26,13 @@ def room(**fields: Any) -> Room:
 
 def test_a_cluster_with_too_few_free_devices_says_where_they_are() -> None:
     settings = wanted(nodes=2, ranks_per_node=4)
-    assert lacking_devices(settings, {"a": (8, 8), "b": (4, 8)}) is None
-    said = lacking_devices(settings, {"b": (3, 8), "a": (8, 8)})
+    assert lacking_devices(settings, [Devices("a", 8, 8), Devices("b", 4, 8)]) is None
+    said = lacking_devices(settings, [Devices("b", 3, 8), Devices("a", 8, 8)])
     assert said is not None
     assert (
         "2 node(s) with 4 free device(s) were asked for, and the Ray cluster has 1 (free: a 8 of 8, b 3 of 8)" in said
     )
-    assert "none at all" in str(lacking_devices(settings, {}))
+    assert "none at all" in str(lacking_devices(settings, []))
 
 
 def test_too_little_shared_memory_is_named_with_its_node(tiny_llama: ModelFolder) -> None:
