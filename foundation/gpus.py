@@ -6,10 +6,13 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 _FIELDS = ("index", "name", "memory.total", "memory.free", "driver_version")
 _LIMIT_S = 20.0
 _MIB = 1 << 20
+DEVICE = Path("/dev/nvidiactl")
+"""What NVIDIA's driver makes, in containers too."""
 NEWEST_CUDA_DRIVER = 580
 """The first driver that runs CUDA 13, which torch and vLLM are built for."""
 
@@ -31,17 +34,35 @@ class Card:
         return major.isdecimal() and int(major) >= NEWEST_CUDA_DRIVER
 
 
+class DriverSilent(Exception):
+    """There is an NVIDIA driver, but it does not say which cards there are. The text says why."""
+
+
 def cards(tool: str = "nvidia-smi") -> list[Card]:
     """Every card of the machine, hidden ones too; empty where there is no driver, or it does not answer."""
+    try:
+        return answered_cards(tool)
+    except DriverSilent:
+        return []
+
+
+def answered_cards(tool: str = "nvidia-smi", device: Path = DEVICE) -> list[Card]:
+    """The same for who wants to know the difference. Raises: DriverSilent."""
     program = shutil.which(tool)
     if program is None:
+        if device.exists():
+            raise DriverSilent(
+                f"there is NVIDIA's driver, and no {tool}: in a container ask for NVIDIA_DRIVER_CAPABILITIES=compute,utility"
+            )
         return []
     wanted = [program, f"--query-gpu={','.join(_FIELDS)}", "--format=csv,noheader,nounits"]
     try:
-        answer = subprocess.run(wanted, capture_output=True, text=True, timeout=_LIMIT_S, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
-        return []
-    return [card for line in answer.splitlines() if (card := _card(line)) is not None]
+        answer = subprocess.run(wanted, capture_output=True, text=True, timeout=_LIMIT_S, check=False)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise DriverSilent(f"{tool} does not answer: {error}") from error
+    if answer.returncode:
+        raise DriverSilent(f"{tool} failed: {(answer.stdout + answer.stderr).strip() or answer.returncode}")
+    return [card for line in answer.stdout.splitlines() if (card := _card(line)) is not None]
 
 
 def visible(found: Sequence[Card], named: str | None) -> list[Card]:

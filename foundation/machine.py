@@ -1,9 +1,7 @@
-"""The memory of this machine or container, what its CPU can do, and its GPUs. Imports no torch."""
+"""The memory of this machine or container, and what its CPU can do. Imports no torch."""
 
 from __future__ import annotations
 
-import subprocess
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -79,60 +77,3 @@ def _instructions(cpuinfo: Path) -> set[str] | None:
         if name.strip() in ("flags", "Features"):
             return set(value.split())
     return None
-
-
-# -- GPUs -----------------------------------------------------------------------------------------------------------------
-
-_DRIVER = Path("/dev/nvidiactl")
-_SMI = "nvidia-smi"
-_FIELDS = ("index", "name", "memory.total", "memory.free", "compute_cap", "driver_version")
-_MIB = 1 << 20
-_SMI_LIMIT_S = 30.0
-
-
-@dataclass(frozen=True, slots=True)
-class Gpu:
-    """One NVIDIA GPU as its driver describes it. total, free: bytes. capability: of its kernels, such as (9, 0)."""
-
-    index: int
-    name: str
-    total: int
-    free: int
-    capability: tuple[int, int]
-    driver: str
-
-    @property
-    def driver_branch(self) -> int:
-        """The first number of the driver's version, which decides what CUDA it supports."""
-        return int(self.driver.partition(".")[0])
-
-
-class GpusUnknown(Exception):
-    """There is an NVIDIA driver, but it does not say which GPUs there are. The text says why."""
-
-
-def gpus(driver: Path = _DRIVER, program: str = _SMI) -> list[Gpu]:
-    """Every NVIDIA GPU of this machine or container, also those that CUDA_VISIBLE_DEVICES hides; none without a driver.
-
-    Raises: GpusUnknown.
-    """
-    if not driver.exists():
-        return []
-    command = [program, f"--query-gpu={','.join(_FIELDS)}", "--format=csv,noheader,nounits"]
-    try:
-        asked = subprocess.run(command, capture_output=True, text=True, timeout=_SMI_LIMIT_S, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:  # not installed, or the driver hangs
-        raise GpusUnknown(f"{program} does not answer: {error}") from error
-    if asked.returncode:
-        raise GpusUnknown(f"{program} failed: {(asked.stdout + asked.stderr).strip() or asked.returncode}")
-    return [_gpu(line) for line in asked.stdout.splitlines() if line.strip()]
-
-
-def _gpu(line: str) -> Gpu:
-    """Raises: GpusUnknown for a line of another form, such as `[N/A]` of a card that fell off its bus."""
-    try:
-        index, name, total, free, capability, driver = map(str.strip, line.split(","))
-        major, minor = capability.split(".")
-        return Gpu(int(index), name, int(total) * _MIB, int(free) * _MIB, (int(major), int(minor)), driver)
-    except ValueError as error:
-        raise GpusUnknown(f"{_SMI} says {line.strip()!r}") from error

@@ -221,7 +221,7 @@ class Conduct:
         if progress.status is TrialStatus.DONE:
             line.note = _note(self._store.trials.get(picture.study_id, progress.key))
         line.curve = [value for _, value in progress.curve]
-        picture.left_s = progress.left_s
+        picture.left_s, picture.left_measured = progress.left_s, progress.measured
         self._view.show(picture)
 
     def _tell(self, study_id: str, decision: Decision, picture: StudyPicture) -> None:

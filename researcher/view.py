@@ -46,6 +46,8 @@ class StudyPicture:
     planner: str = ""
     next: str = ""
     left_s: float | None = None
+    left_measured: bool = False
+    """Whether `left_s` is by the pace of trials of this study on these servers, not by the plan's expectation."""
     spent_s: float = 0.0
     budget_s: float | None = None
     trials: dict[str, TrialLine] = field(default_factory=dict)
@@ -80,6 +82,13 @@ def duration(seconds: float | None) -> str:
         return f"{whole} s"
     minutes = round(whole / 60)
     return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def left_text(picture: StudyPicture) -> str:
+    """`12 min (measured here)`, `12 min (estimated)`; a dash when it is not known."""
+    if not picture.left_s:
+        return duration(picture.left_s)
+    return f"{duration(picture.left_s)} ({'measured here' if picture.left_measured else 'estimated'})"
 
 
 def losses_by_arm(trials: Iterable[TrialRecord]) -> dict[str, Attrition]:
@@ -151,14 +160,14 @@ class PlainView:
         if picture.phase != self._phase:
             self._phase = picture.phase
             self.say(
-                f"{picture.study_id}  {picture.phase}; next: {picture.next or '—'}; left in this stage: {duration(picture.left_s)}"
+                f"{picture.study_id}  {picture.phase}; next: {picture.next or '—'}; left in this stage: {left_text(picture)}"
             )
         for key, trial in picture.trials.items():
             quarter = 4 * trial.step // trial.steps if trial.steps else 0
             if self._seen.get(key, ("planned", 0)) == (trial.status, quarter):
                 continue
             self._seen[key] = (trial.status, quarter)
-            self.say(f"  {_trial_text(trial)}  stage: {duration(picture.left_s)} left")
+            self.say(f"  {_trial_text(trial)}  stage: {left_text(picture)} left")
 
     def say(self, line: str) -> None:
         self._lines.write(line)
@@ -223,7 +232,7 @@ def _drawing(picture: StudyPicture) -> RenderableType:
         table.add_row(trial.arm, str(trial.seed), status, f"{trial.step}/{trial.steps}", sparkline(trial.curve), now)
     budget = f" of {duration(picture.budget_s)}" if picture.budget_s else ""
     foot = Text(
-        f"{picture.phase}   next: {picture.next or '—'}   stage: {duration(picture.left_s)} left   "
+        f"{picture.phase}   next: {picture.next or '—'}   stage: {left_text(picture)} left   "
         f"spent: {duration(picture.spent_s)}{budget}   planner: {picture.planner or '—'}"
     )
     return Group(head, table, foot)

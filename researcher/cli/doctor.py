@@ -9,7 +9,8 @@ import os
 import shutil
 
 from foundation.commandline import UsageError
-from foundation.machine import Gpu, GpusUnknown, gpus, multiplies_bfloat16, total_memory
+from foundation.gpus import NEWEST_CUDA_DRIVER, Card, DriverSilent, answered_cards
+from foundation.machine import multiplies_bfloat16, total_memory
 from foundation.paths import memory_dir, user_data_dir
 from researcher.cli import DONE, FAILED, answer
 from researcher.home import open_home
@@ -20,9 +21,6 @@ from swarm.models import cached_models
 _NEED_DISK_GB = 5.0
 _NEED_MEMORY_GB = 12.0
 _NEED_SHARED_BYTES = 1_000_000_000
-_NEED_DRIVER = 580
-"""The oldest branch of NVIDIA's driver that runs CUDA 13, for which the packages of requirements/gpu.txt are built."""
-_BFLOAT16_SINCE = (8, 0)
 _COMPILERS = ("gcc", "clang")
 """Which Triton takes where CC does not say: the first that is there."""
 _PACKAGES = ("vllm", "torch", "transformers", "mlflow", "langgraph", "sqlalchemy")
@@ -91,24 +89,21 @@ def _processor() -> Row:
 def _graphics() -> list[Row]:
     """The GPUs, and what computing on them needs besides; one row where there is none."""
     try:
-        found = gpus()
-    except GpusUnknown as error:
+        found = answered_cards()
+    except DriverSilent as error:
         return [("gpu", False, str(error))]
     if not found:
         return [("gpu", True, "none with NVIDIA's driver; models run on the CPU")]
     return [*map(_gpu, found), _driver(found[0]), _compiler(), _cuda_build()]
 
 
-def _gpu(gpu: Gpu) -> Row:
-    notes = [f"{gpu.name}, {gpu.total / 1e9:.0f} GB, {gpu.free / 1e9:.0f} of them free"]
-    if gpu.capability < _BFLOAT16_SINCE:
-        notes.append("older than Ampere, without bfloat16: `swarm serve --dtype float32`")
-    return f"gpu {gpu.index}", True, "; ".join(notes)
+def _gpu(card: Card) -> Row:
+    return f"gpu {card.index}", True, f"{card.name}, {card.total / 1e9:.0f} GB, {card.free / 1e9:.0f} of them free"
 
 
-def _driver(gpu: Gpu) -> Row:
-    detail = f"{gpu.driver}; CUDA 13 needs {_NEED_DRIVER} or newer"
-    return "NVIDIA driver", gpu.driver_branch >= _NEED_DRIVER, detail
+def _driver(card: Card) -> Row:
+    detail = f"{card.driver}; CUDA 13 needs {NEWEST_CUDA_DRIVER} or newer"
+    return "NVIDIA driver", card.driver_is_new_enough, detail
 
 
 def _compiler() -> Row:

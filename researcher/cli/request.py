@@ -14,10 +14,12 @@ from foundation.commandline import UsageError
 from foundation.durations import duration_s
 from foundation.nearest import MOST_NAMES
 from researcher.cli import say
+from researcher.design.pricing import Pace
 from researcher.home import Home
 from researcher.instruments.catalogue import available, open_instrument
 from researcher.instruments.levels import level_text
 from researcher.models import LONGEST_TOPIC, Finding, LlmCall
+from researcher.paces import paces_on
 from researcher.planner.outcome import Asked, Declined, NeedsEdit, Outcome, Planner, Proposed, TopicRequest
 from researcher.refusals import PlanningRefused
 from researcher.study.draft import Draft, arms_of, edited, marked, seeds_of, settings_of, study_text, vary_of
@@ -65,10 +67,15 @@ class Asking:
     known: list[Finding] = field(init=False)
     """Findings of earlier studies. Those on the echo engine, which trains nothing, are only shown to studies on it."""
 
+    paces: list[Pace] = field(init=False)
+    """What trials of earlier studies took on the servers of this request."""
+
     def __post_init__(self) -> None:
         on_echo = getattr(self.args, "engine", "local") == "echo"
         found = [] if self.home is None else self.home.store.findings.all()
         self.known = [each for each in found if ("echo" in each.models) == on_echo]
+        servers = getattr(self.args, "server", [])
+        self.paces = [] if self.home is None else paces_on(self.home.store, servers, "echo" if on_echo else "local")
 
     def wanted(self) -> Wanted:
         """Raises: UsageError, PlanningRefused (DraftToEdit where there is a draft), QuestionOpen."""
@@ -111,6 +118,7 @@ class Asking:
                 instruments=folders,
                 given=given,
                 known=self.known,
+                paces=self.paces,
                 servers=max(1, len(getattr(self.args, "server", []))),
                 answers=answers,
             )

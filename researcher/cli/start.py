@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import socket
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -28,7 +29,7 @@ from researcher.cli.request import (
     topic_of,
 )
 from researcher.design.planning import plan_of
-from researcher.design.pricing import price_of
+from researcher.design.pricing import Pace, price_of
 from researcher.design.question import named
 from researcher.home import DATABASE, Home, data_dir, open_home
 from researcher.instruments.catalogue import OWN_STUDIES, InstrumentFolder, open_instrument
@@ -51,7 +52,9 @@ def start_command(args: argparse.Namespace) -> int:
     try:
         asking = Asking(args, home, calls)
         wanted = asking.wanted()
-        spec, timetable, folder, plan = _planned(wanted, asking.known, folder, servers=max(1, len(args.server)))
+        spec, timetable, folder, plan = _planned(
+            wanted, asking.known, asking.paces, folder, servers=max(1, len(args.server))
+        )
         plan = _with_tasks(plan, folder, home, dry_run=args.dry_run)
     except DraftToEdit as draft:
         if not args.json:
@@ -76,7 +79,7 @@ def draft_command(args: argparse.Namespace) -> int:
     try:
         asking = Asking(args, home, calls)
         wanted = asking.wanted()
-        _planned(wanted, asking.known, None, servers=1)
+        _planned(wanted, asking.known, asking.paces, None, servers=1)
         code, text, fields = DONE, study_text(wanted.draft), wanted.draft.fields
     except DraftToEdit as draft:
         code, text, fields = _to_edit(args, draft), draft.text, draft.fields
@@ -157,7 +160,12 @@ def _written(args: argparse.Namespace, home: Home | None, calls: list[LlmCall]) 
 
 
 def _planned(
-    wanted: Wanted, known: Sequence[Finding], folder: InstrumentFolder | None, *, servers: int
+    wanted: Wanted,
+    known: Sequence[Finding],
+    paces: Sequence[Pace],
+    folder: InstrumentFolder | None,
+    *,
+    servers: int,
 ) -> tuple[StudySpec, Timetable, InstrumentFolder, Plan]:
     """folder: the instrument, where it was opened already.
 
@@ -173,7 +181,7 @@ def _planned(
             if wrong:
                 named(spec, folder.instrument)
             else:
-                plan = labelled(plan_of(spec, folder, known=known, servers=servers), folder)
+                plan = labelled(plan_of(spec, folder, known=known, paces=paces, servers=servers), folder)
     try:
         refusals.raise_any()
     except SpecRefused as error:
@@ -264,6 +272,7 @@ def _begin(
             "request": request_of(draft, spec),
             "servers": args.server,
             "engine": args.engine,
+            "machine": socket.gethostname(),
             "clients": args.clients,
             "max_parallel": args.max_parallel,
             "sinks": list(dict.fromkeys(args.sink)),

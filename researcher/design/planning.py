@@ -14,7 +14,7 @@ from researcher.design.branches import branches_of
 from researcher.design.layout import laid_out
 from researcher.design.models import models_of, with_models
 from researcher.design.own_seeds import with_own_seeds
-from researcher.design.pricing import fitted, longest_trial_s
+from researcher.design.pricing import Pace, fitted, timed
 from researcher.design.question import Question, question_of
 from researcher.design.stages import POWER, SCREEN_SEEDS, Seeds, check_seeds
 from researcher.instruments.catalogue import InstrumentFolder
@@ -46,6 +46,7 @@ def plan_of(
     folder: InstrumentFolder,
     *,
     known: Sequence[Finding] = (),
+    paces: Sequence[Pace] = (),
     servers: int = 1,
     allow_underpowered: bool = False,
 ) -> Plan:
@@ -54,6 +55,7 @@ def plan_of(
     Args:
         folder: the instrument that the spec names.
         known: findings of earlier studies.
+        paces: what trials of earlier studies took on these servers, the newest first.
         servers: how many trials run at once; the price depends on it.
         allow_underpowered: run although the noise may be too loud for the planned effect.
     Raises: PlanningRefused, one line that says what to change.
@@ -66,7 +68,9 @@ def plan_of(
         with refusals.kept():
             question = question_of(spec, folder.instrument)
             if models is not None:
-                plan = _designed(question, folder, models, allow_underpowered=allow_underpowered)
+                plan = timed(
+                    _designed(question, folder, models, allow_underpowered=allow_underpowered), folder.instrument, paces
+                )
     except ValidationError as error:
         problems = [str(problem) for problem in explain(error, Plan)]
         raise PlanningRefused(f"these settings make no valid plan: {'; '.join(problems)}", problems) from error
@@ -128,8 +132,7 @@ def _designed(
         planner=SPEC,
         assumptions=(*question.notes, *_assumed(question)),
     )
-    plan = _with_algorithms_first(plan, settings)
-    return plan.model_copy(update={"trial_s": longest_trial_s(plan, instrument)})
+    return _with_algorithms_first(plan, settings)
 
 
 def _run(question: Question, instrument: Instrument, settings: Mapping[str, Scalar]) -> dict[str, Any]:

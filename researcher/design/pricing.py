@@ -1,9 +1,14 @@
-"""Cost of a plan: trials, wall time, the detectable effect; and how many seeds a budget allows."""
+"""Cost of a plan: trials, wall time, the detectable effect; and how many seeds a budget allows.
+
+A trial's seconds are the instrument's guess until trials of an earlier study have measured them on the same servers.
+"""
 
 from __future__ import annotations
 
 import math
+import statistics
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,10 +18,51 @@ from researcher.design.arms import ALPHA
 from researcher.design.models import boots_s
 from researcher.design.stages import cost, with_most
 from researcher.instruments.instrument import Instrument, Scalar
+from researcher.models import TrialRecord, TrialStatus
 from researcher.refusals import BudgetTooSmall
 from researcher.study.plan import Arm, Plan
 from researcher.study.spec import StudySpec
 from swarm.protocol.runspec import RunSpec
+
+_NOT_PACE = {"batch", "optimizer", "checkpoint", "limits"}
+"""Sections of a run by which its episodes do not take longer. Their number is counted apart."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """What trials of an earlier study took on the servers that are to be used.
+
+    episode_s: seconds of a trial for each episode that it trains; what it evaluates is in them.
+    """
+
+    study: str
+    plan: Plan
+    episode_s: float
+
+    @classmethod
+    def of(cls, study: str, plan: Plan, trials: Sequence[TrialRecord]) -> Pace | None:
+        """The median of the trials that were done at the first attempt, so that one that rested does not count; None without."""
+        paces = [
+            (trial.ended_at - trial.started_at) / _trained(plan, plan.arm(trial.arm))
+            for trial in trials
+            if trial.status is TrialStatus.DONE and trial.attempt <= 1 and trial.started_at and trial.ended_at
+        ]
+        return cls(study=study, plan=plan, episode_s=statistics.median(paces)) if paces else None
+
+    def fits(self, plan: Plan) -> bool:
+        """Whether trials of this plan do the same: its models, its tasks, its evaluation, and calls as long."""
+        return _work(self.plan) == _work(plan)
+
+
+def _work(plan: Plan) -> dict[str, Any]:
+    return {
+        "instrument": plan.instrument,
+        "models": sorted((model.name, model.fingerprint or "") for model in plan.hosted),
+        "task": plan.task,
+        "run": {name: value for name, value in plan.run.items() if name not in _NOT_PACE},
+        "roles": plan.roles,
+        "evaluation": (plan.heldout_tasks, plan.heldout_episodes),
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,8 +78,8 @@ class Price:
 
 
 def price_of(plan: Plan, instrument: Instrument, *, servers: int) -> Price:
-    """Scales the instrument's time per trial with length and episodes per step."""
-    seconds = {arm.name: _trial_s(plan, arm, instrument) for arm in plan.arms}
+    """By the seconds that the plan expects of a trial; of an old plan, which expects none, by the instrument's."""
+    seconds = arm_seconds(plan if plan.trial_s else timed(plan, instrument))
     needed = min(len(stage.arms) for stage in plan.stages[-1:])
     at_once = max(1, min(servers // (1 + len(plan.roles)), needed))
     least, most = (cost(plan, seconds, at_most=at_most) for at_most in (False, True))
@@ -107,22 +153,28 @@ def _affordable(plan: Plan, instrument: Instrument, servers: int, trials: int | 
     return min(paid, default=base)
 
 
-def longest_trial_s(plan: Plan, instrument: Instrument) -> float:
-    """Expected seconds of the longest trial."""
-    return max(_trial_s(plan, arm, instrument) for arm in plan.arms)
+def timed(plan: Plan, instrument: Instrument, paces: Sequence[Pace] = ()) -> Plan:
+    """The plan with the expected seconds of its longest trial: as measured, by the first of the paces that fits, else the
+    instrument's, scaled with length and episodes per step."""
+    longest = max(_trained(plan, arm) for arm in plan.arms)
+    pace = next((each for each in paces if each.fits(plan)), None)
+    if pace is not None:
+        return plan.model_copy(
+            update={"trial_s": float(f"{pace.episode_s * longest:.2g}"), "trial_s_measured": pace.study}
+        )
+    defaults = instrument.defaults
+    usual = defaults.steps * _episodes(defaults.run, {})
+    return plan.model_copy(update={"trial_s": defaults.trial_s * longest / usual})
 
 
-def _trial_s(plan: Plan, arm: Arm, instrument: Instrument) -> float:
-    """Expected seconds of one trial of this arm."""
-    levels = plan.levels_of(arm)
-    steps = plan.steps_of(arm.name) / instrument.defaults.steps
-    usual, own = _episodes(instrument.defaults.run, {}), _episodes(plan.run, levels)
-    return instrument.defaults.trial_s * steps * own / usual
+def _trained(plan: Plan, arm: Arm) -> float:
+    """Episodes that one trial of this arm trains."""
+    return plan.steps_of(arm.name) * _episodes(plan.run, plan.levels_of(arm))
 
 
 def arm_seconds(plan: Plan) -> dict[str, float]:
     """Expected seconds per trial, by arm; 0 where the plan does not price its slowest arm."""
-    work = {arm.name: plan.steps_of(arm.name) * _episodes(plan.run, plan.levels_of(arm)) for arm in plan.arms}
+    work = {arm.name: _trained(plan, arm) for arm in plan.arms}
     return {name: (plan.trial_s or 0.0) * own / max(work.values()) for name, own in work.items()}
 
 

@@ -49,6 +49,8 @@ from swarm.protocol.runspec import RunSpec
 from swarm.protocol.status import Phase, RunReport, ServerStatus
 
 _log = logging.getLogger(__name__)
+_SPARE_TIMES = 6
+"""How often an attempt may take the expected time: machines differ and are shared."""
 _SPARE_ATTEMPT_S, _SPARE_STALL_S = 1200.0, 240.0
 """Added to the expected time, for an engine that restarts or a loaded machine."""
 _TAKE_BACK_S = 30.0
@@ -80,7 +82,7 @@ class TrialLimits:
         if plan.trial_s is None:
             return cls()
         step_s = plan.trial_s / plan.steps
-        return cls(attempt_s=_SPARE_ATTEMPT_S + 6 * plan.trial_s, stall_s=_SPARE_STALL_S + 10 * step_s)
+        return cls(attempt_s=_SPARE_ATTEMPT_S + _SPARE_TIMES * plan.trial_s, stall_s=_SPARE_STALL_S + 10 * step_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,6 +151,8 @@ class AttemptRun:
         self._mender = mender
         self._observe: Observer = lambda _: None
         self._step = 0
+        self._followed_since = self._moved_at = 0.0
+        """When this began to follow the run, and when its newest step was seen."""
         self._episodes = 0
 
     async def carry_out(self, observe: Observer) -> TrialRecord:
@@ -291,7 +295,8 @@ class AttemptRun:
 
         Raises: Unmended, MendByHand, and what `_until_ended` raises.
         """
-        job, deadline = client.job, self._clock.monotonic() + self._limits.attempt_s
+        self._followed_since = self._moved_at = self._clock.monotonic()
+        job, deadline = client.job, self._followed_since + self._limits.attempt_s
         reason, tries, diagnosis = "", 0, None
         while True:
             if not await job.alive():
@@ -381,10 +386,18 @@ class AttemptRun:
                     moved_at = now
             if now - moved_at > self._limits.stall_s:
                 raise _Stalled
-            if now > deadline:
-                raise _Overdue(f"the attempt took longer than its {self._limits.attempt_s:.0f} s")
+            if now > deadline + self._more_s():
+                raise _Overdue(f"the attempt took longer than its {self._limits.attempt_s + self._more_s():.0f} s")
             await self._clock.sleep(self._limits.look_s)
             status = await self._swarm.status(since=status.revision, wait_s=self._limits.check_s)
+
+    def _more_s(self) -> float:
+        """What the limit lacks to six times what the steps made so far say of the whole: where the plan was priced for a faster
+        machine or a smaller model, a trial that goes forward is not cut off for that."""
+        if self._step == 0:
+            return 0.0
+        step_s = (self._moved_at - self._followed_since) / self._step
+        return max(0.0, _SPARE_TIMES * step_s * self._work.plan.steps_of(self._trial.arm) - self._limits.attempt_s)
 
     async def _note(self, run_id: str, status: ServerStatus | None) -> bool:
         """Record and report new steps and episodes; returns whether there were any. status: None for a run that
@@ -397,6 +410,8 @@ class AttemptRun:
             report = await self._swarm.run(run_id, since_step=self._step)
             fresh = points(report.steps)
             moved = moved or report.step > self._step
+            if report.step > self._step:
+                self._moved_at = self._clock.monotonic()
             self._step = max(self._step, report.step)
         if moved:
             record = self._store.trials.record_progress

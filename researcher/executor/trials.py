@@ -54,7 +54,12 @@ class Progress:
     spent_s: float
     left_s: float | None
     """Estimated seconds until all of these trials are over."""
+    measured: bool
+    """Whether `left_s` is by the pace of these trials; else by what the plan expects."""
 
+
+_CALIBRATED_STEPS = 2
+"""Steps after which a trial under way says what a whole one takes; the first step alone may be slow."""
 
 OnProgress = Callable[[Progress], None]
 
@@ -72,6 +77,9 @@ class _Round:
     queue: list[str] = field(default_factory=list)
     curves: dict[str, list[tuple[int, float]]] = field(default_factory=lambda: defaultdict(list))
     durations: list[float] = field(default_factory=list)
+    """Seconds of the trials that were done from their beginning to their end."""
+    begun: dict[str, float] = field(default_factory=dict)
+    """When a trial under way was begun, by key."""
     over: set[str] = field(default_factory=set)
     halted: bool = False
     by_hand: MendByHand | None = None
@@ -127,6 +135,7 @@ class Executor:
             began=self._clock.monotonic(),
             trials={trial.key: trial for trial in trials},
             at_once=asyncio.Semaphore(self._pool.at_most or len(trials) or 1),
+            durations=self._took(study_id),
         )
         while not this.halted:
             this.queue = await self._reconciled(work, trials)
@@ -227,7 +236,7 @@ class Executor:
     async def _carry_out(self, this: _Round, site: Site, key: str) -> None:
         self._check_halt(this.work)
         self._reserve(this.work, key)
-        began = self._clock.monotonic()
+        began = this.begun[key] = self._clock.monotonic()
         try:
             await self._attempt(this, site, key)
         except ServerUnfit as error:
@@ -336,7 +345,7 @@ class Executor:
             raise StudyHalted(self._cause)
 
     def _tell(self, this: _Round, key: str, status: TrialStatus, step: int, note: str) -> None:
-        attempts = self._store.trials.attempts(this.work.study_id, key)
+        attempts, each_s = self._store.trials.attempts(this.work.study_id, key), self._pace_s(this)
         this.on_progress(
             Progress(
                 key=key,
@@ -346,15 +355,35 @@ class Executor:
                 note=note,
                 curve=tuple(this.curves[key]),
                 spent_s=self._clock.monotonic() - this.began,
-                left_s=self._left_s(this),
+                left_s=self._left_s(this, each_s),
+                measured=each_s is not None,
             )
         )
 
-    def _left_s(self, this: _Round) -> float:
-        """Trials that are not over at the pace of those that are; before the first, at the instrument's own guess."""
-        done, guess = this.durations, this.work.plan.trial_s or self._setup.instrument.defaults.trial_s
-        each_s = sum(done) / len(done) if done else guess
+    def _took(self, study_id: str) -> list[float]:
+        """Seconds of the study's trials that were done in earlier stages, at the first attempt."""
+        return [
+            trial.ended_at - trial.started_at
+            for trial in self._store.trials.all(study_id, series=())
+            if trial.status is TrialStatus.DONE and trial.attempt <= 1 and trial.started_at and trial.ended_at
+        ]
+
+    def _pace_s(self, this: _Round) -> float | None:
+        """Seconds of a trial as measured here: by those that are done, else by those under way that have made some steps."""
+        if this.durations:
+            return sum(this.durations) / len(this.durations)
+        now, plan = self._clock.monotonic(), this.work.plan
+        under_way = [
+            (now - this.begun[key]) * plan.steps_of(this.trials[key].arm) / len(curve)
+            for key, curve in this.curves.items()
+            if len(curve) >= _CALIBRATED_STEPS and this.trials[key].status is TrialStatus.PLANNED
+        ]
+        return sum(under_way) / len(under_way) if under_way else None
+
+    def _left_s(self, this: _Round, pace_s: float | None) -> float:
+        """Trials that are not over, at this pace; before there is one, at what the plan expects."""
         plan = this.work.plan
+        each_s = pace_s or plan.trial_s or self._setup.instrument.defaults.trial_s
         begun = sum(
             len(curve) / plan.steps_of(this.trials[key].arm)
             for key, curve in this.curves.items()

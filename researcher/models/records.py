@@ -220,6 +220,8 @@ class StudyOptions(BaseModel):
     servers: tuple[str, ...] = ()
     """Swarm servers that were given; none: they are started on this machine, with `engine`."""
     engine: str = "local"
+    machine: str = ""
+    """The host name of where it was started, whose pace its trials show where no servers were given."""
     clients: str = "local"
     """Where clients run: `local`, `ray` or `ray=http://HOST:8265`."""
     max_parallel: int | None = None

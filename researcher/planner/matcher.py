@@ -96,7 +96,13 @@ class _Study(Levels):
         draft = Draft(fields=self.fields, sources=self.sources, author=Matcher.name)
         draft = edited(draft, request.given)
         try:
-            plan_of(StudySpec.model_validate(draft.fields), folder, known=request.known, servers=request.servers)
+            plan_of(
+                StudySpec.model_validate(draft.fields),
+                folder,
+                known=request.known,
+                paces=request.paces,
+                servers=request.servers,
+            )
         except ValidationError as error:
             self.problems += [f"{each}." for each in explain(error, StudySpec)]
         except PlanningRefused as refusal:

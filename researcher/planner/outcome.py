@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from researcher.design.pricing import Pace
 from researcher.instruments.catalogue import InstrumentFolder
 from researcher.models import Finding
 from researcher.study.draft import Draft
@@ -14,7 +15,7 @@ from researcher.study.draft import Draft
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicRequest:
     """topic: prose, as data. given: spec fields fixed by options; they overrule the topic. instruments: the choice.
-    known: findings of earlier studies. servers: trials at once. answers: a person's answers to the planner's
+    known: findings of earlier studies. paces: what their trials took on these servers. servers: trials at once. answers: a person's answers to the planner's
     questions.
     """
 
@@ -22,6 +23,7 @@ class TopicRequest:
     instruments: Sequence[InstrumentFolder]
     given: dict[str, Any] = field(default_factory=dict)
     known: Sequence[Finding] = ()
+    paces: Sequence[Pace] = ()
     servers: int = 1
     answers: Sequence[str] = ()
 

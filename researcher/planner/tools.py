@@ -133,7 +133,7 @@ def _priced(given: Any, request: TopicRequest) -> str:
     price = price_of(plan, instrument, servers=request.servers)
     lines = [
         f"It can be planned: {_span(*price.trials)} trials, {_span(*(_hours(each) for each in price.wall_s))} of wall time "
-        f"on {request.servers} server{'s' if request.servers > 1 else ''}, {duration_text(plan.budget.wall_s)} allowed.",
+        f"({plan.trial_s_source}) on {request.servers} server{'s' if request.servers > 1 else ''}, {duration_text(plan.budget.wall_s)} allowed.",
         _power(plan, price.seeds_needed),
     ]
     return "\n".join([*lines, *(f"Note: {note}" for note in plan.assumptions)])

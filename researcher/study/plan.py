@@ -290,6 +290,8 @@ class Plan(StrictModel):
     heldout_temperature: float
     trial_s: Annotated[float | None, Field(gt=0, exclude_if=_is_unset)] = None
     """Expected wall time of the longest trial; time limits follow from it. None: not known."""
+    trial_s_measured: Annotated[str | None, Field(exclude_if=_is_unset)] = None
+    """The study whose trials measured it on the same servers. None: it is the instrument's guess."""
     metrics: tuple[Metric, ...]
     power: Annotated[float, Field(gt=0, lt=1)] = 0.8
     planned_effect: float
@@ -317,6 +319,11 @@ class Plan(StrictModel):
                 f"arms train {sorted(levels)}, the plan's models are {[each.name for each in self.models]}"
             )
         return self
+
+    @property
+    def trial_s_source(self) -> str:
+        """Where the expected time of a trial comes from, in words."""
+        return f"measured here, {self.trial_s_measured}" if self.trial_s_measured else "estimated"
 
     def canonical(self) -> str:
         """Canonical JSON: sorted keys, no white space."""

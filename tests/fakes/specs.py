@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from researcher.design.planning import plan_of
+from researcher.design.pricing import Pace
 from researcher.instruments.catalogue import InstrumentFolder, open_instrument, read_instrument
 from researcher.study.plan import Plan
 from researcher.study.spec import StudySpec
@@ -20,8 +22,10 @@ def spec(instrument: str = "arithmetic", **fields: Any) -> StudySpec:
     return StudySpec.model_validate({"question": "Is it better?", "instrument": instrument, **usual, **fields})
 
 
-def planned(folder: InstrumentFolder | Path | str = "arithmetic", *, servers: int = 1, **fields: Any) -> Plan:
+def planned(
+    folder: InstrumentFolder | Path | str = "arithmetic", *, servers: int = 1, paces: Sequence[Pace] = (), **fields: Any
+) -> Plan:
     """The plan of a spec on an instrument: a folder that was read, its path, or a name."""
     found = open_instrument(folder) if isinstance(folder, str) else folder
     found = read_instrument(found) if isinstance(found, Path) else found
-    return plan_of(spec(found.instrument.name, **fields), found, servers=servers)
+    return plan_of(spec(found.instrument.name, **fields), found, servers=servers, paces=paces)

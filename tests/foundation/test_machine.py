@@ -1,13 +1,12 @@
-"""What a machine has: its memory or what a container is given of it, what its CPU can do, and its GPUs."""
+"""What a machine has: its memory or what a container is given of it, and what its CPU can do."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from foundation.machine import Gpu, GpusUnknown, available_memory, gpus, multiplies_bfloat16, total_memory
+from foundation.machine import available_memory, multiplies_bfloat16, total_memory
 
 MACHINE = {"meminfo": "MemTotal:       16777216 kB\nMemFree:  1 kB\nMemAvailable:   8388608 kB\n"}
 GIB = 1 << 30
@@ -59,45 +58,3 @@ def test_a_cpu_multiplies_bfloat16_where_it_has_the_instructions_or_does_not_tel
 
 def test_a_system_that_does_not_tell_is_taken_for_one_that_can(tmp_path: Path) -> None:
     assert multiplies_bfloat16(tmp_path / "none")
-
-
-H100 = "0, NVIDIA H100 80GB HBM3, 81559, 81079, 9.0, 580.95.05\n"
-
-
-def smi(folder: Path, does: str) -> dict[str, Any]:
-    """A driver, and an nvidia-smi that does this."""
-    (folder / "nvidiactl").touch()
-    program = folder / "nvidia-smi"
-    program.write_text(f"#!/bin/sh\n{does}\n")
-    program.chmod(0o755)
-    return {"driver": folder / "nvidiactl", "program": str(program)}
-
-
-def test_gpus_are_those_that_nvidia_smi_names(tmp_path: Path) -> None:
-    said = H100 + "1, Tesla T4, 15360, 15000, 7.5, 580.95.05\n"
-    first, second = gpus(**smi(tmp_path, f"printf '{said}'"))
-    assert first == Gpu(0, "NVIDIA H100 80GB HBM3", 81559 << 20, 81079 << 20, (9, 0), "580.95.05")
-    assert first.driver_branch == 580
-    assert (second.index, second.capability) == (1, (7, 5))
-
-
-def test_a_machine_without_nvidias_driver_has_no_gpu(tmp_path: Path) -> None:
-    assert gpus(driver=tmp_path / "none", program="no-such-program") == []
-
-
-@pytest.mark.parametrize(
-    ("does", "said"),
-    [
-        ("echo 'Failed to initialize NVML: Driver/library version mismatch'; exit 18", "version mismatch"),
-        ("exit 3", "failed: 3"),
-        ("echo '0, [GPU is lost], [N/A], [N/A], [N/A], 580.95.05'", "GPU is lost"),
-    ],
-)
-def test_a_driver_that_does_not_say_is_no_machine_without_a_gpu(tmp_path: Path, does: str, said: str) -> None:
-    with pytest.raises(GpusUnknown, match=said):
-        gpus(**smi(tmp_path, does))
-
-
-def test_a_driver_without_nvidia_smi_is_no_machine_without_a_gpu(tmp_path: Path) -> None:
-    with pytest.raises(GpusUnknown, match="does not answer"):
-        gpus(**smi(tmp_path, "") | {"program": str(tmp_path / "none")})

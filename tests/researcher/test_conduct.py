@@ -253,7 +253,15 @@ class _Paced:
             spent_s = self._clock.monotonic() - began
             on_progress(
                 Progress(
-                    key=trial.key, status="done", attempt=1, step=1, note="", curve=(), spent_s=spent_s, left_s=None
+                    key=trial.key,
+                    status="done",
+                    attempt=1,
+                    step=1,
+                    note="",
+                    curve=(),
+                    spent_s=spent_s,
+                    left_s=None,
+                    measured=False,
                 )
             )
         return []

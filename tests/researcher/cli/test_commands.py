@@ -24,7 +24,7 @@ import pytest
 from bench.serving import ServerProcess
 from foundation.clock import SystemClock
 from foundation.commandline import UsageError
-from foundation.machine import Gpu
+from foundation.gpus import Card
 from foundation.paths import user_data_dir
 from researcher.cli import _HOMES, FAILED, OUT_OF_BUDGET, USAGE, WAITING, Interrupted, doctor, run, status
 from researcher.cli.request import seconds
@@ -860,14 +860,14 @@ def test_the_doctor_counts_the_memory_that_a_container_is_given(
         assert row in capsys.readouterr().out
 
 
-CARD = Gpu(0, "NVIDIA H100 80GB HBM3", 85_000_000_000, 80_000_000_000, (9, 0), "580.95.05")
+CARD = Card(index=0, name="NVIDIA H100 80GB HBM3", total=85_000_000_000, free=80_000_000_000, driver="580.95.05")
 
 
 def graphics(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *found: Gpu, **environ: str
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *found: Card, **environ: str
 ) -> dict[str, tuple[bool, str]]:
     """The doctor's rows on a machine with these GPUs."""
-    monkeypatch.setattr(doctor, "gpus", lambda: list(found))
+    monkeypatch.setattr(doctor, "answered_cards", lambda: list(found))
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
     main(["doctor", "--json"])
@@ -885,12 +885,12 @@ def test_the_doctor_looks_at_what_a_gpu_needs(
     assert "LOCK=requirements/gpu.txt" in rows["vllm for CUDA"][1]
 
 
-def test_the_doctor_names_a_gpu_that_is_too_old_a_driver_and_a_compiler_that_is_missing(
+def test_the_doctor_names_a_driver_that_is_too_old_and_a_compiler_that_is_missing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    old = replace(CARD, capability=(7, 5), driver="535.183.01")
+    old = replace(CARD, driver="535.183.01")
     rows = graphics(monkeypatch, capsys, CARD, replace(old, index=1), CC="no-such-compiler")
-    assert "--dtype float32" in rows["gpu 1"][1]
+    assert "gpu 1" in rows
     assert rows["C compiler"] == (False, "CC=no-such-compiler is not there; Triton compiles kernels with it")
     assert graphics(monkeypatch, capsys, old)["NVIDIA driver"] == (False, "535.183.01; CUDA 13 needs 580 or newer")
 

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
-from researcher.design.pricing import price_of
+from researcher.design.pricing import Pace, price_of
 from researcher.instruments.catalogue import open_instrument, read_instrument
+from researcher.models import TrialRecord, TrialStatus
 from researcher.refusals import BudgetTooSmall
+from researcher.study.plan import Plan
 from tests.fakes.specs import planned
 
 ARITHMETIC = open_instrument("arithmetic", {}).instrument
@@ -78,3 +80,46 @@ def test_models_that_take_turns_on_one_machine_cost_boots() -> None:
     alone, side_by_side = (price_of(models, ARITHMETIC, servers=servers) for servers in (1, 2))
     assert alone.wall_s[0] > 6 * TRIAL_S
     assert side_by_side.wall_s[0] == 3 * TRIAL_S
+
+
+def took(plan: Plan, *seconds: float, attempt: int = 1) -> list[TrialRecord]:
+    """Trials of the plan's first arm that took so long."""
+    return [
+        TrialRecord(
+            key=f"t-{seed}",
+            study_id="st-old",
+            stage=plan.stages[0].id,
+            arm=plan.arms[0].name,
+            seed=seed,
+            status=TrialStatus.DONE,
+            attempt=attempt,
+            started_at=1000.0,
+            ended_at=1000.0 + each,
+        )
+        for seed, each in enumerate(seconds)
+    ]
+
+
+def test_a_pace_that_was_measured_replaces_the_instruments_guess() -> None:
+    pace = Pace.of("st-old", planned(), took(planned(), 20.0, 24.0, 900.0))
+    assert pace is not None
+    plan = planned(steps=12, paces=[pace])
+    assert (plan.trial_s, plan.trial_s_source) == (48.0, "measured here, st-old")
+    assert price_of(plan, ARITHMETIC, servers=1).wall_s[0] == 6 * 48.0
+    planned(steps=12, paces=[pace], budget={"wall": "6m"})
+    guessed = planned(steps=12)
+    assert (guessed.trial_s, guessed.trial_s_source) == (2 * TRIAL_S, "estimated")
+
+
+@pytest.mark.parametrize("other", [{"model": "Qwen/Qwen3-0.6B"}, {"set": {"digits": 2}}, {"set": {"max_tokens": 64}}])
+def test_a_pace_of_other_work_is_none_for_this(other: dict[str, Any]) -> None:
+    pace = Pace.of("st-old", planned(), took(planned(), 20.0))
+    assert pace is not None
+    assert planned(**other, paces=[pace]).trial_s_source == "estimated"
+    assert planned(set={"group_size": 8}, paces=[pace]).trial_s == 40.0
+
+
+def test_only_whole_trials_of_one_attempt_show_a_pace() -> None:
+    assert Pace.of("st-old", planned(), took(planned(), 20.0, attempt=2)) is None
+    running = [each.model_copy(update={"status": TrialStatus.RUNNING}) for each in took(planned(), 20.0)]
+    assert Pace.of("st-old", planned(), running) is None

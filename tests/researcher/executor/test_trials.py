@@ -9,6 +9,7 @@ import shutil
 import signal
 import socket
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
@@ -341,6 +342,19 @@ async def test_an_attempt_may_not_take_longer_than_its_limit_and_its_client_lose
     assert failed.status == TrialStatus.FAILED
     assert "longer than" in str(failed.reason)
     assert not lab.client_of(failed).alive()
+
+
+async def test_a_trial_that_goes_forward_may_take_longer_than_was_expected_of_it(lab: Lab) -> None:
+    """The plan was priced for a faster machine: the first steps show how long the rest takes."""
+    limits = TrialLimits(attempt_s=5, grace_s=5, check_s=0.2)
+    trials = lab.trials()[:1]
+    began = time.monotonic()
+    async with lab.pool(arguments=("--echo-latency-s", "1")) as pool:
+        [done] = await lab.run(pool, trials, limits=limits, attempts=1)
+    assert (done.status, done.reason) == (TrialStatus.DONE, None)
+    assert time.monotonic() - began > limits.attempt_s
+    assert {seen.measured for seen in lab.seen if seen.step >= 2} == {True}
+    assert {seen.measured for seen in lab.seen if seen.step == 0 and seen.status != "done"} == {False}
 
 
 async def test_a_stop_ends_what_runs_and_a_later_call_goes_on(lab: Lab) -> None:

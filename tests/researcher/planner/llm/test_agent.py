@@ -249,7 +249,7 @@ async def test_findings_come_with_scope_means_spread_n_and_cost_and_echo_is_no_m
 
 async def test_a_price_is_trials_hours_and_power_or_the_problems() -> None:
     text = await looked_up("price", {"spec": {**SENSIBLE["spec"], "seeds": {"min": 3, "max": 3}}})
-    assert text.startswith("It can be planned: 6 trials, 6 min of wall time on 1 server")
+    assert text.startswith("It can be planned: 6 trials, 6 min of wall time (estimated) on 1 server")
     assert "planned effect" in text
     assert "no factor 'joy'" in await looked_up(
         "price", {"spec": {"instrument": "arithmetic", "compare": {"joy": {"levels": [1]}}}}
