@@ -241,7 +241,7 @@ def rate_line(view: ServerView) -> str:
 
 
 def standing_lines(status: ServerStatus) -> list[str]:
-    """What the run waits for, and the newest hang of its engine; none where there is neither."""
+    """What the run waits for, the newest hang of its engine, and replicas that others stand in for; none where there is nothing of it."""
     lines = []
     if (waiting := status.waiting_for) is not None:
         who = "no client plays it" if waiting.client_id is None else f"client {one_line(waiting.client_id)}"
@@ -249,6 +249,10 @@ def standing_lines(status: ServerStatus) -> list[str]:
     if (hang := status.engine.hang) is not None:
         over = "not over yet" if hang.over_at is None else f"over at {clock_time(hang.over_at)}"
         lines.append(f"hung since {clock_time(hang.since)} while {hang.phase}, {over}: {one_line(hang.reason)}")
+    away = [replica for replica in status.engine.replicas if status.engine.warm and not replica.ready]
+    for replica in away:
+        until = "for good" if replica.failed_for_good else "and is being started"
+        lines.append(f"replica {replica.device} is away {until}: {one_line(replica.reason or 'no reason given')}")
     return lines
 
 
