@@ -14,6 +14,8 @@ from pydantic import BaseModel
 
 from bench.serving import ServerProcess
 from researcher import cli
+from researcher.main import main as researcher
+from researcher.main import parser as researcher_parser
 from swarm.main import parser as swarm_parser
 from swarm.protocol.episodes import DropReason
 from swarm.protocol.errors import HTTP_STATUS, ErrorCode
@@ -88,6 +90,19 @@ def test_every_page_that_code_names_is_there(folder: str) -> None:
     texts = [file.read_text() for file in files if file.suffix in (".py", ".toml", ".md", ".jinja")]
     named = {name for text in texts for name in re.findall(r"docs/[\w/-]+\.\w+", text)}
     assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
+
+
+def test_commands_for_larger_models_make_plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All but the one whose data set has to be fetched from the hub."""
+    monkeypatch.setenv("RESEARCHER_HOME", str(tmp_path))
+    section = (ROOT / "docs" / "reference" / "instruments.md").read_text().split("\n## Sizes for larger models\n")[1]
+    commands = re.findall(r"^researcher (start .*)$", section.split("\n## ")[0], re.MULTILINE)
+    assert [len(commands), sum("data=hf:" in command for command in commands)] == [4, 1]
+    for command in commands:
+        if "data=hf:" in command:
+            researcher_parser().parse_args(command.split())
+        else:
+            assert researcher([*command.split(), "--dry-run"]) == 0
 
 
 # -- the server ---------------------------------------------------------------------------------------------------------

@@ -25,11 +25,13 @@ from researcher.models import Finding
 from researcher.refusals import PlanningRefused, Refusals, SpecRefused
 from researcher.study.plan import PLANNED_SENTINELS, Budget, Plan, PlanModel, PlanRole, with_algorithm
 from researcher.study.spec import StudySpec
+from swarm.models.catalogue import find
 from swarm.protocol.runspec import RunSpec, merge_patch
 
 PLANNED_EFFECT = 1.5
 """Planned effect in margins; it must be shown with the planned power."""
 DEFAULT_BUDGET_S = 8 * 3600.0
+_THINKING = "sampling.thinking"
 SPEC = "spec"
 """Author in all plans. Who wrote the spec is recorded with the study."""
 _UNSUPPORTED = {
@@ -100,6 +102,9 @@ def _designed(
     settings = {target: level for factor, level in question.settings for target in factor.targets}
     _refuse_held_share(question)
     model = models[spec.models[0]] if spec.models else PlanModel(name=instrument.model)
+    run, thoughtless = _run(question, instrument, settings), _stop_thinking(question, instrument, models)
+    if thoughtless:
+        run = merge_patch(run, nested(_THINKING, False))
     plan = Plan(
         question=spec.question,
         instrument=instrument.name,
@@ -113,7 +118,7 @@ def _designed(
         stages=stages,
         branches=branches_of(question, stages, hypotheses, allow_underpowered=allow_underpowered),
         steps=spec.steps or defaults.steps,
-        run=_run(question, instrument, settings),
+        run=run,
         roles={
             name: PlanRole(model=role.model or model.name, run=_patched(role.run, settings, f"roles.{name}."))
             for name, role in instrument.roles.items()
@@ -130,9 +135,22 @@ def _designed(
         sentinels=PLANNED_SENTINELS,
         budget=Budget(wall_s=spec.budget.wall or DEFAULT_BUDGET_S, trials=len(arms) * seeds[1]),
         planner=SPEC,
-        assumptions=(*question.notes, *_assumed(question)),
+        assumptions=(*question.notes, *_assumed(question), *thoughtless),
     )
     return _with_algorithms_first(plan, settings)
+
+
+def _stop_thinking(question: Question, instrument: Instrument, models: Mapping[str, PlanModel]) -> tuple[str, ...]:
+    """What to assume where a model may think before it answers, and nothing says whether it shall; else nothing.
+
+    Answers are as long as a model of the instrument's own needs: one that thinks would never come to its answer.
+    """
+    others = [model for model in models.values() if find(model.name) is None and model.name != instrument.model]
+    asked = [*question.factors, *(factor for factor, _ in question.settings)]
+    stated = any(f"run.{_THINKING}" in factor.targets for factor in asked)
+    if not others or stated or "thinking" in instrument.defaults.run.get("sampling", {}):
+        return ()
+    return ("Models that can think before they answer do not: answers are short here (thinking=false).",)
 
 
 def _run(question: Question, instrument: Instrument, settings: Mapping[str, Scalar]) -> dict[str, Any]:

@@ -125,6 +125,8 @@ class SamplingSpec(StrictModel):
     top_k: Annotated[int, Field(ge=-1, le=MOST), NotBoolean] = -1
     """-1 or 0: no limit."""
     max_tokens: Count = 256
+    thinking: Annotated[bool | None, Field(exclude_if=lambda thinking: thinking is None)] = None
+    """Whether models that can think before they answer do so (`enable_thinking` of their chat template). None: as the template has it."""
     train: Annotated[Literal["auto"] | RestrictedTraining, Field(exclude_if=lambda train: train == "auto")] = "auto"
     """What of a call is trained whose tokens were not drawn from the whole vocabulary (grammar, forced tool, top-p, penalties).
     exact: the distribution that was drawn from. policy: the model's own, with truncated importance weights. off: nothing. auto: exact

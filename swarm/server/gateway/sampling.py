@@ -46,6 +46,9 @@ def with_defaults(body: dict[str, Any], sampling: SamplingSpec, seed: int) -> di
             filled[name] = value
     if all(filled.get(name) is None for name in _LIMITS):
         filled["max_tokens"] = sampling.max_tokens
+    if sampling.thinking is not None and "messages" in filled:
+        stated = filled.get("chat_template_kwargs") or {}
+        filled["chat_template_kwargs"] = {"enable_thinking": sampling.thinking, **stated}
     return filled
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from researcher.refusals import PlanningRefused
 from researcher.study.plan import Plan, PlanModel
 from researcher.study.spec import StudySpec
 from swarm.models import resolve
+from tests.fakes import specs
 from tests.fakes.repeat_study import FOLDER
 
 
@@ -42,6 +44,19 @@ def planned(*models: str, **fields: object) -> Plan:
         | {"claim": "increase", **asked, **fields}
     )
     return plan_of(spec, read_instrument(FOLDER), allow_underpowered=True)
+
+
+def test_a_model_that_may_think_answers_at_once_unless_the_study_says_otherwise() -> None:
+    def told(**fields: Any) -> tuple[Any, bool]:
+        plan = specs.planned(**fields)
+        said = any("do not: answers are short" in each for each in plan.assumptions)
+        return plan.run["sampling"].get("thinking"), said
+
+    assert told(model="Qwen/Qwen3-0.6B") == (False, True)
+    assert told(model="Qwen/Qwen3-0.6B", set={"thinking": True, "max_tokens": 512}) == (True, False)
+    varied = {"compare": {"thinking": {"levels": [False, True]}}, "set": {"max_tokens": 512}}
+    assert told(model="Qwen/Qwen3-0.6B", **varied) == (None, False)
+    assert told() == told(model="smollm2-81m") == (None, False)
 
 
 @pytest.mark.parametrize(

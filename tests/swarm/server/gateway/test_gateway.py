@@ -120,6 +120,23 @@ def test_a_run_says_so_when_calls_at_its_own_defaults_are_not_trained(stated: di
         assert bool(other.untrained) == (other.temperature == 0)
 
 
+@pytest.mark.parametrize(
+    ("default", "asked", "sent"),
+    [
+        (None, {}, None),
+        (False, {}, {"enable_thinking": False}),
+        (False, {"chat_template_kwargs": {"enable_thinking": True}}, {"enable_thinking": True}),
+        (True, {"chat_template_kwargs": {"date": "today"}}, {"enable_thinking": True, "date": "today"}),
+    ],
+)
+def test_a_run_says_whether_models_think_where_a_call_does_not(
+    default: bool | None, asked: dict[str, Any], sent: dict[str, Any] | None
+) -> None:
+    filled = with_defaults(body(**asked), SamplingSpec(thinking=default), 0)
+    assert filled.get("chat_template_kwargs") == sent
+    assert "chat_template_kwargs" not in with_defaults({"prompt": "2+3="}, SamplingSpec(thinking=default), 0)
+
+
 def test_another_model_is_refused_and_counts_nothing(served: Served) -> None:
     episode = served.claim()
     with pytest.raises(openai.NotFoundError, match="does not exist") as unknown:
