@@ -116,10 +116,7 @@ class TrainerMemory:
     def token(self) -> int:
         """The same of one token."""
         shape, layer = self.shape, self._layer
-        if self.training.checkpointing:
-            layers = shape.layers * shape.hidden * _WHOLE + layer
-        else:
-            layers = shape.layers * layer
+        layers = shape.layers * shape.hidden * _WHOLE + layer if self.training.checkpointing else shape.layers * layer
         mask = 0 if self.training.on_gpu else _MASK_WIDTH * self.training.context
         return layers + 2 * _WHOLE * shape.hidden + mask
 
