@@ -43,10 +43,12 @@ from bench.command import run
 from bench.workloads import episode_of
 from foundation.arguments import count
 from foundation.clock import SystemClock
+from foundation.gpus import cards
 from foundation.ids import derived_seed
 from swarm.engine.devices import Layout
 from swarm.engine.local.engine import LocalEngine
-from swarm.engine.machine import GIB, Device
+from swarm.engine.machine import Device
+from swarm.engine.memory.model import GIB
 from swarm.engine.sampling import server as vllm_server
 from swarm.engine.seam import EngineError, RunContext, SampleRequest, TrainBatch, TrainCall, TrainEpisode, TrainGroup
 from swarm.models import resolve
@@ -334,8 +336,11 @@ async def booted(
             max_model_len=2048 if sizes.device == "cuda" else 512,
             devices=Layout.one(sizes.device),
             dtype=sizes.dtype,
+            card=next((card.total for card in cards()), None) if sizes.device == "cuda" else None,
             sleep_mode=sleep_mode,
         )
+        if engine.plans is not None:
+            report.say("plan", text=str(engine.plans))
         began = time.monotonic()
         try:
             await engine.boot()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +19,7 @@ from foundation.arguments import count, number, port
 if TYPE_CHECKING:
     from foundation.clock import Clock
     from swarm.engine.devices import Layout
+    from swarm.engine.local.engine import LocalEngine
     from swarm.engine.seam import Engine
     from swarm.models import ModelFolder
     from swarm.server.process import Settings
@@ -70,9 +72,27 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument(
         "--enable-sleep-mode",
-        action="store_true",
-        default=None,
-        help="on GPUs, local and verl: inference sleeps while a step is trained, and leaves its memory (docs/gpu.md, docs/verl.md)",
+        action=argparse.BooleanOptionalAction,
+        help="on GPUs, local and verl: inference sleeps while a step is trained, and leaves its memory (docs/gpu.md, docs/verl.md; "
+        "default: local, where both do not fit side by side)",
+    )
+    parser.add_argument("--max-num-seqs", type=count, metavar="N", help="local: sequences that are sampled at once")
+    parser.add_argument(
+        "--kv-cache-gib", type=_gib, metavar="N", help="local: memory for keys and values (default: what is left)"
+    )
+    parser.add_argument(
+        "--gpu-memory-utilization",
+        type=_share,
+        metavar="SHARE",
+        help="local, on a GPU: share of its memory for inference, as in vLLM (default: what is left); --kv-cache-gib says the same",
+    )
+    parser.add_argument(
+        "--plan",
+        type=_gib,
+        nargs="?",
+        const=0.0,
+        metavar="GIB",
+        help="print how memory is divided and exit; GIB: on a GPU with so much of it, which need not be here",
     )
     parser.add_argument("--host", default="127.0.0.1", help="other than loopback needs tokens (default 127.0.0.1)")
     parser.add_argument("--port", type=port, default=DEFAULT_PORT, help="0 takes a free one (default %(default)s)")
@@ -157,6 +177,10 @@ def serve(args: argparse.Namespace) -> int:
     if args.model is None:
         args.model = _model_of(args.engine)
     logs.configure(args.log_level)
+    if args.plan is not None:
+        _refuse_strange_options(args)
+        _print_plan(args)
+        return 0
     clock, settings = SystemClock(), _settings(args)
     with settings.listen() as listener:
         _refuse_strange_options(args)
@@ -193,6 +217,10 @@ _ENGINES_OF = {
     "device": ["local"],
     "trainer_device": ["local"],
     "inference_devices": ["local"],
+    "max_num_seqs": ["local"],
+    "kv_cache_gib": ["local"],
+    "gpu_memory_utilization": ["local"],
+    "plan": ["local"],
     "enable_sleep_mode": ["local", "verl"],
     "ray_address": ["verl"],
     "dtype": ["local", "verl"],
@@ -240,20 +268,10 @@ def _echo(args: argparse.Namespace, clock: Clock) -> Engine:
 
 
 def _local(args: argparse.Namespace) -> _MakeOf:
-    from swarm.engine.local.engine import LocalEngine
-
     devices = _layout(args)
 
     def engine(folder: ModelFolder, state: StateDir, clock: Clock) -> Engine:
-        return LocalEngine(
-            folder,
-            logs=state.logs_dir,
-            max_model_len=args.max_model_len,
-            devices=devices,
-            dtype=args.dtype,
-            sleep_mode=bool(args.enable_sleep_mode),
-            clock=clock,
-        )
+        return _local_engine(args, devices, folder, state.logs_dir, clock)
 
     return engine
 
@@ -267,7 +285,9 @@ def _layout(args: argparse.Namespace) -> Layout:
     trainer, inference = args.trainer_device, args.inference_devices
     if (trainer is None) != (inference is None):
         raise UsageError("--trainer-device and --inference-devices belong together: give both, or neither")
-    if trainer is None:
+    if args.plan:
+        layout = Layout.one("cuda")
+    elif trainer is None:
         layout = Layout.one(device_for(args.device))
     elif args.device is not None:
         raise UsageError(
@@ -281,13 +301,63 @@ def _layout(args: argparse.Namespace) -> Layout:
         except ValueError as error:
             raise UsageError(f"--trainer-device, --inference-devices: {error}") from error
         layout.require(os.environ)
-    if args.enable_sleep_mode and layout.kind == "cpu":
-        raise UsageError("--enable-sleep-mode is for a GPU, and this engine computes on the CPU: leave it out")
+    for name in ("enable_sleep_mode", "gpu_memory_utilization"):
+        if layout.kind == "cpu" and getattr(args, name) is not None:
+            option = "--" + name.replace("_", "-")
+            raise UsageError(f"{option} is for a GPU, and this engine computes on the CPU: leave it out")
+    if args.kv_cache_gib is not None and args.gpu_memory_utilization is not None:
+        raise UsageError(
+            "--kv-cache-gib and --gpu-memory-utilization both say how much memory inference takes: leave one out"
+        )
     if args.enable_sleep_mode and not layout.shared:
         raise UsageError(
             "--enable-sleep-mode is for one GPU that inference and the trainer share; here each has its own: leave it out"
         )
     return layout
+
+
+def _local_engine(
+    args: argparse.Namespace, devices: Layout, folder: ModelFolder, logs: Path, clock: Clock
+) -> LocalEngine:
+    """Raises: EngineError for a model that does not fit on the GPU."""
+    from swarm.engine.local.engine import LocalEngine
+
+    return LocalEngine(
+        folder,
+        logs=logs,
+        max_model_len=args.max_model_len,
+        max_num_seqs=args.max_num_seqs,
+        devices=devices,
+        dtype=args.dtype,
+        card=int(args.plan * (1 << 30)) if args.plan else _least_card(devices),
+        sleep_mode=args.enable_sleep_mode,
+        kv_cache_bytes=None if args.kv_cache_gib is None else int(args.kv_cache_gib * (1 << 30)),
+        gpu_memory_utilization=args.gpu_memory_utilization,
+        clock=clock,
+    )
+
+
+def _least_card(devices: Layout) -> int | None:
+    """Bytes of the smallest GPU among these; None where the driver does not say."""
+    from foundation.gpus import cards, visible
+
+    if devices.kind == "cpu":
+        return None
+    seen = dict(enumerate(visible(cards(), os.environ.get("CUDA_VISIBLE_DEVICES"))))
+    return min(
+        (seen[device.index].total for device in (devices.trainer, *devices.inference) if device.index in seen),
+        default=None,
+    )
+
+
+def _print_plan(args: argparse.Namespace) -> None:
+    """How the memory would be divided. Raises: SwarmError when the model does not fit."""
+    from foundation.clock import SystemClock
+    from swarm.models import resolve
+
+    engine = _local_engine(args, _layout(args), resolve(args.model), Path(), SystemClock())
+    lines = [str(engine.plans)] if engine.plans is not None else []
+    sys.stdout.write("\n".join([*lines, f"{engine.info.model} takes {engine.estimate()}", ""]))
 
 
 def _verl(args: argparse.Namespace) -> _MakeOf:
@@ -317,6 +387,20 @@ def _state_path(args: argparse.Namespace) -> Path:
         return Path(args.state_dir).expanduser().resolve()
     name = "".join(char if char.isalnum() or char in "-_." else "-" for char in Path(args.model).name)
     return user_data_dir() / "servers" / (name if args.engine == "local" else f"{name}-{args.engine}")
+
+
+def _gib(text: str) -> float:
+    value = number(text)
+    if value <= 0:
+        raise argparse.ArgumentTypeError(f"must be a number of GiB above 0, got {text}")
+    return value
+
+
+def _share(text: str) -> float:
+    value = number(text)
+    if not 0 < value < 1:
+        raise argparse.ArgumentTypeError(f"must lie between 0 and 1, got {text}")
+    return value
 
 
 def _url(text: str) -> str:

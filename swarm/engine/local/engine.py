@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +21,10 @@ from swarm.engine.local.inference import VllmInference, WeightsRefused
 from swarm.engine.local.replicas import Replicas
 from swarm.engine.local.trainer import LocalTrainer
 from swarm.engine.local.weight_slots import WeightSlots, checksum_of
-from swarm.engine.machine import (
-    GIB,
-    Device,
-    TrainerMemory,
-    check,
-    memory_beside_gpu,
-    served_bytes,
-    slow_type,
-    trainer_memory,
-)
+from swarm.engine.machine import slow_type
+from swarm.engine.memory.host import HostMemory, check, check_slots, trainer_host_memory
+from swarm.engine.memory.model import GIB
+from swarm.engine.memory.plan import Plans, Wishes, planned
 from swarm.engine.sampling.server import ServedAdapter, VllmSettings
 from swarm.engine.seam import (
     Dialect,
@@ -51,15 +46,15 @@ from swarm.protocol.runspec import ComputeType, LoraSpec
 
 _LOG = logging.getLogger(__name__)
 ONE_CPU = Layout.one("cpu")
-_TRAINER_PROCESS_BYTES: dict[Device, int] = {"cpu": int(0.8 * GIB), "cuda": 2 * GIB}
-"""A Python process with torch and transformers in it, before any weights; on a GPU with CUDA's libraries."""
 
 
 class LocalEngine:
     """See `swarm.engine.seam.Engine`. logs: a directory, one file per child. devices: what the trainer and each replica compute on.
 
+    card: bytes of the GPU's memory, by which it is divided (`swarm.engine.memory.plan`); None: not known, and nothing is planned.
     sleep_mode: both children take turns on one GPU. While a step is trained inference sleeps, whatever max_staleness allows;
-    between steps the optimiser's state lies in the machine's memory.
+    between steps the optimiser's state lies in the machine's memory. None: where both do not fit side by side.
+    Raises: EngineError for a model that does not fit on the card, with what would.
     """
 
     def __init__(
@@ -72,7 +67,10 @@ class LocalEngine:
         max_num_seqs: int | None = None,
         devices: Layout = ONE_CPU,
         dtype: ComputeType | None = None,
-        sleep_mode: bool = False,
+        card: int | None = None,
+        sleep_mode: bool | None = None,
+        kv_cache_bytes: int | None = None,
+        gpu_memory_utilization: float | None = None,
         back_off: BackOff | None = None,
     ) -> None:
         several = len(devices.inference) > 1
@@ -87,10 +85,28 @@ class LocalEngine:
                 index=device.index,
                 replicas=len(devices.inference),
                 dtype=dtype,
-                sleep_mode=sleep_mode,
+                sleep_mode=bool(sleep_mode),
+                kv_cache_bytes=kv_cache_bytes,
             )
             for device in devices.inference
         ]
+        self.plans: Plans | None = None
+        if devices.kind == "cuda" and card is not None:
+            wishes = Wishes(
+                model_len=replicas[0].model_len,
+                dtype=replicas[0].compute_dtype,
+                sleep=sleep_mode if devices.shared else False,
+                sequences=max_num_seqs,
+                kv_bytes=kv_cache_bytes,
+                utilization=gpu_memory_utilization,
+                apart=devices.trainer not in devices.inference,
+            )
+            self.plans = planned(model.name, card, replicas[0].shape, wishes)
+            plan = self.plans.chosen
+            replicas = [
+                replace(each, max_num_seqs=plan.sequences, kv_cache_bytes=plan.kv, sleep_mode=plan.turns)
+                for each in replicas
+            ]
         settings = replicas[0]
         self._info = EngineInfo(
             backend="local",
@@ -106,7 +122,7 @@ class LocalEngine:
         self._health = EngineHealth(ready=False)
         self._slots = WeightSlots(model.path)
         self._lora: LoraSpec | None = None
-        self.sleep_mode = sleep_mode
+        self.sleep_mode = settings.sleep_mode
         self.inference = Replicas([VllmInference(each, clock=clock, back_off=back_off) for each in replicas])
         self.inference.subscribe(self._tell)
         self.trainer = LocalTrainer(
@@ -115,7 +131,9 @@ class LocalEngine:
             device=devices.trainer.kind,
             index=devices.trainer.index,
             dtype=settings.compute_dtype,
-            offload_optimizer=sleep_mode,
+            context=settings.model_len,
+            room=self.plans.chosen.trainer_room if self.plans is not None else None,
+            offload_optimizer=settings.sleep_mode,
             clock=clock,
             on_health=self._tell,
             back_off=back_off,
@@ -134,13 +152,12 @@ class LocalEngine:
             await asyncio.to_thread(self._check_memory)
         await asyncio.to_thread(self._slots.open)
         settings = self.inference.settings
-        reserved = asyncio.to_thread(self._slots.reserve, served_bytes(settings.model_dir, settings.compute_dtype))
+        reserved = asyncio.to_thread(self._slots.reserve, settings.shape.served(settings.compute_dtype))
         await asyncio.gather(self.inference.boot(), self.trainer.boot(), reserved)
 
     def memory_needed(self) -> tuple[int, int]:
         """Bytes of the machine's memory, roughly: of inference, and of the trainer with what the two exchange."""
-        settings = self.inference.settings
-        return self.inference.memory_needed(), _TRAINER_PROCESS_BYTES[settings.device] + self._trainer_memory().total
+        return self.inference.memory_needed(), self._trainer_memory().peak
 
     def estimate(self) -> str:
         """What a boot takes, in words: memory, and the time on an idle machine."""
@@ -155,9 +172,12 @@ class LocalEngine:
     def _check_memory(self) -> None:
         """Refuse what cannot be held even before the first step; warn of what may run out during one."""
         settings = self.inference.settings
-        standing = _TRAINER_PROCESS_BYTES[settings.device] + self._trainer_memory().standing
-        check(self._info.model, self.inference.least_memory() + standing)
+        check(self._info.model, self.inference.least_memory() + self._trainer_memory().standing)
+        if self.plans is None or self.plans.whole is not None:
+            check_slots(memory_dir(), settings.shape.served(settings.compute_dtype))
         _LOG.info("%s takes %s", self._info.model, self.estimate())
+        if self.plans is not None:
+            _LOG.info("memory of the card: %s", self.plans)
         slow = slow_type(settings.device, settings.compute_dtype)
         if slow is not None:
             _LOG.warning("%s", slow)
@@ -166,11 +186,11 @@ class LocalEngine:
             name, free = self._info.model, available / GIB
             _LOG.warning("memory may run out: %s takes %s; %.1f GiB are free", name, self.estimate(), free)
 
-    def _trainer_memory(self) -> TrainerMemory:
+    def _trainer_memory(self) -> HostMemory:
         settings = self.inference.settings
-        if settings.device == "cuda":
-            return memory_beside_gpu(settings.model_dir, settings.compute_dtype, offload_optimizer=self.sleep_mode)
-        return trainer_memory(settings.model_dir, settings.config, settings.compute_dtype)
+        return trainer_host_memory(
+            settings.shape, settings.compute_dtype, settings.device, offload_optimizer=self.sleep_mode
+        )
 
     async def shutdown(self) -> None:
         await asyncio.gather(self.inference.shutdown(), self.trainer.shutdown())
@@ -193,6 +213,8 @@ class LocalEngine:
     # -- training -------------------------------------------------------------------------------------------------
 
     async def open_run(self, run: RunContext, *, at_step: int | None = None) -> int:
+        if run.spec.parameters == "full" and self.plans is not None and (reason := self.plans.why_not_whole()):
+            raise EngineError(reason)
         step = await self.trainer.open_run(run, at_step)
         version = WeightsVersion(run_id=run.run_id, branch=run.branch, step=step)
         self._lora = run.spec.parameters if isinstance(run.spec.parameters, LoraSpec) else None

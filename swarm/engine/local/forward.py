@@ -6,9 +6,10 @@ Suffixes of tensors: T tokens of a micro-batch, D hidden size.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from copy import copy
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -23,12 +24,16 @@ from swarm.engine.local import attention, layers
 from swarm.engine.local.adapters import Adapters, hosted_name
 from swarm.engine.local.attention import MicroBatch
 from swarm.engine.local.layers import recomputed_layers
-from swarm.engine.machine import segment_tokens
+from swarm.engine.memory.host import tokens_on_cpu
+from swarm.engine.memory.model import ModelShape
+from swarm.engine.memory.plan import MOST_TOKENS, TRAINER_OVERHEAD, usable
+from swarm.engine.memory.training import TrainerMemory, Training
 from swarm.engine.seam import EngineError
 from swarm.protocol.runspec import ComputeType, LoraSpec
 
 _LOG = logging.getLogger(__name__)
 DTYPES: dict[ComputeType, torch.dtype] = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _OTHER_LOGITS = (
     "final_logit_softcapping",
     "attn_logit_softcapping",
@@ -44,6 +49,14 @@ _RUNNING = {"linear_attention", "conv", "mamba", "recurrent"}
 """Layers whose state runs along the row: a token reads whatever stands before it."""
 _SCALE = "scalar_embed_scale"
 """The factor of an embedding that scales its rows, as transformers' modules keep it beside the tensor that they multiply with."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceShare:
+    """What a trainer may take of a GPU. room: bytes while a step is made, CUDA's own among them; None: all. context: tokens of the longest call."""
+
+    room: int | None = None
+    context: int = 0
 
 
 class UnsupportedModel(EngineError):
@@ -82,11 +95,12 @@ class Policy:
 
     Weights that are trained are float32 and have memory of their own. Beside adapters the matrices are the start weights themselves, or
     a copy of them where these are not stored in the compute type; vectors are float32.
-    recompute: activations of a layer are computed again for the backward pass, and not kept.
+    recompute: activations of a layer are computed again for the backward pass, and not kept. has_to_recompute: without that, not even
+    one of the longest contexts fits into the device. segment_tokens: how many tokens are computed at once, unless one context has more.
     on_trees: False for models with layers whose state runs along the row; these compute merged timelines, one at a time.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, share: DeviceShare | None = None) -> None:
         _refuse_other_logits(model)
         self.on_trees = _reads_ancestors_alone(model)
         self.model = model.train(False)  # no dropout: the sampler has none
@@ -101,11 +115,17 @@ class Policy:
         self.recompute = False
         self.adapters: Adapters | None = None
         self._casts: dict[str, _Cast] = {}
-        self.segment_tokens = segment_tokens(model.config.get_text_config().to_dict(), _own_memory(self.device))
+        self._shape = _shape_of(model, self.start)
+        self._share = share or DeviceShare()
+        self.has_to_recompute = False
+        self.segment_tokens = 0
+        self._fit()
 
     @classmethod
-    def load(cls, path: Path, device: torch.device | None = None, *, trained: bool = True) -> Policy:
-        """device: None is the CPU. trained: False takes memory for the hosted weights alone, until `adapt`.
+    def load(
+        cls, path: Path, device: torch.device | None = None, *, trained: bool = True, share: DeviceShare | None = None
+    ) -> Policy:
+        """device: None is the CPU. trained: False takes memory for the hosted weights alone, until `adapt`. share: of a GPU; None: all of it.
 
         Raises: UnsupportedModel when the checkpoint's weights are not the model's parameters, one for one.
         """
@@ -115,7 +135,7 @@ class Policy:
         )
         _refuse_other_names(model, path)
         nn.Module.to(model, device or torch.device("cpu"))
-        policy = cls(model)
+        policy = cls(model, share)
         if trained:
             policy.adapt(None, seed=0)
         if not policy.on_trees:
@@ -139,9 +159,39 @@ class Policy:
             weight.grad = None
         if lora is None:
             self._own_all()
+        else:
+            self.adapters = Adapters(self.model, lora, seed)
+            self._hold_frozen()
+        self._fit()
+
+    @property
+    def memory(self) -> TrainerMemory:
+        """What this policy takes, as it is trained now."""
+        return self._memory(checkpointing=self.recompute)
+
+    def _memory(self, *, checkpointing: bool) -> TrainerMemory:
+        training = Training(
+            dtype=_NAMES[self.compute_dtype],
+            lora=self.adapters.spec if self.adapters is not None else None,
+            checkpointing=checkpointing,
+            on_gpu=self.device.type == "cuda",
+            context=self._share.context,
+        )
+        return TrainerMemory(self._shape, training)
+
+    def _fit(self) -> None:
+        """Choose how much is computed at once."""
+        keeping = self._memory(checkpointing=False)
+        if self.device.type == "cpu":
+            self.segment_tokens = tokens_on_cpu(keeping)
             return
-        self.adapters = Adapters(self.model, lora, seed)
-        self._hold_frozen()
+        device = torch.cuda.get_device_properties(self.device).total_memory
+        room = (self._share.room or usable(device)) - TRAINER_OVERHEAD - keeping.standing
+        self.has_to_recompute = keeping.peak(self._share.context) > room
+        memory = self._memory(checkpointing=True) if self.has_to_recompute else keeping
+        self.segment_tokens = memory.tokens_within(room, MOST_TOKENS)
+        if self.has_to_recompute:
+            _LOG.warning("activations are computed twice: kept, those of %d tokens would not fit", self._share.context)
 
     @torch.no_grad()
     def _own_all(self) -> None:
@@ -185,6 +235,8 @@ class Policy:
         if self.adapters is not None and before is not self.compute_dtype:
             self._casts.clear()
             self._hold_frozen()
+        if before is not self.compute_dtype:
+            self._fit()
         for module in self.model.modules():
             if hasattr(module, _SCALE):  # vLLM rounds it to what it multiplies in, and so do the models' authors
                 module.embed_scale.fill_(torch.tensor(getattr(module, _SCALE), dtype=self.compute_dtype))
@@ -289,9 +341,11 @@ class Policy:
         return hidden
 
 
-def _own_memory(device: torch.device) -> int | None:
-    """Bytes that the device has in all; None: it computes in the machine's memory."""
-    return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None
+def _shape_of(model: PreTrainedModel, weights: Mapping[str, Tensor]) -> ModelShape:
+    """weights: as they are stored."""
+    described = ModelShape.described(model.config.get_text_config().to_dict())
+    count = sum(weight.numel() for weight in weights.values())
+    return replace(described, parameters=count, stored=sum(weight.nbytes for weight in weights.values()))
 
 
 def _reads_ancestors_alone(model: PreTrainedModel) -> bool:

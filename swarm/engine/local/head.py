@@ -13,19 +13,11 @@ from torch import Tensor
 from torch.optim import AdamW
 
 from swarm.engine.local.restrictions import Restrictions, Slopes
+from swarm.engine.memory.training import BLOCK_LOGITS, CHUNK_GRADIENT, CHUNK_LOGITS, GPU_LOGITS
 from swarm.engine.tree import Branch, Segment
 
-CHUNK_LOGITS = 32_000_000
-"""So many logits are held at a time, in the compute type: 64 MB in bfloat16."""
-_GPU_LOGITS = 4 * CHUNK_LOGITS
-"""The same on a GPU, where all of them are looked at together."""
-_BLOCK_LOGITS = 3_200_000
-"""So many of them are looked at in float32 at a time on the CPU: what is computed of them stays in the cache."""
 _LANES = 32
 """Heads of a chunk and of a block are so many, or a multiple: products of other heights take up to a quarter longer."""
-_CHUNK_GRADIENT = 2_000_000
-"""So many numbers of the output weight's gradient are added at a time on the CPU, where their products stay in the cache, and
-CHUNK_LOGITS elsewhere: no second gradient of its size is made."""
 
 Price = Callable[[Tensor, Tensor, slice], Tensor]
 """(logp_U, entropy_U, which uses) → their loss, a scalar. Gradients flow into the first two."""
@@ -58,17 +50,17 @@ class Heads:
 
     def chunks(self, vocabulary: int) -> Iterator[slice]:
         """Heads whose logits are held at once."""
-        size = CHUNK_LOGITS if self.at_H.device.type == "cpu" else _GPU_LOGITS
+        size = CHUNK_LOGITS if self.at_H.device.type == "cpu" else GPU_LOGITS
         return _parts(slice(0, len(self.at_H)), size // vocabulary)
 
     def gradient_rows(self, grad_VD: Tensor) -> Iterator[slice]:
         """Rows of the output weight's gradient that are added to together."""
-        size = _CHUNK_GRADIENT if self.at_H.device.type == "cpu" else CHUNK_LOGITS
+        size = CHUNK_GRADIENT if self.at_H.device.type == "cpu" else CHUNK_LOGITS
         return _parts(slice(0, len(grad_VD)), size // grad_VD.shape[1])
 
     def blocks(self, chunk: slice, vocabulary: int) -> Iterator[tuple[slice, slice]]:
         """Heads of a chunk that are looked at together, and the uses that belong to them."""
-        size = (_BLOCK_LOGITS if self.at_H.device.type == "cpu" else _GPU_LOGITS) // vocabulary
+        size = (BLOCK_LOGITS if self.at_H.device.type == "cpu" else GPU_LOGITS) // vocabulary
         for block in _parts(chunk, size):
             yield block, slice(self.uses_before[block.start], self.uses_before[block.stop])
 

@@ -16,7 +16,8 @@ from pathlib import Path
 
 from foundation.clock import Clock
 from foundation.paths import write_atomically
-from swarm.engine.machine import GIB, Device
+from swarm.engine.machine import Device
+from swarm.engine.memory.model import GIB
 from swarm.engine.sampling.client import VllmClient, loading_s
 from swarm.engine.sampling.mask_files import mask_folder
 from swarm.engine.sampling.sampler import Sampler
@@ -34,6 +35,13 @@ from swarm.protocol.episodes import WeightsVersion
 _LOG = logging.getLogger(__name__)
 _IMPORTS_S: dict[Device, float] = {"cpu": 120.0, "cuda": 600.0}
 """Before it reads weights, at worst; an idle machine takes a sixth of it. On a GPU vLLM compiles the model and captures its graphs."""
+_OUT_OF_MEMORY = (
+    "OutOfMemoryError",
+    "CUDA out of memory",
+    "CUDA error: out of memory",
+    "No available memory for the cache blocks",
+)
+"""What torch and vLLM say of a GPU whose memory is full."""
 _PROBE_EVERY_S = 0.2
 _LOOK_EVERY_S = 5.0
 """While it serves."""
@@ -84,6 +92,7 @@ class VllmInference(Sampler):
             clock=clock,
             boot_s=work.boot_s(_IMPORTS_S[settings.device]),
             watch=self._watch,
+            hopeless=self._out_of_memory,
             back_off=back_off,
         )
 
@@ -288,6 +297,16 @@ class VllmInference(Sampler):
             if not self._has_room(self._adapter):
                 raise EngineDown("other weights were published while inference was starting")
             self._starting = False
+
+    def _out_of_memory(self, child: ChildProcess) -> str | None:
+        """What to do about a child that ended for want of the GPU's memory: it would again. None: it ended otherwise."""
+        if self.settings.device == "cpu" or not child.said(*_OUT_OF_MEMORY):
+            return None
+        return (
+            f"inference ran out of the GPU's memory with {self.settings.kv_bytes / GIB:.1f} GiB of keys and values for "
+            f"{self.settings.sequences} sequences: end other programs that use it, or serve with less --kv-cache-gib, --max-num-seqs or "
+            "--max-model-len; `swarm serve --plan` shows what takes how much"
+        )
 
     # -- signs of life --------------------------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ from swarm.engine.local.forward import Policy
 from swarm.engine.local.head import Critic, gradients, survey, without_critic
 from swarm.engine.local.minibatch import Minibatch, Piece, known, pieces, read
 from swarm.engine.local.optimizer import Optimizer
-from swarm.engine.machine import GIB, activation_bytes
+from swarm.engine.memory.model import GIB
 from swarm.engine.seam import StepOutcome, TrainBatch, TrainingRefused
 from swarm.engine.training.metrics import StepMetrics, kl_sample
 from swarm.engine.training.selection import (
@@ -81,7 +81,7 @@ class Learner:
         spec = batch.spec
         torch.manual_seed(derived_seed(spec.seed, "step", batch.step))
         self.policy.use_dtype(spec.dtype)
-        self.policy.recompute = spec.activation_checkpointing
+        self.policy.recompute = spec.activation_checkpointing or self.policy.has_to_recompute
         selection = select(batch)
         rate = learning_rate_at(spec.optimizer, batch.step, spec.limits.steps)
         made = branches(selection.trained, spec.algorithm)
@@ -132,11 +132,10 @@ class Learner:
     def _warn_of_memory(self, longest: int, batch: TrainBatch) -> None:
         """Say once per run when contexts are so long that their activations take far more than was meant for them."""
         meant = self.policy.segment_tokens
-        if self._warned_of_memory or batch.spec.activation_checkpointing or longest <= 2 * meant:
+        if self._warned_of_memory or self.policy.recompute or longest <= 2 * meant:
             return
         self._warned_of_memory = True
-        config = self.policy.model.config.get_text_config().to_dict()
-        taken_gib, meant_gib = (activation_bytes(config, tokens) / GIB for tokens in (longest, meant))
+        taken_gib, meant_gib = (self.policy.memory.kept(tokens) / GIB for tokens in (longest, meant))
         _LOG.warning(
             "step %d computes %d tokens at once, with about %.1f GiB of activations where %.1f were meant: its contexts are long. "
             "Should memory run out, set activation_checkpointing or serve with a smaller --max-model-len",

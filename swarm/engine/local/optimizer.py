@@ -15,13 +15,12 @@ from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 from torch.optim import Adafactor, AdamW
 
+from swarm.engine.memory.training import OPTIMIZED_TOGETHER
 from swarm.engine.seam import TrainingRefused
 from swarm.engine.training.metrics import WeightsChange
 from swarm.protocol.runspec import OptimizerSpec
 
 OptimizerName = Literal["adamw", "adafactor"]
-_TOGETHER = 64_000_000
-"""Numbers in a part on a GPU: what they were before a step is held beside them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +154,7 @@ def _together(weights: Mapping[str, nn.Parameter]) -> Iterator[list[str]]:
     names: list[str] = []
     numbers = 0
     for name, weight in weights.items():
-        if names and (weight.device.type == "cpu" or numbers + weight.numel() > _TOGETHER):
+        if names and (weight.device.type == "cpu" or numbers + weight.numel() > OPTIMIZED_TOGETHER):
             yield names
             names, numbers = [], 0
         names.append(name)

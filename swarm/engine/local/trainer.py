@@ -29,7 +29,7 @@ _SAME_BITS = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 class LocalTrainer(TrainerHandle):
     """index: which device of its kind, from 0. dtype: what inference multiplies in; weights on their way there are not narrowed below it.
 
-    offload_optimizer: between steps the optimiser's state lies in the machine's memory instead of the device's.
+    context: tokens of the longest call. room: bytes of the GPU that it may take; None: all. offload_optimizer: between steps the optimiser's state lies in the machine's memory instead of the device's.
     """
 
     def __init__(
@@ -42,12 +42,16 @@ class LocalTrainer(TrainerHandle):
         device: Device = "cpu",
         index: int = 0,
         dtype: ComputeType = "bfloat16",
+        context: int = 0,
+        room: int | None = None,
         offload_optimizer: bool = False,
         back_off: BackOff | None = None,
     ) -> None:
         self._model = model
         self._device = DeviceName(device, index)
         self._dtype = dtype
+        self._context = context
+        self._room = room
         self._offload_optimizer = offload_optimizer
         super().__init__(
             "trainer",
@@ -82,6 +86,8 @@ class LocalTrainer(TrainerHandle):
             *("--model", str(self._model.path), "--fingerprint", self._model.fingerprint),
             *("--socket", str(descriptor), "--threads", str(thread_count(env))),
             *("--device", self._device.kind, "--dtype", self._dtype),
+            *("--context", str(self._context)),
+            *([] if self._room is None else ["--room", str(self._room)]),
             *(["--offload-optimizer"] if self._offload_optimizer else []),
         ]
         return ChildCommand(name="trainer", argv=argv, env=env, log_path=self._log_path, pass_fds=(descriptor,))

@@ -1,7 +1,7 @@
 """The trainer's process: reads requests from a socket that it inherited, one at a time, and answers each.
 
     python -m swarm.engine.local.trainer_process --model DIR --fingerprint SHA256 --socket FD --threads N
-        --device cpu|cuda --dtype bfloat16|float32
+        --device cpu|cuda --dtype bfloat16|float32 --context N [--room BYTES]
 
 What it cannot answer ends it; the control process sees the socket close, and the traceback is in its log.
 """
@@ -20,7 +20,8 @@ from foundation import logs
 from foundation.clock import SystemClock
 from foundation.imports import uncollected
 from foundation.machine import available_memory
-from swarm.engine.machine import GIB, Device, trainer_memory
+from swarm.engine.machine import Device
+from swarm.engine.memory.model import GIB
 from swarm.engine.seam import EngineError
 from swarm.engine.training.channel import READY, Reply, frame, received
 from swarm.protocol.runspec import ComputeType
@@ -41,6 +42,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--device", choices=get_args(Device), required=True)
     parser.add_argument("--dtype", choices=get_args(ComputeType), required=True, help="what inference multiplies in")
+    parser.add_argument("--context", type=int, required=True, help="tokens of the longest call")
+    parser.add_argument("--room", type=int, help="bytes of the GPU that may be taken (default: all)")
     parser.add_argument("--offload-optimizer", action="store_true", help="off the device between steps")
     args = parser.parse_args(argv)
     logs.configure()
@@ -61,16 +64,18 @@ def _session(args: argparse.Namespace) -> LocalSession:
         import torch
         from transformers.utils import logging as transformers_logging
 
-        from swarm.engine.local.forward import Policy
+        from swarm.engine.local.forward import DeviceShare, Policy
         from swarm.engine.local.session import LocalSession
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     torch.set_num_threads(args.threads)
     # Some CUDA kernels have no deterministic form; they are named in the log.
     torch.use_deterministic_algorithms(True, warn_only=args.device == "cuda")
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    policy = Policy.load(args.model, torch.device(args.device), trained=False)
+    share = DeviceShare(room=args.room, context=args.context)
+    policy = Policy.load(args.model, torch.device(args.device), trained=False, share=share)
+    policy.use_dtype(args.dtype)
     if args.device == "cpu":
-        touch(trainer_memory(args.model, policy.model.config.get_text_config().to_dict(), args.dtype).fresh)
+        touch(policy.memory.step + policy.memory.kept(policy.segment_tokens) // 2)
     return LocalSession(
         policy, args.fingerprint, SystemClock(), served_in=args.dtype, offload_optimizer=args.offload_optimizer
     )

@@ -138,14 +138,20 @@ def weight_bytes(model_dir: Path) -> int:
 
 def parameters(model_dir: Path) -> int:
     """How many numbers the weights are. Raises: EngineError."""
-    return sum(_parameters_in(file) for file in model_dir.glob("*.safetensors"))
+    return sum(math.prod(shape) for shape in stored_shapes(model_dir).values())
 
 
-def _parameters_in(file: Path) -> int:
+def stored_shapes(model_dir: Path) -> dict[str, list[int]]:
+    """The shape of each stored tensor, by name. Raises: EngineError."""
+    found = [_shapes_in(file) for file in sorted(model_dir.glob("*.safetensors"))]
+    return {name: shape for shapes in found for name, shape in shapes.items()}
+
+
+def _shapes_in(file: Path) -> dict[str, list[int]]:
     with file.open("rb") as stream:
         start = stream.read(8)
         size = struct.unpack("<Q", start)[0] if len(start) == 8 else _HEADER_LIMIT + 1
         if size > _HEADER_LIMIT:
             raise EngineError(f"{file} is no safetensors file")
         header = json.loads(stream.read(size))
-    return sum(math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
+    return {name: entry["shape"] for name, entry in header.items() if name != "__metadata__"}

@@ -27,7 +27,7 @@ _SHORT = 4
 """Most calls are no longer than the longest one over this: for so many there is room."""
 _KV_SHARE = 4
 _LEAST_KV, _USUAL_KV = GIB // 2, 16 * GIB
-_MOST_TOKENS = 32_768
+MOST_TOKENS = 32_768
 """What a micro-batch gains by being larger ends there."""
 
 
@@ -36,6 +36,7 @@ class Wishes:
     """What an operator asks for; None leaves it to the plan. model_len: longest prompt and answer, in tokens.
 
     sleep: inference sleeps while a step is trained. utilization: share of the card that inference takes with its weights, as vLLM counts it.
+    apart: the trainer has a card of its own, as large.
     """
 
     model_len: int
@@ -44,11 +45,12 @@ class Wishes:
     sequences: int | None = None
     kv_bytes: int | None = None
     utilization: float | None = None
+    apart: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CardPlan:
-    """One division of a card. card: its bytes. turns: inference sleeps while a step is trained.
+    """One division of a card. card: its bytes. turns: inference sleeps while a step is trained. apart: the trainer has a card of its own.
 
     sequences: sampled at once. kv: bytes of keys and values. tokens: that the trainer computes at once. trainer_room: bytes that the
     trainer may take while it trains, its own CUDA included.
@@ -58,6 +60,7 @@ class CardPlan:
     shape: ModelShape
     training: Training
     turns: bool
+    apart: bool
     served: int
     kv: int
     sequences: int
@@ -66,26 +69,41 @@ class CardPlan:
 
     @property
     def sampling(self) -> int:
-        """Bytes in use while calls are sampled and nothing is trained."""
+        """Bytes in use on inference's card while calls are sampled and nothing is trained."""
         memory = TrainerMemory(self.shape, self.training)
-        beside = memory.resting if self.turns else memory.standing
-        return INFERENCE_OVERHEAD + TRAINER_OVERHEAD + self.served + self.kv + beside
+        inference = INFERENCE_OVERHEAD + self.served + self.kv
+        if self.apart:
+            return inference
+        return inference + TRAINER_OVERHEAD + (memory.resting if self.turns else memory.standing)
 
     @property
     def at_peak(self) -> int:
-        """Bytes in use at the highest point of a step."""
+        """Bytes in use on the trainer's card at the highest point of a step."""
         memory = TrainerMemory(self.shape, self.training)
-        inference = 0 if self.turns else self.served + self.kv
-        return INFERENCE_OVERHEAD + TRAINER_OVERHEAD + inference + memory.standing + memory.peak(self.tokens)
+        return self.beside_trainer + TRAINER_OVERHEAD + memory.standing + memory.peak(self.tokens)
+
+    @property
+    def beside_trainer(self) -> int:
+        """Bytes of the trainer's card that inference holds during a step."""
+        if self.apart:
+            return 0
+        return INFERENCE_OVERHEAD + (0 if self.turns else self.served + self.kv)
 
     def __str__(self) -> str:
         memory = TrainerMemory(self.shape, self.training)
-        how = "inference sleeps during a step" if self.turns else "side by side"
-        return (
-            f"{self.training.what}, {how}: weights served {_gib(self.served)}, keys and values {_gib(self.kv)} for {self.sequences} "
-            f"sequences; trainer {_gib(memory.standing)} and up to {_gib(memory.peak(self.tokens))} for {self.tokens:,} tokens at once; "
-            f"CUDA and graphs {_gib(INFERENCE_OVERHEAD + TRAINER_OVERHEAD)}; at most {_gib(max(self.sampling, self.at_peak))} of {_gib(self.card)}"
+        how = (
+            "a GPU for each side" if self.apart else "inference sleeps during a step" if self.turns else "side by side"
         )
+        parts = {
+            "CUDA and graphs": INFERENCE_OVERHEAD + TRAINER_OVERHEAD,
+            "weights served": self.served,
+            "keys and values": self.kv,
+            "trainer, between steps": memory.resting if self.turns else memory.standing,
+            "trainer, at the peak of a step": memory.standing + memory.peak(self.tokens),
+            "most in use at once": max(self.sampling, self.at_peak),
+        }
+        head = f"{self.training.what}: {how}, {self.sequences} sequences, {self.tokens:,} tokens trained at once"
+        return "\n".join([head, *(f"  {name:32}{_gib(size):>10}" for name, size in parts.items())])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +123,7 @@ class Plans:
         found = self.whole or self.adapters
         if found is None:
             raise EngineError(
-                f"{self.name} does not fit on this card of {_gib(self.card)}: {self._needed(LORA)}; {self.advice()}"
+                f"{self.name} does not fit on this GPU of {_gib(self.card)}: {self._needed(LORA)}; {self.advice()}"
             )
         return found
 
@@ -114,7 +132,7 @@ class Plans:
         if self.whole is not None:
             return ""
         return (
-            f"training all weights of {self.name} does not fit on this card of {_gib(self.card)}: {self._needed(None)}; train adapters "
+            f"training all weights of {self.name} does not fit on this GPU of {_gib(self.card)}: {self._needed(None)}; train adapters "
             f'(parameters = {{"rank": 16}}), or {self.advice()}'
         )
 
@@ -137,15 +155,14 @@ class Plans:
             and planned(self.name, self.card, self.shape, replace(self.wishes, model_len=shorter)).adapters
         ):
             options.append(f"serve with --max-model-len {shorter}")
-        options.append("choose a smaller model, a larger card, or several (--engine verl)")
+        options.append("choose a smaller model, a larger GPU, or several (--engine verl)")
         return ", ".join(options)
 
     def __str__(self) -> str:
-        lines = [
-            f"{self.name} on a card of {_gib(self.card)}, calls of up to {self.wishes.model_len:,} tokens, {self.wishes.dtype}:"
-        ]
-        for title, plan in (("all weights", self.whole), ("adapters", self.adapters)):
-            lines.append(f"  {plan}" if plan else f"  {title}: do not fit")
+        model_len, dtype = self.wishes.model_len, self.wishes.dtype
+        lines = [f"{self.name} on a GPU of {_gib(self.card)}, calls of up to {model_len:,} tokens, {dtype}"]
+        for what, plan in (("all weights", self.whole), ("adapters", self.adapters)):
+            lines.append(str(plan) if plan else f"{what}: do not fit")
         return "\n".join(lines)
 
 
@@ -184,6 +201,7 @@ def _divisions(card: int, shape: ModelShape, wishes: Wishes, lora: LoraSpec | No
                 shape=shape,
                 training=training,
                 turns=takes_turns,
+                apart=wishes.apart,
                 served=served,
                 kv=_least_kv(shape, wishes) if kv is None else kv,
                 sequences=wishes.sequences or _LEAST_SEQUENCES,
@@ -210,15 +228,14 @@ def _filled(plan: CardPlan | None, wishes: Wishes) -> CardPlan | None:
     if _kv_asked(plan.card, plan.served, wishes) is None:
         useful = _kv_wanted(plan, wishes)
         free = room - plan.sampling
-        if not plan.turns:
+        if not (plan.turns or plan.apart):
             free = min(free, (room - plan.at_peak) // 2)  # the other half is for more tokens at once
         plan = replace(plan, kv=max(plan.kv, min(useful, plan.kv + free)))
     if wishes.sequences is None:
         short = max(1, wishes.model_len // _SHORT) * plan.shape.cached(wishes.dtype)
         plan = replace(plan, sequences=min(_MOST_SEQUENCES, max(_LEAST_SEQUENCES, plan.kv // short)))
-    beside = INFERENCE_OVERHEAD + (0 if plan.turns else plan.served + plan.kv)
-    trainer_room = room - beside
-    tokens = max(plan.tokens, memory.tokens_within(trainer_room - TRAINER_OVERHEAD - memory.standing, _MOST_TOKENS))
+    trainer_room = room - plan.beside_trainer
+    tokens = max(plan.tokens, memory.tokens_within(trainer_room - TRAINER_OVERHEAD - memory.standing, MOST_TOKENS))
     return replace(plan, tokens=tokens, trainer_room=trainer_room)
 
 

@@ -20,7 +20,8 @@ GPU_LOGITS = 4 * CHUNK_LOGITS
 BLOCK_LOGITS = 3_200_000
 """So many of them are looked at in float32 at a time on the CPU: what is computed of them stays in the cache."""
 CHUNK_GRADIENT = 2_000_000
-"""So many numbers of the output weight's gradient are added at a time on the CPU, and CHUNK_LOGITS on a GPU."""
+"""So many numbers of the output weight's gradient are added at a time on the CPU, where their products stay in the cache, and
+CHUNK_LOGITS on a GPU: no second gradient of its size is made."""
 OPTIMIZED_TOGETHER = 64_000_000
 """Numbers that a GPU's optimiser steps together: what they were before a step is held beside them."""
 _KEY_COPIES = 2
@@ -116,7 +117,8 @@ class TrainerMemory:
     def token(self) -> int:
         """The same of one token."""
         shape, layer = self.shape, self._layer
-        layers = shape.layers * shape.hidden * _WHOLE + layer if self.training.checkpointing else shape.layers * layer
+        inputs = shape.layers * shape.hidden * _WHOLE
+        layers = inputs + layer if self.training.checkpointing else shape.layers * layer
         mask = 0 if self.training.on_gpu else _MASK_WIDTH * self.training.context
         return layers + 2 * _WHOLE * shape.hidden + mask
 
@@ -145,13 +147,19 @@ class TrainerMemory:
         """
         heads = tokens if heads is None else heads
         backward = tokens * self._way_back + self._width * self.shape.hidden * self.shape.inner
-        passes = self.kept(tokens) + max(self._logits(heads), backward)
-        return max(passes, self._update, self._first_weights)
+        passes = self.kept(tokens) + max(self._logits(heads) + self._rows, backward)
+        return max(passes, self._update, self._first_weights(heads))
 
     @property
     def _way_back(self) -> int:
         """Gradients of one token while they go back through one layer."""
         return 3 * self._width * self.shape.inner + 2 * _WHOLE * self.shape.hidden
+
+    @property
+    def _rows(self) -> int:
+        """Of the output weight's gradient, before they are added to it."""
+        rows = CHUNK_LOGITS if self.training.on_gpu else CHUNK_GRADIENT
+        return self._width * min(self.shape.table, rows) if self.training.lora is None else 0
 
     def _logits(self, heads: int) -> int:
         """Of the passes over the vocabulary: logits, what is made of them in float32, and the hidden states they are made of."""
@@ -161,8 +169,7 @@ class TrainerMemory:
         logits = self._width * words * at_once * (2 if heads > at_once else 1)
         seen = words * min(heads, max(1, block // words)) * _WHOLE
         whole = seen if self.training.dtype == "float32" else 2 * seen
-        rows = min(self.shape.table, CHUNK_LOGITS if gpu else CHUNK_GRADIENT) if self.training.lora is None else 0
-        return logits + whole + self._width * rows + heads * self.shape.hidden * (_WHOLE + 2 * self._width)
+        return logits + whole + heads * self.shape.hidden * (_WHOLE + 2 * self._width)
 
     @property
     def _update(self) -> int:
@@ -171,12 +178,12 @@ class TrainerMemory:
         together = OPTIMIZED_TOGETHER if self.training.on_gpu else 0
         return _WHOLE * min(self.trained, max(largest, together))
 
-    @property
-    def _first_weights(self) -> int:
-        """To measure the KL in float32, the start weights are widened."""
+    def _first_weights(self, heads: int) -> int:
+        """To measure the KL in float32, the start weights are widened: those of the layers, then the output embedding."""
         if self.training.dtype == "bfloat16" or self.shape.is_stored_as("float32"):
             return 0
-        return _WHOLE * (self.shape.matrices + self.shape.table)
+        table = _WHOLE * self.shape.table
+        return table + max(_WHOLE * self.shape.matrices, self._logits(heads))
 
     def tokens_within(self, room: int, most: int) -> int:
         """How many tokens fit into so much room beside what stands there, in steps of 256; at least 256, at most `most`."""

@@ -21,7 +21,7 @@ from aiohttp import (
     UnixConnector,
 )
 
-from swarm.engine.machine import weight_bytes
+from swarm.engine.memory.model import weight_bytes
 from swarm.engine.seam import Dialect, EngineDown, EngineError, EngineHung, RequestRefused
 from swarm.engine.training.limits import LEAST_LIMIT_S
 

@@ -17,16 +17,9 @@ from typing import Any
 
 from foundation.paths import packages_root, user_cache_dir
 from swarm.engine.devices import DeviceName
-from swarm.engine.machine import (
-    GIB,
-    Device,
-    check,
-    compute_type,
-    served_bytes,
-    thread_settings,
-    weight_bytes,
-    yielding_threads,
-)
+from swarm.engine.machine import Device, compute_type, thread_settings, yielding_threads
+from swarm.engine.memory.host import check
+from swarm.engine.memory.model import GIB, ModelShape, weight_bytes
 from swarm.engine.sampling.mask_files import FOLDER_VARIABLE, mask_folder
 from swarm.engine.seam import EngineError
 from swarm.engine.training.supervisor import ChildCommand
@@ -116,7 +109,7 @@ class VllmSettings:
     dtype: ComputeType | None = None
     """What it multiplies in; None: what is fast on the device."""
     kv_cache_bytes: int | None = None
-    """None: room for every sequence at full length, between 0.5 and 2 GiB, on a GPU up to 16; for one in any case."""
+    """None: room for every sequence at full length, between 0.5 and 2 GiB, on a GPU up to 16; for one in any case. On a GPU a plan says it."""
     sleep_mode: bool = False
     """On a GPU: memory can be given up and taken again."""
 
@@ -124,6 +117,11 @@ class VllmSettings:
     def config(self) -> dict[str, Any]:
         """The model's config.json."""
         return _read_json(self.model_dir / "config.json", required=True)
+
+    @cached_property
+    def shape(self) -> ModelShape:
+        """Raises: EngineError for weights that are no safetensors."""
+        return ModelShape.of(self.model_dir, self.config)
 
     @cached_property
     def model_len(self) -> int:
@@ -172,7 +170,7 @@ class VllmSettings:
     def kv_bytes(self) -> int:
         if self.kv_cache_bytes is not None:
             return self.kv_cache_bytes
-        per_token = self._kv_bytes_per_token()
+        per_token = self.shape.cached(self.compute_dtype)
         wanted = max(self.sequences * self.model_len * per_token, _LEAST_KV_BYTES)
         one_sequence = (self.model_len + _SPARE_KV_TOKENS) * per_token
         return max(min(wanted, _MOST_KV_BYTES[self.device]), one_sequence)
@@ -191,7 +189,7 @@ class VllmSettings:
 
         On a GPU its process, and the weights where they wait there while it sleeps.
         """
-        weights = served_bytes(self.model_dir, self.compute_dtype)
+        weights = self.shape.served(self.compute_dtype)
         if self.device == "cuda":
             return _PROCESS_BYTES["cuda"] + _LOADING_BYTES + (weights if self.sleep_mode else 0)
         return _PROCESS_BYTES["cpu"] + 2 * weights + self.kv_bytes
@@ -200,7 +198,7 @@ class VllmSettings:
         """The same with weights loaded and hardly a request: what is not there makes a boot hopeless."""
         if self.device == "cuda":
             return self.memory_needed()
-        weights = served_bytes(self.model_dir, self.compute_dtype)
+        weights = self.shape.served(self.compute_dtype)
         return _PROCESS_BYTES["cpu"] + weights + min(self.kv_bytes, _LEAST_KV_BYTES)
 
     def boot_s(self) -> float:
@@ -276,14 +274,6 @@ class VllmSettings:
         if file.exists():
             return file.read_text(encoding="utf-8")
         return str(_read_json(self.model_dir / "tokenizer_config.json").get("chat_template") or "")
-
-    def _kv_bytes_per_token(self) -> int:
-        config = self.config
-        heads = int(config.get("num_key_value_heads") or config.get("num_attention_heads") or 32)
-        width = int(config.get("head_dim") or config.get("hidden_size", 4096) // config.get("num_attention_heads", 32))
-        return (
-            int(config.get("num_hidden_layers", 32)) * heads * width * 2 * (4 if self.compute_dtype == "float32" else 2)
-        )
 
 
 VLLM_ANYWHERE = {

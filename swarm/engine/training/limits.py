@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from foundation.clock import Clock
 from foundation.event_loop import within
-from swarm.engine.machine import parameters, weight_bytes
+from swarm.engine.memory.model import parameters, weight_bytes
 from swarm.engine.seam import TrainBatch
 from swarm.engine.tree import merged_tokens
 from swarm.protocol.runspec import RunSpec

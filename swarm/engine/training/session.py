@@ -28,6 +28,25 @@ class Learner(Protocol):
     def learn(self, batch: TrainBatch) -> StepOutcome: ...
 
 
+_ALLOCATOR = "can't allocate memory"
+"""What torch says when the machine's own memory runs out; a GPU's has an error class of its own."""
+
+
+def _is_out_of_memory(error: RuntimeError) -> bool:
+    return isinstance(error, torch.OutOfMemoryError) or _ALLOCATOR in str(error)
+
+
+def short_of_memory(spec: RunSpec) -> str:
+    """What needs less memory than a run of this spec."""
+    options = []
+    if not spec.activation_checkpointing:
+        options.append("set activation_checkpointing")
+    if spec.parameters == "full":
+        options.append('train adapters (parameters = {"rank": 16})')
+    options += ["serve with a smaller --max-model-len, or with --enable-sleep-mode on a GPU", "host a smaller model"]
+    return "; or ".join(options)
+
+
 class TrainingSession(ABC, Generic[Found]):
     """One engine's weights through runs: `open_run`, `train` and `checkpoint` of the engine, but for serving.
 
@@ -96,6 +115,11 @@ class TrainingSession(ABC, Generic[Found]):
             if self._learner.half_way:
                 self._run = None
             raise
+        except RuntimeError as error:
+            if not _is_out_of_memory(error):
+                raise
+            self._run = None  # weights may have moved in part
+            raise TrainingRefused(f"step {batch.step} ran out of memory: {short_of_memory(batch.spec)}") from error
         finally:
             self._rest()
         self._step, self._run = batch.step, run.model_copy(update={"spec": batch.spec})

@@ -121,6 +121,14 @@ class ChildProcess:
             return ""
         return redact("\n".join(line for line in text.splitlines()[-count:] if line.strip()))
 
+    def said(self, *words: str) -> bool:
+        """Whether its log has one of these."""
+        try:
+            text = self.command.log_path.read_text(errors="replace")
+        except FileNotFoundError:
+            return False
+        return any(each in text for each in words)
+
     def ended(self, status: int) -> str:
         """How it ended, in words. status: as `wait` returns it."""
         if self._stopped:
@@ -207,7 +215,8 @@ class Supervisor:
     start: makes the child. ready: returns when it serves; raises EngineError when it never will. Both run again at each
     restart, so `ready` is the place to bring a restarted child back to where it was. on_health hears of every change.
     watch: runs while the child serves, and returns when it found it hung. boot_s: how long a start should take, at worst; later ones are
-    judged by those before. hung_status: how a child ends that found a part of itself hung.
+    judged by those before. hopeless: why a child that ended would end again, in words that say what to do; it is not started again then, but once
+    where it has served. hung_status: how a child ends that found a part of itself hung.
     """
 
     def __init__(
@@ -219,6 +228,7 @@ class Supervisor:
         clock: Clock,
         boot_s: float,
         watch: Callable[[ChildProcess], Awaitable[Silence]] | None = None,
+        hopeless: Callable[[ChildProcess], str | None] | None = None,
         hung_status: HungStatus | None = None,
         stop_grace_s: float = 5.0,
         back_off: BackOff | None = None,
@@ -230,6 +240,7 @@ class Supervisor:
         self._boots = Expected()
         self._boot = Work(kind="boot", prior_s=boot_s, least_s=boot_s / 3)
         self._watch = watch
+        self._hopeless = hopeless
         self._hung_status = hung_status
         self._silence: Silence | None = None
         self._stop_grace_s = stop_grace_s
@@ -311,6 +322,7 @@ class Supervisor:
             _LOG.exception("a child could not be started")
             served_s, failure = 0.0, f"{type(error).__name__}: {error}"
         finally:
+            child = self._child
             await self._end_child()
         wanted, self._wanted = self._wanted, False
         if wanted:
@@ -321,6 +333,8 @@ class Supervisor:
         bears_more = self._was_ready or self._silence is not None  # what hangs may well start the next time
         allowed = self._back_off.failures if bears_more else self._back_off.first_boot_failures
         final = self._failures >= allowed
+        if child is not None and self._hopeless is not None and (reason := self._hopeless(child)) is not None:
+            failure, final = f"{reason}\n{failure}", final or not self._was_ready or self._failures > 1
         _LOG.error("%s", failure)
         self._tell(EngineHealth(ready=False, failed_for_good=final, failures=self._failures, reason=failure))
         if not final:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from foundation.nearest import nearest
-from swarm.engine.machine import stored_shapes
+from swarm.engine.memory.model import stored_shapes
 from swarm.engine.seam import EngineError
 from swarm.protocol.runspec import LoraSpec
 

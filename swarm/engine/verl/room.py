@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from swarm.engine.machine import GIB, parameters
+from swarm.engine.memory.model import GIB, parameters
 from swarm.engine.seam import EngineError
 from swarm.engine.verl.settings import VerlSettings
 

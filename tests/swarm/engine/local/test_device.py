@@ -16,7 +16,8 @@ from swarm.engine.local.checkpoints import hash_tensors
 from swarm.engine.local.engine import LocalEngine
 from swarm.engine.local.forward import Policy
 from swarm.engine.local.learner import Learner
-from swarm.engine.machine import Device, device_for, slow_type, weight_bytes
+from swarm.engine.machine import Device, device_for, slow_type
+from swarm.engine.memory.model import weight_bytes
 from swarm.engine.sampling.server import VllmSettings
 from swarm.engine.seam import EngineError
 from swarm.models import resolve

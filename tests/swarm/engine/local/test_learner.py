@@ -78,7 +78,7 @@ def test_heads_are_priced_a_few_at_a_time_without_a_trace(
     tiny_llama: ModelFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("swarm.engine.local.head.CHUNK_LOGITS", 1500)
-    monkeypatch.setattr("swarm.engine.local.head._BLOCK_LOGITS", 600)
+    monkeypatch.setattr("swarm.engine.local.head.BLOCK_LOGITS", 600)
     made = branching_batch(algorithm={"kl": 0.1, "entropy": 0.1}, optimizer=FREE)
     learner = learner_of(tiny_llama)
     learner.learn(made)

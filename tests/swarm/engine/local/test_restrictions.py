@@ -91,7 +91,7 @@ def test_heads_that_are_priced_a_few_at_a_time_are_restricted_alike(
     tiny_llama: ModelFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("swarm.engine.local.head.CHUNK_LOGITS", 1500)
-    monkeypatch.setattr("swarm.engine.local.head._BLOCK_LOGITS", 600)
+    monkeypatch.setattr("swarm.engine.local.head.BLOCK_LOGITS", 600)
     compared(tiny_llama, restricted_batch(random.Random(3), algorithm={"kl": 0.1, "entropy": 0.1}))
 
 

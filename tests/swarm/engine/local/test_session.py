@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from foundation.clock import SystemClock
 from swarm.engine.local.forward import Policy
 from swarm.engine.local.session import LocalSession
-from swarm.engine.seam import EngineError
+from swarm.engine.seam import EngineError, TrainingRefused
 from swarm.engine.training import checkpoints
 from swarm.engine.training.channel import OpenRun
 from swarm.models.folder import ModelFolder
@@ -37,6 +38,33 @@ def test_going_back_with_another_model_hosted_is_refused_and_loses_no_checkpoint
     assert checkpoints.steps(tmp_path) == [1, 2]
     opened(tiny_llama.fingerprint, 1, 1)
     assert checkpoints.steps(tmp_path) == [1]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("DefaultCPUAllocator: can't allocate memory: 8 bytes")],
+)
+def test_a_step_without_enough_memory_is_refused_with_what_needs_less(
+    error: RuntimeError, tiny_llama: ModelFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = LocalSession(Policy.load(tiny_llama.path), tiny_llama.fingerprint, SystemClock())
+    made = branching_batch()
+    wanted = OpenRun(run_id="run-1", branch=0, spec=made.spec, directory=tmp_path, at_step=None)
+    session.open_run(wanted)
+
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(session._model, "_accumulate", fail)
+    with pytest.raises(
+        TrainingRefused, match=r"step 1 ran out of memory: set activation_checkpointing; or train adapters"
+    ):
+        session.train(made)
+    with pytest.raises(EngineError, match="no run is open"):  # weights may have moved in part
+        session.train(made)
+    monkeypatch.undo()
+    assert session.open_run(wanted) == 0
+    assert session.train(made).step == 1
 
 
 def test_an_opened_run_of_adapters_holds_the_hosted_matrices_once_before_its_first_step(

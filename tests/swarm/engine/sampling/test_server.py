@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from foundation.machine import available_memory
-from swarm.engine.machine import GIB, Device, yielding_threads
+from swarm.engine.machine import Device, yielding_threads
+from swarm.engine.memory.model import GIB
 from swarm.engine.sampling.server import VllmSettings, child_environment
 from swarm.engine.seam import EngineDown, EngineError
 

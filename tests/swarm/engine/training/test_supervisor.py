@@ -129,6 +129,33 @@ async def test_a_child_that_never_serves_fails_for_good_with_the_end_of_its_log(
         assert supervisor.health.failed_for_good
 
 
+@pytest.mark.parametrize(("served", "starts"), [(False, 1), (True, 2)])
+async def test_a_child_that_would_end_in_the_same_way_is_not_started_again_and_again(
+    served: bool, starts: int, tmp_path: Path
+) -> None:
+    begun = 0
+    full = "raise SystemExit('CUDA out of memory')"
+
+    async def start() -> ChildProcess:
+        nonlocal begun
+        begun += 1
+        return await ChildProcess.start(command(tmp_path, SERVES if served and begun == 1 else full))
+
+    def hopeless(child: ChildProcess) -> str | None:
+        return "serve less" if child.said("CUDA out of memory") else None
+
+    patient = BackOff(first_s=0.01, failures=5, first_boot_failures=5)
+    async with supervised(tmp_path, start=start, hopeless=hopeless, back_off=patient) as supervisor:
+        if served:
+            await supervisor.boot()
+            await supervisor.restart()
+        else:
+            with pytest.raises(EngineDown, match=r"(?s)^serve less\n.*CUDA out of memory"):
+                await supervisor.boot()
+        await until(lambda: supervisor.health.failed_for_good)
+        assert begun == starts
+
+
 async def test_a_start_that_fails_in_a_way_nobody_foresaw_fails_for_good_and_says_how(tmp_path: Path) -> None:
     async def start() -> ChildProcess:
         raise KeyError("hidden_size")

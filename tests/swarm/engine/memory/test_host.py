@@ -7,7 +7,8 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -16,12 +17,14 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from foundation.clock import SystemClock
-from swarm.engine import machine as memory
 from swarm.engine.devices import Layout
 from swarm.engine.local.checkpoints import wider
 from swarm.engine.local.engine import LocalEngine
 from swarm.engine.local.forward import DTYPES
-from swarm.engine.machine import GIB, Device, parameters, segment_tokens, served_bytes, trainer_memory, weight_bytes
+from swarm.engine.machine import Device
+from swarm.engine.memory.host import check_slots, tokens_on_cpu, trainer_host_memory
+from swarm.engine.memory.model import GIB, ModelShape, parameters, weight_bytes
+from swarm.engine.memory.training import TrainerMemory, Training
 from swarm.engine.sampling.server import REUSE_MEMORY
 from swarm.engine.seam import EngineDown, EngineError
 from swarm.models.folder import ModelFolder
@@ -41,21 +44,23 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_the_trainer_holds_weights_gradients_and_moments_in_full_precision(folder: Path) -> None:
-    assert parameters(folder) == N
-    needed = trainer_memory(folder, CONFIG, "bfloat16")
-    assert needed.start == weight_bytes(folder)
-    assert needed.weights == 4 * N
-    assert needed.step == (4 + 8 + 2) * N
-    assert needed.fresh == needed.step + needed.activations // 2
-    assert needed.exchange == 2 * weight_bytes(folder)
+    shape = ModelShape.of(folder, CONFIG)
+    assert (shape.parameters, shape.stored) == (N, weight_bytes(folder))
+    narrow, whole = (TrainerMemory(shape, Training(dtype=dtype)) for dtype in get_args(ComputeType))
+    assert narrow.start == whole.start == weight_bytes(folder)
+    assert narrow.weights == whole.weights == 4 * N
+    assert whole.step == 12 * N
+    assert narrow.step == whole.step + 2 * (shape.matrices + shape.table)  # copies in the compute type
+    assert whole.moments == 8 * N
 
 
-def test_inference_that_multiplies_in_float32_takes_weights_of_twice_the_size(folder: Path) -> None:
-    wide = trainer_memory(folder, CONFIG, "float32")
-    assert wide.exchange == 2 * served_bytes(folder, "float32") == 2 * 4 * N
-    assert wide.start == weight_bytes(folder) == served_bytes(folder, "bfloat16")
-    assert wide.step == (4 + 8) * N  # no copy in another type
-    assert wide.activations == trainer_memory(folder, CONFIG, "bfloat16").activations + 4 * N  # the start, widened
+def test_weights_are_exchanged_through_the_machines_memory(folder: Path) -> None:
+    shape = ModelShape.of(folder, CONFIG)
+    for dtype in get_args(ComputeType):
+        needed = trainer_host_memory(shape, dtype, "cpu")
+        memory = TrainerMemory(shape, Training(dtype=dtype))
+        assert needed.standing - memory.standing - 2 * shape.served(dtype) == int(0.8 * GIB)
+        assert needed.peak > needed.standing
 
 
 @pytest.mark.parametrize("stored", [torch.bfloat16, torch.float16, torch.float32])
@@ -66,38 +71,21 @@ def test_weights_leave_the_trainer_in_what_was_estimated(
     save_file({"w": torch.zeros(100, 1000, dtype=stored)}, tmp_path / "model.safetensors")
     sent = wider(stored, DTYPES[computed])
     assert sent in (stored, torch.float32)
-    assert 0 <= served_bytes(tmp_path, computed) - 100_000 * sent.itemsize < 1000  # a header
+    assert 0 <= ModelShape.of(tmp_path, CONFIG).served(computed) - 100_000 * sent.itemsize < 1000  # a header
 
 
 @pytest.mark.parametrize(
-    ("machine_gib", "tokens"), [(4, 1024), (12, 1024), (23.5, 2048), (24, 2048), (64, 5888), (512, 8192)]
+    ("machine_gib", "tokens"), [(4, 1536), (12, 1792), (23.5, 3584), (24, 3584), (64, 8192), (512, 8192)]
 )
-def test_activations_fill_a_share_of_the_machine_whatever_is_free(
-    monkeypatch: pytest.MonkeyPatch, machine_gib: float, tokens: int
-) -> None:
-    monkeypatch.setattr(memory, "total_memory", lambda: int(machine_gib * GIB))
-    assert segment_tokens({"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30}) == tokens
-
-
-@pytest.mark.parametrize(
-    ("gpu_gib", "tokens"), [(8, 1024), (24, 2048), (80, 7424), (141, 13312), (192, 18176), (1000, 18176)]
-)
-def test_on_a_gpu_they_fill_a_share_of_its_own_memory(gpu_gib: int, tokens: int) -> None:
-    config = {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30}
-    assert segment_tokens(config, gpu_gib * GIB) == tokens
-    assert segment_tokens(config | {"num_hidden_layers": 1}, 1000 * GIB) == 32768
-
-
-def test_activations_fill_two_gigabytes_or_what_so_many_tokens_take(
-    monkeypatch: pytest.MonkeyPatch, folder: Path
-) -> None:
-    monkeypatch.setattr(memory, "total_memory", lambda: 12 * GIB)
-    small = trainer_memory(folder, CONFIG, "bfloat16").activations
-    middle = trainer_memory(folder, {**CONFIG, "hidden_size": 576, "num_hidden_layers": 30}, "bfloat16").activations
-    large = trainer_memory(folder, {**CONFIG, "hidden_size": 8192, "num_hidden_layers": 80}, "bfloat16").activations
-    assert small < 0.5 * GIB
-    assert 1.9 * GIB < middle < 2.5 * GIB
-    assert large > 4 * GIB
+def test_activations_fill_a_share_of_the_machine_whatever_is_free(machine_gib: float, tokens: int) -> None:
+    config = {
+        "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30,
+        "num_attention_heads": 9, "num_key_value_heads": 3, "vocab_size": 49152,
+    }  # fmt: skip
+    memory = TrainerMemory(ModelShape.described(config), Training(dtype="bfloat16"))
+    assert tokens_on_cpu(memory, int(machine_gib * GIB)) == tokens
+    large = {**config, "hidden_size": 8192, "num_hidden_layers": 80}
+    assert tokens_on_cpu(TrainerMemory(ModelShape.described(large), Training(dtype="float32")), 4 * GIB) == 256
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="another allocator")
@@ -134,7 +122,7 @@ def engine(folder: Path, config: dict[str, int], **fields: Any) -> LocalEngine:
 def test_the_estimate_of_an_engine_names_both_children(folder: Path) -> None:
     made = engine(folder, CONFIG)
     inference, trainer = made.memory_needed()
-    assert trainer > trainer_memory(folder, CONFIG, made.info.dtype).total
+    assert trainer == trainer_host_memory(ModelShape.of(folder, CONFIG), made.info.dtype, "cpu").peak
     assert f"inference {inference / GIB:.1f}, trainer {trainer / GIB:.1f}" in made.estimate()
 
 
@@ -144,7 +132,7 @@ async def test_an_engine_whose_trainer_does_not_fit_is_refused_before_anything_i
 ) -> None:
     made = engine(folder, CONFIG)
     least = made.inference.settings.least_memory()
-    monkeypatch.setattr("swarm.engine.machine.available_memory", lambda: least + GIB // 4)
+    monkeypatch.setattr("swarm.engine.memory.host.available_memory", lambda: least + GIB // 4)
     with pytest.raises(EngineDown, match=r"m needs about .* GiB of memory to boot, .* GiB are free"):
         await made.boot()
     assert made.trainer.process_id is None
@@ -184,11 +172,20 @@ async def test_an_engine_on_a_gpu_boots_on_a_machine_with_less_memory_than_the_g
     made = engine(folder, LARGE, devices=Layout.one("cuda"))
     monkeypatch.setattr(made.inference, "boot", nothing)
     monkeypatch.setattr(made.trainer, "boot", nothing)
-    monkeypatch.setattr("swarm.engine.machine.available_memory", lambda: 8 * GIB)
+    monkeypatch.setattr("swarm.engine.memory.host.available_memory", lambda: 8 * GIB)
     await made.boot()
     made.inference.settings.check_memory()
     await made.shutdown()
     assert "beside the GPU's" in made.estimate()
-    monkeypatch.setattr("swarm.engine.machine.available_memory", lambda: GIB)
+    monkeypatch.setattr("swarm.engine.memory.host.available_memory", lambda: GIB)
     with pytest.raises(EngineDown, match="to boot"):
         await made.boot()
+
+
+def test_a_container_with_little_shared_memory_is_told_how_to_get_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_slots(tmp_path, 1)
+    monkeypatch.setattr("swarm.engine.memory.host.shutil.disk_usage", lambda folder: SimpleNamespace(free=64 << 20))
+    with pytest.raises(EngineDown, match=r"take 3\.0 GiB of .*, which has 0\.1 GiB free: .* docker run --shm-size 4g"):
+        check_slots(tmp_path, 3 * GIB // 2)

@@ -1,0 +1,78 @@
+"""What the children of a local engine take of the machine's own memory. Refuses what cannot fit before anything is started."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from foundation.machine import available_memory, total_memory
+from swarm.engine.machine import Device
+from swarm.engine.memory.model import GIB, ModelShape
+from swarm.engine.memory.training import FEWEST_TOKENS, TrainerMemory, Training
+from swarm.engine.seam import EngineDown
+from swarm.protocol.runspec import ComputeType
+
+_TRAINER_PROCESS: dict[Device, int] = {"cpu": int(0.8 * GIB), "cuda": 2 * GIB}
+"""A Python process with torch and transformers in it, before any weights; on a GPU with CUDA's libraries."""
+_WEIGHT_SLOTS = 2
+"""Weights on their way to inference lie in memory twice: those served, and those being written."""
+_KEPT_SHARE = 10
+_LEAST_KEPT, _MOST_KEPT = GIB, 8 * GIB
+"""What a trainer on the CPU keeps for its way back: so much of the machine's memory, within these bounds. Of all memory, not of
+what is free, so that a step that is made again after a crash is cut into the same pieces and gives the same bits."""
+_MOST_TOKENS = 8192
+"""How many tokens that may be, whatever the model."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostMemory:
+    """Bytes of the trainer's process. standing: what is there whatever a step is made of. peak: at the highest point of a step."""
+
+    standing: int
+    peak: int
+
+
+def trainer_host_memory(
+    shape: ModelShape, dtype: ComputeType, device: Device, *, offload_optimizer: bool = False
+) -> HostMemory:
+    """Of a run that trains all weights. offload_optimizer: on a GPU, moments wait in the machine's memory between steps."""
+    memory = TrainerMemory(shape, Training(dtype=dtype, on_gpu=device == "cuda"))
+    exchange = _WEIGHT_SLOTS * shape.served(dtype)
+    if device == "cpu":
+        standing = _TRAINER_PROCESS[device] + memory.standing + exchange
+        return HostMemory(standing=standing, peak=standing + memory.peak(tokens_on_cpu(memory)))
+    # what is loaded passes through it
+    standing = _TRAINER_PROCESS[device] + shape.stored + exchange + (memory.moments if offload_optimizer else 0)
+    return HostMemory(standing=standing, peak=standing)
+
+
+def tokens_on_cpu(memory: TrainerMemory, total: int | None = None) -> int:
+    """How many tokens are computed at once, unless one context alone has more (`swarm.engine.tree.cut`).
+
+    total: bytes of the machine's memory; None: of this one.
+    """
+    total = total_memory() if total is None else total
+    share = min(max((total or 0) // _KEPT_SHARE, _LEAST_KEPT), _MOST_KEPT)
+    return min(max(share // memory.token // FEWEST_TOKENS * FEWEST_TOKENS, FEWEST_TOKENS), _MOST_TOKENS)
+
+
+def check_slots(folder: Path, weights: int) -> None:
+    """Raises: EngineDown when `folder`, which lies in memory, has no room for weights of this size on their way to inference."""
+    needed, free = _WEIGHT_SLOTS * weights, shutil.disk_usage(folder).free
+    if needed > free:
+        raise EngineDown(
+            f"weights on their way to inference take {needed / GIB:.1f} GiB of {folder}, which has {free / GIB:.1f} GiB free: "
+            f"make room there; a container gets more by docker run --shm-size {math.ceil(needed / GIB) + 1}g"
+        )
+
+
+def check(name: str, needed: int) -> None:
+    """Raises: EngineDown when the machine has less memory left than is needed."""
+    available = available_memory()
+    if available is not None and needed > available:
+        raise EngineDown(
+            f"{name} needs about {needed / GIB:.1f} GiB of memory to boot, {available / GIB:.1f} GiB are free: "
+            "end other programs, or choose a smaller model or max_model_len"
+        )
