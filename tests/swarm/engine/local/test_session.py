@@ -52,7 +52,7 @@ def test_a_step_without_enough_memory_is_refused_with_what_needs_less(
     wanted = OpenRun(run_id="run-1", branch=0, spec=made.spec, directory=tmp_path, at_step=None)
     session.open_run(wanted)
 
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise error
 
     monkeypatch.setattr(session._model, "_accumulate", fail)
