@@ -7,11 +7,14 @@ import importlib.metadata
 import importlib.util
 import os
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 from foundation.commandline import UsageError
 from foundation.gpus import NEWEST_CUDA_DRIVER, Card, DriverSilent, answered_cards
 from foundation.machine import multiplies_bfloat16, total_memory
-from foundation.paths import memory_dir, user_data_dir
+from foundation.paths import memory_dir, python_path, user_data_dir
 from researcher.cli import DONE, FAILED, answer
 from researcher.home import open_home
 from researcher.sandbox.launch import sandbox
@@ -21,6 +24,7 @@ from swarm.models import cached_models
 _NEED_DISK_GB = 5.0
 _NEED_MEMORY_GB = 12.0
 _NEED_SHARED_BYTES = 1_000_000_000
+_PLAN_LIMIT_S = 60.0
 _COMPILERS = ("gcc", "clang")
 """Which Triton takes where CC does not say: the first that is there."""
 _PACKAGES = ("vllm", "torch", "transformers", "mlflow", "langgraph", "sqlalchemy")
@@ -94,7 +98,13 @@ def _graphics() -> list[Row]:
         return [("gpu", False, str(error))]
     if not found:
         return [("gpu", True, "none with NVIDIA's driver; models run on the CPU")]
-    return [*map(_gpu, found), _driver(found[0]), _compiler(), _cuda_build()]
+    return [
+        *map(_gpu, found),
+        _driver(found[0]),
+        _compiler(),
+        _cuda_build(),
+        *map(_fits, (each.path for each in cached_models())),
+    ]
 
 
 def _gpu(card: Card) -> Row:
@@ -111,6 +121,18 @@ def _compiler() -> Row:
     found = next(filter(None, map(shutil.which, [wanted] if wanted else _COMPILERS)), None)
     absent = f"CC={wanted} is not there" if wanted else f"neither {' nor '.join(_COMPILERS)}"
     return "C compiler", found is not None, f"{found or absent}; Triton compiles kernels with it"
+
+
+def _fits(model: Path) -> Row:
+    """How `swarm serve` would divide the GPU for a model that is here. The researcher itself knows no engine."""
+    command = [sys.executable, "-m", "swarm.main", "serve", "--model", str(model), "--plan"]
+    environ = {**os.environ, "PYTHONPATH": python_path(os.environ)}
+    try:
+        said = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=_PLAN_LIMIT_S, check=False)
+    except subprocess.TimeoutExpired:
+        return f"fits: {model.name}", False, f"`swarm serve --plan` said nothing for {_PLAN_LIMIT_S:.0f} s"
+    lines = (said.stdout if said.returncode == 0 else said.stderr).split("\n")
+    return f"fits: {model.name}", said.returncode == 0, "; ".join(line.strip() for line in lines if line.strip())
 
 
 def _cuda_build() -> Row:

@@ -44,6 +44,7 @@ from researcher.schedule.daemon import only_daemon
 from researcher.store.store import Store
 from researcher.view import JsonView, LiveView, PlainView, StudyPicture, view_for
 from swarm.client.sync import SwarmClient
+from swarm.models import ModelFolder
 from swarm.protocol.runspec import RunSpec
 from tests.fakes.example_plan import ARMS, example_plan
 from tests.fakes.repeat_study import FOLDER
@@ -893,6 +894,15 @@ def test_the_doctor_names_a_driver_that_is_too_old_and_a_compiler_that_is_missin
     assert "gpu 1" in rows
     assert rows["C compiler"] == (False, "CC=no-such-compiler is not there; Triton compiles kernels with it")
     assert graphics(monkeypatch, capsys, old)["NVIDIA driver"] == (False, "535.183.01; CUDA 13 needs 580 or newer")
+
+
+def test_the_doctor_asks_the_server_how_a_model_that_is_here_fits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(doctor, "cached_models", lambda: [ModelFolder(tmp_path / "none", "none", "0" * 64)])
+    rows = graphics(monkeypatch, capsys, CARD)
+    assert not rows["fits: none"][0]
+    assert f"there is no model or folder '{tmp_path / 'none'}'" in rows["fits: none"][1].replace('"', "'")
 
 
 def test_the_doctor_is_content_with_a_machine_without_a_gpu(
