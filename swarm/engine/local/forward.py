@@ -163,6 +163,8 @@ class Policy:
             self.adapters = Adapters(self.model, lora, seed)
             self._hold_frozen()
         self._fit()
+        if self.has_to_recompute:
+            _LOG.warning("activations are computed twice: kept, those of %d tokens would not fit", self._share.context)
 
     @property
     def memory(self) -> TrainerMemory:
@@ -190,8 +192,6 @@ class Policy:
         self.has_to_recompute = keeping.peak(self._share.context) > room
         memory = self._memory(checkpointing=True) if self.has_to_recompute else keeping
         self.segment_tokens = memory.tokens_within(room, MOST_TOKENS)
-        if self.has_to_recompute:
-            _LOG.warning("activations are computed twice: kept, those of %d tokens would not fit", self._share.context)
 
     @torch.no_grad()
     def _own_all(self) -> None:
