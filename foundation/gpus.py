@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,7 +46,7 @@ def cards(tool: str = "nvidia-smi") -> list[Card]:
 
 
 def answered_cards(tool: str = "nvidia-smi", device: Path = DEVICE) -> list[Card]:
-    """The same for who wants to know the difference. Raises: DriverSilent."""
+    """The same, for callers that tell a silent driver from no driver. Raises: DriverSilent."""
     program = shutil.which(tool)
     if program is None:
         if device.exists():
@@ -63,17 +62,6 @@ def answered_cards(tool: str = "nvidia-smi", device: Path = DEVICE) -> list[Card
     if answer.returncode:
         raise DriverSilent(f"{tool} failed: {(answer.stdout + answer.stderr).strip() or answer.returncode}")
     return [card for line in answer.stdout.splitlines() if (card := _card(line)) is not None]
-
-
-def visible(found: Sequence[Card], named: str | None) -> list[Card]:
-    """The cards that a program sees, in its own order. named: CUDA_VISIBLE_DEVICES; None: it is not set.
-
-    Names that are no numbers (UUIDs, parts of a card) are passed over: what they hold is not known here.
-    """
-    if named is None:
-        return list(found)
-    by_index = {str(card.index): card for card in found}
-    return [by_index[name.strip()] for name in named.split(",") if name.strip() in by_index]
 
 
 def _card(line: str) -> Card | None:

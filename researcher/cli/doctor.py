@@ -91,7 +91,7 @@ def _processor() -> Row:
 
 
 def _graphics() -> list[Row]:
-    """The GPUs, and what computing on them needs besides; one row where there is none."""
+    """Each GPU, then what it takes to use them; a single row on a machine without one."""
     try:
         found = answered_cards()
     except DriverSilent as error:

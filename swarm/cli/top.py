@@ -241,7 +241,7 @@ def rate_line(view: ServerView) -> str:
 
 
 def standing_lines(status: ServerStatus) -> list[str]:
-    """What the run waits for, the newest hang of its engine, and replicas that others stand in for; none where there is nothing of it."""
+    """What the run waits for, the newest hang of its engine, and the replicas that are away; empty when all is well."""
     lines = []
     if (waiting := status.waiting_for) is not None:
         who = "no client plays it" if waiting.client_id is None else f"client {one_line(waiting.client_id)}"

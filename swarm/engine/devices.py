@@ -57,13 +57,18 @@ class Layout:
         twice = next((device for device in self.inference if self.inference.count(device) > 1), None)
         if twice is not None:
             raise ValueError(f"inference has {twice} twice: a replica needs a device of its own, so name each once")
-        if len({device.kind for device in (self.trainer, *self.inference)}) > 1:
+        if len({device.kind for device in self.all}) > 1:
             raise ValueError("the trainer and inference compute on one kind of device: name CPUs alone, or GPUs alone")
 
     @classmethod
     def one(cls, kind: Device) -> Layout:
         """The trainer and one inference, both on the first device of its kind."""
         return cls(trainer=DeviceName(kind), inference=(DeviceName(kind),))
+
+    @property
+    def all(self) -> tuple[DeviceName, ...]:
+        """The trainer's first; one that it shares with a replica stands there twice."""
+        return (self.trainer, *self.inference)
 
     @property
     def kind(self) -> Device:
@@ -84,7 +89,7 @@ class Layout:
         if self.kind == "cuda" and (reason := why_no_gpu(environ)) is not None:
             raise EngineError(f"there is no {self.trainer}: {reason}")
         there = _count(self.kind, environ)
-        for device in (self.trainer, *self.inference):
+        for device in self.all:
             if device.index >= there:
                 what = "cores for replicas" if self.kind == "cpu" else "GPUs that may be used"
                 raise EngineError(f"there is no {device}: this machine has {there} {what}, counted from {self.kind}:0")

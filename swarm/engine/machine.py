@@ -14,12 +14,12 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Literal
 
+from foundation.gpus import DEVICE as _DRIVER
 from foundation.machine import multiplies_bfloat16
 from swarm.engine.seam import EngineError
 from swarm.protocol.runspec import ComputeType
 
 Device = Literal["cpu", "cuda"]
-_DRIVER = Path("/dev/nvidiactl")
 _CUDA_VLLM = "vllm"
 """The distribution that is built for CUDA; the one for CPUs has another name."""
 

@@ -339,15 +339,12 @@ def _local_engine(
 
 def _least_card(devices: Layout) -> int | None:
     """Bytes of the smallest GPU among these; None where the driver does not say."""
-    from foundation.gpus import cards, visible
+    from foundation.gpus import cards
 
     if devices.kind == "cpu":
         return None
-    seen = dict(enumerate(visible(cards(), os.environ.get("CUDA_VISIBLE_DEVICES"))))
-    return min(
-        (seen[device.index].total for device in (devices.trainer, *devices.inference) if device.index in seen),
-        default=None,
-    )
+    named = {name for device in devices.all for name in device.environment(os.environ).values()}
+    return min((card.total for card in cards() if str(card.index) in named), default=None)
 
 
 def _print_plan(args: argparse.Namespace) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from foundation.gpus import Card, DriverSilent, answered_cards, cards, visible
+from foundation.gpus import Card, DriverSilent, answered_cards, cards
 
 H100 = "0, NVIDIA H100 80GB HBM3, 81559, 81079, 580.95.05\n"
 T4 = "1, Tesla T4, 15360, 15000, 535.183.01\n"
@@ -24,9 +24,6 @@ def test_cards_are_those_that_nvidia_smi_names(tmp_path: Path) -> None:
     first, second = cards(smi(tmp_path, f"printf '{H100}{T4}'"))
     assert first == Card(index=0, name="NVIDIA H100 80GB HBM3", total=81559 << 20, free=81079 << 20, driver="580.95.05")
     assert (first.driver_is_new_enough, second.driver_is_new_enough) == (True, False)
-    assert visible([first, second], "1,0") == [second, first]
-    assert visible([first, second], "") == []
-    assert visible([first, second], None) == [first, second]
 
 
 def test_a_machine_without_nvidias_driver_has_no_card(tmp_path: Path) -> None:

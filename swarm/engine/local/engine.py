@@ -73,41 +73,39 @@ class LocalEngine:
         gpu_memory_utilization: float | None = None,
         back_off: BackOff | None = None,
     ) -> None:
-        several = len(devices.inference) > 1
-        replicas = [
-            VllmSettings(
-                model_dir=model.path,
-                model_name=model.name,
-                log_path=logs / (f"inference-{device.kind}-{device.index}.log" if several else "inference.log"),
-                max_model_len=max_model_len,
-                max_num_seqs=max_num_seqs,
-                device=device.kind,
-                index=device.index,
-                replicas=len(devices.inference),
-                dtype=dtype,
-                sleep_mode=bool(sleep_mode),
-                kv_cache_bytes=kv_cache_bytes,
-            )
-            for device in devices.inference
-        ]
+        settings = VllmSettings(
+            model_dir=model.path,
+            model_name=model.name,
+            log_path=logs / "inference.log",
+            max_model_len=max_model_len,
+            max_num_seqs=max_num_seqs,
+            device=devices.kind,
+            index=devices.inference[0].index,
+            replicas=len(devices.inference),
+            dtype=dtype,
+            sleep_mode=bool(sleep_mode),
+            kv_cache_bytes=kv_cache_bytes,
+        )
         self.plans: Plans | None = None
         if devices.kind == "cuda" and card is not None:
             wishes = Wishes(
-                model_len=replicas[0].model_len,
-                dtype=replicas[0].compute_dtype,
+                model_len=settings.model_len,
+                dtype=settings.compute_dtype,
                 sleep=sleep_mode if devices.shared else False,
                 sequences=max_num_seqs,
                 kv_bytes=kv_cache_bytes,
                 utilization=gpu_memory_utilization,
                 apart=devices.trainer not in devices.inference,
             )
-            self.plans = planned(model.name, card, replicas[0].shape, wishes)
+            self.plans = planned(model.name, card, settings.shape, wishes)
             plan = self.plans.chosen
+            settings = replace(settings, max_num_seqs=plan.sequences, kv_cache_bytes=plan.kv, sleep_mode=plan.turns)
+        replicas = [settings]
+        if len(devices.inference) > 1:
             replicas = [
-                replace(each, max_num_seqs=plan.sequences, kv_cache_bytes=plan.kv, sleep_mode=plan.turns)
-                for each in replicas
+                replace(settings, index=device.index, log_path=logs / f"inference-{device.kind}-{device.index}.log")
+                for device in devices.inference
             ]
-        settings = replicas[0]
         self._info = EngineInfo(
             backend="local",
             device=str(devices),

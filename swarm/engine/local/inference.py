@@ -299,7 +299,7 @@ class VllmInference(Sampler):
             self._starting = False
 
     def _out_of_memory(self, child: ChildProcess) -> str | None:
-        """What to do about a child that ended for want of the GPU's memory: it would again. None: it ended otherwise."""
+        """What to do when the child ran out of the GPU's memory, as it would the next time. None: it ended for another reason."""
         if self.settings.device == "cpu" or not child.said(*_OUT_OF_MEMORY):
             return None
         return (

@@ -68,19 +68,27 @@ class CardPlan:
     trainer_room: int
 
     @property
+    def memory(self) -> TrainerMemory:
+        """What the trainer takes."""
+        return TrainerMemory(self.shape, self.training)
+
+    @property
+    def between_steps(self) -> int:
+        """Bytes that the trainer holds while nothing is trained."""
+        return self.memory.resting if self.turns else self.memory.standing
+
+    @property
     def sampling(self) -> int:
         """Bytes in use on inference's card while calls are sampled and nothing is trained."""
-        memory = TrainerMemory(self.shape, self.training)
         inference = INFERENCE_OVERHEAD + self.served + self.kv
         if self.apart:
             return inference
-        return inference + TRAINER_OVERHEAD + (memory.resting if self.turns else memory.standing)
+        return inference + TRAINER_OVERHEAD + self.between_steps
 
     @property
     def at_peak(self) -> int:
         """Bytes in use on the trainer's card at the highest point of a step."""
-        memory = TrainerMemory(self.shape, self.training)
-        return self.beside_trainer + TRAINER_OVERHEAD + memory.standing + memory.peak(self.tokens)
+        return self.beside_trainer + TRAINER_OVERHEAD + self.memory.standing + self.memory.peak(self.tokens)
 
     @property
     def beside_trainer(self) -> int:
@@ -90,7 +98,6 @@ class CardPlan:
         return INFERENCE_OVERHEAD + (0 if self.turns else self.served + self.kv)
 
     def __str__(self) -> str:
-        memory = TrainerMemory(self.shape, self.training)
         how = (
             "a GPU for each side" if self.apart else "inference sleeps during a step" if self.turns else "side by side"
         )
@@ -98,8 +105,8 @@ class CardPlan:
             "CUDA and graphs": INFERENCE_OVERHEAD + TRAINER_OVERHEAD,
             "weights served": self.served,
             "keys and values": self.kv,
-            "trainer, between steps": memory.resting if self.turns else memory.standing,
-            "trainer, at the peak of a step": memory.standing + memory.peak(self.tokens),
+            "trainer, between steps": self.between_steps,
+            "trainer, at the peak of a step": self.memory.standing + self.memory.peak(self.tokens),
             "most in use at once": max(self.sampling, self.at_peak),
         }
         head = f"{self.training.what}: {how}, {self.sequences} sequences, {self.tokens:,} tokens trained at once"
@@ -224,7 +231,7 @@ def _filled(plan: CardPlan | None, wishes: Wishes) -> CardPlan | None:
     """The same with what is left given to keys and values, up to what they can use, and to the trainer's micro-batches."""
     if plan is None:
         return None
-    memory, room = TrainerMemory(plan.shape, plan.training), usable(plan.card)
+    memory, room = plan.memory, usable(plan.card)
     if _kv_asked(plan.card, plan.served, wishes) is None:
         useful = _kv_wanted(plan, wishes)
         free = room - plan.sampling

@@ -36,7 +36,7 @@ def _is_out_of_memory(error: RuntimeError) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or _ALLOCATOR in str(error)
 
 
-def short_of_memory(spec: RunSpec) -> str:
+def _short_of_memory(spec: RunSpec) -> str:
     """What needs less memory than a run of this spec."""
     options = []
     if not spec.activation_checkpointing:
@@ -119,7 +119,7 @@ class TrainingSession(ABC, Generic[Found]):
             if not _is_out_of_memory(error):
                 raise
             self._run = None  # weights may have moved in part
-            raise TrainingRefused(f"step {batch.step} ran out of memory: {short_of_memory(batch.spec)}") from error
+            raise TrainingRefused(f"step {batch.step} ran out of memory: {_short_of_memory(batch.spec)}") from error
         finally:
             self._rest()
         self._step, self._run = batch.step, run.model_copy(update={"spec": batch.spec})

@@ -35,7 +35,7 @@ def adapters_shape(parameters: Literal["full"] | LoraSpec | None) -> tuple[int, 
 
 
 def require_layers(targets: Collection[str], known: Collection[str]) -> None:
-    """Raises: EngineError when a target is none of the linear layers that are known."""
+    """Raises: EngineError when a target is not among the known linear layers."""
     for target in targets:
         if target not in known:
             guess = nearest(target, known)

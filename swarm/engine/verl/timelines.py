@@ -19,7 +19,7 @@ class Row:
     """Token ids, and per token what the loss knows of it; `weight` 0 where a token is no use of any call.
 
     uses: (index of the branch, position of its first sampled token in the row), in order. call: which branch sampled the token, as its
-    index + 1; 0 where none did.
+    index + 1; 0 for tokens that no branch sampled.
     """
 
     temperature: float

@@ -7,14 +7,17 @@ from pathlib import Path
 import pytest
 
 from foundation.clock import SystemClock
+from foundation.gpus import Card
 from swarm.engine import devices, machine
 from swarm.engine.devices import DeviceName, Layout
 from swarm.engine.local.engine import LocalEngine
 from swarm.engine.local.trainer import LocalTrainer
+from swarm.engine.memory.model import GIB
 from swarm.engine.sampling.server import VllmSettings
 from swarm.engine.seam import EngineError
 from swarm.main import main
 from swarm.models.folder import ModelFolder
+from swarm.server.main import _least_card
 
 
 def layout(trainer: str, *inference: str) -> Layout:
@@ -142,3 +145,25 @@ def test_a_trainer_of_its_own_is_on_the_first_device(tiny_llama: ModelFolder, tm
     trainer = LocalTrainer(tiny_llama, log_path=tmp_path, clock=SystemClock(), on_health=lambda _: None, device="cuda")
     settings = VllmSettings(model_dir=tiny_llama.path, model_name="m", log_path=tmp_path, device="cuda")
     assert trainer._command(3).env["CUDA_VISIBLE_DEVICES"] == settings.command(Path("s")).env["CUDA_VISIBLE_DEVICES"]
+
+
+@pytest.mark.parametrize(
+    ("visible", "names", "gib"),
+    [
+        ("1,0", "cuda:0", 80),
+        ("1,0", "cuda:1", 16),
+        (None, "cuda:0", 16),
+        (None, "cuda:1", 80),
+        ("0,1", "cuda:0,cuda:1", 16),
+    ],
+)
+def test_a_card_is_planned_with_by_the_number_that_cuda_gives_it(
+    visible: str | None, names: str, gib: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = [Card(index=at, name="GPU", total=size * GIB, free=0, driver="580") for at, size in enumerate((16, 80))]
+    monkeypatch.setattr("foundation.gpus.cards", lambda: found)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    named = tuple(map(DeviceName.parse, names.split(",")))
+    assert _least_card(Layout(trainer=named[0], inference=named)) == gib * GIB

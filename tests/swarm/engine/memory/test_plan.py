@@ -1,4 +1,4 @@
-"""How cards of four sizes are divided for four models, and what is said where one does not fit."""
+"""GPUs of four sizes are divided for four models; a model that does not fit is refused in words."""
 
 from __future__ import annotations
 

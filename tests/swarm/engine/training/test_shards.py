@@ -1,4 +1,4 @@
-"""Parts that two FSDP2 ranks wrote, put together by a process that is none of them."""
+"""Parts that two FSDP2 ranks wrote, put together by a third process."""
 
 from __future__ import annotations
 
