@@ -216,6 +216,12 @@ def _add_spec(command: Parser) -> None:
 def _add_size(spec: argparse._ArgumentGroup) -> None:
     """Size and schedule of the study."""
     spec.add_argument("--steps", type=count, metavar="N", help="optimiser steps of a trial (default: the instrument's)")
+    spec.add_argument(
+        "--heldout-every",
+        type=int,
+        metavar="N",
+        help="play some of the held-out tasks every N steps too, for the curves (0: only before and after training)",
+    )
     spec.add_argument("--seeds", metavar="N|N..M", help="seeds per arm (default: what the noise floor asks for)")
     spec.add_argument(
         "--first-seed",

@@ -196,6 +196,7 @@ def edits_of(args: argparse.Namespace) -> dict[str, Any]:
         "claim": args.claim,
         "margin": args.margin,
         "steps": args.steps,
+        "heldout_every": args.heldout_every,
         "looks": args.looks,
         "fine": args.fine,
         "approve": args.approve,

@@ -19,7 +19,15 @@ from researcher.design.question import Question, question_of
 from researcher.design.stages import POWER, SCREEN_SEEDS, Seeds, check_seeds
 from researcher.instruments.catalogue import InstrumentFolder
 from researcher.instruments.dotted import nested
-from researcher.instruments.instrument import ALGORITHM, RUN_PARAMETERS, Instrument, Metric, Scalar
+from researcher.instruments.instrument import (
+    ALGORITHM,
+    NO_INTERIM_FOR_TEAMS,
+    RUN_PARAMETERS,
+    STUDY_STEPS,
+    Instrument,
+    Metric,
+    Scalar,
+)
 from researcher.instruments.shares import with_shares_of
 from researcher.models import Finding
 from researcher.refusals import PlanningRefused, Refusals, SpecRefused
@@ -101,6 +109,7 @@ def _designed(
     stages = tuple(each.model_copy(update={"first_seed": each.first_seed + spec.seeds.first}) for each in layout.stages)
     settings = {target: level for factor, level in question.settings for target in factor.targets}
     _refuse_held_share(question)
+    _refuse_interim(spec, instrument)
     model = models[spec.models[0]] if spec.models else PlanModel(name=instrument.model)
     run, thoughtless = _run(question, instrument, settings), _stop_thinking(question, instrument, models)
     if thoughtless:
@@ -127,6 +136,7 @@ def _designed(
         heldout_tasks=defaults.heldout_tasks,
         heldout_episodes=defaults.heldout_episodes,
         heldout_temperature=defaults.heldout_temperature,
+        heldout_every=defaults.heldout_every if spec.heldout_every is None else spec.heldout_every,
         metrics=_metrics(question, instrument),
         power=POWER,
         planned_effect=PLANNED_EFFECT * question.metric.margin,
@@ -137,7 +147,20 @@ def _designed(
         planner=SPEC,
         assumptions=(*question.notes, *_assumed(question), *thoughtless),
     )
-    return _with_algorithms_first(plan, settings)
+    return _with_algorithms_first(_with_interim_stated(plan), settings)
+
+
+def _with_interim_stated(plan: Plan) -> Plan:
+    """The plan that says in words what its interim evaluations are; without any where no arm is long enough for one."""
+    if not any(plan.interim_evaluations(arm.name) for arm in plan.arms):
+        return plan.model_copy(update={"heldout_every": 0})
+    few = f"{plan.interim_tasks} of the " if plan.interim_tasks < plan.heldout_tasks else ""
+    steps = "every step" if plan.heldout_every == 1 else f"every {plan.heldout_every} steps"
+    said = (
+        f"While training goes on, {few}{plan.heldout_tasks} held-out tasks are played {steps}, once each, for the curves: "
+        "these numbers decide nothing."
+    )
+    return plan.model_copy(update={"assumptions": (*plan.assumptions, said)})
 
 
 def _stop_thinking(question: Question, instrument: Instrument, models: Mapping[str, PlanModel]) -> tuple[str, ...]:
@@ -186,6 +209,22 @@ def _refuse_held_share(question: Question) -> None:
             f"{moved[0]} is varied and {fixed[0]} is set in all arms, but the one changes what is left for the other; drop one",
             fixed,
         )
+
+
+def _refuse_interim(spec: StudySpec, instrument: Instrument) -> None:
+    """Raises: SpecRefused where interim evaluations are asked for that cannot be, or would never come."""
+    if spec.heldout_every and instrument.roles:
+        raise SpecRefused("heldout_every", f"{NO_INTERIM_FOR_TEAMS}; leave it out")
+    steps = spec.steps or instrument.defaults.steps
+    varied = {*spec.compare, *(name for settings in spec.arms.values() for name in settings)}
+    if spec.heldout_every and spec.heldout_every >= steps and not varied & _lengths(instrument):
+        said = f"trials have {steps} steps, so that no evaluation comes before the one after training: give at most {steps - 1}"
+        raise SpecRefused("heldout_every", said if steps > 1 else "trials have one step: leave it out")
+
+
+def _lengths(instrument: Instrument) -> set[str]:
+    """Names of factors that set how long a trial is."""
+    return {"steps", *(factor.name for factor in instrument.factors if STUDY_STEPS in factor.targets)}
 
 
 def _with_algorithms_first(plan: Plan, settings: Mapping[str, Scalar]) -> Plan:

@@ -32,7 +32,7 @@ _NOT_PACE = {"batch", "optimizer", "checkpoint", "limits"}
 class Pace:
     """What trials of an earlier study took on the servers that are to be used.
 
-    episode_s: seconds of a trial for each episode that it trains; what it evaluates is in them.
+    episode_s: seconds of a trial for each episode that it trains; what it evaluates before and after training is in them.
     """
 
     study: str
@@ -43,7 +43,7 @@ class Pace:
     def of(cls, study: str, plan: Plan, trials: Sequence[TrialRecord]) -> Pace | None:
         """The median of the trials that were done at the first attempt, so that one that rested does not count; None without."""
         paces = [
-            (trial.ended_at - trial.started_at) / _trained(plan, plan.arm(trial.arm))
+            (trial.ended_at - trial.started_at) / _played(plan, plan.arm(trial.arm))
             for trial in trials
             if trial.status is TrialStatus.DONE and trial.attempt <= 1 and trial.started_at and trial.ended_at
         ]
@@ -156,7 +156,7 @@ def _affordable(plan: Plan, instrument: Instrument, servers: int, trials: int | 
 def timed(plan: Plan, instrument: Instrument, paces: Sequence[Pace] = ()) -> Plan:
     """The plan with the expected seconds of its longest trial: as measured, by the first of the paces that fits, else the
     instrument's, scaled with length and episodes per step."""
-    longest = max(_trained(plan, arm) for arm in plan.arms)
+    longest = max(_played(plan, arm) for arm in plan.arms)
     pace = next((each for each in paces if each.fits(plan)), None)
     if pace is not None:
         return plan.model_copy(
@@ -167,14 +167,21 @@ def timed(plan: Plan, instrument: Instrument, paces: Sequence[Pace] = ()) -> Pla
     return plan.model_copy(update={"trial_s": defaults.trial_s * longest / usual})
 
 
-def _trained(plan: Plan, arm: Arm) -> float:
-    """Episodes that one trial of this arm trains."""
-    return plan.steps_of(arm.name) * _episodes(plan.run, plan.levels_of(arm))
+def _played(plan: Plan, arm: Arm) -> float:
+    """Episodes that one trial of this arm trains, and those of its interim evaluations in terms of these.
+
+    What a trial takes is known per trained episode, with the evaluations before and after training in it. An interim episode
+    takes as long as any of the trial's episodes does on average.
+    """
+    trained = plan.steps_of(arm.name) * _episodes(plan.run, plan.levels_of(arm))
+    around = 2 * plan.heldout_tasks * plan.heldout_episodes
+    interim = plan.interim_evaluations(arm.name) * plan.interim_tasks
+    return trained * (1 + interim / (trained + around))
 
 
 def arm_seconds(plan: Plan) -> dict[str, float]:
     """Expected seconds per trial, by arm; 0 where the plan does not price its slowest arm."""
-    work = {arm.name: _trained(plan, arm) for arm in plan.arms}
+    work = {arm.name: _played(plan, arm) for arm in plan.arms}
     return {name: (plan.trial_s or 0.0) * own / max(work.values()) for name, own in work.items()}
 
 

@@ -25,7 +25,7 @@ from foundation.clock import Clock
 from foundation.logs import redact
 from researcher.executor.blueprint import Code, Work, run_spec, trial_blueprint
 from researcher.executor.clients import Client, Mender
-from researcher.executor.collection import Collected, collect_whole, losses, points
+from researcher.executor.collection import Collected, collect_whole, interim_points, losses, points
 from researcher.executor.errors import (
     AttemptFailed,
     ClusterUnreachable,
@@ -42,8 +42,10 @@ from researcher.models import EXCUSED, AttemptRecord, Attrition, Event, StudySta
 from researcher.store.store import Store
 from researcher.study.plan import Plan
 from swarm.client import ServerUnreachable, StorageFull
+from swarm.client.interim import interim_id
 from swarm.client.trial import client_id
 from swarm.protocol.blueprint import PartnerRun, TrialBlueprint
+from swarm.protocol.episodes import TaskProgress
 from swarm.protocol.errors import SwarmError
 from swarm.protocol.runspec import RunSpec
 from swarm.protocol.status import Phase, RunReport, ServerStatus
@@ -154,6 +156,9 @@ class AttemptRun:
         self._followed_since = self._moved_at = 0.0
         """When this began to follow the run, and when its newest step was seen."""
         self._episodes = 0
+        self._blueprint: TrialBlueprint | None = None
+        self._interim = 0
+        """Episodes of interim evaluations that were seen."""
 
     async def carry_out(self, observe: Observer) -> TrialRecord:
         """The finished trial.
@@ -167,7 +172,7 @@ class AttemptRun:
         client = Client(self._work, self._trial, self._swarm, job, self._store, self._mender)
         try:
             report = await self._submit(attempt)
-            blueprint = await self._hand_over(attempt, report, client)
+            blueprint = self._blueprint = await self._hand_over(attempt, report, client)
             if begun_before:
                 if self._mended_by_hand(attempt, report.run_id):
                     await self._excuse(blueprint)
@@ -337,7 +342,10 @@ class AttemptRun:
         """End a client that does not do what it shall. What it holds open it has lost itself: no person stopped it."""
         try:
             async with asyncio.timeout(_TAKE_BACK_S):
-                await self._swarm.fence(blueprint.run_id, client_id(blueprint.trial_key), why)
+                me = client_id(blueprint.trial_key)
+                await self._swarm.fence(blueprint.run_id, me, why)
+                if blueprint.heldout.interim is not None:
+                    await self._swarm.fence(blueprint.run_id, interim_id(me), why)
         except (SwarmError, TimeoutError) as error:
             _log.warning("open episodes of %s were not closed: %s", self._trial.key, error)
         await job.end(0.0)
@@ -402,7 +410,8 @@ class AttemptRun:
     async def _note(self, run_id: str, status: ServerStatus | None) -> bool:
         """Record and report new steps and episodes; returns whether there were any. status: None for a run that
         rests."""
-        episodes = sum(task.ended for task in await self._swarm.tasks(run_id=run_id))
+        tasks = await self._swarm.tasks(run_id=run_id)
+        episodes = sum(task.ended for task in tasks)
         moved = episodes > self._episodes
         self._episodes = max(self._episodes, episodes)
         fresh: list[tuple[str, int, float]] = []
@@ -413,12 +422,21 @@ class AttemptRun:
             if report.step > self._step:
                 self._moved_at = self._clock.monotonic()
             self._step = max(self._step, report.step)
+        fresh += await self._held_out(tasks)
         if moved:
             record = self._store.trials.record_progress
             await asyncio.to_thread(record, self._work.study_id, self._trial.key, self._step, fresh)
         phase = "paused" if status is None else status.phase
         self._observe(Observation(phase=phase, step=self._step, episodes=self._episodes, fresh=tuple(fresh)))
         return moved
+
+    async def _held_out(self, tasks: Sequence[TaskProgress]) -> list[tuple[str, int, float]]:
+        """Points of the held-out curves, if there are new ones. Those that are recorded already may be among them."""
+        played = sum(task.ended for task in tasks if task.kind == "eval" and task.step)
+        if played <= self._interim or self._blueprint is None or self._blueprint.heldout.interim is None:
+            return []
+        self._interim = played
+        return await interim_points(self._swarm, self._blueprint, self._work.plan.metrics)
 
     async def _unless_stopped(self, mending: Coroutine[Any, Any, Code | None]) -> Code | None:
         """Mending may wait for hours on an LLM that does not answer. Raises: StudyHalted, and what mending raises."""

@@ -17,7 +17,7 @@ from researcher.executor.errors import InstrumentChanged
 from researcher.instruments.instrument import STUDY_MODEL, STUDY_STEPS, Factor, Instrument, Metric, Scalar
 from researcher.models import TrialRecord
 from researcher.study.plan import Plan
-from swarm.protocol.blueprint import HeldOut, PartnerRun, TrialBlueprint
+from swarm.protocol.blueprint import HeldOut, Interim, PartnerRun, TrialBlueprint
 from swarm.protocol.runspec import RunSpec, merge_patch
 
 _LONGEST_NAME, _BEGINNING = 120, 40
@@ -141,6 +141,7 @@ def trial_blueprint(
     """Input of `python -m swarm.client.trial`. partners: the runs of other models, by role. code: default is the
     setup's own."""
     defaults, plan = work.setup.instrument.defaults, work.plan
+    interim = Interim(every=plan.heldout_every, tasks=plan.interim_tasks) if plan.heldout_every else None
     code = code or work.setup.code
     return TrialBlueprint(
         trial_key=trial.key,
@@ -154,7 +155,12 @@ def trial_blueprint(
         seed=trial.seed,
         group_size=spec.batch.group_size,
         concurrency=defaults.concurrency,
-        heldout=HeldOut(tasks=plan.heldout_tasks, episodes=plan.heldout_episodes, temperature=plan.heldout_temperature),
+        heldout=HeldOut(
+            tasks=plan.heldout_tasks,
+            episodes=plan.heldout_episodes,
+            temperature=plan.heldout_temperature,
+            interim=interim,
+        ),
     )
 
 

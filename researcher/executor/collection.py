@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from foundation.logs import redact
 from researcher.executor.errors import EvidenceMissing
 from researcher.executor.sampling import sample
-from researcher.instruments.instrument import Metric, heldout_outcome, trained_outcome
+from researcher.instruments.instrument import Metric, heldout_outcome, interim_outcome, trained_outcome
 from researcher.models import (
     LONGEST_TRACEBACK,
     Attrition,
@@ -24,6 +24,7 @@ from researcher.models import (
     together,
 )
 from swarm.client import SwarmClient
+from swarm.client.interim import interim_id
 from swarm.client.losses import CHARGED, Tries, moments
 from swarm.client.trial import client_id
 from swarm.models.catalogue import hosted_name
@@ -74,6 +75,7 @@ async def collect(
     entries = [entry async for entry in swarm.ledger(run_id=report.run_id)]
     own = [entry for entry in entries if entry.client_id == client_id(blueprint.trial_key)]
     series = _steps(report) | _evaluations(blueprint, own, report, metrics, partner=partner) | _trained(metrics, own)
+    series |= interim_series(blueprint, entries, metrics, last=report.step)
     series["tokens_sampled"] = _sampled(entries, report.step)
     status = await swarm.status()
     hosted = HostedModel(
@@ -150,6 +152,77 @@ async def losses(swarm: SwarmClient, others: Mapping[str, SwarmClient], blueprin
     for server, run_id in runs:
         parts.append(attrition([entry async for entry in server.ledger(run_id=run_id) if entry.client_id == mine]))
     return together(parts)
+
+
+async def interim_points(
+    swarm: SwarmClient, blueprint: TrialBlueprint, metrics: Sequence[Metric]
+) -> list[tuple[str, int, float]]:
+    """What the held-out curves show so far, as (name, step, value), oldest first."""
+    entries = [entry async for entry in swarm.ledger(run_id=blueprint.run_id, kind="eval")]
+    series = interim_series(blueprint, entries, metrics)
+    return [(name, step, value) for name, line in series.items() for step, value in line]
+
+
+def interim_series(
+    blueprint: TrialBlueprint, entries: Sequence[LedgerEntry], metrics: Sequence[Metric], *, last: int | None = None
+) -> Points:
+    """The held-out curves: means by optimiser step over the tasks of the interim evaluations, each task counting alike.
+
+    Only whole evaluations under the weights of one step have a point, one in each `every` steps. Step 0, and `last`, have one
+    too, of what the evaluations before and after training recorded for the same tasks. entries: of the run's ledger.
+    A curve that episodes of some point say nothing about is left out; there is none without interim evaluations.
+    """
+    asked, me = blueprint.heldout.interim, client_id(blueprint.trial_key)
+    if asked is None:
+        return {}
+    ended = [entry for entry in entries if entry.reason is DropReason.EVAL and entry.reward is not None]
+    ended.sort(key=lambda entry: (entry.claimed_at, entry.episode_id))
+    whole: dict[int, list[LedgerEntry]] = {}
+    for step, played in sorted(_by_step(ended, interim_id(me)).items()):
+        first = list({entry.task_id: entry for entry in reversed(played)}.values())
+        if len(first) >= min(asked.tasks, blueprint.heldout.tasks):
+            whole.setdefault(step // asked.every, first)
+    if not whole:
+        return {}
+    found = {played[0].claimed_step: played for played in whole.values() if played[0].claimed_step != last}
+    tasks = {entry.task_id for played in found.values() for entry in played}
+    own = _by_step(ended, me)
+    for end in (0, last):
+        around = [entry for entry in own.get(end, ()) if entry.task_id in tasks] if end is not None else []
+        if end is not None and {entry.task_id for entry in around} == tasks:
+            found[end] = around
+    curves: Points = {"heldout_reward": [], "heldout_success": []}
+    curves |= {interim_outcome(name): [] for name in _names([each for each in metrics if each.role is None])}
+    for step, played in sorted(found.items()):
+        for name, line in curves.items():
+            values = [(entry.task_id, _of_curve(entry, name)) for entry in played]
+            known = [(task, value) for task, value in values if value is not None]
+            if known and len(known) == len(values):
+                line.append((step, _mean_of_tasks(known)))
+    return {name: line for name, line in curves.items() if len(line) == len(found)}
+
+
+def _by_step(entries: Sequence[LedgerEntry], client: str) -> dict[int, list[LedgerEntry]]:
+    found: dict[int, list[LedgerEntry]] = defaultdict(list)
+    for entry in entries:
+        if entry.kind == "eval" and entry.client_id == client:
+            found[entry.claimed_step].append(entry)
+    return found
+
+
+def _of_curve(entry: LedgerEntry, name: str) -> float | None:
+    if name == "heldout_reward":
+        return entry.reward
+    if name == "heldout_success":
+        return None if entry.success is None else float(entry.success)
+    return entry.metrics.get(name.removeprefix(interim_outcome("")))
+
+
+def _mean_of_tasks(values: Sequence[tuple[str, float]]) -> float:
+    by_task: dict[str, list[float]] = defaultdict(list)
+    for task, value in values:
+        by_task[task].append(value)
+    return math.fsum(math.fsum(each) / len(each) for each in by_task.values()) / len(by_task)
 
 
 def points(steps: list[StepMetrics]) -> list[tuple[str, int, float]]:

@@ -18,6 +18,7 @@ from researcher.instruments.dotted import leaf_at, nested
 from researcher.instruments.instrument import (
     ALGORITHM,
     COSTS,
+    NO_INTERIM_FOR_TEAMS,
     OUTCOME_NAME,
     STUDY_MODEL,
     STUDY_STEPS,
@@ -112,6 +113,8 @@ def misfits(instrument: Instrument) -> Iterator[str]:
         yield f"defaults.metric: {defaults.metric!r} is not one of {', '.join(metrics)}"
     if instrument.reward is not None and instrument.reward[0] >= instrument.reward[1]:
         yield "reward: the least reward comes first, then the greatest"
+    if instrument.roles and defaults.heldout_every:
+        yield f"defaults.heldout_every: {NO_INTERIM_FOR_TEAMS}"
     if defaults.max_seeds < defaults.seeds:
         yield "defaults.max_seeds: must not be below defaults.seeds"
     for metric in instrument.metrics:

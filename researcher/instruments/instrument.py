@@ -145,6 +145,15 @@ def trained_outcome(name: str) -> str:
     return f"outcome.{name}"
 
 
+HELDOUT_CURVES = ("heldout_reward", "heldout_success")
+"""Series of the interim evaluations: the mean over their tasks, by optimiser step."""
+
+
+def interim_outcome(name: str) -> str:
+    """The series of what the episodes of interim evaluations reported: the mean over their tasks, by optimiser step."""
+    return f"heldout_outcome.{name}"
+
+
 class InstrumentDefaults(StrictModel):
     """Defaults of a trial, sized for two CPU cores."""
 
@@ -158,12 +167,17 @@ class InstrumentDefaults(StrictModel):
     heldout_episodes: Annotated[int, Field(ge=1)] = 2
     """Episodes per held-out task, sampled at the run's own sampling defaults."""
     heldout_temperature: Annotated[float, Field(ge=0)] = 0.0
+    heldout_every: Annotated[int, Field(ge=0)] = 0
+    """Steps between two evaluations on some of the held-out tasks while training goes on; 0: only before and after."""
     trial_s: Annotated[float, Field(gt=0)]
     """Expected wall time of a trial on two cores: prices a study before anything is measured."""
     run: dict[str, Any] = {}
     """Merged over the RunSpec's defaults."""
     task: dict[str, Scalar] = {}
     """Parameters of the instrument's `tasks`."""
+
+
+NO_INTERIM_FOR_TEAMS = "models that are trained together are evaluated before and after training only: their servers make steps on their own"
 
 
 class Role(StrictModel):

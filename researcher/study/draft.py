@@ -88,10 +88,10 @@ def options_of(spec: StudySpec, first: Mapping[str, Scalar]) -> list[str]:
         words += ["--arm", f"{name}:{','.join(f'{factor}={level_text(level)}' for factor, level in settings.items())}"]
     words += [word for name, level in spec.set.items() for word in ("--set", f"{name}={level_text(level)}")]
     words += [word for name in spec.secondary for word in ("--secondary", name)]
-    for name in ("design", "metric", "claim", "margin", "steps", "looks", "fine"):
+    for name in ("design", "metric", "claim", "margin", "steps", "heldout_every", "looks", "fine"):
         value = getattr(spec, name)
         if value is not None and value != StudySpec.model_fields[name].default:
-            words += [f"--{name}", str(value)]
+            words += [f"--{name.replace('_', '-')}", str(value)]
     return words
 
 

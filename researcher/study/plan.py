@@ -236,6 +236,8 @@ class Known(StrictModel):
     """Hypotheses of this plan that ask the same: 1 the same way round, -1 with baseline and treatment exchanged."""
 
 
+INTERIM_TASKS = 16
+"""Most held-out tasks of an interim evaluation: enough for the shape of a curve, at a fraction of the cost."""
 PLANNED_SENTINELS = (
     "weights_did_not_change",
     "heldout_leak",
@@ -288,6 +290,8 @@ class Plan(StrictModel):
     heldout_tasks: int
     heldout_episodes: int
     heldout_temperature: float
+    heldout_every: Annotated[int, Field(ge=0, exclude_if=_is_unset)] = 0
+    """Optimiser steps between two interim evaluations, which are shown and decide nothing; 0: there are none."""
     trial_s: Annotated[float | None, Field(gt=0, exclude_if=_is_unset)] = None
     """Expected wall time of the longest trial; time limits follow from it. None: not known."""
     trial_s_measured: Annotated[str | None, Field(exclude_if=_is_unset)] = None
@@ -413,6 +417,15 @@ class Plan(StrictModel):
         """The model of another role's server."""
         name = self.roles[role].model
         return self.model if name == self.model.name else PlanModel(name=name)
+
+    @property
+    def interim_tasks(self) -> int:
+        """Held-out tasks of an interim evaluation, each played once."""
+        return min(INTERIM_TASKS, self.heldout_tasks)
+
+    def interim_evaluations(self, arm: str) -> int:
+        """How many a trial of the arm has: one in every `heldout_every` steps, none after the last step."""
+        return (self.steps_of(arm) - 1) // self.heldout_every if self.heldout_every else 0
 
     @property
     def hosted(self) -> tuple[PlanModel, ...]:

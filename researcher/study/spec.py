@@ -132,7 +132,8 @@ class StudySpec(StrictModel):
     folder; several make the model a factor. `compare` (or several models) names what differs, or `arms` bundles
     settings by name, the first being the baseline. set: the same in all arms. metric None: the instrument's.
     secondary: reported, never decides. claim: how the treatments' metric moves; `none` tests the better way, and says
-    so. margin: smallest effect that matters; None: the metric's.
+    so. margin: smallest effect that matters; None: the metric's. heldout_every: steps between two evaluations on some of
+    the held-out tasks while training goes on, for the curves; 0: only before and after; None: the instrument's.
     """
 
     question: Annotated[str, Field(max_length=LONGEST_QUESTION), AfterValidator(_said)]
@@ -147,6 +148,7 @@ class StudySpec(StrictModel):
     claim: Claim = "none"
     margin: Annotated[float | None, Field(gt=0)] = None
     steps: Annotated[int | None, Field(ge=1, strict=True)] = None
+    heldout_every: Annotated[int | None, Field(ge=0, strict=True)] = None
     seeds: SeedRange = SeedRange()
     evaluate_on: tuple[str, ...] = ()
     start_from: str = "base"

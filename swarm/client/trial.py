@@ -1,6 +1,7 @@
 """One trial in a process of its own: `python -m swarm.client.trial BLUEPRINT.json`.
 
-Evaluates held-out tasks, trains to the run's limit, evaluates again. Keeps nothing: after a kill at any moment the same
+Evaluates held-out tasks, trains to the run's limit, evaluates again, and now and then in between where the blueprint
+asks for it. Keeps nothing: after a kill at any moment the same
 command goes on from what the server says. Progress goes to standard output as JSON lines.
 
 Exit codes: 0 done, 1 failed (the traceback is on standard error), 2 the blueprint cannot be used.
@@ -28,8 +29,9 @@ from foundation.commandline import UsageError
 from foundation.strict import explain
 from swarm.client.client import ROLLOUT_PATIENCE, SwarmClient
 from swarm.client.errors import WorkflowFault
+from swarm.client.interim import InterimEvaluations, interim_id, spread
 from swarm.client.rollouts import RolloutReport
-from swarm.client.tasks import Task, each
+from swarm.client.tasks import Task, TaskStream, each
 from swarm.client.team import Partner
 from swarm.client.workflow import Workflow, load_workflow
 from swarm.protocol.blueprint import TrialBlueprint
@@ -61,8 +63,11 @@ class Trial:
         workflow: Workflow,
         out: TextIO,
         partners: Mapping[str, Partner] | None = None,
+        interim: SwarmClient | None = None,
     ) -> None:
+        """interim: the client of the interim evaluations, if the blueprint has any."""
         self._blueprint = blueprint
+        self._interim = interim
         self._swarm = swarm
         self._partners = dict(partners or {})
         self._workflow = workflow
@@ -100,12 +105,40 @@ class Trial:
             raise TrialFailed(f"{missing} held-out episodes {when} training are missing (run at step {run.step})")
         self._say(f"{when}_ended", step=run.step, report=report)
 
+    async def _with_interim(self, tasks: TaskStream, run: RunReport) -> TaskStream:
+        """The stream of training tasks, which pauses for interim evaluations if there are any."""
+        heldout, swarm = self._blueprint.heldout, self._interim
+        if heldout.interim is None or swarm is None:
+            return tasks
+
+        async def play(tasks: Sequence[Task]) -> RolloutReport:
+            return await swarm.run_tasks(
+                tasks,
+                self._workflow.rollout,
+                kind="eval",
+                episodes_per_task=1,
+                sampling={"temperature": heldout.temperature},
+                progress=False,
+                **self._shared(),
+            )
+
+        evaluations = InterimEvaluations(
+            swarm,
+            run.run_id,
+            spread(await self._heldout_tasks(), heldout.interim.tasks),
+            play,
+            lambda step, report: self._say("interim_ended", step=step, report=report),
+            every=heldout.interim.every,
+            last=run.spec.limits.steps,
+        )
+        return evaluations.between(tasks)
+
     async def _train(self, run: RunReport) -> RunReport:
         blueprint = self._blueprint
         self._say("train", step=run.step, limits=run.spec.limits.model_dump(exclude_none=True))
         tasks = self._workflow.tasks("train", blueprint.seed, None, **blueprint.parameters)
         report = await self._swarm.run_tasks(
-            tasks,
+            await self._with_interim(tasks, run),
             self._workflow.rollout,
             kind="train",
             episodes_per_task=blueprint.group_size,
@@ -231,19 +264,15 @@ async def run_blueprint(
 ) -> None:
     """Carry a trial out, from wherever it stands. Raises what `Trial.carry_out` raises, and WorkflowFault."""
     workflow = load_workflow(Path(blueprint.instrument_dir), blueprint.workflow)
-    clock = clock or SystemClock()
+    clock, me = clock or SystemClock(), client_id(blueprint.trial_key)
+    url, version = blueprint.server_url, blueprint.code_version
     try:
         async with (
             _partners_of(blueprint, workflow, token, clock) as partners,
-            SwarmClient(
-                blueprint.server_url,
-                token,
-                client_id=client_id(blueprint.trial_key),
-                client_version=blueprint.code_version,
-                clock=clock,
-            ) as swarm,
+            SwarmClient(url, token, client_id=me, client_version=version, clock=clock) as swarm,
+            SwarmClient(url, token, client_id=interim_id(me), client_version=version, clock=clock) as interim,
         ):
-            await Trial(blueprint, swarm, workflow, out, partners).carry_out()
+            await Trial(blueprint, swarm, workflow, out, partners, interim).carry_out()
     finally:
         if workflow.close is not None:
             await workflow.close()

@@ -14,6 +14,14 @@ from foundation.strict import StrictModel
 Scalar = bool | int | float | str
 
 
+class Interim(StrictModel):
+    """Evaluations while training goes on: a few of the held-out tasks, once each. They are shown, and decide nothing."""
+
+    every: Annotated[int, Field(ge=1)]
+    """Optimiser steps from one to the next."""
+    tasks: Annotated[int, Field(ge=1)]
+
+
 class HeldOut(StrictModel):
     """Evaluation before and after training, on tasks that training never sees."""
 
@@ -21,6 +29,8 @@ class HeldOut(StrictModel):
     episodes: Annotated[int, Field(ge=1)]
     """Per task."""
     temperature: float
+    interim: Annotated[Interim | None, Field(exclude_if=lambda interim: interim is None)] = None
+    """None: there is no evaluation between the two."""
 
 
 class PartnerRun(StrictModel):

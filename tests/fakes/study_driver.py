@@ -63,6 +63,7 @@ async def records(pool: ServerPool, store: Store, study: str) -> dict[str, Any]:
             "attempts": len(attempts),
             "run_id": run_id,
             "finals": trial.finals,
+            "heldout": [step for step, _ in trial.series["heldout_reward"]],
             "steps": [step.step for step in report.steps],
             "in_steps": sum(step.values["episodes"] for step in report.steps),
             "fates": dict(Counter(str(entry.reason or entry.state) for entry in entries if entry.kind == "train")),
@@ -73,7 +74,7 @@ async def records(pool: ServerPool, store: Store, study: str) -> dict[str, Any]:
 
 async def drive(home: Path, where: str = "", words: str = "local") -> None:
     store = Store.open(f"sqlite:///{home}/researcher.db")
-    plan = repeat_plan()
+    plan = repeat_plan(heldout_every=2)
     if not store.studies.all():
         store.plans.save(store.studies.create("kill me", {}), plan)
     study = store.studies.resolve("latest")

@@ -75,6 +75,17 @@ def test_without_a_baseline_one_is_found_and_the_plan_says_which(
     assert not any("baseline" in each for each in named.assumptions)
 
 
+def test_interim_evaluations_that_would_never_come_are_refused() -> None:
+    with pytest.raises(PlanningRefused, match=r"^heldout_every: trials have 6 steps, .*: give at most 5$"):
+        planned(heldout_every=6)
+    with pytest.raises(PlanningRefused, match=r"^heldout_every: trials have one step: leave it out$"):
+        planned(heldout_every=1, steps=1)
+    longer = planned(compare=compare("steps", 6, 30), heldout_every=10)
+    assert [longer.interim_evaluations(arm.name) for arm in longer.arms] == [0, 2]
+    with pytest.raises(PlanningRefused, match=r"^heldout_every: models that are trained together"):
+        planned(open_instrument("team", {}), heldout_every=2, compare=compare("learning_rate", 1e-5, 4e-5))
+
+
 def test_a_claim_is_tested_as_it_is_made() -> None:
     (higher,) = planned(claim="increase").hypotheses
     assert (higher.direction, higher.direction_assumed) == ("increase", False)

@@ -28,6 +28,42 @@ def test_a_price_follows_length_size_and_servers() -> None:
     assert price_of(planned(), ARITHMETIC, servers=2).wall_s[0] == usual.wall_s[0] / 2
 
 
+def test_interim_evaluations_are_in_the_price_and_in_the_plans_words() -> None:
+    plan = planned(steps=7, heldout_every=2)
+    assert [plan.interim_evaluations(arm.name) for arm in plan.arms] == [3, 3]
+    trained, around, interim = 7 * 8 * 4, 2 * 24 * 2, 3 * 16
+    usual = planned(steps=7)
+    assert plan.trial_s == pytest.approx((usual.trial_s or 0) * (1 + interim / (trained + around)))
+    price = price_of(plan, ARITHMETIC, servers=1).wall_s[0]
+    assert price == pytest.approx(6 * (plan.trial_s or 0)) != price_of(usual, ARITHMETIC, servers=1).wall_s[0]
+    assert [line for line in plan.assumptions if "decide nothing" in line] == [
+        "While training goes on, 16 of the 24 held-out tasks are played every 2 steps, once each, for the curves: these numbers "
+        "decide nothing."
+    ]
+    assert '"heldout_every":2' in plan.canonical()
+    assert "heldout_every" not in usual.canonical()
+    assert planned(steps=7, heldout_every=0).digest() == usual.digest()
+
+
+def test_a_pace_that_was_measured_with_interim_evaluations_prices_plans_without_them() -> None:
+    plan, plain = planned(steps=7, heldout_every=2), planned(steps=7)
+    trial = TrialRecord(
+        key="k",
+        study_id="s",
+        stage="floor",
+        arm=plan.arms[0].name,
+        seed=0,
+        status=TrialStatus.DONE,
+        attempt=1,
+        started_at=100.0,
+        ended_at=100.0 + (plan.trial_s or 0),
+    )
+    pace = Pace.of("s", plan, [trial])
+    assert pace is not None
+    assert pace.fits(plain)
+    assert pace.episode_s * 7 * 8 * 4 == pytest.approx(plain.trial_s)
+
+
 def test_a_budget_that_does_not_pay_for_the_least_is_refused_with_what_would() -> None:
     with pytest.raises(
         BudgetTooSmall, match=r"^budget: 6 trials take about 12 min, and 10 min are given: give --budget 12m"

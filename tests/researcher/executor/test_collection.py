@@ -8,12 +8,12 @@ from typing import Any
 import httpx
 import pytest
 
-from researcher.executor.collection import attrition, collect
+from researcher.executor.collection import attrition, collect, interim_points
 from researcher.executor.errors import EvidenceMissing
 from researcher.instruments.instrument import Metric
 from researcher.models import without as left_of
 from swarm.client import SwarmClient
-from swarm.protocol.blueprint import HeldOut, TrialBlueprint
+from swarm.protocol.blueprint import HeldOut, Interim, TrialBlueprint
 from swarm.protocol.episodes import Cause, DropReason, EpisodeState, LedgerEntry, LedgerPage
 from swarm.protocol.runspec import RunSpec
 from swarm.protocol.status import (
@@ -154,6 +154,53 @@ async def test_a_change_by_hand_is_kept_as_evidence() -> None:
     changes = [*report().changes, ConfigChange(config_version=2, at=1.0, by="admin", patch={"max_staleness": 2})]
     found = await collected(report(changes=changes), whole())
     assert [change["patch"] for change in found.evidence.changes] == [{"max_staleness": 2}]
+
+
+def during(task: str, step: int, reward: float, **changes: Any) -> LedgerEntry:
+    mine = {"client_id": "trial:hash/a/0:interim", "episode_id": f"mid-{task}-{step}-{reward}"}
+    return episode(task, step, reward, **mine | changes)
+
+
+async def curves(entries: list[LedgerEntry], *metrics: Metric, steps: int = 5, tasks: int = 2) -> dict[str, Any]:
+    heldout = HeldOut(tasks=2, episodes=2, temperature=1.0, interim=Interim(every=2, tasks=tasks))
+    blueprint = BLUEPRINT.model_copy(update={"heldout": heldout})
+    own = [entry.model_copy(update={"claimed_step": entry.claimed_step and steps}) for entry in whole()]
+    made = [StepMetrics(step=n, at=float(n), config_version=1, values={"reward_mean": n / 10}) for n in range(1, 6)]
+    transport = httpx.MockTransport(server(report(step=steps, steps=made[:steps]), [*own, *entries]))
+    async with SwarmClient("http://server", transport=transport) as swarm:
+        found = await collect(swarm, blueprint, metrics)
+        assert found.evidence.heldout_tasks == ["a", "b"]
+        assert found.evidence.attrition is not None
+        assert found.evidence.attrition.eval.attempts == 8
+        assert found.series["eval_reward_after"] == [(index, 1.0) for index in range(4)]
+        seen = await interim_points(swarm, blueprint, metrics)
+    live = {name: [(step, value) for each, step, value in seen if each == name] for name, _, _ in seen}
+    ended = {name: line for name, line in found.series.items() if name.startswith("heldout_")}
+    assert live == {name: [point for point in line if point[0] != steps] for name, line in ended.items()}
+    return ended
+
+
+async def test_the_held_out_curve_has_a_point_for_each_whole_evaluation_and_one_at_either_end() -> None:
+    second = [during("a", 4, 1.0), during("b", 4, 0.5, episode_id="mid")]
+    found = await curves([during("a", 2, 0.0), during("b", 2, 1.0), *second])
+    assert found["heldout_reward"] == [(0, 0.0), (2, 0.5), (4, 0.75), (5, 1.0)]
+    assert found["heldout_success"] == [(0, 0.0), (2, 0.5), (4, 0.5), (5, 1.0)]
+
+
+async def test_the_ends_of_the_held_out_curve_are_those_of_the_same_tasks() -> None:
+    found = await curves([during("b", 2, 0.25)], tasks=1)
+    assert found["heldout_reward"] == [(0, 0.0), (2, 0.25), (5, 1.0)]
+
+
+async def test_an_evaluation_that_is_not_whole_at_one_step_has_no_point_and_one_too_many_no_second() -> None:
+    parted = [during("a", 2, 1.0), during("b", 3, 1.0)]
+    assert await curves(parted) == {}
+    again = [during(task, 3, 0.5) for task in ("a", "b")]
+    twice = during("a", 3, 1.0, claimed_at=9.0, episode_id="twice")
+    assert (await curves([*parted[:1], *again, twice]))["heldout_reward"] == [(0, 0.0), (3, 0.5), (5, 1.0)]
+    assert (await curves([during(task, 2, 0.5, success=None) for task in ("a", "b")])).keys() == {"heldout_reward"}
+    other = [during(task, 2, 0.5, client_id="ada") for task in ("a", "b")]
+    assert await curves(other) == {}
 
 
 async def test_unknown_successes_are_not_made_up() -> None:

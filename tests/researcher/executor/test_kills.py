@@ -90,7 +90,8 @@ async def test_killed_at_nine_moments_a_study_has_each_trial_once(
         assert trial["steps"] == list(range(1, plan.steps + 1))
         assert trial["in_steps"] == plan.steps * 4 * 8
         assert set(trial["fates"]) <= {"trained", "in_step", "zero_variance", "run_ended"}
-        assert trial["evaluated"] == {"0": plan.heldout_tasks, str(plan.steps): plan.heldout_tasks}
+        assert trial["evaluated"] == dict.fromkeys(("0", "2", str(plan.steps)), plan.heldout_tasks)
+        assert trial["heldout"] == [0, 2, 4]
     _, undisturbed = quiet
     assert {name: trial["finals"] for name, trial in undisturbed.items()} == {
         name: trial["finals"] for name, trial in found.items()
@@ -109,7 +110,8 @@ async def test_after_a_power_cut_in_the_middle_of_a_trial_it_goes_on(home: Path)
     for trial in found.values():
         assert (trial["status"], trial["attempts"]) == (TrialStatus.DONE, 1)
         assert trial["in_steps"] == repeat_plan().steps * 4 * 8
-        assert trial["evaluated"] == {"0": 8, "4": 8}
+        assert trial["evaluated"] == {"0": 8, "2": 8, "4": 8}
+        assert trial["heldout"] == [0, 2, 4]
 
 
 async def test_a_study_that_is_over_is_left_as_it_is(quiet: tuple[Path, dict[str, Any]]) -> None:

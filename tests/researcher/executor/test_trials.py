@@ -10,6 +10,7 @@ import signal
 import socket
 import sys
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
@@ -151,6 +152,53 @@ async def test_every_trial_is_run_and_recorded_from_the_servers_records(lab: Lab
     assert [len(progress.curve) for progress in last.values()] == [4, 4]
     assert min(progress.left_s or 0 for progress in lab.seen) == 0
     assert not Berth(lab.home / "server" / "process", SystemClock()).alive()
+
+
+async def test_held_out_tasks_are_played_while_it_trains_and_change_no_result(lab: Lab) -> None:
+    arm = ARMS[0]
+    async with lab.pool() as pool:
+        [plain] = await lab.run(pool, lab.trials()[:1])
+        watched = Lab(lab.home / "watched", lab.store, repeat_plan(heldout_every=1))
+        shown: list[list[int]] = []
+
+        def look(_: Progress) -> None:
+            now = watched.store.trials.get(watched.study, watched.trials()[0].key)
+            shown.append([step for step, _ in now.series.get("heldout_reward", [])])
+
+        [done] = await watched.run(pool, watched.trials()[:1], on_progress=look)
+    assert plain.arm == done.arm == arm
+    assert done.finals == plain.finals
+    same = {name: line for name, line in done.series.items() if not name.startswith("heldout_") and name != "step_s"}
+    assert {name: same[name] for name in ("reward_mean", "eval_reward_before", "eval_reward_after")} == {
+        name: plain.series[name] for name in ("reward_mean", "eval_reward_before", "eval_reward_after")
+    }
+    assert [step for step, _ in done.series["heldout_reward"]] == [0, 1, 2, 3, 4]
+    assert done.series["heldout_success"] == done.series["heldout_reward"]
+    ends = [sum(value for _, value in done.series[f"eval_reward_{when}"]) / 8 for when in ("before", "after")]
+    assert [done.series["heldout_reward"][0][1], done.series["heldout_reward"][-1][1]] == ends
+    assert "heldout_reward" not in plain.series
+    assert done.evidence is not None
+    assert plain.evidence is not None
+    assert done.evidence.attrition == plain.evidence.attrition
+    assert any(steps and steps[-1] < 4 for steps in shown), "nothing was seen while it trained"
+
+
+async def test_an_evaluation_that_a_killed_client_began_is_ended_by_the_next_once(lab: Lab) -> None:
+    watched = Lab(lab.home, lab.store, repeat_plan(heldout_every=2, heldout_tasks=16))
+    trials = watched.trials()[:1]
+
+    def kill(_: Progress) -> None:
+        pid = watched.client_of(trials[0]).pid()
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+
+    async with watched.pool(arguments=SLOW) as pool:
+        [done] = await watched.run(pool, trials, on_progress=watched.at_step(2, kill))
+        run_id = watched.store.trials.attempts(watched.study, done.key)[0].run_id or ""
+        entries = [entry async for entry in pool.servers[0].swarm.ledger(run_id=run_id, kind="eval")]
+    played = Counter(entry.claimed_step for entry in entries if entry.reward is not None)
+    assert played == {0: 16, 2: 16, 4: 16}
+    assert [step for step, _ in done.series["heldout_reward"]] == [0, 2, 4]
 
 
 @pytest.mark.parametrize("keep_runs", [False, True])

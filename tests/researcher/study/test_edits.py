@@ -7,7 +7,8 @@ import re
 import pytest
 
 from foundation.commandline import UsageError
-from researcher.study.draft import Draft, arms_of, edited, marked, seeds_of, settings_of, vary_of
+from researcher.study.draft import Draft, arms_of, edited, marked, options_of, seeds_of, settings_of, vary_of
+from researcher.study.spec import StudySpec
 
 FIELDS = {
     "compare": {"kl": {"levels": [0.1]}},
@@ -26,6 +27,13 @@ def test_the_first_level_is_the_baseline_and_a_single_one_stands_against_the_def
         "algorithm": {"levels": ["rloo"]},
         "hints": {"baseline": True, "levels": [False]},
     }
+
+
+def test_a_spec_can_be_written_as_options() -> None:
+    spec = StudySpec.model_validate(
+        {"question": "Is it better?", "instrument": "arithmetic", **FIELDS, "heldout_every": 2}
+    )
+    assert options_of(spec, {"kl": 0})[-4:] == ["--claim", "increase", "--heldout-every", "2"]
 
 
 def test_arms_settings_and_seeds_are_read() -> None:

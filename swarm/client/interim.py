@@ -1,0 +1,97 @@
+"""Interim evaluations: a few held-out tasks every few steps, while training waits for them.
+
+They show how a trial fares and decide nothing. Their episodes belong to a client of their own, so that nothing that
+counts the trial's episodes sees them: results, losses and retries of the evaluations before and after training are as
+they would be without them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+
+from swarm.client.client import SwarmClient
+from swarm.client.errors import RolloutsFailing
+from swarm.client.rollouts import RolloutReport
+from swarm.client.tasks import Task, TaskStream, each
+
+_log = logging.getLogger(__name__)
+
+Play = Callable[[Sequence[Task]], Awaitable[RolloutReport]]
+"""Plays held-out tasks once each, under the interim client. Raises: RolloutsFailing."""
+Say = Callable[[int, RolloutReport], None]
+"""Hears the step of an evaluation that ended, and what became of its episodes."""
+
+
+def interim_id(client_id: str) -> str:
+    """The client_id of a trial's interim episodes, from that of its others."""
+    return f"{client_id}:interim"
+
+
+def spread(tasks: Sequence[Task], most: int) -> list[Task]:
+    """At most `most` of the tasks, evenly over their order: many sets of tasks begin with the easy ones."""
+    if len(tasks) <= most:
+        return list(tasks)
+    return [tasks[place * len(tasks) // most] for place in range(most)]
+
+
+class InterimEvaluations:
+    """Evaluates between training tasks. tasks: those of every interim evaluation.
+
+    every: an evaluation is due in each `every` steps after the first `every`. last: the step at which training ends, where
+    the evaluation after it comes; None if no number of steps ends it.
+    """
+
+    def __init__(
+        self,
+        swarm: SwarmClient,
+        run_id: str,
+        tasks: Sequence[Task],
+        play: Play,
+        say: Say,
+        *,
+        every: int,
+        last: int | None,
+    ) -> None:
+        self._swarm = swarm
+        self._run_id = run_id
+        self._tasks = tasks
+        self._play = play
+        self._say = say
+        self._every = every
+        self._last = last
+        self._over = 0
+        """How many evaluations are over, those included that another process played or that were missed."""
+
+    async def between(self, stream: TaskStream) -> AsyncIterator[Task]:
+        """The stream. It pauses for an evaluation that is due; no further step is made meanwhile, unless the run has enough
+        episodes for one already."""
+        async for task in each(stream):
+            await self._evaluate_if_due()
+            yield task
+
+    async def _evaluate_if_due(self) -> None:
+        status = await self._swarm.status()
+        due = status.step // self._every
+        if status.run_id != self._run_id or due <= self._over:
+            return
+        if self._last is not None and status.step >= self._last:
+            return
+        self._over = due
+        if await self._was_played(due):
+            return
+        try:
+            report = await self._play(self._tasks)
+        except RolloutsFailing as error:  # it decides nothing: if training fails too, that is said there
+            _log.warning("the evaluation at step %d is left out: %s", status.step, error)
+        else:
+            self._say(status.step, report)
+
+    async def _was_played(self, due: int) -> bool:
+        """Whether an earlier process played this evaluation to its end, at one step."""
+        ended = Counter[int]()
+        for progress in await self._swarm.tasks(run_id=self._run_id, client_id=self._swarm.client_id):
+            if progress.kind == "eval" and progress.step is not None and progress.step // self._every == due:
+                ended[progress.step] += min(1, progress.ended)
+        return any(count >= len(self._tasks) for count in ended.values())
