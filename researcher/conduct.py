@@ -23,8 +23,10 @@ from researcher.executor.trials import Executor, Progress
 from researcher.gates import pass_stage
 from researcher.halts import StudyHalted, check_requests
 from researcher.models import OVER_BUDGET, BudgetState, StudyStatus, TrialRecord, TrialStatus
+from researcher.notify.study import conclusion_notice, failure_notice, halt_notice
+from researcher.notify.watching import Watch
 from researcher.refusals import RecordsDisagree
-from researcher.report.writer import write_report
+from researcher.report.writer import Written, write_report
 from researcher.store.errors import OverBudget, StoreError
 from researcher.store.store import Store
 from researcher.study.plan import Plan, Stage
@@ -34,6 +36,7 @@ _log = logging.getLogger(__name__)
 _COPY_EVERY_S = 10.0
 _COUNT_EVERY_S = 30.0
 """How often the spent wall time is saved; a crash loses at most this much."""
+_WATCH_EVERY_S = 60.0
 _INTERIM_EVERY_S = 86_400.0
 _INTERIM_AGAIN_S = 3600.0
 """Seconds until the next try when no interim report could be written."""
@@ -97,16 +100,18 @@ class Conduct:
         self._store.studies.set_status(study_id, StudyStatus.RUNNING)
         self._store.budgets.set(study_id, "trials", plan.budget.trials)
         self._store.budgets.set(study_id, "wall_s", plan.budget.wall_s)
-        async with self._copying(study_id):
+        watch = Watch.of(self._store, study, plan, self._reports / study_id, self._clock)
+        async with self._copying(study_id, watch):
             try:
                 decision = await self._stages(study_id, plan, picture)
             except OverBudget as error:
                 self._store.journal.record(study_id, OVER_BUDGET, {"because": str(error)})
-                self._store.studies.set_status(study_id, StudyStatus.STOPPED, str(error))
+                notice = failure_notice(study, "Its budget is spent, and it has stopped.", self._clock.now())
+                self._store.studies.set_status(study_id, StudyStatus.STOPPED, str(error), notice)
                 interim_report(self._store, study_id, self._reports)  # which tells how the study ended
                 raise
             except StudyHalted as halt:
-                self._store.studies.set_status(study_id, halt.status, halt.reason)
+                rest(self._store, study_id, halt, self._clock.now())
                 folder = interim_report(self._store, study_id, self._reports)
                 return Outcome(halt.status, halt.reason, folder, for_window=halt.cause == "window")
             return self._conclude(study_id, plan, decision, picture)
@@ -242,7 +247,7 @@ class Conduct:
         """Verdicts, findings, report; then the study is done, or failed where not one trial was finished."""
         picture.phase, picture.next, picture.left_s = "concluding", "report", 0.0
         self._view.show(picture)
-        trials = self._store.trials.all(study_id)
+        study, trials = self._store.studies.get(study_id), self._store.trials.all(study_id)
         conclusions = conclude(plan, trials)
         for record in conclusions.verdicts:
             self._store.verdicts.record(study_id, decision.after, record)
@@ -254,20 +259,24 @@ class Conduct:
             last = max(trials, key=lambda trial: trial.ended_at or 0.0)
             status = StudyStatus.FAILED
             reason = f"{len(trials)} of {len(trials)} trials failed; the last: {last.reason}"
-            self._store.studies.set_status(study_id, status, reason)  # of which its report tells
-        folder = report(self._store, study_id, self._reports)
-        self._store.studies.set_status(study_id, status, reason)
-        return Outcome(status, reason, folder)
+            failed = failure_notice(study, f"{len(trials)} of {len(trials)} trials failed.", self._clock.now())
+            self._store.studies.set_status(study_id, status, reason, failed)  # of which its report tells
+        written = _written(self._store, study_id, self._reports)
+        done = conclusion_notice(study, written.answer, written.folder) if status is StudyStatus.DONE else None
+        self._store.studies.set_status(study_id, status, reason, done)
+        return Outcome(status, reason, written.folder)
 
     @contextlib.asynccontextmanager
-    async def _copying(self, study_id: str) -> AsyncIterator[None]:
-        """Copy the records while the study runs, and write an interim report once a day.
+    async def _copying(self, study_id: str, watch: Watch | None = None) -> AsyncIterator[None]:
+        """Copy the records while the study runs, write an interim report once a day, and notice what only a clock does.
 
         Each sink makes one copy at a time, independently of the others. The last copies are awaited.
         """
         ended: asyncio.Future[object] = asyncio.get_running_loop().create_future()
         tasks = [asyncio.create_task(self._copy(study_id, sink, ended)) for sink in self._sinks]
         tasks.append(asyncio.create_task(self._interims(study_id, ended)))
+        if watch is not None:
+            tasks.append(asyncio.create_task(self._watch(watch, ended)))
         try:
             yield
         finally:
@@ -297,6 +306,14 @@ class Conduct:
             written = interim_report(self._store, study_id, self._reports)
             due_at = self._clock.now() + (_INTERIM_AGAIN_S if written is None else _INTERIM_EVERY_S)
 
+    async def _watch(self, watch: Watch, ended: asyncio.Future[object]) -> None:
+        while not ended.done():
+            await self._either(ended, _WATCH_EVERY_S)
+            try:
+                await asyncio.to_thread(watch.look)
+            except (OSError, StoreError) as error:  # a notice less ends no study
+                _log.warning("whether there is something to notify people of could not be seen: %s", error)
+
 
 def interim_report(store: Store, study_id: str, reports: Path) -> Path | None:
     """Write a report of a study that is not concluded, if any trial has finished.
@@ -314,10 +331,20 @@ def interim_report(store: Store, study_id: str, reports: Path) -> Path | None:
 
 def report(store: Store, study_id: str, reports: Path) -> Path:
     """Write the report from the records, keep its claims and hashes; returns its folder."""
+    return _written(store, study_id, reports).folder
+
+
+def _written(store: Store, study_id: str, reports: Path) -> Written:
     written = write_report(store.study_data(study_id), reports / study_id)
     store.reports.save_claims(study_id, written.claims)
     store.reports.record(study_id, written.files, written.seal)
-    return written.folder
+    return written
+
+
+def rest(store: Store, study_id: str, halt: StudyHalted, at: float) -> None:
+    """Record that the study stops or rests, and tell people where they did not ask for it. at: now."""
+    notice = halt_notice(store.studies.get(study_id), halt.cause, store.gates.open(study_id), at)
+    store.studies.set_status(study_id, halt.status, halt.reason, notice)
 
 
 def _line(trial: TrialRecord, steps: int) -> TrialLine:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from researcher.halts import StudyHalted
 from researcher.models import Answer, StudyOptions, StudyStatus
+from researcher.notify.study import gate_notice
 from researcher.ownership import owned_now
 from researcher.store.errors import LeaseHeld, WrongState
 from researcher.store.store import Store
@@ -134,8 +135,9 @@ def amend(store: Store, study_id: str, change: Amendment, *, because: str, by: s
             try:
                 pass_plan(mine, study_id, amended)
             except StudyHalted as halt:
-                if mine.studies.get(study_id).status is halt.status:
-                    mine.studies.set_status(study_id, halt.status, halt.reason)
+                gate = mine.gates.open(study_id)
+                if mine.studies.get(study_id).status is halt.status and gate is not None:
+                    mine.studies.set_status(study_id, halt.status, halt.reason, gate_notice(study, gate))
     return amended
 
 

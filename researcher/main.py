@@ -63,6 +63,13 @@ def parser() -> Parser:
                 action="store_true",
                 help="as the daemon does it: leave requests to stop or pause in force, and end where a window closes",
             )
+    notify = commands.add_parser(
+        "notify",
+        help="try whether notices arrive",
+        description="Send a test notice to a service, whose apprise URL is in RESEARCHER_NOTIFY_NAME.",
+    )
+    notify.add_argument("name", metavar="NAME", help="as in a study file's `notify`, such as SLACK")
+    _json(notify)
     _add_copy(commands)
     _add_archives(commands)
     _add_instruments(commands)

@@ -36,6 +36,7 @@ _HOMES = {
     "reject": "decisions",
     "amend": "decisions",
     "daemon": "resume",
+    "notify": "notify",
     "copy": "archives",
     "export": "archives",
     "findings": "findings",

@@ -17,6 +17,7 @@ from foundation.machine import multiplies_bfloat16, total_memory
 from foundation.paths import memory_dir, python_path, user_data_dir
 from researcher.cli import DONE, FAILED, answer
 from researcher.home import open_home
+from researcher.refusals import PlanningRefused
 from researcher.sandbox.launch import sandbox
 from researcher.store.errors import StoreError
 from swarm.models import cached_models
@@ -42,6 +43,7 @@ def doctor_command(args: argparse.Namespace) -> int:
         _model(),
         ("sandbox", True, f"code that an LLM wrote runs {sandbox().words}"),
         _database(),
+        *_services(),
     ]
     document = [{"check": name, "ok": ok, "detail": detail} for name, ok, detail in rows]
     lines = [f"{'ok     ' if ok else 'MISSING'}  {name}: {detail}" for name, ok, detail in rows]
@@ -159,6 +161,27 @@ def _database() -> Row:
         return "database", False, f"cannot be opened without {error.name}"
     home.store.close()
     return "database", True, home.store.url
+
+
+def _services() -> list[Row]:
+    """What notices can be sent to, by name; their addresses are secrets."""
+    try:
+        from researcher.notify.services import named, notifier_of
+    except ModuleNotFoundError as error:
+        return [("notify", False, f"cannot be used without {error.name}")]
+    rows: list[Row] = []
+    for name in named(os.environ):
+        try:
+            notifier_of(name, os.environ)
+        except PlanningRefused as refused:
+            rows.append((f"notify: {name}", False, str(refused).removeprefix("notify: ")))
+        except ModuleNotFoundError as error:
+            rows.append((f"notify: {name}", False, f"cannot be used without {error.name}"))
+        else:
+            rows.append((f"notify: {name}", True, f"its address is set; `researcher notify {name}` sends a test"))
+    return rows or [
+        ("notify", True, "nobody; RESEARCHER_NOTIFY_SLACK=<apprise URL> would make SLACK a name for `notify`")
+    ]
 
 
 def _model() -> Row:

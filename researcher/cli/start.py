@@ -53,7 +53,7 @@ def start_command(args: argparse.Namespace) -> int:
         asking = Asking(args, home, calls)
         wanted = asking.wanted()
         spec, timetable, folder, plan = _planned(
-            wanted, asking.known, asking.paces, folder, servers=max(1, len(args.server))
+            wanted, asking.known, asking.paces, folder, servers=max(1, len(args.server)), runs=True
         )
         plan = _with_tasks(plan, folder, home, dry_run=args.dry_run)
     except DraftToEdit as draft:
@@ -166,8 +166,9 @@ def _planned(
     folder: InstrumentFolder | None,
     *,
     servers: int,
+    runs: bool = False,
 ) -> tuple[StudySpec, Timetable, InstrumentFolder, Plan]:
-    """folder: the instrument, where it was opened already.
+    """folder: the instrument, where it was opened already. runs: here, so that its notices have to be sent from here.
 
     Raises: PlanningRefused, with the line of the study file where a setting of it is wrong.
     """
@@ -176,6 +177,11 @@ def _planned(
     if spec is not None:
         with refusals.kept():
             timetable = _timetable(spec)
+        if runs and spec.notify:
+            from researcher.notify.services import check_names
+
+            with refusals.kept():
+                check_names(spec.notify, os.environ)
         with refusals.kept():
             folder = folder or _instrument(spec)
             if wrong:

@@ -23,8 +23,10 @@ from researcher.models import (
     StudyStatus,
     TrialRecord,
 )
+from researcher.notify.services import variable_of
 from researcher.store.errors import NotFound
 from researcher.store.journal import JournalReader
+from researcher.store.notices import sink_name
 from researcher.study.plan import PlanModel
 from researcher.view import losses_by_arm, losses_text, sparkline
 
@@ -142,6 +144,7 @@ def status_json(home: Home, study: StudyRecord) -> dict[str, object]:
         "models": next(iter(told(MODELS_KEPT, MODELS_NOT_KEPT)[-1:]), None),
         "trials": [trial.model_dump(mode="json", exclude={"series", "evidence"}) for trial in trials],
         "attrition": {arm: found.model_dump(mode="json") for arm, found in losses_by_arm(trials).items()},
+        "notices_waiting": {name: count for name, (count, _) in _unsent(home, study).items()},
         "verdicts": [record.model_dump(mode="json") for record in home.store.verdicts.all(study.id)],
     }
 
@@ -166,9 +169,19 @@ def _as_lines(home: Home, study: StudyRecord) -> list[str]:
         shown = f"{effect.diff:+.4g} [{effect.low:+.4g}, {effect.high:+.4g}]" if effect else "no effect"
         lines.append(f"{record.hypothesis}: {record.verdict}  {shown}  {record.reason}")
     lines += _kept(home, study)
+    lines += [
+        f"{count} notices wait for {name}: {why or f'whoever works on it, or the daemon, needs {variable_of(name)}'}"
+        for name, (count, why) in _unsent(home, study).items()
+    ]
     if not study.status.ended:
         lines.append(f"worked on by {worker}" if worker else unattended(home, study))
     return lines
+
+
+def _unsent(home: Home, study: StudyRecord) -> dict[str, tuple[int, str | None]]:
+    """Notices that wait for each service, and why the last try failed."""
+    states = {name: home.store.outbox.state(sink_name(name), study.id) for name in study.options.notify}
+    return {name: state for name, state in states.items() if state[0]}
 
 
 def _trained(home: Home, study: StudyRecord) -> tuple[PlanModel, ...]:

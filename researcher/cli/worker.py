@@ -17,20 +17,23 @@ from researcher.analysis.metrics import finals
 from researcher.cli.clients import place_of
 from researcher.cli.instrument_llm import repairer_of
 from researcher.cli.servers import have_models, pool_of, starting
-from researcher.conduct import Conduct, Outcome, Sink, interim_report
+from researcher.conduct import Conduct, Outcome, Sink, interim_report, rest
 from researcher.describe import known_text, when
 from researcher.environments import interpreter
 from researcher.executor.blueprint import Code, Setup
 from researcher.executor.cleanup import Keeping, end_left_of
-from researcher.executor.errors import ExecutorError
+from researcher.executor.errors import ClusterUnreachable, ExecutorError, NoServersLeft, ServerUnfit
 from researcher.executor.trials import Executor
 from researcher.gates import pass_plan
 from researcher.halts import StudyHalted, check_requests
 from researcher.home import Home
 from researcher.instruments.catalogue import InstrumentFolder, as_frozen, open_instrument
 from researcher.models import StudyOptions, StudyStatus
+from researcher.notify.sink import sinks_of
+from researcher.notify.study import failure_notice
 from researcher.ownership import owned
 from researcher.schedule.timetable import Timetable
+from researcher.store.errors import StoreError
 from researcher.store.mlflow_sink import MlflowSink
 from researcher.store.sinks import open_sink
 from researcher.store.store import Store
@@ -75,6 +78,8 @@ async def work_on(
         except ExecutorError as error:
             worker.cannot_go_on(error)
             raise
+        finally:
+            await worker.notify()
 
 
 class Worker:
@@ -97,6 +102,8 @@ class Worker:
         self._view = view
         self._clock = clock
         self._copy = copy
+        self._study = store.studies.get(study_id)
+        self._notifiers = sinks_of(store, self._study.options.notify, os.environ, clock)
         detail = store.studies.schedule(study_id)
         self._timetable = Timetable(zone="UTC") if detail is None else Timetable.of_record(detail)
 
@@ -118,7 +125,7 @@ class Worker:
         """Stop or pause the study, and end what a dead worker left running."""
         await self._end_left()
         ends = halt.status is StudyStatus.STOPPED
-        self._store.studies.set_status(self._study_id, halt.status, halt.reason)
+        rest(self._store, self._study_id, halt, self._clock.now())
         folder = interim_report(self._store, self._study_id, self._home.studies) if ends else None
         return Outcome(halt.status, halt.reason, folder)
 
@@ -127,7 +134,16 @@ class Worker:
         could not be kept."""
         if not self._store.studies.get(self._study_id).status.ended:
             interim_report(self._store, self._study_id, self._home.studies)
-            self._store.studies.set_status(self._study_id, StudyStatus.WAITING, redact(str(error)))
+            notice = failure_notice(self._study, _in_words(error), self._clock.now())
+            self._store.studies.set_status(self._study_id, StudyStatus.WAITING, redact(str(error)), notice)
+
+    async def notify(self) -> None:
+        """Send what people are to be told and were not told yet. What cannot be sent now waits, and ends nothing."""
+        for sink in self._notifiers:
+            try:
+                await asyncio.to_thread(sink.drain, self._study_id)
+            except StoreError as error:
+                self._view.say(f"notices wait: {error}")
 
     async def _end_left(self) -> None:
         folder = self._home.studies / self._study_id
@@ -173,7 +189,7 @@ class Worker:
                 clients=clients,
                 mender=mender,
             )
-            further = [open_sink(self._store, name) for name in options.sinks]
+            further = [*(open_sink(self._store, name) for name in options.sinks), *self._notifiers]
             sink, reports = self._copy(self._store), home.studies
             conduct = Conduct(self._store, executor, sink, self._view, self._clock, reports, further=further)
             outcome = await conduct.carry_out(study_id)
@@ -196,6 +212,15 @@ def setup(home: Home, folder: InstrumentFolder, *, code: Code | None = None, rep
         studies=home.studies,
         python=interpreter(folder, home.root),
     )
+
+
+def _in_words(error: ExecutorError) -> str:
+    """Why it cannot go on, for people elsewhere: without the error's own words, which may quote a server or a client."""
+    if isinstance(error, NoServersLeft | ServerUnfit):
+        return "It waits: no server is left that can run its trials."
+    if isinstance(error, ClusterUnreachable):
+        return "It waits: the Ray cluster with its clients cannot be reached."
+    return "It waits: it cannot go on by itself."
 
 
 async def keep(keeping: Keeping, options: StudyOptions, tell: Callable[[str], None]) -> Path | None:

@@ -45,7 +45,6 @@ SPEC = "spec"
 _UNSUPPORTED = {
     "evaluate_on": "tasks of other instruments cannot be scored yet; leave it out",
     "start_from": "only `base` can be started from; to go on from a kept model, give its folder as `model`",
-    "notify": "nobody can be notified yet; leave it out",
     "budget.tokens": "tokens of agents' calls are not capped yet; give wall or trials",
 }
 """Fields of a study file that are not supported yet. They are refused rather than dropped."""

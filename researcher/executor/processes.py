@@ -22,6 +22,8 @@ from foundation.paths import last_bytes, python_path
 
 _ENTRY = 'echo $$ > "$0" && exec "$@"'
 """Shell prefix of a new process: write the pid, then become the command."""
+NOTIFY_PREFIX = "RESEARCHER_NOTIFY_"
+"""Of the variables that hold addresses for notices."""
 _APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND
 _STARTING_S = 0.01
 """Interval between looks for the pid of a new process."""
@@ -159,9 +161,14 @@ def started_at(pid: int) -> float | None:
     return time.mktime(time.strptime(" ".join(words), "%a %b %d %H:%M:%S %Y")) if words else None
 
 
-def child_environ(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Environment in which a child process finds the same code, whatever its working directory."""
+def child_environ(environ: Mapping[str, str] | None = None, *, own: bool = False) -> dict[str, str]:
+    """Environment in which a child process finds the same code, whatever its working directory.
+
+    own: it is a researcher itself. Only then it has the addresses that notices are sent to, which are secrets.
+    """
     env = dict(os.environ if environ is None else environ)
+    if not own:
+        env = {name: value for name, value in env.items() if not name.startswith(NOTIFY_PREFIX)}
     return env | {"PYTHONPATH": python_path(env)}
 
 

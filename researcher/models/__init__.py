@@ -15,6 +15,7 @@ from researcher.models.attrition import (
     without,
 )
 from researcher.models.conclusions import Claim, Effect, Finding, VerdictRecord
+from researcher.models.notices import Notice, NoticeKind
 from researcher.models.records import (
     LONGEST_TOPIC,
     MODELS_KEPT,
@@ -68,6 +69,8 @@ __all__ = [
     "Kind",
     "LeaseInfo",
     "LlmCall",
+    "Notice",
+    "NoticeKind",
     "OpenGate",
     "RepairRecord",
     "ReportSeal",

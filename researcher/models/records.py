@@ -232,6 +232,11 @@ class StudyOptions(BaseModel):
     """How often the planner LLM may repair the instrument's code."""
     keep_models: bool = False
 
+    @property
+    def notify(self) -> tuple[str, ...]:
+        """Names of the services that people are notified by."""
+        return () if self.request is None else tuple(self.request.spec.get("notify", ()))
+
 
 class Answer(StrictModel):
     """A person's answer at a gate. words: the reason; required for a rejection."""

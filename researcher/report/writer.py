@@ -46,6 +46,8 @@ class Written:
     files: dict[str, str]
     claims: list[Claim]
     seal: ReportSeal
+    answer: str
+    """What the report answers, as plain text."""
 
 
 def write_report(data: StudyData, folder: Path) -> Written:
@@ -63,7 +65,7 @@ def write_report(data: StudyData, folder: Path) -> Written:
         wording=wording(),
     )
     files = {kind: str(folder / name) for kind, (name, _) in rendered.items()}
-    return Written(folder=folder, files=files, claims=whole.claims, seal=seal)
+    return Written(folder=folder, files=files, claims=whole.claims, seal=seal, answer=answer_of(whole))
 
 
 def render(whole: Page) -> dict[str, tuple[str, str]]:
@@ -76,6 +78,12 @@ def render(whole: Page) -> dict[str, tuple[str, str]]:
         if svg:
             found[kind] = (f"{kind}.svg", standalone(svg))
     return found
+
+
+def answer_of(whole: Page) -> str:
+    """The report's answer as plain text on one line."""
+    source = '{% import "prose.jinja" as prose with context %}{{ prose.answer(page) }}'
+    return _seen(_plain().from_string(source).render(page=whole))
 
 
 def digest(content: bytes) -> str:
@@ -101,6 +109,14 @@ def _markdown() -> Environment:
     made = _environment(autoescape=False)
     made.filters["t"] = quoted
     made.globals |= {"n": _plain_claim, "code": _code, "block": _block}
+    return made
+
+
+@cache
+def _plain() -> Environment:
+    made = _environment(autoescape=False)
+    made.filters["t"] = _short
+    made.globals |= {"n": lambda claim: claim.text, "code": str}
     return made
 
 

@@ -29,6 +29,8 @@ from foundation.paths import user_data_dir
 from researcher.executor.processes import child_environ
 from researcher.gates import waits_for_an_answer
 from researcher.models import StudyRecord
+from researcher.notify.sink import Post
+from researcher.notify.study import failure_notice
 from researcher.ownership import is_dead, living_owner
 from researcher.schedule.timetable import Timetable, Unreadable
 from researcher.store.database import connect, default_url, place_of
@@ -38,6 +40,8 @@ _log = logging.getLogger(__name__)
 _LOOK_EVERY_S = 20
 _WAKE_EVERY_S = 60.0
 _FIRST_BACKOFF_S, _LONGEST_BACKOFF_S = 10.0, 3600.0
+_TOLD_STARTS = 4
+"""People are told of a study whose worker has to be started so often in a row."""
 _QUIET_S = 900.0
 """A study that worked for so long is not taken for one that dies at once."""
 _AHEAD_S = 8 * 86_400.0
@@ -142,7 +146,15 @@ class Carrier:
             return
         starts.count += 1
         starts.began = starts.last = now
+        if starts.count == _TOLD_STARTS:
+            self._tell(study_id, now)
         self._launch(study_id)
+
+    def _tell(self, study_id: str, now: float) -> None:
+        study = self._store.studies.get(study_id)
+        said = "Its worker ends as soon as it is started, again and again."
+        then = f"`daemon.log` in its folder says why; {study_id} is tried again, ever more seldom."
+        self._store.notices.record(failure_notice(study, said, now, then), study.options.notify)
 
     def _timetable(self, study_id: str) -> Timetable | None:
         """The study's timetable; None if no daemon carries it, or only one of another machine."""
@@ -161,7 +173,8 @@ class Carrier:
 async def carry(*, until_idle: bool) -> None:
     """Carry on until cancelled, or, with until_idle, until no study is left in care."""
     idle = asyncio.Event()
-    _Current.carrier = Carrier(Store.open(), _launch, SystemClock())
+    store, clock = Store.open(), SystemClock()
+    _Current.carrier, _Current.post = Carrier(store, _launch, clock), Post(store, os.environ, clock)
     _Current.idle = idle if until_idle else None
     jobs = connect(default_url())
     scheduler = AsyncIOScheduler(
@@ -188,21 +201,23 @@ class _Current:
     """Objects for the jobs. Jobs in a database are named by function and carry no objects."""
 
     carrier: Carrier | None = None
+    post: Post | None = None
     scheduler: AsyncIOScheduler | None = None
     idle: asyncio.Event | None = None
 
 
 async def look() -> None:
     """The daemon's job: look, and look again at the very moment when a window opens."""
-    carrier, scheduler = _Current.carrier, _Current.scheduler
-    if carrier is None or scheduler is None:
+    carrier, post, scheduler = _Current.carrier, _Current.post, _Current.scheduler
+    if carrier is None or post is None or scheduler is None:
         return
     _children[:] = [child for child in _children if child.poll() is None]
     left = await asyncio.to_thread(carrier.look)
     change = await asyncio.to_thread(carrier.next_change)
     if change is not None:
         scheduler.add_job(look, "date", run_date=datetime.fromtimestamp(change, UTC), id="edge", replace_existing=True)
-    if not left and _Current.idle is not None:
+    unsent = await asyncio.to_thread(post.deliver)
+    if not left and not unsent and _Current.idle is not None:
         _Current.idle.set()
 
 
@@ -259,7 +274,7 @@ def _spawn(arguments: list[str], log: Path) -> None:
             stdin=subprocess.DEVNULL,
             stdout=opened,
             stderr=subprocess.STDOUT,
-            env=child_environ(),
+            env=child_environ(own=True),
             start_new_session=True,
         )
     _children.append(child)

@@ -23,6 +23,7 @@ from researcher.store.findings import Findings
 from researcher.store.gates import GateRecords
 from researcher.store.journal import Journal
 from researcher.store.leases import Budgets, Leases
+from researcher.store.notices import Notices
 from researcher.store.outbox import Outbox
 from researcher.store.plans import Plans
 from researcher.store.retries import PATIENCE_S, Retries
@@ -47,6 +48,7 @@ class Store:
         self.leases = Leases(db)
         self.budgets = Budgets(db)
         self.outbox = Outbox(db)
+        self.notices = Notices(db)
 
     @classmethod
     def open(

@@ -8,8 +8,9 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from researcher.models import StudyOptions, StudyRecord, StudyStatus
+from researcher.models import Notice, StudyOptions, StudyRecord, StudyStatus
 from researcher.store.errors import Ambiguous, NotFound
+from researcher.store.notices import add
 from researcher.store.plans import newest_version
 from researcher.store.retries import retried
 from researcher.store.tables import ScheduleRow, StudyRow
@@ -67,7 +68,10 @@ class Studies(Part):
         return found[0]
 
     @retried
-    def set_status(self, study_id: str, status: StudyStatus, reason: str | None = None) -> None:
+    def set_status(
+        self, study_id: str, status: StudyStatus, reason: str | None = None, notice: Notice | None = None
+    ) -> None:
+        """notice: what people are told of it, where the study names services and was not told to them before."""
         now = self._db.clock.now()
         with self._db.owning(study_id) as session:
             row = self._db.study_row(session, study_id)
@@ -76,6 +80,8 @@ class Studies(Part):
             row.status, row.reason, row.updated_at = status, reason, now
             row.ended_at = now if status.ended else None
             self._db.announce(session, study_id, "study", study_id)
+            if notice is not None:
+                add(self._db, session, notice, StudyOptions.model_validate(row.options).notify)
 
     @retried
     def move(self, study_id: str, servers: Sequence[str]) -> None:

@@ -20,6 +20,7 @@ Approval = Literal["never", "plan", "stage"]
 CROSSED: tuple[DesignName, ...] = ("factorial", "screen")
 """Designs whose arms set every factor to one of two levels."""
 MOST_LOOKS, MOST_FINE, LONGEST_QUESTION = 5, 50, 20_000
+_SERVICE = re.compile(r"[A-Z][A-Z0-9_]{0,40}")
 _COUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([kKmMbB]?)")
 _COUNT_UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9}
 
@@ -86,6 +87,15 @@ def _not_lists(given: Any) -> Any:
             if isinstance(levels, list | tuple):
                 shown = ", ".join(map(str, levels))
                 raise ValueError(f"{name} needs its levels by name: `{name}: {{levels: [{shown}]}}`")
+    return given
+
+
+def _service_names(given: tuple[str, ...]) -> tuple[str, ...]:
+    """Without quoting a bad one, which may be an address that was meant for the environment."""
+    if any(_SERVICE.fullmatch(name) is None for name in given):
+        raise ValueError(
+            "give names in capitals such as SLACK; the address of each is a secret and belongs in RESEARCHER_NOTIFY_<NAME>"
+        )
     return given
 
 
@@ -157,7 +167,7 @@ class StudySpec(StrictModel):
     budget: SpecBudget = SpecBudget()
     schedule: SpecSchedule = SpecSchedule()
     approve: Approval | None = None
-    notify: tuple[str, ...] = ()
+    notify: Annotated[tuple[str, ...], AfterValidator(_service_names)] = ()
 
     @model_validator(mode="after")
     def _fields_fit(self) -> Self:

@@ -223,7 +223,6 @@ def test_a_clip_range_is_the_same_below_and_above() -> None:
         ),
         ({"evaluate_on": ["countdown"]}, "^evaluate_on: "),
         ({"start_from": "st-1/k"}, "^start_from: "),
-        ({"notify": ["SLACK"]}, "^notify: "),
         ({"budget": {"tokens": "5M"}}, r"^budget\.tokens: "),
         ({"arms": {"a": {}, "b": {"learning_rate": -1.0}}}, r"^arms\.b\.learning_rate: "),
     ],

@@ -1,0 +1,1 @@
+"""Notices to people, by apprise: Slack, e-mail, webhooks. What is said, when, and by which service; no SQL."""

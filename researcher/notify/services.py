@@ -1,0 +1,117 @@
+"""The services that notices go to: a name in a study file, and its address in an environment variable.
+
+The address is a secret. Nothing here prints, logs, stores or raises it, and apprise's own log lines, which may hold it, go nowhere.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterable, Mapping
+from typing import Protocol
+
+from researcher.executor.processes import NOTIFY_PREFIX
+from researcher.models import Notice, NoticeKind
+from researcher.refusals import SpecRefused
+
+_STATUS = re.compile(r"\berror=(\d{3})\b")
+
+
+class NotSent(Exception):
+    """The service did not take a notice now. The text is ours, without the address."""
+
+
+class Notifier(Protocol):
+    """One service. `send` blocks for some seconds at the most; it may be called from any thread."""
+
+    def send(self, notice: Notice) -> None:
+        """Raises: NotSent, and nothing else."""
+
+
+class AppriseNotifier:
+    """A service by its apprise URL. Raises: ValueError for an address that apprise does not know, without quoting it."""
+
+    def __init__(self, url: str) -> None:
+        import apprise  # takes longer to import than most commands take
+
+        _hush()
+        asset = apprise.AppriseAsset(app_id="researcher", async_mode=False, storage_mode="memory")
+        self._service = apprise.Apprise(asset=asset)
+        if not self._service.add(url) or len(self._service) == 0:
+            raise ValueError(
+                "apprise does not understand the address; its documentation lists the forms, one per service"
+            )
+
+    def send(self, notice: Notice) -> None:
+        import apprise
+
+        picture = notice.picture if notice.picture is not None and notice.picture.is_file() else None
+        _hush()  # another library may have set up logging anew since
+        lines: list[str] = []
+        try:
+            sent = self._service.notify(
+                title=notice.title,
+                body=notice.body,
+                notify_type=apprise.NotifyType(_TYPES[notice.kind]),
+                body_format=apprise.NotifyFormat.TEXT,
+                attach=None if picture is None else str(picture),
+                log_callback=lambda entry, service: lines.append(entry.message),
+            )
+        except Exception as error:  # noqa: BLE001 - a plugin may raise anything, and its words may hold the address
+            raise NotSent(f"apprise raised {type(error).__name__}") from None
+        if not sent:
+            raise NotSent(_why(lines))
+
+
+_TYPES = {
+    NoticeKind.GATE: "warning",
+    NoticeKind.FAILURE: "failure",
+    NoticeKind.STALLED: "warning",
+    NoticeKind.CONCLUSION: "success",
+    NoticeKind.DIGEST: "info",
+    NoticeKind.TEST: "info",
+}
+
+
+def _hush() -> None:
+    """Keep apprise's log lines from every log: they may hold the address."""
+    log = logging.getLogger("apprise")
+    log.handlers[:], log.propagate = [logging.NullHandler()], False
+
+
+def _why(lines: Iterable[str]) -> str:
+    """Only a status code is taken out of apprise's words."""
+    codes = [found[1] for line in lines if (found := _STATUS.search(line))]
+    return f"the service answered with HTTP {codes[-1]}" if codes else "the service cannot be reached, or refused it"
+
+
+def variable_of(name: str) -> str:
+    return f"{NOTIFY_PREFIX}{name}"
+
+
+def named(environ: Mapping[str, str]) -> list[str]:
+    """Names of the services whose addresses are set."""
+    return sorted(
+        key.removeprefix(NOTIFY_PREFIX)
+        for key, value in environ.items()
+        if key.startswith(NOTIFY_PREFIX) and value.strip()
+    )
+
+
+def notifier_of(name: str, environ: Mapping[str, str]) -> Notifier:
+    """Raises: SpecRefused for a name without an address, or with one that apprise does not know."""
+    variable, url = variable_of(name), environ.get(variable_of(name), "").strip()
+    if not url:
+        others = named(environ)
+        said = f"nobody knows where {name} is: set {variable} to its apprise URL (slack://…, mailto://…, json://…)"
+        raise SpecRefused("notify", said, others)
+    try:
+        return AppriseNotifier(url)
+    except ValueError as error:
+        raise SpecRefused("notify", f"{variable}: {error}") from error
+
+
+def check_names(names: Iterable[str], environ: Mapping[str, str]) -> None:
+    """Before a study starts. Raises: SpecRefused for the first name that no notice could be sent to."""
+    for name in names:
+        notifier_of(name, environ)
