@@ -27,6 +27,9 @@ def plan_lines(plan: Plan) -> list[str]:
     lines += [f"folder      {model.name}: {model.path}" for model in plan.hosted if model.path is not None]
     lines += [f"and         {role}: {each.model}, on a server of its own" for role, each in plan.roles.items()]
     lines += [f"arm         {_arm_text(arm)}" for arm in plan.arms]
+    if plan.heldout_from:
+        first, last = plan.heldout_from + 1, plan.heldout_upto
+        lines.append(f"held out    tasks {first} to {last}; other studies may score those before them")
     if plan.held:
         lines.append(f"the same    {', '.join(f'{name}={value}' for name, value in plan.held)}")
     for hypothesis in plan.hypotheses:

@@ -115,7 +115,25 @@ def install(folder: InstrumentFolder, root: Path) -> str:
 def check_tasks(plan: Plan, folder: InstrumentFolder, python: str) -> Plan:
     """Draw a few tasks of every arm before the study begins, so that wrong data or parameters show now.
 
-    Returns the plan, with fewer held-out tasks where some arm has fewer than planned. Raises: PlanningRefused.
+    Returns the plan, with fewer held-out tasks where some arm has fewer than planned and the plan skips none.
+    Raises: PlanningRefused, also where the plan skips some and too few come after them.
+    """
+    fewest = count_heldout(plan, folder, python, plan.heldout_upto)
+    if fewest >= plan.heldout_upto:
+        return plan
+    if plan.heldout_from:
+        raise PlanningRefused(
+            f"{plan.instrument} has {fewest} held-out tasks, and {plan.heldout_upto} are needed: the first {plan.heldout_from} are "
+            f"left to other studies, and {plan.heldout_tasks} more are scored; score fewer, or give the instrument more"
+        )
+    note = f"Every trial is evaluated on {fewest} held-out tasks instead of {plan.heldout_tasks}: there are no more of them."
+    return plan.model_copy(update={"heldout_tasks": fewest, "assumptions": (*plan.assumptions, note)})
+
+
+def count_heldout(plan: Plan, folder: InstrumentFolder, python: str, most: int) -> int:
+    """How many held-out tasks every arm of the plan has, up to `most`.
+
+    Raises: PlanningRefused as `rehearsed`.
     """
     wanted: list[dict[str, Any]] = []
     for arm in plan.arms:
@@ -124,11 +142,7 @@ def check_tasks(plan: Plan, folder: InstrumentFolder, python: str) -> Plan:
         parameters = {**folder.instrument.defaults.task, **plan.task, **own}
         if parameters not in wanted:
             wanted.append(parameters)
-    fewest = min(found["heldout"] for found in rehearsed(folder, python, wanted, plan.heldout_tasks))
-    if fewest >= plan.heldout_tasks:
-        return plan
-    note = f"Every trial is evaluated on {fewest} held-out tasks instead of {plan.heldout_tasks}: there are no more of them."
-    return plan.model_copy(update={"heldout_tasks": fewest, "assumptions": (*plan.assumptions, note)})
+    return min(int(found["heldout"]) for found in rehearsed(folder, python, wanted, most, skipped=plan.heldout_from))
 
 
 def rehearsed(
@@ -137,12 +151,14 @@ def rehearsed(
     parameters: Sequence[Mapping[str, Any]],
     heldout: int,
     *,
+    skipped: int = 0,
     thorough: bool = False,
     names: Sequence[str] = (),
 ) -> list[dict[str, Any]]:
     """Tasks for each of these sets of parameters, drawn in a process of their own (swarm/client/rehearsal.py): in the sandbox where
     an LLM wrote the instrument, which no person need have read by then.
 
+    heldout: how many held-out tasks are wanted, with the `skipped` ones, which the plan does not score.
     names: parameters that `tasks` has to take, whether these sets give them or not.
     Raises: PlanningRefused with what the instrument says, or the exception and where it was raised.
     """
@@ -150,6 +166,7 @@ def rehearsed(
     asked = {
         "parameters": [dict(each) for each in parameters],
         "heldout": heldout,
+        "skipped": skipped,
         "thorough": thorough,
         "names": [*names],
     }

@@ -16,7 +16,7 @@ from researcher.analysis.race import contenders, in_the_running
 from researcher.analysis.samples import NotEnoughTrials, deciding_stage, reaches, sample
 from researcher.analysis.verdicts import Conclusions, conclude
 from researcher.models import Effect, TrialRecord
-from researcher.study.plan import Branch, Condition, Hypothesis, Plan, Relation
+from researcher.study.plan import ALPHA, Branch, Condition, Hypothesis, Plan, Relation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,9 +136,6 @@ def _value(when: Condition) -> float:
     if when.value is None:
         raise ValueError(f"condition {when.kind} states no value")
     return when.value
-
-
-ALPHA = 0.05
 
 
 def order_holds(when: Condition, plan: Plan, trials: Sequence[TrialRecord]) -> bool:

@@ -85,15 +85,20 @@ def _with_cost(effect: Effect | None, trials: Sequence[TrialRecord]) -> Effect |
 def scope_of(plan: Plan, hypothesis: Hypothesis) -> dict[str, Any]:
     """Fixed settings, the evaluation, and the inner levels of a trend."""
     fitted = {"fitted_over": list(_levels(plan, hypothesis.between_arms))} if hypothesis.between_arms else {}
-    return fitted | {
-        "steps": plan.steps,
-        "run": dict(plan.run),
-        "task": dict(plan.task),
-        "roles": {name: role.model_dump(mode="json") for name, role in plan.roles.items()},
-        "heldout_tasks": plan.heldout_tasks,
-        "heldout_episodes": plan.heldout_episodes,
-        "heldout_temperature": plan.heldout_temperature,
-    }
+    skipped = {"heldout_from": plan.heldout_from} if plan.heldout_from else {}
+    return (
+        fitted
+        | skipped
+        | {
+            "steps": plan.steps,
+            "run": dict(plan.run),
+            "task": dict(plan.task),
+            "roles": {name: role.model_dump(mode="json") for name, role in plan.roles.items()},
+            "heldout_tasks": plan.heldout_tasks,
+            "heldout_episodes": plan.heldout_episodes,
+            "heldout_temperature": plan.heldout_temperature,
+        }
+    )
 
 
 def _levels(plan: Plan, arms: Iterable[str]) -> tuple[dict[str, Scalar], ...]:

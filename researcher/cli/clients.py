@@ -67,7 +67,8 @@ async def _checked(cluster: RayCluster, plan: Plan, folder: InstrumentFolder, ur
     await cluster.check_reach(urls)
     asked = {
         "parameters": [{**folder.instrument.defaults.task, **plan.task}],
-        "heldout": plan.heldout_tasks,
+        "heldout": plan.heldout_upto,
+        "skipped": plan.heldout_from,
         "thorough": False,
         "modules": _imported(folder.path),
     }

@@ -23,7 +23,6 @@ from researcher.instruments.levels import level_text, number_text
 from researcher.study.plan import Arm, Hypothesis
 from researcher.study.spec import CROSSED
 
-ALPHA = 0.05
 FULL_UP_TO = 3
 _BETWEEN = 3
 """Arms of the fine grid in each gap between two neighbouring levels."""
@@ -263,7 +262,7 @@ def _hypothesis(
         "direction": question.direction,
         "direction_assumed": question.direction_assumed,
         "margin": question.metric.margin,
-        "alpha": ALPHA,
+        "alpha": question.alpha,
     }
     return Hypothesis(**(stated | more))
 

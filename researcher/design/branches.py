@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from researcher.design.arms import ALPHA, names_of
+from researcher.design.arms import names_of
 from researcher.design.question import Question
 from researcher.design.stages import NOISE_FLOOR, POWER
 from researcher.study.plan import Branch, Condition, Hypothesis, Relation, Stage
@@ -78,7 +78,7 @@ def _balances(question: Question, stage: Stage) -> list[Branch]:
         best = arms[gains[-1] + 1] if gains else arms[0]
         ways = relations if metric.direction == "increase" else tuple(_TURNED[each] for each in relations)
         order = " ".join([arms[0], *(f"{way} {arm}" for way, arm in zip(ways, arms[1:], strict=True))])
-        when = Condition(kind="order", arms=arms, relations=ways, metric=metric.name, alpha=ALPHA)
+        when = Condition(kind="order", arms=arms, relations=ways, metric=metric.name, alpha=question.alpha)
         found.append(_stop(stage, f"{best} is the best balance: {order} on {metric.name}", when))
     return found
 

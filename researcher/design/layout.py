@@ -48,7 +48,9 @@ def laid_out(question: Question, instrument: Instrument, seeds: Seeds) -> Layout
         _refuse_long_sequence(question)
         return Layout(question, arms, hypotheses, in_sequence(question, seeds))
     if spec.design != "race" and not between:
-        return Layout(question, arms, hypotheses, compared(names, _noisy_arm(question, arms), seeds, spec.looks))
+        return Layout(
+            question, arms, hypotheses, compared(names, _noisy_arm(question, arms), seeds, spec.looks, question.alpha)
+        )
     further = tuple(
         pair_hypothesis(question, number, question.factors[0].name, arms[0], arm)
         for number, arm in enumerate(between, start=len(hypotheses) + 1)

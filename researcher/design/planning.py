@@ -31,7 +31,7 @@ from researcher.instruments.instrument import (
 from researcher.instruments.shares import with_shares_of
 from researcher.models import Finding
 from researcher.refusals import PlanningRefused, Refusals, SpecRefused
-from researcher.study.plan import PLANNED_SENTINELS, Budget, Plan, PlanModel, PlanRole, with_algorithm
+from researcher.study.plan import ALPHA, PLANNED_SENTINELS, Budget, Plan, PlanModel, PlanRole, with_algorithm
 from researcher.study.spec import StudySpec
 from swarm.models.catalogue import find
 from swarm.protocol.runspec import RunSpec, merge_patch
@@ -58,6 +58,9 @@ def plan_of(
     paces: Sequence[Pace] = (),
     servers: int = 1,
     allow_underpowered: bool = False,
+    alpha: float = ALPHA,
+    heldout_from: int = 0,
+    heldout_tasks: int | None = None,
 ) -> Plan:
     """The plan of a spec, priced and checked. The same spec gives the same plan, whoever wrote it.
 
@@ -67,18 +70,26 @@ def plan_of(
         paces: what trials of earlier studies took on these servers, the newest first.
         servers: how many trials run at once; the price depends on it.
         allow_underpowered: run although the noise may be too loud for the planned effect.
+        alpha: the level at which its hypotheses are tested together: intervals, power and looks follow from it.
+        heldout_from: how many of the instrument's held-out tasks are skipped, as other studies may score those.
+        heldout_tasks: how many are scored; None: as many as the instrument says.
     Raises: PlanningRefused, one line that says what to change.
     """
+    if not 0 < alpha < 0.5:
+        raise ValueError(f"alpha must lie between 0 and 0.5, got {alpha}")
+    heldout = heldout_from, heldout_tasks or folder.instrument.defaults.heldout_tasks
     refusals = _unsupported(spec)
     models: Mapping[str, PlanModel] | None = None
     with refusals.kept():
         spec, models = with_models(spec, folder.instrument)
     try:
         with refusals.kept():
-            question = question_of(spec, folder.instrument)
+            question = question_of(spec, folder.instrument, alpha)
             if models is not None:
                 plan = timed(
-                    _designed(question, folder, models, allow_underpowered=allow_underpowered), folder.instrument, paces
+                    _designed(question, folder, models, allow_underpowered=allow_underpowered, heldout=heldout),
+                    folder.instrument,
+                    paces,
                 )
     except ValidationError as error:
         problems = [str(problem) for problem in explain(error, Plan)]
@@ -97,10 +108,32 @@ def _unsupported(spec: StudySpec) -> Refusals:
     return Refusals([SpecRefused(field, _UNSUPPORTED[field]) for field in given])
 
 
+def split_heldout(available: int, wanted: int) -> tuple[int, int]:
+    """How many held-out tasks explorations and confirmations score, so that they share none: explorations the first ones,
+    confirmations those after them (`plan_of`'s heldout_from).
+
+    Args:
+        available: how many the instrument has. wanted: how many a study scores.
+    Returns: `wanted` each where there are enough, else half of them each; confirmations have the odd one.
+    Raises: PlanningRefused where there are fewer than two.
+    """
+    if available < 2:
+        raise PlanningRefused(
+            f"claims need held-out tasks that no exploration scored, one at least for each of the two, and the instrument has "
+            f"{available} in all: give it more held-out tasks"
+        )
+    return min(wanted, available // 2), min(wanted, available - available // 2)
+
+
 def _designed(
-    question: Question, folder: InstrumentFolder, models: Mapping[str, PlanModel], *, allow_underpowered: bool
+    question: Question,
+    folder: InstrumentFolder,
+    models: Mapping[str, PlanModel],
+    *,
+    allow_underpowered: bool,
+    heldout: tuple[int, int],
 ) -> Plan:
-    """models: those that the spec names, by name."""
+    """models: those that the spec names, by name. heldout: held-out tasks that are skipped, and those that are scored."""
     spec, instrument, defaults = question.spec, folder.instrument, folder.instrument.defaults
     seeds = _seeds(instrument, spec)
     layout = laid_out(question, instrument, seeds)
@@ -132,7 +165,8 @@ def _designed(
             for name, role in instrument.roles.items()
         },
         task=defaults.task | _within(settings, "task."),
-        heldout_tasks=defaults.heldout_tasks,
+        heldout_tasks=heldout[1],
+        heldout_from=heldout[0],
         heldout_episodes=defaults.heldout_episodes,
         heldout_temperature=defaults.heldout_temperature,
         heldout_every=defaults.heldout_every if spec.heldout_every is None else spec.heldout_every,

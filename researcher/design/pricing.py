@@ -14,7 +14,6 @@ from typing import Any
 
 from researcher.analysis.power import power_of, seeds_needed, side_sigma
 from researcher.analysis.samples import deciding_stage
-from researcher.design.arms import ALPHA
 from researcher.design.models import boots_s
 from researcher.design.stages import cost, with_most
 from researcher.instruments.instrument import Instrument, Scalar
@@ -198,7 +197,7 @@ def _expected_seeds(plan: Plan) -> int | None:
     if metric.sigma is None or plan.stages[-1].explores:
         return None
     sigma = side_sigma(plan, asked, metric.sigma) if asked.between_arms else metric.sigma
-    alpha = ALPHA / max(Counter(deciding_stage(plan, each).id for each in plan.hypotheses).values())
+    alpha = asked.alpha / max(Counter(deciding_stage(plan, each).id for each in plan.hypotheses).values())
     if power_of(plan.stages[-1].seeds, sigma=sigma, effect=plan.planned_effect, alpha=alpha) >= plan.power:
         return plan.stages[-1].seeds
     return seeds_needed(sigma=sigma, effect=plan.planned_effect, alpha=alpha, power=plan.power)

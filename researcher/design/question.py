@@ -26,6 +26,7 @@ from researcher.instruments.instrument import (
 )
 from researcher.instruments.levels import as_level, level_problem, level_text
 from researcher.refusals import Refusals, SpecRefused
+from researcher.study.plan import ALPHA
 from researcher.study.spec import Compared, StudySpec
 
 Setting = tuple[Factor, Scalar]
@@ -54,6 +55,7 @@ class Question:
 
     bundles: arms that set several factors at once, the baseline first. settings: the same in all arms.
     direction: the way in which the treatments' metric is claimed to move; the better way where nothing is claimed.
+    alpha: the level at which the hypotheses that one stage decides are tested together.
     """
 
     spec: StudySpec
@@ -63,6 +65,7 @@ class Question:
     metric: Metric
     secondary: tuple[Metric, ...]
     direction: Direction
+    alpha: float
     notes: tuple[str, ...] = ()
 
     @property
@@ -79,9 +82,9 @@ class Question:
         return self.spec.claim in ("equal", "none")
 
 
-def question_of(spec: StudySpec, instrument: Instrument) -> Question:
+def question_of(spec: StudySpec, instrument: Instrument, alpha: float = ALPHA) -> Question:
     """Raises: SpecRefused with every name and level that the instrument does not have, else with what does not fit together."""
-    question = named(spec, instrument)
+    question = named(spec, instrument, alpha)
     if spec.margin is not None:
         _refuse_wide_margin(spec.margin, question.metric, instrument)
         question = replace(question, metric=question.metric.model_copy(update={"margin": spec.margin}))
@@ -90,7 +93,7 @@ def question_of(spec: StudySpec, instrument: Instrument) -> Question:
     return _with_effect(question, instrument)
 
 
-def named(spec: StudySpec, instrument: Instrument) -> Question:
+def named(spec: StudySpec, instrument: Instrument, alpha: float = ALPHA) -> Question:
     """Resolve the spec's names. Raises: SpecRefused with every name and level that the instrument does not have."""
     known, refusals = _Known(spec, instrument), Refusals()
     varied: list[Varied] = []
@@ -121,6 +124,7 @@ def named(spec: StudySpec, instrument: Instrument) -> Question:
         metric=metric,
         secondary=tuple(each for each in secondary if each != metric),
         direction=spec.claim if spec.claim in ("increase", "decrease") else metric.direction,
+        alpha=alpha,
         notes=tuple(notes),
     )
 

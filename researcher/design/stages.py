@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from researcher.design.arms import ALPHA, groups_of, names_of
+from researcher.design.arms import groups_of, names_of
 from researcher.design.question import Question
 from researcher.refusals import PlanningRefused
 from researcher.study.plan import Plan, Stage, StageKind
@@ -34,20 +34,22 @@ def stage(name: str, kind: StageKind, arms: Iterable[str], seeds: Seeds, **more:
     return Stage(id=name, kind=kind, arms=tuple(arms), seeds=seeds[0], max_seeds=seeds[1], **more)
 
 
-def compared(arms: Sequence[str], noisy: str, seeds: Seeds, looks: int) -> tuple[Stage, ...]:
-    """A noise floor on one of the arms, and all arms on the same seeds and more, looked at once or several times."""
+def compared(arms: Sequence[str], noisy: str, seeds: Seeds, looks: int, alpha: float) -> tuple[Stage, ...]:
+    """A noise floor on one of the arms, and all arms on the same seeds and more, looked at once or several times.
+
+    alpha: what all looks spend together."""
     floor = _floor(noisy, seeds)
     if looks == 1:
         return floor, stage(COMPARE, StageKind.COMPARE, arms, seeds)
     shares = [number / looks for number in range(1, looks + 1)]
     looked = []
-    for number, (share, spends) in enumerate(zip(shares, spending(shares), strict=True), start=1):
+    for number, (share, spends) in enumerate(zip(shares, spending(shares, alpha), strict=True), start=1):
         least, most = (max(2, math.ceil(share * count)) for count in seeds)
         looked.append(stage(f"look-{number}", StageKind.COMPARE, arms, (least, most), share=share, spends=spends))
     return floor, *looked
 
 
-def spending(shares: Sequence[float], alpha: float = ALPHA) -> list[float]:
+def spending(shares: Sequence[float], alpha: float) -> list[float]:
     """Alpha of each look by the O'Brien-Fleming-like spending function: little early, most at the end.
 
     The parts add up to alpha (a union bound), whatever the looks' dependence. Source: Lan and DeMets 1983, Biometrika

@@ -157,6 +157,7 @@ def trial_blueprint(
         concurrency=defaults.concurrency,
         heldout=HeldOut(
             tasks=plan.heldout_tasks,
+            first=plan.heldout_from,
             episodes=plan.heldout_episodes,
             temperature=plan.heldout_temperature,
             interim=interim,

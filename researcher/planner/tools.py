@@ -146,9 +146,10 @@ def _power(plan: Plan, needed: int | None) -> str:
         return f"{text} The noise of {metric.name} is not known before the study measures it."
     # Here and not above: statsmodels takes a second to load.
     from researcher.analysis.power import detectable_effect
-    from researcher.design.arms import ALPHA
 
-    least = detectable_effect(max(2, seeds.max_seeds), sigma=metric.sigma, alpha=ALPHA, power=plan.power)
+    least = detectable_effect(
+        max(2, seeds.max_seeds), sigma=metric.sigma, alpha=plan.hypotheses[0].alpha, power=plan.power
+    )
     enough = "" if needed is None else f"; about {needed} seeds per arm show the planned effect"
     return f"{text} Detectable effect at {seeds.max_seeds} seeds, by the stated σ of {metric.sigma:g}: {least:.3g}{enough}."
 

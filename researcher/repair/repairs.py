@@ -341,7 +341,7 @@ class Repairer:
             workflow=self._own.instrument.workflow,
             parameters=case.blueprint.parameters,
             seed=case.blueprint.seed,
-            heldout=case.blueprint.heldout.tasks,
+            heldout=case.blueprint.heldout.upto,
             tasks=list(case.tasks[:_TASKS]),
         )
 

@@ -29,6 +29,7 @@ class Style(StrEnum):
     DIFF = "diff"
     PLAIN = "plain"
     PERCENT = "percent"
+    LEVEL = "level"
     P = "p"
     SECONDS = "seconds"
     SHORT = "short"
@@ -110,6 +111,15 @@ def _percent(value: float) -> str:
     return f"{share:.0f} %" if math.isclose(share, round(share), abs_tol=1e-9) else f"{share:.1f} %"
 
 
+def _level(value: float) -> str:
+    """The confidence of an interval: one close to 100 % keeps the digits that make the difference."""
+    share = 100 * value
+    if share < 99.95:
+        return _percent(value)
+    text = f"{share:.8g}"
+    return "above 99.99999 %" if text == "100" else f"{text} %"
+
+
 def _p(value: float) -> str:
     return "below 0.001" if value < 0.001 else f"{value:.3f}"
 
@@ -130,6 +140,7 @@ _PRINTERS: dict[Style, Callable[[float], str]] = {
     Style.SEEDS: _seeds,
     Style.PLAIN: _plain,
     Style.PERCENT: _percent,
+    Style.LEVEL: _level,
     Style.P: _p,
     Style.SECONDS: _seconds,
     Style.SHORT: _plain,

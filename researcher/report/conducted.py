@@ -177,6 +177,7 @@ def _blueprint(records: Records, trial: TrialRecord, attempt: AttemptRecord) -> 
         ("group_size",): leaf_at(attempt.spec, ("batch", "group_size")),
         _CODE: plan.instrument_code,
         ("heldout", "tasks"): plan.heldout_tasks,
+        ("heldout", "first"): plan.heldout_from or None,  # a blueprint that skips none does not say so
         ("heldout", "episodes"): plan.heldout_episodes,
         ("heldout", "temperature"): plan.heldout_temperature,
     }

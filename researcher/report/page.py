@@ -158,7 +158,7 @@ def page(records: Records) -> Page:
     """
     ledger, plan = Ledger(records), records.plan
     metrics = _metrics(plan)
-    study = study_claims(ledger)
+    study = study_claims(ledger, plan)
     hypotheses = [_hypothesis(ledger, records, one) for one in plan.hypotheses]
     curves = [trial.series.get(_CURVE, ()) for trial in records.data.trials if trial.status in ENDED]
     trials = [_trial(ledger, trial, metrics, curves) for trial in records.data.trials]
@@ -211,7 +211,7 @@ _EFFECT = {
     "high": Style.DIFF,
     "mean_baseline": Style.VALUE,
     "mean_treatment": Style.VALUE,
-    "level": Style.PERCENT,
+    "level": Style.LEVEL,
     "method": Style.WORD,
     "n_baseline": Style.COUNT,
     "n_treatment": Style.COUNT,

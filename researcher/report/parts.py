@@ -10,7 +10,7 @@ from researcher.models import KINDS, Claim, Kind, TrialRecord
 from researcher.report.claims import Ledger, Style
 from researcher.report.expressions import call
 from researcher.report.records import Records
-from researcher.study.plan import Arm, Hypothesis, Known, Stage, StageKind
+from researcher.study.plan import Arm, Hypothesis, Known, Plan, Stage, StageKind
 from swarm.protocol.episodes import Cause
 
 Claims = dict[str, Claim]
@@ -120,7 +120,7 @@ class KnownPart:
         return any(str(claim.value).startswith("contradicts") for _, claim in self.agreements)
 
 
-def study_claims(ledger: Ledger) -> Claims:
+def study_claims(ledger: Ledger, plan: Plan) -> Claims:
     """Claims about the whole study: plan, and counts of trials, verdicts and findings."""
     asked = {
         "plan_hash": (call("plan_hash"), Style.WORD),
@@ -135,6 +135,12 @@ def study_claims(ledger: Ledger) -> Claims:
         "tested": (call("count_tested"), Style.COUNT),
         "trials": (call("count_trials"), Style.COUNT),
     }
+    if plan.heldout_from:
+        skipped, scored = call("plan", "heldout_from"), call("plan", "heldout_tasks")
+        asked |= {
+            "heldout_first": (f"{skipped} + 1", Style.COUNT),
+            "heldout_last": (f"{skipped} + {scored}", Style.COUNT),
+        }
     for status in ("done", "failed", "open"):
         asked[status] = (call("count_trials", status=status), Style.COUNT)
     for verdict in ("supported", "refuted", "equivalent", "inconclusive", "invalid"):
@@ -167,7 +173,7 @@ _KNOWN = {
     "diff": Style.PLAIN,
     "low": Style.PLAIN,
     "high": Style.PLAIN,
-    "level": Style.PERCENT,
+    "level": Style.LEVEL,
     "n_baseline": Style.COUNT,
     "n_treatment": Style.COUNT,
 }

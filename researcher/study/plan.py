@@ -29,6 +29,9 @@ from researcher.instruments.shares import with_shares_of
 from swarm.models.catalogue import hosted_name
 from swarm.protocol.runspec import merge_patch, own_defaults
 
+ALPHA = 0.05
+"""The error rate of a study of its own: the chance of a false verdict, over the hypotheses that one stage decides."""
+
 
 def _is_unset(value: object) -> bool:
     """Unused fields that were added later stay out of the JSON, so that earlier plans keep their hashes."""
@@ -68,7 +71,7 @@ class Hypothesis(StrictModel):
     direction_assumed: Annotated[bool, Field(exclude_if=_is_unset)] = False
     """No direction was claimed: the better one is tested."""
     margin: Annotated[float, Field(gt=0)]
-    alpha: Annotated[float, Field(gt=0, lt=0.5)] = 0.05
+    alpha: Annotated[float, Field(gt=0, lt=0.5)] = ALPHA
     baseline_arms: Annotated[tuple[str, ...], Field(exclude_if=_is_unset)] = ()
     """Arms whose mean is one side (a main effect, an interaction); `baseline` is then a label."""
     treatment_arms: Annotated[tuple[str, ...], Field(exclude_if=_is_unset)] = ()
@@ -288,6 +291,8 @@ class Plan(StrictModel):
     """Further models by role; each trial takes a server for every one."""
     task: dict[str, Scalar]
     heldout_tasks: int
+    heldout_from: Annotated[int, Field(ge=0, exclude_if=_is_unset)] = 0
+    """How many of the instrument's held-out tasks are skipped before those that are scored."""
     heldout_episodes: int
     heldout_temperature: float
     heldout_every: Annotated[int, Field(ge=0, exclude_if=_is_unset)] = 0
@@ -449,6 +454,11 @@ class Plan(StrictModel):
             if stage in led_to:
                 return tuple(led_to)
         return (stage,)
+
+    @property
+    def heldout_upto(self) -> int:
+        """How many held-out tasks the instrument must have: those that are scored, and those skipped before them."""
+        return self.heldout_from + self.heldout_tasks
 
     @property
     def steps_vary(self) -> bool:

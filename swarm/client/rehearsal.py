@@ -1,8 +1,9 @@
 """An instrument's tasks, drawn before anything is run: `python -m swarm.client.rehearsal FOLDER WORKFLOW`.
 
 Reads a JSON object on standard input (`parameters`: a list of parameters for `tasks`; `heldout`: how many held-out tasks are
-wanted; `thorough`; perhaps `modules` that have to be there, and `names` of parameters that `tasks` has to take) and answers with one on standard output: `problem`, or `tasks` as they were found. Draws tasks only:
-no model is asked and no reward given. In a process of its own, since it runs the instrument's code.
+wanted, with the `skipped` ones, which are not scored; `thorough`; perhaps `modules` that have to be there, and `names` of
+parameters that `tasks` has to take) and answers with one on standard output: `problem`, or `tasks` as they were found. Draws tasks
+only: no model is asked and no reward given. In a process of its own, since it runs the instrument's code.
 
 Exit codes: 0 answered, with or without a problem; 1 the instrument's code broke down (the traceback is on standard error).
 """
@@ -31,10 +32,11 @@ _POSITIONAL = 3
 
 
 async def rehearse(
-    workflow: Workflow, parameters: Mapping[str, Any], heldout: int, *, thorough: bool = False
+    workflow: Workflow, parameters: Mapping[str, Any], heldout: int, *, skipped: int = 0, thorough: bool = False
 ) -> dict[str, Any]:
     """One train and one held-out task, and how many were drawn of each.
 
+    skipped: held-out tasks that others score; that asking for more does not change which these are is checked.
     thorough: also that streams can be repeated, and that all seeds are evaluated alike.
     Raises: WorkflowFault naming what is wrong; whatever `tasks` raises.
     """
@@ -50,6 +52,10 @@ async def rehearse(
         raise WorkflowFault(f"the task {min(both)!r} is both trained and held out: its evaluation would show nothing")
     if len({task.id for task in held_out}) < len(held_out):
         raise WorkflowFault("tasks('heldout', ...) gives the same task twice; give every held-out task once")
+    if skipped and await _drawn(workflow, parameters, "heldout", 1, skipped) != held_out[:skipped]:
+        raise WorkflowFault(
+            "tasks('heldout', ...) depends on the count; the first tasks have to stay the first, however many are asked for"
+        )
     if thorough:
         if await _drawn(workflow, parameters, "train", 1, _MANY) != train:
             raise WorkflowFault(
@@ -105,7 +111,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         workflow = load_workflow(Path(folder), file)
         _require_parameters(workflow, asked.get("names", []))
         for parameters in asked["parameters"]:
-            wanted = rehearse(workflow, parameters, asked["heldout"], thorough=asked["thorough"])
+            skipped, thorough = asked.get("skipped", 0), asked["thorough"]
+            wanted = rehearse(workflow, parameters, asked["heldout"], skipped=skipped, thorough=thorough)
             found.append(asyncio.run(wanted))
     except (
         SwarmError,

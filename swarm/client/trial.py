@@ -181,8 +181,9 @@ class Trial:
 
     async def _heldout_tasks(self) -> list[Task]:
         blueprint = self._blueprint
-        tasks = self._workflow.tasks("heldout", blueprint.seed, blueprint.heldout.tasks, **blueprint.parameters)
-        return [task async for task in each(tasks)]
+        heldout = blueprint.heldout
+        tasks = self._workflow.tasks("heldout", blueprint.seed, heldout.upto, **blueprint.parameters)
+        return [task async for task in each(tasks)][heldout.first :]
 
     def _shared(self) -> dict[str, Any]:
         blueprint = self._blueprint

@@ -26,11 +26,18 @@ class HeldOut(StrictModel):
     """Evaluation before and after training, on tasks that training never sees."""
 
     tasks: Annotated[int, Field(ge=1)]
+    first: Annotated[int, Field(ge=0, exclude_if=lambda first: first == 0)] = 0
+    """How many of the workflow's held-out tasks are skipped before the first that is scored."""
     episodes: Annotated[int, Field(ge=1)]
     """Per task."""
     temperature: float
     interim: Annotated[Interim | None, Field(exclude_if=lambda interim: interim is None)] = None
     """None: there is no evaluation between the two."""
+
+    @property
+    def upto(self) -> int:
+        """How many held-out tasks the workflow is asked for: those that are scored, and those skipped before them."""
+        return self.first + self.tasks
 
 
 class PartnerRun(StrictModel):

@@ -9,7 +9,7 @@ from typing import Any
 from researcher.design.planning import plan_of
 from researcher.design.pricing import Pace
 from researcher.instruments.catalogue import InstrumentFolder, open_instrument, read_instrument
-from researcher.study.plan import Plan
+from researcher.study.plan import ALPHA, Plan
 from researcher.study.spec import StudySpec
 
 
@@ -23,9 +23,24 @@ def spec(instrument: str = "arithmetic", **fields: Any) -> StudySpec:
 
 
 def planned(
-    folder: InstrumentFolder | Path | str = "arithmetic", *, servers: int = 1, paces: Sequence[Pace] = (), **fields: Any
+    folder: InstrumentFolder | Path | str = "arithmetic",
+    *,
+    servers: int = 1,
+    paces: Sequence[Pace] = (),
+    alpha: float = ALPHA,
+    heldout_from: int = 0,
+    heldout_tasks: int | None = None,
+    **fields: Any,
 ) -> Plan:
     """The plan of a spec on an instrument: a folder that was read, its path, or a name."""
     found = open_instrument(folder) if isinstance(folder, str) else folder
     found = read_instrument(found) if isinstance(found, Path) else found
-    return plan_of(spec(found.instrument.name, **fields), found, servers=servers, paces=paces)
+    return plan_of(
+        spec(found.instrument.name, **fields),
+        found,
+        servers=servers,
+        paces=paces,
+        alpha=alpha,
+        heldout_from=heldout_from,
+        heldout_tasks=heldout_tasks,
+    )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from researcher.environments import check_tasks, install, interpreter, pins, rehearsed
+from researcher.environments import check_tasks, count_heldout, install, interpreter, pins, rehearsed
 from researcher.instruments.catalogue import InstrumentFolder, read_instrument
 from researcher.refusals import PlanningRefused
 from tests.fakes.specs import planned
@@ -76,6 +76,22 @@ def test_a_study_is_evaluated_on_as_many_held_out_tasks_as_every_arm_has(folder:
     fewer = check_tasks(plan, with_code(folder, few), sys.executable)
     assert fewer.heldout_tasks == 3
     assert "3 held-out tasks instead of" in fewer.assumptions[-1]
+
+
+def test_a_plan_that_skips_held_out_tasks_needs_all_of_those_after_them(folder: Path) -> None:
+    plan = planned(folder, heldout_from=6, heldout_tasks=4)
+    assert check_tasks(plan, with_code(folder, SOUND), sys.executable) == plan
+    few = SOUND.replace("[:count]", "[: min(count, 9 if split == 'heldout' else 500)]")
+    with pytest.raises(PlanningRefused, match="has 9 held-out tasks, and 10 are needed"):
+        check_tasks(plan, with_code(folder, few), sys.executable)
+    assert count_heldout(plan, with_code(folder, few), sys.executable, 100) == 9
+
+
+def test_tasks_that_change_with_their_number_cannot_be_left_to_others(folder: Path) -> None:
+    turned = SOUND.replace("[:count]", "[:count][:: -1 if split == 'heldout' else 1]")
+    plan = planned(folder, heldout_from=6, heldout_tasks=4)
+    with pytest.raises(PlanningRefused, match="depends on the count"):
+        check_tasks(plan, with_code(folder, turned), sys.executable)
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,8 @@ import pytest
 
 from bench.made_up_studies import INSTRUMENT, World, simulate
 from researcher.analysis.verdicts import conclude
-from researcher.design.arms import ALPHA
 from researcher.models import TrialRecord
-from researcher.study.plan import Plan, Verdict
+from researcher.study.plan import ALPHA, Plan, Verdict
 from tests.fakes.specs import planned
 from tests.fakes.study import done_trial
 

@@ -11,11 +11,10 @@ from researcher.analysis.power import hypothesis_power, hypothesis_seeds, planni
 from researcher.analysis.race import contenders, due, in_the_running, winning_chance
 from researcher.analysis.samples import NotEnoughTrials
 from researcher.analysis.verdicts import conclude
-from researcher.design.arms import ALPHA
 from researcher.design.own_seeds import with_own_seeds
 from researcher.design.stages import compared, raced, spending
 from researcher.models import Effect, TrialRecord
-from researcher.study.plan import Arm, Branch, Condition, Plan, Stage, StageKind, Verdict
+from researcher.study.plan import ALPHA, Arm, Branch, Condition, Plan, Stage, StageKind, Verdict
 from tests.fakes.raced_study import ARMS, BASE, race_plan, run, trials_of
 from tests.fakes.study import done_trial, failed_trial, study_plan
 
@@ -139,16 +138,16 @@ def test_beside_a_fine_stage_what_was_asked_is_tested_whichever_level_between_wi
 
 def look_plan() -> Plan:
     plan = study_plan(max_seeds=8)
-    stages = compared([arm.name for arm in plan.arms], BASE, (4, 8), 2)
+    stages = compared([arm.name for arm in plan.arms], BASE, (4, 8), 2, ALPHA)
     return plan.model_copy(update={"stages": stages})
 
 
 def test_the_looks_spend_alpha_and_no_more_little_of_it_early() -> None:
     for looks in (2, 3, 5):
-        parts = spending([number / looks for number in range(1, looks + 1)])
+        parts = spending([number / looks for number in range(1, looks + 1)], ALPHA)
         assert sum(parts) == pytest.approx(ALPHA)
         assert parts == sorted(parts)
-    assert spending([0.5, 1.0])[0] == pytest.approx(0.0056, abs=1e-4)
+    assert spending([0.5, 1.0], ALPHA)[0] == pytest.approx(0.0056, abs=1e-4)
 
 
 def test_a_look_is_judged_at_what_it_may_spend_and_the_last_one_that_began_counts() -> None:
@@ -179,7 +178,7 @@ def test_a_look_is_judged_at_what_it_may_spend_and_the_last_one_that_began_count
 def test_an_early_look_at_many_seeds_says_what_its_p_values_say(treatments: tuple[float, ...], effect: float) -> None:
     """What it may spend is less than any p-value that resamples can show."""
     plan = study_plan(treatments)
-    plan = plan.model_copy(update={"stages": compared([arm.name for arm in plan.arms], BASE, (80, 80), 4)})
+    plan = plan.model_copy(update={"stages": compared([arm.name for arm in plan.arms], BASE, (80, 80), 4, ALPHA)})
     look = plan.stages[1]
     rng = np.random.default_rng(0)
     trials = [

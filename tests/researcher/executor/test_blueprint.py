@@ -102,3 +102,12 @@ def test_a_trial_that_an_earlier_version_began_keeps_its_folder(tmp_path: Path) 
     begun = tmp_path / "st-1" / "trials" / "hash" / "lr=1e-5-group_size=8-seed3"
     begun.mkdir(parents=True)
     assert work.folder(trial_of("lr=1e-5,group_size=8"), 1) == begun / "attempt1"
+
+
+def test_a_trial_scores_the_held_out_tasks_after_those_that_its_plan_skips(tmp_path: Path) -> None:
+    work, trial = work_of(plan_with({}, heldout_from=20), tmp_path), trial_of("a")
+    blueprint = trial_blueprint(work, trial, run_spec(work, trial), "http://a", "run-1")
+    assert (blueprint.heldout.first, blueprint.heldout.tasks, blueprint.heldout.upto) == (20, 8, 28)
+    plain = work_of(plan_with({}), tmp_path)
+    usual = trial_blueprint(plain, trial, run_spec(plain, trial), "http://a", "run-1")
+    assert "first" not in usual.model_dump(mode="json")["heldout"]

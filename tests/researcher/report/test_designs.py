@@ -80,6 +80,16 @@ def test_a_study_without_looks_says_nothing_of_them(tmp_path: Path) -> None:
     assert "may spend" not in markdown
 
 
+def test_a_report_says_its_true_level_and_which_held_out_tasks_were_scored(tmp_path: Path) -> None:
+    plan = designed(INSTRUMENT, alpha=0.0076, heldout_from=32, heldout_tasks=16, **TWO)
+    markdown, html = written(study(plan, lambda number, _: 0.3 + 0.3 * number), tmp_path)
+    assert "(99.2 % interval" in answer(markdown)
+    assert "alpha 0.0076" in markdown
+    assert "95 %" not in markdown + html
+    assert "16 held-out tasks" in markdown
+    assert "held-out tasks 33 to 48" in markdown
+
+
 def test_a_race_that_was_never_begun_was_not_run_and_takes_one_line_of_advice(tmp_path: Path) -> None:
     plan = race_plan()
     when = Condition(kind="power_below", value=0.99)

@@ -15,7 +15,7 @@ from researcher.models import Event, StudyData
 from researcher.refusals import RecordsDisagree, UnknownName
 from researcher.report.expressions import BadExpression, Evaluator, call
 from researcher.report.records import Records
-from researcher.study.plan import Branch, Condition
+from researcher.study.plan import ALPHA, Branch, Condition
 from tests.fakes.concluded_study import BASE, concluded, supported, two_arms, underpowered, with_failures
 from tests.fakes.study import study_plan, trials_with
 
@@ -175,7 +175,7 @@ def test_the_effect_that_sides_of_several_arms_could_show_is_by_the_noise_of_a_s
 
 def test_the_effect_that_an_early_look_could_show_is_by_what_that_look_may_spend() -> None:
     plan = study_plan(max_seeds=8)
-    stages = compared([arm.name for arm in plan.arms], "lr=base", (4, 8), 2)
+    stages = compared([arm.name for arm in plan.arms], "lr=base", (4, 8), 2, ALPHA)
     ends = tuple(Branch(stage=s.id, when=Condition(kind="always"), then="stop", reason="") for s in stages)
     plan = plan.model_copy(update={"stages": stages, "branches": ends})
     rows = {"lr=base": (0.1, 0.11, 0.12, 0.13), "lr=4e-05": (0.5, 0.51, 0.52, 0.53)}

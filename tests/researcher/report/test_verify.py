@@ -334,6 +334,26 @@ def test_what_was_sent_is_what_was_run(data: StudyData, tmp_path: Path) -> None:
     assert told(other, evidence.model_copy(update={"changes": [{"patch": {}}]})) == []
 
 
+def test_a_client_that_scored_other_held_out_tasks_than_planned_is_found(data: StudyData, tmp_path: Path) -> None:
+    plan = data.plan.model_copy(update={"heldout_from": 20})
+    data = changed(concluded(plan, data.trials), 0, attempt=1)
+    report = write_report(data, tmp_path)
+
+    def told(heldout: dict[str, Any]) -> list[tuple[str, object, object]]:
+        tried = {
+            trial.key: [each.model_copy(update={"blueprint": {"heldout": heldout}}) for each in attempts(trial, {})]
+            for trial in data.trials
+        }
+        differences = verify(dataclasses.replace(data, attempts=tried), report.claims, report.files, report.seal)
+        return [
+            (each.expression, each.reported, each.recomputed) for each in differences if "heldout" in each.expression
+        ]
+
+    scored = {"tasks": plan.heldout_tasks, "episodes": 1, "temperature": 0.0}
+    assert told(scored | {"first": 20}) == []
+    assert told(scored) == [("blueprint heldout.first", None, 20)]
+
+
 def attempts(trial: TrialRecord, spec: dict[str, Any]) -> list[AttemptRecord]:
     """As many as the trial counts, the last one done."""
     made = AttemptRecord(

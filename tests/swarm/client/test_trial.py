@@ -93,6 +93,21 @@ async def test_a_held_out_task_that_is_set_aside_costs_itself_alone_and_a_trial_
     assert '"causes": {"rollout": 3}' in out.getvalue()
 
 
+async def test_held_out_tasks_that_are_left_to_others_are_not_scored() -> None:
+    stub, scored = SwarmStub(train_limit=4), list[str]()
+
+    async def rollout(episode: Episode, task: Task) -> float:
+        scored.append(task.id)
+        return 1.0
+
+    blueprint = BLUEPRINT.model_copy(update={"heldout": HeldOut(tasks=2, first=3, episodes=1, temperature=1.0)})
+    async with SwarmClient(
+        "http://stub", client_id="c", client_version="v1", transport=stub.transport(), clock=ManualClock()
+    ) as swarm:
+        await Trial(blueprint, swarm, Workflow(tasks, rollout), io.StringIO()).carry_out()
+    assert {each for each in scored if each.startswith("heldout")} == {"heldout-3", "heldout-4"}
+
+
 def test_a_log_level_that_is_none_is_refused_and_an_empty_one_is_the_default(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
