@@ -7,7 +7,7 @@ they take a second or two, and most commands compare nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, Self
 
@@ -18,8 +18,8 @@ from researcher.study.plan import Hypothesis, Plan
 
 Values = Mapping[int, float]
 """A metric's value by seed."""
-Method = Literal["welch", "paired", "bootstrap_iqm", "slope", "main_effects"]
-"""The last two: `researcher.analysis.comparisons`."""
+Method = Literal["welch", "paired", "bootstrap_iqm", "slope", "main_effects", "arm_means"]
+"""The last three are fitted (`Fit`)."""
 
 BOOTSTRAP_FROM = 20
 """Seeds per arm from which the interquartile mean is bootstrapped; below it t intervals cover better."""
@@ -217,11 +217,20 @@ def places(plan: Plan, hypothesis: Hypothesis) -> dict[str, float]:
     return {arm: (at - low) / (high - low) for arm, at in scaled.items()}
 
 
-def regressors(plan: Plan, hypothesis: Hypothesis) -> tuple[Method, dict[str, tuple[float, ...]]]:
-    """Regressors by arm, this hypothesis's first; in a screen, all other factors' after it."""
+def regressors(
+    plan: Plan, hypothesis: Hypothesis, finished: Collection[str]
+) -> tuple[Method, dict[str, tuple[float, ...]]]:
+    """Regressors by arm, this hypothesis's first; in a screen, all other factors' or arms' after it.
+
+    finished: arms with a finished trial. Others have no mean that could be fitted.
+    """
     if hypothesis.between_arms:
         return "slope", {arm: (at,) for arm, at in places(plan, hypothesis).items()}
     each = [hypothesis, *(other for other in plan.hypotheses if other.id != hypothesis.id)]
+    if not hypothesis.treatment_arms:
+        each = [one for one in each if one is hypothesis or one.treatment in finished]
+        arms = dict.fromkeys(arm for one in each for arm in (one.baseline, one.treatment))
+        return "arm_means", {arm: tuple(float(arm == one.treatment) for one in each) for arm in arms}
     return "main_effects", {
         arm: tuple(float(arm in one.treatments) for one in each) for arm in sorted(hypothesis.sides)
     }
@@ -255,7 +264,8 @@ class Fit:
         if len(y) <= x.shape[1] or np.linalg.matrix_rank(x) < x.shape[1]:
             raise ValueError("too few arms have finished trials to separate the effects")
         fitted = OLS(y, x).fit()
-        start = float(fitted.params[0] + x[:, 2:].mean(axis=0) @ fitted.params[2:])
+        others = x[:, 2:].mean(axis=0) if method == "main_effects" else np.zeros(x.shape[1] - 2)
+        start = float(fitted.params[0] + others @ fitted.params[2:])
         spread = math.sqrt(sum(float(np.var(own)) for own in values.values() if own))
         flat = is_flat(spread, *y)
         means = np.array([[float(arm == name) for name in dict.fromkeys(arms)] for arm in arms])

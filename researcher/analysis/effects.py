@@ -1,6 +1,6 @@
 """The effects of a plan: treatment minus baseline for every hypothesis, with Holm-adjusted intervals.
 
-Those of a screen are not adjusted: it tests nothing, and ranks.
+Those of a screen are not adjusted: it tests nothing, and ranks. Their noise is that of all its arms together.
 
 The hypotheses that one stage decides are a family, and each of them counts in its adjustment, also one that could not be
 tested; not those that a race left behind, which fresh seeds never test, nor those of a stage that the plan's branches passed
@@ -16,7 +16,7 @@ from researcher.analysis.comparisons import Comparison, Fit, compare, pairing_pa
 from researcher.analysis.power import may_spend
 from researcher.analysis.race import left_behind
 from researcher.analysis.samples import NotEnoughTrials, Sample, deciding_stage, judged_stage, sample, seeds_of, side
-from researcher.models import Effect, TrialRecord
+from researcher.models import Effect, TrialRecord, TrialStatus
 from researcher.study.plan import Hypothesis, Plan, StageKind
 
 
@@ -134,8 +134,11 @@ def _comparison(
 
 
 def _fit(plan: Plan, hypothesis: Hypothesis, within: Sequence[TrialRecord]) -> Fit:
-    method, columns = regressors(plan, hypothesis)
+    finished = {trial.arm for trial in within if trial.status is TrialStatus.DONE}
+    method, columns = regressors(plan, hypothesis, finished)
     values = {arm: list(sample(within, arm, hypothesis.metric).values.values()) for arm in columns}
+    if method == "arm_means" and (idle := [arm for arm in sorted(hypothesis.sides) if not values[arm]]):
+        raise NotEnoughTrials(f"arm {idle[0]!r} has no finished trial")
     try:
         return Fit.of(method, values, columns)
     except ValueError as error:

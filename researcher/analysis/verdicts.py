@@ -17,7 +17,10 @@ from researcher.analysis.sentinels import inspect
 from researcher.models import Effect, TrialRecord, VerdictRecord
 from researcher.study.plan import Hypothesis, Plan, Verdict
 
-SCREENED = "a screen explores and gives no verdict: a comparison of this factor on fresh seeds would"
+
+def _screened(hypothesis: Hypothesis) -> str:
+    what = "this factor" if hypothesis.treatment_arms else "these arms"
+    return f"a screen explores and gives no verdict: a comparison of {what} on fresh seeds would"
 
 
 def verdict(
@@ -34,7 +37,8 @@ def verdict(
         reason = "; ".join(f"{finding.name}: {finding.text}" for finding in fired)
         return _record(hypothesis, Verdict.INVALID, reason, measured)
     if judged_stage(plan, hypothesis, trials).explores:
-        reason = SCREENED if measured is not None else f"{effect}; and {SCREENED}"
+        screened = _screened(hypothesis)
+        reason = screened if measured is not None else f"{effect}; and {screened}"
         return _record(hypothesis, Verdict.INCONCLUSIVE, reason, measured)
     if measured is None:
         return _record(hypothesis, Verdict.INCONCLUSIVE, str(effect), None)

@@ -21,7 +21,6 @@ from researcher.design.question import Question, Varied
 from researcher.instruments.instrument import Factor, Scalar
 from researcher.instruments.levels import level_text, number_text
 from researcher.study.plan import Arm, Hypothesis
-from researcher.study.spec import CROSSED
 
 FULL_UP_TO = 3
 _BETWEEN = 3
@@ -43,7 +42,7 @@ def arms_of(question: Question) -> tuple[Arm, ...]:
             Arm(name=name, levels={factor.name: level for factor, level in settings})
             for name, settings in question.bundles.items()
         )
-    if question.spec.design in CROSSED:
+    if question.crossed:
         sides = [_named(each) for each in question.varied]
         return tuple(
             _joined(question, *(two[sign > 0] for two, sign in zip(sides, run, strict=True)))
@@ -108,7 +107,7 @@ def screen_runs(factors: int) -> list[_Signs]:
 
 
 def _design(question: Question) -> list[_Signs]:
-    return (screen_runs if question.spec.design == "screen" else runs)(len(question.varied))
+    return (screen_runs if question.screens else runs)(len(question.varied))
 
 
 def _joined(question: Question, *parts: _Named) -> Arm:
@@ -168,7 +167,7 @@ def hypotheses_of(question: Question, arms: Sequence[Arm]) -> tuple[Hypothesis, 
     """One for each treatment against the baseline; of crossed factors, main effects and interactions of two, of screened ones main
     effects alone; of a balance, each level against the next smaller one; of a trend, the change over its levels."""
     design = question.spec.design
-    if design in CROSSED:
+    if question.crossed:
         return _crossed(question, arms)
     if design == "trend":
         return (_trend(question, arms),)
@@ -185,11 +184,13 @@ def hypotheses_of(question: Question, arms: Sequence[Arm]) -> tuple[Hypothesis, 
 
 
 def pair_hypothesis(question: Question, number: int, factor: str, baseline: Arm, treatment: Arm) -> Hypothesis:
-    """The treatment's metric is above the baseline's, or below, as the spec claims."""
+    """The treatment's metric is above the baseline's, or below, as the spec claims; in a screen, it differs."""
     metric = question.metric
     said = f"{treatment.name} has {_more(question)} {metric.name} than {baseline.name}{_assumed(question)}"
     if question.spec.claim == "equal":
         said = f"{treatment.name} and {baseline.name} have the same {metric.name}, within {number_text(metric.margin)}"
+    if question.screens:
+        said = f"{treatment.name} changes {metric.name} against {baseline.name} (explored)"
     return _hypothesis(question, number, said, factor, (baseline.name, treatment.name))
 
 
@@ -214,7 +215,7 @@ def _trend(question: Question, arms: Sequence[Arm]) -> Hypothesis:
 
 def _crossed(question: Question, arms: Sequence[Arm]) -> tuple[Hypothesis, ...]:
     """Main effects are claimed as the spec says; nobody claims an interaction, nor anything of a screen."""
-    design, screens, metric = _design(question), question.spec.design == "screen", question.metric.name
+    design, screens, metric = _design(question), question.screens, question.metric.name
     found: list[Hypothesis] = []
 
     def contrast(factor: str, labels: tuple[str, str], said: str, signs: Sequence[int], *, assumed: bool) -> None:
@@ -231,7 +232,7 @@ def _crossed(question: Question, arms: Sequence[Arm]) -> tuple[Hypothesis, ...]:
         if screens:
             said = f"{treatment} changes {metric} against {baseline}, over the runs of the screen (explored)"
         signs = [run[place] for run in design]
-        contrast(each.factor.name, (baseline, treatment), said, signs, assumed=screens or question.direction_assumed)
+        contrast(each.factor.name, (baseline, treatment), said, signs, assumed=question.direction_assumed)
     # In a half fraction of four factors, each interaction of two is another's too.
     pairs = (
         []

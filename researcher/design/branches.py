@@ -21,7 +21,7 @@ def branches_of(
 ) -> tuple[Branch, ...]:
     """Branches between stages, with exits for too much noise, a fired sentinel, or a decided look."""
     design, last = question.spec.design, stages[-1]
-    if design == "screen":
+    if question.screens:
         return (_stop(last, "every planned trial has ended; a screen explores and gives no verdict"),)
     too_loud = Branch(
         stage=NOISE_FLOOR,

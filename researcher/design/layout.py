@@ -15,7 +15,6 @@ from researcher.instruments.instrument import LEARNING_RATE, Instrument
 from researcher.instruments.levels import level_text
 from researcher.refusals import SpecRefused
 from researcher.study.plan import Arm, Hypothesis, Stage, StageKind
-from researcher.study.spec import CROSSED
 
 MOST_CROSSED, MOST_IN_SEQUENCE, MOST_IN_BALANCE, FEWEST_IN_TREND = 5, 4, 4, 3
 _WITHOUT_LOOKS = ("sequence", "race", "screen")
@@ -42,7 +41,7 @@ def laid_out(question: Question, instrument: Instrument, seeds: Seeds) -> Layout
     hypotheses, names = hypotheses_of(question, arms), [arm.name for arm in arms]
     between = arms_between(question.varied[0]) if spec.fine and question.varied else ()
     _refuse_extras(question, fits_fine=bool(between))
-    if spec.design == "screen":
+    if question.screens:
         return Layout(question, arms, hypotheses, (stage(SCREEN, StageKind.SCREEN, names, (seeds[0], seeds[0])),))
     if spec.design == "sequence":
         _refuse_long_sequence(question)
@@ -126,7 +125,7 @@ def _refuse_crossed(question: Question) -> None:
     if spec.design == "factorial" and len(question.varied) > MOST_CROSSED:
         said = f"a factorial crosses {MOST_CROSSED} factors at most, and the spec compares {len(question.varied)}; use screen"
         raise SpecRefused("design", said)
-    if spec.design in CROSSED and wide:
+    if question.crossed and wide:
         name, count = wide[0].factor.name, len(wide[0].levels)
         said = f"{spec.design} takes two levels of each factor, and {name} has {count}"
         raise SpecRefused(name if name not in spec.compare else f"compare.{name}.levels", said, [name])

@@ -283,11 +283,10 @@ def _metrics(question: Question, instrument: Instrument) -> tuple[Metric, ...]:
 def _assumed(question: Question) -> list[str]:
     """What the spec leaves open, in words."""
     metric = question.metric
-    if question.spec.design == "screen":
+    if question.screens:
+        ranks = "factors by their effects on" if question.crossed else "arms by how far they are from the first on"
         claimed = "" if question.spec.claim == "none" else f" The claim ({question.spec.claim}) is not tested."
-        return [
-            f"A screen explores: it ranks the factors by their effects on {metric.name}, without a verdict.{claimed}"
-        ]
+        return [f"A screen explores: it ranks the {ranks} {metric.name}, without a verdict.{claimed}"]
     if question.spec.claim == "equal":
         return [f"The claim is that {metric.name} is the same: the verdict `equivalent` confirms it."]
     if question.spec.claim == "none":

@@ -27,7 +27,7 @@ from researcher.instruments.instrument import (
 from researcher.instruments.levels import as_level, level_problem, level_text
 from researcher.refusals import Refusals, SpecRefused
 from researcher.study.plan import ALPHA
-from researcher.study.spec import Compared, StudySpec
+from researcher.study.spec import CROSSED, Compared, StudySpec
 
 Setting = tuple[Factor, Scalar]
 _MODEL, _STEPS = "model", "steps"
@@ -77,9 +77,19 @@ class Question:
         return tuple({factor.name: factor for factor in bundled}.values())
 
     @property
+    def crossed(self) -> bool:
+        """Whether arms combine two levels of each of several factors. Else an arm stands for one level, or one bundle."""
+        return self.spec.design in CROSSED and len(self.varied) > 1
+
+    @property
+    def screens(self) -> bool:
+        """Whether effects are explored only: nothing is claimed or tested."""
+        return self.spec.design == "screen"
+
+    @property
     def direction_assumed(self) -> bool:
         """Nobody claims that the metric moves this way."""
-        return self.spec.claim in ("equal", "none")
+        return self.screens or self.spec.claim in ("equal", "none")
 
 
 def question_of(spec: StudySpec, instrument: Instrument, alpha: float = ALPHA) -> Question:

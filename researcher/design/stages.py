@@ -5,7 +5,7 @@ noise floor → look → … → look                            the same with a
 noise floor → race → … → race → [fine →] confirm         many arms: successive halving, the best on fresh seeds
 noise floor → compare → fine → confirm                   a few, and the best of the levels between them on fresh seeds
 noise floor → compare A → compare B at one level of A    two factors in sequence
-screen                                                   many factors: tests nothing that could lack power
+screen                                                   many factors, levels or bundles: tests nothing that could lack power
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from researcher.study.plan import Plan, Stage, StageKind
 POWER = 0.8
 NOISE_FLOOR, COMPARE, CONFIRM, FINE, SCREEN = "noise-floor", "compare", "confirm", "fine", "screen"
 SCREEN_SEEDS = 2
-"""Seeds per arm unless the spec says otherwise: each effect of a screen is over half of all its trials."""
+"""Seeds per arm unless the spec says otherwise: the noise of a screen is that of all its trials together."""
 LAST_SEED = 2**31 - 1
 """The greatest seed that a run takes (swarm.protocol.runspec.RunSpec)."""
 _RUNG_SEEDS = 2

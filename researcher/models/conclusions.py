@@ -14,7 +14,7 @@ class Effect(BaseModel):
     """Treatment minus baseline on one metric, over trials.
 
     slope: of a trend, both as they lie on the fitted line at the highest and the lowest level. main_effects: of a screen's factor, with
-    all other factors at their mean.
+    all other factors at their mean. arm_means: of an arm of a screen, its spread pooled over all arms.
     """
 
     hypothesis: str
@@ -29,7 +29,7 @@ class Effect(BaseModel):
     low: float
     high: float
     level: float
-    method: Literal["welch", "paired", "bootstrap_iqm", "slope", "main_effects"]
+    method: Literal["welch", "paired", "bootstrap_iqm", "slope", "main_effects", "arm_means"]
     """bootstrap_iqm: `mean_*` and `diff` are interquartile means, not means."""
     p_value: float
     p_adjusted: float

@@ -87,8 +87,13 @@ class Page:
 
     @property
     def screened(self) -> bool:
-        """Whether main effects are explored, and nothing is tested."""
+        """Whether effects are explored, and nothing is tested."""
         return any(part.explored for part in self.hypotheses)
+
+    @property
+    def screens_factors(self) -> bool:
+        """Whether what is explored are main effects of several factors, not arms against the first."""
+        return any(part.explored and part.hypothesis.treatment_arms for part in self.hypotheses)
 
     @property
     def ranked(self) -> list[HypothesisPart]:

@@ -42,7 +42,7 @@ class HypothesisPart:
 
     @property
     def explored(self) -> bool:
-        """Whether it is the main effect of a screen's factor, which is not tested."""
+        """Whether a screen explores it: then it is not tested."""
         return self.stage.explores
 
     @property

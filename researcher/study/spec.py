@@ -18,7 +18,7 @@ DesignName = Literal["compare", "factorial", "sequence", "race", "screen", "bala
 Claim = Literal["increase", "decrease", "equal", "none"]
 Approval = Literal["never", "plan", "stage"]
 CROSSED: tuple[DesignName, ...] = ("factorial", "screen")
-"""Designs whose arms set every factor to one of two levels."""
+"""Designs whose arms set each of several factors to one of two levels. A screen may also have arms, or levels of one factor."""
 MOST_LOOKS, MOST_FINE, LONGEST_QUESTION = 5, 50, 20_000
 _SERVICE = re.compile(r"[A-Z][A-Z0-9_]{0,40}")
 _COUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([kKmMbB]?)")
@@ -206,13 +206,13 @@ def _misfits(spec: StudySpec) -> dict[str, str]:
             problems[f"compare.{name}.levels"] = "names the baseline again"
         elif not factor.levels:
             problems[f"compare.{name}.levels"] = "needs at least one level"
-        elif spec.design in CROSSED and sides > 2:
+        elif spec.design in CROSSED and factors > 1 and sides > 2:
             said = f"{spec.design} takes two levels of each factor, the baseline's included"
             problems[f"compare.{name}.levels"] = said
         if name in spec.set:
             problems[f"set.{name}"] = "is under compare already: a factor is either compared or the same in all arms"
-    if spec.arms and spec.design not in ("compare", "race"):
-        problems["design"] = f"{spec.design} needs compare; arms can be compared or raced"
+    if spec.arms and spec.design not in ("compare", "race", "screen"):
+        problems["design"] = f"{spec.design} needs compare; arms can be compared, raced or screened"
     elif not spec.arms and (takes := _factors_taken(spec.design, factors)):
         problems["design"] = f"{spec.design} takes {takes}"
     if len(spec.models) > len(set(spec.models)):
@@ -224,7 +224,7 @@ def _factors_taken(design: DesignName, given: int) -> str:
     """How many factors the design takes, if not this many."""
     if design == "sequence" and given != 2:
         return f"two factors, one after the other, and the spec compares {given}"
-    if design in CROSSED and given < 2:
+    if design == "factorial" and given < 2:
         return f"two factors or more, and the spec compares {given}"
     if design not in ("sequence", *CROSSED) and given > 1:
         return f"one factor, and the spec compares {given}: use factorial, sequence, screen, or arms"

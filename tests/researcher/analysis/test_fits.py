@@ -66,6 +66,16 @@ def test_main_effects_are_those_of_one_model_with_all_factors() -> None:
     assert fit.p_lack_of_fit is None
 
 
+def test_arms_of_a_screen_have_their_own_means_and_the_spread_of_all() -> None:
+    values = {"a": [0.1, 0.14], "b": [0.3, 0.36], "c": [0.2, 0.21]}
+    rows = [(arm, value) for arm, own in values.items() for value in own]
+    model = ols("y ~ C(arm)", pd.DataFrame(rows, columns=["arm", "y"])).fit()
+    fit = Fit.of("arm_means", values, {"a": (0.0, 0.0), "b": (1.0, 0.0), "c": (0.0, 1.0)})
+    assert fit.centres == pytest.approx((0.12, 0.33))
+    assert fit.interval(0.05) == pytest.approx(tuple(model.conf_int().loc["C(arm)[T.b]"]))
+    assert fit.p_value == pytest.approx(model.pvalues["C(arm)[T.b]"])
+
+
 def test_what_cannot_be_fitted_is_refused() -> None:
     with pytest.raises(ValueError, match="no arm has two"):
         Fit.of("slope", {arm: own[:1] for arm, own in VALUES.items()}, PLACES)

@@ -17,7 +17,7 @@ from researcher.models import TrialRecord, TrialStatus
 from researcher.study.plan import Plan, Verdict
 from researcher.study.spec import StudySpec
 from tests.fakes.example_plan import example_plan
-from tests.researcher.design.test_screen import screen
+from tests.researcher.design.test_screen import BUNDLES, LEVELS, screen
 from tests.researcher.design.test_trend import trend
 
 
@@ -149,3 +149,36 @@ def test_a_sentinel_that_fired_makes_an_effect_invalid() -> None:
         for each, record in zip((first, second), ending.verdicts, strict=True)
     ]
     assert [record.verdict for record in found] == [Verdict.INVALID, Verdict.INCONCLUSIVE]
+
+
+@pytest.mark.parametrize(
+    "asked", [{"compare": LEVELS}, {"compare": {}, "arms": BUNDLES}], ids=["levels of one factor", "bundles"]
+)
+def test_arms_are_screened_against_the_first_and_get_no_verdict(asked: dict[str, Any]) -> None:
+    plan = screen(**asked)
+    means = [0.1, 0.5, *[0.1] * (len(plan.arms) - 2)]
+    ending = simulate(plan, world(plan, *means))
+    assert (ending.action, ending.trials) == ("stop", 2 * len(plan.arms))
+    first, *others = ending.verdicts
+    assert first.effect is not None
+    assert first.effect.method == "arm_means"
+    assert first.effect.low > 0
+    assert (first.effect.n_baseline, first.effect.n_treatment) == (2, 2)
+    assert {record.verdict for record in ending.verdicts} == {Verdict.INCONCLUSIVE}
+    assert all("a comparison of these arms on fresh seeds would" in record.reason for record in ending.verdicts)
+    assert all(record.effect is not None and record.effect.low < 0 < record.effect.high for record in others)
+    assert findings_of("st-1", plan, ending.verdicts, 0.0) == []
+
+
+def test_an_arm_without_a_finished_trial_costs_a_screen_that_arm_alone() -> None:
+    plan = screen(compare=LEVELS)
+    ending = simulate(plan, world(plan, 0.1, 0.5, 0.1, 0.1))
+    lost = [
+        trial.model_copy(update={"status": TrialStatus.FAILED}) if trial.arm == plan.arms[2].name else trial
+        for trial in ending.records
+    ]
+    one, gone, other = conclude(plan, lost).verdicts
+    assert gone.effect is None
+    assert "arm 'learning_rate=4e-5' has no finished trial; and a screen explores" in gone.reason
+    assert one.effect is not None
+    assert other.effect is not None

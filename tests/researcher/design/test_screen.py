@@ -95,3 +95,38 @@ def test_only_a_screen_loads_the_library_of_designs() -> None:
         "sys.exit('pydoe' in sys.modules)\n"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+LEVELS = {"learning_rate": {"baseline": 1e-5, "levels": [2e-5, 4e-5, 8e-5]}}
+BUNDLES = {"plain": {}, "hot": {"learning_rate": 4e-5, "temperature": 1.2}, "other": {"model": "lab/other"}}
+
+
+def test_levels_of_one_factor_are_screened_as_they_are() -> None:
+    plan = screen(compare=LEVELS)
+    [stage] = plan.stages
+    assert (stage.kind, stage.seeds, stage.max_seeds) == (StageKind.SCREEN, 2, 2)
+    assert [arm.levels["learning_rate"] for arm in plan.arms] == [1e-5, 2e-5, 4e-5, 8e-5]
+    assert [(each.baseline, each.treatment) for each in plan.hypotheses] == [
+        ("learning_rate=1e-5", f"learning_rate={level}") for level in ("2e-5", "4e-5", "8e-5")
+    ]
+    assert all(each.direction_assumed and each.statement.endswith("(explored)") for each in plan.hypotheses)
+    assert [branch.then for branch in plan.branches] == ["stop"]
+    assert plan.budget.trials == 8
+    assert "ranks the arms by how far they are from the first" in plan.assumptions[0]
+
+
+def test_bundles_are_screened_their_models_too() -> None:
+    plan = screen(compare={}, arms=BUNDLES, seeds={"min": 3})
+    [stage] = plan.stages
+    assert (stage.arms, stage.seeds) == (("plain", "hot", "other"), 3)
+    assert [(each.factor, each.baseline, each.treatment) for each in plan.hypotheses] == [
+        ("learning_rate + temperature", "plain", "hot"),
+        ("model", "plain", "other"),
+    ]
+    assert plan.model_of("other").name == "lab/other"
+
+
+@pytest.mark.parametrize("more", [{"looks": 2}, {"fine": 3}])
+def test_a_screen_of_bundles_has_no_looks_and_no_fine_stage(more: dict[str, int]) -> None:
+    with pytest.raises(PlanningRefused, match="leave"):
+        screen(compare={}, arms=BUNDLES, **more)

@@ -161,6 +161,21 @@ def test_a_screen_with_a_failed_trial_rests_on_the_others(tmp_path: Path) -> Non
     assert "7 finished trials" in answer(written(data, tmp_path)[0])
 
 
+def test_a_screen_of_arms_sets_each_against_the_first(tmp_path: Path) -> None:
+    arms: dict[str, Any] = {"plain": {}, "slow": {"learning_rate": 2e-5}, "hot": {"temperature": 1.2}}
+    data = study(planned(design="screen", arms=arms), lambda number, _: 0.2 * number)
+    text, html = written(data, tmp_path)
+    said = answer(text)
+    assert "it explores and gives no verdict" in said
+    assert said.index("from `plain` to `hot` by +0.4") < said.index("from `plain` to `slow` by +0.2")
+    assert "compare these arms on fresh seeds" in said
+    assert "Each arm minus the first" in text
+    assert "t on the means of all arms" in text
+    assert "main effect" not in text + html
+    assert "Holm" not in text
+    assert "compare `hot` with `plain` in a separate study, on seeds from 2 on" in text.split("## What to ask next")[1]
+
+
 @pytest.mark.parametrize(
     ("slope", "said"),
     [

@@ -64,6 +64,7 @@ def test_the_models_of_a_spec_are_one_or_several() -> None:
         ({"compare": LR, "design": "factorial"}, "design", "takes two factors or more"),
         ({"compare": LR, "design": "sequence"}, "design", "takes two factors, one after the other"),
         ({"arms": {"a": {}, "b": {}}, "design": "balance"}, "design", "balance needs compare"),
+        ({"arms": {"a": {}, "b": {}}, "design": "factorial"}, "design", "compared, raced or screened"),
         (
             {"compare": {**KL, "lr": {"levels": [1, 2, 3]}}, "design": "screen"},
             "compare.lr.levels",
