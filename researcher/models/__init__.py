@@ -14,6 +14,18 @@ from researcher.models.attrition import (
     together,
     without,
 )
+from researcher.models.campaigns import (
+    CONFIRMING,
+    STUDIES,
+    Action,
+    CampaignEvent,
+    CampaignRecord,
+    CampaignStatus,
+    DecisionRecord,
+    Fate,
+    HypothesisRecord,
+    Role,
+)
 from researcher.models.conclusions import Claim, Effect, Finding, VerdictRecord
 from researcher.models.notices import Notice, NoticeKind
 from researcher.models.records import (
@@ -46,6 +58,7 @@ from researcher.models.records import (
 )
 
 __all__ = [
+    "CONFIRMING",
     "ENDED",
     "EXCUSED",
     "KINDS",
@@ -56,16 +69,24 @@ __all__ = [
     "OVER_BUDGET",
     "PERSON",
     "SEAL",
+    "STUDIES",
+    "Action",
     "Answer",
     "AttemptRecord",
     "Attrition",
     "BudgetState",
+    "CampaignEvent",
+    "CampaignRecord",
+    "CampaignStatus",
     "Claim",
+    "DecisionRecord",
     "Effect",
     "EpisodeAttempts",
     "Event",
+    "Fate",
     "Finding",
     "HostedModel",
+    "HypothesisRecord",
     "Kind",
     "LeaseInfo",
     "LlmCall",
@@ -74,6 +95,7 @@ __all__ = [
     "OpenGate",
     "RepairRecord",
     "ReportSeal",
+    "Role",
     "SampledCall",
     "SampledEpisode",
     "StudyData",

@@ -83,22 +83,27 @@ def scalar(text: str) -> Any:
 
 def read_study_file(path: Path) -> tuple[dict[str, Any], Lines]:
     """The file's data, not yet validated, and where its keys stand. Raises: PlanningRefused."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise PlanningRefused(f"{path} is not text in UTF-8") from error
-    except OSError as error:
-        raise PlanningRefused(
-            f"{path} cannot be read: {error.strerror}; `researcher draft` writes a study file"
-        ) from error
-    data, lines = _toml(path, text) if path.suffix == ".toml" else _yaml(path, text)
-    if not isinstance(data, dict):
-        raise PlanningRefused(f"{path} is not a study file: it holds no keys; `researcher draft` writes one")
+    data, lines = read_data_file(path, "a study file")
     if _INSTRUMENT_KEYS & data.keys() and "compare" not in data:
         raise PlanningRefused(
             f"{path} describes an instrument, not a study: `researcher start --instrument {path.parent} --vary FACTOR=A,B` runs a "
             "study on it"
         )
+    return data, lines
+
+
+def read_data_file(path: Path, kind: str) -> tuple[dict[str, Any], Lines]:
+    """YAML or TOML with keys, its relative paths resolved. kind: what it should be, in words. Raises: PlanningRefused."""
+    writes = "; `researcher draft` writes one" if kind == "a study file" else ""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise PlanningRefused(f"{path} is not text in UTF-8") from error
+    except OSError as error:
+        raise PlanningRefused(f"{path} cannot be read: {error.strerror}{writes}") from error
+    data, lines = _toml(path, text) if path.suffix == ".toml" else _yaml(path, text)
+    if not isinstance(data, dict):
+        raise PlanningRefused(f"{path} is not {kind}: it holds no keys{writes}")
     return _placed("", data, path.parent), Lines(str(path), lines)
 
 

@@ -1,0 +1,388 @@
+"""The strategist that needs no key: screen the factors, search the levels of those that matter, confirm the best.
+
+    screen    two levels of each factor, as many factors as the budget pays for: those without an effect are dropped
+    search    a Gaussian process over the levels of the others picks the settings that may be best; two seeds each
+    confirm   the setting that looks best against the default, or the incumbent, on fresh seeds
+    replicate a confirmation that contradicts what was explored
+
+Everything follows from `Seen`: the same records give the same proposals.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from researcher.campaign.goal import Aim, AimFactor, changed, default_levels
+from researcher.campaign.proposals import PRIOR_MARGINS, NewHypothesis, Proposal
+from researcher.campaign.seen import EffectSeen, Seen, StudySeen, key_of
+from researcher.instruments.instrument import Scalar
+from researcher.instruments.levels import level_text
+from researcher.models import LlmCall
+from researcher.study.plan import Verdict
+
+_MOST_SCREENED, _MOST_SEARCHED = 11, 4
+_MOST_SETTINGS = 2000
+"""Settings that a search looks at; beyond it the factor with the weakest effect stands still."""
+_SEARCH_SEEDS = 2
+_MOST_CONFIRMATIONS = 3
+_MATTERS = 0.5
+"""Share of the margin by which a setting has to look better for another step."""
+_Levels = dict[str, Scalar]
+
+
+class BuiltinStrategist:
+    """Proposes by fixed rules; asks nobody."""
+
+    name = "builtin"
+
+    async def propose(self, seen: Seen) -> Sequence[Proposal]:
+        return proposals(seen)
+
+    def calls(self) -> list[LlmCall]:
+        return []
+
+
+def proposals(seen: Seen) -> list[Proposal]:
+    """The alternatives at this point, the one that stops last: it is taken where none of the others can be paid for."""
+    vetoed = sum(said.kind == "vetoed" for said in seen.said)
+    found: list[Proposal] = []
+    screened = any(study.screen and _screens_factors(study) for study in seen.studies)
+    if not screened and len(seen.aim.factors) > 1:
+        found += _screens(seen)
+    else:
+        found += _after_screen(seen)
+    if vetoed and len(found) > vetoed:  # a person vetoed what comes first here: the next ones are proposed instead
+        found = found[vetoed:]
+    return [*found, _conclusion(seen)]
+
+
+# -- screen -----------------------------------------------------------------------------------------------------------------
+
+
+def _screens(seen: Seen) -> list[Proposal]:
+    """Screens of all factors, and of the first half of them, a third, …: those that the budget does not pay for are refused."""
+    factors = [_alternative(each) for each in seen.aim.factors][:_MOST_SCREENED]
+    sizes = dict.fromkeys(size for size in (len(factors), 7, 5, 3, 2) if 2 <= size <= len(factors))
+    return [_screen(factors[:size], seen) for size in sizes]
+
+
+def _alternative(factor: AimFactor) -> tuple[AimFactor, Scalar]:
+    """The level that a screen sets against the default: the next one up, or down where there is none."""
+    place = factor.place
+    return factor, factor.levels[place + 1] if place + 1 < len(factor.levels) else factor.levels[place - 1]
+
+
+def _screen(factors: Sequence[tuple[AimFactor, Scalar]], seen: Seen) -> Proposal:
+    names = ", ".join(factor.name for factor, _ in factors)
+    return Proposal(
+        action="explore",
+        because=f"Nothing is known yet: a screen of {len(factors)} factors shows which of them move {seen.aim.metric}.",
+        spec={
+            "design": "screen",
+            "compare": {factor.name: {"baseline": factor.default, "levels": [level]} for factor, level in factors},
+        },
+        hypothesis=NewHypothesis(
+            claim=f"At least one of {names} moves {seen.aim.metric}.",
+            prediction=f"An effect of {seen.aim.margin:g} or more.",
+            kill_if="No factor's effect stands out from the noise between seeds.",
+        ),
+        if_true="Search the levels of the factors that move it.",
+        if_false="Search all of them together, and conclude where nothing looks better than the default.",
+    )
+
+
+def _screens_factors(study: StudySeen) -> bool:
+    return any(effect.factor for effect in study.effects) and len({effect.factor for effect in study.effects}) > 1
+
+
+def survivors(seen: Seen) -> list[AimFactor]:
+    """The factors to search: those whose screened effect stands out, the strongest first; where none does, the strongest two."""
+    effects: dict[str, EffectSeen] = {}
+    for study in seen.studies:
+        if study.screen and _screens_factors(study):
+            effects |= {effect.factor: effect for effect in study.effects}
+    if not effects:
+        return list(seen.aim.factors)[:_MOST_SEARCHED]
+    ranked = sorted(effects.values(), key=lambda effect: -abs(effect.diff))
+    standing = [each for each in ranked if each.low > 0 or each.high < 0 or abs(each.diff) >= seen.aim.margin]
+    names = [each.factor for each in (standing or ranked[:2])][:_MOST_SEARCHED]
+    return [seen.aim.factor(name) for name in names]
+
+
+# -- search -----------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What is believed of every setting in reach, in the objective's direction and relative to the default.
+
+    settings: N; mean, sd: (N,), in the metric's unit. at: row of the incumbent.
+    """
+
+    settings: list[_Levels]
+    mean: np.ndarray
+    sd: np.ndarray
+    at: int
+
+    @property
+    def best(self) -> int:
+        """The row with the largest mean."""
+        return int(np.argmax(self.mean))
+
+    def improvement(self, over: float) -> np.ndarray:
+        """Expected improvement over that mean, (N,)."""
+        from scipy.stats import norm
+
+        gap, sd = self.mean - over, np.maximum(self.sd, 1e-12)
+        z = gap / sd
+        found: np.ndarray = gap * norm.cdf(z) + sd * norm.pdf(z)
+        return found
+
+
+def outlook(seen: Seen, factors: Sequence[AimFactor]) -> Outlook:
+    """A Gaussian process on all configurations that have run, over the levels of these factors."""
+    settings = _settings(seen, factors)
+    measured = list(seen.measured().values())
+    points = [({**default_levels(seen.aim), **levels}, n, mean) for levels, n, mean in measured]
+    incumbent = key_of(seen.incumbent)
+    at = next((row for row, each in enumerate(settings) if key_of(changed(seen.aim, each)) == incumbent), 0)
+    if not points:
+        flat = np.zeros(len(settings))
+        return Outlook(settings, flat, flat + PRIOR_MARGINS * seen.aim.margin, at)
+    mean, sd = _fitted(seen, factors, points, settings)
+    return Outlook(settings, mean - mean[0], sd, at)
+
+
+def _settings(seen: Seen, factors: Sequence[AimFactor]) -> list[_Levels]:
+    """Every combination of the factors' levels, the default first; all other factors as the incumbent has them."""
+    chosen = list(factors)
+    while math.prod(len(factor.levels) for factor in chosen) > _MOST_SETTINGS:
+        chosen.pop()
+    base = {**default_levels(seen.aim), **seen.incumbent}
+    combined = (
+        base | dict(zip((factor.name for factor in chosen), levels, strict=True))
+        for levels in itertools.product(*(factor.levels for factor in chosen))
+    )
+    return list({key_of(each): each for each in (default_levels(seen.aim), *combined)}.values())
+
+
+def _fitted(
+    seen: Seen,
+    factors: Sequence[AimFactor],
+    points: Sequence[tuple[_Levels, int, float]],
+    settings: Sequence[_Levels],
+) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard deviation at every setting, in the metric's unit."""
+    from sklearn.gaussian_process import GaussianProcessRegressor
+    from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct
+
+    margin, sigma = seen.aim.margin, seen.sigma
+    x, y = np.array([_place(levels, factors) for levels, _, _ in points]), np.array([mean for _, _, mean in points])
+    noise = np.array([(sigma / margin) ** 2 / n for _, n, _ in points])
+    weights = 1 / noise
+    centre = float(np.sum(weights * y) / np.sum(weights))
+    y = seen.aim.sign * (y - centre) / margin
+    kernel = ConstantKernel(PRIOR_MARGINS**2, (0.25, 100.0)) * RBF(
+        np.full(x.shape[1], 2.0), (0.7, 8.0)
+    ) + ConstantKernel(0.25, (0.05, 4.0)) * DotProduct(0.1, "fixed")
+    model = GaussianProcessRegressor(kernel, alpha=noise, n_restarts_optimizer=0, random_state=0)
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a length scale at its bound is an answer like any other
+        model.fit(x, y)
+    mean, sd = model.predict(np.array([_place(each, factors) for each in settings]), return_std=True)
+    return np.asarray(mean) * margin, np.asarray(sd) * margin
+
+
+def _place(levels: _Levels, factors: Sequence[AimFactor]) -> list[float]:
+    """A setting as coordinates: steps from the default for numbers, 0 and 2 for each other choice."""
+    place: list[float] = []
+    for factor in factors:
+        level = levels[factor.name]
+        if factor.ordered:
+            place.append(_step(factor, float(level)))
+        else:
+            place += [2.0 * (level == each) for each in factor.levels if each != factor.default]
+    return place
+
+
+def _step(factor: AimFactor, level: float) -> float:
+    """Steps along the factor's levels from its default; between two levels a part of one."""
+    ladder = [float(each) for each in factor.levels]
+    return float(np.interp(level, ladder, range(len(ladder)))) - factor.place
+
+
+def _after_screen(seen: Seen) -> list[Proposal]:
+    """Searches while a setting may be much better than the one that looks best, else its confirmation."""
+    factors = survivors(seen)
+    view = outlook(seen, factors)
+    best, margin = view.best, seen.aim.margin
+    found: list[Proposal] = []
+    contradiction = _contradicted(seen)
+    if contradiction is not None:
+        found.append(contradiction)
+    gain = float(view.mean[best] - view.mean[view.at])
+    left = view.improvement(float(view.mean[best]))
+    done = {
+        key_of(study.arm(study.effects[0].treatment).levels)
+        for study in seen.studies
+        if study.confirms and study.effects
+    }
+    worth = gain >= _MATTERS * margin and key_of(changed(seen.aim, view.settings[best])) not in done
+    confirm = worth and seen.confirmations < _MOST_CONFIRMATIONS
+    searched = any(study.screen and not _screens_factors(study) for study in seen.studies)
+    if not searched or float(left.max()) >= margin * _MATTERS / 2:
+        found += _searches(seen, factors, view)
+        if confirm:  # for where no search can be paid for
+            found.append(_confirmation(seen, view.settings[best], gain))
+        return found
+    return [*found, _confirmation(seen, view.settings[best], gain)] if confirm else found
+
+
+def _searches(seen: Seen, factors: Sequence[AimFactor], view: Outlook) -> list[Proposal]:
+    """Searches of several sizes: the settings with the largest expected improvement, one after the other."""
+    picked = _batch(seen, factors, view, most=7)
+    return [_search(seen, picked[:size], factors) for size in (7, 5, 3, 2) if size <= len(picked)]
+
+
+def _batch(seen: Seen, factors: Sequence[AimFactor], view: Outlook, most: int) -> list[_Levels]:
+    """Each next pick as if the ones before had come out as believed (the kriging believer)."""
+    points = [({**default_levels(seen.aim), **levels}, n, mean) for levels, n, mean in seen.measured().values()]
+    if not points:
+        return [each for each in view.settings[1:]][:most]
+    picked: list[_Levels] = []
+    mean, sd = view.mean, view.sd
+    base = next((m for levels, _, m in points if not changed(seen.aim, levels)), points[0][2])
+    for _ in range(most):
+        gain = Outlook(view.settings, mean, sd, view.at).improvement(float(mean.max()))
+        gain[0] = -1.0  # the default runs in every search
+        for row, each in enumerate(view.settings):
+            if each in picked:
+                gain[row] = -1.0
+        row = int(np.argmax(gain))
+        if gain[row] <= 1e-6 * seen.aim.margin:
+            break
+        picked.append(view.settings[row])
+        points.append((view.settings[row], _SEARCH_SEEDS, base + seen.aim.sign * float(mean[row])))
+        fitted, sd = _fitted(seen, factors, points, view.settings)
+        mean = fitted - fitted[0]
+    return picked
+
+
+def _search(seen: Seen, settings: Sequence[_Levels], factors: Sequence[AimFactor]) -> Proposal:
+    arms: dict[str, Any] = {"default": {}}
+    arms |= {arm_name(seen.aim, each): changed(seen.aim, each) for each in settings}
+    names = ", ".join(factor.name for factor in factors)
+    parent = next((each.id for each in seen.hypotheses if each.status in ("open", "explored")), None)
+    dropped = _dropped(seen, factors)
+    return Proposal(
+        action="explore",
+        because=f"Settings of {names} that may be better than what looks best so far, by what all trials say together.",
+        spec={"design": "screen", "arms": arms, "seeds": {"min": _SEARCH_SEEDS}},
+        hypothesis=NewHypothesis(
+            claim=f"Another setting of {names} is better than the default by {seen.aim.margin:g} or more.",
+            prediction=f"One of {len(settings)} settings exceeds the default on {seen.aim.metric} by the margin.",
+            kill_if="All of them stay below what looks best already.",
+            parent=parent,
+        ),
+        if_true="Search around it, then confirm it on fresh seeds.",
+        if_false="Confirm what looked best before, or conclude that the default is as good.",
+        rests_on=tuple(study.study for study in seen.studies),
+        drops=dropped,
+    )
+
+
+def _dropped(seen: Seen, factors: Sequence[AimFactor]) -> dict[str, str]:
+    """The screen's hypothesis, where no factor stood out."""
+    kept = {factor.name for factor in factors}
+    for study in seen.studies:
+        if study.screen and _screens_factors(study):
+            standing = [each for each in study.effects if each.low > 0 or each.high < 0]
+            open_ids = {each.id for each in seen.hypotheses if each.status in ("open", "explored")}
+            if not standing and study.hypothesis in open_ids:
+                return {study.hypothesis: f"no factor's effect stood out; searched: {', '.join(sorted(kept))}"}
+    return {}
+
+
+# -- confirm ------------------------------------------------------------------------------------------------------------------
+
+
+def _confirmation(seen: Seen, best: _Levels, gain: float) -> Proposal:
+    levels = changed(seen.aim, best)
+    treatment = arm_name(seen.aim, best)
+    baseline = "incumbent" if seen.incumbent else "default"
+    return Proposal(
+        action="confirm",
+        because=f"{words_of(levels)} looks best: by all trials so far better than the {baseline} by {gain:.3g}.",
+        spec={
+            "design": "compare",
+            "arms": {baseline: seen.incumbent, treatment: levels},
+            "seeds": {"min": 3, "max": 60},
+        },
+        hypothesis=NewHypothesis(
+            claim=f"{words_of(levels)} is better than the {baseline} on {seen.aim.metric} by {seen.aim.margin:g} or more.",
+            prediction=f"{seen.aim.metric} {'rises' if seen.aim.sign > 0 else 'falls'} by {seen.aim.margin:g} or more.",
+            kill_if="The interval lies against the direction, or within the margin on both sides.",
+            parent=next((each.id for each in reversed(seen.hypotheses) if each.status in ("open", "explored")), None),
+        ),
+        if_true="It becomes the incumbent; search on from it while something may still be better.",
+        if_false="Search where the trials now point, or conclude.",
+        rests_on=tuple(study.study for study in seen.studies),
+    )
+
+
+def _contradicted(seen: Seen) -> Proposal | None:
+    """A replication of the last confirmation, where it refuted what exploring had shown."""
+    last = seen.studies[-1] if seen.studies else None
+    if last is None or last.action != "confirm" or last.verdict is not Verdict.REFUTED or last.unfit:
+        return None
+    effect = last.effects[0]
+    sides = {effect.baseline: last.arm(effect.baseline).levels, effect.treatment: last.arm(effect.treatment).levels}
+    return Proposal(
+        action="replicate",
+        because=f"{effect.treatment} had looked better while exploring, and the confirmation found it worse.",
+        spec={"design": "compare", "arms": sides, "seeds": {"min": 3, "max": 60}},
+        hypothesis=last.hypothesis,
+        if_true="The exploration had misled; its setting is given up.",
+        if_false="The two results disagree; both are reported.",
+        rests_on=(last.study,),
+    )
+
+
+def _conclusion(seen: Seen) -> Proposal:
+    confirmed = [study for study in seen.studies if study.verdict is Verdict.SUPPORTED and not study.unfit]
+    tried = [study for study in seen.studies if study.confirms]
+    if confirmed:
+        words = f"{words_of(seen.incumbent)} is better than what it was compared with; nothing else in reach looks better by half a margin."
+    elif tried:
+        words = "What looked better while exploring was not confirmed."
+    else:
+        words = "Nothing that was tried looks better than the default by half a margin."
+    return Proposal(action="conclude", because="No further step is worth its price, or can be paid for.", words=words)
+
+
+# -- words ----------------------------------------------------------------------------------------------------------------------
+
+
+def words_of(levels: _Levels) -> str:
+    """`learning_rate 4e-5 and group_size 8`."""
+    return " and ".join(f"{name} {level_text(level)}" for name, level in levels.items()) or "the default"
+
+
+def arm_name(aim: Aim, levels: _Levels) -> str:
+    """Name of the arm with these levels: `learning_rate=4e-5+group_size=8`, cut to its first 60 letters."""
+    told = "+".join(f"{name}={level_text(level)}" for name, level in changed(aim, levels).items())
+    if not told:
+        return "default"
+    if len(told) <= 60:
+        return told
+    import hashlib
+
+    return f"{told[:50]}-{hashlib.sha256(told.encode()).hexdigest()[:8]}"

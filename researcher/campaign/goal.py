@@ -1,0 +1,267 @@
+"""`CampaignGoal`: everything that can be asked of a campaign, in one validated document, and what it means on an instrument."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
+
+from foundation.nearest import nearest
+from foundation.strict import StrictModel, explain, misfit
+from researcher.instruments.instrument import Direction, Factor, Instrument, Metric, Scalar
+from researcher.instruments.levels import as_level, level_problem
+from researcher.refusals import Refusals, SpecRefused
+from researcher.study.file import read_data_file
+from researcher.study.spec import LONGEST_QUESTION, Count, Duration, SpecSchedule
+
+MOST_LEVELS = 9
+_TRAINING, _PARAMETERS = "run.", "run.parameters"
+"""Targets of factors that say how a model is trained; below the second, what its adapters are like."""
+
+
+class Objective(StrictModel):
+    """What is to become better. None: the instrument's own. margin: the smallest effect that matters, in the metric's unit."""
+
+    metric: str | None = None
+    direction: Direction | None = None
+    margin: Annotated[float | None, Field(gt=0)] = None
+
+
+class CampaignBudget(StrictModel):
+    """Spending limits of all studies together. None: no limit. money: of LLM calls, in the currency of their prices."""
+
+    wall: Duration | None = None
+    trials: Annotated[int | None, Field(ge=1)] = None
+    tokens: Count | None = None
+    llm_tokens: Count | None = None
+    money: Annotated[float | None, Field(gt=0)] = None
+
+
+def _said(text: str) -> str:
+    if not text.strip():
+        raise ValueError("say in words what the campaign is to find out")
+    return text.strip()
+
+
+def _by_name(given: Any) -> Any:
+    """A list of factors' names stands for these names with levels that code chooses."""
+    return {str(name): () for name in given} if isinstance(given, list | tuple) else given
+
+
+class CampaignGoal(StrictModel):
+    """A campaign's request.
+
+    goal: the brief, quoted in decisions and the report, never parsed. model None: the instrument's. factors: what may be
+    changed, by name, each with the levels that may be tried (none: code chooses); empty: every training factor of the
+    instrument. set: the same in all studies. approve: where a person is waited for: before anything (`campaign`), before
+    each study, before each confirmation.
+    """
+
+    goal: Annotated[str, Field(max_length=LONGEST_QUESTION), AfterValidator(_said)]
+    instruments: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(min_length=1)]
+    model: Annotated[str, Field(min_length=1)] | None = None
+    objective: Objective = Objective()
+    factors: Annotated[dict[str, Annotated[tuple[Scalar, ...], Field(max_length=64)]], BeforeValidator(_by_name)] = {}
+    set: dict[str, Scalar] = {}
+    steps: Annotated[int | None, Field(ge=1, strict=True)] = None
+    strategist: Literal["auto", "llm", "builtin"] = "auto"
+    budget: CampaignBudget = CampaignBudget()
+    schedule: SpecSchedule = SpecSchedule()
+    approve: Literal["never", "campaign", "study", "confirm"] = "never"
+    notify: tuple[str, ...] = ()
+
+    @model_validator(mode="after")
+    def _fields_fit(self) -> Self:
+        both = {
+            f"set.{name}": "is among the factors: it is either varied or the same in all studies"
+            for name in self.factors
+            if name in self.set
+        }
+        if self.budget.wall is None and self.budget.trials is None:
+            both["budget"] = "give wall or trials: a campaign without either would never end"
+        if len(self.instruments) > 1:
+            both["instruments"] = "several instruments in one campaign are not supported yet: name one"
+        if both:
+            raise misfit(both)
+        return self
+
+    def document(self) -> dict[str, Any]:
+        """The set fields as plain data, in field order."""
+        return self.model_dump(mode="json", exclude_defaults=True)
+
+
+def read_goal(path: Path) -> CampaignGoal:
+    """Raises: PlanningRefused, with the line of each wrong field."""
+    fields, lines = read_data_file(path, "a goal file")
+    try:
+        return CampaignGoal.model_validate(fields)
+    except ValidationError as error:
+        refusals = Refusals()
+        for problem in explain(error, CampaignGoal):
+            said = str(problem).removeprefix(f"{problem.field}: ")
+            refusals.found.append(SpecRefused(problem.field, said, [problem.nearest] if problem.nearest else []))
+        try:
+            refusals.raise_any()
+        except SpecRefused as refused:
+            refused.args = (lines.located(refused),)
+            raise
+        raise AssertionError("pydantic refuses, and names no field") from error
+
+
+class Aim(StrictModel):
+    """A goal as its instrument reads it: metric, margin, and each factor's levels, the default first.
+
+    Args of a decision: pure data, hashed with what the decision saw.
+    """
+
+    instrument: str
+    model: str | None
+    metric: str
+    direction: Direction
+    margin: float
+    sigma: float | None
+    factors: tuple[AimFactor, ...]
+    generated: bool = False
+    """An LLM wrote the instrument: its rewards support no claim."""
+
+    def factor(self, name: str) -> AimFactor:
+        return next(factor for factor in self.factors if factor.name == name)
+
+    @property
+    def sign(self) -> int:
+        """1 where more of the metric is better, else -1."""
+        return 1 if self.direction == "increase" else -1
+
+
+class AimFactor(StrictModel):
+    """levels: in order; `default` is one of them. ordered: whether levels are numbers, so that one lies beyond another."""
+
+    name: str
+    default: Scalar
+    levels: tuple[Scalar, ...]
+    ordered: bool
+
+    @property
+    def place(self) -> int:
+        """Index of the default."""
+        return self.levels.index(self.default)
+
+
+Aim.model_rebuild()
+
+
+def aim_of(goal: CampaignGoal, instrument: Instrument) -> Aim:
+    """Raises: SpecRefused, naming every wrong field."""
+    refusals, metric, factors = Refusals(), None, list[AimFactor]()
+    with refusals.kept():
+        metric = _metric(goal, instrument)
+    for name, levels in (goal.factors or {factor.name: () for factor in _usual(goal, instrument)}).items():
+        with refusals.kept():
+            factors.append(_factor(name, levels, goal, instrument))
+    for name in goal.set:
+        with refusals.kept():
+            _declared(name, instrument, "set")
+    refusals.raise_any()
+    assert metric is not None
+    if not factors:
+        raise SpecRefused("factors", f"{instrument.name} declares no training factor that can be varied: name some")
+    return Aim(
+        instrument=instrument.name,
+        model=goal.model,
+        metric=metric.name,
+        direction=goal.objective.direction or metric.direction,
+        margin=goal.objective.margin or metric.margin,
+        sigma=metric.sigma,
+        factors=tuple(factors),
+        generated=instrument.generated is not None,
+    )
+
+
+def _metric(goal: CampaignGoal, instrument: Instrument) -> Metric:
+    asked = goal.objective.metric or instrument.defaults.metric
+    by_name = {metric.name: metric for metric in instrument.metrics}
+    if asked in by_name:
+        return by_name[asked]
+    guess = nearest(asked, by_name)
+    hint = f"did you mean {guess}?" if guess else f"there are {', '.join(by_name)}"
+    raise SpecRefused(
+        "objective.metric", f"{instrument.name} has no metric {asked!r}; {hint}", [guess] if guess else []
+    )
+
+
+def _declared(name: str, instrument: Instrument, field: str) -> Factor:
+    by_name = {factor.name: factor for factor in instrument.factors}
+    if name in by_name:
+        return by_name[name]
+    guess = nearest(name, by_name)
+    hint = f"did you mean {guess}?" if guess else "`researcher instruments NAME` lists them"
+    raise SpecRefused(f"{field}.{name}", f"{instrument.name} has no factor {name!r}; {hint}", [guess] if guess else [])
+
+
+def _usual(goal: CampaignGoal, instrument: Instrument) -> list[Factor]:
+    """Training factors that do something by themselves and are not set."""
+    return [
+        factor
+        for factor in instrument.factors
+        if factor.target.startswith(_TRAINING)
+        and not factor.target.startswith(_PARAMETERS)
+        and not (factor.needs or factor.needs_any or factor.share)
+        and factor.type not in ("text", "data")
+        and factor.name not in goal.set
+        and len(ladder(factor)) > 1
+    ]
+
+
+def _factor(name: str, given: tuple[Scalar, ...], goal: CampaignGoal, instrument: Instrument) -> AimFactor:
+    factor, ordered = _declared(name, instrument, "factors"), False
+    levels: list[Scalar] = []
+    for each in given or ladder(factor):
+        level = as_level(factor, each)
+        if (problem := level_problem(factor, level)) is not None:
+            raise SpecRefused(f"factors.{name}", problem, [name])
+        levels.append(level)
+    default = as_level(factor, factor.default)
+    ordered = factor.type in ("int", "float")
+    levels = list(dict.fromkeys([*([] if default in levels else [default]), *levels]))
+    if ordered:
+        levels.sort(key=float)
+    if len(levels) < 2 or len(levels) > MOST_LEVELS:
+        said = f"2 to {MOST_LEVELS} levels can be tried, the default {default} included, and there are {len(levels)}"
+        raise SpecRefused(f"factors.{name}", said, [name])
+    return AimFactor(name=name, default=default, levels=tuple(levels), ordered=ordered)
+
+
+def ladder(factor: Factor) -> tuple[Scalar, ...]:
+    """The levels that are worth a try where a goal names none, the default among them."""
+    default = factor.default
+    if factor.type == "bool":
+        return (False, True)
+    if factor.type == "choice":
+        return tuple(dict.fromkeys((default, *factor.choices)))[:MOST_LEVELS]
+    if factor.type not in ("int", "float") or isinstance(default, str):
+        return (default,)
+    base = float(default)
+    if base == 0.0:
+        on = float(factor.on) if isinstance(factor.on, int | float) else 0.0
+        wanted = [0.0, on / 3, on, on * 3] if on else [0.0]
+    elif factor.type == "int" or factor.scale == "log":
+        wanted = [base * ratio for ratio in ((0.25, 0.5, 1, 2, 4) if factor.type == "int" else (0.25, 1, 4, 16))]
+    else:
+        wanted = [base * ratio for ratio in (0.5, 0.75, 1, 1.25, 1.5)]
+    low, high = factor.low, factor.high
+    fits = [each for each in wanted if (low is None or each >= low) and (high is None or each <= high)]
+    shaped: list[Scalar] = [round(each) if factor.type == "int" else float(f"{each:.3g}") for each in fits]
+    return tuple(dict.fromkeys(shaped))
+
+
+def default_levels(aim: Aim) -> dict[str, Scalar]:
+    """Every factor at its default."""
+    return {factor.name: factor.default for factor in aim.factors}
+
+
+def changed(aim: Aim, levels: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    """The levels that differ from the defaults: what an arm has to say."""
+    own = default_levels(aim)
+    return {name: level for name, level in levels.items() if name not in own or level != own[name]}

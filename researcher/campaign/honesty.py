@@ -1,0 +1,135 @@
+"""The rules that keep a campaign's claims honest, as code that no strategist can pass by.
+
+1. What is proposed after seeing data explores: its effects are shown, and it gives no verdict of the campaign.
+2. Claims come from confirmations alone: a frozen plan, a registered prediction, unused seeds, unscored held-out tasks.
+3. The k-th confirmation spends 0.05 · 6 / (π² k²), counted when its plan is frozen, and whatever comes of it.
+4. Metric and margin of a claim are the goal's, and are fixed when it is registered.
+5. The baseline of a confirmation is the default or the incumbent; anything else is labelled.
+6. Invalid results, those of the echo engine and those of rewards that an LLM wrote support no claim.
+7. The report lists every hypothesis (`researcher.campaign.report`).
+8. `verify` makes the input of every decision again (`researcher.campaign.verify`).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from researcher.campaign.goal import changed
+from researcher.campaign.proposals import NewHypothesis, Proposal
+from researcher.campaign.seen import HypothesisSeen, Seen, StudySeen
+from researcher.instruments.instrument import Scalar
+from researcher.models import CONFIRMING, STUDIES
+from researcher.study.plan import Plan, Verdict
+
+ALPHA = 0.05
+"""What all confirmations of a campaign spend together."""
+ONE_STUDY, RESERVED = 0.25, 0.30
+"""Shares of the budget: of what is left, the most for one study; of the whole, what only confirmations may spend."""
+_CODES = ("question", "instrument", "model", "metric", "margin", "claim", "budget", "schedule", "approve", "notify")
+"""Fields of a study file that are not the strategist's to set."""
+
+
+def alpha_of(number: int) -> float:
+    """What the confirmation of this number, counted from 1, spends. All of them spend 0.05."""
+    return ALPHA * 6 / (math.pi**2 * number**2)
+
+
+def problems_of(proposal: Proposal, seen: Seen) -> list[str]:
+    """What is wrong with a proposal before it is planned."""
+    found = [f"{name}: is the campaign's, leave it out" for name in _CODES if name in proposal.spec]
+    seeds = proposal.spec.get("seeds", {})
+    if isinstance(seeds, dict) and "first" in seeds:
+        found.append("seeds.first: code chooses seeds that no study has used, leave it out")
+    known = {each.id: each for each in seen.hypotheses}
+    if proposal.action in STUDIES:
+        found += _hypothesis_problems(proposal, known)
+        if not proposal.spec:
+            found.append(f"{proposal.action} needs a spec that says what is compared")
+    elif proposal.spec:
+        found.append(f"{proposal.action} carries out no study: leave the spec out")
+    if proposal.action in ("ask", "conclude", "new_instrument") and not proposal.words.strip():
+        found.append(f"{proposal.action} needs words")
+    if proposal.action in CONFIRMING:
+        found += _confirmation_problems(proposal, seen)
+    ran = {study.study for study in seen.studies}
+    found += [f"rests_on: there is no study {each!r} in this campaign" for each in proposal.rests_on if each not in ran]
+    found += [f"drops: there is no hypothesis {name!r}" for name in proposal.drops if name not in known]
+    return found
+
+
+def _hypothesis_problems(proposal: Proposal, known: dict[str, HypothesisSeen]) -> list[str]:
+    asked = proposal.hypothesis
+    if asked is None:
+        return [f"{proposal.action} needs a hypothesis: an id of an open one, or a new one"]
+    if isinstance(asked, NewHypothesis):
+        unknown = asked.parent is not None and asked.parent not in known
+        return [f"hypothesis.parent: there is no hypothesis {asked.parent!r}"] if unknown else []
+    if asked not in known:
+        return [f"hypothesis: there is no hypothesis {asked!r}; there are: {', '.join(known) or 'none yet'}"]
+    if proposal.action != "replicate" and known[asked].status == "dropped":
+        return [f"hypothesis: {asked} was dropped; register a new one that says what changed"]
+    return []
+
+
+def _confirmation_problems(proposal: Proposal, seen: Seen) -> list[str]:
+    found = []
+    if proposal.spec.get("design", "compare") != "compare":
+        found.append(f"design: a {proposal.action} is a plain comparison of two arms")
+    if len(proposal.spec.get("arms", {})) != 2:
+        found.append(f"arms: a {proposal.action} names two: what it is compared with, and what is claimed to be better")
+    if proposal.action == "replicate" and not any(study.confirms for study in seen.studies):
+        found.append("replicate: nothing was confirmed yet")
+    if proposal.action == "confirm" and not seen.studies:
+        found.append("confirm: explore first; what nobody has looked at cannot be claimed")
+    return found
+
+
+def completed(proposal: Proposal, seen: Seen) -> dict[str, Any]:
+    """The study's whole spec: the strategist's part with the campaign's laid over it."""
+    aim, confirms = seen.aim, proposal.action in CONFIRMING
+    spec: dict[str, Any] = {
+        **proposal.spec,
+        "question": f"{seen.goal} [{proposal.because}]"[:4000],
+        "instrument": aim.instrument,
+        "metric": aim.metric,
+        "margin": aim.margin,
+        "claim": aim.direction if confirms else "none",
+        "seeds": {**proposal.spec.get("seeds", {}), "first": seen.next_seed},
+        "budget": limits(proposal, seen),
+    }
+    return spec | ({"model": aim.model} if aim.model is not None else {})
+
+
+def limits(proposal: Proposal, seen: Seen) -> dict[str, Any]:
+    """The most that this study may spend: a quarter of what is left, and in an exploration nothing that is reserved."""
+    left, confirms = seen.left, proposal.action in CONFIRMING
+    found: dict[str, Any] = {}
+    if left.wall_s is not None:
+        free = left.wall_s if confirms else left.wall_s - left.reserved_wall_s
+        found["wall"] = max(0.0, min(free, ONE_STUDY * left.wall_s))
+    if left.trials is not None:
+        spare = left.trials if confirms else left.trials - left.reserved_trials
+        found["trials"] = max(0, math.floor(min(spare, ONE_STUDY * left.trials)))
+    if left.tokens is not None:
+        found["tokens"] = max(0, math.floor(ONE_STUDY * left.tokens))
+    return found
+
+
+def too_little(budget: dict[str, Any]) -> str:
+    """Which limit is used up; empty where none is."""
+    spent = [name for name, value in budget.items() if value < 1]
+    return f"nothing is left of the budget's {' and '.join(spent)}" if spent else ""
+
+
+def baseline_of(plan: Plan, seen: Seen) -> str:
+    """`default`, `incumbent` or `other`: what the study's first arm is."""
+    levels: dict[str, Scalar] = changed(seen.aim, plan.arms[0].levels)
+    if not levels:
+        return "default"
+    return "incumbent" if levels == seen.incumbent else "other"
+
+
+def supports(study: StudySeen) -> bool:
+    """Whether a campaign may claim what this study found."""
+    return study.confirms and study.verdict is Verdict.SUPPORTED and not study.unfit

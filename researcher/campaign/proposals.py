@@ -1,0 +1,118 @@
+"""What a strategist may propose, what code makes of it, and how proposals are ranked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from foundation.strict import StrictModel
+from researcher.analysis.samples import deciding_stage
+from researcher.campaign.seen import Seen, key_of
+from researcher.instruments.instrument import Scalar
+from researcher.models import Action
+from researcher.study.plan import Plan
+
+_Text = Annotated[str, Field(min_length=1, max_length=4000)]
+PRIOR_MARGINS = 2.0
+"""Standard deviation of an effect that nobody has measured, in margins."""
+
+
+class NewHypothesis(StrictModel):
+    """A hypothesis as it is registered. kill_if: the result that would end it."""
+
+    claim: _Text
+    prediction: _Text
+    kill_if: _Text
+    parent: str | None = None
+
+
+class Proposal(StrictModel):
+    """One possible next step.
+
+    spec: fields of a study file that say what is compared (`compare` or `arms`, `design`, `set`, `steps`, `seeds`); goal,
+    instrument, metric, margin, seeds' start and budget are code's. hypothesis: the id of an open one, or a new one; needed
+    by actions that carry out a study. if_true, if_false: what follows. rests_on: ids of studies of this campaign. words:
+    the question of `ask`, the answer of `conclude`, the brief of `new_instrument`.
+    """
+
+    action: Action
+    because: _Text
+    spec: dict[str, Any] = {}
+    hypothesis: NewHypothesis | str | None = None
+    if_true: str = ""
+    if_false: str = ""
+    rests_on: tuple[str, ...] = ()
+    words: str = ""
+    drops: dict[str, str] = {}
+    """Open hypotheses that are given up with this step, and why."""
+
+
+class Judged(StrictModel):
+    """A proposal with its plan and price, or with what is wrong with it.
+
+    bits: expected information; cost_s: expected seconds of trials. Higher `rank` is better: bits per hour.
+    baseline: `default`, `incumbent` or `other`, where the study has one.
+    """
+
+    proposal: Proposal
+    problems: tuple[str, ...] = ()
+    plan: str | None = None
+    """Canonical JSON."""
+    spec: dict[str, Any] = {}
+    """The whole spec, with what code has filled in."""
+    alpha: float | None = None
+    trials: tuple[int, int] = (0, 0)
+    cost_s: float = 0.0
+    bits: float = 0.0
+    baseline: str = ""
+
+    @property
+    def rank(self) -> float:
+        """Bits per hour of trials."""
+        return self.bits / max(self.cost_s, 1.0) * 3600
+
+    def row(self) -> dict[str, Any]:
+        """As it is kept with the decision."""
+        said = self.model_dump(mode="json", exclude={"plan"})
+        return {**said, "rank": round(self.rank, 6)}
+
+
+def information(plan: Plan, seen: Seen) -> float:
+    """Expected information of a plan in bits: the sum over its hypotheses of log2(1 + (tau / SE)^2) / 2, where tau is the
+    standard deviation of what is believed of the effect, and SE that of the estimate at the plan's least seeds.
+
+    An effect that nobody has measured is believed to be 0 ± two margins; one that has been is known as well as its trials say.
+    """
+    sigma, bits = seen.sigma, 0.0
+    measured = seen.measured()
+    for hypothesis in plan.hypotheses:
+        if hypothesis.metric != seen.aim.metric:
+            continue
+        stage = deciding_stage(plan, hypothesis)
+        counts = [len(arms) * stage.seeds for arms in (hypothesis.baselines, hypothesis.treatments)]
+        error = sigma * math.sqrt(sum(1 / count for count in counts))
+        sides = [[plan.arm(name).levels for name in arms] for arms in (hypothesis.baselines, hypothesis.treatments)]
+        prior = _believed([_trials_of(side, measured, seen) for side in sides], seen)
+        bits += 0.5 * math.log2(1 + (prior / error) ** 2)
+    return bits
+
+
+def _believed(counts: list[int], seen: Seen) -> float:
+    """Standard deviation of the effect between two sides of so many finished trials."""
+    prior = PRIOR_MARGINS * seen.aim.margin
+    if not all(counts):
+        return prior
+    error = seen.sigma * math.sqrt(sum(1 / count for count in counts))
+    return 1 / math.sqrt(1 / prior**2 + 1 / error**2)
+
+
+def _trials_of(
+    side: list[dict[str, Scalar]], measured: Mapping[str, tuple[dict[str, Scalar], int, float]], seen: Seen
+) -> int:
+    from researcher.campaign.goal import changed
+
+    keys = [key_of(changed(seen.aim, levels)) for levels in side]
+    return sum(measured[key][1] for key in keys) if all(key in measured for key in keys) else 0

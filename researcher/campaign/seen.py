@@ -1,0 +1,276 @@
+"""What a decision sees: every study so far in a row each, what is left of the budget, and what people said.
+
+Pure data, made from records alone, so that `verify` makes it again and compares digests.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from foundation.strict import StrictModel
+from researcher.analysis.samples import sample
+from researcher.campaign.goal import Aim, changed, default_levels
+from researcher.instruments.instrument import Scalar
+from researcher.models import CONFIRMING, Action, Effect, Fate, Role, TrialRecord, TrialStatus, VerdictRecord
+from researcher.study.plan import Plan, StageKind, Verdict
+
+Levels = Mapping[str, Scalar]
+
+
+class ArmSeen(StrictModel):
+    """An arm of a study. levels: those of the aim's factors that differ from the default. mean, sd: over finished trials."""
+
+    name: str
+    levels: dict[str, Scalar]
+    n: int
+    failed: int
+    mean: float | None
+    sd: float | None
+
+
+class EffectSeen(StrictModel):
+    """Treatment minus baseline. factor: what a screen varies; empty for arms that set several. verdict: None in explorations."""
+
+    statement: str
+    factor: str
+    baseline: str
+    treatment: str
+    diff: float
+    low: float
+    high: float
+    level: float
+    verdict: Verdict | None
+
+
+class StudySeen(StrictModel):
+    """A study that has ended. unfit: why it cannot support a claim; empty where nothing speaks against it."""
+
+    seq: int
+    study: str
+    action: Action
+    role: Role
+    hypothesis: str
+    status: str
+    screen: bool
+    arms: tuple[ArmSeen, ...]
+    effects: tuple[EffectSeen, ...]
+    sentinels: tuple[str, ...]
+    unfit: str
+    trials: int
+    wall_s: float
+    tokens: float
+    last_seed: int
+    alpha: float | None
+
+    @property
+    def confirms(self) -> bool:
+        """Whether it was to confirm, and so spent alpha."""
+        return self.action in CONFIRMING
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """Of a confirmation; None where it came to no verdict."""
+        return self.effects[0].verdict if self.confirms and self.effects else None
+
+    def arm(self, name: str) -> ArmSeen:
+        return next(arm for arm in self.arms if arm.name == name)
+
+
+class HypothesisSeen(StrictModel):
+    id: str
+    parent: str | None
+    claim: str
+    prediction: str
+    kill_if: str
+    status: Fate
+
+
+class Left(StrictModel):
+    """What is left of each limit; None where there is none. reserved_*: of it, for confirmations alone."""
+
+    wall_s: float | None
+    trials: int | None
+    tokens: float | None
+    llm_tokens: float | None
+    money: float | None
+    reserved_wall_s: float
+    reserved_trials: float
+
+
+class Said(StrictModel):
+    """What a person said: told, vetoed, answered. Data for the decision, never an instruction to the code."""
+
+    kind: Literal["told", "vetoed", "amended", "answered"]
+    words: str
+    by: str
+    seq: int
+
+
+class Seen(StrictModel):
+    """Input of one decision."""
+
+    campaign: str
+    seq: int
+    goal: str
+    aim: Aim
+    hypotheses: tuple[HypothesisSeen, ...]
+    studies: tuple[StudySeen, ...]
+    left: Left
+    said: tuple[Said, ...]
+    problems: tuple[str, ...] = ()
+    """What was wrong with every proposal of this decision so far."""
+
+    def canonical(self) -> str:
+        """Canonical JSON: sorted keys, no white space."""
+        return json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+    def digest(self) -> str:
+        """SHA-256 of the canonical JSON, hexadecimal."""
+        return hashlib.sha256(self.canonical().encode()).hexdigest()
+
+    @property
+    def confirmations(self) -> int:
+        """Frozen so far, whatever came of them."""
+        return sum(study.confirms for study in self.studies)
+
+    @property
+    def next_seed(self) -> int:
+        """The first seed that no study of the campaign could have used."""
+        return max((study.last_seed + 1 for study in self.studies), default=0)
+
+    @property
+    def incumbent(self) -> dict[str, Scalar]:
+        """Levels, where they differ from the defaults, of the last configuration that a confirmation supported."""
+        found: dict[str, Scalar] = {}
+        for study in self.studies:
+            if study.verdict is Verdict.SUPPORTED and not study.unfit:
+                found = dict(study.arm(study.effects[0].treatment).levels)
+        return found
+
+    @property
+    def sigma(self) -> float:
+        """Standard deviation between seeds: pooled over all arms, else the instrument's, else a margin."""
+        known = [arm for study in self.studies for arm in study.arms if arm.sd is not None and arm.n > 1]
+        freedom = sum(arm.n - 1 for arm in known)
+        if freedom:
+            pooled = math.sqrt(math.fsum((arm.n - 1) * (arm.sd or 0.0) ** 2 for arm in known) / freedom)
+            if pooled > 0:
+                return pooled
+        return self.aim.sigma or self.aim.margin
+
+    def measured(self) -> dict[str, tuple[dict[str, Scalar], int, float]]:
+        """Every configuration that has run: its changed levels, its finished trials and their mean, by `key_of`."""
+        found: dict[str, tuple[dict[str, Scalar], int, float]] = {}
+        for study in self.studies:
+            for arm in study.arms:
+                if arm.mean is None or study.status == "invalid":
+                    continue
+                key = key_of(arm.levels)
+                _, n, mean = found.get(key, (arm.levels, 0, 0.0))
+                total = n + arm.n
+                found[key] = (dict(arm.levels), total, (n * mean + arm.n * arm.mean) / total)
+        return found
+
+
+def key_of(levels: Levels) -> str:
+    """The same for equal settings."""
+    return json.dumps(dict(sorted(levels.items())), sort_keys=True)
+
+
+def study_seen(
+    *,
+    seq: int,
+    study_id: str,
+    action: Action,
+    role: Role,
+    hypothesis: str,
+    status: str,
+    alpha: float | None,
+    aim: Aim,
+    plan: Plan,
+    trials: Sequence[TrialRecord],
+    verdicts: Sequence[VerdictRecord],
+    effects: Mapping[str, Effect | Any],
+    sentinels: Sequence[str],
+    wall_s: float,
+    tokens: float = 0.0,
+) -> StudySeen:
+    """The row of a study that has ended. verdicts: recorded ones; effects: computed from the trials, by hypothesis."""
+    by_hypothesis = {record.hypothesis: record for record in verdicts}
+    confirms = role == "confirm"
+    rows = []
+    for asked in plan.hypotheses:
+        effect = effects.get(asked.id)
+        if not isinstance(effect, Effect) or asked.metric != aim.metric:
+            continue
+        record = by_hypothesis.get(asked.id)
+        rows.append(
+            EffectSeen(
+                statement=asked.statement,
+                factor=asked.factor,
+                baseline=asked.baseline,
+                treatment=asked.treatment,
+                diff=_short(effect.diff),
+                low=_short(effect.low),
+                high=_short(effect.high),
+                level=_short(effect.level),
+                verdict=record.verdict if confirms and record is not None else None,
+            )
+        )
+    return StudySeen(
+        seq=seq,
+        study=study_id,
+        action=action,
+        role=role,
+        hypothesis=hypothesis,
+        status=status,
+        screen=any(stage.kind is StageKind.SCREEN for stage in plan.stages),
+        arms=tuple(_arm(plan, aim, arm.name, trials) for arm in plan.arms if any(t.arm == arm.name for t in trials)),
+        effects=tuple(rows),
+        sentinels=tuple(sorted(set(sentinels))),
+        unfit=_unfit(aim, trials, verdicts),
+        trials=len(trials),
+        wall_s=round(wall_s, 3),
+        tokens=tokens,
+        last_seed=plan.last_seed,
+        alpha=alpha,
+    )
+
+
+def _arm(plan: Plan, aim: Aim, name: str, trials: Sequence[TrialRecord]) -> ArmSeen:
+    found = sample(trials, name, aim.metric)
+    values, known = list(found.values.values()), default_levels(aim)
+    mean = math.fsum(values) / len(values) if values else None
+    spread = None
+    if mean is not None and len(values) > 1:
+        spread = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
+    return ArmSeen(
+        name=name,
+        levels=changed(aim, {factor: level for factor, level in plan.arm(name).levels.items() if factor in known}),
+        n=len(values),
+        failed=found.failed,
+        mean=None if mean is None else _short(mean),
+        sd=None if spread is None else _short(spread),
+    )
+
+
+def _unfit(aim: Aim, trials: Sequence[TrialRecord], verdicts: Sequence[VerdictRecord]) -> str:
+    """Why no claim can rest on the study."""
+    if aim.generated:
+        return "an LLM wrote the instrument and its reward"
+    if any(trial.evidence and trial.evidence.model and trial.evidence.model.engine == "echo" for trial in trials):
+        return "it ran on the echo engine, which trains nothing"
+    if any(record.verdict is Verdict.INVALID for record in verdicts):
+        return "a sentinel fired"
+    if not any(trial.status is TrialStatus.DONE for trial in trials):
+        return "no trial was finished"
+    return ""
+
+
+def _short(value: float) -> float:
+    """Ten digits: the same on every machine that computes it again."""
+    return float(f"{value:.10g}")
