@@ -256,7 +256,7 @@ def _batch(seen: Seen, factors: Sequence[AimFactor], view: Outlook, most: int) -
     """Each next pick as if the ones before had come out as believed (the kriging believer)."""
     points = [({**default_levels(seen.aim), **levels}, n, mean) for levels, n, mean in seen.measured().values()]
     if not points:
-        return [each for each in view.settings[1:]][:most]
+        return view.settings[1 : most + 1]
     picked: list[_Levels] = []
     mean, sd = view.mean, view.sd
     base = next((m for levels, _, m in points if not changed(seen.aim, levels)), points[0][2])

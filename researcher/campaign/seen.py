@@ -9,13 +9,13 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from foundation.strict import StrictModel
 from researcher.analysis.samples import sample
 from researcher.campaign.goal import Aim, changed, default_levels
 from researcher.instruments.instrument import Scalar
-from researcher.models import CONFIRMING, Action, Effect, Fate, Role, TrialRecord, TrialStatus, VerdictRecord
+from researcher.models import CONFIRMING, Action, Fate, Role, TrialRecord, TrialStatus, VerdictRecord
 from researcher.study.plan import Plan, StageKind, Verdict
 
 Levels = Mapping[str, Scalar]
@@ -167,7 +167,7 @@ class Seen(StrictModel):
         found: dict[str, tuple[dict[str, Scalar], int, float]] = {}
         for study in self.studies:
             for arm in study.arms:
-                if arm.mean is None or study.status == "invalid":
+                if arm.mean is None or study.sentinels:
                     continue
                 key = key_of(arm.levels)
                 _, n, mean = found.get(key, (arm.levels, 0, 0.0))
@@ -194,20 +194,18 @@ def study_seen(
     plan: Plan,
     trials: Sequence[TrialRecord],
     verdicts: Sequence[VerdictRecord],
-    effects: Mapping[str, Effect | Any],
-    sentinels: Sequence[str],
     wall_s: float,
     tokens: float = 0.0,
 ) -> StudySeen:
-    """The row of a study that has ended. verdicts: recorded ones; effects: computed from the trials, by hypothesis."""
+    """The row of a study that has ended, from its plan, its trials and its recorded verdicts."""
     by_hypothesis = {record.hypothesis: record for record in verdicts}
     confirms = role == "confirm"
     rows = []
     for asked in plan.hypotheses:
-        effect = effects.get(asked.id)
-        if not isinstance(effect, Effect) or asked.metric != aim.metric:
-            continue
         record = by_hypothesis.get(asked.id)
+        if record is None or record.effect is None or asked.metric != aim.metric:
+            continue
+        effect = record.effect
         rows.append(
             EffectSeen(
                 statement=asked.statement,
@@ -218,7 +216,7 @@ def study_seen(
                 low=_short(effect.low),
                 high=_short(effect.high),
                 level=_short(effect.level),
-                verdict=record.verdict if confirms and record is not None else None,
+                verdict=record.verdict if confirms else None,
             )
         )
     return StudySeen(
@@ -231,7 +229,9 @@ def study_seen(
         screen=any(stage.kind is StageKind.SCREEN for stage in plan.stages),
         arms=tuple(_arm(plan, aim, arm.name, trials) for arm in plan.arms if any(t.arm == arm.name for t in trials)),
         effects=tuple(rows),
-        sentinels=tuple(sorted(set(sentinels))),
+        sentinels=tuple(
+            sorted({record.reason.partition(":")[0] for record in verdicts if record.verdict is Verdict.INVALID})
+        ),
         unfit=_unfit(aim, trials, verdicts),
         trials=len(trials),
         wall_s=round(wall_s, 3),

@@ -32,11 +32,17 @@ class CampaignStatus(StrEnum):
 
 
 class CampaignRecord(BaseModel):
-    """One campaign as SQL has it. goal: the goal file's fields; options: those of its studies."""
+    """One campaign as SQL has it.
+
+    goal: the goal file's fields. aim: what they mean on its instrument (`researcher.campaign.goal.Aim`). options: those of its
+    studies. schedule: its timetable, and whether a daemon carries it.
+    """
 
     id: str
     goal: dict[str, Any]
+    aim: dict[str, Any]
     options: StudyOptions = StudyOptions()
+    schedule: dict[str, Any] = {}
     status: CampaignStatus
     reason: str | None = None
     stop_requested: bool = False
@@ -74,7 +80,7 @@ class DecisionRecord(BaseModel):
     """
 
     seq: int
-    at: float
+    at: float = 0.0
     saw_digest: str
     saw: dict[str, Any]
     strategist: str

@@ -269,6 +269,10 @@ class StudyRecord(BaseModel):
     created_at: float
     updated_at: float
     ended_at: float | None = None
+    campaign_id: str | None = None
+    """The campaign that it is part of, with its hypothesis there and its role."""
+    hypothesis_id: str | None = None
+    role: Literal["explore", "confirm"] | None = None
 
     @property
     def request(self) -> StudyRequest | None:

@@ -71,8 +71,8 @@ def write_report(data: StudyData, folder: Path) -> Written:
 def render(whole: Page) -> dict[str, tuple[str, str]]:
     """File name and text by kind."""
     found = {
-        "markdown": ("report.md", _tidy(_markdown().get_template("report.md.jinja").render(page=whole))),
-        "html": ("report.html", _html().get_template("report.html.jinja").render(page=whole).lstrip()),
+        "markdown": ("report.md", tidy(markdown_templates().get_template("report.md.jinja").render(page=whole))),
+        "html": ("report.html", html_templates().get_template("report.html.jinja").render(page=whole).lstrip()),
     }
     for kind, svg in (("curves", whole.curves), ("effects", whole.effects)):
         if svg:
@@ -105,7 +105,8 @@ def wording() -> str:
 
 
 @cache
-def _markdown() -> Environment:
+def markdown_templates() -> Environment:
+    """Templates of Markdown files; `t` quotes a text."""
     made = _environment(autoescape=False)
     made.filters["t"] = quoted
     made.globals |= {"n": _plain_claim, "code": _code, "block": _block}
@@ -121,7 +122,8 @@ def _plain() -> Environment:
 
 
 @cache
-def _html() -> Environment:
+def html_templates() -> Environment:
+    """Templates of HTML files, which escape by themselves."""
     made = _environment(autoescape=True)
     made.filters["t"] = _short
     made.globals |= {"n": _marked_claim, "code": _html_code, "drawing": Markup, "block": _html_block}
@@ -213,7 +215,7 @@ def quoted(text: str) -> str:
     return _MARKS.sub(r"\\\1", _short(text))
 
 
-def _tidy(text: str) -> str:
-    """No two blank lines in a row, none between the items of a list."""
+def tidy(text: str) -> str:
+    """Markdown with no two blank lines in a row, none between the items of a list."""
     text = re.sub(r"\n{3,}", "\n\n", text.strip() + "\n")
     return re.sub(r"(?m)^(- .*)\n\n(?=- )", r"\1\n", text)

@@ -37,10 +37,11 @@ class Ambiguous(StoreError):
 class LeaseHeld(StoreError):
     def __init__(self, resource: str, owner: str, for_s: float) -> None:
         kind, _, name = resource.partition(":")
-        if kind == "study":
+        if kind in ("study", "campaign"):
             host, _, process = owner.partition("/")
+            command = "campaign " if kind == "campaign" else ""
             text = (
-                f"process {process.partition('/')[0]} on {host} works on {name}: `researcher watch {name}` follows it, `researcher stop {name}` ends it; if that "
+                f"process {process.partition('/')[0]} on {host} works on {name}: `researcher {command}watch {name}` follows it, `researcher {command}stop {name}` ends it; if that "
                 f"process is gone, try again in {for_s:.0f} s"
             )
         else:

@@ -12,7 +12,7 @@ from researcher.models import BudgetState, LeaseInfo
 from researcher.store.errors import LeaseHeld, LeaseSuperseded, NotFound, OverBudget
 from researcher.store.retries import retried
 from researcher.store.tables import BudgetRow, LeaseRow, SpendingRow
-from researcher.store.transactions import Part, locked, study_resource
+from researcher.store.transactions import Part, locked, owned_resource
 
 
 def server_resource(url: str) -> str:
@@ -24,33 +24,36 @@ class Leases(Part):
 
     @retried
     def acquire(self, study_id: str, owner: str, ttl_s: float, *, dead_owner: str | None = None) -> int:
-        """Own a study for `ttl_s`; returns the fencing token for `fenced`.
+        """Own a study or campaign for `ttl_s`; returns the fencing token for `fenced`.
 
         dead_owner: a holder that the caller knows is dead; its lease is taken at once.
         Raises: LeaseHeld when another owner's lease is valid.
         """
         with self._db.writing() as session:
-            self._db.study_row(session, study_id)
-            before = _lease_row(session, study_resource(study_id)).owner
-            token = self._acquire(session, study_resource(study_id), owner, ttl_s, dead_owner)
-            if before not in (None, owner):
+            resource = owned_resource(study_id)
+            is_study = resource.startswith("study:")
+            if is_study:
+                self._db.study_row(session, study_id)
+            before = _lease_row(session, resource).owner
+            token = self._acquire(session, resource, owner, ttl_s, dead_owner)
+            if is_study and before not in (None, owner):
                 self._db.note(session, study_id, "taken_over", by=owner, of=before)
             return token
 
     @retried
     def renew(self, study_id: str, token: int, ttl_s: float) -> None:
         """Raises: LeaseSuperseded when the study has another owner by now."""
-        self._renew(study_resource(study_id), token, ttl_s)
+        self._renew(owned_resource(study_id), token, ttl_s)
 
     @retried
     def release(self, study_id: str, token: int) -> None:
         """Give the study back. A lease that was superseded is left alone."""
-        self._release(study_resource(study_id), token)
+        self._release(owned_resource(study_id), token)
 
     @retried
     def holder(self, study_id: str) -> LeaseInfo | None:
         """The study's owner, or None. Its lease may have expired."""
-        return self._holder(study_resource(study_id))
+        return self._holder(owned_resource(study_id))
 
     @retried
     def acquire_server(self, url: str, owner: str, ttl_s: float, *, dead_owner: str | None = None) -> int:

@@ -16,6 +16,7 @@ from __future__ import annotations
 from foundation.clock import Clock, SystemClock
 from foundation.ids import Ids, RandomIds
 from researcher.models import StudyData
+from researcher.store.campaigns import Campaigns
 from researcher.store.conclusions import Reports, Verdicts
 from researcher.store.database import connect, default_url, upgrade
 from researcher.store.errors import DatabaseRefused
@@ -38,6 +39,7 @@ class Store:
     def __init__(self, db: Transactions) -> None:
         self._db = db
         self.studies = Studies(db)
+        self.campaigns = Campaigns(db)
         self.plans = Plans(db)
         self.trials = Trials(db)
         self.verdicts = Verdicts(db)

@@ -12,7 +12,7 @@ from sqlalchemy import JSON, BigInteger, Dialect, Float, ForeignKey, ForeignKeyC
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.types import TypeDecorator
 
-SCHEMA_REVISION = "0007"
+SCHEMA_REVISION = "0008"
 """The newest migration that this code knows."""
 
 Serial = BigInteger().with_variant(Integer, "sqlite")
@@ -47,6 +47,82 @@ class StudyRow(Base):
     created_at: Mapped[float] = mapped_column(index=True)
     updated_at: Mapped[float]
     ended_at: Mapped[float | None]
+    campaign_id: Mapped[str | None] = mapped_column(index=True)
+    hypothesis_id: Mapped[str | None]
+    role: Mapped[str | None]
+
+
+class CampaignRow(Base):
+    """goal: the goal file; aim: what it means on its instrument, fixed at the start."""
+
+    __tablename__ = "campaigns"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    goal: Mapped[dict[str, Any]]
+    aim: Mapped[dict[str, Any]]
+    options: Mapped[dict[str, Any]]
+    schedule: Mapped[dict[str, Any]]
+    status: Mapped[str]
+    reason: Mapped[str | None]
+    stop_requested: Mapped[bool]
+    pause_requested: Mapped[bool]
+    created_at: Mapped[float] = mapped_column(index=True)
+    updated_at: Mapped[float]
+    ended_at: Mapped[float | None]
+
+
+class CampaignHypothesisRow(Base):
+    """Append-only: what becomes of a hypothesis is another version of it."""
+
+    __tablename__ = "campaign_hypotheses"
+
+    campaign_id: Mapped[str] = mapped_column(ForeignKey("campaigns.id"), primary_key=True)
+    id: Mapped[str] = mapped_column(primary_key=True)
+    version: Mapped[int] = mapped_column(primary_key=True)
+    seq: Mapped[int]
+    parent: Mapped[str | None]
+    claim: Mapped[str]
+    metric: Mapped[str]
+    margin: Mapped[float]
+    prediction: Mapped[str]
+    kill_if: Mapped[str]
+    status: Mapped[str]
+    because: Mapped[str]
+
+
+class DecisionRow(Base):
+    """Append-only. One row per number: a decision that was cut off is made again, and never a second time."""
+
+    __tablename__ = "decisions"
+
+    campaign_id: Mapped[str] = mapped_column(ForeignKey("campaigns.id"), primary_key=True)
+    seq: Mapped[int] = mapped_column(primary_key=True)
+    at: Mapped[float]
+    saw_digest: Mapped[str]
+    saw: Mapped[dict[str, Any]]
+    strategist: Mapped[str]
+    proposals: Mapped[Any]
+    action: Mapped[str]
+    because: Mapped[str]
+    hypothesis: Mapped[str | None]
+    study_id: Mapped[str | None]
+    role: Mapped[str | None]
+    alpha: Mapped[float | None]
+    plan: Mapped[str | None]
+    llm_calls: Mapped[Any]
+
+
+class CampaignEventRow(Base):
+    """Append-only: what people said, and what became of the campaign."""
+
+    __tablename__ = "campaign_events"
+    __table_args__ = (Index("events_of_campaign", "campaign_id", "seq"),)
+
+    seq: Mapped[int] = mapped_column(Serial, primary_key=True, autoincrement=True)
+    campaign_id: Mapped[str] = mapped_column(ForeignKey("campaigns.id"))
+    at: Mapped[float]
+    kind: Mapped[str]
+    detail: Mapped[dict[str, Any]]
 
 
 class PlanRow(Base):
@@ -256,7 +332,7 @@ class EventRow(Base):
 
 
 class LeaseRow(Base):
-    """`study:<id>` or `server:<url>`. Released rows stay, so that tokens only rise."""
+    """`study:<id>`, `campaign:<id>` or `server:<url>`. Released rows stay, so that tokens only rise."""
 
     __tablename__ = "leases"
 

@@ -47,12 +47,12 @@ class Transactions:
 
     @contextmanager
     def owning(self, study_id: str) -> Iterator[Session]:
-        """One transaction of the study's owner.
+        """One transaction of the owner of a study or campaign.
 
-        Raises: LeaseSuperseded when the study is leased and this store does not carry that lease's token.
+        Raises: LeaseSuperseded when it is leased and this store does not carry that lease's token.
         """
         with self.writing() as session:
-            resource = study_resource(study_id)
+            resource = owned_resource(study_id)
             lease = session.scalar(select(LeaseRow).where(LeaseRow.resource == resource).with_for_update())
             token = self.tokens.get(study_id)
             in_force = None if lease is None or lease.owner is None else lease.token
@@ -83,8 +83,13 @@ class Part:
         self._db = db
 
 
-def study_resource(study_id: str) -> str:
-    return f"study:{study_id}"
+CAMPAIGN = "ca"
+"""What a campaign's id begins with."""
+
+
+def owned_resource(subject: str) -> str:
+    """What is leased by the one who works on this study or campaign."""
+    return f"{'campaign' if subject.startswith(f'{CAMPAIGN}-') else 'study'}:{subject}"
 
 
 def locked(session: Session, chosen: Select[Row], first: Row) -> Row:

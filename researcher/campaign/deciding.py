@@ -1,0 +1,129 @@
+"""A decision as it is recorded: the step that was taken, what it registers, what it changes, and the study that it begins. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from researcher.campaign.graph import Decided
+from researcher.campaign.judging import Judged
+from researcher.campaign.proposals import NewHypothesis
+from researcher.campaign.records import fates_of
+from researcher.campaign.seen import Seen
+from researcher.models import (
+    CONFIRMING,
+    CampaignRecord,
+    DecisionRecord,
+    HypothesisRecord,
+    LlmCall,
+    Role,
+    StudyOptions,
+    StudyRecord,
+    StudyRequest,
+    StudyStatus,
+)
+from researcher.study.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What one decision adds to the records."""
+
+    decision: DecisionRecord
+    hypotheses: tuple[HypothesisRecord, ...]
+    study: StudyRecord | None
+
+
+def written(
+    record: CampaignRecord,
+    seen: Seen,
+    decided: Decided,
+    strategist: str,
+    calls: Sequence[LlmCall],
+    hypotheses: Sequence[HypothesisRecord],
+) -> Written:
+    """hypotheses: the newest versions before this decision. `decided` has a step."""
+    step = decided.step
+    assert step is not None
+    versions = _changed(hypotheses, seen, step)
+    asked, name = step.proposal.hypothesis, None
+    if isinstance(asked, NewHypothesis):
+        name = f"H{len(hypotheses) + 1}"
+        versions.append(_registered(name, asked, seen))
+    elif asked is not None:
+        name = asked
+    role = _role(step)
+    decision = DecisionRecord(
+        seq=seen.seq,
+        saw_digest=seen.digest(),
+        saw=seen.model_dump(mode="json"),
+        strategist=strategist,
+        proposals=[each.row() | {"chosen": each is step} for each in decided.judgements],
+        action=step.proposal.action,
+        because=step.proposal.words or step.proposal.because,
+        hypothesis=name,
+        role=role,
+        alpha=step.alpha,
+        plan=step.plan,
+        llm_calls=[call.model_dump(mode="json") for call in calls],
+    )
+    study = None if step.plan is None else _study(record, step, name, role, strategist)
+    return Written(decision, tuple(versions), study)
+
+
+def _role(step: Judged) -> Role | None:
+    if step.plan is None:
+        return None
+    return "confirm" if step.proposal.action in CONFIRMING else "explore"
+
+
+def _registered(name: str, asked: NewHypothesis, seen: Seen) -> HypothesisRecord:
+    return HypothesisRecord(
+        id=name,
+        parent=asked.parent,
+        claim=asked.claim,
+        metric=seen.aim.metric,
+        margin=seen.aim.margin,
+        prediction=asked.prediction,
+        kill_if=asked.kill_if,
+        seq=seen.seq,
+    )
+
+
+def _changed(hypotheses: Sequence[HypothesisRecord], seen: Seen, step: Judged) -> list[HypothesisRecord]:
+    """New versions of those whose fate the studies or this step have changed."""
+    fates: dict[str, Any] = dict(fates_of(hypotheses, seen.studies))
+    fates |= {name: ("dropped", why) for name, why in step.proposal.drops.items()}
+    return [
+        each.model_copy(
+            update={
+                "version": each.version + 1,
+                "seq": seen.seq,
+                "status": fates[each.id][0],
+                "because": fates[each.id][1],
+            }
+        )
+        for each in hypotheses
+        if each.id in fates and fates[each.id][0] != each.status
+    ]
+
+
+def _study(
+    record: CampaignRecord, step: Judged, hypothesis: str | None, role: Role | None, strategist: str
+) -> StudyRecord:
+    """Without an id, which the store gives."""
+    plan = Plan.model_validate_json(step.plan or "")
+    request = StudyRequest(spec=step.spec, author=strategist, because=step.proposal.because)
+    options: StudyOptions = record.options.model_copy(update={"request": request})
+    return StudyRecord(
+        id="",
+        topic=plan.question,
+        options=options,
+        status=StudyStatus.PLANNING,
+        created_at=0.0,
+        updated_at=0.0,
+        campaign_id=record.id,
+        hypothesis_id=hypothesis,
+        role=role,
+    )

@@ -1,0 +1,62 @@
+"""One decision as a LangGraph graph: propose → judge → propose again with the problems, or choose.
+
+The strategist's own conversation, where it has one, is checkpointed by itself; what comes out here is written to SQL in one
+transaction by the caller, so that a decision that was cut off is made again from the same input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypedDict
+
+from langgraph.graph import END, START, StateGraph
+
+from researcher.campaign.judging import Judged, StudyPlanner, all_problems, chosen, judged
+from researcher.campaign.proposals import Proposal
+from researcher.campaign.seen import Seen
+from researcher.campaign.strategist import Strategist
+
+ATTEMPTS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """The step that is taken, and every proposal that was judged. step None: none could be, and `problems` says why."""
+
+    step: Judged | None
+    judgements: tuple[Judged, ...]
+    problems: tuple[str, ...]
+
+
+class _State(TypedDict, total=False):
+    attempt: int
+    problems: tuple[str, ...]
+    proposals: Sequence[Proposal]
+    judgements: tuple[Judged, ...]
+    step: Judged | None
+
+
+async def decide(seen: Seen, strategist: Strategist, planner: StudyPlanner) -> Decided:
+    """Raises: what the strategist raises where it cannot be asked."""
+
+    async def propose(state: _State) -> _State:
+        asked = seen.model_copy(update={"problems": state.get("problems", ())})
+        return {"proposals": await strategist.propose(asked), "attempt": state.get("attempt", 0) + 1}
+
+    async def judge(state: _State) -> _State:
+        found = tuple(judged(each, seen, planner) for each in state["proposals"])
+        problems = all_problems(found) or ("propose at least one step",)
+        return {"judgements": found, "problems": problems, "step": chosen(found)}
+
+    def after(state: _State) -> Literal["propose", "__end__"]:
+        return "propose" if state["step"] is None and state["attempt"] < ATTEMPTS else END
+
+    nodes: Any = StateGraph(_State)
+    nodes.add_node("propose", propose)
+    nodes.add_node("judge", judge)
+    nodes.add_edge(START, "propose")
+    nodes.add_edge("propose", "judge")
+    nodes.add_conditional_edges("judge", after)
+    state = await nodes.compile().ainvoke(_State())
+    return Decided(state["step"], state["judgements"], state["problems"])

@@ -1,0 +1,78 @@
+"""Code's word on proposals: rules, plan, price, expected information; and which of them is carried out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from pydantic import ValidationError
+
+from foundation.strict import explain
+from researcher.campaign.honesty import alpha_of, baseline_of, completed, problems_of, too_little
+from researcher.campaign.proposals import Judged, Proposal, information
+from researcher.campaign.seen import Seen
+from researcher.design.pricing import Price
+from researcher.models import CONFIRMING, STUDIES, Role
+from researcher.refusals import PlanningRefused
+from researcher.study.plan import Plan
+from researcher.study.spec import StudySpec
+
+
+class StudyPlanner(Protocol):
+    """Makes plans on a campaign's instrument, with what is known of its machine."""
+
+    def plan(self, spec: StudySpec, *, role: Role, alpha: float | None) -> tuple[Plan, Price]:
+        """alpha: what a confirmation spends; None in explorations. Raises: PlanningRefused."""
+
+
+def judged(proposal: Proposal, seen: Seen, planner: StudyPlanner) -> Judged:
+    """The proposal with its plan, price and information, or with all that is wrong with it."""
+    problems = problems_of(proposal, seen)
+    if problems or proposal.action not in STUDIES:
+        return Judged(proposal=proposal, problems=tuple(problems))
+    fields = completed(proposal, seen)
+    if (spent := too_little(fields["budget"])) != "":
+        return Judged(proposal=proposal, problems=(spent,))
+    try:
+        spec = StudySpec.model_validate(fields)
+    except ValidationError as error:
+        return Judged(proposal=proposal, problems=tuple(str(problem) for problem in explain(error, StudySpec)))
+    confirms = proposal.action in CONFIRMING
+    alpha = alpha_of(seen.confirmations + 1) if confirms else None
+    try:
+        plan, price = planner.plan(spec, role="confirm" if confirms else "explore", alpha=alpha)
+    except PlanningRefused as error:
+        return Judged(proposal=proposal, problems=(str(error),))
+    if plan.hypotheses[0].metric != seen.aim.metric or plan.hypotheses[0].margin != seen.aim.margin:
+        return Judged(proposal=proposal, problems=("metric and margin are the goal's, and the plan has others",))
+    return Judged(
+        proposal=proposal,
+        plan=plan.canonical(),
+        spec=spec.document(),
+        alpha=alpha,
+        trials=price.trials,
+        cost_s=sum(price.wall_s) / 2,
+        bits=information(plan, seen),
+        baseline=baseline_of(plan, seen) if confirms else "",
+    )
+
+
+def chosen(judgements: Sequence[Judged]) -> Judged | None:
+    """The study with the most expected information per hour; without one, the first other step. None where all are wrong.
+
+    A step that needs a person or ends the campaign is taken where no study is left, or where it is the only proposal.
+    """
+    sound = [each for each in judgements if not each.problems]
+    studies = [each for each in sound if each.plan is not None]
+    if studies:
+        return max(studies, key=lambda each: each.rank)
+    return sound[0] if sound else None
+
+
+def all_problems(judgements: Sequence[Judged]) -> tuple[str, ...]:
+    """Each problem after its proposal's number, for another attempt."""
+    return tuple(
+        f"proposal {number} ({each.proposal.action}): {problem}"
+        for number, each in enumerate(judgements, start=1)
+        for problem in each.problems
+    )

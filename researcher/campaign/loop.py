@@ -1,0 +1,179 @@
+"""A campaign from its goal to its answer: decide, run the study, look at what it found, decide again.
+
+The position is read from the records each time, so that a loop killed at any instruction goes on where it was: a decision is one
+transaction with the study that it begins, and a study goes on by its own records.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from foundation.clock import Clock
+from researcher.campaign.deciding import written
+from researcher.campaign.goal import CampaignGoal
+from researcher.campaign.graph import Decided, decide
+from researcher.campaign.judging import Judged, StudyPlanner
+from researcher.campaign.proposals import Proposal
+from researcher.campaign.records import observe
+from researcher.campaign.report import write_campaign_report
+from researcher.campaign.strategist import Strategist
+from researcher.models import CONFIRMING, CampaignRecord, CampaignStatus, DecisionRecord, StudyStatus
+from researcher.schedule.timetable import Timetable
+from researcher.store.store import Store
+from researcher.study.plan import Plan
+
+RULES = "rules"
+"""Author of decisions that follow from the budget or the calendar."""
+_MOST_FAILED = 2
+"""Studies in a row that come to nothing, after which a person has to look."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """How a study's work ended for now. ended: it is over; else it waits, for the reason given."""
+
+    ended: bool
+    reason: str
+
+
+class StudyRunner(Protocol):
+    """Carries out one study of the campaign, from wherever it is."""
+
+    def __call__(self, study_id: str, plan: Plan) -> Awaitable[Rest]:
+        """Raises: what keeps the study from going on here (no server, no disk); it is tried again later."""
+
+
+@dataclass(frozen=True, slots=True)
+class CampaignOutcome:
+    """How the campaign's work ended. report: the folder with report.md and report.html."""
+
+    status: CampaignStatus
+    reason: str
+    report: Path | None = None
+
+
+class CampaignLoop:
+    """Carries out one campaign for its owner: `store` is fenced by the campaign's lease."""
+
+    def __init__(
+        self,
+        store: Store,
+        strategist: Strategist,
+        planner: StudyPlanner,
+        run_study: StudyRunner,
+        clock: Clock,
+        reports: Path,
+        tell: Callable[[str], None],
+    ) -> None:
+        self._store = store
+        self._strategist = strategist
+        self._planner = planner
+        self._run_study = run_study
+        self._clock = clock
+        self._reports = reports
+        self._tell = tell
+
+    async def carry_out(self, campaign_id: str) -> CampaignOutcome:
+        """Run what is left of the campaign. Returns when it is done, was asked to stop, or waits for a person or a window."""
+        while True:
+            record = await asyncio.to_thread(self._store.campaigns.get, campaign_id)
+            if record.status.ended:
+                return self._rest(record, record.status, record.reason or "")
+            if record.stop_requested:
+                return self._rest(
+                    record, CampaignStatus.STOPPED, "stopped on request; `researcher campaign resume` goes on"
+                )
+            if record.pause_requested:
+                return self._rest(
+                    record, CampaignStatus.WAITING, "paused on request; `researcher campaign resume` goes on"
+                )
+            outcome = await self._next(record)
+            if outcome is not None:
+                return outcome
+
+    async def _next(self, record: CampaignRecord) -> CampaignOutcome | None:
+        """One step: go on with the study that is not over, or decide. None: look again."""
+        decisions = self._store.campaigns.decisions(record.id)
+        last = decisions[-1] if decisions else None
+        if last is not None and last.action == "conclude":
+            return self._rest(record, CampaignStatus.DONE, last.because)
+        if last is not None and (waits := self._waits(record, last)):
+            return self._rest(record, CampaignStatus.WAITING, waits)
+        if last is not None and last.study_id is not None and not self._ended(last.study_id):
+            self._set(record, CampaignStatus.RUNNING, f"study {last.study_id}: {last.because}")
+            rest = await self._run_study(last.study_id, Plan.model_validate_json(last.plan or ""))
+            write_campaign_report(self._store, record.id, self._reports)
+            return None if rest.ended else self._rest(record, CampaignStatus.WAITING, rest.reason)
+        if reason := self._keeps_failing(decisions):
+            return self._rest(record, CampaignStatus.FAILED, reason)
+        return await self._decide(record)
+
+    async def _decide(self, record: CampaignRecord) -> CampaignOutcome | None:
+        seen = observe(self._store, record.id)
+        hypotheses = self._store.campaigns.hypotheses(record.id, before=seen.seq)
+        timetable = Timetable.of_record(record.schedule)
+        if timetable.over(self._clock.now()):
+            step = Judged(proposal=Proposal(action="conclude", because="its days are over", words=self._days_over()))
+            decided, author = Decided(step, (step,), ()), RULES
+        else:
+            self._set(record, CampaignStatus.RUNNING, "deciding what to ask next")
+            decided, author = await decide(seen, self._strategist, self._planner), self._strategist.name
+        if decided.step is None:
+            reason = f"no proposal of {author} could be carried out: {'; '.join(decided.problems)[:1000]}"
+            return self._rest(record, CampaignStatus.FAILED, reason)
+        calls = self._strategist.calls()
+        add = written(record, seen, decided, author, calls, hypotheses)
+        made = self._store.campaigns.decide(record.id, add.decision, add.hypotheses, add.study)
+        self._tell(f"decision {made.seq}: {made.action}. {made.because}")
+        return None
+
+    def _days_over(self) -> str:
+        return "The campaign's days are over: the report says what was found by then."
+
+    def _waits(self, record: CampaignRecord, last: DecisionRecord) -> str:
+        """What it waits for a person to say; empty: nothing."""
+        goal = CampaignGoal.model_validate(record.goal)
+        if last.action in ("ask", "new_instrument"):
+            answered = self._answers(record, last)
+            how = f"`researcher campaign tell {record.id} TEXT` answers"
+            return "" if answered else f"asks: {last.because} ({how})"
+        gated = (
+            goal.approve == "study"
+            or (goal.approve == "confirm" and last.action in CONFIRMING)
+            or (goal.approve == "campaign" and last.seq == 1)
+        )
+        if not gated or last.study_id is None or self._ended(last.study_id) or self._approved(record, last):
+            return ""
+        how = f"`researcher campaign approve {record.id}`, `veto` or `tell`"
+        return f"waits for a person's word on {last.action} {last.study_id}: {how}"
+
+    def _approved(self, record: CampaignRecord, last: DecisionRecord) -> bool:
+        approved = self._store.campaigns.events(record.id, "approved", "vetoed")
+        return any(event.detail.get("decision") == last.seq for event in approved)
+
+    def _answers(self, record: CampaignRecord, last: DecisionRecord) -> bool:
+        return any(event.at >= last.at for event in self._store.campaigns.events(record.id, "told", "answered"))
+
+    def _ended(self, study_id: str) -> bool:
+        return self._store.studies.get(study_id).status.ended
+
+    def _keeps_failing(self, decisions: list[DecisionRecord]) -> str:
+        """Why a person has to look; empty where the last studies were carried out."""
+        studies = [self._store.studies.get(each.study_id) for each in decisions if each.study_id][-_MOST_FAILED:]
+        if len(studies) == _MOST_FAILED and all(study.status is StudyStatus.FAILED for study in studies):
+            return f"the last {_MOST_FAILED} studies failed; the last: {studies[-1].reason}"
+        return ""
+
+    def _rest(self, record: CampaignRecord, status: CampaignStatus, reason: str) -> CampaignOutcome:
+        folder = write_campaign_report(self._store, record.id, self._reports, status=status, reason=reason)
+        if record.status is not status or record.reason != reason:
+            self._store.campaigns.set_status(record.id, status, reason)
+        return CampaignOutcome(status, reason, folder)
+
+    def _set(self, record: CampaignRecord, status: CampaignStatus, reason: str) -> None:
+        if (record.status, record.reason) != (status, reason):
+            self._store.campaigns.set_status(record.id, status, reason)

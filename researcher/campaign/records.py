@@ -1,0 +1,181 @@
+"""From the records to what a decision sees, and back: the same records give the same `Seen`, at any later time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from researcher.campaign.goal import Aim, CampaignGoal
+from researcher.campaign.honesty import RESERVED
+from researcher.campaign.seen import HypothesisSeen, Left, Said, Seen, StudySeen, study_seen
+from researcher.models import (
+    STUDIES,
+    CampaignEvent,
+    CampaignRecord,
+    DecisionRecord,
+    Fate,
+    HypothesisRecord,
+    StudyStatus,
+    TrialRecord,
+    VerdictRecord,
+)
+from researcher.store.store import Store
+from researcher.study.plan import Plan
+
+_WORDS = ("told", "vetoed", "amended", "answered")
+
+
+def observe(store: Store, campaign_id: str, seq: int | None = None, *, heard: int | None = None) -> Seen:
+    """What the next decision sees, or what that of this number saw.
+
+    heard: the last line of the journal that it had read; None: all that is there. Every study before it has to have ended.
+    """
+    record = store.campaigns.get(campaign_id)
+    decisions = [each for each in store.campaigns.decisions(campaign_id) if seq is None or each.seq < seq]
+    number = seq or len(decisions) + 1
+    studies = [_study(store, record, each) for each in decisions if each.action in STUDIES]
+    events = [event for event in store.campaigns.events(campaign_id, *_WORDS) if heard is None or event.seq <= heard]
+    return seen_of(record, number, studies, store.campaigns.hypotheses(campaign_id, before=number), events, decisions)
+
+
+def seen_of(
+    record: CampaignRecord,
+    number: int,
+    studies: Sequence[StudySeen],
+    hypotheses: Sequence[HypothesisRecord],
+    events: Sequence[CampaignEvent],
+    decisions: Sequence[DecisionRecord],
+) -> Seen:
+    """Pure. events: what people said."""
+    goal = CampaignGoal.model_validate(record.goal)
+    fates = fates_of(hypotheses, studies)
+    return Seen(
+        campaign=record.id,
+        seq=number,
+        goal=goal.goal,
+        aim=Aim.model_validate(record.aim),
+        hypotheses=tuple(
+            HypothesisSeen(
+                id=each.id,
+                parent=each.parent,
+                claim=each.claim,
+                prediction=each.prediction,
+                kill_if=each.kill_if,
+                status=fates.get(each.id, (each.status, ""))[0],
+            )
+            for each in hypotheses
+        ),
+        studies=tuple(studies),
+        left=left_of(limits_of(goal, events), studies, decisions),
+        said=tuple(_said(event) for event in events),
+    )
+
+
+def limits_of(goal: CampaignGoal, events: Sequence[CampaignEvent]) -> dict[str, float | None]:
+    """The budget's limits, as people have amended them since."""
+    found: dict[str, float | None] = goal.budget.model_dump()
+    found |= {name: getattr(goal.budget, name) for name in found}  # as numbers: a dump writes them as people do
+    for event in events:
+        if event.kind == "amended":
+            found |= {str(name): float(value) for name, value in event.detail.get("budget", {}).items()}
+    return found
+
+
+def left_of(
+    limits: Mapping[str, float | None], studies: Sequence[StudySeen], decisions: Sequence[DecisionRecord]
+) -> Left:
+    """What is left after these studies and decisions."""
+    asked = [call for each in decisions for call in each.llm_calls]
+    spent = {
+        "wall": sum(study.wall_s for study in studies),
+        "trials": float(sum(study.trials for study in studies)),
+        "tokens": sum(study.tokens for study in studies),
+        "llm_tokens": float(sum(call["prompt_tokens"] + call["completion_tokens"] for call in asked)),
+        "money": sum(call["cost"] or 0.0 for call in asked),
+    }
+    left = {name: None if limits[name] is None else max(0.0, float(limits[name] or 0) - spent[name]) for name in spent}
+    confirmed = [study for study in studies if study.confirms]
+    return Left(
+        wall_s=_rounded(left["wall"]),
+        trials=None if left["trials"] is None else int(left["trials"]),
+        tokens=_rounded(left["tokens"]),
+        llm_tokens=_rounded(left["llm_tokens"]),
+        money=_rounded(left["money"]),
+        reserved_wall_s=_reserved(limits["wall"], sum(study.wall_s for study in confirmed)),
+        reserved_trials=_reserved(limits["trials"], sum(study.trials for study in confirmed)),
+    )
+
+
+def _reserved(limit: float | None, confirmed: float) -> float:
+    return 0.0 if limit is None else round(max(0.0, RESERVED * limit - confirmed), 3)
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 6)
+
+
+def fates_of(hypotheses: Sequence[HypothesisRecord], studies: Sequence[StudySeen]) -> dict[str, tuple[Fate, str]]:
+    """What the studies so far have made of each hypothesis that they tested, and by which study; the last one counts."""
+    dropped = {each.id for each in hypotheses if each.status == "dropped"}
+    found: dict[str, tuple[Fate, str]] = {}
+    for study in studies:
+        if study.hypothesis not in dropped:
+            found[study.hypothesis] = _fate(study)
+    return found
+
+
+def _fate(study: StudySeen) -> tuple[Fate, str]:
+    if study.status == StudyStatus.STOPPED and not any(arm.n for arm in study.arms):
+        return "dropped", f"{study.study} was stopped before a trial was finished"
+    if study.unfit:
+        return "invalid", f"{study.study}: {study.unfit}"
+    if not study.confirms:
+        return "explored", f"{study.study} explored it, and gives no verdict"
+    verdict: Fate = "inconclusive" if study.verdict is None else study.verdict.value
+    return verdict, f"{study.study} found it {verdict}"
+
+
+def _study(store: Store, record: CampaignRecord, decision: DecisionRecord) -> StudySeen:
+    """The row of a study that has ended."""
+    assert decision.study_id is not None
+    study = store.studies.get(decision.study_id)
+    plan = Plan.model_validate_json(decision.plan or "") if study.plan_version is None else store.plans.get(study.id)
+    trials: list[TrialRecord] = store.trials.all(study.id, series=())
+    verdicts: list[VerdictRecord] = store.verdicts.all(study.id)
+    spent = {budget.kind: budget.spent for budget in store.budgets.all(study.id)}
+    return row_of(decision, record, study.status, plan, trials, verdicts, spent)
+
+
+def row_of(
+    decision: DecisionRecord,
+    record: CampaignRecord,
+    status: str,
+    plan: Plan,
+    trials: Sequence[TrialRecord],
+    verdicts: Sequence[VerdictRecord],
+    spent: Mapping[str, float],
+) -> StudySeen:
+    """Pure. spent: of the study's budgets, by kind."""
+    assert decision.role is not None
+    return study_seen(
+        seq=decision.seq,
+        study_id=decision.study_id or "",
+        action=decision.action,
+        role=decision.role,
+        hypothesis=decision.hypothesis or "",
+        status=status,
+        alpha=decision.alpha,
+        aim=Aim.model_validate(record.aim),
+        plan=plan,
+        trials=trials,
+        verdicts=verdicts,
+        wall_s=spent.get("wall_s", 0.0),
+        tokens=spent.get("tokens", 0.0),
+    )
+
+
+def _said(event: CampaignEvent) -> Said:
+    detail: dict[str, Any] = event.detail
+    return Said.model_validate(
+        {"kind": event.kind, "words": detail.get("words", ""), "by": detail.get("by", ""), "seq": event.seq}
+    )

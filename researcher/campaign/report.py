@@ -1,0 +1,220 @@
+"""A campaign's report: the answer, the best configuration, every hypothesis, every decision, and what it cost.
+
+It is made from records alone, so that `verify` renders it again and compares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from foundation.paths import write_atomically
+from researcher.campaign.builtin import words_of
+from researcher.campaign.goal import CampaignGoal
+from researcher.campaign.honesty import supports
+from researcher.campaign.records import fates_of, observe
+from researcher.campaign.seen import EffectSeen, Seen, StudySeen
+from researcher.models import CampaignRecord, CampaignStatus, DecisionRecord, HypothesisRecord
+from researcher.report.writer import digest, html_templates, markdown_templates, tidy
+from researcher.store.store import Store
+
+REPORT = "report"
+"""The event that keeps the digests of the files that were written last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """A hypothesis in the tree. depth: how far below a root; fate, because: what became of it."""
+
+    hypothesis: HypothesisRecord
+    depth: int
+    fate: str
+    because: str
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A decision as the report tells it. study: what its study found, where there was one and it has ended."""
+
+    decision: DecisionRecord
+    study: StudySeen | None
+    offers: list[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CampaignPage:
+    """All of a campaign's report but its words."""
+
+    record: CampaignRecord
+    goal: CampaignGoal
+    seen: Seen
+    status: CampaignStatus
+    reason: str
+    answer: list[str]
+    tree: list[Branch]
+    steps: list[Step]
+    unknown: list[str]
+    best: str
+    spent: list[tuple[str, str, str]]
+    """What, how much was spent, and how much is left."""
+
+
+def campaign_page(
+    store: Store, campaign_id: str, *, status: CampaignStatus | None = None, reason: str | None = None
+) -> CampaignPage:
+    """status, reason: where they are about to be recorded."""
+    record = store.campaigns.get(campaign_id)
+    decisions, seen = store.campaigns.decisions(campaign_id), observe(store, campaign_id)
+    hypotheses = store.campaigns.hypotheses(campaign_id)
+    by_seq = {study.seq: study for study in seen.studies}
+    ended = status or record.status
+    return CampaignPage(
+        record=record,
+        goal=CampaignGoal.model_validate(record.goal),
+        seen=seen,
+        status=ended,
+        reason=(record.reason if reason is None else reason) or "",
+        answer=_answer(seen, decisions, ended),
+        tree=_tree(hypotheses, seen),
+        steps=[Step(each, by_seq.get(each.seq), _offers(each)) for each in decisions],
+        unknown=_unknown(seen),
+        best=words_of(seen.incumbent),
+        spent=_spent(seen, record, decisions),
+    )
+
+
+def write_campaign_report(
+    store: Store,
+    campaign_id: str,
+    reports: Path,
+    *,
+    status: CampaignStatus | None = None,
+    reason: str | None = None,
+) -> Path:
+    """Write report.md and report.html over earlier ones, and keep their digests; returns their folder."""
+    folder = reports / campaign_id
+    folder.mkdir(parents=True, exist_ok=True)
+    files = rendered(campaign_page(store, campaign_id, status=status, reason=reason))
+    for name, text in files.items():
+        write_atomically(folder / name, text.encode())
+    digests = {name: digest(text.encode()) for name, text in files.items()}
+    earlier = store.campaigns.events(campaign_id, REPORT)
+    if not earlier or earlier[-1].detail["files"] != digests:
+        store.campaigns.record(campaign_id, REPORT, {"files": digests, "status": status, "reason": reason})
+    return folder
+
+
+def rendered(page: CampaignPage) -> dict[str, str]:
+    """File name and text."""
+    words: dict[str, Any] = {"page": page, "short": short, "effect": effect_text, "levels": words_of}
+    return {
+        "report.md": tidy(markdown_templates().get_template("campaign.md.jinja").render(**words)),
+        "report.html": html_templates().get_template("campaign.html.jinja").render(**words).lstrip(),
+    }
+
+
+def _answer(seen: Seen, decisions: Sequence[DecisionRecord], status: CampaignStatus) -> list[str]:
+    """The answer in two or three sentences that a colleague would say."""
+    found: list[str] = []
+    confirmed = [study for study in seen.studies if supports(study)]
+    if confirmed:
+        last = confirmed[-1]
+        found.append(f"{_upper(words_of(seen.incumbent))} is the best that was confirmed.")
+        found.append(f"{effect_text(last.effects[0], seen)} ({last.study}, on seeds that no exploration had used).")
+    elif any(study.confirms for study in seen.studies):
+        found.append("Nothing was confirmed to be better than the default.")
+        tried = [study for study in seen.studies if study.confirms and study.effects]
+        found += (
+            [f"{effect_text(tried[-1].effects[0], seen)}: {tried[-1].verdict} ({tried[-1].study})."] if tried else []
+        )
+    else:
+        found.append("Nothing was confirmed, so no claim is made.")
+    if not status.ended:
+        found.append("The campaign goes on: this is what is known so far.")
+    elif decisions and decisions[-1].action == "conclude":
+        found.append(decisions[-1].because)
+    return found
+
+
+def effect_text(effect: EffectSeen, seen: Seen) -> str:
+    """An effect in a sentence without its full stop."""
+    way = "rises" if effect.diff >= 0 else "falls"
+    level = f"{100 * effect.level:.4g} %"
+    return (
+        f"{_upper(seen.aim.metric)} {way} by {short(abs(effect.diff))} ({level} CI {short(effect.low)} to {short(effect.high)}) "
+        f"with {effect.treatment} against {effect.baseline}"
+    )
+
+
+def _upper(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def short(value: float | None) -> str:
+    """Three digits, as people read them."""
+    return "–" if value is None else f"{value:.3g}"
+
+
+def _tree(hypotheses: Sequence[HypothesisRecord], seen: Seen) -> list[Branch]:
+    """Every hypothesis below its parent."""
+    fates = fates_of(hypotheses, seen.studies)
+    below: dict[str | None, list[HypothesisRecord]] = {}
+    for each in hypotheses:
+        below.setdefault(each.parent, []).append(each)
+    found: list[Branch] = []
+
+    def add(parent: str | None, depth: int) -> None:
+        for each in below.get(parent, []):
+            fate, because = fates.get(each.id, (each.status, each.because))
+            if each.status == "dropped":
+                fate, because = "dropped", each.because
+            found.append(Branch(each, depth, "not tested" if fate == "open" else fate, because))
+            add(each.id, depth + 1)
+
+    add(None, 0)
+    return found
+
+
+def _offers(decision: DecisionRecord) -> list[dict[str, Any]]:
+    """The proposals, highest rank first."""
+    return sorted(decision.proposals, key=lambda each: (not each["chosen"], -each["rank"]))
+
+
+def _unknown(seen: Seen) -> list[str]:
+    """What the campaign leaves open."""
+    varied = {name for study in seen.studies for arm in study.arms for name in arm.levels}
+    idle = [factor.name for factor in seen.aim.factors if factor.name not in varied]
+    found = [f"Never varied: {', '.join(idle)}."] if idle else []
+    partly = [
+        f"{factor.name} at {', '.join(str(level) for level in factor.levels if level not in _tried(seen, factor.name, factor.default))}"
+        for factor in seen.aim.factors
+        if factor.name in varied and set(factor.levels) - _tried(seen, factor.name, factor.default)
+    ]
+    found += [f"Levels in reach that no trial had: {'; '.join(partly)}."] if partly else []
+    unfit = [f"{study.study} ({study.unfit})" for study in seen.studies if study.unfit]
+    found += [f"Results that support no claim: {'; '.join(unfit)}."] if unfit else []
+    found.append(
+        f"Whether the answer holds on another model, instrument or length of training than {seen.aim.instrument}'s."
+    )
+    return found
+
+
+def _tried(seen: Seen, name: str, default: Any) -> set[Any]:
+    return {default} | {arm.levels[name] for study in seen.studies for arm in study.arms if name in arm.levels}
+
+
+def _spent(seen: Seen, record: CampaignRecord, decisions: Sequence[DecisionRecord]) -> list[tuple[str, str, str]]:
+    calls = [call for each in decisions for call in each.llm_calls]
+    llm = sum(call["prompt_tokens"] + call["completion_tokens"] for call in calls)
+    wall, trials = sum(study.wall_s for study in seen.studies), sum(study.trials for study in seen.studies)
+    left = seen.left
+    rows = [
+        ("wall time of trials", f"{wall / 60:.1f} min", "" if left.wall_s is None else f"{left.wall_s / 60:.1f} min"),
+        ("trials", str(trials), "" if left.trials is None else str(left.trials)),
+        ("tokens of the strategist's LLM", str(llm), "" if left.llm_tokens is None else f"{left.llm_tokens:.0f}"),
+    ]
+    if tokens := sum(study.tokens for study in seen.studies):
+        rows.append(("tokens of agents' calls", f"{tokens:.0f}", "" if left.tokens is None else f"{left.tokens:.0f}"))
+    return rows

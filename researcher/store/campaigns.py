@@ -1,0 +1,231 @@
+"""Campaigns, their hypotheses and decisions, and what people say to them. Append-only but for a campaign's status."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from researcher.models import (
+    CampaignEvent,
+    CampaignRecord,
+    CampaignStatus,
+    DecisionRecord,
+    HypothesisRecord,
+    StudyOptions,
+    StudyRecord,
+    StudyStatus,
+)
+from researcher.store.errors import Ambiguous, NotFound, WrongState
+from researcher.store.retries import retried
+from researcher.store.tables import (
+    CampaignEventRow,
+    CampaignHypothesisRow,
+    CampaignRow,
+    DecisionRow,
+    ScheduleRow,
+    StudyRow,
+)
+from researcher.store.transactions import CAMPAIGN, Part, readable
+
+
+class Campaigns(Part):
+    """Decisions, hypotheses and the status are written by the campaign's owner; requests and words by anyone."""
+
+    @retried
+    def create(
+        self,
+        goal: Mapping[str, Any],
+        aim: Mapping[str, Any],
+        options: StudyOptions,
+        schedule: Mapping[str, Any],
+    ) -> str:
+        """schedule: the timetable, and whether a daemon carries it, as of a study."""
+        campaign_id, now = self._db.ids.new(CAMPAIGN), self._db.clock.now()
+        made = CampaignRecord(
+            id=campaign_id,
+            goal=dict(goal),
+            aim=dict(aim),
+            options=options,
+            schedule=dict(schedule),
+            status=CampaignStatus.RUNNING,
+            created_at=now,
+            updated_at=now,
+        )
+        with self._db.writing() as session:
+            session.add(CampaignRow(**made.model_dump(mode="json")))
+        return campaign_id
+
+    @retried
+    def get(self, campaign_id: str) -> CampaignRecord:
+        """Raises: NotFound."""
+        with readable("the row of the campaign"), self._db.reading() as session:
+            return CampaignRecord.model_validate(_row(session, campaign_id), from_attributes=True)
+
+    @retried
+    def all(self) -> list[CampaignRecord]:
+        """All of them, newest first."""
+        with readable("the rows of campaigns"), self._db.reading() as session:
+            rows = session.scalars(select(CampaignRow).order_by(CampaignRow.created_at.desc(), CampaignRow.id))
+            return [CampaignRecord.model_validate(row, from_attributes=True) for row in rows]
+
+    @retried
+    def resolve(self, reference: str) -> str:
+        """The id that `latest`, an id or its beginning (with or without `ca-`) means. Raises: NotFound, Ambiguous."""
+        known, start = [each.id for each in self.all()], f"{CAMPAIGN}-"
+        if not known:
+            raise NotFound("there are no campaigns yet; begin with `researcher campaign start GOAL.yaml`")
+        if reference == "latest" or reference in known:
+            return known[0] if reference == "latest" else reference
+        wanted = reference.removeprefix(start)
+        found = [name for name in known if wanted and name.removeprefix(start).startswith(wanted)]
+        if not found:
+            raise NotFound(f"no campaign begins with {reference!r}; `researcher campaign list` shows all")
+        if len(found) > 1:
+            raise Ambiguous(f"{reference!r} fits {', '.join(found)}; give more of the id")
+        return found[0]
+
+    @retried
+    def set_status(self, campaign_id: str, status: CampaignStatus, reason: str | None = None) -> None:
+        with self._db.owning(campaign_id) as session:
+            row = _row(session, campaign_id)
+            if (row.status, row.reason) != (status, reason):
+                self._note(session, campaign_id, "status", {"status": status, "because": reason})
+            row.status, row.reason, row.updated_at = status, reason, self._db.clock.now()
+            row.ended_at = self._db.clock.now() if status.ended else None
+
+    # -- decisions --------------------------------------------------------------------------------------------------------
+
+    @retried
+    def decide(
+        self,
+        campaign_id: str,
+        decision: DecisionRecord,
+        hypotheses: Sequence[HypothesisRecord],
+        study: StudyRecord | None,
+    ) -> DecisionRecord:
+        """Write a decision with the hypotheses that it registers or changes and the study that it begins: all or nothing.
+
+        study: without an id; the record that is returned has it. A decision of that number that is there already stands,
+        and is returned instead.
+        """
+        now = self._db.clock.now()
+        with self._db.owning(campaign_id) as session:
+            there = session.get(DecisionRow, (campaign_id, decision.seq))
+            if there is not None:
+                return _decision(there)
+            schedule = dict(_row(session, campaign_id).schedule)
+            made = decision.model_copy(update={"at": now})
+            if study is not None:
+                study_id = self._db.ids.new("st")
+                made = made.model_copy(update={"study_id": study_id})
+                kept = study.model_copy(update={"id": study_id, "created_at": now, "updated_at": now})
+                session.add(StudyRow(**kept.model_dump(mode="json", exclude={"plan_version"})))
+                session.flush()
+                timetable = {**schedule, "carried": False}
+                session.add(ScheduleRow(study_id=study_id, detail=timetable, updated_at=now))
+                self._db.announce(session, study_id, "study", study_id)
+            session.add(DecisionRow(campaign_id=campaign_id, **made.model_dump(mode="json")))
+            for each in hypotheses:
+                session.add(CampaignHypothesisRow(campaign_id=campaign_id, **each.model_dump(mode="json")))
+        return made
+
+    @retried
+    def decisions(self, campaign_id: str) -> list[DecisionRecord]:
+        """All of them, in order."""
+        with readable("the rows of decisions"), self._db.reading() as session:
+            chosen = select(DecisionRow).where(DecisionRow.campaign_id == campaign_id).order_by(DecisionRow.seq)
+            return [_decision(row) for row in session.scalars(chosen)]
+
+    @retried
+    def hypotheses(self, campaign_id: str, *, before: int | None = None) -> list[HypothesisRecord]:
+        """The newest version of each, in the order of registration. before: as they stood before the decision of that number."""
+        with readable("the rows of campaign_hypotheses"), self._db.reading() as session:
+            chosen = select(CampaignHypothesisRow).where(CampaignHypothesisRow.campaign_id == campaign_id)
+            if before is not None:
+                chosen = chosen.where(CampaignHypothesisRow.seq < before)
+            found: dict[str, HypothesisRecord] = {}
+            rows = session.scalars(chosen).all()
+            for row in sorted(rows, key=lambda row: (int(row.id[1:]), row.version)):
+                found[row.id] = HypothesisRecord.model_validate(row, from_attributes=True)
+            return list(found.values())
+
+    # -- people -------------------------------------------------------------------------------------------------------------
+
+    @retried
+    def record(self, campaign_id: str, kind: str, detail: Mapping[str, Any]) -> int:
+        """Append a line to the journal; returns its number. Open to anyone."""
+        with self._db.writing() as session:
+            _row(session, campaign_id)
+            row = self._note(session, campaign_id, kind, detail)
+            session.flush()
+            return row.seq
+
+    @retried
+    def veto(self, campaign_id: str, because: str, by: str) -> DecisionRecord:
+        """Say no to the study that was decided last and has not begun. Raises: WrongState."""
+        with self._db.writing() as session:
+            _row(session, campaign_id, lock=True)
+            newest = session.scalar(
+                select(DecisionRow)
+                .where(DecisionRow.campaign_id == campaign_id)
+                .order_by(DecisionRow.seq.desc())
+                .limit(1)
+            )
+            study = None if newest is None or newest.study_id is None else session.get(StudyRow, newest.study_id)
+            if newest is None or study is None or StudyStatus(study.status).ended:
+                raise WrongState(
+                    f"{campaign_id} has no study that waits or runs; `researcher campaign status` shows what is next"
+                )
+            study.stop_requested = True
+            self._note(session, campaign_id, "vetoed", {"words": because, "by": by, "decision": newest.seq})
+            return _decision(newest)
+
+    @retried
+    def events(self, campaign_id: str, *kinds: str) -> list[CampaignEvent]:
+        """Lines of the journal, oldest first; of these kinds only where some are named."""
+        with readable("the rows of campaign_events"), self._db.reading() as session:
+            chosen = select(CampaignEventRow).where(CampaignEventRow.campaign_id == campaign_id)
+            if kinds:
+                chosen = chosen.where(CampaignEventRow.kind.in_(kinds))
+            rows = session.scalars(chosen.order_by(CampaignEventRow.seq))
+            return [CampaignEvent.model_validate(row, from_attributes=True) for row in rows]
+
+    @retried
+    def request(self, campaign_id: str, *, stop: bool | None = None, pause: bool | None = None) -> None:
+        """Ask for a stop or a pause, of the study that runs too, or withdraw both."""
+        with self._db.writing() as session:
+            row = _row(session, campaign_id, lock=True)
+            row.stop_requested = row.stop_requested if stop is None else stop
+            row.pause_requested = row.pause_requested if pause is None else pause
+            row.updated_at = self._db.clock.now()
+            chosen = select(StudyRow).where(StudyRow.campaign_id == campaign_id)
+            for study in session.scalars(chosen):
+                if not StudyStatus(study.status).ended:
+                    study.stop_requested = study.stop_requested if stop is None else stop
+                    study.pause_requested = study.pause_requested if pause is None else pause
+
+    @retried
+    def studies(self, campaign_id: str) -> int:
+        """How many studies it has begun."""
+        with self._db.reading() as session:
+            counted = select(func.count()).select_from(StudyRow).where(StudyRow.campaign_id == campaign_id)
+            return int(session.execute(counted).scalar_one())
+
+    def _note(self, session: Session, campaign_id: str, kind: str, detail: Mapping[str, Any]) -> CampaignEventRow:
+        row = CampaignEventRow(campaign_id=campaign_id, at=self._db.clock.now(), kind=kind, detail=dict(detail))
+        session.add(row)
+        return row
+
+
+def _row(session: Session, campaign_id: str, *, lock: bool = False) -> CampaignRow:
+    row = session.get(CampaignRow, campaign_id, with_for_update=lock or None)
+    if row is None:
+        raise NotFound(f"there is no campaign {campaign_id!r}; `researcher campaign list` shows all")
+    return row
+
+
+def _decision(row: DecisionRow) -> DecisionRecord:
+    return DecisionRecord.model_validate(row, from_attributes=True)
