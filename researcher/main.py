@@ -70,6 +70,7 @@ def parser() -> Parser:
     )
     notify.add_argument("name", metavar="NAME", help="as in a study file's `notify`, such as SLACK")
     _json(notify)
+    _add_campaign(commands)
     _add_copy(commands)
     _add_archives(commands)
     _add_instruments(commands)
@@ -146,6 +147,63 @@ def _add_start(commands: argparse._SubParsersAction[Parser]) -> None:
     _json(draft)
     text = "the JSON Schema of study files, for editors"
     _json(commands.add_parser("schema", help=text, description=f"Print {text}."))
+
+
+def _add_campaign(commands: argparse._SubParsersAction[Parser]) -> None:
+    campaign = commands.add_parser(
+        "campaign",
+        help="a program of studies toward a goal: it decides by itself what to ask next",
+        description="Pursue a goal through several studies, for hours or days: screen, search, confirm, conclude.",
+    )
+    actions = campaign.add_subparsers(dest="action", required=True, metavar="ACTION")
+    text = "begin one from a goal file or a topic"
+    start = actions.add_parser("start", help=text, description=f"{text[0].upper()}{text[1:]}.")
+    start.add_argument("file", nargs="?", metavar="GOAL", help="a goal file, YAML or TOML")
+    start.add_argument("--topic", metavar="TEXT|@FILE", help="the goal in words, or @ and a file that holds it")
+    _servers(start)
+    start.add_argument("--max-parallel", type=count, metavar="N", help="trials at once (default: one per server)")
+    start.add_argument("--detach", action="store_true", help="let the daemon carry it on, and return at once")
+    start.add_argument(
+        "--dry-run", action="store_true", help="show the goal, and the factors with their levels; run nothing"
+    )
+    _json(start)
+    _json(actions.add_parser("list", help="every campaign, newest first", description="Every campaign, newest first."))
+    for name, text in (
+        ("status", "what it does, what it has found, what is left of the budget and what that will buy"),
+        ("watch", "follow it until it ends or waits"),
+        ("tell", "say something to the next decision"),
+        ("veto", "say no to the study that waits or runs, and why"),
+        ("approve", "say yes to the study that waits"),
+        ("amend", "change limits of the budget, and say why"),
+        ("pause", "have it rest; its study pauses too"),
+        ("resume", "go on with it, wherever it was left"),
+        ("stop", "ask it to stop at the next safe point"),
+        ("report", "write the report again from the records, and say where it is"),
+        ("verify", "make the input of every decision again, check every rule, and verify each study"),
+        ("export", "write its records and reports into one file"),
+    ):
+        action = actions.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
+        action.add_argument("campaign", nargs="?", default=LATEST, help="an id, its beginning, or `latest` (default)")
+        _json(action)
+        if name == "tell":
+            action.add_argument("words", type=said, metavar="TEXT", help="what to say")
+        if name in ("veto", "approve", "amend"):
+            because = action.add_argument("--because", "--reason", type=said, metavar="TEXT", help="your reason")
+            because.required = name != "approve"
+        if name == "amend":
+            action.add_argument("--budget", metavar="TIME", help="wall time of all studies together, such as 90m or 8h")
+            action.add_argument("--trials", type=count, metavar="N", help="trials of all studies together")
+            action.add_argument("--llm-tokens", type=count, metavar="N", help="tokens of the strategist's LLM")
+            action.add_argument("--money", type=number, metavar="X", help="cost of LLM calls")
+        if name == "resume":
+            action.add_argument(
+                "--scheduled",
+                action="store_true",
+                help="as the daemon does it: leave requests in force, and end where a window closes",
+            )
+        if name == "export":
+            action.add_argument("--to", metavar="FILE", help="default: CAMPAIGN.tar.gz here")
+            action.add_argument("--force", action="store_true", help="write over a file that exists")
 
 
 def _add_spec(command: Parser) -> None:

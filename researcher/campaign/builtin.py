@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from researcher.campaign.goal import Aim, AimFactor, changed, default_levels
+from researcher.campaign.honesty import limits
 from researcher.campaign.proposals import PRIOR_MARGINS, NewHypothesis, Proposal
 from researcher.campaign.seen import EffectSeen, Seen, StudySeen, key_of
 from researcher.instruments.instrument import Scalar
@@ -31,6 +32,7 @@ _MOST_SETTINGS = 2000
 """Settings that a search looks at; beyond it the factor with the weakest effect stands still."""
 _SEARCH_SEEDS = 2
 _MOST_CONFIRMATIONS = 3
+_MOST_SEEDS = 60
 _MATTERS = 0.5
 """Share of the margin by which a setting has to look better for another step."""
 _Levels = dict[str, Scalar]
@@ -225,9 +227,8 @@ def _after_screen(seen: Seen) -> list[Proposal]:
     view = outlook(seen, factors)
     best, margin = view.best, seen.aim.margin
     found: list[Proposal] = []
-    contradiction = _contradicted(seen)
-    if contradiction is not None:
-        found.append(contradiction)
+    if (contradiction := _contradicted(seen)) is not None:
+        return [contradiction]
     gain = float(view.mean[best] - view.mean[view.at])
     left = view.improvement(float(view.mean[best]))
     done = {
@@ -324,7 +325,7 @@ def _confirmation(seen: Seen, best: _Levels, gain: float) -> Proposal:
         spec={
             "design": "compare",
             "arms": {baseline: seen.incumbent, treatment: levels},
-            "seeds": {"min": 3, "max": 60},
+            "seeds": {"min": _least_seeds(seen), "max": _MOST_SEEDS},
         },
         hypothesis=NewHypothesis(
             claim=f"{words_of(levels)} is better than the {baseline} on {seen.aim.metric} by {seen.aim.margin:g} or more.",
@@ -338,6 +339,17 @@ def _confirmation(seen: Seen, best: _Levels, gain: float) -> Proposal:
     )
 
 
+def _least_seeds(seen: Seen) -> int:
+    """Seeds per arm with which a confirmation begins: 6 where twice as many can be paid for, since on fewer the noise floor's
+    bound on the spread is so wide that many a study would be refused as underpowered; else 3."""
+    budget, ran = limits("confirm", seen), [study for study in seen.studies if study.trials]
+    trials = float(budget.get("trials", math.inf))
+    if "wall" in budget and ran:
+        trial_s = sum(study.wall_s for study in ran) / sum(study.trials for study in ran)
+        trials = min(trials, budget["wall"] / max(trial_s, 1e-9))
+    return 6 if trials >= 24 else 3
+
+
 def _contradicted(seen: Seen) -> Proposal | None:
     """A replication of the last confirmation, where it refuted what exploring had shown."""
     last = seen.studies[-1] if seen.studies else None
@@ -348,7 +360,7 @@ def _contradicted(seen: Seen) -> Proposal | None:
     return Proposal(
         action="replicate",
         because=f"{effect.treatment} had looked better while exploring, and the confirmation found it worse.",
-        spec={"design": "compare", "arms": sides, "seeds": {"min": 3, "max": 60}},
+        spec={"design": "compare", "arms": sides, "seeds": {"min": _least_seeds(seen), "max": _MOST_SEEDS}},
         hypothesis=last.hypothesis,
         if_true="The exploration had misled; its setting is given up.",
         if_false="The two results disagree; both are reported.",

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from researcher.campaign.graph import Decided
-from researcher.campaign.judging import Judged
-from researcher.campaign.proposals import NewHypothesis
+from researcher.campaign.proposals import Judged, NewHypothesis
 from researcher.campaign.records import fates_of
 from researcher.campaign.seen import Seen
 from researcher.models import (

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
 
-from langgraph.graph import END, START, StateGraph
+from langgraph.graph import START, StateGraph
 
-from researcher.campaign.judging import Judged, StudyPlanner, all_problems, chosen, judged
-from researcher.campaign.proposals import Proposal
+from researcher.campaign.judging import StudyPlanner, all_problems, chosen, judged
+from researcher.campaign.proposals import Judged, Proposal
 from researcher.campaign.seen import Seen
 from researcher.campaign.strategist import Strategist
 
@@ -50,7 +50,7 @@ async def decide(seen: Seen, strategist: Strategist, planner: StudyPlanner) -> D
         return {"judgements": found, "problems": problems, "step": chosen(found)}
 
     def after(state: _State) -> Literal["propose", "__end__"]:
-        return "propose" if state["step"] is None and state["attempt"] < ATTEMPTS else END
+        return "propose" if state["step"] is None and state["attempt"] < ATTEMPTS else "__end__"
 
     nodes: Any = StateGraph(_State)
     nodes.add_node("propose", propose)

@@ -19,7 +19,7 @@ from researcher.campaign.goal import changed
 from researcher.campaign.proposals import NewHypothesis, Proposal
 from researcher.campaign.seen import HypothesisSeen, Seen, StudySeen
 from researcher.instruments.instrument import Scalar
-from researcher.models import CONFIRMING, STUDIES
+from researcher.models import CONFIRMING, STUDIES, Action
 from researcher.study.plan import Plan, Verdict
 
 ALPHA = 0.05
@@ -96,14 +96,14 @@ def completed(proposal: Proposal, seen: Seen) -> dict[str, Any]:
         "margin": aim.margin,
         "claim": aim.direction if confirms else "none",
         "seeds": {**proposal.spec.get("seeds", {}), "first": seen.next_seed},
-        "budget": limits(proposal, seen),
+        "budget": limits(proposal.action, seen),
     }
     return spec | ({"model": aim.model} if aim.model is not None else {})
 
 
-def limits(proposal: Proposal, seen: Seen) -> dict[str, Any]:
-    """The most that this study may spend: a quarter of what is left, and in an exploration nothing that is reserved."""
-    left, confirms = seen.left, proposal.action in CONFIRMING
+def limits(action: Action, seen: Seen) -> dict[str, Any]:
+    """The most that a study of this kind may spend: a quarter of what is left, and in an exploration nothing that is reserved."""
+    left, confirms = seen.left, action in CONFIRMING
     found: dict[str, Any] = {}
     if left.wall_s is not None:
         free = left.wall_s if confirms else left.wall_s - left.reserved_wall_s

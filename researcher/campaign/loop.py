@@ -16,8 +16,9 @@ from foundation.clock import Clock
 from researcher.campaign.deciding import written
 from researcher.campaign.goal import CampaignGoal
 from researcher.campaign.graph import Decided, decide
-from researcher.campaign.judging import Judged, StudyPlanner
-from researcher.campaign.proposals import Proposal
+from researcher.campaign.judging import StudyPlanner
+from researcher.campaign.people import ask, waits_for_a_person
+from researcher.campaign.proposals import Judged, Proposal
 from researcher.campaign.records import observe
 from researcher.campaign.report import write_campaign_report
 from researcher.campaign.strategist import Strategist
@@ -138,25 +139,21 @@ class CampaignLoop:
         """What it waits for a person to say; empty: nothing."""
         goal = CampaignGoal.model_validate(record.goal)
         if last.action in ("ask", "new_instrument"):
-            answered = self._answers(record, last)
+            ask(self._store, record.id, last, "words")
             how = f"`researcher campaign tell {record.id} TEXT` answers"
-            return "" if answered else f"asks: {last.because} ({how})"
+            return f"asks: {last.because} ({how})" if waits_for_a_person(self._store, record) else ""
         gated = (
             goal.approve == "study"
             or (goal.approve == "confirm" and last.action in CONFIRMING)
             or (goal.approve == "campaign" and last.seq == 1)
         )
-        if not gated or last.study_id is None or self._ended(last.study_id) or self._approved(record, last):
+        if not gated or last.study_id is None or self._ended(last.study_id):
+            return ""
+        ask(self._store, record.id, last, "approval")
+        if not waits_for_a_person(self._store, record):
             return ""
         how = f"`researcher campaign approve {record.id}`, `veto` or `tell`"
         return f"waits for a person's word on {last.action} {last.study_id}: {how}"
-
-    def _approved(self, record: CampaignRecord, last: DecisionRecord) -> bool:
-        approved = self._store.campaigns.events(record.id, "approved", "vetoed")
-        return any(event.detail.get("decision") == last.seq for event in approved)
-
-    def _answers(self, record: CampaignRecord, last: DecisionRecord) -> bool:
-        return any(event.at >= last.at for event in self._store.campaigns.events(record.id, "told", "answered"))
 
     def _ended(self, study_id: str) -> bool:
         return self._store.studies.get(study_id).status.ended

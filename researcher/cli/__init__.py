@@ -46,11 +46,12 @@ _HOMES = {
     "verify": "report",
     "ui": "ui",
     "doctor": "doctor",
+    "campaign": "campaign",
 }
 
-_WORKING = ("start", "resume")
+_WORKING = ("start", "resume", "campaign")
 """Commands that run a study. Printing is not their purpose: an unfinished study is no success."""
-_STARTING_TRIALS = ("start", "resume", "reproduce", "daemon")
+_STARTING_TRIALS = ("start", "resume", "reproduce", "daemon", "campaign")
 
 
 class Interrupted(KeyboardInterrupt):

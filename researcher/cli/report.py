@@ -8,7 +8,7 @@ from pathlib import Path
 
 from foundation.streams import read_or_not
 from researcher.cli import DONE, FAILED, answer, say, say_json
-from researcher.home import open_home
+from researcher.home import Home, open_home
 from researcher.ownership import owned_now
 from researcher.report.conducted import Difference
 from researcher.report.verify import reworded, verify
@@ -33,15 +33,20 @@ def verify_command(args: argparse.Namespace) -> int:
     """Recompute every claim; 1 and the claim's name on a difference."""
     home = open_home()
     study_id = home.store.studies.resolve(args.study)
+    claims, seal = home.store.reports.claims(study_id), home.store.reports.seal(study_id)
+    differences = differences_of(home, study_id)
+    with read_or_not():
+        _tell(differences, study_id, len(claims), reworded=seal is not None and reworded(seal), as_json=args.json)
+    return FAILED if differences else DONE
+
+
+def differences_of(home: Home, study_id: str) -> list[Difference]:
+    """Everything in which a study's report and its records differ. Raises: NotFound without a report."""
     claims, reported = home.store.reports.claims(study_id), home.store.reports.files(study_id)
     if not claims and not reported:
         raise NotFound(f"{study_id} has no report to verify yet; `researcher status {study_id}` says how it is doing")
     files = {kind: str(_own_copy(home.studies / study_id, Path(path))) for kind, path in reported.items()}
-    seal = home.store.reports.seal(study_id)
-    differences = verify(home.store.study_data(study_id), claims, files, seal)
-    with read_or_not():
-        _tell(differences, study_id, len(claims), reworded=seal is not None and reworded(seal), as_json=args.json)
-    return FAILED if differences else DONE
+    return verify(home.store.study_data(study_id), claims, files, home.store.reports.seal(study_id))
 
 
 def _tell(differences: Sequence[Difference], study_id: str, claims: int, *, reworded: bool, as_json: bool) -> None:

@@ -1,4 +1,4 @@
-"""The daemon continues studies, each in a process of its own, whenever their timetables allow.
+"""The daemon continues studies and campaigns, each in a process of its own, whenever their timetables allow.
 
 APScheduler stores its jobs in the researcher's database and says when to look. What to do follows from the records
 alone, so an extra look does nothing and a missed one is made up for by the next.
@@ -19,6 +19,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from apscheduler.jobstores.sqlalchemy import SQLAlchemyJobStore
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
@@ -26,15 +27,17 @@ from apscheduler.schedulers.asyncio import AsyncIOScheduler
 from foundation.clock import Clock, SystemClock
 from foundation.locks import locked
 from foundation.paths import user_data_dir
+from researcher.campaign.people import waits_for_a_person
 from researcher.executor.processes import child_environ
 from researcher.gates import waits_for_an_answer
-from researcher.models import StudyRecord
+from researcher.models import CampaignRecord, StudyRecord
 from researcher.notify.sink import Post
 from researcher.notify.study import failure_notice
 from researcher.ownership import is_dead, living_owner
 from researcher.schedule.timetable import Timetable, Unreadable
 from researcher.store.database import connect, default_url, place_of
 from researcher.store.store import Store
+from researcher.store.transactions import owned_resource
 
 _log = logging.getLogger(__name__)
 _LOOK_EVERY_S = 20
@@ -53,7 +56,24 @@ _children: list[subprocess.Popen[bytes]] = []
 """Child processes, to be reaped."""
 
 Launch = Callable[[str], None]
-"""Start a process that continues this study."""
+"""Start a process that continues this study or campaign."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cared:
+    """A study or campaign as the daemon sees it. schedule: as it is stored; None: nobody has scheduled it.
+
+    planned: it has what it needs to be continued. waits: asks whether it rests until a person says something.
+    """
+
+    id: str
+    ended: bool
+    created_at: float
+    stop_requested: bool
+    pause_requested: bool
+    planned: bool
+    schedule: dict[str, Any] | None
+    waits: Callable[[], bool]
 
 
 @dataclass(slots=True)
@@ -83,42 +103,70 @@ class Carrier:
         """Studies whose timetables this machine cannot read, and said so."""
 
     def look(self) -> list[str]:
-        """Start what should run and does not. Returns the studies that are still in care."""
-        return [study.id for study in self._store.studies.all() if self._cared_for(study)]
+        """Start what should run and does not. Returns what is still in care: ids of studies and campaigns."""
+        return [each.id for each in self._all() if self._cared_for(each)]
 
     def next_change(self) -> float | None:
         """When the next timetable opens or closes; None if not within days, as later looks ask again."""
         now = self._clock.now()
-        tables = [self._timetable(study.id) for study in self._store.studies.all() if not study.status.ended]
+        tables = [self._timetable(each) for each in self._all() if not each.ended]
         changes = [table.next_change(now) for table in tables if table is not None]
         return min((change for change in changes if change is not None and change < now + _AHEAD_S), default=None)
 
-    def _cared_for(self, study: StudyRecord) -> bool:
-        if study.status.ended and not self._held(study.id):
+    def _all(self) -> list[Cared]:
+        studies = [self._study(each) for each in self._store.studies.all()]
+        return [*studies, *(self._campaign(each) for each in self._store.campaigns.all())]
+
+    def _study(self, study: StudyRecord) -> Cared:
+        return Cared(
+            id=study.id,
+            ended=study.status.ended,
+            created_at=study.created_at,
+            stop_requested=study.stop_requested,
+            pause_requested=study.pause_requested,
+            planned=study.plan_version is not None,
+            schedule=self._store.studies.schedule(study.id),
+            waits=lambda: waits_for_an_answer(self._store, study.id),
+        )
+
+    def _campaign(self, record: CampaignRecord) -> Cared:
+        return Cared(
+            id=record.id,
+            ended=record.status.ended,
+            created_at=record.created_at,
+            stop_requested=record.stop_requested,
+            pause_requested=record.pause_requested,
+            planned=True,
+            schedule=record.schedule,
+            waits=lambda: waits_for_a_person(self._store, record),
+        )
+
+    def _cared_for(self, each: Cared) -> bool:
+        if each.ended and not self._held(each.id):
             return False
-        table = self._timetable(study.id)
+        table = self._timetable(each)
         if table is None:
             return False
         now = self._clock.now()
-        if self._is_owned(study.id, now):
-            starts = self._starts.setdefault(study.id, _Starts())
+        if self._is_owned(each.id, now):
+            starts = self._starts.setdefault(each.id, _Starts())
             starts.last = now
             if now - starts.began > _QUIET_S:
                 starts.count = 0
             return True
-        if study.plan_version is None:
-            return now - study.created_at < _PLANNED_S
-        if self._held(study.id):  # by one who died: its servers are to be freed, whether or not it may run now
-            self._begin(study.id, now)
-        elif study.pause_requested:
+        if not each.planned:
+            return now - each.created_at < _PLANNED_S
+        if self._held(each.id):  # by one who died: its servers are to be freed, whether or not it may run now
+            self._begin(each.id, now)
+        elif each.pause_requested:
             return True
-        elif study.stop_requested or table.over(now):
-            self._begin(study.id, now)
+        elif each.stop_requested or table.over(now):
+            self._begin(each.id, now)
         elif table.open(now):
-            if waits_for_an_answer(self._store, study.id):
-                self._starts.pop(study.id, None)  # once there is an answer it goes on at once
+            if each.waits():
+                self._starts.pop(each.id, None)  # once there is an answer it goes on at once
             else:
-                self._begin(study.id, now)
+                self._begin(each.id, now)
         return True
 
     def _held(self, study_id: str) -> bool:
@@ -156,17 +204,17 @@ class Carrier:
         then = f"`daemon.log` in its folder says why; {study_id} is tried again, ever more seldom."
         self._store.notices.record(failure_notice(study, said, now, then), study.options.notify)
 
-    def _timetable(self, study_id: str) -> Timetable | None:
-        """The study's timetable; None if no daemon carries it, or only one of another machine."""
-        detail = self._store.studies.schedule(study_id)
+    def _timetable(self, each: Cared) -> Timetable | None:
+        """Its timetable; None if no daemon carries it, or only one of another machine."""
+        detail = each.schedule
         if detail is None or not detail.get("carried"):
             return None
         try:
             return Timetable.of_record(detail)
         except Unreadable as error:
-            if study_id not in self._unreadable:
-                self._unreadable.add(study_id)
-                _log.warning("%s is not carried from here: %s", study_id, error)
+            if each.id not in self._unreadable:
+                self._unreadable.add(each.id)
+                _log.warning("%s is not carried from here: %s", each.id, error)
             return None
 
 
@@ -264,7 +312,8 @@ def ensure_daemon() -> None:
 def _launch(study_id: str) -> None:
     folder = user_data_dir() / "studies" / study_id
     folder.mkdir(parents=True, exist_ok=True)
-    _spawn(["resume", study_id, "--scheduled", "--json"], folder / "daemon.log")
+    command = ["campaign"] if owned_resource(study_id).startswith("campaign:") else []
+    _spawn([*command, "resume", study_id, "--scheduled", "--json"], folder / "daemon.log")
 
 
 def _spawn(arguments: list[str], log: Path) -> None:

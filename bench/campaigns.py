@@ -1,0 +1,368 @@
+"""Do campaigns claim only what is so, and do they find what is there?
+
+Simulated campaigns with a known truth: planned, judged, ranked and decided by the real code, with drawn trials in place of servers.
+Eight factors of the simulation instrument, each with its levels; rewards are in margins.
+
+    null       no factor does anything: every claim is false
+    planted    two of the eight matter, each best at one of its levels, with an interaction between them; the best setting is three
+               steps of search away from the default
+
+Strategists: `builtin`; `llm` where one is configured; `chaser`, which confirms whatever looks best at once and again, as often as the
+budget pays for it; `random`, which draws settings at random and confirms the best; `oneshot`, one frozen plan: a screen, and the
+comparison that follows from it. Bars: `false_claims` at most 5 % (a rate fails only when its exact binomial interval excludes the bar);
+`found`, the best setting or one within a margin of it, confirmed or named best, in at least 80 % of planted worlds; the mean regret at
+equal cost below those of `random` and `oneshot`. Seeds are drawn at run time and printed; `--seed` repeats.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import json
+import math
+import secrets
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from bench.command import run
+from bench.false_positives import exact_interval
+from bench.made_up_studies import World, instrument, simulate
+from foundation.arguments import count, whole
+from foundation.ids import derived_seed
+from researcher.campaign.builtin import BuiltinStrategist, arm_name, proposals, words_of
+from researcher.campaign.deciding import written
+from researcher.campaign.goal import Aim, CampaignBudget, CampaignGoal, Objective, aim_of, changed, default_levels
+from researcher.campaign.graph import decide
+from researcher.campaign.honesty import supports
+from researcher.campaign.proposals import NewHypothesis, Proposal
+from researcher.campaign.records import row_of, seen_of
+from researcher.campaign.seen import Levels, Seen, StudySeen
+from researcher.campaign.strategist import Strategist
+from researcher.design.planning import plan_of
+from researcher.design.pricing import Price, price_of
+from researcher.models import (
+    CampaignRecord,
+    CampaignStatus,
+    DecisionRecord,
+    HypothesisRecord,
+    LlmCall,
+    Role,
+    StudyStatus,
+)
+from researcher.study.plan import Plan
+from researcher.study.spec import StudySpec
+
+FACTORS = ("learning_rate", "group_size", "tasks_per_step", "temperature", "max_tokens", "entropy", "kl", "epochs")
+TRIALS, MARGIN = 240, 0.1
+MOST_FALSE, LEAST_FOUND = 0.05, 0.80
+
+
+@dataclass(frozen=True, slots=True)
+class Truth:
+    """What a setting is worth, in margins above the default. best: by factor, the place of its best level in steps from the default."""
+
+    aim: Aim
+    best: Mapping[str, int]
+    sigma: float
+    seed: int
+
+    def worth(self, levels: Levels) -> float:
+        """0 at the default. Each factor that matters is worth most at its best level; both together are worth more."""
+        found, shares = 0.0, []
+        for name, target in self.best.items():
+            factor = self.aim.factor(name)
+            step = factor.levels.index(levels.get(name, factor.default)) - factor.place
+            shares.append(max(-1.0, 1 - abs(step - target) / max(1, abs(target))))
+            found += 1.5 * shares[-1]
+        if len(shares) > 1:  # the interaction: the second half of the gain is there only where both are right
+            found += 2.0 * max(0.0, shares[0]) * max(0.0, shares[1])
+        return found
+
+    def peak(self) -> float:
+        names = list(self.best)
+        ladders = [self.aim.factor(name).levels for name in names]
+        return max(
+            (self.worth(dict(zip(names, levels, strict=True))) for levels in itertools.product(*ladders)), default=0.0
+        )
+
+
+def truth_of(kind: str, aim: Aim, draw: np.random.Generator) -> Truth:
+    sigma = MARGIN * float(draw.uniform(0.5, 1.0))
+    if kind == "null":
+        return Truth(aim, {}, sigma, int(draw.integers(2**31)))
+    names = [
+        str(name)
+        for name in draw.choice([f.name for f in aim.factors if f.ordered and len(f.levels) > 3], 2, replace=False)
+    ]
+    best = {}
+    for name in names:
+        factor = aim.factor(name)
+        reach = [step - factor.place for step in range(len(factor.levels)) if step != factor.place]
+        best[name] = int(draw.choice(reach))
+    return Truth(aim, best, sigma, int(draw.integers(2**31)))
+
+
+class Bench:
+    """The planner of simulated studies: the real one, on the simulation instrument."""
+
+    def __init__(self) -> None:
+        self.folder = instrument()
+
+    def plan(self, spec: StudySpec, *, role: Role, alpha: float | None) -> tuple[Plan, Price]:
+        plan = plan_of(spec, self.folder) if alpha is None else plan_of(spec, self.folder, alpha=alpha)
+        return plan, price_of(plan, self.folder.instrument, servers=1)
+
+
+class Chaser:
+    """Confirms whatever looks best, and again what was not confirmed: what honesty rules are there for."""
+
+    name = "chaser"
+
+    async def propose(self, seen: Seen) -> Sequence[Proposal]:
+        if not seen.studies:
+            return proposals(seen)
+        ranked = sorted(seen.measured().values(), key=lambda each: -seen.aim.sign * each[2])
+        best = next((levels for levels, _, _ in ranked if levels != seen.incumbent), None)
+        if best is None:
+            return [Proposal(action="conclude", because="nothing is left", words="nothing is left")]
+        return [_confirm(seen, best), Proposal(action="conclude", because="the budget is spent", words="done")]
+
+    def calls(self) -> list[LlmCall]:
+        return []
+
+
+class Random:
+    """Draws settings at random, then confirms the best of them."""
+
+    name = "random"
+
+    def __init__(self, seed: int) -> None:
+        self._draw = np.random.default_rng(seed)
+
+    async def propose(self, seen: Seen) -> Sequence[Proposal]:
+        end = Proposal(action="conclude", because="the budget is spent", words="done")
+        if any(study.confirms for study in seen.studies):
+            return [end]
+        arms: dict[str, dict[str, object]] = {"default": {}}
+        for _ in range(7):
+            levels = {f.name: f.levels[int(self._draw.integers(len(f.levels)))] for f in seen.aim.factors}
+            arms[arm_name(seen.aim, levels)] = dict(changed(seen.aim, levels))
+        explore = Proposal(
+            action="explore",
+            because="settings drawn at random",
+            spec={"design": "screen", "arms": arms, "seeds": {"min": 2}},
+            hypothesis=NewHypothesis(claim="one is better", prediction="one is better", kill_if="none is"),
+        )
+        ranked = sorted(seen.measured().values(), key=lambda each: -each[2])
+        if len(seen.studies) < 6:
+            return [explore, end]
+        return [_confirm(seen, ranked[0][0]), end]
+
+    def calls(self) -> list[LlmCall]:
+        return []
+
+
+class OneShot:
+    """What a single frozen plan does: one screen, and the setting that it points to, compared with the default."""
+
+    name = "oneshot"
+
+    async def propose(self, seen: Seen) -> Sequence[Proposal]:
+        end = Proposal(action="conclude", because="one plan", words="done")
+        if not seen.studies:
+            return proposals(seen)
+        if len(seen.studies) > 1:
+            return [end]
+        screen = seen.studies[0]
+        levels = {
+            effect.factor: next(arm.levels[effect.factor] for arm in screen.arms if effect.factor in arm.levels)
+            for effect in screen.effects
+            if effect.low > 0
+        }
+        return [_confirm(seen, levels), end] if levels else [end]
+
+    def calls(self) -> list[LlmCall]:
+        return []
+
+
+def _confirm(seen: Seen, levels: Levels) -> Proposal:
+    return Proposal(
+        action="confirm",
+        because=f"{words_of(dict(levels))} looks best",
+        spec={
+            "design": "compare",
+            "arms": {"default": {}, arm_name(seen.aim, {**default_levels(seen.aim), **levels}): dict(levels)},
+            "seeds": {"min": 3, "max": 60},
+        },
+        hypothesis=NewHypothesis(claim="it is better", prediction="it is", kill_if="it is not"),
+    )
+
+
+@dataclass(slots=True)
+class Campaign:
+    """One simulated campaign, and how it ended."""
+
+    record: CampaignRecord
+    truth: Truth
+    decisions: list[DecisionRecord] = field(default_factory=list)
+    hypotheses: dict[str, HypothesisRecord] = field(default_factory=dict)
+    studies: list[StudySeen] = field(default_factory=list)
+
+    @property
+    def seen(self) -> Seen:
+        hypotheses = list(self.hypotheses.values())
+        return seen_of(self.record, len(self.decisions) + 1, self.studies, hypotheses, [], self.decisions)
+
+    async def run(self, strategist: Strategist, planner: Bench) -> None:
+        """Until it concludes."""
+        while True:
+            seen = self.seen
+            decided = await decide(seen, strategist, planner)
+            if decided.step is None:
+                raise RuntimeError("; ".join(decided.problems))
+            add = written(self.record, seen, decided, strategist.name, [], list(self.hypotheses.values()))
+            decision = add.decision.model_copy(update={"study_id": None if add.study is None else f"s{seen.seq}"})
+            self.decisions.append(decision)
+            self.hypotheses |= {each.id: each for each in add.hypotheses}
+            if decision.plan is None:
+                return
+            self.studies.append(self._carried_out(decision, Plan.model_validate_json(decision.plan)))
+
+    def _carried_out(self, decision: DecisionRecord, plan: Plan) -> StudySeen:
+        factors = {factor.name for factor in self.truth.aim.factors}
+        means = {
+            arm.name: MARGIN * self.truth.worth({n: level for n, level in arm.levels.items() if n in factors})
+            for arm in plan.arms
+        }
+        world = World(means=means, sigma=self.truth.sigma, seed=derived_seed(self.truth.seed, decision.seq))
+        ending = simulate(plan, world)
+        spent = {"wall_s": float(len(ending.records))}
+        return row_of(decision, self.record, StudyStatus.DONE, plan, ending.records, ending.verdicts, spent)
+
+    @property
+    def claims(self) -> list[StudySeen]:
+        return [study for study in self.studies if supports(study)]
+
+    def is_false(self) -> bool:
+        """Whether it claims that something is better that is not."""
+        return any(
+            self.truth.worth(study.arm(study.effects[0].treatment).levels)
+            <= self.truth.worth(study.arm(study.effects[0].baseline).levels)
+            for study in self.claims
+        )
+
+    def chosen(self) -> Levels:
+        """What it recommends: the incumbent."""
+        return self.seen.incumbent
+
+    def regret(self) -> float:
+        """Margins below the best setting."""
+        return self.truth.peak() - self.truth.worth(self.chosen())
+
+
+def goal() -> CampaignGoal:
+    return CampaignGoal(
+        goal="Find what makes the reward highest",
+        instruments=("simulation",),
+        objective=Objective(metric="final_reward", direction="increase", margin=MARGIN),
+        factors=dict.fromkeys(FACTORS, ()),
+        budget=CampaignBudget(trials=TRIALS),
+    )
+
+
+async def campaign(kind: str, name: str, seed: int, planner: Bench) -> Campaign:
+    asked = goal()
+    aim = aim_of(asked, planner.folder.instrument)
+    draw = np.random.default_rng(seed)
+    truth = truth_of(kind, aim, draw)
+    made = {"builtin": BuiltinStrategist, "chaser": Chaser, "oneshot": OneShot}
+    strategist: Strategist = Random(seed) if name == "random" else made[name]()
+    record = CampaignRecord(
+        id=f"ca-{seed}",
+        goal=asked.document(),
+        aim=aim.model_dump(mode="json"),
+        status=CampaignStatus.RUNNING,
+        created_at=0.0,
+        updated_at=0.0,
+    )
+    found = Campaign(record, truth)
+    await found.run(strategist, planner)
+    return found
+
+
+def say(**fields: object) -> None:
+    rounded = {name: float(f"{value:.4g}") if isinstance(value, float) else value for name, value in fields.items()}
+    print(json.dumps(rounded), flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="bench.campaigns", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--null", type=whole(0), default=300, metavar="N", help="campaigns in null worlds, by strategist"
+    )
+    parser.add_argument(
+        "--planted", type=whole(0), default=100, metavar="N", help="campaigns in planted worlds, by strategist"
+    )
+    parser.add_argument("--seed", type=count, default=None)
+    args = parser.parse_args()
+    seed = args.seed or secrets.randbelow(10**9)
+    planner, failed = Bench(), []
+    false: dict[str, float] = {}
+    for name in ("builtin", "chaser"):
+        ran = [asyncio.run(campaign("null", name, derived_seed(seed, "null", n), planner)) for n in range(args.null)]
+        if ran:
+            hits = sum(each.is_false() for each in ran)
+            low, high = exact_interval(hits, len(ran))
+            false[name] = hits / len(ran)
+            failed += [f"false claims of {name}"] if low > MOST_FALSE else []
+            confirmations = sum(sum(s.confirms for s in each.studies) for each in ran) / len(ran)
+            say(
+                world="null",
+                strategist=name,
+                campaigns=len(ran),
+                false_claims=hits / len(ran),
+                low=low,
+                high=high,
+                confirmations=confirmations,
+            )
+    regrets: dict[str, float] = {}
+    found: dict[str, float] = {}
+    for name in ("builtin", "random", "oneshot"):
+        began = time.perf_counter()
+        seeds = [derived_seed(seed, "planted", n) for n in range(args.planted)]
+        ran = [asyncio.run(campaign("planted", name, each, planner)) for each in seeds]
+        if ran:
+            regrets[name] = float(np.mean([each.regret() for each in ran]))
+            hits = sum(each.regret() <= 1.0 for each in ran)
+            low, high = exact_interval(hits, len(ran))
+            found[name] = hits / len(ran)
+            trials = float(np.mean([sum(s.trials for s in each.studies) for each in ran]))
+            say(
+                world="planted", strategist=name, campaigns=len(ran), found=hits / len(ran), low=low, high=high, regret=regrets[name],
+                trials=trials, false_claims=sum(each.is_false() for each in ran) / len(ran),
+                s=(time.perf_counter() - began) / len(ran),
+            )  # fmt: skip
+            failed += ["found"] if name == "builtin" and high < LEAST_FOUND else []
+    if regrets:
+        failed += [f"regret against {name}" for name in ("random", "oneshot") if regrets["builtin"] >= regrets[name]]
+    say(
+        bench="campaigns",
+        seed=seed,
+        false_claims=max(false.values(), default=math.nan),
+        found=found.get("builtin", math.nan),
+        regret_vs_random=regrets["builtin"] / regrets["random"] if regrets else math.nan,
+        regret_vs_oneshot=regrets["builtin"] / regrets["oneshot"] if regrets else math.nan,
+        failed=failed,
+    )
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(run(main))

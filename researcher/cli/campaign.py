@@ -1,0 +1,408 @@
+"""`researcher campaign`: start a program of studies, follow it, say something to it, and check what it found."""
+
+from __future__ import annotations
+
+import argparse
+import getpass
+import json
+import os
+import shutil
+import socket
+import sys
+import tarfile
+import time
+from pathlib import Path
+from typing import Any
+
+from foundation import logs
+from foundation.clock import SystemClock
+from foundation.commandline import UsageError
+from foundation.streams import one_line
+from researcher.campaign.goal import CampaignGoal, aim_of, read_goal
+from researcher.campaign.people import approve, open_question
+from researcher.campaign.records import observe
+from researcher.campaign.report import write_campaign_report
+from researcher.campaign.verify import verify_campaign
+from researcher.cli import DONE, FAILED, WAITING, answer, say
+from researcher.cli.request import check_addresses, seconds
+from researcher.describe import when
+from researcher.home import Home, open_home
+from researcher.instruments.catalogue import OWN_STUDIES, open_instrument
+from researcher.models import CampaignRecord, CampaignStatus, StudyOptions
+from researcher.ownership import living_owner, owned_now
+from researcher.schedule.timetable import Timetable
+from researcher.store.errors import LeaseHeld, NotFound, WrongState
+
+_SHOWN_GOAL = 120
+_LOOK_EVERY_S = 2.0
+
+
+def campaign_command(args: argparse.Namespace) -> int:
+    """Dispatch to the action."""
+    return int(_ACTIONS[args.action](args))
+
+
+def start(args: argparse.Namespace) -> int:
+    """Fix the goal, then carry the campaign out here or have the daemon do it."""
+    goal = _goal(args)
+    check_addresses(args.server)
+    if args.server and args.engine == "echo":
+        raise UsageError("--engine is for a server started here, and --server names others: drop one of them")
+    folder = open_instrument(goal.instruments[0])
+    aim = aim_of(goal, folder.instrument)
+    timetable = Timetable.of(goal.schedule.windows, goal.schedule.days, SystemClock().now())
+    document: dict[str, Any] = {"goal": goal.document(), "aim": aim.model_dump(mode="json")}
+    if args.dry_run:
+        return answer(args.json, document, *_aim_lines(document))
+    home = open_home()
+    options = StudyOptions(
+        instrument=None if folder.path.parent == OWN_STUDIES else str(folder.path),
+        servers=tuple(args.server),
+        engine=args.engine,
+        machine=socket.gethostname(),
+        max_parallel=args.max_parallel,
+    )
+    schedule = {"timetable": timetable.model_dump(mode="json"), "carried": args.detach}
+    campaign_id = home.store.campaigns.create(document["goal"], document["aim"], options, schedule)
+    if args.detach:
+        from researcher.schedule.daemon import ensure_daemon
+
+        ensure_daemon()
+        text = f"{campaign_id}: the daemon carries it on; `researcher campaign watch {campaign_id}` follows it"
+        return answer(args.json, {"campaign": campaign_id, **document}, text)
+    return _carry_on(home, campaign_id, as_json=args.json, wait=True)
+
+
+def _goal(args: argparse.Namespace) -> CampaignGoal:
+    if (args.file is None) == (args.topic is None):
+        raise UsageError("give a goal file or --topic TEXT, one of them: `researcher campaign start GOAL.yaml`")
+    if args.file is not None:
+        return read_goal(Path(args.file))
+    from researcher.campaign.topic import goal_of
+
+    return goal_of(args.topic)
+
+
+def _aim_lines(document: dict[str, Any]) -> list[str]:
+    aim = document["aim"]
+    lines = [f"goal: {document['goal']['goal']}"]
+    lines.append(f"{aim['metric']} of {aim['instrument']} is to {aim['direction']} by {aim['margin']:g} or more")
+    for factor in aim["factors"]:
+        lines.append(f"  {factor['name']}: {', '.join(map(str, factor['levels']))} (default {factor['default']})")
+    return lines
+
+
+def _carry_on(home: Home, campaign_id: str, *, as_json: bool, wait: bool) -> int:
+    from researcher.cli.campaign_worker import work_on_campaign
+    from researcher.cli.resume import run_interruptibly
+    from researcher.view import view_for
+
+    logs.configure("WARNING")
+    view = view_for(as_json=as_json)
+    try:
+        outcome = run_interruptibly(work_on_campaign(home, campaign_id, view, wait=wait))
+    except KeyboardInterrupt:
+        sys.stderr.write(f"interrupted; `researcher campaign resume {campaign_id}` goes on\n")
+        return 130
+    finally:
+        view.close()
+    document = {"campaign": campaign_id, "status": outcome.status, "reason": outcome.reason, "report": outcome.report}
+    lines = [f"{campaign_id}: {outcome.status}. {outcome.reason}"]
+    if outcome.report is not None:
+        lines.append(f"report: {outcome.report / 'report.md'}\n        {outcome.report / 'report.html'}")
+        lines.append(f"`researcher campaign verify {campaign_id}` makes the input of every decision again")
+    answer(as_json, document, *lines)
+    if outcome.status is CampaignStatus.WAITING:
+        return WAITING
+    return DONE if outcome.status is CampaignStatus.DONE else FAILED
+
+
+def resume(args: argparse.Namespace) -> int:
+    """Continue a campaign from wherever it stopped."""
+    home, record = _named(args)
+    if record.status is CampaignStatus.DONE or (args.scheduled and record.status.ended):
+        return answer(
+            args.json,
+            {"campaign": record.id, "status": record.status},
+            f"{record.id}: {record.status}. {record.reason}",
+        )
+    if not args.scheduled:
+        home.store.campaigns.request(record.id, stop=False, pause=False)
+    if record.status.ended:
+        with owned_now(home.store, record.id) as store:
+            store.campaigns.set_status(record.id, CampaignStatus.RUNNING, "resumed")
+    return _carry_on(home, record.id, as_json=args.json, wait=not args.scheduled)
+
+
+def list_campaigns(args: argparse.Namespace) -> int:
+    """Every campaign, newest first."""
+    records = open_home().store.campaigns.all()
+    lines = [
+        f"{each.id}  {each.status:8}  {when(each.created_at)}  {one_line(each.goal['goal'])[:_SHOWN_GOAL]}"
+        for each in records
+    ]
+    rows = [each.model_dump(mode="json") for each in records]
+    return answer(args.json, rows, *(lines or ["no campaigns yet; begin with `researcher campaign start GOAL.yaml`"]))
+
+
+def status(args: argparse.Namespace) -> int:
+    """What it is doing, what it has found, what is left and what the rest will buy."""
+    home, record = _named(args)
+    document = status_json(home, record)
+    answer(args.json, document, *status_lines(document))
+    if record.status.ended:
+        return FAILED if record.status is CampaignStatus.FAILED else DONE
+    return WAITING if record.status is CampaignStatus.WAITING or document["worker"] is None else DONE
+
+
+def status_json(home: Home, record: CampaignRecord) -> dict[str, Any]:
+    """All that `status` says of a campaign, as a document."""
+    store = home.store
+    seen, decisions = observe(store, record.id), store.campaigns.decisions(record.id)
+    left = seen.left.model_dump(mode="json")
+    ran = [study for study in seen.studies if study.trials]
+    per_trial_s = sum(study.wall_s for study in ran) / sum(study.trials for study in ran) if ran else None
+    trials_left = [seen.left.trials] if seen.left.trials is not None else []
+    if seen.left.wall_s is not None and per_trial_s:
+        trials_left.append(int(seen.left.wall_s / per_trial_s))
+    asked = open_question(store.campaigns.events(record.id))
+    return {
+        **record.model_dump(mode="json", exclude={"aim", "options"}),
+        "worker": living_owner(store, record.id, time.time()),
+        "waits_for": None if asked is None else asked.detail,
+        "incumbent": seen.incumbent,
+        "left": left,
+        "trials_left": min(trials_left, default=None),
+        "hypotheses": [each.model_dump(mode="json") for each in seen.hypotheses],
+        "studies": [each.model_dump(mode="json") for each in seen.studies],
+        "decisions": [
+            each.model_dump(mode="json", exclude={"saw", "plan", "llm_calls", "proposals"}) for each in decisions
+        ],
+        "said": [each.model_dump(mode="json") for each in seen.said],
+    }
+
+
+def status_lines(document: dict[str, Any]) -> list[str]:
+    """The same for people."""
+    reason = f" ({document['reason']})" if document["reason"] else ""
+    lines = [f"{document['id']}  {document['status']}{reason}", one_line(document["goal"]["goal"])]
+    for each in document["decisions"]:
+        study = f" [{each['study_id']}]" if each["study_id"] else ""
+        lines.append(f"  {each['seq']}. {each['action']}{study}: {one_line(each['because'])}")
+    lines += [f"  {each['id']} {each['status']}: {one_line(each['claim'])}" for each in document["hypotheses"]]
+    left = [
+        f"{name.removesuffix('_s')} {value:g}{' s' if name.endswith('_s') else ''}"
+        for name, value in document["left"].items()
+        if value is not None
+    ]
+    buys = "" if document["trials_left"] is None else f": about {document['trials_left']} more trials"
+    lines.append(f"left: {', '.join(left)}{buys}")
+    if not document["incumbent"]:
+        lines.append("nothing is confirmed yet")
+    else:
+        lines.append(f"best confirmed: {', '.join(f'{name}={level}' for name, level in document['incumbent'].items())}")
+    lines += [f"{each['kind']} by {each['by']}: {one_line(each['words'])}" for each in document["said"]]
+    if document["worker"] is None and document["ended_at"] is None:
+        carried = document["schedule"].get("carried")
+        lines.append(
+            "nobody works on it; "
+            + ("the daemon goes on with it" if carried else f"`researcher campaign resume {document['id']}` goes on")
+        )
+    return lines
+
+
+def watch(args: argparse.Namespace) -> int:
+    """Follow a campaign until it ends or waits: a line for each decision and change. --json: one object per line."""
+    home, record = _named(args)
+    shown_decisions, shown = 0, ""
+    while True:
+        record = home.store.campaigns.get(record.id)
+        for each in home.store.campaigns.decisions(record.id)[shown_decisions:]:
+            shown_decisions += 1
+            row = each.model_dump(mode="json", exclude={"saw", "plan", "llm_calls", "proposals"})
+            say(
+                json.dumps({"decision": row})
+                if args.json
+                else f"{when(each.at)}  decision {each.seq}: {each.action}. {one_line(each.because)}"
+            )
+        line = f"{record.status}: {record.reason}"
+        if line != shown:
+            shown = line
+            say(
+                json.dumps({"status": record.status, "reason": record.reason})
+                if args.json
+                else f"{when(record.updated_at)}  {line}"
+            )
+        sys.stdout.flush()
+        if record.status.ended:
+            return FAILED if record.status is CampaignStatus.FAILED else DONE
+        if record.status is CampaignStatus.WAITING and living_owner(home.store, record.id, time.time()) is None:
+            return WAITING
+        time.sleep(_LOOK_EVERY_S)
+
+
+def tell(args: argparse.Namespace) -> int:
+    """Words for the next decision, which quotes them."""
+    home, record = _open(args, "told anything")
+    home.store.campaigns.record(record.id, "told", {"words": args.words, "by": getpass.getuser()})
+    return answer(args.json, {"campaign": record.id, "told": args.words}, f"{record.id}: the next decision reads it")
+
+
+def veto(args: argparse.Namespace) -> int:
+    """Say no to the study that waits or runs: it stops, and the next decision knows why."""
+    home, record = _open(args, "vetoed")
+    decision = home.store.campaigns.veto(record.id, args.because, getpass.getuser())
+    text = f"{record.id}: decision {decision.seq} ({decision.action} {decision.study_id}) is vetoed; its study stops"
+    return answer(args.json, {"campaign": record.id, "decision": decision.seq, "study": decision.study_id}, text)
+
+
+def approve_study(args: argparse.Namespace) -> int:
+    """Say yes to the study that waits."""
+    home, record = _open(args, "approved")
+    number = approve(home.store, record.id, args.because or "", getpass.getuser())
+    return answer(args.json, {"campaign": record.id, "decision": number}, f"{record.id}: decision {number} is approved")
+
+
+def amend(args: argparse.Namespace) -> int:
+    """Change limits of the budget; the next decision sees them."""
+    home, record = _open(args, "amended")
+    change = {
+        "wall": None if args.budget is None else seconds(args.budget),
+        "trials": args.trials,
+        "llm_tokens": args.llm_tokens,
+        "money": args.money,
+    }
+    budget = {name: value for name, value in change.items() if value is not None}
+    if not budget:
+        raise UsageError("say what to amend: --budget TIME, --trials N, --llm-tokens N, --money X")
+    words = f"{', '.join(f'{name} {value:g}' for name, value in budget.items())}: {args.because}"
+    detail = {"budget": budget, "words": words, "by": getpass.getuser()}
+    home.store.campaigns.record(record.id, "amended", detail)
+    return answer(args.json, {"campaign": record.id, "budget": budget}, f"{record.id}: {words}")
+
+
+def pause(args: argparse.Namespace) -> int:
+    """Have it rest: its study pauses too."""
+    home, record = _open(args, "paused")
+    home.store.campaigns.request(record.id, pause=True)
+    return answer(args.json, {"campaign": record.id}, f"{record.id}: asked to pause")
+
+
+def stop(args: argparse.Namespace) -> int:
+    """Ask it to stop, or stop it here where nobody works on it."""
+    home, record = _named(args)
+    if record.status.ended:
+        return answer(
+            args.json, {"campaign": record.id, "status": record.status}, f"{record.id}: {record.status} already"
+        )
+    home.store.campaigns.request(record.id, stop=True)
+    try:
+        with owned_now(home.store, record.id) as store:
+            reason = "stopped on request; `researcher campaign resume` goes on"
+            write_campaign_report(store, record.id, home.studies, status=CampaignStatus.STOPPED, reason=reason)
+            store.campaigns.set_status(record.id, CampaignStatus.STOPPED, reason)
+            text = "stopped"
+    except LeaseHeld as held:
+        text = f"asked {held.owner} to stop"
+    return answer(args.json, {"campaign": record.id}, f"{record.id}: {text}")
+
+
+def report(args: argparse.Namespace) -> int:
+    """Write the report again from the records."""
+    home, record = _named(args)
+    folder = write_campaign_report(home.store, record.id, home.studies)
+    files = {"markdown": str(folder / "report.md"), "html": str(folder / "report.html")}
+    return answer(args.json, {"campaign": record.id, **files}, (folder / "report.md").read_text(), *files.values())
+
+
+def verify(args: argparse.Namespace) -> int:
+    """Make every decision's input again, check the rules, and verify each study's report; 1 on a difference."""
+    home, record = _named(args)
+    found = verify_campaign(home.store, record.id, home.studies / record.id)
+    studies = [each.study_id for each in home.store.campaigns.decisions(record.id) if each.study_id]
+    for study_id in studies:
+        found += [f"{study_id}: {each}" for each in _study_differences(home, study_id)]
+    document = {"campaign": record.id, "studies": studies, "differences": found}
+    verdict = f"{len(found)} differ" if found else "all recompute"
+    answer(
+        args.json,
+        document,
+        *found,
+        f"{record.id}: {len(home.store.campaigns.decisions(record.id))} decisions, {len(studies)} studies, {verdict}",
+    )
+    return FAILED if found else DONE
+
+
+def _study_differences(home: Home, study_id: str) -> list[str]:
+    from researcher.cli.report import differences_of
+
+    try:
+        return [str(each) for each in differences_of(home, study_id)]
+    except NotFound:  # it was stopped before it had a report
+        return []
+
+
+def export(args: argparse.Namespace) -> int:
+    """Write the campaign's records and report, and its studies' reports, into one file."""
+    home, record = _named(args)
+    target = Path(args.to or f"{record.id}.tar.gz")
+    if target.exists() and not args.force:
+        raise UsageError(f"{target} exists; --force writes over it")
+    folder = write_campaign_report(home.store, record.id, home.studies)
+    document = {
+        "campaign": record.model_dump(mode="json"),
+        "decisions": [each.model_dump(mode="json") for each in home.store.campaigns.decisions(record.id)],
+        "hypotheses": [each.model_dump(mode="json") for each in home.store.campaigns.hypotheses(record.id)],
+        "events": [each.model_dump(mode="json") for each in home.store.campaigns.events(record.id)],
+    }
+    partial = target.with_name(f".{target.name}.{os.getpid()}")
+    records = folder / "campaign.json"
+    records.write_text(json.dumps(document, indent=2) + "\n")
+    try:
+        with tarfile.open(partial, "w:gz") as archive:
+            for name in ("report.md", "report.html", "campaign.json"):
+                archive.add(folder / name, f"{record.id}/{name}")
+            for each in home.store.campaigns.decisions(record.id):
+                own = home.studies / (each.study_id or "-")
+                for name in ("report.md", "report.html"):
+                    if (own / name).exists():
+                        archive.add(own / name, f"{record.id}/{each.study_id}/{name}")
+        shutil.move(partial, target)
+    finally:
+        partial.unlink(missing_ok=True)
+    return answer(
+        args.json,
+        {"campaign": record.id, "file": str(target)},
+        f"wrote {target}; `researcher export STUDY` writes a study whole",
+    )
+
+
+def _named(args: argparse.Namespace) -> tuple[Home, CampaignRecord]:
+    home = open_home()
+    return home, home.store.campaigns.get(home.store.campaigns.resolve(args.campaign))
+
+
+def _open(args: argparse.Namespace, done: str) -> tuple[Home, CampaignRecord]:
+    """A campaign that has not ended. Raises: WrongState."""
+    home, record = _named(args)
+    if record.status.ended:
+        raise WrongState(f"{record.id} is {record.status}; it cannot be {done} any more")
+    return home, record
+
+
+_ACTIONS = {
+    "start": start,
+    "list": list_campaigns,
+    "status": status,
+    "watch": watch,
+    "tell": tell,
+    "veto": veto,
+    "approve": approve_study,
+    "amend": amend,
+    "pause": pause,
+    "resume": resume,
+    "stop": stop,
+    "report": report,
+    "verify": verify,
+    "export": export,
+}

@@ -1,0 +1,55 @@
+"""One process's work on a campaign: its loop on the real store, instrument, strategist and studies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from foundation.clock import Clock, SystemClock
+from researcher.campaign.builtin import BuiltinStrategist
+from researcher.campaign.goal import CampaignGoal
+from researcher.campaign.loop import CampaignLoop, CampaignOutcome, Rest
+from researcher.campaign.planning import InstrumentPlanner
+from researcher.campaign.strategist import Strategist
+from researcher.cli.worker import work_on
+from researcher.environments import interpreter
+from researcher.home import Home
+from researcher.instruments.catalogue import open_instrument
+from researcher.models import StudyStatus
+from researcher.ownership import owned
+from researcher.store.errors import OverBudget
+from researcher.study.plan import Plan
+from researcher.view import View
+
+
+async def work_on_campaign(
+    home: Home, campaign_id: str, view: View, *, wait: bool, clock: Clock | None = None
+) -> CampaignOutcome:
+    """Own the campaign and carry it out. wait: also between its windows; else return when one closes.
+
+    Raises: LeaseHeld when another process works on it; what keeps its study from going on here.
+    """
+    clock = clock or SystemClock()
+
+    async def run_study(study_id: str, plan: Plan) -> Rest:
+        """A study that has spent its budget has ended like any other: the next decision sees what it found."""
+        fresh = home.store.studies.get(study_id).plan_version is None
+        try:
+            outcome = await work_on(home, study_id, view, plan if fresh else None, wait=wait, clock=clock)
+        except OverBudget as error:
+            return Rest(ended=True, reason=str(error))
+        return Rest(ended=outcome.status is not StudyStatus.WAITING, reason=outcome.reason)
+
+    async with owned(home.store, campaign_id, clock) as store:
+        record = store.campaigns.get(campaign_id)
+        goal = CampaignGoal.model_validate(record.goal)
+        folder = open_instrument(record.options.instrument or goal.instruments[0])
+        planner = InstrumentPlanner(store, folder, record.options, interpreter(folder, home.root))
+        strategist = strategist_of(goal, home, campaign_id, view.say)
+        view.say(f"{campaign_id}: {goal.goal} (strategist: {strategist.name}); records in {home.root}")
+        loop = CampaignLoop(store, strategist, planner, run_study, clock, home.studies, view.say)
+        return await loop.carry_out(campaign_id)
+
+
+def strategist_of(goal: CampaignGoal, home: Home, campaign_id: str, say: Callable[[str], None]) -> Strategist:
+    """The one that the goal names; auto: the LLM where one is configured. Raises: UsageError."""
+    return BuiltinStrategist()
