@@ -159,7 +159,12 @@ def _add_campaign(commands: argparse._SubParsersAction[Parser]) -> None:
     text = "begin one from a goal file or a topic"
     start = actions.add_parser("start", help=text, description=f"{text[0].upper()}{text[1:]}.")
     start.add_argument("file", nargs="?", metavar="GOAL", help="a goal file, YAML or TOML")
-    start.add_argument("--topic", metavar="TEXT|@FILE", help="the goal in words, or @ and a file that holds it")
+    _add_topic(start)
+    start.set_defaults(
+        **dict.fromkeys(("model", "vary", "arm", "set", "secondary", "window"), ()),
+        **dict.fromkeys(("instrument", "design", "metric", "claim", "margin", "steps", "looks", "fine", "approve")),
+        **dict.fromkeys(("seeds", "first_seed", "days", "budget")),
+    )  # fields of a study that are not asked for here
     _servers(start)
     start.add_argument("--max-parallel", type=count, metavar="N", help="trials at once (default: one per server)")
     start.add_argument("--detach", action="store_true", help="let the daemon carry it on, and return at once")
@@ -206,11 +211,8 @@ def _add_campaign(commands: argparse._SubParsersAction[Parser]) -> None:
             action.add_argument("--force", action="store_true", help="write over a file that exists")
 
 
-def _add_spec(command: Parser) -> None:
-    """Where the question comes from, and the fields of the spec by name."""
-    command.add_argument(
-        "file", nargs="?", metavar="FILE", help="a study file, YAML or TOML (`researcher draft` writes one)"
-    )
+def _add_topic(command: Parser) -> None:
+    """What is asked, in words, and who reads it."""
     command.add_argument("--topic", metavar="TEXT|@FILE", help="the question in words, or @ and a file that holds it")
     command.add_argument(
         "--planner",
@@ -226,6 +228,14 @@ def _add_spec(command: Parser) -> None:
         metavar="TEXT",
         help="to the planner's question; may be repeated",
     )
+
+
+def _add_spec(command: Parser) -> None:
+    """Where the question comes from, and the fields of the spec by name."""
+    command.add_argument(
+        "file", nargs="?", metavar="FILE", help="a study file, YAML or TOML (`researcher draft` writes one)"
+    )
+    _add_topic(command)
     spec = command.add_argument_group("the study", "each option sets the field of the study file that has its name")
     spec.add_argument(
         "--instrument",

@@ -123,6 +123,10 @@ class Aim(StrictModel):
     margin: float
     sigma: float | None
     factors: tuple[AimFactor, ...]
+    settings: dict[str, Scalar] = {}
+    """The same in all studies."""
+    steps: int | None = None
+    """Optimiser steps of a trial; None: the instrument's, unless a study says otherwise."""
     generated: bool = False
     """An LLM wrote the instrument: its rewards support no claim."""
 
@@ -175,6 +179,8 @@ def aim_of(goal: CampaignGoal, instrument: Instrument) -> Aim:
         margin=goal.objective.margin or metric.margin,
         sigma=metric.sigma,
         factors=tuple(factors),
+        settings=goal.set,
+        steps=goal.steps,
         generated=instrument.generated is not None,
     )
 

@@ -38,6 +38,10 @@ def alpha_of(number: int) -> float:
 def problems_of(proposal: Proposal, seen: Seen) -> list[str]:
     """What is wrong with a proposal before it is planned."""
     found = [f"{name}: is the campaign's, leave it out" for name in _CODES if name in proposal.spec]
+    both = seen.aim.settings.keys() & proposal.spec.get("set", {}).keys()
+    found += [f"set.{name}: is the same in all studies of this campaign, leave it out" for name in sorted(both)]
+    if seen.aim.steps is not None and "steps" in proposal.spec:
+        found.append(f"steps: are {seen.aim.steps} in all studies of this campaign, leave them out")
     seeds = proposal.spec.get("seeds", {})
     if isinstance(seeds, dict) and "first" in seeds:
         found.append("seeds.first: code chooses seeds that no study has used, leave it out")
@@ -98,7 +102,9 @@ def completed(proposal: Proposal, seen: Seen) -> dict[str, Any]:
         "seeds": {**proposal.spec.get("seeds", {}), "first": seen.next_seed},
         "budget": limits(proposal.action, seen),
     }
-    return spec | ({"model": aim.model} if aim.model is not None else {})
+    spec |= {} if aim.model is None else {"model": aim.model}
+    spec |= {} if aim.steps is None else {"steps": aim.steps}
+    return spec | ({"set": {**proposal.spec.get("set", {}), **aim.settings}} if aim.settings else {})
 
 
 def limits(action: Action, seen: Seen) -> dict[str, Any]:

@@ -24,11 +24,12 @@ from researcher.campaign.records import observe
 from researcher.campaign.report import write_campaign_report
 from researcher.campaign.verify import verify_campaign
 from researcher.cli import DONE, FAILED, WAITING, answer, say
-from researcher.cli.request import check_addresses, seconds
+from researcher.cli.request import Asking, check_addresses, seconds
+from researcher.cli.start import keep_calls
 from researcher.describe import when
 from researcher.home import Home, open_home
 from researcher.instruments.catalogue import OWN_STUDIES, open_instrument
-from researcher.models import CampaignRecord, CampaignStatus, StudyOptions
+from researcher.models import CampaignRecord, CampaignStatus, LlmCall, StudyOptions
 from researcher.ownership import living_owner, owned_now
 from researcher.schedule.timetable import Timetable
 from researcher.store.errors import LeaseHeld, NotFound, WrongState
@@ -80,7 +81,11 @@ def _goal(args: argparse.Namespace) -> CampaignGoal:
         return read_goal(Path(args.file))
     from researcher.campaign.topic import goal_of
 
-    return goal_of(args.topic)
+    calls: list[LlmCall] = []
+    try:
+        return goal_of(Asking(args, open_home(), calls).wanted().draft)
+    finally:
+        keep_calls(calls)
 
 
 def _aim_lines(document: dict[str, Any]) -> list[str]:

@@ -63,7 +63,7 @@ def start_command(args: argparse.Namespace) -> int:
     except QuestionOpen as question:
         return _asked(question, as_json=args.json)
     finally:
-        _keep(calls)
+        keep_calls(calls)
     if args.dry_run:
         _show(wanted.draft, spec, plan, folder, args)
         return DONE
@@ -86,7 +86,7 @@ def draft_command(args: argparse.Namespace) -> int:
     except QuestionOpen as question:
         return _asked(question, as_json=args.json)
     finally:
-        _keep(calls)
+        keep_calls(calls)
     if args.output is not None:
         file = Path(args.output)
         write_atomically(file, text.encode())
@@ -301,7 +301,7 @@ def _begin(
     return conduct(home, study_id, as_json=args.json, plan=plan)
 
 
-def _keep(calls: list[LlmCall]) -> None:
+def keep_calls(calls: list[LlmCall]) -> None:
     """Save every LLM request with its raw answer, also of dry runs and refusals."""
     if not calls:
         return
