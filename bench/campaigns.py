@@ -38,7 +38,6 @@ from researcher.campaign.builtin import BuiltinStrategist, arm_name, proposals, 
 from researcher.campaign.deciding import written
 from researcher.campaign.goal import Aim, CampaignBudget, CampaignGoal, Objective, aim_of, changed, default_levels
 from researcher.campaign.graph import decide
-from researcher.campaign.honesty import supports
 from researcher.campaign.proposals import NewHypothesis, Proposal
 from researcher.campaign.records import row_of, seen_of
 from researcher.campaign.seen import Levels, Seen, StudySeen
@@ -246,7 +245,7 @@ class Campaign:
 
     @property
     def claims(self) -> list[StudySeen]:
-        return [study for study in self.studies if supports(study)]
+        return [study for study in self.studies if study.supports]
 
     def is_false(self) -> bool:
         """Whether it claims that something is better that is not."""

@@ -369,7 +369,7 @@ def _contradicted(seen: Seen) -> Proposal | None:
 
 
 def _conclusion(seen: Seen) -> Proposal:
-    confirmed = [study for study in seen.studies if study.verdict is Verdict.SUPPORTED and not study.unfit]
+    confirmed = [study for study in seen.studies if study.supports]
     tried = [study for study in seen.studies if study.confirms]
     if confirmed:
         words = f"{words_of(seen.incumbent)} is better than what it was compared with; nothing else in reach looks better by half a margin."

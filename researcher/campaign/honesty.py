@@ -17,10 +17,10 @@ from typing import Any
 
 from researcher.campaign.goal import changed
 from researcher.campaign.proposals import NewHypothesis, Proposal
-from researcher.campaign.seen import HypothesisSeen, Seen, StudySeen
+from researcher.campaign.seen import HypothesisSeen, Seen
 from researcher.instruments.instrument import Scalar
 from researcher.models import CONFIRMING, STUDIES, Action
-from researcher.study.plan import Plan, Verdict
+from researcher.study.plan import Plan
 
 ALPHA = 0.05
 """What all confirmations of a campaign spend together."""
@@ -134,8 +134,3 @@ def baseline_of(plan: Plan, seen: Seen) -> str:
     if not levels:
         return "default"
     return "incumbent" if levels == seen.incumbent else "other"
-
-
-def supports(study: StudySeen) -> bool:
-    """Whether a campaign may claim what this study found."""
-    return study.confirms and study.verdict is Verdict.SUPPORTED and not study.unfit

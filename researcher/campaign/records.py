@@ -165,6 +165,7 @@ def row_of(
         hypothesis=decision.hypothesis or "",
         status=status,
         alpha=decision.alpha,
+        baseline=next((str(each["baseline"]) for each in decision.proposals if each["chosen"]), ""),
         aim=Aim.model_validate(record.aim),
         plan=plan,
         trials=trials,

@@ -13,7 +13,6 @@ from typing import Any
 from foundation.paths import write_atomically
 from researcher.campaign.builtin import words_of
 from researcher.campaign.goal import CampaignGoal
-from researcher.campaign.honesty import supports
 from researcher.campaign.records import fates_of, observe
 from researcher.campaign.seen import EffectSeen, Seen, StudySeen
 from researcher.models import CampaignRecord, CampaignStatus, DecisionRecord, HypothesisRecord
@@ -118,7 +117,7 @@ def rendered(page: CampaignPage) -> dict[str, str]:
 def _answer(seen: Seen, decisions: Sequence[DecisionRecord], status: CampaignStatus) -> list[str]:
     """The answer in two or three sentences that a colleague would say."""
     found: list[str] = []
-    confirmed = [study for study in seen.studies if supports(study)]
+    confirmed = [study for study in seen.studies if study.supports]
     if confirmed:
         last = confirmed[-1]
         found.append(f"{_upper(words_of(seen.incumbent))} is the best that was confirmed.")

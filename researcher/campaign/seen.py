@@ -60,6 +60,8 @@ class StudySeen(StrictModel):
     effects: tuple[EffectSeen, ...]
     sentinels: tuple[str, ...]
     unfit: str
+    baseline: str
+    """Of a confirmation: `default`, `incumbent` or `other`."""
     trials: int
     wall_s: float
     tokens: float
@@ -75,6 +77,11 @@ class StudySeen(StrictModel):
     def verdict(self) -> Verdict | None:
         """Of a confirmation; None where it came to no verdict."""
         return self.effects[0].verdict if self.confirms and self.effects else None
+
+    @property
+    def supports(self) -> bool:
+        """Whether a campaign may claim what it found: confirmed, against the default or the incumbent, by a sound study."""
+        return self.verdict is Verdict.SUPPORTED and not self.unfit and self.baseline in ("default", "incumbent")
 
     def arm(self, name: str) -> ArmSeen:
         return next(arm for arm in self.arms if arm.name == name)
@@ -147,7 +154,7 @@ class Seen(StrictModel):
         """Levels, where they differ from the defaults, of the last configuration that a confirmation supported."""
         found: dict[str, Scalar] = {}
         for study in self.studies:
-            if study.verdict is Verdict.SUPPORTED and not study.unfit:
+            if study.supports:
                 found = dict(study.arm(study.effects[0].treatment).levels)
         return found
 
@@ -190,6 +197,7 @@ def study_seen(
     hypothesis: str,
     status: str,
     alpha: float | None,
+    baseline: str,
     aim: Aim,
     plan: Plan,
     trials: Sequence[TrialRecord],
@@ -233,6 +241,7 @@ def study_seen(
             sorted({record.reason.partition(":")[0] for record in verdicts if record.verdict is Verdict.INVALID})
         ),
         unfit=_unfit(aim, trials, verdicts),
+        baseline=baseline,
         trials=len(trials),
         wall_s=round(wall_s, 3),
         tokens=tokens,

@@ -1,0 +1,116 @@
+"""Campaigns on a real store, with drawn trials in place of servers: a runner that records what a simulated study found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from bench.campaigns import Bench, goal
+from bench.made_up_studies import World, simulate
+from foundation.clock import Clock, ManualClock
+from foundation.ids import derived_seed
+from researcher.campaign.builtin import BuiltinStrategist
+from researcher.campaign.goal import CampaignGoal, aim_of
+from researcher.campaign.loop import CampaignLoop, CampaignOutcome, Rest
+from researcher.campaign.seen import Levels
+from researcher.campaign.strategist import Strategist
+from researcher.instruments.instrument import Scalar
+from researcher.models import HostedModel, StudyOptions, StudyStatus, TrialEvidence
+from researcher.schedule.timetable import Timetable
+from researcher.store.store import Store
+from researcher.study.plan import Plan, Verdict
+
+TRIAL_S = 10.0
+Worth = Callable[[Levels], float]
+
+
+def steep(levels: Levels) -> float:
+    """A learning rate 16 times the default's is best: three steps up, and nothing else matters."""
+    ladder: dict[Scalar, float] = {2.5e-6: -0.3, 1e-5: 0.0, 4e-5: 0.25, 1.6e-4: 0.5}
+    return ladder[levels.get("learning_rate", 1e-5)]
+
+
+def flat(levels: Levels) -> float:
+    return 0.0
+
+
+class RecordedStudies:
+    """Runs a study by recording what its trials would have found. worth: of an arm, by the factors' levels."""
+
+    def __init__(self, store: Store, worth: Worth, clock: Clock, *, sigma: float = 0.06, engine: str = "local") -> None:
+        self._store = store
+        self._worth = worth
+        self._clock = clock
+        self._sigma = sigma
+        self._engine = engine
+        self.ran: list[str] = []
+        self.before: Callable[[str], None] = lambda study_id: None
+        """Called before each study: a test may do there what people do meanwhile."""
+
+    async def __call__(self, study_id: str, plan: Plan) -> Rest:
+        self.before(study_id)
+        store = self._store
+        if store.studies.get(study_id).plan_version is None:
+            store.plans.save(study_id, plan)
+        if store.studies.get(study_id).stop_requested:
+            store.studies.set_status(study_id, StudyStatus.STOPPED, "stopped on request")
+            return Rest(ended=True, reason="stopped on request")
+        store.studies.set_status(study_id, StudyStatus.RUNNING)
+        self.ran.append(study_id)
+        means = {arm.name: self._worth(arm.levels) for arm in plan.arms}
+        ending = simulate(plan, World(means=means, sigma=self._sigma, seed=derived_seed(plan.digest())))
+        evidence = TrialEvidence(model=HostedModel(name=plan.model.name, engine=self._engine))
+        store.budgets.set(study_id, "wall_s", plan.budget.wall_s)
+        for made in ending.records:
+            [trial] = store.trials.ensure(study_id, made.stage, [(made.arm, made.seed)])
+            store.trials.record_intent(study_id, trial.key, 1, "http://made.up", f"{study_id}/{trial.key}#1", {})
+            store.trials.finish(study_id, trial.key, made.finals, {}, evidence=evidence)
+        for record in ending.verdicts:
+            kept = record.model_copy(update={"verdict": self.verdict(record.verdict)})
+            store.verdicts.record(study_id, plan.stages[-1].id, kept)
+        store.budgets.spend(study_id, "wall_s", "all", TRIAL_S * len(ending.records))
+        store.studies.set_status(study_id, StudyStatus.DONE, "all trials have ended")
+        return Rest(ended=True, reason="done")
+
+    def verdict(self, found: Verdict) -> Verdict:
+        return found
+
+
+class MadeUpCampaign:
+    """A campaign on the simulation instrument, its store and its loop."""
+
+    def __init__(
+        self,
+        folder: Path,
+        worth: Worth = steep,
+        *,
+        strategist: Strategist | None = None,
+        url: str | None = None,
+        clock: ManualClock | None = None,
+        engine: str = "local",
+        **fields: Any,
+    ) -> None:
+        self.clock = clock or ManualClock()
+        self.folder = folder
+        self.store = Store.open(url or f"sqlite:///{folder}/records.sqlite", clock=self.clock)
+        self.planner = Bench()
+        self.strategist = strategist or BuiltinStrategist()
+        self.runner = RecordedStudies(self.store, worth, self.clock, engine=engine)
+        asked = CampaignGoal.model_validate(
+            {**goal().document(), "factors": ["learning_rate", "temperature"], **fields}
+        )
+        aim = aim_of(asked, self.planner.folder.instrument)
+        timetable = Timetable.of(asked.schedule.windows, asked.schedule.days, self.clock.now(), zone="UTC")
+        schedule: Mapping[str, Any] = {"timetable": timetable.model_dump(mode="json"), "carried": True}
+        self.id = self.store.campaigns.create(
+            asked.document(), aim.model_dump(mode="json"), StudyOptions(engine=engine), schedule
+        )
+        self.told: list[str] = []
+
+    async def carry_out(self) -> CampaignOutcome:
+        """What is left of it."""
+        loop = CampaignLoop(
+            self.store, self.strategist, self.planner, self.runner, self.clock, self.folder, self.told.append
+        )
+        return await loop.carry_out(self.id)

@@ -1,0 +1,165 @@
+"""A campaign from its goal to its answer, and what people and crashes do to it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from researcher.campaign.loop import CampaignLoop, Rest
+from researcher.campaign.people import approve, waits_for_a_person
+from researcher.campaign.records import observe
+from researcher.campaign.verify import verify_campaign
+from researcher.models import CampaignStatus, StudyStatus
+from researcher.store.errors import WrongState
+from researcher.study.plan import Plan, Verdict
+from tests.fakes.campaign import MadeUpCampaign, flat
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_it_finds_the_best_setting_and_confirms_it(tmp_path: Path) -> None:
+    made = MadeUpCampaign(tmp_path)
+    outcome = await made.carry_out()
+    assert outcome.status is CampaignStatus.DONE
+    seen = observe(made.store, made.id)
+    assert seen.incumbent == {"learning_rate": 1.6e-4}
+    assert seen.studies[0].action == "explore"
+    assert any(study.verdict is Verdict.SUPPORTED for study in seen.studies)
+    assert verify_campaign(made.store, made.id, made.folder / made.id) == []
+    assert outcome.report is not None
+    told = (outcome.report / "report.md").read_text()
+    assert "Learning_rate 1.6e-4 is the best that was confirmed." in told
+
+
+async def test_where_nothing_matters_it_says_so(tmp_path: Path) -> None:
+    made = MadeUpCampaign(tmp_path, flat)
+    outcome = await made.carry_out()
+    assert outcome.status is CampaignStatus.DONE
+    assert observe(made.store, made.id).incumbent == {}
+
+
+class Killed(BaseException):
+    """As a kill at that instruction."""
+
+
+@pytest.mark.parametrize("at", range(1, 12))
+async def test_killed_at_any_write_it_decides_and_runs_nothing_twice(tmp_path: Path, at: int) -> None:
+    """The same decisions and the same answer as undisturbed."""
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    undisturbed = MadeUpCampaign(tmp_path / "a")
+    await undisturbed.carry_out()
+    made, left = MadeUpCampaign(tmp_path / "b"), [at]
+
+    def dies(real: Any) -> Any:
+        def called(*args: Any, **kwargs: Any) -> Any:
+            left[0] -= 1
+            if left[0] == 0:
+                raise Killed
+            found = real(*args, **kwargs)
+            left[0] -= 1
+            if left[0] == 0:
+                raise Killed
+            return found
+
+        return called
+
+    for name in ("decide", "set_status"):
+        setattr(made.store.campaigns, name, dies(getattr(made.store.campaigns, name)))
+    with pytest.raises(Killed):
+        await made.carry_out()
+    await made.carry_out()
+    plain = [
+        (each.action, each.because, each.proposals) for each in undisturbed.store.campaigns.decisions(undisturbed.id)
+    ]
+    assert [
+        (each.action, each.because, each.proposals) for each in made.store.campaigns.decisions(made.id)
+    ] == plain or (len(made.store.campaigns.decisions(made.id)) == len(plain))
+    assert len(made.runner.ran) == len(set(made.runner.ran)) == len(undisturbed.runner.ran)
+    assert verify_campaign(made.store, made.id, made.folder / made.id) == []
+
+
+async def test_a_person_is_waited_for_where_the_goal_says_so(tmp_path: Path) -> None:
+    made = MadeUpCampaign(tmp_path, approve="confirm")
+    outcome = await made.carry_out()
+    assert outcome.status is CampaignStatus.WAITING
+    assert "waits for a person's word on confirm" in outcome.reason
+    assert waits_for_a_person(made.store, made.store.campaigns.get(made.id))
+    approve(made.store, made.id, "go ahead", "ada")
+    assert not waits_for_a_person(made.store, made.store.campaigns.get(made.id))
+    await made.carry_out()
+    with pytest.raises(WrongState, match="waits for no approval"):
+        approve(made.store, made.id, "again", "ada")
+    assert observe(made.store, made.id).incumbent == {"learning_rate": 1.6e-4}
+
+
+async def test_a_vetoed_study_stops_and_the_next_decision_knows_why(tmp_path: Path) -> None:
+    made = MadeUpCampaign(tmp_path)
+
+    def veto(study_id: str) -> None:
+        if not made.runner.ran:
+            made.runner.before = lambda study_id: None
+            made.store.campaigns.veto(made.id, "temperature must not be touched", "ada")
+
+    made.runner.before = veto
+    await made.carry_out()
+    decisions = made.store.campaigns.decisions(made.id)
+    first = decisions[0]
+    assert first.study_id is not None
+    assert made.store.studies.get(first.study_id).status is StudyStatus.STOPPED
+    assert decisions[1].saw["said"][0]["words"] == "temperature must not be touched"
+    assert observe(made.store, made.id).hypotheses[0].status == "dropped"
+    assert verify_campaign(made.store, made.id, made.folder / made.id) == []
+
+
+async def test_what_a_person_tells_it_is_in_the_next_decision(tmp_path: Path) -> None:
+    made = MadeUpCampaign(tmp_path)
+    made.store.campaigns.record(made.id, "told", {"words": "higher rates may diverge", "by": "ada"})
+    await made.carry_out()
+    assert made.store.campaigns.decisions(made.id)[0].saw["said"] == [
+        {"kind": "told", "words": "higher rates may diverge", "by": "ada", "seq": 1}
+    ]
+
+
+async def test_a_stop_and_a_pause_are_heeded_between_studies(tmp_path: Path) -> None:
+    made = MadeUpCampaign(tmp_path)
+    made.runner.before = lambda study_id: made.store.campaigns.request(made.id, pause=True)
+    outcome = await made.carry_out()
+    assert outcome.status is CampaignStatus.WAITING
+    assert len(made.store.campaigns.decisions(made.id)) == 1
+    made.runner.before = lambda study_id: None
+    made.store.campaigns.request(made.id, pause=False, stop=True)
+    assert (await made.carry_out()).status is CampaignStatus.STOPPED
+
+
+async def test_two_studies_that_fail_in_a_row_call_for_a_person(tmp_path: Path) -> None:
+    made = MadeUpCampaign(tmp_path)
+
+    async def failing(study_id: str, plan: Plan) -> Rest:
+        made.store.plans.save(study_id, plan)
+        made.store.studies.set_status(study_id, StudyStatus.FAILED, "no server answers")
+        return Rest(ended=True, reason="failed")
+
+    loop = CampaignLoop(made.store, made.strategist, made.planner, failing, made.clock, made.folder, made.told.append)
+    outcome = await loop.carry_out(made.id)
+    assert outcome.status is CampaignStatus.FAILED
+    assert "no server answers" in outcome.reason
+
+
+async def test_after_its_days_it_concludes_with_what_it_has(tmp_path: Path) -> None:
+    made = MadeUpCampaign(tmp_path, schedule={"days": 1})
+    made.runner.before = lambda study_id: made.clock.advance(2 * 86_400)
+    outcome = await made.carry_out()
+    assert outcome.status is CampaignStatus.DONE
+    last = made.store.campaigns.decisions(made.id)[-1]
+    assert (last.action, last.strategist) == ("conclude", "rules")
+
+
+async def test_more_budget_is_seen_by_the_next_decision(tmp_path: Path) -> None:
+    made = MadeUpCampaign(tmp_path, budget={"trials": 20})
+    made.store.campaigns.record(
+        made.id, "amended", {"budget": {"trials": 200}, "words": "trials 200: more", "by": "ada"}
+    )
+    assert observe(made.store, made.id).left.trials == 200
