@@ -24,7 +24,7 @@ import math
 import secrets
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -53,7 +53,7 @@ from researcher.models import (
     Role,
     StudyStatus,
 )
-from researcher.study.plan import Plan
+from researcher.study.plan import ALPHA, Plan
 from researcher.study.spec import StudySpec
 
 FACTORS = ("learning_rate", "group_size", "tasks_per_step", "temperature", "max_tokens", "entropy", "kl", "epochs")
@@ -113,7 +113,7 @@ class Bench:
         self.folder = instrument()
 
     def plan(self, spec: StudySpec, *, role: Role, alpha: float | None) -> tuple[Plan, Price]:
-        plan = plan_of(spec, self.folder) if alpha is None else plan_of(spec, self.folder, alpha=alpha)
+        plan = plan_of(spec, self.folder, alpha=ALPHA if alpha is None else alpha)
         return plan, price_of(plan, self.folder.instrument, servers=1)
 
 
@@ -279,7 +279,7 @@ async def campaign(kind: str, name: str, seed: int, planner: Bench) -> Campaign:
     aim = aim_of(asked, planner.folder.instrument)
     draw = np.random.default_rng(seed)
     truth = truth_of(kind, aim, draw)
-    made = {"builtin": BuiltinStrategist, "chaser": Chaser, "oneshot": OneShot}
+    made: dict[str, Callable[[], Strategist]] = {"builtin": BuiltinStrategist, "chaser": Chaser, "oneshot": OneShot}
     strategist: Strategist = Random(seed) if name == "random" else made[name]()
     record = CampaignRecord(
         id=f"ca-{seed}",

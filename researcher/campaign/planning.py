@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
-from researcher.design.planning import plan_of
+from researcher.design.planning import plan_of, split_heldout
 from researcher.design.pricing import Price, price_of
-from researcher.environments import check_tasks
+from researcher.environments import check_tasks, rehearsed
 from researcher.instruments.catalogue import InstrumentFolder
 from researcher.models import Role, StudyOptions
 from researcher.paces import paces_on
 from researcher.store.store import Store
-from researcher.study.plan import Plan
+from researcher.study.plan import ALPHA, Plan
 from researcher.study.spec import StudySpec
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class InstrumentPlanner:
     """python: the interpreter that has the instrument's packages."""
 
@@ -29,7 +30,25 @@ class InstrumentPlanner:
         servers, on_echo = max(1, len(self.options.servers)), self.options.engine == "echo"
         known = [each for each in self.store.findings.all() if ("echo" in each.models) == on_echo]
         paces = paces_on(self.store, self.options.servers, self.options.engine)
-        terms = {} if alpha is None else {"alpha": alpha}
-        plan = plan_of(spec, self.folder, known=known, paces=paces, servers=servers, **terms)
+        before, after = self._heldout
+        skipped, scored = (0, before) if role == "explore" else (before, after)
+        plan = plan_of(
+            spec,
+            self.folder,
+            known=known,
+            paces=paces,
+            servers=servers,
+            alpha=ALPHA if alpha is None else alpha,
+            heldout_from=skipped,
+            heldout_tasks=scored,
+        )
         plan = check_tasks(plan, self.folder, self.python)
         return plan, price_of(plan, self.folder.instrument, servers=servers)
+
+    @cached_property
+    def _heldout(self) -> tuple[int, int]:
+        """Held-out tasks that explorations and confirmations score, of which they share none. Raises: PlanningRefused."""
+        wanted = self.folder.instrument.defaults.heldout_tasks
+        task = [dict(self.folder.instrument.defaults.task)]
+        [found] = rehearsed(self.folder, self.python, task, 2 * wanted)
+        return split_heldout(found["heldout"], wanted)

@@ -23,7 +23,7 @@ def goal_of(draft: Draft) -> CampaignGoal:
         raise PlanningRefused(
             "the topic compares bundles of settings or models: that is one study, `researcher start --topic` runs it"
         )
-    factors = {
+    factors: dict[str, list[Any]] = {
         name: [*([each["baseline"]] if "baseline" in each else []), *each["levels"]]
         if draft.sources.get(f"compare.{name}") == "topic"
         else []

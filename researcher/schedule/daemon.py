@@ -199,6 +199,9 @@ class Carrier:
         self._launch(study_id)
 
     def _tell(self, study_id: str, now: float) -> None:
+        """Of a study; a campaign says itself what it waits for."""
+        if owned_resource(study_id).startswith("campaign:"):
+            return
         study = self._store.studies.get(study_id)
         said = "Its worker ends as soon as it is started, again and again."
         then = f"`daemon.log` in its folder says why; {study_id} is tried again, ever more seldom."

@@ -177,7 +177,7 @@ async def test_the_report_names_every_hypothesis(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("tampering", "words"),
     [
-        ("UPDATE decisions SET saw = replace(saw, '\"trials\":', '\"trials\": 1')", "no longer has the hash"),
+        ("UPDATE decisions SET saw = replace(saw, 'highest', 'lowest')", "no longer has the hash"),
         ("UPDATE trial_metrics SET value = value + 1 WHERE step IS NULL", "give another input"),
         ("UPDATE decisions SET alpha = 0.04 WHERE alpha IS NOT NULL", "the rule gives"),
         ("UPDATE campaign_hypotheses SET claim = 'it was always so'", "give another input"),
