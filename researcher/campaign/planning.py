@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
 from researcher.design.planning import plan_of, split_heldout
 from researcher.design.pricing import Price, price_of
-from researcher.environments import check_tasks, rehearsed
 from researcher.instruments.catalogue import InstrumentFolder
 from researcher.models import Role, StudyOptions
 from researcher.paces import paces_on
@@ -18,12 +18,14 @@ from researcher.study.spec import StudySpec
 
 @dataclass(frozen=True)
 class InstrumentPlanner:
-    """python: the interpreter that has the instrument's packages."""
+    """check: draws tasks of a plan's arms, and returns the plan fitted to those that there are. count_heldout: how many held-out
+    tasks the instrument has, up to a number. Both raise PlanningRefused."""
 
     store: Store
     folder: InstrumentFolder
     options: StudyOptions
-    python: str
+    check: Callable[[Plan], Plan]
+    count_heldout: Callable[[int], int]
 
     def plan(self, spec: StudySpec, *, role: Role, alpha: float | None) -> tuple[Plan, Price]:
         """Raises: PlanningRefused."""
@@ -42,13 +44,11 @@ class InstrumentPlanner:
             heldout_from=skipped,
             heldout_tasks=scored,
         )
-        plan = check_tasks(plan, self.folder, self.python)
+        plan = self.check(plan)
         return plan, price_of(plan, self.folder.instrument, servers=servers)
 
     @cached_property
     def _heldout(self) -> tuple[int, int]:
         """Held-out tasks that explorations and confirmations score, of which they share none. Raises: PlanningRefused."""
         wanted = self.folder.instrument.defaults.heldout_tasks
-        task = [dict(self.folder.instrument.defaults.task)]
-        [found] = rehearsed(self.folder, self.python, task, 2 * wanted)
-        return split_heldout(found["heldout"], wanted)
+        return split_heldout(self.count_heldout(2 * wanted), wanted)

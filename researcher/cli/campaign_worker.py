@@ -11,12 +11,13 @@ from researcher.campaign.loop import CampaignLoop, CampaignOutcome, Rest
 from researcher.campaign.planning import InstrumentPlanner
 from researcher.campaign.strategist import Strategist
 from researcher.cli.worker import work_on
-from researcher.environments import interpreter
+from researcher.environments import check_tasks, interpreter, rehearsed
 from researcher.home import Home
-from researcher.instruments.catalogue import open_instrument
-from researcher.models import StudyStatus
+from researcher.instruments.catalogue import InstrumentFolder, open_instrument
+from researcher.models import StudyOptions, StudyStatus
 from researcher.ownership import owned
 from researcher.store.errors import OverBudget
+from researcher.store.store import Store
 from researcher.study.plan import Plan
 from researcher.view import View
 
@@ -43,11 +44,24 @@ async def work_on_campaign(
         record = store.campaigns.get(campaign_id)
         goal = CampaignGoal.model_validate(record.goal)
         folder = open_instrument(record.options.instrument or goal.instruments[0])
-        planner = InstrumentPlanner(store, folder, record.options, interpreter(folder, home.root))
+        planner = planner_of(home, store, record.options, folder)
         strategist = strategist_of(goal, home, campaign_id, view.say)
         view.say(f"{campaign_id}: {goal.goal} (strategist: {strategist.name}); records in {home.root}")
         loop = CampaignLoop(store, strategist, planner, run_study, clock, home.studies, view.say)
         return await loop.carry_out(campaign_id)
+
+
+def planner_of(home: Home, store: Store, options: StudyOptions, folder: InstrumentFolder) -> InstrumentPlanner:
+    """Raises: PlanningRefused where the instrument's packages are not installed."""
+    python = interpreter(folder, home.root)
+    task = dict(folder.instrument.defaults.task)
+    return InstrumentPlanner(
+        store,
+        folder,
+        options,
+        check=lambda plan: check_tasks(plan, folder, python),
+        count_heldout=lambda most: int(rehearsed(folder, python, [task], most)[0]["heldout"]),
+    )
 
 
 def strategist_of(goal: CampaignGoal, home: Home, campaign_id: str, say: Callable[[str], None]) -> Strategist:
