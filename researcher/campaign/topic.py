@@ -35,7 +35,7 @@ def goal_of(draft: Draft) -> CampaignGoal:
     budget = fields.get("budget", {})
     if not budget.keys() & {"wall", "trials"}:
         budget = {**budget, "wall": DEFAULT_BUDGET_S}
-    goal = {
+    goal: dict[str, Any] = {
         "goal": fields["question"],
         "instruments": [fields["instrument"]],
         "objective": objective,
