@@ -55,6 +55,21 @@ def effects(plan: Plan, trials: Sequence[TrialRecord]) -> dict[str, Effect | Not
     }
 
 
+def secondary_effect(
+    plan: Plan, hypothesis: Hypothesis, metric: str, trials: Sequence[TrialRecord]
+) -> Effect | NotEnoughTrials:
+    """The same two sides on another metric of the plan: it is shown and decides nothing, so its interval is at 1 - the hypothesis's
+    alpha, adjusted neither for other hypotheses and metrics nor for looks. The reason where there is no effect."""
+    asked = hypothesis.model_copy(update={"metric": metric, "margin": plan.metric(metric).margin})
+    try:
+        if (why := left_behind(plan, hypothesis, trials)) is not None:
+            return NotEnoughTrials(why)
+        compared = _comparison(plan, asked, trials, asked.alpha, 1)
+    except NotEnoughTrials as reason:
+        return reason
+    return _effect(plan, asked, trials, compared, compared.p_value, asked.alpha)
+
+
 def _alpha(plan: Plan, hypothesis: Hypothesis, trials: Sequence[TrialRecord]) -> float:
     stage = judged_stage(plan, hypothesis, trials)
     return hypothesis.alpha if stage.spends is None else may_spend(plan, stage, trials)

@@ -62,9 +62,10 @@ class Ledger:
         """Claims `PREFIX.NAME` by name. asked: expression and style of each."""
         return {name: self.claim(f"{prefix}.{name}", text, style, decimals) for name, (text, style) in asked.items()}
 
-    def fields(self, prefix: str, expression: str, styles: Mapping[str, Style]) -> dict[str, Claim]:
+    def fields(self, prefix: str, expression: str, styles: Mapping[str, Style], decimals: int = 0) -> dict[str, Claim]:
         """A claim for each named field of the expression's value."""
-        return self.claims_of(prefix, {name: (f"{expression}.{name}", style) for name, style in styles.items()})
+        asked = {name: (f"{expression}.{name}", style) for name, style in styles.items()}
+        return self.claims_of(prefix, asked, decimals)
 
 
 def decimals_of(metric: Metric) -> int:

@@ -96,6 +96,11 @@ class Page:
         return any(part.explored and part.hypothesis.treatment_arms for part in self.hypotheses)
 
     @property
+    def secondary(self) -> list[str]:
+        """Metrics that decide nothing and are shown with intervals."""
+        return list(dict.fromkeys(name for part in self.hypotheses for name in part.secondary))
+
+    @property
     def ranked(self) -> list[HypothesisPart]:
         """In the plan's order; in a screen, largest effect first."""
         return _ranked(self.hypotheses)
@@ -164,7 +169,7 @@ def page(records: Records) -> Page:
     ledger, plan = Ledger(records), records.plan
     metrics = _metrics(plan)
     study = study_claims(ledger, plan)
-    hypotheses = [_hypothesis(ledger, records, one) for one in plan.hypotheses]
+    hypotheses = [_hypothesis(ledger, records, one, metrics) for one in plan.hypotheses]
     curves = [trial.series.get(_CURVE, ()) for trial in records.data.trials if trial.status in ENDED]
     trials = [_trial(ledger, trial, metrics, curves) for trial in records.data.trials]
     decided = [metric for metric in metrics if any(h.metric == metric.name for h in plan.hypotheses)]
@@ -228,7 +233,10 @@ _EFFECT = {
 }
 
 
-def _hypothesis(ledger: Ledger, records: Records, hypothesis: Hypothesis) -> HypothesisPart:
+_SECONDARY = {"diff": Style.DIFF, "low": Style.DIFF, "high": Style.DIFF, "level": Style.LEVEL}
+
+
+def _hypothesis(ledger: Ledger, records: Records, hypothesis: Hypothesis, metrics: Sequence[Metric]) -> HypothesisPart:
     id, decimals = hypothesis.id, decimals_of(records.plan.metric(hypothesis.metric))
     asked = {
         "verdict": (call("verdict", id), Style.WORD),
@@ -266,6 +274,13 @@ def _hypothesis(ledger: Ledger, records: Records, hypothesis: Hypothesis) -> Hyp
         and hypothesis.factor not in {each.name for each in records.plan.factors},
         log_scale=any(each.name == hypothesis.factor and each.scale == "log" for each in records.plan.factors),
         claims=ledger.claims_of(id, asked, decimals),
+        secondary={
+            metric.name: ledger.fields(
+                f"{id}.{metric.name}", call("secondary", metric.name, id), _SECONDARY, decimals_of(metric)
+            )
+            for metric in metrics
+            if metric.name != hypothesis.metric
+        },
     )
 
 

@@ -34,6 +34,8 @@ class HypothesisPart:
     log_scale: bool
     """A trend over the logarithm of its levels."""
     claims: Claims
+    secondary: dict[str, Claims]
+    """By metric that decides nothing: diff, low, high and level."""
 
     @property
     def trend(self) -> bool:

@@ -15,15 +15,16 @@ from functools import cached_property
 
 from researcher.analysis.attrition import LossTest, loss_tests
 from researcher.analysis.decide import Decision, decide
+from researcher.analysis.effects import secondary_effect
 from researcher.analysis.metrics import MetricMissing, finals
 from researcher.analysis.race import due
 from researcher.analysis.samples import NotEnoughTrials, same_number
 from researcher.analysis.sentinel_findings import SentinelFinding
 from researcher.analysis.sentinels import inspect
 from researcher.analysis.verdicts import Conclusions, conclude
-from researcher.models import OVER_BUDGET, Event, StudyData, StudyStatus, TrialRecord, TrialStatus
+from researcher.models import OVER_BUDGET, Effect, Event, StudyData, StudyStatus, TrialRecord, TrialStatus
 from researcher.refusals import RecordsDisagree
-from researcher.study.plan import Stage, StageKind
+from researcher.study.plan import Hypothesis, Stage, StageKind
 
 _RESTS = ("trial_paused", "attempt_withdrawn", "attempt_failed")
 _GOES_ON = ("trial_continued", "trial_begun", "trial_done", "attempt_failed", "trial_failed")
@@ -56,6 +57,7 @@ class Records:
         self.plan = data.plan
         self._believe = believe_finals
         self._checked: dict[tuple[str, str], RecordsDisagree | None] = {}
+        self._secondary: dict[tuple[str, str], Effect | None] = {}
         known = {arm.name for arm in data.plan.arms}
         for trial in data.trials:
             if trial.arm not in known:
@@ -108,6 +110,19 @@ class Records:
             stage = stages[decision.to]
             seeds = decision.seeds or stage.seeds
         return tuple(decisions)
+
+    def secondary(self, hypothesis: Hypothesis, metric: str) -> Effect | None:
+        """The hypothesis's two sides on a metric that decides nothing; None where too few trials have ended.
+
+        Raises: RecordsDisagree as `check`.
+        """
+        key = (hypothesis.id, metric)
+        if key not in self._secondary:
+            self.check_all()  # who went on after a race
+            self.check(metric, self.done)
+            found = secondary_effect(self.plan, hypothesis, metric, self.data.trials)
+            self._secondary[key] = found if isinstance(found, Effect) else None
+        return self._secondary[key]
 
     def trial(self, arm: str, seed: int) -> TrialRecord | None:
         return next((trial for trial in self.data.trials if trial.arm == arm and trial.seed == seed), None)

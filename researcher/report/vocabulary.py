@@ -52,7 +52,13 @@ class Vocabulary(LossWords):
         """Fields of the effect (researcher.models.Effect), or None."""
         self._check(hypothesis)
         found = self._records.conclusions.effects[hypothesis]
-        return {name: getattr(found, name) for name in Effect.model_fields} if isinstance(found, Effect) else None
+        return _fields(found) if isinstance(found, Effect) else None
+
+    def secondary(self, metric: str, hypothesis: str) -> Answer:
+        """Fields of the effect on a metric that decides nothing, or None: its interval is adjusted for nothing."""
+        asked = self._hypothesis(hypothesis)
+        found = self._records.secondary(asked, self._metric(metric).name)
+        return None if found is None else _fields(found)
 
     def verdict(self, hypothesis: str) -> Value:
         self._check(hypothesis)
@@ -384,6 +390,10 @@ class Vocabulary(LossWords):
 
 
 WORDS = frozenset(name for name in dir(Vocabulary) if not name.startswith("_"))
+
+
+def _fields(effect: Effect) -> Fields:
+    return {name: getattr(effect, name) for name in Effect.model_fields}
 
 
 def _or_none(compute: Callable[[], float | int]) -> float | int | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from bench.made_up_studies import INSTRUMENT
-from researcher.models import StudyData
+from researcher.analysis.metrics import finals
+from researcher.models import StudyData, TrialRecord
 from researcher.report.page import page
 from researcher.report.records import Records
 from researcher.report.verify import verify
@@ -223,3 +224,49 @@ def test_a_trend_without_its_highest_level_is_not_measured(tmp_path: Path) -> No
     ]
     said = answer(written(concluded(plan, kept), tmp_path)[0])
     assert "could not be measured, as arm 'learning_rate=8e-5' has no finished trial" in said
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"compare": TREND},
+        {"compare": TREND, "design": "trend"},
+        {"compare": TREND, "design": "screen"},
+        {"compare": TREND, "design": "balance"},
+        {"compare": SCREENED, "design": "screen"},
+        {"compare": SCREENED, "design": "factorial"},
+        {"compare": TWO["compare"], "seeds": {"min": 8, "max": 8}, "looks": 2},
+    ],
+    ids=lambda asked: str(asked.get("design", "compare")),
+)
+def test_secondary_metrics_have_intervals_in_every_design_and_decide_nothing(
+    asked: dict[str, Any], tmp_path: Path
+) -> None:
+    """The deciding metric is the same in all arms; the secondary one differs by far."""
+    plan = designed(metric="auc_reward", secondary=["final_reward"], **asked)
+    apart = {arm.name: 0.2 * number for number, arm in enumerate(plan.arms)}
+    data = study(plan, lambda *_: 0.3)
+    trials = [
+        done_trial(
+            plan, each.arm, each.seed, 0.3 + 0.01 * (each.seed % 3), series={"reward_mean": _rising(each, apart)}
+        ).model_copy(update={"stage": each.stage, "finals": {}})
+        for each in data.trials
+    ]
+    trials = [each.model_copy(update={"finals": finals(plan.metrics, each.series)}) for each in trials]
+    text, _ = written(concluded(plan, trials), tmp_path)
+    table = text.split("## Secondary metrics")[1].split("## Noise floor")[0]
+    rows = [line for line in table.splitlines() if line.startswith("| `H")]
+    assert len(rows) == len(plan.hypotheses)
+    parts = page(Records(concluded(plan, trials))).hypotheses
+    for part in parts:
+        own = part.secondary["final_reward"]
+        assert f"{own['diff'].text} ({own['low'].text} to {own['high'].text})" in table
+        assert own["level"].value == 0.95
+        assert part.verdict in ("equivalent", "inconclusive")
+    assert any(float(part.secondary["final_reward"]["low"].value or 0) > 0 for part in parts)
+
+
+def _rising(trial: TrialRecord, apart: Mapping[str, float]) -> list[float]:
+    """Curves with one area under all of them, that end apart by arm."""
+    ends = apart[trial.arm] + 0.01 * (trial.seed % 3)
+    return [0.5 - ends / 2, 0.5 + 0.01 * (trial.seed % 2), 0.5, 0.5 + ends / 2]
