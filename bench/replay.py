@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from researcher.llm.endpoint import LlmRefused, LlmUnusable
-from researcher.planner.graph import request_of
-from researcher.planner.replies import form_of
+from researcher.llm.replies import form_of
+from researcher.planner.subject import request_of
 from researcher.planner.transcripts import Turn
 
 

@@ -5,12 +5,11 @@ The LLM writes a spec; whether it holds is checked by code, and everything behin
 
 from __future__ import annotations
 
-from typing import Any
-
 from researcher.llm.asking import Asker
-from researcher.llm.endpoint import LlmRefused, LlmUnusable
-from researcher.planner.graph import Conversation
+from researcher.llm.conversation import Conversation, asked_of, spent_answer
+from researcher.llm.endpoint import LlmUnusable
 from researcher.planner.outcome import Asked, Outcome, TopicRequest
+from researcher.planner.subject import Topic, outcome_of
 from researcher.refusals import PlanningRefused
 
 
@@ -43,30 +42,21 @@ class LlmPlanner:
 
     async def _outcome(self, request: TopicRequest) -> Outcome:
         """Raises: LlmUnusable, PlanningRefused."""
-        conversation = Conversation(request, self.name, self._checkpoints, self._thread)
+        topic = Topic(request, self.name)
+        conversation = Conversation(topic, self._checkpoints, f"ask/{self._thread}", answered=len(request.answers))
         at, purse = conversation.begin(), self._asker.purse
         tokens, cost = self._spent_before
         purse.tokens, purse.cost = max(purse.tokens, tokens + at.tokens), max(purse.cost, cost + at.cost)
         while at.outcome is None:
             if at.spent_answer:
-                raise PlanningRefused(
-                    f"the planner LLM {self.name} used all {self._asker.settings.answer_tokens} tokens of an answer before it said "
-                    "anything, as reasoning models do; raise RESEARCHER_LLM_ANSWER_TOKENS"
-                )
+                raise PlanningRefused(f"the planner LLM {spent_answer(self._asker)}")
             if at.given_up:
                 raise LlmUnusable(at.given_up)
             if at.request is not None:
-                said = await self._answer(at.purpose, at.request)
+                said = await asked_of(self._asker, at)
             elif at.answered < len(request.answers):
                 said = {"person": request.answers[at.answered]}
             else:
                 return Asked(question=at.asked)
             at = conversation.give(said | {"tokens": purse.tokens - tokens, "cost": purse.cost - cost})
-        return at.outcome
-
-    async def _answer(self, purpose: str, request: dict[str, Any]) -> dict[str, Any]:
-        """The raw answer, or why the endpoint refuses a request of this form."""
-        try:
-            return {"raw": await self._asker.ask(purpose, request)}
-        except LlmRefused as error:
-            return {"refused": str(error)}
+        return outcome_of(at.outcome)

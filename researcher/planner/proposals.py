@@ -13,9 +13,10 @@ from foundation.nearest import nearest
 from foundation.strict import StrictModel, explain
 from researcher.design.planning import plan_of
 from researcher.instruments.catalogue import InstrumentFolder
+from researcher.llm.replies import Call
+from researcher.llm.schemas import pruned
 from researcher.planner.bounds import invented, lost
 from researcher.planner.outcome import Asked, Declined, NeedsEdit, Outcome, Proposed, TopicRequest
-from researcher.planner.replies import Call
 from researcher.refusals import PlanningRefused
 from researcher.study.draft import Draft, Source, edited, paths_of
 from researcher.study.plan import Plan
@@ -63,7 +64,7 @@ def ended(call: Call, request: TopicRequest, author: str, last: Draft) -> Outcom
     if call.arguments is None:
         return NeedsEdit(draft=last, problems=(call.problem,))
     form = _FORMS[call.name]
-    given = {name: each for name, each in _pruned(call.arguments).items() if name in form.model_fields}
+    given = {name: each for name, each in pruned(call.arguments).items() if name in form.model_fields}
     for name in ("uncovered", "from_topic", "nearest"):
         if isinstance(given.get(name), str):
             given[name] = [given[name]]
@@ -84,7 +85,7 @@ def judged(given: Any, request: TopicRequest) -> Judged:
 
     Files that the spec names are only looked at once it is sure that a person has named them.
     """
-    fields = _with_given(_pruned(given) if isinstance(given, dict) else {}, request)
+    fields = _with_given(pruned(given) if isinstance(given, dict) else {}, request)
     if not isinstance(given, dict):
         return Judged(fields=fields, problems=("spec: must be an object with the fields of a study spec",))
     try:
@@ -159,16 +160,3 @@ def _sources(fields: dict[str, Any], request: TopicRequest, from_topic: Sequence
 def _covers(stated: str, path: str) -> bool:
     """`seeds` and `compare.learning_rate.levels` stand for `seeds.min` and `compare.learning_rate`."""
     return stated == path or path.startswith(f"{stated}.") or stated.startswith((f"{path}.", f"{path}["))
-
-
-def _pruned(value: Any) -> Any:
-    """Without what LLMs write for "not set": null, and empty lists, objects and texts. An empty arm is all defaults, and stays."""
-    if not isinstance(value, dict):
-        return value
-    arms = value.get("arms")
-    pruned = {name: _pruned(each) for name, each in value.items() if name != "arms"}
-    if isinstance(arms, dict) and arms:
-        pruned["arms"] = {name: {} if each is None else each for name, each in arms.items()}
-    elif arms:
-        pruned["arms"] = arms
-    return {name: each for name, each in pruned.items() if each is not None and each not in ("", [], {}, ())}

@@ -12,9 +12,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from researcher.llm.replies import form_of
 from researcher.models import LlmCall
-from researcher.planner.graph import request_of
-from researcher.planner.replies import form_of
+from researcher.planner.subject import request_of
 
 
 class Turn(BaseModel):

@@ -14,13 +14,14 @@ from langgraph.checkpoint.sqlite import SqliteSaver
 from foundation.clock import Clock, ManualClock, SystemClock
 from researcher.instruments.catalogue import InstrumentFolder, available
 from researcher.llm.asking import Asker, Purse
+from researcher.llm.conversation import ATTEMPTS
 from researcher.llm.endpoint import Endpoint, LlmOutage, LlmRefused, LlmUnusable, OpenAIEndpoint
 from researcher.llm.settings import LlmSettings
 from researcher.models import LONGEST_TOPIC, LlmCall
 from researcher.planner.agent import LlmPlanner
-from researcher.planner.graph import ATTEMPTS, MOST_LOOK_UPS
 from researcher.planner.outcome import Asked, Declined, NeedsEdit, Outcome, Proposed, TopicRequest
-from researcher.planner.replies import ENDINGS
+from researcher.planner.subject import MOST_LOOK_UPS
+from researcher.planner.tools import ENDINGS
 from researcher.refusals import PlanningRefused
 from researcher.study.draft import Draft
 from researcher.study.plan import Verdict

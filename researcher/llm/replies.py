@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 FORMS = ("tools", "json_schema", "prompted")
-ENDINGS = ("propose", "ask", "decline")
 _LONGEST, _LONGEST_REFUSAL, _MOST_OBJECTS, _MOST_CALLS = 100_000, 2_000, 100, 16
 """Letters of an answer that are read, and of a refusal; places in an answer where an object may begin; calls of one answer."""
 _KEPT = ("content", "tool_calls", "reasoning_content", "reasoning_details")
@@ -48,12 +47,12 @@ class Reply:
     calls: list[Call] = field(default_factory=list)
 
 
-def form_fields(form: str, tools: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Fields of a request besides its messages."""
+def form_fields(form: str, tools: Sequence[dict[str, Any]], endings: Sequence[str]) -> dict[str, Any]:
+    """Fields of a request besides its messages. endings: names of the tools that end the conversation."""
     if form == "tools":
         return {"tools": list(tools), "tool_choice": "auto"}
     if form == "json_schema":
-        wanted = {"name": "ending", "strict": False, "schema": ending_schema(tools)}
+        wanted = {"name": "ending", "strict": False, "schema": ending_schema(tools, endings)}
         return {"response_format": {"type": "json_schema", "json_schema": wanted}}
     return {}
 
@@ -63,15 +62,15 @@ def form_of(request: dict[str, Any]) -> str:
     return "tools" if "tools" in request else "json_schema" if "response_format" in request else "prompted"
 
 
-def ending_schema(tools: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """One object for all three endings: the fields of the tools, and which one it is."""
-    parameters = [tool["function"]["parameters"] for tool in tools if tool["function"]["name"] in ENDINGS]
+def ending_schema(tools: Sequence[dict[str, Any]], endings: Sequence[str]) -> dict[str, Any]:
+    """One object for all endings: the fields of their tools, and which one it is."""
+    parameters = [tool["function"]["parameters"] for tool in tools if tool["function"]["name"] in endings]
     fields = {name: schema for each in parameters for name, schema in each["properties"].items()}
-    properties = {"ending": {"type": "string", "enum": list(ENDINGS)}, **fields}
+    properties = {"ending": {"type": "string", "enum": list(endings)}, **fields}
     return {"type": "object", "properties": properties, "required": ["ending"], "additionalProperties": False}
 
 
-def read_reply(raw: dict[str, Any]) -> Reply:
+def read_reply(raw: dict[str, Any], endings: Sequence[str]) -> Reply:
     """Raises: Unreadable, AnswerSpent."""
     choices = raw.get("choices")
     choice = choices[0] if isinstance(choices, list) and choices else None
@@ -89,7 +88,7 @@ def read_reply(raw: dict[str, Any]) -> Reply:
     parts = [part for part in content if isinstance(part, dict)] if isinstance(content, list) else [message]
     text = "".join(str(part.get("text", "")) for part in parts) if isinstance(content, list) else content
     text = text if isinstance(text, str) else ""
-    found = _ending(text)
+    found = _ending(text, endings)
     if found is not None:
         return Reply(storable({"role": "assistant", "content": text}), [found])
     # Why it refuses is a field of its own beside the content, or a part of it.
@@ -134,17 +133,17 @@ def _call(made: dict[str, Any], *, cut: bool) -> Call:
     return Call(made["id"], name, storable(found), "" if found is not None else problem)
 
 
-def _ending(text: str) -> Call | None:
-    """The first object that ends the planning, in prose, in a fence, or with commas too many; also where it is written as a
+def _ending(text: str, endings: Sequence[str]) -> Call | None:
+    """The first object that ends the conversation, in prose, in a fence, or with commas too many; also where it is written as a
     call: {"name": "propose", "arguments": {…}}, {"propose": {…}}."""
     for found in _objects(text[:_LONGEST]):
         arguments = found.get("arguments", found.get("parameters"))
-        if found.get("ending") in ENDINGS:
+        if found.get("ending") in endings:
             name, arguments = found["ending"], {key: each for key, each in found.items() if key != "ending"}
-        elif found.get("name") in ENDINGS and isinstance(arguments, dict):
+        elif found.get("name") in endings and isinstance(arguments, dict):
             name = found["name"]
         elif (
-            len(found) == 1 and isinstance(arguments := next(iter(found.values())), dict) and found.keys() <= {*ENDINGS}
+            len(found) == 1 and isinstance(arguments := next(iter(found.values())), dict) and found.keys() <= {*endings}
         ):
             (name,) = found
         else:
