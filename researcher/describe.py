@@ -110,11 +110,14 @@ def unattended(home: Home, study: StudyRecord) -> str:
     return carrier() + (f" at {when(opening)}" if opening > now else "")
 
 
-def carrier(does: str = "goes on with") -> str:
-    """Who continues a study in the daemon's care: the daemon, or, if none runs, the command that starts one. does: another verb."""
+def carrier(does: str = "goes on with", command: str = "researcher resume") -> str:
+    """Who continues a study in the daemon's care: the daemon, or, if none runs, the command that starts one. does: another verb.
+
+    command: what continues it here.
+    """
     from researcher.schedule.daemon import daemon_lives  # APScheduler takes longer to import than a list takes
 
-    who = "the daemon" if daemon_lives() else "no daemon runs here: `researcher daemon` or `researcher resume`"
+    who = "the daemon" if daemon_lives() else f"no daemon runs here: `researcher daemon` or `{command}`"
     return f"{who} {does} it"
 
 

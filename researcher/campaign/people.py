@@ -1,14 +1,19 @@
-"""What people do to a campaign while it runs: their word at a gate, and whether one is waited for."""
+"""What people do to a campaign while it runs: their words, their answers, pause and stop; and whether one is waited for."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
 
-from researcher.models import CampaignEvent, CampaignRecord, DecisionRecord
-from researcher.store.errors import WrongState
+from researcher.campaign.report import write_campaign_report
+from researcher.models import CampaignEvent, CampaignRecord, CampaignStatus, DecisionRecord
+from researcher.store.errors import LeaseHeld, WrongState
 from researcher.store.store import Store
 
 ASKED = "asked"
+Owning = Callable[[Store, str], AbstractContextManager[Store]]
+"""Own a campaign for a short write (`researcher.ownership.owned_now`). Raises: LeaseHeld."""
 _ANSWERS = {"approval": ("approved", "vetoed"), "words": ("told", "answered")}
 """Kinds of lines that end the waiting, by what is waited for."""
 
@@ -46,3 +51,69 @@ def approve(store: Store, campaign_id: str, words: str, by: str) -> int:
     number = int(asked.detail["decision"])
     store.campaigns.record(campaign_id, "approved", {"decision": number, "words": words, "by": by})
     return number
+
+
+def tell(store: Store, campaign_id: str, words: str, by: str) -> None:
+    """Words for the next decision. Raises: WrongState when the campaign has ended."""
+    check_open(store, campaign_id, "told anything")
+    store.campaigns.record(campaign_id, "told", {"words": words, "by": by})
+
+
+def veto(store: Store, campaign_id: str, because: str, by: str) -> DecisionRecord:
+    """Say no to the study that waits or runs: it stops, and the next decision knows why. Raises: WrongState."""
+    check_open(store, campaign_id, "vetoed")
+    return store.campaigns.veto(campaign_id, because, by)
+
+
+def approve_next(store: Store, campaign_id: str, words: str, by: str) -> int:
+    """`approve` of a campaign that has not ended. Raises: WrongState."""
+    check_open(store, campaign_id, "approved")
+    return approve(store, campaign_id, words, by)
+
+
+def amend_budget(store: Store, campaign_id: str, limits: Mapping[str, float], because: str, by: str) -> str:
+    """Change limits of the budget, by their names in the goal; the next decision sees them. Returns what was written.
+
+    Raises: WrongState when the campaign has ended.
+    """
+    check_open(store, campaign_id, "amended")
+    words = f"{', '.join(f'{name} {value:g}' for name, value in limits.items())}: {because}"
+    store.campaigns.record(campaign_id, "amended", {"budget": dict(limits), "words": words, "by": by})
+    return words
+
+
+def pause(store: Store, campaign_id: str) -> None:
+    """Have it rest: its study pauses too. Raises: WrongState when the campaign has ended."""
+    check_open(store, campaign_id, "paused")
+    store.campaigns.request(campaign_id, pause=True)
+
+
+def withdraw_requests(store: Store, campaign_id: str, owning: Owning) -> None:
+    """Withdraw a pause or a stop, so that whoever carries it goes on. Raises: WrongState when it is done; LeaseHeld."""
+    record = store.campaigns.get(campaign_id)
+    if record.status is CampaignStatus.DONE:
+        raise WrongState(f"{campaign_id} is done; there is nothing to go on with")
+    store.campaigns.request(campaign_id, stop=False, pause=False)
+    if record.status.ended:
+        with owning(store, campaign_id) as own:
+            own.campaigns.set_status(campaign_id, CampaignStatus.RUNNING, "resumed")
+
+
+def stop(store: Store, campaign_id: str, reports: Path, owning: Owning) -> str:
+    """Ask its worker to stop, or stop it here where nobody works on it. Returns what was done."""
+    store.campaigns.request(campaign_id, stop=True)
+    try:
+        with owning(store, campaign_id) as own:
+            reason = "stopped on request; `researcher campaign resume` goes on"
+            write_campaign_report(own, campaign_id, reports, status=CampaignStatus.STOPPED, reason=reason)
+            own.campaigns.set_status(campaign_id, CampaignStatus.STOPPED, reason)
+            return "stopped"
+    except LeaseHeld as held:
+        return f"asked {held.owner} to stop"
+
+
+def check_open(store: Store, campaign_id: str, done: str) -> None:
+    """done: what cannot be done to one that has ended, as in `amended`. Raises: WrongState."""
+    status = store.campaigns.get(campaign_id).status
+    if status.ended:
+        raise WrongState(f"{campaign_id} is {status}; it cannot be {done} any more")

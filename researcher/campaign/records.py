@@ -119,7 +119,7 @@ def fates_of(hypotheses: Sequence[HypothesisRecord], studies: Sequence[StudySeen
     dropped = {each.id for each in hypotheses if each.status == "dropped"}
     found: dict[str, tuple[Fate, str]] = {}
     for study in studies:
-        if study.hypothesis not in dropped:
+        if study.hypothesis not in dropped and StudyStatus(study.status).ended:
             found[study.hypothesis] = _fate(study)
     return found
 

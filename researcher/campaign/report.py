@@ -15,7 +15,7 @@ from researcher.campaign.builtin import words_of
 from researcher.campaign.goal import CampaignGoal
 from researcher.campaign.records import fates_of, observe
 from researcher.campaign.seen import EffectSeen, Seen, StudySeen
-from researcher.models import CampaignRecord, CampaignStatus, DecisionRecord, HypothesisRecord
+from researcher.models import CampaignRecord, CampaignStatus, DecisionRecord, HypothesisRecord, StudyStatus
 from researcher.report.writer import digest, html_templates, markdown_templates, tidy
 from researcher.store.store import Store
 
@@ -122,7 +122,7 @@ def _answer(seen: Seen, decisions: Sequence[DecisionRecord], status: CampaignSta
         last = confirmed[-1]
         found.append(f"{_upper(words_of(seen.incumbent))} is the best that was confirmed.")
         found.append(f"{effect_text(last.effects[0], seen)} ({last.study}, on seeds that no exploration had used).")
-    elif any(study.confirms for study in seen.studies):
+    elif any(study.confirms and StudyStatus(study.status).ended for study in seen.studies):
         found.append("Nothing was confirmed to be better than the default.")
         tried = [study for study in seen.studies if study.confirms and study.effects]
         found += (

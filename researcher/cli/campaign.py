@@ -18,8 +18,9 @@ from foundation import logs
 from foundation.clock import SystemClock
 from foundation.commandline import UsageError
 from foundation.streams import one_line
+from researcher.campaign import people
 from researcher.campaign.goal import CampaignGoal, aim_of, read_goal
-from researcher.campaign.people import approve, open_question
+from researcher.campaign.people import open_question
 from researcher.campaign.records import observe
 from researcher.campaign.report import write_campaign_report
 from researcher.campaign.verify import verify_campaign
@@ -32,7 +33,7 @@ from researcher.instruments.catalogue import OWN_STUDIES, open_instrument
 from researcher.models import CampaignRecord, CampaignStatus, LlmCall, StudyOptions
 from researcher.ownership import living_owner, owned_now
 from researcher.schedule.timetable import Timetable
-from researcher.store.errors import LeaseHeld, NotFound, WrongState
+from researcher.store.errors import NotFound
 
 _SHOWN_GOAL = 120
 _LOOK_EVERY_S = 2.0
@@ -132,10 +133,7 @@ def resume(args: argparse.Namespace) -> int:
             f"{record.id}: {record.status}. {record.reason}",
         )
     if not args.scheduled:
-        home.store.campaigns.request(record.id, stop=False, pause=False)
-    if record.status.ended:
-        with owned_now(home.store, record.id) as store:
-            store.campaigns.set_status(record.id, CampaignStatus.RUNNING, "resumed")
+        people.withdraw_requests(home.store, record.id, owned_now)
     return _carry_on(home, record.id, as_json=args.json, wait=not args.scheduled)
 
 
@@ -248,29 +246,29 @@ def watch(args: argparse.Namespace) -> int:
 
 def tell(args: argparse.Namespace) -> int:
     """Words for the next decision, which quotes them."""
-    home, record = _open(args, "told anything")
-    home.store.campaigns.record(record.id, "told", {"words": args.words, "by": getpass.getuser()})
+    home, record = _named(args)
+    people.tell(home.store, record.id, args.words, getpass.getuser())
     return answer(args.json, {"campaign": record.id, "told": args.words}, f"{record.id}: the next decision reads it")
 
 
 def veto(args: argparse.Namespace) -> int:
     """Say no to the study that waits or runs: it stops, and the next decision knows why."""
-    home, record = _open(args, "vetoed")
-    decision = home.store.campaigns.veto(record.id, args.because, getpass.getuser())
+    home, record = _named(args)
+    decision = people.veto(home.store, record.id, args.because, getpass.getuser())
     text = f"{record.id}: decision {decision.seq} ({decision.action} {decision.study_id}) is vetoed; its study stops"
     return answer(args.json, {"campaign": record.id, "decision": decision.seq, "study": decision.study_id}, text)
 
 
 def approve_study(args: argparse.Namespace) -> int:
     """Say yes to the study that waits."""
-    home, record = _open(args, "approved")
-    number = approve(home.store, record.id, args.because or "", getpass.getuser())
+    home, record = _named(args)
+    number = people.approve_next(home.store, record.id, args.because or "", getpass.getuser())
     return answer(args.json, {"campaign": record.id, "decision": number}, f"{record.id}: decision {number} is approved")
 
 
 def amend(args: argparse.Namespace) -> int:
     """Change limits of the budget; the next decision sees them."""
-    home, record = _open(args, "amended")
+    home, record = _named(args)
     change = {
         "wall": None if args.budget is None else seconds(args.budget),
         "trials": args.trials,
@@ -280,16 +278,14 @@ def amend(args: argparse.Namespace) -> int:
     budget = {name: value for name, value in change.items() if value is not None}
     if not budget:
         raise UsageError("say what to amend: --budget TIME, --trials N, --llm-tokens N, --money X")
-    words = f"{', '.join(f'{name} {value:g}' for name, value in budget.items())}: {args.because}"
-    detail = {"budget": budget, "words": words, "by": getpass.getuser()}
-    home.store.campaigns.record(record.id, "amended", detail)
+    words = people.amend_budget(home.store, record.id, budget, args.because, getpass.getuser())
     return answer(args.json, {"campaign": record.id, "budget": budget}, f"{record.id}: {words}")
 
 
 def pause(args: argparse.Namespace) -> int:
     """Have it rest: its study pauses too."""
-    home, record = _open(args, "paused")
-    home.store.campaigns.request(record.id, pause=True)
+    home, record = _named(args)
+    people.pause(home.store, record.id)
     return answer(args.json, {"campaign": record.id}, f"{record.id}: asked to pause")
 
 
@@ -300,15 +296,7 @@ def stop(args: argparse.Namespace) -> int:
         return answer(
             args.json, {"campaign": record.id, "status": record.status}, f"{record.id}: {record.status} already"
         )
-    home.store.campaigns.request(record.id, stop=True)
-    try:
-        with owned_now(home.store, record.id) as store:
-            reason = "stopped on request; `researcher campaign resume` goes on"
-            write_campaign_report(store, record.id, home.studies, status=CampaignStatus.STOPPED, reason=reason)
-            store.campaigns.set_status(record.id, CampaignStatus.STOPPED, reason)
-            text = "stopped"
-    except LeaseHeld as held:
-        text = f"asked {held.owner} to stop"
+    text = people.stop(home.store, record.id, home.studies, owned_now)
     return answer(args.json, {"campaign": record.id}, f"{record.id}: {text}")
 
 
@@ -385,14 +373,6 @@ def export(args: argparse.Namespace) -> int:
 def _named(args: argparse.Namespace) -> tuple[Home, CampaignRecord]:
     home = open_home()
     return home, home.store.campaigns.get(home.store.campaigns.resolve(args.campaign))
-
-
-def _open(args: argparse.Namespace, done: str) -> tuple[Home, CampaignRecord]:
-    """A campaign that has not ended. Raises: WrongState."""
-    home, record = _named(args)
-    if record.status.ended:
-        raise WrongState(f"{record.id} is {record.status}; it cannot be {done} any more")
-    return home, record
 
 
 _ACTIONS = {

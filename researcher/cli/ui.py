@@ -14,6 +14,7 @@ from foundation.clock import SystemClock
 from foundation.commandline import UsageError
 from researcher.cli import DONE, FAILED
 from researcher.home import Home, open_home
+from researcher.schedule.daemon import ensure_daemon
 from researcher.store.mlflow_sink import MlflowSink
 from researcher.web.access import Access, load_token
 from researcher.web.app import create_app, listening, serve
@@ -33,7 +34,7 @@ def ui_command(args: argparse.Namespace) -> int:
         public_url = args.public_url and args.public_url.rstrip("/")
         access = Access(host=args.host, port=listener.getsockname()[1], token=token, public_url=public_url)
         tracking = Tracking(home.store, port=args.mlflow_port, local=access.local)
-        app = create_app(home, access, Sheets(home, SystemClock()), tracking)
+        app = create_app(home, access, Sheets(home, SystemClock()), tracking, ensure_daemon)
         try:
             serve(app, listener, lambda: _show(f"{access.url}{path}", args))
         finally:

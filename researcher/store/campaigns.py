@@ -208,6 +208,13 @@ class Campaigns(Part):
                     study.pause_requested = study.pause_requested if pause is None else pause
 
     @retried
+    def hand_over(self, campaign_id: str) -> None:
+        """Have the daemon carry it from now on."""
+        with self._db.writing() as session:
+            row = _row(session, campaign_id, lock=True)
+            row.schedule = {**row.schedule, "carried": True}
+
+    @retried
     def studies(self, campaign_id: str) -> int:
         """How many studies it has begun."""
         with self._db.reading() as session:

@@ -188,11 +188,11 @@ class Sheets:
 
     def studies(self, page: int) -> ListSheet:
         """The newest studies first; page: from 1, beyond the last one it is the last one."""
-        return self._shared(f"list {page}", lambda: self._list(page))
+        return self.shared(f"list {page}", lambda: self._list(page))
 
     def study(self, study_id: str) -> StudySheet:
         """Raises: NotFound."""
-        return self._shared(study_id, lambda: self._study(study_id))
+        return self.shared(study_id, lambda: self._study(study_id))
 
     def forget(self, study_id: str) -> None:
         """Drop readings of this study, as it was just changed here."""
@@ -200,7 +200,8 @@ class Sheets:
             for name in [name for name in self._kept if name == study_id or name.startswith("list ")]:
                 del self._kept[name]
 
-    def _shared(self, name: str, make: Callable[[], Sheet]) -> Sheet:
+    def shared(self, name: str, make: Callable[[], Sheet]) -> Sheet:
+        """What `make` reads, shared by all who ask under this name within a second."""
         with self._lock:
             if len(self._kept) > _KEPT:
                 self._kept.clear()

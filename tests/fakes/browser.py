@@ -140,6 +140,26 @@ class Tab:
         self.run(f"document.querySelector({json.dumps(selector)}).focus()")
         self._send("Input.insertText", text=text)
 
+    def press(self, key: str, *, shift: bool = False) -> None:
+        """A key of the keyboard: `Tab`, `Enter`, `Space`."""
+        codes = {"Tab": ("Tab", 9, ""), "Enter": ("Enter", 13, "\r"), "Space": (" ", 32, " ")}
+        name, code, text = codes[key]
+        pressed = {"key": name, "code": key, "windowsVirtualKeyCode": code, "modifiers": 8 if shift else 0}
+        self._send("Input.dispatchKeyEvent", type="keyDown", text=text, **pressed)
+        self._send("Input.dispatchKeyEvent", type="keyUp", **pressed)
+
+    def write(self, text: str) -> None:
+        """Into whatever has the focus."""
+        self._send("Input.insertText", text=text)
+
+    def width(self, pixels: int) -> None:
+        """Of the window."""
+        self._send("Emulation.setDeviceMetricsOverride", width=pixels, height=800, deviceScaleFactor=1, mobile=False)
+
+    def scripts(self, *, run: bool) -> None:
+        """Whether pages that are loaded from now on may run theirs."""
+        self._send("Emulation.setScriptExecutionDisabled", value=not run)
+
     def look(self, file: Path, *, width: int, height: int = 900, dark: bool = False) -> None:
         """A picture of the whole page in a window of that width."""
         self._send("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)

@@ -26,13 +26,15 @@ class WebPage:
     url: str
     access: Access = field(default_factory=lambda: Access(host="127.0.0.1", port=PORT))
     clock: ManualClock = field(default_factory=ManualClock)
+    daemons: list[int] = field(default_factory=list)
+    """One entry for each time that the daemon was asked for."""
     app: Guard = field(init=False)
     tracking: Tracking = field(init=False)
 
     def __post_init__(self) -> None:
         sheets = Sheets(self.home, self.clock)
         self.tracking = Tracking(self.home.store, port=0, local=self.access.local, start_limit_s=600)
-        self.app = create_app(self.home, self.access, sheets, self.tracking)
+        self.app = create_app(self.home, self.access, sheets, self.tracking, lambda: self.daemons.append(1))
 
     def browser(self, base: str = BASE) -> httpx.AsyncClient:
         """One person's browser, with cookies of its own. It tells where its forms come from, as browsers do."""

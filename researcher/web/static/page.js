@@ -47,14 +47,32 @@ function put(fresh) {
     const same = fresh.querySelector(`#${opened.id}`);
     if (same !== null) same.open = true;
   }
-  for (const typed of old.querySelectorAll("input:not([type=hidden])")) {
-    const form = typed.form.getAttribute("action");
-    const same = fresh.querySelector(`form[action="${form}"] [name="${typed.name}"]`);
+  for (const typed of old.querySelectorAll("input:not([type=hidden]), textarea, select")) {
+    const same = counterpart(typed, fresh);
     if (same !== null) same.value = typed.value;
   }
   const scrolled = [...old.querySelectorAll(".scroll")].map((box) => box.scrollLeft);
+  const focused = old.contains(document.activeElement) ? document.activeElement : null;
+  const selected = focused === null ? null : [focused.selectionStart, focused.selectionEnd];
   old.replaceWith(document.adoptNode(fresh));
   fresh.querySelectorAll(".scroll").forEach((box, number) => (box.scrollLeft = scrolled[number] ?? 0));
+  const again = focused === null ? null : counterpart(focused, fresh);
+  if (again === null) return;
+  again.focus({ preventScroll: true });
+  if (typeof selected[0] === "number") again.setSelectionRange(...selected);
+}
+
+// The same field, button, link or summary in another version of a part.
+function counterpart(element, part) {
+  const form = element.form?.getAttribute("action");
+  if (form) {
+    const value = element.tagName === "BUTTON" && element.value ? `[value="${element.value}"]` : "";
+    const name = element.name ? `[name="${element.name}"]` : "button";
+    return part.querySelector(`form[action="${form}"] ${name}${value}`);
+  }
+  if (element.tagName === "SUMMARY") return part.querySelector(`#${element.parentElement.id} > summary`);
+  const link = element.getAttribute("href");
+  return link === null ? null : part.querySelector(`a[href="${link}"]`);
 }
 
 function say(text, kind) {

@@ -13,12 +13,17 @@ from pathlib import Path
 
 import pytest
 
+from researcher.models import CampaignStatus
 from tests.fakes.browser import Browser, Tab, browser, chromium
+from tests.fakes.shown_campaign import ShownCampaign
 from tests.fakes.shown_study import at_gate, finish, opened, running
 from tests.fakes.study import study_plan
 
 PROGRAM = chromium()
-pytestmark = pytest.mark.skipif(PROGRAM is None, reason="there is no Chromium here: install Debian's `chromium`")
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.skipif(PROGRAM is None, reason="there is no Chromium here: install Debian's `chromium`"),
+]
 
 ROOT = Path(__file__).parents[3]
 REPEAT = ROOT / "tests" / "instruments" / "repeat"
@@ -146,4 +151,67 @@ def test_what_others_wrote_does_nothing_in_a_browser(chrome: Browser, tmp_path: 
         home.store.journal.record(study, "note", {"text": NASTY})
         tab.wait("document.querySelector('#journal').innerText.includes('window.hacked')")
         _harmless(tab)
+    home.store.close()
+
+
+def _tab_to(tab: Tab, selector: str) -> list[str]:
+    """Press Tab until that element has the focus; what had it on the way. Each shows that it has it."""
+    passed = []
+    for _ in range(60):
+        tab.press("Tab")
+        assert tab.run("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+        passed.append(tab.run("document.activeElement.name || document.activeElement.innerText"))
+        if tab.run(f"document.activeElement.matches({json.dumps(selector)})"):
+            return passed
+    raise AssertionError(f"the keyboard does not reach {selector}, only {passed}")
+
+
+async def test_a_campaign_is_steered_by_keyboard_and_fits_a_narrow_screen(chrome: Browser, tmp_path: Path) -> None:
+    home, url = opened(tmp_path / "home")
+    made = ShownCampaign(home, url, approve="confirm", budget={"wall": "2h"})
+    await made.to(CampaignStatus.WAITING)
+    with served(home.root) as address:
+        tab = chrome.tab()
+        tab.width(360)
+        for path in ("/", "/campaigns", f"/campaigns/{made.id}"):
+            tab.go(address + path)
+            assert tab.run("document.documentElement.scrollWidth <= innerWidth"), path
+        passed = _tab_to(tab, "#newest [name=words]")
+        assert passed[-2:] == ["by", "words"]
+        tab.write("half a sentence")
+        tab.run("window.loadedOnce = true")
+        made.store.campaigns.record(made.id, "told", {"words": "rates diverge", "by": "bob"})
+        made.store.campaigns.set_status(made.id, CampaignStatus.WAITING, "something changed")
+        tab.wait("document.querySelector('#said').innerText.includes('rates diverge')")
+        assert tab.run("window.loadedOnce") is True
+        tab.write(", and the rest")
+        assert tab.run("document.querySelector('#newest [name=words]').value") == "half a sentence, and the rest"
+        _tab_to(tab, "#newest [value=approve]")
+        tab.press("Enter")
+        tab.wait("document.querySelector('#newest h2').innerText.startsWith('Now: 3. confirm')")
+        assert "half a sentence, and the rest" in tab.text()
+        _tab_to(tab, "#amend > summary")
+        tab.press("Enter")
+        _tab_to(tab, "#amend [name=trials]")
+        tab.write("40")
+        _tab_to(tab, "#amend [name=because]")
+        tab.write("enough")
+        tab.press("Enter")
+        tab.wait("document.querySelector('#said').innerText.includes('trials 40: enough')")
+        _harmless(tab)
+    home.store.close()
+
+
+async def test_without_scripts_the_forms_of_a_campaign_work(chrome: Browser, tmp_path: Path) -> None:
+    home, url = opened(tmp_path / "home")
+    made = ShownCampaign(home, url)
+    with served(home.root) as address:
+        tab = chrome.tab()
+        tab.scripts(run=False)
+        tab.go(f"{address}/campaigns/{made.id}")
+        _tab_to(tab, "#tell textarea")
+        tab.write("rates diverge")
+        _tab_to(tab, "#tell button")
+        tab.press("Enter")
+        tab.wait("document.querySelector('#said').innerText.includes('rates diverge')")
     home.store.close()

@@ -1,0 +1,153 @@
+"""The campaigns' routes: decode, call, encode. What people do to a campaign is `researcher.campaign.people`'s."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import quote
+
+from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+
+from researcher.campaign import people
+from researcher.campaign.report import short
+from researcher.home import Home
+from researcher.ownership import owned_now
+from researcher.web.access import Access
+from researcher.web.campaigns import CampaignSheets
+from researcher.web.forms import Form, FormRefused, amount, check, person, whole, words
+from researcher.web.rendering import Renderer, default_person, report_file
+
+_MINUTE_S = 60.0
+
+
+def campaign_at(reference: str) -> tuple[str, str]:
+    """The campaign's page as a place to go back to."""
+    return f"/campaigns/{quote(reference)}", "the campaign"
+
+
+class CampaignPages:
+    """What the campaigns' routes call. ensure_daemon: starts the daemon unless it runs."""
+
+    def __init__(
+        self, home: Home, access: Access, sheets: CampaignSheets, renderer: Renderer, ensure_daemon: Callable[[], None]
+    ) -> None:
+        self._home = home
+        self._access = access
+        self._sheets = sheets
+        self._page = renderer.page
+        self._ensure_daemon = ensure_daemon
+
+    def add_routes(self, app: FastAPI) -> None:
+        """Under /campaigns."""
+        get: dict[str, Any] = {"methods": ["GET"], "response_model": None}
+        post: dict[str, Any] = {"methods": ["POST"], "response_model": None}
+        one = "/campaigns/{reference}"
+        app.add_api_route("/campaigns", self.campaigns, **get)
+        app.add_api_route(one, self.campaign, **get)
+        app.add_api_route(f"{one}/report", self.report, **get)
+        app.add_api_route(f"{one}/tell", self.tell, **post)
+        app.add_api_route(f"{one}/answer", self.answer, **post)
+        app.add_api_route(f"{one}/amend", self.amend, **post)
+        app.add_api_route(f"{one}/carry", self.carry, **post)
+
+    # -- to look at ---------------------------------------------------------------------------------------------------
+
+    def campaigns(self, request: Request) -> Response:
+        """The list."""
+        return self._page(request, "campaigns", campaigns=self._sheets.campaigns())
+
+    def campaign(self, request: Request, reference: str) -> Response:
+        """One campaign, by its id, the beginning of it, or `latest`."""
+        campaign_id = self._home.store.campaigns.resolve(reference)
+        if campaign_id != reference:
+            return RedirectResponse(f"/campaigns/{campaign_id}", 307)
+        sheet = self._sheets.campaign(campaign_id)
+        return self._page(
+            request,
+            "campaign",
+            sheet=sheet,
+            short=short,
+            person=default_person(self._access),
+            token=self._access.form_token(request.state.session),
+        )
+
+    def report(self, reference: str) -> Response:
+        """The report as it was written."""
+        campaign_id = self._home.store.campaigns.resolve(reference)
+        folder = self._home.studies / campaign_id
+        return report_file(folder, f"{campaign_id} has no report yet; it is written when its first study has ended")
+
+    # -- to decide ----------------------------------------------------------------------------------------------------
+
+    def tell(self, request: Request, reference: str, form: Form) -> Response:
+        """Words for the next decision."""
+        campaign_id = self._asked(request, reference, form)
+        said = words(form, "words", "say something: the next decision quotes it")
+        people.tell(self._home.store, campaign_id, said, person(form))
+        return self._changed(campaign_id)
+
+    def answer(self, request: Request, reference: str, form: Form) -> Response:
+        """Approve the study that waits, or veto the one that waits or runs; the form names its decision."""
+        campaign_id = self._asked(request, reference, form)
+        verdict, said, by = form.get("verdict", ""), form.get("words", ""), person(form)
+        if verdict not in ("approve", "veto"):
+            raise FormRefused(400, "the answer is approve or veto")
+        if verdict == "veto" and not said:
+            raise FormRefused(400, "say why it is vetoed: the next decision reads it")
+        decisions = self._home.store.campaigns.decisions(campaign_id)
+        if not decisions or whole(form, "decision") != decisions[-1].seq:
+            raise FormRefused(
+                409, "this was about an earlier decision, and the campaign has decided again: look at the new one"
+            )
+        if verdict == "veto":
+            people.veto(self._home.store, campaign_id, said, by)
+        else:
+            people.approve_next(self._home.store, campaign_id, said, by)
+        return self._changed(campaign_id)
+
+    def amend(self, request: Request, reference: str, form: Form) -> Response:
+        """New limits of the budget."""
+        campaign_id = self._asked(request, reference, form)
+        minutes = amount(form, "minutes")
+        given = {
+            "wall": None if minutes is None else _MINUTE_S * minutes,
+            "trials": whole(form, "trials"),
+            "llm_tokens": whole(form, "llm_tokens"),
+            "money": amount(form, "money"),
+        }
+        limits = {name: float(value) for name, value in given.items() if value is not None}
+        if not limits or not all(limits.values()):
+            raise FormRefused(400, "say what to amend, in numbers above zero: minutes, trials, tokens or money")
+        because = words(
+            form, "because", "say why the budget is amended: the reason stands in the journal and the report"
+        )
+        people.amend_budget(self._home.store, campaign_id, limits, because, person(form))
+        return self._changed(campaign_id)
+
+    def carry(self, request: Request, reference: str, form: Form) -> Response:
+        """Pause, stop, or go on."""
+        campaign_id = self._asked(request, reference, form)
+        store, what = self._home.store, form.get("what", "")
+        if what == "pause":
+            people.pause(store, campaign_id)
+        elif what == "stop":
+            people.check_open(store, campaign_id, "stopped")
+            people.stop(store, campaign_id, self._home.studies, owned_now)
+        elif what == "resume":
+            people.withdraw_requests(store, campaign_id, owned_now)
+            store.campaigns.hand_over(campaign_id)
+            self._ensure_daemon()
+        else:
+            raise FormRefused(400, "ask it to pause, to stop or to resume")
+        return self._changed(campaign_id)
+
+    def _asked(self, request: Request, reference: str, form: dict[str, str]) -> str:
+        """The campaign that a form of this session is about."""
+        check(self._access, request, form)
+        return self._home.store.campaigns.resolve(reference)
+
+    def _changed(self, campaign_id: str) -> Response:
+        self._sheets.forget(campaign_id)
+        return RedirectResponse(f"/campaigns/{campaign_id}", 303)

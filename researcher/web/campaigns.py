@@ -1,0 +1,216 @@
+"""Content of the campaigns' pages: their list, and one campaign. What a campaign found is `researcher.campaign.report`'s to say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from researcher.campaign.people import open_question
+from researcher.campaign.report import Branch, CampaignPage, Step, campaign_page
+from researcher.campaign.seen import StudySeen
+from researcher.describe import carrier
+from researcher.home import Home
+from researcher.models import CampaignEvent, CampaignRecord, CampaignStatus, StudyStatus
+from researcher.view import duration
+from researcher.web import campaign_drawings
+from researcher.web.campaign_drawings import Bar, EffectRow
+from researcher.web.sheets import Sheets, SpendingPart
+
+_JOURNAL = 40
+_KINDS = ("told", "vetoed", "approved", "answered", "amended")
+"""Lines of the journal in which a person speaks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CampaignLine:
+    """A campaign in the list."""
+
+    record: CampaignRecord
+    studies: int
+    asks: bool
+    """A person is waited for."""
+    unattended: str
+    """Who will continue a campaign that nobody works on, else ""."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CampaignSheet:
+    """All of one campaign's page."""
+
+    page: CampaignPage
+    worker: str
+    asks: str
+    """What a person is waited for: `approval` of the newest decision's study, or `words`; else ""."""
+    study_waits: bool
+    """Whether the newest decision's study has not ended, so that it can be vetoed."""
+    testing: str
+    """The hypothesis of that study; "" where there is none."""
+    next: Step | None
+    """The newest decision."""
+    earlier: list[Step]
+    """The other decisions, newest first."""
+    timeline: str
+    axis: str
+    """What the timeline's axis counts: `wall time` or `trials`."""
+    effects: str
+    effects_left_out: int
+    spending: list[SpendingPart]
+    said: list[CampaignEvent]
+    """Newest first."""
+    reported: bool
+    can_resume: bool
+
+    @property
+    def record(self) -> CampaignRecord:
+        return self.page.record
+
+    def fate(self, branch: Branch) -> str:
+        """Of a hypothesis; `being tested` while its study is not over."""
+        return "being tested" if branch.hypothesis.id == self.testing else branch.fate
+
+
+class CampaignSheets:
+    """Reads for any number of threads."""
+
+    def __init__(self, home: Home, sheets: Sheets) -> None:
+        self._home = home
+        self._store = home.store
+        self._sheets = sheets
+
+    def campaigns(self) -> list[CampaignLine]:
+        """Newest first."""
+        return self._sheets.shared(
+            "list of campaigns", lambda: [self._line(each) for each in self._store.campaigns.all()]
+        )
+
+    def campaign(self, campaign_id: str) -> CampaignSheet:
+        """Raises: NotFound."""
+        return self._sheets.shared(campaign_id, lambda: self._campaign(campaign_id))
+
+    def forget(self, campaign_id: str) -> None:
+        """Drop readings of this campaign, as it was just changed here."""
+        self._sheets.forget(campaign_id)
+
+    def _line(self, record: CampaignRecord) -> CampaignLine:
+        asked = None if record.status.ended else open_question(self._store.campaigns.events(record.id))
+        return CampaignLine(
+            record=record,
+            studies=self._store.campaigns.studies(record.id),
+            asks=asked is not None,
+            unattended=self._unattended(record, asked is not None),
+        )
+
+    def _campaign(self, campaign_id: str) -> CampaignSheet:
+        page = campaign_page(self._store, campaign_id)
+        record, steps = page.record, page.steps
+        events = self._store.campaigns.events(campaign_id)
+        asked = None if record.status.ended else open_question(events)
+        newest = steps[-1] if steps else None
+        owner = None if record.status.ended else self._home.worker(campaign_id)
+        running = newest is not None and newest.study is not None and not StudyStatus(newest.study.status).ended
+        waits = running and not record.status.ended
+        rows = _effects(page)
+        return CampaignSheet(
+            page=page,
+            worker=f"worked on by {owner}" if owner else self._unattended(record, asked is not None),
+            asks="" if asked is None else str(asked.detail["needs"]),
+            study_waits=waits,
+            testing=(newest.decision.hypothesis or "") if waits and newest else "",
+            next=newest,
+            earlier=steps[-2::-1],
+            timeline=_timeline(page),
+            axis="trials" if _counts_trials(page) else "wall time",
+            effects=campaign_drawings.effects(rows[-_MOST_EFFECTS:], page.seen.aim.margin, page.seen.aim.metric),
+            effects_left_out=max(0, len(rows) - _MOST_EFFECTS),
+            spending=_spending(page),
+            said=[each for each in reversed(events) if each.kind in _KINDS][:_JOURNAL],
+            reported=(self._home.studies / campaign_id / "report.html").is_file(),
+            can_resume=_can_resume(record, owner),
+        )
+
+    def _unattended(self, record: CampaignRecord, asks: bool) -> str:
+        """Who goes on with a campaign that nobody works on; "" where that is no question."""
+        if record.status.ended or self._home.worker(record.id):
+            return ""
+        command = f"researcher campaign resume {record.id}"
+        who = carrier(command=command) if record.schedule.get("carried") and not record.pause_requested else ""
+        if asks:
+            return f"{who} once there is an answer" if who else "nobody works on it until there is an answer"
+        return who or f"nobody works on it; `{command}` goes on"
+
+
+_MOST_EFFECTS = 40
+
+
+def _effects(page: CampaignPage) -> list[EffectRow]:
+    """Every effect so far, in the order of the decisions."""
+    return [
+        EffectRow(
+            seq=study.seq,
+            text=f"{effect.treatment} against {effect.baseline}",
+            diff=effect.diff,
+            low=effect.low,
+            high=effect.high,
+            confirms=study.confirms,
+            verdict="" if effect.verdict is None else effect.verdict.value,
+        )
+        for study in page.seen.studies
+        for effect in study.effects
+    ]
+
+
+def _counts_trials(page: CampaignPage) -> bool:
+    """Whether the budget is given in trials alone."""
+    return page.seen.left.wall_s is None
+
+
+def _timeline(page: CampaignPage) -> str:
+    left, trials = page.seen.left, _counts_trials(page)
+
+    def spent(study: StudySeen) -> float:
+        return float(study.trials) if trials else study.wall_s
+
+    studies: Sequence[StudySeen] = page.seen.studies
+    bars = [
+        Bar(seq=each.seq, action=each.action, confirms=each.confirms, spent=spent(each), status=each.status)
+        for each in studies
+    ]
+    rest = float(left.trials or 0) if trials else float(left.wall_s or 0.0)
+    reserved = min(rest, left.reserved_trials if trials else left.reserved_wall_s)
+    return campaign_drawings.timeline(bars, left=rest, reserved=reserved, in_seconds=not trials)
+
+
+def _spending(page: CampaignPage) -> list[SpendingPart]:
+    """Every limit: what is spent of it, left, and reserved for confirmations."""
+    left, studies = page.seen.left, page.seen.studies
+    calls = [call for step in page.steps for call in step.decision.llm_calls]
+    llm_tokens = sum(call["prompt_tokens"] + call["completion_tokens"] for call in calls)
+    rows: list[tuple[str, float, float | None, float, Any]] = [
+        ("wall time", sum(each.wall_s for each in studies), left.wall_s, left.reserved_wall_s, duration),
+        ("trials", sum(each.trials for each in studies), left.trials, left.reserved_trials, _number),
+        ("tokens of agents' calls", sum(each.tokens for each in studies), left.tokens, 0.0, _number),
+        ("tokens of the strategist's LLM", llm_tokens, left.llm_tokens, 0.0, _number),
+        ("money for the strategist's LLM", sum(call["cost"] or 0.0 for call in calls), left.money, 0.0, _number),
+    ]
+    parts = []
+    for name, spent, rest, reserved, words in rows:
+        if rest is None and not spent:
+            continue
+        text = f"{words(spent)} spent" + ("" if rest is None else f", {words(rest)} left")
+        text += f", {words(min(reserved, rest or 0.0))} of it reserved for confirmations" if reserved and rest else ""
+        share = None if rest is None else spent / (spent + rest) if spent + rest else 1.0
+        parts.append(SpendingPart(name=name, text=text, share=share))
+    return parts
+
+
+def _number(value: float) -> str:
+    return f"{value:g}" if value < 1e6 else f"{value / 1e6:.3g} M"
+
+
+def _can_resume(record: CampaignRecord, owner: str | None) -> bool:
+    """Whether it rests for a reason that `resume` ends: it was paused or stopped, it failed, or no daemon is to carry it."""
+    if record.status.ended:
+        return record.status is not CampaignStatus.DONE
+    asked = record.pause_requested or record.stop_requested
+    return asked or (owner is None and not record.schedule.get("carried"))

@@ -1,0 +1,90 @@
+"""Forms as browsers send them: read, limited, checked for the page's own token."""
+
+from __future__ import annotations
+
+from typing import Annotated
+from urllib.parse import parse_qs, quote
+
+from fastapi import Depends
+from starlette.requests import Request
+
+from researcher.web.access import Access
+
+_LARGEST_FORM = 65_536
+_LONGEST_WORDS = 4_000
+_LONG = ("text", "topic")
+"""Fields that are not cut: whoever reads them has limits of their own."""
+
+
+class FormRefused(Exception):
+    """A form that cannot be taken; the text says what to do."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+async def _fields(request: Request) -> dict[str, str]:
+    """An urlencoded form; of fields that come twice the first one. Raises: FormRefused."""
+    if not request.headers.get("content-type", "").startswith("application/x-www-form-urlencoded"):
+        raise FormRefused(415, "answers come from the page's own forms")
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > _LARGEST_FORM:
+            raise FormRefused(413, "that is too long; say it in fewer words")
+    try:
+        found = parse_qs(body.decode(), errors="strict", max_num_fields=20)
+    except ValueError as error:
+        raise FormRefused(400, "the form cannot be read; go back and send it again") from error
+    return {name: values[0].strip()[: None if name in _LONG else _LONGEST_WORDS] for name, values in found.items()}
+
+
+Form = Annotated[dict[str, str], Depends(_fields)]
+
+
+def check(access: Access, request: Request, form: dict[str, str]) -> None:
+    """Raises: FormRefused for a form that this session's pages did not send."""
+    if not access.form_fits(request.state.session, form.get("token", "")):
+        raise FormRefused(403, "this form is from an earlier visit; go back, reload the page, and answer again")
+
+
+def person(form: dict[str, str]) -> str:
+    """Who sends it. Raises: FormRefused."""
+    name = " ".join(form.get("by", "").split())
+    if not name:
+        raise FormRefused(400, "say who you are: the answer stands in the journal with your name")
+    return name[:100]
+
+
+def words(form: dict[str, str], name: str, missing: str) -> str:
+    """Raises: FormRefused with `missing` for an empty field."""
+    if not form.get(name):
+        raise FormRefused(400, missing)
+    return form[name]
+
+
+def whole(form: dict[str, str], name: str) -> int | None:
+    """None for an empty field. Raises: FormRefused."""
+    text = form.get(name, "")
+    if text and not (text.isdecimal() and text.isascii() and len(text) < 10):
+        raise FormRefused(400, f"{name.replace('_', ' ')} is a whole number, not {text[:40]!r}")
+    return int(text) if text else None
+
+
+def amount(form: dict[str, str], name: str) -> float | None:
+    """A positive number, None for an empty field. Raises: FormRefused."""
+    text = form.get(name, "")
+    try:
+        value = float(text) if text else None
+    except ValueError:
+        value = -1.0
+    if value is not None and not 0 < value < float("inf"):
+        raise FormRefused(400, f"{name.replace('_', ' ')} is a number above zero, not {text[:40]!r}")
+    return value
+
+
+def local_path(path: str) -> str:
+    """A path of this page; anything that could lead elsewhere is the list."""
+    safe = path.startswith("/") and not path.startswith(("//", "/\\")) and path.isprintable()
+    return quote(path) if safe else "/"
