@@ -25,6 +25,7 @@ def plan_lines(plan: Plan) -> list[str]:
         f"instrument  {plan.instrument} {plan.instrument_version}, {plan.models_text}, {length}",
     ]
     lines += [f"folder      {model.name}: {model.path}" for model in plan.hosted if model.path is not None]
+    lines += [f"starts from {model.origin}" for model in plan.hosted if model.origin is not None]
     lines += [f"and         {role}: {each.model}, on a server of its own" for role, each in plan.roles.items()]
     lines += [f"arm         {_arm_text(arm)}" for arm in plan.arms]
     if plan.heldout_from:

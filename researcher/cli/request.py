@@ -21,9 +21,10 @@ from researcher.instruments.levels import level_text
 from researcher.models import LONGEST_TOPIC, Finding, LlmCall
 from researcher.paces import paces_on
 from researcher.planner.outcome import Asked, Declined, NeedsEdit, Outcome, Planner, Proposed, TopicRequest
-from researcher.refusals import PlanningRefused
+from researcher.refusals import PlanningRefused, SpecRefused
 from researcher.study.draft import Draft, arms_of, edited, marked, seeds_of, settings_of, study_text, vary_of
 from researcher.study.file import Lines, read_study_file
+from researcher.study.plan import PlanModel
 from researcher.study.spec import DesignName
 
 _CROSSED: DesignName = "factorial"
@@ -77,6 +78,14 @@ class Asking:
         servers = getattr(self.args, "server", [])
         self.paces = [] if self.home is None else paces_on(self.home.store, servers, "echo" if on_echo else "local")
 
+    def kept(self, reference: str) -> PlanModel:
+        """The model that a trial has trained, STUDY/TRIAL. Raises: SpecRefused."""
+        if self.home is None:
+            raise SpecRefused("start_from", f"there are no studies here yet, so none has kept {reference}")
+        from researcher.kept_models import kept_model
+
+        return kept_model(self.home, reference)
+
     def wanted(self) -> Wanted:
         """Raises: UsageError, PlanningRefused (DraftToEdit where there is a draft), QuestionOpen."""
         args, edits = self.args, edits_of(self.args)
@@ -120,6 +129,7 @@ class Asking:
                 known=self.known,
                 paces=self.paces,
                 servers=max(1, len(getattr(self.args, "server", []))),
+                kept=self.kept,
                 answers=answers,
             )
             outcome = asyncio.run(planner.propose(request))

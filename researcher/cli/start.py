@@ -10,7 +10,6 @@ import json
 import os
 import socket
 import sys
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -29,11 +28,11 @@ from researcher.cli.request import (
     topic_of,
 )
 from researcher.design.planning import plan_of
-from researcher.design.pricing import Pace, price_of
+from researcher.design.pricing import price_of
 from researcher.design.question import named
 from researcher.home import DATABASE, Home, data_dir, open_home
 from researcher.instruments.catalogue import OWN_STUDIES, InstrumentFolder, open_instrument
-from researcher.models import Finding, LlmCall, StudyOptions
+from researcher.models import LlmCall, StudyOptions
 from researcher.refusals import PlanningRefused, Refusals, SpecRefused
 from researcher.schedule.timetable import Timetable
 from researcher.study.draft import Draft, study_text
@@ -52,9 +51,7 @@ def start_command(args: argparse.Namespace) -> int:
     try:
         asking = Asking(args, home, calls)
         wanted = asking.wanted()
-        spec, timetable, folder, plan = _planned(
-            wanted, asking.known, asking.paces, folder, servers=max(1, len(args.server)), runs=True
-        )
+        spec, timetable, folder, plan = _planned(wanted, asking, folder, servers=max(1, len(args.server)), runs=True)
         plan = _with_tasks(plan, folder, home, dry_run=args.dry_run)
     except DraftToEdit as draft:
         if not args.json:
@@ -79,7 +76,7 @@ def draft_command(args: argparse.Namespace) -> int:
     try:
         asking = Asking(args, home, calls)
         wanted = asking.wanted()
-        _planned(wanted, asking.known, asking.paces, None, servers=1)
+        _planned(wanted, asking, None, servers=1)
         code, text, fields = DONE, study_text(wanted.draft), wanted.draft.fields
     except DraftToEdit as draft:
         code, text, fields = _to_edit(args, draft), draft.text, draft.fields
@@ -161,8 +158,7 @@ def _written(args: argparse.Namespace, home: Home | None, calls: list[LlmCall]) 
 
 def _planned(
     wanted: Wanted,
-    known: Sequence[Finding],
-    paces: Sequence[Pace],
+    asking: Asking,
     folder: InstrumentFolder | None,
     *,
     servers: int,
@@ -187,7 +183,10 @@ def _planned(
             if wrong:
                 named(spec, folder.instrument)
             else:
-                plan = labelled(plan_of(spec, folder, known=known, paces=paces, servers=servers), folder)
+                plan = labelled(
+                    plan_of(spec, folder, known=asking.known, paces=asking.paces, servers=servers, kept=asking.kept),
+                    folder,
+                )
     try:
         refusals.raise_any()
     except SpecRefused as error:

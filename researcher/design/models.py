@@ -78,7 +78,7 @@ def model_of(text: str, declared: Collection[str] = ()) -> PlanModel:
         return PlanModel(name=text if known is None else known.name)
     place = Path(text).expanduser()
     if place.is_dir():
-        return _folder(place.resolve())
+        return folder_model(place.resolve())
     if text.startswith((".", "~", "/")) or text.count("/") > 1 or place.exists():
         raise SpecRefused("model", f"there is no folder {text}", known_names())
     if _HUB_NAME.fullmatch(text):
@@ -93,7 +93,8 @@ def model_of(text: str, declared: Collection[str] = ()) -> PlanModel:
     )
 
 
-def _folder(path: Path) -> PlanModel:
+def folder_model(path: Path) -> PlanModel:
+    """The model in a folder, known by its weights. Raises: SpecRefused for a folder without a whole checkpoint."""
     from swarm.models import resolve  # imports httpx, which names do not need
     from swarm.models.folder import has_tokenizer
 

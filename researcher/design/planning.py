@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pydantic import ValidationError
@@ -32,7 +32,7 @@ from researcher.instruments.shares import with_shares_of
 from researcher.models import Finding
 from researcher.refusals import PlanningRefused, Refusals, SpecRefused
 from researcher.study.plan import ALPHA, PLANNED_SENTINELS, Budget, Plan, PlanModel, PlanRole, with_algorithm
-from researcher.study.spec import StudySpec
+from researcher.study.spec import BASE, StudySpec
 from swarm.models.catalogue import find
 from swarm.protocol.runspec import RunSpec, merge_patch
 
@@ -40,11 +40,11 @@ PLANNED_EFFECT = 1.5
 """Planned effect in margins; it must be shown with the planned power."""
 DEFAULT_BUDGET_S = 8 * 3600.0
 _THINKING = "sampling.thinking"
+KeptModels = Callable[[str], PlanModel]
 SPEC = "spec"
 """Author in all plans. Who wrote the spec is recorded with the study."""
 _UNSUPPORTED = {
     "evaluate_on": "tasks of other instruments cannot be scored yet; leave it out",
-    "start_from": "only `base` can be started from; to go on from a kept model, give its folder as `model`",
     "budget.tokens": "tokens of agents' calls are not capped yet; give wall or trials",
 }
 """Fields of a study file that are not supported yet. They are refused rather than dropped."""
@@ -61,6 +61,7 @@ def plan_of(
     alpha: float = ALPHA,
     heldout_from: int = 0,
     heldout_tasks: int | None = None,
+    kept: KeptModels | None = None,
 ) -> Plan:
     """The plan of a spec, priced and checked. The same spec gives the same plan, whoever wrote it.
 
@@ -73,6 +74,7 @@ def plan_of(
         alpha: the level at which its hypotheses are tested together: intervals, power and looks follow from it.
         heldout_from: how many of the instrument's held-out tasks are skipped, as other studies may score those.
         heldout_tasks: how many are scored; None: as many as the instrument says.
+        kept: finds the model of a kept trial, STUDY/TRIAL (`researcher.kept_models`), or raises SpecRefused; None: there are none.
     Raises: PlanningRefused, one line that says what to change.
     """
     if not 0 < alpha < 0.5:
@@ -80,6 +82,9 @@ def plan_of(
     heldout = heldout_from, heldout_tasks or folder.instrument.defaults.heldout_tasks
     refusals = _unsupported(spec)
     models: Mapping[str, PlanModel] | None = None
+    start: PlanModel | None = None
+    with refusals.kept():
+        start = _start(spec, folder.instrument, kept)
     with refusals.kept():
         spec, models = with_models(spec, folder.instrument)
     try:
@@ -87,7 +92,9 @@ def plan_of(
             question = question_of(spec, folder.instrument, alpha)
             if models is not None:
                 plan = timed(
-                    _designed(question, folder, models, allow_underpowered=allow_underpowered, heldout=heldout),
+                    _designed(
+                        question, folder, models, allow_underpowered=allow_underpowered, heldout=heldout, start=start
+                    ),
                     folder.instrument,
                     paces,
                 )
@@ -106,6 +113,25 @@ def _unsupported(spec: StudySpec) -> Refusals:
         field for field, (name, _, inner) in paths.items() if name in asked and (not inner or inner in asked[name])
     ]
     return Refusals([SpecRefused(field, _UNSUPPORTED[field]) for field in given])
+
+
+def _start(spec: StudySpec, instrument: Instrument, kept: KeptModels | None) -> PlanModel | None:
+    """The kept model that the spec starts from; None: the base model.
+
+    Raises: SpecRefused.
+    """
+    if spec.start_from == BASE:
+        return None
+    if spec.models or any("model" in settings for settings in spec.arms.values()):
+        said = f"all arms start from the weights of {spec.start_from}, and `model` names others: drop one of them"
+        raise SpecRefused("start_from", said)
+    if instrument.roles:
+        said = f"trials of {instrument.name} train further models ({', '.join(instrument.roles)}), which have no weights to start from"
+        raise SpecRefused("start_from", f"{said}; leave it out")
+    if kept is None:
+        said = f"there are no studies here yet, so none has kept {spec.start_from}: leave it out to start from the model itself"
+        raise SpecRefused("start_from", said)
+    return kept(spec.start_from)
 
 
 def split_heldout(available: int, wanted: int) -> tuple[int, int]:
@@ -132,8 +158,11 @@ def _designed(
     *,
     allow_underpowered: bool,
     heldout: tuple[int, int],
+    start: PlanModel | None,
 ) -> Plan:
-    """models: those that the spec names, by name. heldout: held-out tasks that are skipped, and those that are scored."""
+    """models: those that the spec names, by name. heldout: held-out tasks that are skipped, and those that are scored.
+    start: the kept model that all arms start from.
+    """
     spec, instrument, defaults = question.spec, folder.instrument, folder.instrument.defaults
     seeds = _seeds(instrument, spec)
     layout = laid_out(question, instrument, seeds)
@@ -142,7 +171,8 @@ def _designed(
     settings = {target: level for factor, level in question.settings for target in factor.targets}
     _refuse_held_share(question)
     _refuse_interim(spec, instrument)
-    model = models[spec.models[0]] if spec.models else PlanModel(name=instrument.model)
+    models = models if start is None else {start.name: start}
+    model = start or (models[spec.models[0]] if spec.models else PlanModel(name=instrument.model))
     run, thoughtless = _run(question, instrument, settings), _stop_thinking(question, instrument, models)
     if thoughtless:
         run = merge_patch(run, nested(_THINKING, False))

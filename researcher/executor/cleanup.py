@@ -37,6 +37,11 @@ class _Wanted:
     to: Path
 
 
+def model_place(folder: Path, trial: TrialRecord) -> Path:
+    """Where the model of a trial is kept. folder: the study's."""
+    return folder / _MODELS / trial.stage / folder_name(trial)
+
+
 class Keeping:
     """Keeps the models of a finished study and frees the disk of its servers. folder: the study's."""
 
@@ -84,7 +89,8 @@ class Keeping:
                     yield _Wanted(partner["run_id"], self._place(trial, f"-{role}"))
 
     def _place(self, trial: TrialRecord, ending: str = "") -> Path:
-        return self._models / trial.stage / f"{folder_name(trial)}{ending}"
+        place = model_place(self._folder, trial)
+        return place.with_name(f"{place.name}{ending}")
 
     async def _export(self, wanted: _Wanted) -> None:
         said = f"none of the study's servers has records of run {wanted.run_id} any more"

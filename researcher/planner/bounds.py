@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from foundation.durations import duration_s
 from researcher.instruments.instrument import STUDY_MODEL, STUDY_STEPS, Factor, Instrument, Scalar
-from researcher.study.spec import StudySpec
+from researcher.study.spec import BASE, StudySpec
 from swarm.models import catalogue as models
 
 Kind = Literal["time", "days", "daily", "window", "seeds", "trials", "steps", "tokens", "model", "data", "hub"]
@@ -322,7 +322,7 @@ def _named_by_people(spec: StudySpec, instrument: Instrument) -> Iterator[tuple[
         factor = factors.get(name)
         if factor is not None and factor.type in ("text", "data") and level != factor.default:
             yield name, str(level).removeprefix("hf:")
-    if spec.start_from != "base":
+    if spec.start_from != BASE:
         yield "start_from", spec.start_from
     yield from (("notify", name) for name in spec.notify)
 

@@ -102,6 +102,7 @@ class _Study(Levels):
                 known=request.known,
                 paces=request.paces,
                 servers=request.servers,
+                kept=request.kept,
             )
         except ValidationError as error:
             self.problems += [f"{each}." for each in explain(error, StudySpec)]

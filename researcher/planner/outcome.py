@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from researcher.design.planning import KeptModels
 from researcher.design.pricing import Pace
 from researcher.instruments.catalogue import InstrumentFolder
 from researcher.models import Finding
@@ -15,8 +16,8 @@ from researcher.study.draft import Draft
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicRequest:
     """topic: prose, as data. given: spec fields fixed by options; they overrule the topic. instruments: the choice.
-    known: findings of earlier studies. paces: what their trials took on these servers. servers: trials at once. answers: a person's answers to the planner's
-    questions.
+    known: findings of earlier studies. paces: what their trials took on these servers. servers: trials at once. kept: finds models that
+    trials have trained. answers: a person's answers to the planner's questions.
     """
 
     topic: str
@@ -25,6 +26,7 @@ class TopicRequest:
     known: Sequence[Finding] = ()
     paces: Sequence[Pace] = ()
     servers: int = 1
+    kept: KeptModels | None = None
     answers: Sequence[str] = ()
 
 

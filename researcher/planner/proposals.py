@@ -104,7 +104,9 @@ def judged(given: Any, request: TopicRequest) -> Judged:
         problems = invented(spec, folder.instrument, _said(request))
     if folder is not None and not problems:
         try:
-            plan = plan_of(spec, folder, known=request.known, paces=request.paces, servers=request.servers)
+            plan = plan_of(
+                spec, folder, known=request.known, paces=request.paces, servers=request.servers, kept=request.kept
+            )
         except PlanningRefused as error:
             problems = [str(error)]
     return Judged(fields=spec.document(), problems=tuple(problems), spec=spec, folder=folder, plan=plan)

@@ -191,6 +191,8 @@ class PlanModel(StrictModel):
     """SHA-256 over the folder's weight files, as servers compute it. None: the weights that the first trial finds."""
     path: Annotated[str | None, Field(exclude_if=_is_unset)] = None
     """The folder, absolute, on the machine where the plan was made."""
+    origin: Annotated[str | None, Field(exclude_if=_is_unset)] = None
+    """STUDY/TRIAL whose trained weights these are. None: not of a trial that is known here."""
 
     @property
     def source(self) -> str:

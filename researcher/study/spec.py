@@ -19,6 +19,8 @@ Claim = Literal["increase", "decrease", "equal", "none"]
 Approval = Literal["never", "plan", "stage"]
 CROSSED: tuple[DesignName, ...] = ("factorial", "screen")
 """Designs whose arms set each of several factors to one of two levels. A screen may also have arms, or levels of one factor."""
+BASE = "base"
+"""`start_from`: the model itself, not weights that a trial has trained."""
 MOST_LOOKS, MOST_FINE, LONGEST_QUESTION = 5, 50, 20_000
 _SERVICE = re.compile(r"[A-Z][A-Z0-9_]{0,40}")
 _COUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([kKmMbB]?)")
@@ -161,7 +163,7 @@ class StudySpec(StrictModel):
     heldout_every: Annotated[int | None, Field(ge=0, strict=True)] = None
     seeds: SeedRange = SeedRange()
     evaluate_on: tuple[str, ...] = ()
-    start_from: str = "base"
+    start_from: Annotated[str, Field(min_length=1)] = BASE
     looks: Annotated[int, Field(ge=1, le=MOST_LOOKS)] = 1
     fine: Annotated[int, Field(ge=0, le=MOST_FINE)] = 0
     budget: SpecBudget = SpecBudget()

@@ -12,7 +12,7 @@ from researcher.design.planning import checked, plan_of
 from researcher.instruments.catalogue import open_instrument, read_instrument
 from researcher.models import Finding
 from researcher.refusals import PlanningRefused
-from researcher.study.plan import PLANNED_SENTINELS, Arm, Budget, Known, Plan, Verdict
+from researcher.study.plan import PLANNED_SENTINELS, Arm, Budget, Known, Plan, PlanModel, Verdict
 from swarm.protocol.runspec import LoraSpec, RunSpec
 from tests.fakes.specs import planned, spec
 
@@ -222,7 +222,8 @@ def test_a_clip_range_is_the_same_below_and_above() -> None:
             r"^compare\.clip_range: clip_range does nothing at epochs=1 and minibatches=1: raise epochs or minibatches",
         ),
         ({"evaluate_on": ["countdown"]}, "^evaluate_on: "),
-        ({"start_from": "st-1/k"}, "^start_from: "),
+        ({"start_from": "st-1/k"}, "^start_from: there are no studies here yet"),
+        ({"start_from": "st-1/k", "model": "smollm2-81m"}, "^start_from: all arms start from the weights of st-1/k"),
         ({"budget": {"tokens": "5M"}}, r"^budget\.tokens: "),
         ({"arms": {"a": {}, "b": {"learning_rate": -1.0}}}, r"^arms\.b\.learning_rate: "),
     ],
@@ -247,6 +248,17 @@ def test_what_came_later_leaves_no_trace_in_plans_that_do_not_use_it() -> None:
     for later in ("trial_s", "direction_assumed", "seed_offset", "merged_looks", "models"):
         assert f'"{later}"' not in plan.canonical()
     assert '"direction_assumed":true' in planned(claim="none").canonical()
+
+
+def test_all_arms_start_from_the_weights_that_a_kept_trial_has_trained(tmp_path: Path) -> None:
+    start = PlanModel(name="a-seed0", fingerprint="f" * 64, path=str(tmp_path), origin="st-1/a-seed0")
+    asked = spec(start_from="st-1/a-seed0")
+    plan = plan_of(asked, ARITHMETIC, kept=lambda _: start)
+    assert (plan.model, plan.hosted) == (start, (start,))
+    assert Plan.model_validate_json(plan.canonical()) == plan
+    assert plan.digest() != planned().digest()
+    with pytest.raises(PlanningRefused, match="start_from: trials of team train further models"):
+        plan_of(spec("team", start_from="st-1/a"), open_instrument("team", {}), kept=lambda _: start)
 
 
 def test_a_budget_promises_no_cap_that_nothing_enforces() -> None:

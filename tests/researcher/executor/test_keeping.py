@@ -10,14 +10,21 @@ from pathlib import Path
 import pytest
 
 from foundation.clock import SystemClock
+from researcher.describe import plan_lines
+from researcher.design.planning import plan_of
 from researcher.executor.processes import Berth
+from researcher.home import Home
+from researcher.instruments.catalogue import open_instrument
+from researcher.kept_models import kept_model
 from researcher.main import main
 from researcher.models import StudyStatus
+from researcher.refusals import SpecRefused
 from researcher.store.store import Store
 from swarm.models import resolve
 from swarm.models.folder import ModelFolder
 from swarm.server.storage.store import Store as ServerStore
 from tests.fakes.example_plan import ARMS, example_plan
+from tests.fakes.specs import spec
 from tests.swarm.cli import stored as stored_runs
 from tests.swarm.cli.stored import Stored, stored_run
 from tests.swarm.server.state import world as worlds
@@ -100,6 +107,55 @@ def test_models_are_kept_whole_or_their_servers_records_stay(
     assert main(["status", study_id]) == 0
     assert f"2 models are kept in {folder / 'models'}" in capsys.readouterr().out
     assert main(["resume", study_id]) == 0  # nothing is left to do
+
+    start = kept_model(Home(home, store), f"{study_id[:6]}/{place}")
+    assert (start.path, start.origin) == (str(folder / "models" / kept[0]), f"{study_id}/{place}")
+    assert start.fingerprint == resolve(str(folder / "models" / kept[0])).fingerprint
+    plan = plan_of(
+        spec(start_from=f"{study_id}/{place}"),
+        open_instrument("arithmetic"),
+        kept=lambda reference: kept_model(Home(home, store), reference),
+    )
+    assert plan.model == start
+    assert f"starts from {study_id}/{place}" in plan_lines(plan)
+
+    file = home / "study.yaml"
+    text = "question: Does it go on?\ninstrument: arithmetic\ncompare: {group_size: {levels: [4, 8]}}\nstart_from: "
+    file.write_text(f"{text}{study_id}/{place}\n")
+    assert main(["start", str(file), "--dry-run"]) == 0
+    assert f"starts from {study_id}/{place}" in capsys.readouterr().out
+    file.write_text(f"{text}{study_id}/{ARMS[1]}-seed0\n")
+    assert main(["start", str(file), "--dry-run"]) != 0
+    assert "study.yaml:4: start_from: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("trial", "why"),
+    [
+        ("", "write STUDY/TRIAL"),
+        (f"{ARMS[0]}-seed0", "was not kept: `researcher resume st-.*` keeps the models"),
+        (f"{ARMS[1]}-seed0", "is failed, and only a finished trial has weights"),
+        (f"{ARMS[0]}-seed1", f"did you mean {ARMS[0]}-seed0"),
+    ],
+)
+def test_a_study_starts_only_from_weights_that_were_kept(
+    home: Path, study: tuple[Store, str], trial: str, why: str
+) -> None:
+    store, study_id = study
+    over(store, study_id, "run")
+    with pytest.raises(SpecRefused, match=f"^start_from: .*{why}"):
+        kept_model(Home(home, store), f"{study_id}/{trial}")
+
+
+def test_a_study_that_kept_no_models_says_how_they_are_kept(home: Path, study: tuple[Store, str]) -> None:
+    store, _ = study
+    other = store.studies.create("a topic", {})
+    store.plans.save(other, example_plan(question="another"))
+    over(store, other, "run")
+    with pytest.raises(SpecRefused, match="started with --keep-models"):
+        kept_model(Home(home, store), f"{other}/{ARMS[0]}-seed0")
+    with pytest.raises(SpecRefused, match="no study begins with 'st-zz'"):
+        kept_model(Home(home, store), f"st-zz/{ARMS[0]}-seed0")
 
 
 @pytest.mark.parametrize("other", [("--engine", "echo"), ("--server", "http://127.0.0.1:1")])

@@ -16,7 +16,7 @@ from researcher.report.page import page
 from researcher.report.records import Records
 from researcher.report.verify import verify
 from researcher.report.writer import marked_claims, write_report
-from researcher.study.plan import Arm, Branch, Condition, Plan
+from researcher.study.plan import Arm, Branch, Condition, Plan, PlanModel
 from tests.fakes.concluded_study import concluded
 from tests.fakes.raced_study import race_plan, run
 from tests.fakes.specs import planned as designed
@@ -89,6 +89,14 @@ def test_a_report_says_its_true_level_and_which_held_out_tasks_were_scored(tmp_p
     assert "95 %" not in markdown + html
     assert "16 held-out tasks" in markdown
     assert "held-out tasks 33 to 48" in markdown
+
+
+def test_a_report_says_whose_trained_weights_a_study_starts_from(tmp_path: Path) -> None:
+    start = PlanModel(name="a-seed0", fingerprint="f" * 64, path="/models/a-seed0", origin="st-1/a-seed0")
+    plan = planned(**TWO).model_copy(update={"model": start})
+    markdown, html = written(study(plan, lambda *_: 0.3), tmp_path)
+    assert "from the folder `/models/a-seed0`, as `st-1/a-seed0` has trained it" in markdown
+    assert "st-1/a-seed0" in html
 
 
 def test_a_race_that_was_never_begun_was_not_run_and_takes_one_line_of_advice(tmp_path: Path) -> None:
