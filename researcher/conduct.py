@@ -226,6 +226,7 @@ class Conduct:
         if progress.status is TrialStatus.DONE:
             line.note = _note(self._store.trials.get(picture.study_id, progress.key))
         line.curve = [value for _, value in progress.curve]
+        line.held_out = progress.held_out[-1] if progress.held_out else None
         picture.left_s, picture.left_measured = progress.left_s, progress.measured
         self._view.show(picture)
 

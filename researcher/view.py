@@ -25,7 +25,7 @@ _BLOCKS = "▁▂▃▄▅▆▇█"
 
 @dataclass(slots=True, kw_only=True)
 class TrialLine:
-    """One trial as it is shown. curve: mean reward of each step so far."""
+    """One trial as it is shown. curve: mean reward of each step so far. held_out: the newest interim evaluation, as (step, reward)."""
 
     arm: str
     seed: int
@@ -33,6 +33,7 @@ class TrialLine:
     step: int = 0
     steps: int = 0
     curve: list[float] = field(default_factory=list)
+    held_out: tuple[int, float] | None = None
     note: str = ""
 
 
@@ -191,6 +192,7 @@ class JsonView:
                 "step": t.step,
                 "steps": t.steps,
                 "reward": t.curve[-1] if t.curve else None,
+                "held_out": t.held_out,
             }
             for key, t in picture.trials.items()
         ]
@@ -217,6 +219,8 @@ def view_for(*, as_json: bool, stream: TextIO | None = None) -> View:
 
 def _trial_text(trial: TrialLine) -> str:
     reward = f"reward {trial.curve[-1]:.2f}" if trial.curve else ""
+    if trial.held_out is not None:
+        reward += f", held out {trial.held_out[1]:.2f} at step {trial.held_out[0]}"
     text = f"{trial.arm} seed {trial.seed}: {trial.status} {trial.step}/{trial.steps} {sparkline(trial.curve)} {reward} {trial.note}"
     return " ".join(text.split())
 
@@ -224,12 +228,14 @@ def _trial_text(trial: TrialLine) -> str:
 def _drawing(picture: StudyPicture) -> RenderableType:
     head = Text.assemble((f"{picture.study_id}  ", "bold"), one_line(picture.topic))
     table = Table(box=None, pad_edge=False)
-    for column in ("arm", "seed", "status", "step", "reward per step", "now"):
-        table.add_column(column, justify="right" if column in ("seed", "step", "now") else "left")
+    for column in ("arm", "seed", "status", "step", "reward per step", "now", "held out"):
+        table.add_column(column, justify="right" if column in ("seed", "step", "now", "held out") else "left")
     for trial in picture.trials.values():
         now = f"{trial.curve[-1]:.2f}" if trial.curve else ""
+        held_out = f"{trial.held_out[1]:.2f}" if trial.held_out is not None else ""
         status = f"{trial.status} {trial.note}".strip()
-        table.add_row(trial.arm, str(trial.seed), status, f"{trial.step}/{trial.steps}", sparkline(trial.curve), now)
+        step = f"{trial.step}/{trial.steps}"
+        table.add_row(trial.arm, str(trial.seed), status, step, sparkline(trial.curve), now, held_out)
     budget = f" of {duration(picture.budget_s)}" if picture.budget_s else ""
     foot = Text(
         f"{picture.phase}   next: {picture.next or '—'}   stage: {left_text(picture)} left   "

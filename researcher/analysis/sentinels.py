@@ -85,6 +85,9 @@ FAR_KL = 1.0
 """Nats per token from the first weights."""
 MOSTLY = 0.9
 GROWN = 1.5
+LOOPING, ALIKE = (0.5, 0.2), (0.6, 0.3)
+"""Share of repeated n-grams above which, and its rise beyond which, answers repeat themselves; and one another. Prose repeats a few
+percent of its 4-grams, worked sums up to a third, a model that loops nearly all."""
 _DTYPE = "run.dtype"
 """Fields of a run's spec with the dtype of matrix products."""
 
@@ -165,6 +168,24 @@ def _longer(_plan: Plan, trial: TrialRecord) -> Seen:
     reward, length = series(trial, "reward_mean"), series(trial, "sampled_tokens_mean")
     if _start(length) > 0 and _end(length) > GROWN * _start(length) and _end(reward) <= _start(reward):
         return "answers grew longer without more reward", _end(length) / _start(length)
+    return None
+
+
+def _repetitive(plan: Plan, trial: TrialRecord) -> Seen:
+    """Training reward rose by more than half its spread, and so did what answers repeat: a reward that is easy to game is often
+    gamed by one trick, said again and again."""
+    for role in (None, *plan.roles):
+        of, whose = (f"{role}/", f" of the {role}") if role is not None else ("", "")
+        reward, spread = series(trial, f"{of}reward_mean"), series(trial, f"{of}reward_std")
+        if _end(reward) - _start(reward) <= 0.5 * float(np.mean(spread)):
+            continue
+        for name, (most, rise), text in (
+            ("repetition_within", LOOPING, "reward rose while the answers{} came to repeat themselves"),
+            ("repetition_across", ALIKE, "reward rose while the answers{} to different tasks became the same"),
+        ):
+            repeated = series(trial, f"{of}{name}")
+            if _end(repeated) > most and _end(repeated) - _start(repeated) > rise:
+                return text.format(whose), _end(repeated)
     return None
 
 
@@ -315,6 +336,7 @@ SENTINELS: dict[str, Sentinel] = {
     "no_signal": _each(_no_signal, "warning"),
     "heldout_gap": _each(_gap, "warning"),
     "longer_without_reward": _each(_longer, "warning"),
+    "repetitive_answers": _each(_repetitive, "warning"),
     "reward_against_success": reward_against_success,
 }
 

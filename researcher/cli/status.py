@@ -15,6 +15,7 @@ from researcher.cli import DONE, FAILED, OUT_OF_BUDGET, WAITING, say, say_json
 from researcher.describe import event_text, plan_lines, repair_lines, unattended, when
 from researcher.gates import waits_for_an_answer
 from researcher.home import Home, open_home
+from researcher.instruments.instrument import HELDOUT_REWARD, HELDOUT_SUCCESS
 from researcher.models import (
     MODELS_KEPT,
     MODELS_NOT_KEPT,
@@ -142,11 +143,19 @@ def status_json(home: Home, study: StudyRecord) -> dict[str, object]:
         "decisions": told("decision"),
         "trains": [model.model_dump(mode="json") for model in _trained(home, study)],
         "models": next(iter(told(MODELS_KEPT, MODELS_NOT_KEPT)[-1:]), None),
-        "trials": [trial.model_dump(mode="json", exclude={"series", "evidence"}) for trial in trials],
+        "trials": [
+            trial.model_dump(mode="json", exclude={"series", "evidence"}) | {"curves": curves_of(trial)}
+            for trial in trials
+        ],
         "attrition": {arm: found.model_dump(mode="json") for arm, found in losses_by_arm(trials).items()},
         "notices_waiting": {name: count for name, (count, _) in _unsent(home, study).items()},
         "verdicts": [record.model_dump(mode="json") for record in home.store.verdicts.all(study.id)],
     }
+
+
+def curves_of(trial: TrialRecord) -> dict[str, list[tuple[int, float]]]:
+    """The curves that people follow while a trial trains, by step: training reward, and what interim evaluations measured."""
+    return {name: trial.series[name] for name in _CURVES if name in trial.series}
 
 
 def attendance_json(home: Home, study: StudyRecord) -> dict[str, str | None]:
@@ -213,6 +222,7 @@ def exit_code(home: Home, study: StudyRecord) -> int:
     return WAITING if study.status is StudyStatus.WAITING or home.worker(study.id) is None else DONE
 
 
+_CURVES = ("reward_mean", HELDOUT_REWARD, HELDOUT_SUCCESS)
 _LOOK_EVERY_S = 2.0
 _STARTING_S = 15.0
 """How long a daemon may take to start."""
@@ -276,10 +286,11 @@ class _Watch:
         now = self._clock.now()
         news: list[tuple[float, str, dict[str, Any], str]] = []
         for trial in store.trials.all(study_id):
-            moved = (trial.status.value, len(trial.series.get("reward_mean", ())))
+            moved = (trial.status.value, sum(map(len, curves_of(trial).values())))
             if self._trials.get(trial.key) != moved:
                 self._trials[trial.key] = moved
                 fields = trial.model_dump(mode="json", exclude={"series", "evidence"})
+                fields["newest"] = {name: line[-1] for name, line in curves_of(trial).items()}
                 news.append((trial.ended_at or now, "trial", fields, trial_text(trial)))
         for event in self._journal.look():
             news.append((event.at, "event", event.model_dump(mode="json"), event_text(event)))
@@ -293,7 +304,9 @@ class _Watch:
 
 
 def trial_text(trial: TrialRecord) -> str:
-    """`learning_rate=1e-5 seed 0: running, step 3 ▂▃▃`."""
+    """`learning_rate=1e-5 seed 0: running, step 3 ▂▃▃, held out 0.25 at step 2`."""
     curve = [value for _, value in trial.series.get("reward_mean", ())]
     step = f", step {len(curve)} {sparkline(curve)}" if curve else ""
+    if held_out := trial.series.get(HELDOUT_REWARD):
+        step += f", held out {held_out[-1][1]:.2f} at step {held_out[-1][0]}"
     return f"{trial.arm} seed {trial.seed}: {trial.status}{step}{f' ({trial.reason})' if trial.reason else ''}"

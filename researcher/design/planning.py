@@ -31,7 +31,16 @@ from researcher.instruments.instrument import (
 from researcher.instruments.shares import with_shares_of
 from researcher.models import Finding
 from researcher.refusals import PlanningRefused, Refusals, SpecRefused
-from researcher.study.plan import ALPHA, PLANNED_SENTINELS, Budget, Plan, PlanModel, PlanRole, with_algorithm
+from researcher.study.plan import (
+    ALPHA,
+    INTERIM_TASKS,
+    PLANNED_SENTINELS,
+    Budget,
+    Plan,
+    PlanModel,
+    PlanRole,
+    with_algorithm,
+)
 from researcher.study.spec import BASE, StudySpec
 from swarm.models.catalogue import find
 from swarm.protocol.runspec import RunSpec, merge_patch
@@ -217,10 +226,9 @@ def _with_interim_stated(plan: Plan) -> Plan:
     """The plan that says in words what its interim evaluations are; without any where no arm is long enough for one."""
     if not any(plan.interim_evaluations(arm.name) for arm in plan.arms):
         return plan.model_copy(update={"heldout_every": 0})
-    few = f"{plan.interim_tasks} of the " if plan.interim_tasks < plan.heldout_tasks else ""
     steps = "every step" if plan.heldout_every == 1 else f"every {plan.heldout_every} steps"
     said = (
-        f"While training goes on, {few}{plan.heldout_tasks} held-out tasks are played {steps}, once each, for the curves: "
+        f"While training goes on, up to {INTERIM_TASKS} of the held-out tasks are played {steps}, once each, for the curves: "
         "these numbers decide nothing."
     )
     return plan.model_copy(update={"assumptions": (*plan.assumptions, said)})

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from foundation.clock import Clock
 from foundation.logs import redact
 from researcher.executor.blueprint import Code, Work, run_spec, trial_blueprint
 from researcher.executor.clients import Client, Mender
-from researcher.executor.collection import Collected, collect_whole, interim_points, losses, points
+from researcher.executor.collection import Collected, collect_whole, interim, losses, points
 from researcher.executor.errors import (
     AttemptFailed,
     ClusterUnreachable,
@@ -38,7 +39,17 @@ from researcher.executor.jobs import ClientJob, ClientPlace
 from researcher.executor.servers import Server, Site
 from researcher.executor.slots import Slot
 from researcher.halts import StudyHalted
-from researcher.models import EXCUSED, AttemptRecord, Attrition, Event, StudyStatus, TrialRecord, TrialStatus, without
+from researcher.models import (
+    EXCUSED,
+    AttemptRecord,
+    Attrition,
+    Event,
+    SampledEpisode,
+    StudyStatus,
+    TrialRecord,
+    TrialStatus,
+    without,
+)
 from researcher.store.store import Store
 from researcher.study.plan import Plan
 from swarm.client import ServerUnreachable, StorageFull
@@ -157,8 +168,8 @@ class AttemptRun:
         """When this began to follow the run, and when its newest step was seen."""
         self._episodes = 0
         self._blueprint: TrialBlueprint | None = None
-        self._interim = 0
-        """Episodes of interim evaluations that were seen."""
+        self._interim = set[int]()
+        """Steps of the interim evaluations that were seen."""
 
     async def carry_out(self, observe: Observer) -> TrialRecord:
         """The finished trial.
@@ -422,21 +433,31 @@ class AttemptRun:
             if report.step > self._step:
                 self._moved_at = self._clock.monotonic()
             self._step = max(self._step, report.step)
-        fresh += await self._held_out(tasks)
+        held_out, sampled = await self._held_out(tasks)
+        fresh += held_out
         if moved:
             record = self._store.trials.record_progress
-            await asyncio.to_thread(record, self._work.study_id, self._trial.key, self._step, fresh)
+            await asyncio.to_thread(record, self._work.study_id, self._trial.key, self._step, fresh, sampled)
         phase = "paused" if status is None else status.phase
         self._observe(Observation(phase=phase, step=self._step, episodes=self._episodes, fresh=tuple(fresh)))
         return moved
 
-    async def _held_out(self, tasks: Sequence[TaskProgress]) -> list[tuple[str, int, float]]:
-        """Points of the held-out curves, if there are new ones. Those that are recorded already may be among them."""
-        played = sum(task.ended for task in tasks if task.kind == "eval" and task.step)
-        if played <= self._interim or self._blueprint is None or self._blueprint.heldout.interim is None:
-            return []
-        self._interim = played
-        return await interim_points(self._swarm, self._blueprint, self._work.plan.metrics)
+    async def _held_out(
+        self, tasks: Sequence[TaskProgress]
+    ) -> tuple[list[tuple[str, int, float]], tuple[SampledEpisode, ...]]:
+        """Points of the held-out curves and sampled episodes, if there are new ones; what is recorded already is among them."""
+        blueprint, ended = self._blueprint, Counter[int]()
+        for task in tasks:
+            if task.kind == "eval" and task.step:
+                ended[task.step] += task.ended
+        asked = None if blueprint is None else blueprint.heldout.interim
+        if blueprint is None or asked is None:
+            return [], ()
+        whole = {step for step, count in ended.items() if count >= min(asked.tasks, blueprint.heldout.tasks)}
+        if whole <= self._interim:
+            return [], ()
+        self._interim |= whole
+        return await interim(self._swarm, blueprint, self._work.plan.metrics)
 
     async def _unless_stopped(self, mending: Coroutine[Any, Any, Code | None]) -> Code | None:
         """Mending may wait for hours on an LLM that does not answer. Raises: StudyHalted, and what mending raises."""

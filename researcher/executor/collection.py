@@ -13,7 +13,14 @@ from dataclasses import dataclass, field
 from foundation.logs import redact
 from researcher.executor.errors import EvidenceMissing
 from researcher.executor.sampling import sample
-from researcher.instruments.instrument import Metric, heldout_outcome, interim_outcome, trained_outcome
+from researcher.instruments.instrument import (
+    HELDOUT_REWARD,
+    HELDOUT_SUCCESS,
+    Metric,
+    heldout_outcome,
+    interim_outcome,
+    trained_outcome,
+)
 from researcher.models import (
     LONGEST_TRACEBACK,
     Attrition,
@@ -154,13 +161,19 @@ async def losses(swarm: SwarmClient, others: Mapping[str, SwarmClient], blueprin
     return together(parts)
 
 
-async def interim_points(
+async def interim(
     swarm: SwarmClient, blueprint: TrialBlueprint, metrics: Sequence[Metric]
-) -> list[tuple[str, int, float]]:
-    """What the held-out curves show so far, as (name, step, value), oldest first."""
+) -> tuple[list[tuple[str, int, float]], tuple[SampledEpisode, ...]]:
+    """What the held-out curves show so far, as (name, step, value), oldest first; and sampled episodes: held-out ones, and of
+    the newest evaluation's step those that were trained."""
     entries = [entry async for entry in swarm.ledger(run_id=blueprint.run_id, kind="eval")]
     series = interim_series(blueprint, entries, metrics)
-    return [(name, step, value) for name, line in series.items() for step, value in line]
+    if not series:
+        return [], ()
+    newest = max(step for line in series.values() for step, _ in line)
+    entries += [entry async for entry in swarm.ledger(run_id=blueprint.run_id, kind="train", step=newest)]
+    found = [(name, step, value) for name, line in series.items() for step, value in line]
+    return found, await sample(swarm, entries)
 
 
 def interim_series(
@@ -191,7 +204,7 @@ def interim_series(
         around = [entry for entry in own.get(end, ()) if entry.task_id in tasks] if end is not None else []
         if end is not None and {entry.task_id for entry in around} == tasks:
             found[end] = around
-    curves: Points = {"heldout_reward": [], "heldout_success": []}
+    curves: Points = {HELDOUT_REWARD: [], HELDOUT_SUCCESS: []}
     curves |= {interim_outcome(name): [] for name in _names([each for each in metrics if each.role is None])}
     for step, played in sorted(found.items()):
         for name, line in curves.items():
@@ -211,9 +224,9 @@ def _by_step(entries: Sequence[LedgerEntry], client: str) -> dict[int, list[Ledg
 
 
 def _of_curve(entry: LedgerEntry, name: str) -> float | None:
-    if name == "heldout_reward":
+    if name == HELDOUT_REWARD:
         return entry.reward
-    if name == "heldout_success":
+    if name == HELDOUT_SUCCESS:
         return None if entry.success is None else float(entry.success)
     return entry.metrics.get(name.removeprefix(interim_outcome("")))
 

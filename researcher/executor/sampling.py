@@ -13,11 +13,12 @@ from typing import Any
 from foundation.logs import redact
 from researcher.models import SampledCall, SampledEpisode
 from swarm.client import SwarmClient
+from swarm.client.interim import is_interim
 from swarm.protocol.episodes import EpisodeTrace, LedgerEntry, RecordedCall
 from swarm.protocol.errors import SwarmError
 
-TRAIN, EVAL = 4, 2
-"""Episodes taken of training, and of each evaluation."""
+TRAIN, EVAL, INTERIM = 4, 2, 2
+"""Episodes taken of training, and of each evaluation; interim evaluations of which any are taken."""
 MOST_CALLS = 16
 """Most calls of one episode: the first and the last."""
 MOST_CHARACTERS = 6000
@@ -41,16 +42,29 @@ async def sample(swarm: SwarmClient, entries: Sequence[LedgerEntry]) -> tuple[Sa
 
 
 def chosen(entries: Sequence[LedgerEntry]) -> list[LedgerEntry]:
-    """Spread evenly over training, and over the tasks of the evaluations before and after it, which are the same in all arms."""
+    """Spread evenly over training, and over the tasks of the evaluations before and after it, which are the same in all arms.
+
+    Of interim evaluations too, the newest among them; then all are of tasks that these play, so that one sees them change.
+    """
     played = [entry for entry in entries if entry.reward is not None and entry.calls]
     train = sorted((entry for entry in played if entry.kind == "train"), key=_in_training)
     evaluated = [entry for entry in played if entry.kind == "eval"]
-    steps = sorted({entry.claimed_step for entry in evaluated})
-    ends = [
-        [entry for entry in evaluated if entry.claimed_step == step] for step in dict.fromkeys(steps[:1] + steps[-1:])
+    interim = [entry for entry in evaluated if is_interim(entry.client_id)]
+    tasks = {entry.task_id for entry in interim} or {entry.task_id for entry in evaluated}
+    around = [entry for entry in evaluated if entry.task_id in tasks and not is_interim(entry.client_id)]
+    steps = sorted({entry.claimed_step for entry in around})
+    evaluations = [
+        *([entry for entry in around if entry.claimed_step == step] for step in dict.fromkeys(steps[:1] + steps[-1:])),
+        *([entry for entry in interim if entry.claimed_step == step] for step in _newest(interim)),
     ]
-    found = [*_spread(train, TRAIN), *(entry for end in ends for entry in _spread(_one_a_task(end), EVAL))]
+    found = [*_spread(train, TRAIN), *(entry for each in evaluations for entry in _spread(_one_a_task(each), EVAL))]
     return sorted(found, key=lambda entry: (entry.claimed_at, entry.episode_id))
+
+
+def _newest(interim: Sequence[LedgerEntry]) -> list[int]:
+    """The steps of interim evaluations of which episodes are taken: the newest, and those halfway to it."""
+    steps = sorted({entry.claimed_step for entry in interim})
+    return sorted({steps[(len(steps) - 1) * place // INTERIM] for place in range(1, INTERIM + 1)}) if steps else []
 
 
 def _in_training(entry: LedgerEntry) -> tuple[int, str, int, str]:

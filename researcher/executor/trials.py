@@ -32,6 +32,7 @@ from researcher.executor.errors import (
 from researcher.executor.jobs import ClientPlace, LocalPlace
 from researcher.executor.servers import ServerPool, Site
 from researcher.halts import Cause, StudyHalted, check_requests
+from researcher.instruments.instrument import HELDOUT_REWARD
 from researcher.models import AttemptRecord, TrialRecord, TrialStatus
 from researcher.store.store import Store
 from researcher.study.plan import Plan
@@ -51,6 +52,8 @@ class Progress:
     """The server's phase, or why the last attempt failed."""
     curve: Sequence[tuple[int, float]]
     """`reward_mean` by step."""
+    held_out: Sequence[tuple[int, float]]
+    """`heldout_reward` by step, of the interim evaluations so far."""
     spent_s: float
     left_s: float | None
     """Estimated seconds until all of these trials are over."""
@@ -76,6 +79,7 @@ class _Round:
     at_once: asyncio.Semaphore
     queue: list[str] = field(default_factory=list)
     curves: dict[str, list[tuple[int, float]]] = field(default_factory=lambda: defaultdict(list))
+    held_out: dict[str, list[tuple[int, float]]] = field(default_factory=lambda: defaultdict(list))
     durations: list[float] = field(default_factory=list)
     """Seconds of the trials that were done from their beginning to their end."""
     begun: dict[str, float] = field(default_factory=dict)
@@ -262,11 +266,13 @@ class Executor:
 
     async def _attempt(self, this: _Round, site: Site, key: str) -> None:
         trial = self._store.trials.get(this.work.study_id, key)
-        this.curves[key] = []
+        this.curves[key], this.held_out[key] = [], []
         self._tell(this, key, TrialStatus.SUBMITTED, 0, "")
 
         def observe(seen: Observation) -> None:
             this.curves[key] += [(step, value) for name, step, value in seen.fresh if name == "reward_mean"]
+            held_out = [(step, value) for name, step, value in seen.fresh if name == HELDOUT_REWARD]
+            this.held_out[key] = held_out or this.held_out[key]  # they come all together
             self._tell(this, key, TrialStatus.RUNNING, seen.step, seen.phase)
 
         def check_halt() -> None:
@@ -317,6 +323,7 @@ class Executor:
         this.over.add(key)
         trial = self._store.trials.get(this.work.study_id, key)
         this.curves[key] = trial.series.get("reward_mean", [])
+        this.held_out[key] = trial.series.get(HELDOUT_REWARD, [])
         self._tell(this, key, trial.status, len(this.curves[key]), note)
 
     def _next(self, this: _Round, site: Site) -> str | None:
@@ -354,6 +361,7 @@ class Executor:
                 step=step,
                 note=note,
                 curve=tuple(this.curves[key]),
+                held_out=tuple(this.held_out[key]),
                 spent_s=self._clock.monotonic() - this.began,
                 left_s=self._left_s(this, each_s),
                 measured=each_s is not None,

@@ -145,7 +145,7 @@ def trained_outcome(name: str) -> str:
     return f"outcome.{name}"
 
 
-HELDOUT_CURVES = ("heldout_reward", "heldout_success")
+HELDOUT_REWARD, HELDOUT_SUCCESS = "heldout_reward", "heldout_success"
 """Series of the interim evaluations: the mean over their tasks, by optimiser step."""
 
 

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from researcher.models import TrialRecord
-from researcher.report.records import mean_curve
+from researcher.report.records import held_out_curve, mean_curve
 
 SERIES = "reward_mean"
 _SIZE_INCHES, _DPI = (7.6, 3.8), 120
 
 
 def curves_png(trials: Sequence[TrialRecord], file: Path) -> Path | None:
-    """Mean training reward by optimiser step: single seeds thin, an arm's mean bold. None, and no file, before the first step."""
+    """Mean training reward by optimiser step: single seeds thin, an arm's mean bold, rings on held-out tasks. None, and no file, before the first step."""
     drawn = [trial for trial in trials if trial.series.get(SERIES)]
     if not drawn:
         return None
@@ -25,9 +25,14 @@ def curves_png(trials: Sequence[TrialRecord], file: Path) -> Path | None:
         own, colour = [trial for trial in drawn if trial.arm == arm], f"C{number % 10}"
         for trial in own:
             axes.plot(*zip(*sorted(trial.series[SERIES]), strict=True), color=colour, linewidth=0.8, alpha=0.4)
-        mean = mean_curve(own, SERIES)
+        mean = mean_curve([trial.series[SERIES] for trial in own])
         if mean:
             axes.plot(*zip(*mean, strict=True), color=colour, linewidth=2.4, label=arm.replace("$", r"\$"))
+        held_out = mean_curve([line for trial in own if (line := held_out_curve(trial))])
+        if held_out:
+            axes.plot(
+                *zip(*held_out, strict=True), ":o", color=colour, linewidth=1, markersize=5, markerfacecolor="white"
+            )
     axes.set(xlabel="optimiser step", ylabel="mean training reward")
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)

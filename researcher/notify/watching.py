@@ -7,6 +7,7 @@ from typing import Self
 
 from foundation.clock import Clock
 from researcher.executor.attempts import TrialLimits
+from researcher.instruments.instrument import HELDOUT_REWARD
 from researcher.models import StudyRecord
 from researcher.notify.picture import SERIES, curves_png
 from researcher.notify.study import DAY_S, advanced_at, digest_notice, stalled_notice
@@ -61,7 +62,7 @@ class Watch:
             return
         known = {notice.key for notice in self._store.notices.of(self._study.id)}
         if f"digest/{day}" not in known:
-            trials = self._store.trials.all(self._study.id, series=(SERIES,))
+            trials = self._store.trials.all(self._study.id, series=(SERIES, HELDOUT_REWARD))
             picture = curves_png(trials, self._folder / "digests" / f"day-{day}.png")
             budgets = self._store.budgets.all(self._study.id)
             self._store.notices.record(digest_notice(self._study, day, trials, budgets, now, picture), self._names)

@@ -180,6 +180,8 @@ def _blueprint(records: Records, trial: TrialRecord, attempt: AttemptRecord) -> 
         ("heldout", "first"): plan.heldout_from or None,  # a blueprint that skips none does not say so
         ("heldout", "episodes"): plan.heldout_episodes,
         ("heldout", "temperature"): plan.heldout_temperature,
+        ("heldout", "interim", "every"): plan.heldout_every or None,
+        ("heldout", "interim", "tasks"): plan.interim_tasks if plan.heldout_every else None,
     }
 
 

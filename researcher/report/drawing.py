@@ -13,7 +13,7 @@ from typing import Self
 
 from researcher.models import Claim, TrialRecord
 from researcher.report.claims import Style, printed
-from researcher.report.records import mean_curve
+from researcher.report.records import held_out_curve, mean_curve
 
 Line = Sequence[tuple[int, float]]
 
@@ -63,22 +63,26 @@ class Scale:
 
 
 def learning_curves(arms: Sequence[tuple[str, Sequence[TrialRecord]]], series: str, y_label: str) -> str:
-    """Single seeds thin, the mean over an arm's seeds bold. Empty when no trial recorded the series."""
+    """Single seeds thin, the mean over an arm's seeds bold; rings for the mean held-out reward of an arm. Empty when no trial
+    recorded the series."""
     lines = [(name, [sorted(t.series[series]) for t in trials if t.series.get(series)]) for name, trials in arms]
+    held = [mean_curve([line for trial in trials if (line := held_out_curve(trial))]) for _, trials in arms]
     points = [point for _, seeds in lines for line in seeds for point in line]
     if not points:
         return ""
+    points += [point for line in held for point in line]
     steps, values = [step for step, _ in points], [value for _, value in points]
     x_ticks = [tick for tick in ticks(min(steps), max(steps), 8) if tick == int(tick)]
     y_ticks = ticks(min(values), max(values), 6)
     x = Scale.over([*steps, *x_ticks], _LEFT, _WIDTH - _RIGHT)
     y = Scale.over([*values, *y_ticks], _HEIGHT - _BOTTOM, _TOP)
     body = _frame(x, y, x_ticks, y_ticks, "optimiser step", y_label)
-    means = [mean_curve([t for t in trials if t.series.get(series)], series) for _, trials in arms]
     for number, (_, seeds) in enumerate(lines):
         body += [_path(line, x, y, number, bold=False) for line in seeds]
-    body += [_path(line, x, y, number, bold=True) for number, line in enumerate(means)]
-    legend, rows = _legend([name for name, _ in arms])
+    body += [_path(mean_curve(seeds), x, y, number, bold=True) for number, (_, seeds) in enumerate(lines)]
+    for number, line in enumerate(held):
+        body += _rings(line, x, y, number)
+    legend, rows = _legend([name for name, _ in arms], ringed=any(held))
     body += legend
     return _svg(_HEIGHT + rows * _ROW, f"Learning curves: {y_label} by optimiser step, one bold line per arm", body)
 
@@ -180,10 +184,28 @@ def _path(line: Line, x: Scale, y: Scale, number: int, *, bold: bool) -> str:
     )
 
 
-def _legend(names: Sequence[str]) -> tuple[list[str], int]:
-    """Below the axis, in as many rows as the names take."""
+def _rings(line: Line, x: Scale, y: Scale, number: int) -> list[str]:
+    """Held-out points: rings on a dotted line, which says what belongs together and measures nothing."""
+    if not line:
+        return []
+    colour, _ = _look(number)
+    points = " ".join(f"{x(step):.1f},{y(value):.1f}" for step, value in line)
+    dotted = f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="1.2" stroke-dasharray="1 4"/>'
+    rings = [_ring(x(step), y(value), colour) for step, value in line]
+    return [dotted, *rings] if len(line) > 1 else rings
+
+
+def _ring(x: float, y: float, colour: str) -> str:
+    return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4.2" fill="#fff" stroke="{colour}" stroke-width="1.8"/>'
+
+
+def _legend(names: Sequence[str], *, ringed: bool) -> tuple[list[str], int]:
+    """Below the axis, in as many rows as the names take. ringed: whether there are held-out points."""
     body: list[str] = []
     at, row = float(_LEFT), 0
+    if ringed:
+        body += [_ring(at + 8, _HEIGHT + 4, _INK), _text(at + 20, _HEIGHT + 8, "on held-out tasks", "start")]
+        at += 44 + _LETTER * len("on held-out tasks")
     for number, name in enumerate(names):
         room = 56 + _LETTER * len(name)
         if at + room > _WIDTH and at > _LEFT:

@@ -13,7 +13,7 @@ from researcher.analysis.knowledge import trained_models
 from researcher.analysis.metrics import censored
 from researcher.analysis.race import left_behind
 from researcher.analysis.samples import NotEnoughTrials, deciding_stage
-from researcher.instruments.instrument import UNTIL, Metric
+from researcher.instruments.instrument import HELDOUT_REWARD, UNTIL, Metric
 from researcher.models import Claim, Effect, StudyData, TrialRecord, TrialStatus
 from researcher.report.claims import Ledger, Style, decimals_of
 from researcher.report.drawing import Interval, Line, effects, learning_curves, sparkline
@@ -143,6 +143,11 @@ class Page:
         return sorted({model.dtype for model in models if model is not None and model.dtype is not None})
 
     @property
+    def interim(self) -> bool:
+        """Whether held-out tasks were played while trials trained."""
+        return any(part.held for part in self.trials)
+
+    @property
     def with_own_seeds(self) -> list[ArmPart]:
         """Arms that run the same as another one, on seeds of their own."""
         return [part for part in self.arms if part.arm.seed_offset]
@@ -193,7 +198,7 @@ def page(records: Records) -> Page:
         noise=[(metric, _noise(ledger, metric)) for metric in decided],
         sentinels=_sentinels(ledger, records),
         path=[_step(ledger, decision.after, records) for decision in records.path],
-        samples=samples_of(plan, records.data),
+        samples=samples_of(plan, records.data.trials, records.data.samples),
         cost=_cost(ledger, asked_llm=bool(records.data.llm_calls)),
         censored=_censored(ledger, plan, metrics),
         metrics=metrics,
@@ -326,7 +331,10 @@ def _trial(ledger: Ledger, trial: TrialRecord, metrics: Sequence[Metric], beside
         asked = call("fingerprint", arm=trial.arm, seed=trial.seed)
         claims["fingerprint"] = ledger.claim(f"{name}.fingerprint", asked, Style.SHORT)
     line = trial.series.get(_CURVE, ()) if ended else ()
-    return TrialPart(trial=trial, claims=claims, finals=finals, spark=sparkline(line, beside))
+    held = trial.series.get(HELDOUT_REWARD, ()) if ended else ()
+    return TrialPart(
+        trial=trial, claims=claims, finals=finals, spark=sparkline(line, beside), held=sparkline(held, beside)
+    )
 
 
 def _noise(ledger: Ledger, metric: Metric) -> Claims:

@@ -76,6 +76,8 @@ class TrialPart:
     finals: Claims
     """By metric."""
     spark: str
+    held: str
+    """Held-out reward by interim evaluation, drawn as `spark`; empty where there was none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

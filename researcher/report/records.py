@@ -22,6 +22,7 @@ from researcher.analysis.samples import NotEnoughTrials, same_number
 from researcher.analysis.sentinel_findings import SentinelFinding
 from researcher.analysis.sentinels import inspect
 from researcher.analysis.verdicts import Conclusions, conclude
+from researcher.instruments.instrument import HELDOUT_REWARD
 from researcher.models import OVER_BUDGET, Effect, Event, StudyData, StudyStatus, TrialRecord, TrialStatus
 from researcher.refusals import RecordsDisagree
 from researcher.study.plan import Hypothesis, Stage, StageKind
@@ -182,13 +183,24 @@ def fingerprint(trial: TrialRecord) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def mean_curve(trials: Sequence[TrialRecord], series: str) -> list[tuple[int, float]]:
-    """The mean of a series over trials at each step that all of them have."""
-    lines = [dict(trial.series.get(series, ())) for trial in trials]
-    if not lines:
+def mean_curve(lines: Sequence[Sequence[tuple[int, float]]]) -> list[tuple[int, float]]:
+    """The mean of several curves at each step that all of them have."""
+    curves = [dict(line) for line in lines]
+    if not curves:
         return []
-    shared = sorted(set.intersection(*(set(line) for line in lines)))
-    return [(step, math.fsum(line[step] for line in lines) / len(lines)) for step in shared]
+    shared = sorted(set.intersection(*(set(curve) for curve in curves)))
+    return [(step, math.fsum(curve[step] for curve in curves) / len(curves)) for step in shared]
+
+
+def held_out_curve(trial: TrialRecord) -> list[tuple[int, float]]:
+    """Mean held-out reward by step: of the interim evaluations, or without any of those before and after training."""
+    if interim := trial.series.get(HELDOUT_REWARD):
+        return sorted(interim)
+    ends = [[value for _, value in trial.series.get(f"eval_reward_{when}", ())] for when in ("before", "after")]
+    steps = [step for step, _ in trial.series.get("reward_mean", ())]
+    if not steps or not all(ends):
+        return []
+    return [(step, math.fsum(end) / len(end)) for step, end in zip((0, max(steps)), ends, strict=True)]
 
 
 _ANSWERED = ("answered", "answer_given")

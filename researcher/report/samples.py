@@ -1,4 +1,4 @@
-"""Sample answers: what an arm's model was asked, what it said, and what that was worth, before and after training.
+"""Sample answers: what an arm's model was asked, what it said, and what that was worth, before, during and after training.
 
 Records, and no claims: they are printed as they were kept, cut to a bounded size. Of each arm the finished trial that stands at
 the first place among seeds is shown, on tasks that the others show too where there are such.
@@ -6,26 +6,27 @@ the first place among seeds is shown, on tasks that the others show too where th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from researcher.models import SampledEpisode, StudyData, TrialRecord, TrialStatus
+from researcher.models import SampledEpisode, TrialRecord, TrialStatus
 from researcher.study.plan import Plan
 
 EACH = 2
-"""Episodes shown of each of: held out before, in training, held out after."""
+"""Episodes shown of each of: held out before, in training, held out in the middle of it, held out after."""
 LONGEST = 300
 """Letters of a question or an answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplePart:
-    """One episode. when: `before`, `training` or `after`. success: None where nothing was said of it."""
+    """One episode. when: `before`, `training`, `interim` or `after`. step: of the weights that played it."""
 
     arm: str
     seed: int
     when: str
+    step: int
     task: str
     question: str
     answer: str
@@ -33,18 +34,25 @@ class SamplePart:
     success: str
 
 
-def samples_of(plan: Plan, data: StudyData) -> list[SamplePart]:
-    """Samples by arm, in the plan's order; empty if none were kept."""
+def samples_of(
+    plan: Plan,
+    trials: Sequence[TrialRecord],
+    samples: Mapping[str, Sequence[SampledEpisode]],
+    statuses: Collection[TrialStatus] = (TrialStatus.DONE,),
+) -> list[SamplePart]:
+    """Samples by arm, in the plan's order; empty if none were kept. statuses: of the trials that may be shown, those first that
+    stand first there."""
+    order = list(statuses)
     shown: dict[str, tuple[TrialRecord, dict[str, list[SampledEpisode]]]] = {}
     for arm in plan.arms:
-        trials = sorted(
-            (trial for trial in data.trials if trial.arm == arm.name and trial.status is TrialStatus.DONE),
-            key=lambda trial: trial.seed,
+        own = sorted(
+            (trial for trial in trials if trial.arm == arm.name and trial.status in order),
+            key=lambda trial: (order.index(trial.status), trial.seed),
         )
-        kept = next((trial for trial in trials if data.samples.get(trial.key)), None)
+        kept = next((trial for trial in own if samples.get(trial.key)), None)
         if kept is not None:
-            shown[arm.name] = kept, _by_time(data.samples[kept.key])
-    whens = ("before", "training", "after")
+            shown[arm.name] = kept, _by_time(samples[kept.key], ended=kept.status is TrialStatus.DONE)
+    whens = ("before", "training", "interim", "after")
     shared = {when: _shared([episodes[when] for _, episodes in shown.values()]) for when in whens}
     return [
         _part(trial, when, episode)
@@ -54,13 +62,16 @@ def samples_of(plan: Plan, data: StudyData) -> list[SamplePart]:
     ]
 
 
-def _by_time(episodes: Sequence[SampledEpisode]) -> dict[str, list[SampledEpisode]]:
+def _by_time(episodes: Sequence[SampledEpisode], *, ended: bool) -> dict[str, list[SampledEpisode]]:
+    """ended: whether the trial has an evaluation after training."""
     held_out = [episode for episode in episodes if episode.kind == "eval"]
-    first = min((episode.step for episode in held_out), default=0)
+    first, last = (edge((episode.step for episode in held_out), default=0) for edge in (min, max))
+    after = [episode for episode in held_out if ended and episode.step == last != first]
     return {
         "before": [episode for episode in held_out if episode.step == first],
         "training": [episode for episode in episodes if episode.kind == "train"],
-        "after": [episode for episode in held_out if episode.step != first],
+        "interim": [episode for episode in held_out if episode.step != first and episode not in after],
+        "after": after,
     }
 
 
@@ -85,6 +96,7 @@ def _part(trial: TrialRecord, when: str, episode: SampledEpisode) -> SamplePart:
         arm=trial.arm,
         seed=trial.seed,
         when=when,
+        step=episode.step,
         task=_cut(episode.task_id),
         question=_cut(question_in(first.request)) if first else "",
         answer=_cut(answer_in(last.answer)) if last else "",

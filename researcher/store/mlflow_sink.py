@@ -23,6 +23,7 @@ from foundation.locks import locked
 from foundation.logs import redact
 from foundation.paths import user_data_dir
 from foundation.streams import one_line
+from researcher.instruments.instrument import HELDOUT_REWARD, HELDOUT_SUCCESS
 from researcher.models import LONGEST_TOPIC, StudyRecord, StudyStatus, TrialRecord, TrialStatus
 from researcher.store.database import sqlite_url
 from researcher.store.errors import MlflowAway
@@ -200,7 +201,7 @@ class MlflowSink(CopySink):
             _STUDY: study.record.id,
             "swarm.status": study.record.status,
             _NOTE: self._note(study),
-            **view_tags(),
+            **view_tags(study.plan),
         }
         if study.plan is not None:
             tags["swarm.plan_hash"] = study.plan.digest()
@@ -399,9 +400,18 @@ _TAG = f"mlflow.sharedViewState.{VIEW}"
 _KIND = "mlflow.experimentKind"
 
 
-def view_tags() -> dict[str, str]:
-    """Tags of the experiment: the saved view, and that its runs are training runs (else the UI guesses by the traces)."""
-    state = {
+_FIRST, _REST = "learning", "rest"
+_REST_NAME = "Model metrics"
+"""The UI's own section for metrics without a slash in their names, which it fills itself, in the order of the alphabet."""
+
+
+def view_tags(plan: Plan | None) -> dict[str, str]:
+    """Tags of the experiment: the saved view, and that its runs are training runs (else the UI guesses by the traces).
+
+    The view opens with reward and what decides, by arm; all other charts follow below. Metrics keep their names, so that
+    experiments of earlier versions look the same.
+    """
+    state: dict[str, Any] = {
         "searchFilter": "params.arm LIKE '%'",
         "orderByKey": "attributes.start_time",
         "orderByAsc": True,
@@ -409,7 +419,56 @@ def view_tags() -> dict[str, str]:
         "useGroupedValuesInCharts": True,
         "runsHiddenMode": "SHOW_ALL",
     }
+    if plan is not None:
+        state |= {
+            "compareRunCharts": _first_charts(plan),
+            "compareRunSections": [
+                {"uuid": _FIRST, "name": "Learning", "display": True, "isReordered": True},
+                {"uuid": _REST, "name": _REST_NAME, "display": True, "isReordered": False},
+            ],
+            "isAccordionReordered": False,
+        }
     return {_TAG: json.dumps(state), _KIND: "custom_model_development"}
+
+
+def _first_charts(plan: Plan) -> list[dict[str, Any]]:
+    """The charts of the first section, in the form that MLflow's UI saves."""
+    rewards = ["reward_mean", *([HELDOUT_REWARD] if plan.heldout_every else [])]
+    name = "reward in training and on held-out tasks" if plan.heldout_every else "reward in training"
+    lines = [(name, rewards), *([("success on held-out tasks", [HELDOUT_SUCCESS])] if plan.heldout_every else [])]
+    deciding = dict.fromkeys(one.metric for one in plan.hypotheses)
+    return [
+        *(_chart("LINE", keys[0], name) | _LINE | {"selectedMetricKeys": keys} for name, keys in lines),
+        *(_chart("BAR", f"final.{metric}", f"{metric}, which decides") for metric in deciding),
+    ]
+
+
+def _chart(kind: str, metric: str, name: str) -> dict[str, Any]:
+    return {
+        "uuid": f"{_FIRST}-{metric}",
+        "type": kind,
+        "runsCountToCompare": 10,
+        "metricSectionId": _FIRST,
+        "deleted": False,
+        "isGenerated": False,
+        "metricKey": metric,
+        "displayName": name,
+    }
+
+
+_LINE = {
+    "lineSmoothness": 0,
+    "xAxisScaleType": "linear",
+    "scaleType": "linear",
+    "range": {},
+    "xAxisKey": "step",
+    "selectedXAxisMetricKey": "",
+    "yAxisKey": "metric",
+    "yAxisExpressions": [],
+    "ignoreOutliers": False,
+    "useGlobalXaxisKey": True,
+    "useGlobalLineSmoothing": True,
+}
 
 
 def page_of(experiment_id: str, run_id: str | None = None) -> str:

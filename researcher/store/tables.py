@@ -428,7 +428,7 @@ class DeliveryRow(Base):
 
 
 class EpisodeRow(Base):
-    """A sample of a finished trial's episodes, call by call, cut to a bounded size."""
+    """A sample of a trial's episodes, call by call, cut to a bounded size. It is complete when the trial is done."""
 
     __tablename__ = "episodes"
     __table_args__ = (

@@ -184,11 +184,21 @@ class Trials(Part):
             attempt.heartbeat_at = self._db.clock.now()
 
     @retried
-    def record_progress(self, study_id: str, key: str, step: int, points: Sequence[Point] = ()) -> None:
-        """Heartbeat at `step`. `points` extend the series for viewers; repeats are ignored."""
+    def record_progress(
+        self,
+        study_id: str,
+        key: str,
+        step: int,
+        points: Sequence[Point] = (),
+        episodes: Sequence[SampledEpisode] = (),
+    ) -> None:
+        """Heartbeat at `step`. `points` extend the series for viewers; repeats are ignored. episodes: a newer sample, which
+        takes the place of the last one."""
         with self._db.owning(study_id) as session:
             trial, attempt = _open_attempt(session, study_id, key)
             attempt.step, attempt.heartbeat_at = max(step, attempt.step), self._db.clock.now()
+            if episodes:
+                _keep_episodes(session, study_id, key, episodes)
             if not points:
                 return
             of_attempt = (
@@ -246,7 +256,7 @@ class Trials(Part):
 
     @retried
     def sampled_episodes(self, study_id: str, key: str) -> list[SampledEpisode]:
-        """Sampled episodes of a finished trial, in stored order."""
+        """Sampled episodes of a trial, in stored order; of one under way, those up to its newest interim evaluation."""
         with self._db.reading() as session:
             chosen = select(EpisodeRow).where(EpisodeRow.study_id == study_id, EpisodeRow.trial_key == key)
             rows = session.scalars(chosen.order_by(EpisodeRow.position))

@@ -257,6 +257,7 @@ PLANNED_SENTINELS = (
     "no_signal",
     "heldout_gap",
     "longer_without_reward",
+    "repetitive_answers",
     "reward_against_success",
 )
 """The sentinels that new plans name (`researcher.analysis.sentinels`), in the order in which they are asked."""

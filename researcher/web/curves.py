@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from html import escape
 
+from researcher.instruments.instrument import HELDOUT_REWARD
 from researcher.models import TrialRecord, TrialStatus
 from researcher.report.drawing import Line, Scale, ticks
 from researcher.report.records import mean_curve
 
-CURVE = "reward_mean"
+CURVE, HELD_OUT = "reward_mean", HELDOUT_REWARD
 COLOURS = 6
 """Colours of the style sheet; they repeat for further arms."""
 _MOST_POINTS = 120
@@ -39,11 +40,15 @@ def small(line: Line, colour: int) -> str:
 
 
 def large(trials: Sequence[TrialRecord], colours: Mapping[str, int], steps: int) -> str:
-    """Single seeds thin, the mean of an arm's finished ones bold. Empty before the first point. steps: the axis' least end."""
+    """Single seeds thin, the mean of an arm's finished ones bold, rings for interim evaluations. Empty before the first point.
+
+    steps: the axis' least end.
+    """
     lines = [(trial.arm, trial.series[CURVE]) for trial in trials if trial.series.get(CURVE)]
     if not lines:
         return ""
-    values = [value for _, line in lines for _, value in line]
+    held = [(trial.arm, trial.series[HELD_OUT]) for trial in trials if trial.series.get(HELD_OUT)]
+    values = [value for _, line in (*lines, *held) for _, value in line]
     y_ticks = ticks(min(values), max(values), 6)
     last = max(steps, *(step for _, line in lines for step, _ in line))
     x_ticks = [tick for tick in ticks(0, last, 9) if tick == int(tick) and tick <= last]
@@ -56,13 +61,15 @@ def large(trials: Sequence[TrialRecord], colours: Mapping[str, int], steps: int)
     for arm, line in lines:
         body.append(f'<g class="seed arm{colours[arm] % COLOURS}">{_line(line, x, y)}</g>')
     for arm, colour in colours.items():
-        done = [
-            trial for trial in trials if trial.arm == arm and trial.status is TrialStatus.DONE and CURVE in trial.series
-        ]
-        if len(done) > 1 and (mean := mean_curve(done, CURVE)):
+        ended = [trial for trial in trials if trial.arm == arm and trial.status is TrialStatus.DONE]
+        done = [trial.series[CURVE] for trial in ended if CURVE in trial.series]
+        if len(done) > 1 and (mean := mean_curve(done)):
             body.append(
                 f'<g class="mean arm{colour % COLOURS}"><title>mean of {escape(arm)}</title>{_line(mean, x, y)}</g>'
             )
+    for arm, line in held:
+        rings = "".join(f'<circle cx="{x(step):.1f}" cy="{y(value):.1f}" r="3.4"/>' for step, value in _thinned(line))
+        body.append(f'<g class="held arm{colours[arm] % COLOURS}">{rings}</g>')
     return (
         f'<svg class="curves" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img">'
         f"<title>Mean reward by optimiser step</title>{''.join(body)}</svg>"

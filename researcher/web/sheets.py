@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from foundation.clock import Clock
@@ -30,6 +30,7 @@ from researcher.models import (
     TrialStatus,
     VerdictRecord,
 )
+from researcher.report.samples import SamplePart, samples_of
 from researcher.store.errors import NotFound
 from researcher.store.journal import JournalReader
 from researcher.study.plan import Hypothesis, Plan, Stage
@@ -40,6 +41,7 @@ from swarm.protocol.episodes import Cause
 _FRESH_S = 1.0
 _PAGE = 50
 _JOURNAL = 40
+_SAMPLED = (TrialStatus.DONE, TrialStatus.RUNNING, TrialStatus.PAUSED)
 _KEPT = 64
 """Readings that are kept at most."""
 
@@ -86,6 +88,8 @@ class TrialPart:
     steps: int
     reward: float | None
     """Mean reward of the newest step."""
+    held_out: float | None
+    """Of the newest interim evaluation."""
     spark: str
     colour: int
     finals: list[tuple[str, float]]
@@ -149,6 +153,8 @@ class StudySheet:
     """Colours by arm, in the plan's order."""
     losses: list[LossPart]
     curves: str
+    samples: list[SamplePart]
+    """Of each arm: of a finished trial, else of one that trains."""
     spending: list[SpendingPart]
     sentinels: list[SentinelPart]
     decisions: list[str]
@@ -242,7 +248,7 @@ class Sheets:
             plan, digest = store.plans.frozen(study_id)
         except NotFound:
             plan, digest = None, ""
-        trials = store.trials.all(study_id, series=(curves.CURVE,))
+        trials = store.trials.all(study_id, series=(curves.CURVE, curves.HELD_OUT))
         attempts = store.trials.attempts_of_study(study_id)
         events = self._journal(study_id)
         arms = {arm.name: number for number, arm in enumerate(plan.arms)} if plan else {}
@@ -265,6 +271,7 @@ class Sheets:
             arms=arms,
             losses=_losses(trials),
             curves=curves.large(trials, arms, 0 if plan is None else plan.steps),
+            samples=[] if plan is None else self._samples(study_id, plan, trials),
             spending=self._spending(study_id),
             sentinels=self._watch(study_id, plan, trials),
             decisions=[redact(event_text(event)) for event in events if event.kind == "decision"],
@@ -272,6 +279,13 @@ class Sheets:
             events=len(events),
             reported=(self._home.studies / study_id / "report.html").is_file(),
         )
+
+    def _samples(self, study_id: str, plan: Plan, trials: Sequence[TrialRecord]) -> list[SamplePart]:
+        found = samples_of(plan, trials, self._store.trials.samples(study_id), _SAMPLED)
+        return [
+            replace(part, task=redact(part.task), question=redact(part.question), answer=redact(part.answer))
+            for part in found
+        ]
 
     def _journal(self, study_id: str) -> list[Event]:
         journal = self._journals.setdefault(study_id, JournalReader(self._store.journal, study_id))
@@ -335,6 +349,7 @@ class Sheets:
 def _trial(trial: TrialRecord, attempts: Sequence[AttemptRecord], plan: Plan | None, arms: dict[str, int]) -> TrialPart:
     newest = attempts[-1] if attempts else None
     line = trial.series.get(curves.CURVE, [])
+    held_out = trial.series.get(curves.HELD_OUT, [])
     limits = {} if newest is None else newest.spec.get("limits", {})
     wanted = [] if plan is None else list(dict.fromkeys(one.metric for one in plan.hypotheses))
     return TrialPart(
@@ -343,6 +358,7 @@ def _trial(trial: TrialRecord, attempts: Sequence[AttemptRecord], plan: Plan | N
         step=max(len(line), newest.step if newest else 0),
         steps=int(limits.get("steps") or (0 if plan is None else plan.steps)),
         reward=line[-1][1] if line else None,
+        held_out=held_out[-1][1] if held_out else None,
         spark=curves.small(line, arms[trial.arm]),
         colour=arms[trial.arm] % curves.COLOURS,
         finals=[(name, trial.finals[name]) for name in wanted if name in trial.finals],

@@ -18,6 +18,7 @@ from swarm.client.tasks import Task, TaskStream, each
 
 _log = logging.getLogger(__name__)
 
+_SUFFIX = ":interim"
 Play = Callable[[Sequence[Task]], Awaitable[RolloutReport]]
 """Plays held-out tasks once each, under the interim client. Raises: RolloutsFailing."""
 Say = Callable[[int, RolloutReport], None]
@@ -26,7 +27,12 @@ Say = Callable[[int, RolloutReport], None]
 
 def interim_id(client_id: str) -> str:
     """The client_id of a trial's interim episodes, from that of its others."""
-    return f"{client_id}:interim"
+    return f"{client_id}{_SUFFIX}"
+
+
+def is_interim(client_id: str) -> bool:
+    """Whether a client plays interim evaluations alone."""
+    return client_id.endswith(_SUFFIX)
 
 
 def spread(tasks: Sequence[Task], most: int) -> list[Task]:

@@ -224,6 +224,21 @@ class StoreContract:
         store.trials.finish(study, key, {"a": 1.0}, {}, None, episodes)
         assert store.trials.sampled_episodes(study, key) == episodes
 
+    def test_while_a_trial_trains_its_newest_sample_takes_the_place_of_the_last(
+        self, store: Store, study: str, key: str
+    ) -> None:
+        store.trials.record_intent(study, key, 1, "http://a", "k#1", {})
+        store.trials.record_progress(study, key, 1, [], [an_episode("ep-1"), an_episode("ep-2")])
+        store.trials.record_progress(study, key, 2, [("heldout_reward", 0, 0.1), ("heldout_reward", 2, 0.5)])
+        newest = [an_episode("ep-1"), an_episode("ep-3")]
+        again = [("heldout_reward", 0, 0.1), ("heldout_reward", 2, 0.5), ("heldout_reward", 4, 0.75)]
+        for _ in range(2):  # as after a restart
+            store.trials.record_progress(study, key, 4, again, newest)
+        assert store.trials.sampled_episodes(study, key) == newest
+        assert store.trials.get(study, key).series == {"heldout_reward": [(0, 0.1), (2, 0.5), (4, 0.75)]}
+        store.trials.finish(study, key, {"a": 1.0}, {}, None, [an_episode("ep-9")])
+        assert store.trials.sampled_episodes(study, key) == [an_episode("ep-9")]
+
     def test_a_paused_attempt_goes_on_as_the_same_one_and_the_journal_says_where(
         self, store: Store, study: str, key: str
     ) -> None:

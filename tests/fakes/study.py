@@ -117,6 +117,8 @@ def done_trial(
         "step_s": [2.0] * STEPS,
         "logprob_mismatch_mean": [0.01] * STEPS,
         "staleness_max": [0.0] * STEPS,
+        "repetition_within": [0.05] * STEPS,
+        "repetition_across": [0.1] * STEPS,
     }
     lines |= series or {}
     points = {name: [(i, float(v)) for i, v in enumerate(line, start=1)] for name, line in lines.items() if line}

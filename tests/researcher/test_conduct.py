@@ -259,6 +259,7 @@ class _Paced:
                     step=1,
                     note="",
                     curve=(),
+                    held_out=(),
                     spent_s=spent_s,
                     left_s=None,
                     measured=False,

@@ -19,6 +19,7 @@ from swarm.engine.algorithms.base import Algorithm, TokenFacts, kl_to_start
 from swarm.engine.algorithms.rewards import Credit
 from swarm.engine.echo.answers import garble_mark, last_user_word
 from swarm.engine.seam import StepOutcome, TrainBatch, TrainCall, TrainingRefused
+from swarm.engine.training.repetition import repetition_metrics
 from swarm.engine.training.selection import (
     CallNotes,
     TrainedEpisode,
@@ -129,7 +130,7 @@ def improve(theta: float, start: float, batch: TrainBatch) -> tuple[float, StepO
         "learning_rate": rate,
         "weights_change": abs(new - theta) / max(abs(theta), 1e-9),
     }
-    metrics = reward_metrics(batch) | token_metrics(batch) | seen
+    metrics = reward_metrics(batch) | token_metrics(batch) | repetition_metrics(batch) | seen
     return new, StepOutcome(step=batch.step, metrics=metrics, untrained=selection.untrained)
 
 

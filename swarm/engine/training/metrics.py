@@ -17,6 +17,7 @@ from torch import Tensor
 from foundation.ids import derived_seed
 from swarm.engine.algorithms.base import TokenFacts, kl_to_start
 from swarm.engine.seam import TrainBatch, TrainingRefused
+from swarm.engine.training.repetition import repetition_metrics
 from swarm.engine.training.selection import reward_metrics, token_metrics
 from swarm.protocol.runspec import RunSpec
 
@@ -89,7 +90,8 @@ class StepMetrics:
 
     def of_step(self, batch: TrainBatch, learning_rate: float) -> dict[str, float]:
         """All of the step's metrics. Raises: TrainingRefused when one is not finite, or a step left the weights as they were."""
-        metrics = reward_metrics(batch) | token_metrics(batch) | self._own() | {"learning_rate": learning_rate}
+        of_batch = reward_metrics(batch) | token_metrics(batch) | repetition_metrics(batch)
+        metrics = of_batch | self._own() | {"learning_rate": learning_rate}
         if wrong := sorted(name for name, value in metrics.items() if not math.isfinite(value)):
             raise TrainingRefused(f"step {batch.step} is not finite in {', '.join(wrong)}")
         if learning_rate > 0 and self.grad_norm > 0 and not self.change.moved:

@@ -36,6 +36,7 @@ def trial(series: dict[str, list[float]] | None = None, plan: Plan | None = None
     return done_trial(plan or study_plan(), TREAT, 0, 0.3, series=series, evidence=WELL.model_copy(update=evidence))
 
 
+RISES: dict[str, list[float]] = {"reward_mean": [0.0, 0.2, 0.5, 0.9]}
 FIRES: list[tuple[str, str, dict[str, list[float]], dict[str, Any]]] = [
     ("weights_did_not_change", "invalid", {"weights_change": [0.0, 0, 0, 0]}, {}),
     ("heldout_leak", "invalid", {}, {"heldout_tasks": ["b", "c"]}),
@@ -49,6 +50,8 @@ FIRES: list[tuple[str, str, dict[str, list[float]], dict[str, Any]]] = [
     ("no_signal", "warning", {"zero_variance_share": [1.0, 1.0, 0.9, 0.95]}, {}),
     ("heldout_gap", "warning", {"reward_mean": [0.0, 0.5, 0.9, 1.0]}, {}),
     ("longer_without_reward", "warning", {"sampled_tokens_mean": [10, 15, 20, 30]}, {}),
+    ("repetitive_answers", "warning", RISES | {"repetition_within": [0.05, 0.3, 0.6, 0.9]}, {}),
+    ("repetitive_answers", "warning", RISES | {"repetition_across": [0.1, 0.3, 0.9, 1.0]}, {}),
 ]
 
 
@@ -74,6 +77,24 @@ def test_a_healthy_trial_rouses_no_sentinel(name: str) -> None:
 )
 def test_what_comes_with_reward_is_learning_not_collapse(name: str, series: dict[str, list[float]]) -> None:
     assert see(name, [trial(series)]) == {}
+
+
+def test_answers_that_always_were_alike_or_earned_nothing_by_it_are_no_trick() -> None:
+    looping = {"repetition_within": [0.05, 0.3, 0.6, 0.9]}
+    assert see("repetitive_answers", [trial(looping)]) == {}
+    assert see("repetitive_answers", [trial(RISES | {"repetition_across": [0.9, 0.9, 0.95, 0.95]})]) == {}
+    assert see("repetitive_answers", [trial(RISES | {"repetition_within": [0.05, 0.1, 0.3, 0.4]})]) == {}
+    unseen = trial(RISES | {"repetition_within": []})
+    assert see("repetitive_answers", [unseen]) == {"unchecked": (unseen.key,)}
+
+
+def test_a_further_model_that_repeats_itself_is_named() -> None:
+    plan = study_plan(roles={"planner": PlanRole(model="smollm2-135m")}, sentinels=("repetitive_answers",))
+    own = {"reward_mean": RISES["reward_mean"], "reward_std": [0.3] * 4, "repetition_within": [0.05, 0.3, 0.6, 0.9]}
+    one = trial({f"planner/{name}": line for name, line in (own | {"repetition_across": [0.1] * 4}).items()}, plan=plan)
+    (found,) = inspect(plan, [one])
+    assert found.text == "reward rose while the answers of the planner came to repeat themselves"
+    assert found.value == 0.9
 
 
 def test_a_learning_rate_of_zero_is_meant_to_change_no_weights() -> None:

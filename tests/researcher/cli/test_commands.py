@@ -273,6 +273,22 @@ def test_watching_shows_lines_that_a_person_can_read(study: str, capsys: pytest.
     assert "{" not in said
 
 
+def test_held_out_curves_of_a_trial_that_trains_are_in_status_and_watch(capsys: pytest.CaptureFixture[str]) -> None:
+    store = Store.open()
+    study, trial = running(store)
+    store.trials.record_progress(study, trial.key, 2, [("heldout_reward", 0, 0.125), ("heldout_reward", 2, 0.5)])
+    store.close()
+    assert main(["watch", study]) == WAITING
+    assert "step 2 ▁▃, held out 0.50 at step 2" in capsys.readouterr().out
+    assert main(["watch", study, "--json"]) == WAITING
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    (shown,) = [line["trial"] for line in lines if line.get("trial", {}).get("key") == trial.key]
+    assert shown["newest"] == {"reward_mean": [2, 0.25], "heldout_reward": [2, 0.5]}
+    main(["status", study, "--json"])
+    (told,) = [each for each in json.loads(capsys.readouterr().out)["trials"] if each["key"] == trial.key]
+    assert told["curves"] == {"reward_mean": [[1, 0.1], [2, 0.25]], "heldout_reward": [[0, 0.125], [2, 0.5]]}
+
+
 def test_a_study_that_ran_out_of_budget_says_so_by_its_exit_code(
     study: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

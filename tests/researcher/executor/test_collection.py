@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from researcher.executor.collection import attrition, collect, interim_points
+from researcher.executor.collection import attrition, collect, interim
 from researcher.executor.errors import EvidenceMissing
 from researcher.instruments.instrument import Metric
 from researcher.models import without as left_of
@@ -173,7 +173,7 @@ async def curves(entries: list[LedgerEntry], *metrics: Metric, steps: int = 5, t
         assert found.evidence.attrition is not None
         assert found.evidence.attrition.eval.attempts == 8
         assert found.series["eval_reward_after"] == [(index, 1.0) for index in range(4)]
-        seen = await interim_points(swarm, blueprint, metrics)
+        seen, _ = await interim(swarm, blueprint, metrics)
     live = {name: [(step, value) for each, step, value in seen if each == name] for name, _, _ in seen}
     ended = {name: line for name, line in found.series.items() if name.startswith("heldout_")}
     assert live == {name: [point for point in line if point[0] != steps] for name, line in ended.items()}

@@ -14,6 +14,7 @@ from researcher.executor.sampling import (
     bounded,
     chosen,
 )
+from swarm.client.interim import interim_id
 from swarm.protocol.episodes import (
     EpisodeState,
     EpisodeTrace,
@@ -64,6 +65,24 @@ def test_held_out_samples_are_of_the_same_tasks_whichever_was_answered_first() -
     other = [an_entry(number, kind="eval", claimed_step=0, task_id=task) for number, task in enumerate(tasks[::-1] * 2)]
     assert [entry.task_id for entry in chosen(one)] == ["a", "c"]
     assert sorted(entry.task_id for entry in chosen(other)) == ["a", "c"]
+
+
+def test_of_interim_evaluations_the_newest_is_shown_and_one_halfway_on_the_same_tasks_as_around_them() -> None:
+    tasks = ["a", "b", "c", "d"]
+    around = [
+        an_entry(number, kind="eval", claimed_step=step, task_id=task)
+        for step in (0, 50)
+        for number, task in enumerate(tasks, start=step * 100)
+    ]
+    between = [
+        an_entry(step * 100 + number, kind="eval", claimed_step=step, task_id=task, client_id=interim_id("c"))
+        for step in range(10, 50, 10)
+        for number, task in enumerate(["b", "c"])
+    ]
+    taken = [(entry.claimed_step, entry.task_id) for entry in chosen([*around, *between])]
+    assert taken == [(step, task) for step in (0, 20, 40, 50) for task in ("b", "c")]
+    under_way = [(entry.claimed_step, entry.task_id) for entry in chosen([*around[:4], *between[:2]])]
+    assert under_way == [(step, task) for step in (0, 10) for task in ("b", "c")]
 
 
 def test_few_episodes_are_all_taken() -> None:

@@ -10,7 +10,7 @@ from researcher.instruments.instrument import Metric
 from researcher.models import Claim
 from researcher.report.claims import ABSENT, Ledger, Style, decimals_of, printed
 from researcher.report.drawing import Interval, effects, learning_curves, sparkline, ticks
-from researcher.report.records import Records
+from researcher.report.records import Records, held_out_curve
 from tests.fakes.concluded_study import supported
 from tests.fakes.study import done_trial, study_plan
 
@@ -94,6 +94,24 @@ def test_curves_have_a_line_per_seed_and_a_bold_one_per_arm() -> None:
     assert svg.count('stroke-opacity="0.4"') == 3
     assert svg.count('stroke-width="2.8" stroke-opacity="1"') == 1 + svg.count('points=""')
     assert ">lr=4e-05<" in svg
+
+
+def test_held_out_points_are_rings_of_an_arms_mean_from_before_training_on() -> None:
+    plan = study_plan()
+    trials = [done_trial(plan, "lr=base", seed, 0.5) for seed in range(2)]
+    around = learning_curves([("lr=base", trials)], "reward_mean", "reward")
+    assert around.count('r="4.2"') == 2 + 1  # before and after, and the legend
+    assert "on held-out tasks" in around
+    points = {seed: [(0, 0.0), (2, 0.25 * seed), (4, 0.5)] for seed in range(2)}
+    watched = [
+        trial.model_copy(update={"series": {**trial.series, "heldout_reward": points[seed]}})
+        for seed, trial in enumerate(trials)
+    ]
+    assert held_out_curve(watched[1]) == points[1]
+    assert held_out_curve(trials[0]) == [(0, 0.0), (4, 0.5)]
+    drawn = learning_curves([("lr=base", watched)], "reward_mean", "reward")
+    assert drawn.count('r="4.2"') == 3 + 1
+    assert drawn.count('stroke-dasharray="1 4"') == 1
 
 
 def test_nothing_recorded_is_nothing_drawn() -> None:

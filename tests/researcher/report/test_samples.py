@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from researcher.models import SampledEpisode, StudyData
+from researcher.models import SampledEpisode, StudyData, TrialStatus
 from researcher.report.samples import LONGEST, answer_in, question_in, samples_of
 from researcher.report.verify import verify
 from researcher.report.writer import write_report
@@ -33,7 +33,7 @@ def study(*tasks: str, **changes: Any) -> StudyData:
 
 def test_each_arm_shows_what_was_asked_and_said_before_in_and_after_training() -> None:
     data = study("a", "b")
-    found = samples_of(data.plan, data)
+    found = samples_of(data.plan, data.trials, data.samples)
     arms = [arm.name for arm in data.plan.arms]
     times = [("before", "a"), ("before", "b"), ("training", "t-1"), ("after", "a"), ("after", "b")]
     assert [(part.arm, part.when, part.task) for part in found] == [(arm, *time) for arm in arms for time in times]
@@ -43,12 +43,29 @@ def test_each_arm_shows_what_was_asked_and_said_before_in_and_after_training() -
     assert {part.seed for part in found} == {0}
 
 
+def test_interim_evaluations_are_shown_with_their_step_between_training_and_the_end() -> None:
+    data = study("a")
+    between = [an_episode(f"mid-{step}", kind="eval", task_id="a", step=step) for step in (2, 4)]
+    samples = {trial.key: [*data.samples[trial.key], *between] for trial in data.trials}
+    found = [part for part in samples_of(data.plan, data.trials, samples) if part.arm == data.plan.arms[0].name]
+    times = [("before", 0), ("training", 3), ("interim", 2), ("interim", 4), ("after", 6)]
+    assert [(part.when, part.step) for part in found] == times
+
+
+def test_a_trial_under_way_has_no_answers_after_training() -> None:
+    data = study("a")
+    trials = [trial.model_copy(update={"status": TrialStatus.RUNNING}) for trial in data.trials]
+    assert samples_of(data.plan, trials, data.samples) == []
+    shown = samples_of(data.plan, trials, data.samples, (TrialStatus.DONE, TrialStatus.RUNNING))
+    assert [part.when for part in shown[:3]] == ["before", "training", "interim"]
+
+
 def test_tasks_that_all_arms_have_come_before_others() -> None:
     data = supported()
     first, second = (arm.name for arm in data.plan.arms)
     own = {first: ("x", "a", "b"), second: ("a", "b", "y")}
     data = replace(data, samples={trial.key: episodes(*own[trial.arm]) for trial in data.trials})
-    shown = samples_of(data.plan, data)
+    shown = samples_of(data.plan, data.trials, data.samples)
     assert {part.task for part in shown if part.when != "training"} == {"a", "b"}
 
 

@@ -284,7 +284,7 @@ def test_drawings_beside_the_markdown_stand_alone(tmp_path: Path) -> None:
     for kind in ("curves", "effects"):
         assert f"]({kind}.svg)" in text
         assert Path(written.files[kind]).read_text().startswith('<svg xmlns="http://www.w3.org/2000/svg"')
-    assert Path(written.files["curves"]).read_text().count("<polyline") == 6 + 2
+    assert Path(written.files["curves"]).read_text().count("<polyline") == 6 + 2 + 2  # seeds, means, held-out points
 
 
 def test_a_direction_that_nobody_claimed_is_marked_wherever_it_decides(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from mlflow import MlflowClient
 from foundation.clock import ManualClock
 from researcher.models import StudyStatus, TrialStatus, VerdictRecord
 from researcher.store.errors import MlflowAway
-from researcher.store.mlflow_sink import MlflowSink, default_tracking_uri, experiment_name
+from researcher.store.mlflow_sink import MlflowSink, default_tracking_uri, experiment_name, view_tags
 from researcher.store.sink import CopySink
 from researcher.store.store import Store
 from researcher.study.plan import Verdict
@@ -187,6 +187,21 @@ def test_the_saved_view_shows_the_arms_curves_and_nothing_has_to_be_arranged(
     stage = runs_of(mlflow, store, study)["stage:compare"]
     assert stage.data.tags["mlflow.note.content"] == f"compare: 3 to 5 seeds from 0 on of {ARMS[0]}, {ARMS[1]}"
     assert experiment.tags["mlflow.note.content"].startswith("Does it work?")
+
+
+def test_the_saved_view_opens_with_reward_and_what_decides() -> None:
+    plan = example_plan()
+    deciding = plan.hypotheses[0].metric
+    for every, lines in ((0, [["reward_mean"]]), (2, [["reward_mean", "heldout_reward"], ["heldout_success"]])):
+        tags = view_tags(plan.model_copy(update={"heldout_every": every}))
+        view = json.loads(tags["mlflow.sharedViewState.arms"])
+        charts = view["compareRunCharts"]
+        assert [chart["selectedMetricKeys"] for chart in charts[:-1]] == lines
+        assert (charts[-1]["type"], charts[-1]["metricKey"]) == ("BAR", f"final.{deciding}")
+        first, rest = view["compareRunSections"]
+        assert {chart["metricSectionId"] for chart in charts} == {first["uuid"]}
+        assert (first["name"], rest["name"]) == ("Learning", "Model metrics")  # the latter is MLflow's own
+    assert "compareRunCharts" not in json.loads(view_tags(None)["mlflow.sharedViewState.arms"])
 
 
 def test_verdict_and_report_are_added_to_what_is_there(

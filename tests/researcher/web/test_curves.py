@@ -39,6 +39,16 @@ def test_the_large_drawing_has_a_line_for_each_seed_and_a_mean_for_each_arm_with
     assert drawn.count('class="mean') == 1
 
 
+def test_interim_evaluations_are_rings_also_of_a_trial_that_trains() -> None:
+    plan = study_plan()
+    first, second = trials_with(plan, {"lr=base": (0.3, 0.3)})
+    held = {**second.series, "heldout_reward": [(0, 0.1), (2, 0.9)]}
+    drawn = curves.large([first, second.model_copy(update={"series": held})], {"lr=base": 0}, plan.steps)
+    ElementTree.fromstring(drawn)
+    assert drawn.count('class="held arm0"') == 1
+    assert drawn.count('r="3.4"') == 2
+
+
 def test_an_arms_name_is_text() -> None:
     plan = study_plan()
     trials = [trial.model_copy(update={"arm": "<b>"}) for trial in trials_with(plan, {"lr=base": (0.3, 0.4)})]

@@ -10,6 +10,7 @@ import pytest
 from researcher.models import Attrition, EpisodeAttempts, TrialEvidence
 from researcher.study.plan import Known, Verdict
 from swarm.protocol.episodes import Cause
+from tests.fakes.sampled import an_episode
 from tests.fakes.shown_study import ARM, SERVER, at_gate, done, finish, planned, running
 from tests.fakes.study import study_plan
 from tests.fakes.web_page import WebPage
@@ -80,6 +81,23 @@ async def test_a_curve_grows_when_the_browser_looks_again(page: WebPage, browser
     later = await browser.get(f"/studies/{study}", headers={"if-none-match": first.headers["etag"]})
     assert later.status_code == 200
     assert "3/4" in later.text
+
+
+async def test_held_out_rewards_and_sample_answers_are_shown_while_a_trial_trains(
+    page: WebPage, browser: httpx.AsyncClient
+) -> None:
+    study, trial = running(page.home.store)
+    assert "Sample answers" not in (await browser.get(f"/studies/{study}")).text
+    held = [an_episode(f"ep-{step}", prompt="<b>2 + 2", kind="eval", step=step) for step in (0, 2)]
+    points = [("heldout_reward", 0, 0.125), ("heldout_reward", 2, 0.375)]
+    page.home.store.trials.record_progress(study, trial.key, 2, points, [*held, an_episode("t", step=2)])
+    page.clock.advance(2)
+    text = (await browser.get(f"/studies/{study}")).text
+    assert "held out 0.375" in text
+    assert "Sample answers" in text
+    assert "&lt;b&gt;2 + 2" in text
+    assert [when in text for when in ("held out, before", "held out, step 2", "in training, step 2")] == [True] * 3
+    assert "held out, after" not in text
 
 
 async def test_many_browsers_that_ask_at_once_are_answered_from_one_reading(
