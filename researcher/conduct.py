@@ -19,6 +19,7 @@ from researcher.analysis.decide import Decision, decide
 from researcher.analysis.knowledge import findings_of
 from researcher.analysis.race import due
 from researcher.analysis.verdicts import conclude
+from researcher.executor.tokens import TokenBudget
 from researcher.executor.trials import Executor, Progress
 from researcher.gates import pass_stage
 from researcher.halts import StudyHalted, check_requests
@@ -100,6 +101,8 @@ class Conduct:
         self._store.studies.set_status(study_id, StudyStatus.RUNNING)
         self._store.budgets.set(study_id, "trials", plan.budget.trials)
         self._store.budgets.set(study_id, "wall_s", plan.budget.wall_s)
+        if plan.budget.tokens is not None:
+            self._store.budgets.set(study_id, "tokens", plan.budget.tokens)
         watch = Watch.of(self._store, study, plan, self._reports / study_id, self._clock)
         async with self._copying(study_id, watch):
             try:
@@ -174,6 +177,8 @@ class Conduct:
                 raise
         if not self._all_ended(study_id, left):
             check_requests(self._store, study_id)
+            if TokenBudget(self._store, study_id, plan).is_spent():
+                raise OverBudget("tokens", 0.0, 0.0)
             raise StudyHalted("window")
 
     def _all_ended(self, study_id: str, trials: Sequence[TrialRecord]) -> bool:

@@ -46,7 +46,7 @@ def plan_lines(plan: Plan) -> list[str]:
     lines += [f"already known: {known_text(each)}" for each in plan.known]
     if plan.trial_s is not None:
         from researcher.design.models import boots_s
-        from researcher.design.pricing import arm_seconds
+        from researcher.design.pricing import arm_seconds, expected_tokens
         from researcher.design.stages import cost  # scipy takes longer to import than most commands take
 
         each = arm_seconds(plan)
@@ -56,7 +56,14 @@ def plan_lines(plan: Plan) -> list[str]:
             f"price       {_span(few, many)} trials of {_about(each.values())} ({plan.trial_s_source}): {duration(least_s)} to {duration(most_s)} "
             f"one after the other{', with the boots of each model' if plan.models else ''}"
         )
-    lines.append(f"budget      at the most {plan.budget.trials} trials, {duration(plan.budget.wall_s)}")
+        if (tokens := expected_tokens(plan)) is not None:
+            lines.append(
+                f"            {_span(*(f'{each:,.0f}' for each in tokens))} tokens of the agents' calls, roughly"
+            )
+    limits = [f"{plan.budget.trials} trials", duration(plan.budget.wall_s)]
+    if plan.budget.tokens is not None:
+        limits.append(f"{plan.budget.tokens:,} tokens of the agents' calls")
+    lines.append(f"budget      at the most {', '.join(limits)}")
     return lines
 
 
@@ -66,7 +73,7 @@ def _arm_text(arm: Arm) -> str:
     return f"{arm.name}: {', '.join(f'{name}={level_text(level)}' for name, level in arm.levels.items()) or 'the defaults'}{own}"
 
 
-def _span(least: int, most: int) -> str:
+def _span(least: object, most: object) -> str:
     return str(least) if least == most else f"{least} to {most}"
 
 

@@ -19,7 +19,7 @@ _STUDY: dict[Cause, str] = {
     "pause": "paused on request; `researcher resume` goes on with it",
     "window": "waits for its next window",
     "days": "its days are over; `researcher report` shows what was found",
-    "budget": "its budget of wall time is spent",
+    "budget": "its budget is spent",
 }
 _TRIAL: dict[Cause, str] = {
     "stop": "a stop was asked for",

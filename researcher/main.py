@@ -321,6 +321,7 @@ def _add_size(spec: argparse._ArgumentGroup) -> None:
     spec.add_argument(
         "--budget", metavar="TIME", help="wall time such as 90m or 8h; what does not fit is refused beforehand"
     )
+    spec.add_argument("--tokens", metavar="N", help="most tokens of the agents' calls, prompt and sampled, such as 50M")
     spec.add_argument(
         "--window",
         action="append",

@@ -214,10 +214,11 @@ def edits_of(args: argparse.Namespace) -> dict[str, Any]:
     seeds = {} if args.seeds is None else seeds_of(args.seeds)
     if args.first_seed is not None:
         seeds["first"] = args.first_seed
+    budget = {"wall": None if args.budget is None else seconds(args.budget), "tokens": args.tokens}
     schedule = {"windows": args.window, "days": args.days}
     edits |= {
         "seeds": seeds or None,
-        "budget": None if args.budget is None else {"wall": seconds(args.budget)},
+        "budget": {name: value for name, value in budget.items() if value is not None} or None,
         "schedule": {name: value for name, value in schedule.items() if value} or None,
     }
     edits = {name: value for name, value in edits.items() if value is not None}

@@ -25,6 +25,7 @@ from researcher.models import (
     TrialRecord,
 )
 from researcher.notify.services import variable_of
+from researcher.notify.study import left_text
 from researcher.store.errors import NotFound
 from researcher.store.journal import JournalReader
 from researcher.store.notices import sink_name
@@ -148,6 +149,7 @@ def status_json(home: Home, study: StudyRecord) -> dict[str, object]:
             for trial in trials
         ],
         "attrition": {arm: found.model_dump(mode="json") for arm, found in losses_by_arm(trials).items()},
+        "budgets": [state.model_dump(mode="json") for state in home.store.budgets.all(study.id)],
         "notices_waiting": {name: count for name, (count, _) in _unsent(home, study).items()},
         "verdicts": [record.model_dump(mode="json") for record in home.store.verdicts.all(study.id)],
     }
@@ -177,6 +179,8 @@ def _as_lines(home: Home, study: StudyRecord) -> list[str]:
         effect = record.effect
         shown = f"{effect.diff:+.4g} [{effect.low:+.4g}, {effect.high:+.4g}]" if effect else "no effect"
         lines.append(f"{record.hypothesis}: {record.verdict}  {shown}  {record.reason}")
+    left = [left_text(state) for state in home.store.budgets.all(study.id)]
+    lines += [f"left of the budget: {', '.join(left)}"] if left else []
     lines += _kept(home, study)
     lines += [
         f"{count} notices wait for {name}: {why or f'whoever works on it, or the daemon, needs {variable_of(name)}'}"

@@ -54,7 +54,6 @@ SPEC = "spec"
 """Author in all plans. Who wrote the spec is recorded with the study."""
 _UNSUPPORTED = {
     "evaluate_on": "tasks of other instruments cannot be scored yet; leave it out",
-    "budget.tokens": "tokens of agents' calls are not capped yet; give wall or trials",
 }
 """Fields of a study file that are not supported yet. They are refused rather than dropped."""
 
@@ -215,7 +214,9 @@ def _designed(
         sampling_floor=True,
         merged_looks=any(stage.spends is not None for stage in stages),
         sentinels=PLANNED_SENTINELS,
-        budget=Budget(wall_s=spec.budget.wall or DEFAULT_BUDGET_S, trials=len(arms) * seeds[1]),
+        budget=Budget(
+            wall_s=spec.budget.wall or DEFAULT_BUDGET_S, trials=len(arms) * seeds[1], tokens=spec.budget.tokens
+        ),
         planner=SPEC,
         assumptions=(*question.notes, *_assumed(question), *thoughtless),
     )

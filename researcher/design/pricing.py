@@ -32,11 +32,13 @@ class Pace:
     """What trials of an earlier study took on the servers that are to be used.
 
     episode_s: seconds of a trial for each episode that it trains; what it evaluates before and after training is in them.
+    episode_tokens: of the calls of an episode, prompt and sampled. None: the engine did not count them.
     """
 
     study: str
     plan: Plan
     episode_s: float
+    episode_tokens: float | None = None
 
     @classmethod
     def of(cls, study: str, plan: Plan, trials: Sequence[TrialRecord]) -> Pace | None:
@@ -46,11 +48,26 @@ class Pace:
             for trial in trials
             if trial.status is TrialStatus.DONE and trial.attempt <= 1 and trial.started_at and trial.ended_at
         ]
-        return cls(study=study, plan=plan, episode_s=statistics.median(paces)) if paces else None
+        if not paces:
+            return None
+        return cls(
+            study=study, plan=plan, episode_s=statistics.median(paces), episode_tokens=_tokens_per_episode(trials)
+        )
 
     def fits(self, plan: Plan) -> bool:
         """Whether trials of this plan do the same: its models, its tasks, its evaluation, and calls as long."""
         return _work(self.plan) == _work(plan)
+
+
+def _tokens_per_episode(trials: Sequence[TrialRecord]) -> float | None:
+    """Over all trained episodes whose steps counted them."""
+    called, episodes = 0.0, 0.0
+    for trial in trials:
+        played = dict(trial.series.get("episodes", ()))
+        for step, tokens in trial.series.get("tokens_called", ()):
+            if step in played:
+                called, episodes = called + tokens, episodes + played[step]
+    return called / episodes if called and episodes else None
 
 
 def _work(plan: Plan) -> dict[str, Any]:
@@ -68,12 +85,14 @@ def _work(plan: Plan) -> dict[str, Any]:
 class Price:
     """Least and most cost of a plan. Wall time is for the given number of servers.
 
-    seeds_needed: per arm, by the instrument's stated σ; None without one.
+    seeds_needed: per arm, by the instrument's stated σ; None without one. tokens: of agents' calls; None where the plan
+    does not limit them.
     """
 
     trials: tuple[int, int]
     wall_s: tuple[float, float]
     seeds_needed: int | None = None
+    tokens: tuple[float, float] | None = None
 
 
 def price_of(plan: Plan, instrument: Instrument, *, servers: int) -> Price:
@@ -87,6 +106,7 @@ def price_of(plan: Plan, instrument: Instrument, *, servers: int) -> Price:
         trials=(least[0], most[0]),
         wall_s=(least[1] / at_once + few_s, most[1] / at_once + many_s),
         seeds_needed=_expected_seeds(plan),
+        tokens=expected_tokens(plan),
     )
 
 
@@ -105,6 +125,12 @@ def fitted(plan: Plan, instrument: Instrument, spec: StudySpec, *, servers: int)
     if affordable < most:
         notes.append(f"The budget pays for {max(affordable, last.seeds)} seeds per arm at the most, not {most}.")
         most = max(affordable, last.seeds)
+    expected = expected_tokens(plan)
+    if expected is not None and plan.budget.tokens is not None and expected[0] > plan.budget.tokens:
+        notes.append(
+            f"By the lengths of their calls the trials take about {expected[0]:,.0f} tokens at the least, and {plan.budget.tokens:,} are "
+            "given: the study may stop before its end."
+        )
     if needed and needed > most:
         notes.append(
             f"By the instrument's own σ about {needed} seeds per arm would be needed, and the plan allows {most}: "
@@ -154,9 +180,13 @@ def _affordable(plan: Plan, instrument: Instrument, servers: int, trials: int | 
 
 def timed(plan: Plan, instrument: Instrument, paces: Sequence[Pace] = ()) -> Plan:
     """The plan with the expected seconds of its longest trial: as measured, by the first of the paces that fits, else the
-    instrument's, scaled with length and episodes per step."""
-    longest = max(_played(plan, arm) for arm in plan.arms)
+    instrument's, scaled with length and episodes per step; with their tokens, where these are limited."""
     pace = next((each for each in paces if each.fits(plan)), None)
+    if plan.budget.tokens is not None:
+        each = pace.episode_tokens if pace is not None else None
+        tokens = max(_episodes_in_all(plan, arm) * (each or _call_tokens(plan, arm)) for arm in plan.arms)
+        plan = plan.model_copy(update={"trial_tokens": float(f"{tokens:.3g}")})
+    longest = max(_played(plan, arm) for arm in plan.arms)
     if pace is not None:
         return plan.model_copy(
             update={"trial_s": float(f"{pace.episode_s * longest:.2g}"), "trial_s_measured": pace.study}
@@ -176,6 +206,29 @@ def _played(plan: Plan, arm: Arm) -> float:
     around = 2 * plan.heldout_tasks * plan.heldout_episodes
     interim = plan.interim_evaluations(arm.name) * plan.interim_tasks
     return trained * (1 + interim / (trained + around))
+
+
+def _episodes_in_all(plan: Plan, arm: Arm) -> float:
+    """Episodes that one trial of this arm plays: trained ones, and those of all its evaluations."""
+    trained = plan.steps_of(arm.name) * _episodes(plan.run, plan.levels_of(arm))
+    around = 2 * plan.heldout_tasks * plan.heldout_episodes
+    return trained + around + plan.interim_evaluations(arm.name) * plan.interim_tasks
+
+
+def _call_tokens(plan: Plan, arm: Arm) -> float:
+    """Tokens of an episode before any was counted: one call with the longest answer, and a prompt as long."""
+    usual = plan.run_fields(plan.levels_of(arm)).get("sampling", {}).get("max_tokens", RunSpec().sampling.max_tokens)
+    return 2.0 * float(usual)
+
+
+def expected_tokens(plan: Plan) -> tuple[float, float] | None:
+    """Of all trials, at the least and at the most; None where the plan does not limit them."""
+    if plan.trial_tokens is None:
+        return None
+    played = {arm.name: _episodes_in_all(plan, arm) for arm in plan.arms}
+    each = {name: plan.trial_tokens * own / max(played.values()) for name, own in played.items()}
+    least, most = (cost(plan, each, at_most=at_most)[1] for at_most in (False, True))
+    return least, most
 
 
 def arm_seconds(plan: Plan) -> dict[str, float]:

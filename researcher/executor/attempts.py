@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
@@ -38,6 +39,7 @@ from researcher.executor.errors import (
 from researcher.executor.jobs import ClientJob, ClientPlace
 from researcher.executor.servers import Server, Site
 from researcher.executor.slots import Slot
+from researcher.executor.tokens import TokenBudget, count_tokens
 from researcher.halts import StudyHalted
 from researcher.models import (
     EXCUSED,
@@ -88,6 +90,8 @@ class TrialLimits:
     """Least time between two looks at a server whose status changes all the time."""
     check_s: float = 5.0
     """How often ended episodes are counted and stop requests are checked."""
+    count_s: float = 15.0
+    """How often tokens are counted, where the study has a budget of them."""
 
     @classmethod
     def expecting(cls, plan: Plan) -> Self:
@@ -135,7 +139,8 @@ class AttemptRun:
         check_halt: CheckHalt,
         tell: Callable[[str], None],
         clients: ClientPlace,
-        mender: Mender | None = None,
+        mender: Mender | None,
+        tokens: TokenBudget,
     ) -> None:
         self._work = work
         self._check_halt = check_halt
@@ -162,6 +167,10 @@ class AttemptRun:
         self._limits = limits
         self._clients = clients
         self._mender = mender
+        self._tokens = tokens
+        self._counted_at = -math.inf
+        """When tokens were last counted."""
+        self._number = 0
         self._observe: Observer = lambda _: None
         self._step = 0
         self._followed_since = self._moved_at = 0.0
@@ -179,6 +188,7 @@ class AttemptRun:
         """
         self._observe = observe
         attempt, begun_before = self._intend()
+        self._number = attempt.number
         job = self._clients.job(self._work.folder(self._trial, attempt.number), attempt.idempotency_key)
         client = Client(self._work, self._trial, self._swarm, job, self._store, self._mender)
         try:
@@ -203,6 +213,8 @@ class AttemptRun:
             elif isinstance(error, StorageFull):
                 self._site.lost(await self._full() or ServerUnfit(str(error)))
             await job.end(self._limits.grace_s)
+            with suppress(SwarmError):  # what a server that is lost has sampled since the last count, nobody knows
+                await self._count_tokens(run_id)
             self._end_attempt(error)
             await self._free(run_id)
             if isinstance(error, SwarmError):
@@ -437,6 +449,9 @@ class AttemptRun:
         fresh += held_out
         if moved:
             record = self._store.trials.record_progress
+            await asyncio.to_thread(record, self._work.study_id, self._trial.key, self._step, fresh)
+        if status is None or self._clock.monotonic() - self._counted_at >= self._limits.count_s:
+            await self._count_tokens(run_id)
             await asyncio.to_thread(record, self._work.study_id, self._trial.key, self._step, fresh, sampled)
         phase = "paused" if status is None else status.phase
         self._observe(Observation(phase=phase, step=self._step, episodes=self._episodes, fresh=tuple(fresh)))
@@ -458,6 +473,14 @@ class AttemptRun:
             return [], ()
         self._interim |= whole
         return await interim(self._swarm, blueprint, self._work.plan.metrics)
+
+    async def _count_tokens(self, run_id: str | None) -> None:
+        """Against the study's budget, where it has one. Raises: SwarmError."""
+        if not self._tokens.limited or run_id is None:
+            return
+        found = await count_tokens((slot.swarm, run) for slot, run in self._runs(run_id))
+        self._counted_at = self._clock.monotonic()
+        await asyncio.to_thread(self._tokens.note, self._trial.key, self._number, found)
 
     async def _unless_stopped(self, mending: Coroutine[Any, Any, Code | None]) -> Code | None:
         """Mending may wait for hours on an LLM that does not answer. Raises: StudyHalted, and what mending raises."""
@@ -492,6 +515,8 @@ class AttemptRun:
         if set(collected.code_versions) - {self._work.plan.instrument_code}:
             evidence = evidence.model_copy(update={"code_versions": collected.code_versions})
         study_id, key = self._work.study_id, self._trial.key
+        if self._tokens.limited:
+            self._tokens.note(key, self._number, collected.tokens)
         self._store.trials.finish(study_id, key, finals, collected.series, evidence, collected.episodes)
 
     async def _pause(self, job: ClientJob, run_id: str, why: str) -> None:

@@ -58,7 +58,8 @@ class Collected:
 
     series: dict[str, list[tuple[int, float]]]
     evidence: TrialEvidence
-    sampled_tokens: int
+    tokens: int
+    """Of all calls of the trial's runs, prompt and sampled."""
     episodes: tuple[SampledEpisode, ...] = ()
     """A few of them, call by call; of the instrument's own model."""
     code_versions: dict[str, int] = field(default_factory=dict)
@@ -103,7 +104,7 @@ async def collect(
             joined=_joined(entries, client_id(blueprint.trial_key)),
             attrition=attrition(own),
         ),
-        sampled_tokens=sum(entry.sampled_tokens for entry in entries),
+        tokens=sum(entry.prompt_tokens + entry.sampled_tokens for entry in entries),
         episodes=await sample(swarm, entries),
         code_versions=dict(Counter(entry.client_version for entry in own if _counts(entry))),
     )
@@ -118,7 +119,7 @@ async def collect_whole(
     Raises: EvidenceMissing.
     """
     whole = await collect(swarm, blueprint, [metric for metric in metrics if metric.role is None])
-    series, evidence, tokens = dict(whole.series), whole.evidence, whole.sampled_tokens
+    series, evidence, tokens = dict(whole.series), whole.evidence, whole.tokens
     roles, changes = {}, list(evidence.changes or [])
     joined = Counter(evidence.joined)
     lost = [evidence.attrition] if evidence.attrition is not None else []
@@ -133,7 +134,7 @@ async def collect_whole(
         changes += own.evidence.changes or []
         joined += Counter(own.evidence.joined)
         lost += [own.evidence.attrition] if own.evidence.attrition is not None else []
-        tokens += own.sampled_tokens
+        tokens += own.tokens
     if roles:
         found = {
             "roles": roles,
@@ -145,7 +146,7 @@ async def collect_whole(
     return Collected(
         series=series,
         evidence=evidence,
-        sampled_tokens=tokens,
+        tokens=tokens,
         episodes=whole.episodes,
         code_versions=whole.code_versions,
     )

@@ -31,9 +31,11 @@ from researcher.executor.errors import (
 )
 from researcher.executor.jobs import ClientPlace, LocalPlace
 from researcher.executor.servers import ServerPool, Site
+from researcher.executor.tokens import TokenBudget
 from researcher.halts import Cause, StudyHalted, check_requests
 from researcher.instruments.instrument import HELDOUT_REWARD
 from researcher.models import AttemptRecord, TrialRecord, TrialStatus
+from researcher.store.errors import OverBudget
 from researcher.store.store import Store
 from researcher.study.plan import Plan
 
@@ -77,6 +79,7 @@ class _Round:
     trials: Mapping[str, TrialRecord]
     """The trials as they were at the start, by key."""
     at_once: asyncio.Semaphore
+    tokens: TokenBudget
     queue: list[str] = field(default_factory=list)
     curves: dict[str, list[tuple[int, float]]] = field(default_factory=lambda: defaultdict(list))
     held_out: dict[str, list[tuple[int, float]]] = field(default_factory=lambda: defaultdict(list))
@@ -87,6 +90,10 @@ class _Round:
     over: set[str] = field(default_factory=set)
     halted: bool = False
     by_hand: MendByHand | None = None
+    running: int = 0
+    """Trials that have what they need, and are carried out."""
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when one of these ends."""
 
 
 class Executor:
@@ -139,10 +146,12 @@ class Executor:
             began=self._clock.monotonic(),
             trials={trial.key: trial for trial in trials},
             at_once=asyncio.Semaphore(self._pool.at_most or len(trials) or 1),
+            tokens=TokenBudget(self._store, study_id, plan),
             durations=self._took(study_id),
         )
         while not this.halted:
             this.queue = await self._reconciled(work, trials)
+            this.tokens.settle()
             this.over = {trial.key for trial in trials} - set(this.queue)
             if not this.queue:
                 break
@@ -238,8 +247,32 @@ class Executor:
                 await self._carry_out(this, site, key)
 
     async def _carry_out(self, this: _Round, site: Site, key: str) -> None:
-        self._check_halt(this.work)
+        await self._afforded(this, key)
+        this.running += 1
+        try:
+            await self._tried(this, site, key)
+        finally:
+            this.running -= 1
+            this.ended.set()
+
+    async def _afforded(self, this: _Round, key: str) -> None:
+        """Reserve what the trial takes. While others run, which may leave more than was reserved for them, that is waited for.
+
+        Raises: OverBudget; StudyHalted.
+        """
+        while True:
+            self._check_halt(this)
+            try:
+                this.tokens.reserve(self._store.trials.get(this.work.study_id, key))
+                break
+            except OverBudget:
+                if not this.running:
+                    raise
+                this.ended.clear()
+                await this.ended.wait()
         self._reserve(this.work, key)
+
+    async def _tried(self, this: _Round, site: Site, key: str) -> None:
         began = this.begun[key] = self._clock.monotonic()
         try:
             await self._attempt(this, site, key)
@@ -263,6 +296,8 @@ class Executor:
             if this.trials[key].status is TrialStatus.PLANNED:  # what was under way before says little of a whole trial
                 this.durations.append(self._clock.monotonic() - began)
             self._over(this, key, "")
+        finally:
+            this.tokens.settle()
 
     async def _attempt(self, this: _Round, site: Site, key: str) -> None:
         trial = self._store.trials.get(this.work.study_id, key)
@@ -276,7 +311,7 @@ class Executor:
             self._tell(this, key, TrialStatus.RUNNING, seen.step, seen.phase)
 
         def check_halt() -> None:
-            self._check_halt(this.work)
+            self._check_halt(this)
 
         limits = self._limits_of(this.work.plan)
         attempt = AttemptRun(
@@ -290,6 +325,7 @@ class Executor:
             self._pool.tell,
             self._clients,
             self._mender,
+            this.tokens,
         )
         await attempt.carry_out(observe)
 
@@ -344,12 +380,14 @@ class Executor:
         attempts = self._store.trials.attempts(work.study_id, key)
         return attempts[-1] if attempts and attempts[-1].outcome == "open" else None
 
-    def _check_halt(self, work: Work) -> None:
-        check_requests(self._store, work.study_id)
+    def _check_halt(self, this: _Round) -> None:
+        check_requests(self._store, this.work.study_id)
         if not self._may_run():
             raise StudyHalted("window")
         if self._cause is not None:
             raise StudyHalted(self._cause)
+        if this.tokens.is_spent():
+            raise StudyHalted("budget")
 
     def _tell(self, this: _Round, key: str, status: TrialStatus, step: int, note: str) -> None:
         attempts, each_s = self._store.trials.attempts(this.work.study_id, key), self._pace_s(this)

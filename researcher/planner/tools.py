@@ -69,4 +69,8 @@ def _priced(given: Any, request: TopicRequest) -> str:
         f"({plan.trial_s_source}) on {request.servers} server{'s' if request.servers > 1 else ''}, {duration_text(plan.budget.wall_s)} allowed.",
         power_text(plan, price.seeds_needed),
     ]
+    if price.tokens is not None:
+        lines.append(
+            f"About {span(*(f'{each:.2g}' for each in price.tokens))} tokens of the agents' calls, {plan.budget.tokens} allowed."
+        )
     return "\n".join([*lines, *(f"Note: {note}" for note in plan.assumptions)])

@@ -199,9 +199,9 @@ def _budgets(records: Records) -> Iterator[Difference]:
     recorded = records.data.budgets
     if not recorded or not any(trial.attempt for trial in records.data.trials):
         return
-    for kind in ("wall_s", "trials"):
-        limit, planned = recorded.get(kind), getattr(records.plan.budget, kind)
-        if limit is None or not same(limit, planned):
+    for kind, planned in records.plan.budget.model_dump().items():
+        limit = recorded.get(kind)
+        if limit is not planned and (limit is None or planned is None or not same(limit, planned)):
             problem = "the study was held to another budget than the plan's"
             yield Difference(claim=f"budget {kind}", reported=limit, recomputed=planned, problem=problem)
 

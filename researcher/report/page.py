@@ -187,7 +187,7 @@ def page(records: Records) -> Page:
         ending=ending_of(records.data) if outcome == "ended" else None,
         rule=rule_of(records),
         study=study,
-        budget=budget_claims(ledger),
+        budget=budget_claims(ledger, tokens=records.plan.budget.tokens is not None),
         stages=[(stage, stage_claims(ledger, stage)) for stage in plan.stages],
         known=[known_part(ledger, known) for known in plan.known if isinstance(known, Known)],
         hypotheses=hypotheses,

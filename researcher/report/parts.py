@@ -154,9 +154,9 @@ def study_claims(ledger: Ledger, plan: Plan) -> Claims:
     return ledger.claims_of("study", asked)
 
 
-def budget_claims(ledger: Ledger) -> Claims:
-    """The plan's limits, by kind."""
-    styles = {"wall_s": Style.SECONDS, "trials": Style.COUNT}
+def budget_claims(ledger: Ledger, *, tokens: bool) -> Claims:
+    """The plan's limits, by kind. tokens: whether it has one of these."""
+    styles = {"wall_s": Style.SECONDS, "trials": Style.COUNT} | ({"tokens": Style.COUNT} if tokens else {})
     return ledger.claims_of("budget", {kind: (call("budget", kind), style) for kind, style in styles.items()})
 
 

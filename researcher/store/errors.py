@@ -74,6 +74,10 @@ class OverBudget(StoreError):
     def __init__(self, kind: str, asked: float, left: float) -> None:
         if kind == "wall_s":
             text = "the budget of wall time is spent; the report has the results so far"
+        elif kind == "tokens" and left <= 0:
+            text = "the budget of tokens is spent; the report has the results so far"
+        elif kind == "tokens":
+            text = f"another trial takes about {asked:,.0f} tokens, and {left:,.0f} of the budget are left; the report has the results so far"
         else:
             text = f"budget {kind!r}: {asked:g} asked for, {left:g} left"
         super().__init__(text)

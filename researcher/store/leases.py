@@ -5,7 +5,9 @@ A lease has an owner, an end, and a fencing token that rises with every new owne
 
 from __future__ import annotations
 
-from sqlalchemy import func, select
+from collections.abc import Collection
+
+from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
 
 from researcher.models import BudgetState, LeaseInfo
@@ -134,6 +136,33 @@ class Budgets(Part):
         with self._db.owning(study_id) as session:
             _budget(session, study_id, kind)
             session.merge(SpendingRow(study_id=study_id, kind=kind, item=item, reserved=0.0, spent=amount))
+
+    @retried
+    def use(self, study_id: str, kind: str, item: str, amount: float) -> None:
+        """What `item` has cost so far; its reservation shrinks by what this adds. It never costs less than before."""
+        with self._db.owning(study_id) as session:
+            _budget(session, study_id, kind)
+            row = session.get(SpendingRow, (study_id, kind, item))
+            before, reserved = (0.0, 0.0) if row is None else (row.spent, row.reserved)
+            spent = max(before, amount)
+            left = max(0.0, reserved - (spent - before))
+            session.merge(SpendingRow(study_id=study_id, kind=kind, item=item, reserved=left, spent=spent))
+
+    @retried
+    def release(self, study_id: str, kind: str, items: Collection[str]) -> None:
+        """End the reservations of these items, whatever they have cost."""
+        with self._db.owning(study_id) as session:
+            chosen = (SpendingRow.study_id == study_id, SpendingRow.kind == kind, SpendingRow.item.in_(items))
+            session.execute(update(SpendingRow).where(*chosen).values(reserved=0.0))
+
+    @retried
+    def items(self, study_id: str, kind: str) -> dict[str, tuple[float, float]]:
+        """What is reserved and spent, by item."""
+        with self._db.reading() as session:
+            rows = session.scalars(
+                select(SpendingRow).where(SpendingRow.study_id == study_id, SpendingRow.kind == kind)
+            )
+            return {row.item: (row.reserved, row.spent) for row in rows}
 
     @retried
     def all(self, study_id: str) -> list[BudgetState]:

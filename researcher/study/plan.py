@@ -174,12 +174,12 @@ class Branch(StrictModel):
 
 
 class Budget(StrictModel):
-    """Enforced limits on trial time and number. LLM tokens and cost have limits of their own."""
+    """Enforced limits on the trials' time, number and tokens. A planner LLM's tokens and cost have limits of their own."""
 
     wall_s: Annotated[float, Field(gt=0)]
     trials: Annotated[int, Field(ge=1)]
-    tokens: None = None
-    """Unused; kept for the hashes of existing plans."""
+    tokens: Annotated[int | None, Field(ge=1)] = None
+    """Of agents' calls, prompt and sampled. None: no limit."""
 
 
 class PlanModel(StrictModel):
@@ -304,6 +304,8 @@ class Plan(StrictModel):
     """Expected wall time of the longest trial; time limits follow from it. None: not known."""
     trial_s_measured: Annotated[str | None, Field(exclude_if=_is_unset)] = None
     """The study whose trials measured it on the same servers. None: it is the instrument's guess."""
+    trial_tokens: Annotated[float | None, Field(gt=0, exclude_if=_is_unset)] = None
+    """Expected tokens of the calls of the longest trial, before one has counted them. Set where the budget limits tokens, and only there."""
     metrics: tuple[Metric, ...]
     power: Annotated[float, Field(gt=0, lt=1)] = 0.8
     planned_effect: float

@@ -319,7 +319,7 @@ class Sheets:
         parts = []
         for state in self._store.budgets.all(study_id):
             timed = state.kind == "wall_s"
-            amount: Callable[[float], str] = duration if timed else "{:g}".format
+            amount: Callable[[float], str] = duration if timed else "{:,.0f}".format
             reserved = f", {amount(state.reserved)} reserved" if state.reserved else ""
             used = min(1.0, (state.spent + state.reserved) / state.limit) if state.limit else None
             text = f"{amount(state.spent)} of {amount(state.limit)}{reserved}"

@@ -54,6 +54,8 @@ class LedgerCount(BaseModel):
     reward_sum: float
     """Sum over episodes that have a reward."""
     rewarded: int
+    prompt_tokens: int = 0
+    """Of all calls, each with its whole prompt. 0 from an older server."""
     sampled_tokens: int
     last_claim_at: float
 

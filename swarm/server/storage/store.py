@@ -72,7 +72,8 @@ class Store:
         found = db.execute("PRAGMA user_version").fetchone()[0]
         if found == schema.SCHEMA_VERSION:
             db.executescript(schema.ADDED + schema.BY_CAUSE + schema.BY_SUSPICION)
-            if not db.execute("SELECT count(*) FROM sqlite_master WHERE name = 'tallies'").fetchone()[0]:
+            known = "SELECT count(*) FROM pragma_table_info('tallies') WHERE name = 'prompt_tokens'"
+            if not db.execute(known).fetchone()[0]:
                 db.executescript(f"BEGIN;{tallies()}COMMIT;")
             return
         if found != 0 or db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:

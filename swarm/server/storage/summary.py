@@ -30,6 +30,7 @@ _EXPRESSIONS: dict[str, Callable[[str], str]] = {
     "cause": lambda row: f"coalesce({cause_of(row)}, '')",
     "tainted": lambda row: f"coalesce({of_body('tainted', row)}, 0)",
     "eval_step": lambda row: f"CASE {row}kind WHEN 'eval' THEN {row}claimed_step ELSE -1 END",
+    "prompt_tokens": lambda row: f"coalesce({of_body('prompt_tokens', row)}, 0)",
     "episodes": lambda row: "1",
     "reward_sum": lambda row: f"coalesce({row}reward, 0.0)",
     "rewarded": lambda row: f"{row}reward IS NOT NULL",
@@ -37,7 +38,7 @@ _EXPRESSIONS: dict[str, Callable[[str], str]] = {
     "first_seq": lambda row: f"{row}seq",
 }
 """SQL for what an episode is counted under and adds. Text that is NULL in an episode is '' here: it is part of a key."""
-_SUMS = ("episodes", "reward_sum", "rewarded", "sampled_tokens", "last_claim_at", "first_seq")
+_SUMS = ("episodes", "reward_sum", "rewarded", "prompt_tokens", "sampled_tokens", "last_claim_at", "first_seq")
 _VERSION = of_body("client_version")
 _TELLING = f"seq + {1 << 60} * (instr(coalesce(detail, ''), 'Traceback') > 0)"
 """Failures in order of what they tell."""
@@ -95,12 +96,15 @@ def _table(name: str, keys: Sequence[str], sums: Sequence[str], condition: str) 
 
 
 def tallies() -> str:
-    """The tables, with all that was settled before, and what keeps them. To be run in one transaction."""
+    """The tables, with all that was settled before, and what keeps them, in place of those of an older server. To be run in one
+    transaction."""
     into = _add("tallies", _KEYS, _SUMS, "true") + _add("task_tallies", _TASK_KEYS, _TASK_SUMS, _counts("NEW."))
     out = _remove("tallies", _KEYS, _SUMS, "true") + _remove("task_tallies", _TASK_KEYS, _TASK_SUMS, _counts("OLD."))
     return f"""
-    CREATE INDEX episodes_in_step ON episodes (state) WHERE state = 'in_step';
-    CREATE INDEX episodes_failed ON episodes (run_id) WHERE {_FAILED_REASONS};
+    DROP TRIGGER IF EXISTS tally_new; DROP TRIGGER IF EXISTS tally_moved; DROP TRIGGER IF EXISTS tally_settled;
+    DROP TABLE IF EXISTS tallies; DROP TABLE IF EXISTS task_tallies;
+    CREATE INDEX IF NOT EXISTS episodes_in_step ON episodes (state) WHERE state = 'in_step';
+    CREATE INDEX IF NOT EXISTS episodes_failed ON episodes (run_id) WHERE {_FAILED_REASONS};
     {_table("tallies", _KEYS, _SUMS, "true")}
     {_table("task_tallies", _TASK_KEYS, _TASK_SUMS, _counts())}
     CREATE TRIGGER tally_new AFTER INSERT ON episodes WHEN NEW.state IN {_SETTLED} BEGIN {into} END;

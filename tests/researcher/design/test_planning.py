@@ -224,7 +224,6 @@ def test_a_clip_range_is_the_same_below_and_above() -> None:
         ({"evaluate_on": ["countdown"]}, "^evaluate_on: "),
         ({"start_from": "st-1/k"}, "^start_from: there are no studies here yet"),
         ({"start_from": "st-1/k", "model": "smollm2-81m"}, "^start_from: all arms start from the weights of st-1/k"),
-        ({"budget": {"tokens": "5M"}}, r"^budget\.tokens: "),
         ({"arms": {"a": {}, "b": {"learning_rate": -1.0}}}, r"^arms\.b\.learning_rate: "),
     ],
 )
@@ -261,11 +260,18 @@ def test_all_arms_start_from_the_weights_that_a_kept_trial_has_trained(tmp_path:
         plan_of(spec("team", start_from="st-1/a"), open_instrument("team", {}), kept=lambda _: start)
 
 
-def test_a_budget_promises_no_cap_that_nothing_enforces() -> None:
-    budget = planned().budget
+def test_a_budget_of_tokens_stands_in_the_plan_and_in_no_plan_without_one() -> None:
+    plain, capped = planned(), planned(budget={"tokens": "2M"})
+    budget = plain.budget
     assert budget.model_dump() == {"wall_s": budget.wall_s, "trials": budget.trials, "tokens": None}  # as it is hashed
-    with pytest.raises(ValidationError):
-        Budget.model_validate(budget.model_dump() | {"tokens": 2_000_000})
+    assert "trial_tokens" not in plain.canonical()
+    assert capped.budget == budget.model_copy(update={"tokens": 2_000_000})
+    assert capped.trial_tokens is not None
+    assert capped.digest() != plain.digest()
+    assert capped.model_copy(update={"budget": budget, "trial_tokens": None}).digest() == plain.digest()
+    for wrong in (0, -1):
+        with pytest.raises(ValidationError):
+            Budget.model_validate(budget.model_dump() | {"tokens": wrong})
 
 
 def test_arms_whose_settings_do_nothing_are_refused_or_given_what_they_need() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from researcher.describe import plan_lines
 from researcher.design.pricing import Pace, price_of
 from researcher.instruments.catalogue import open_instrument, read_instrument
 from researcher.models import TrialRecord, TrialStatus
@@ -159,3 +160,31 @@ def test_only_whole_trials_of_one_attempt_show_a_pace() -> None:
     assert Pace.of("st-old", planned(), took(planned(), 20.0, attempt=2)) is None
     running = [each.model_copy(update={"status": TrialStatus.RUNNING}) for each in took(planned(), 20.0)]
     assert Pace.of("st-old", planned(), running) is None
+
+
+def test_tokens_are_priced_by_lengths_until_an_earlier_study_has_counted_them() -> None:
+    assert price_of(planned(), ARITHMETIC, servers=1).tokens is None
+    plan = planned(budget={"tokens": "50M"}, set={"max_tokens": 16})
+    episodes = 6 * 8 * 4 + 2 * 24 * 2
+    assert plan.trial_tokens is not None
+    assert plan.trial_tokens == pytest.approx(episodes * 2 * 16, rel=0.01)
+    assert price_of(plan, ARITHMETIC, servers=1).tokens == (6 * plan.trial_tokens, 10 * plan.trial_tokens)
+    assert not [note for note in plan.assumptions if "tokens" in note]
+    [note] = [note for note in planned(budget={"tokens": 1000}, set={"max_tokens": 16}).assumptions if "tokens" in note]
+    assert "1,000 are given: the study may stop before its end" in note
+    trial = TrialRecord(
+        key="k", study_id="s", stage="floor", arm=plan.arms[0].name, seed=0, status=TrialStatus.DONE, attempt=1,
+        started_at=100.0, ended_at=160.0, series={"tokens_called": [(1, 640.0), (2, 960.0)], "episodes": [(1, 16.0), (2, 16.0)]},
+    )  # fmt: skip
+    pace = Pace.of("st-1", plan, [trial])
+    assert pace is not None
+    assert pace.episode_tokens == 50
+    measured = planned(budget={"tokens": "50M"}, set={"max_tokens": 16}, paces=[pace])
+    assert measured.trial_tokens == pytest.approx(episodes * 50, rel=0.01)
+
+
+def test_a_dry_run_says_what_tokens_it_may_take() -> None:
+    said = "\n".join(plan_lines(planned(budget={"tokens": "50M"})))
+    assert "50,000,000 tokens of the agents' calls" in said
+    assert "tokens of the agents' calls, roughly" in said
+    assert "tokens of" not in "\n".join(plan_lines(planned()))

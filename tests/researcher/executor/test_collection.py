@@ -78,6 +78,7 @@ def episode(task: str, claimed_step: int, reward: float | None, **changes: Any) 
         "claimed_step": claimed_step,
         "reward": reward,
         "success": None if reward is None else reward == 1.0,
+        "prompt_tokens": 4,
         "sampled_tokens": 3,
         "claimed_at": 0.0,
     }
@@ -125,7 +126,7 @@ async def test_series_come_from_steps_and_ledger_in_the_order_of_the_tasks() -> 
     assert found.series["reward_mean"] == [(1, 0.1), (2, 0.2)]
     assert found.series["eval_reward_before"] == [(0, 1.0), (1, 0.0), (2, 0.0), (3, 0.0)]
     assert found.series["eval_success_after"] == [(0, 1.0), (1, 1.0), (2, 1.0), (3, 1.0)]
-    assert found.sampled_tokens == 27
+    assert found.tokens == 9 * (4 + 3)
     assert (found.evidence.train_tasks, found.evidence.heldout_tasks) == (["t"], ["a", "b"])
     assert (found.evidence.changes, found.evidence.parameters) == ([], {"digits": 1})
     assert (found.evidence.model.name, found.evidence.model.fingerprint) == ("smollm2-135m", "abc")

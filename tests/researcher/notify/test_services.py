@@ -101,8 +101,10 @@ def test_a_person_can_try_a_service(
 
 
 def test_an_address_in_a_study_file_is_refused_without_being_quoted(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("RESEARCHER_HOME", str(tmp_path))
+    monkeypatch.delenv("RESEARCHER_DATABASE_URL", raising=False)
     file = tmp_path / "study.yaml"
     asked = "question: Is it better?\ninstrument: arithmetic\ncompare: {learning_rate: {levels: [4e-5]}}\n"
     for name, says in ((f"slack://{SECRET}", "names in capitals"), ("TEAM", "set RESEARCHER_NOTIFY_TEAM")):

@@ -599,6 +599,7 @@ class ExactlyOnce(RuleBasedStateMachine):
             (one.client_version, one.kind, one.mix, one.state, one.reason, one.cause): one.episodes
             for one in summary.counts
         }
+        assert sum(one.prompt_tokens for one in summary.counts) == sum(row.prompt_tokens for row in rows)
         assert sum(one.reward_sum for one in summary.counts) == pytest.approx(sum(row.reward or 0.0 for row in rows))
         lost = ("no_calls", "tainted", "superseded", "run_ended")
         counted = [row for row in rows if row.reward is not None and row.reason not in lost]

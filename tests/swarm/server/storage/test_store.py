@@ -230,3 +230,20 @@ def test_a_pool_from_before_there_were_teams_gets_their_table(tmp_path: Path) ->
     store = Store(tmp_path / "pool.sqlite")
     assert store.read.team(1) is None
     store.close()
+
+
+def test_a_pool_whose_tallies_lack_prompt_tokens_is_counted_anew(tmp_path: Path) -> None:
+    store = Store(tmp_path / "pool.sqlite")
+    lost = {"state": EpisodeState.DROPPED, "reason": DropReason.ABORTED}
+    store.write([row(1, prompt_tokens=30, sampled_tokens=12, **lost)])
+    store.close()
+    with sqlite3.connect(tmp_path / "pool.sqlite") as db:  # as an older server made it
+        for name in ("tally_new", "tally_moved", "tally_settled"):
+            db.execute(f"DROP TRIGGER {name}")
+        db.execute("ALTER TABLE tallies DROP COLUMN prompt_tokens")
+    db.close()
+    for _ in range(2):
+        store = Store(tmp_path / "pool.sqlite")
+        [count] = store.read.summary(LedgerFilter()).counts
+        assert (count.episodes, count.prompt_tokens, count.sampled_tokens) == (1, 30, 12)
+        store.close()
