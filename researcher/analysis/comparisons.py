@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol, Self
 import numpy as np
 
 from foundation.ids import derived_seed
-from researcher.study.plan import Hypothesis, Plan
+from researcher.study.plan import ALPHA, Hypothesis, Plan
 
 Values = Mapping[int, float]
 """A metric's value by seed."""
@@ -76,8 +76,8 @@ def compare(
     return means if not means.flat and is_flat(high - low, *middles.centres) else middles
 
 
-def pairing_pays(baseline: Values, treatment: Values, n: int) -> bool:
-    """Whether the noise floor's trials show that pairing `n` seeds narrows the interval.
+def pairing_pays(baseline: Values, treatment: Values, n: int, alpha: float = ALPHA) -> bool:
+    """Whether the noise floor's trials show that pairing `n` seeds narrows the interval at 1 - alpha.
 
     Uses the lower confidence bound of the correlation (Fisher's z), so that luck with few seeds does not decide.
     """
@@ -91,8 +91,8 @@ def pairing_pays(baseline: Values, treatment: Values, n: int) -> bool:
     from scipy import stats
 
     low = stats.pearsonr(x, y).confidence_interval(1 - 2 * (1 - PAIRING_CONFIDENCE)).low
-    paired = math.sqrt(max(0.0, 1 - low)) * stats.t.ppf(0.975, n - 1)
-    return bool(paired < stats.t.ppf(0.975, 2 * n - 2))
+    paired = math.sqrt(max(0.0, 1 - low)) * stats.t.ppf(1 - alpha / 2, n - 1)
+    return bool(paired < stats.t.ppf(1 - alpha / 2, 2 * n - 2))
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,7 +116,7 @@ def method_for(plan: Plan, hypothesis: Hypothesis, trials: Sequence[TrialRecord]
     for floor in plan.stages:
         if floor.kind is StageKind.NOISE_FLOOR and hypothesis.sides <= set(floor.arms):
             baseline, treatment = _samples(plan, hypothesis, seeds_of(plan, floor, trials))
-            if pairing_pays(baseline.values, treatment.values, stage.seeds):
+            if pairing_pays(baseline.values, treatment.values, stage.seeds, hypothesis.alpha):
                 return "paired"
     return "welch"
 

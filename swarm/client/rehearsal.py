@@ -37,7 +37,7 @@ async def rehearse(
     """One train and one held-out task, and how many were drawn of each.
 
     skipped: held-out tasks that others score; that asking for more does not change which these are is checked.
-    thorough: also that streams can be repeated, and that all seeds are evaluated alike.
+    thorough: that too, and also that streams can be repeated, and that all seeds are evaluated alike.
     Raises: WorkflowFault naming what is wrong; whatever `tasks` raises.
     """
     most = _MANY if thorough else _FEW
@@ -52,7 +52,8 @@ async def rehearse(
         raise WorkflowFault(f"the task {min(both)!r} is both trained and held out: its evaluation would show nothing")
     if len({task.id for task in held_out}) < len(held_out):
         raise WorkflowFault("tasks('heldout', ...) gives the same task twice; give every held-out task once")
-    if skipped and await _drawn(workflow, parameters, "heldout", 1, skipped) != held_out[:skipped]:
+    fewer = skipped or (len(held_out) // 2 if thorough else 0)
+    if fewer and await _drawn(workflow, parameters, "heldout", 1, fewer) != held_out[:fewer]:
         raise WorkflowFault(
             "tasks('heldout', ...) depends on the count; the first tasks have to stay the first, however many are asked for"
         )

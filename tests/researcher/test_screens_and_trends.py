@@ -24,6 +24,8 @@ from researcher.store.store import Store
 from researcher.study.plan import Plan, Verdict
 from researcher.study.spec import StudySpec
 from researcher.view import StudyPicture
+from swarm.client.tasks import each
+from swarm.client.workflow import load_workflow
 from tests.fakes.repeat_study import FOLDER
 from tests.fakes.web_page import WebPage
 
@@ -107,6 +109,28 @@ async def test_a_screen_ends_with_ranked_effects_and_no_verdict(home: Path) -> N
     async with WebPage(Home(home, store), url).browser() as browser:
         page = await browser.get(f"/studies/{study}")
     assert "with the other factors fitted (explored)" in page.text
+    store.close()
+
+
+async def test_a_screen_of_bundles_scores_the_held_out_tasks_that_are_its_own(home: Path) -> None:
+    url = f"sqlite:///{home}/researcher.db"
+    store = Store.open(url)
+    arms = {"plain": {}, "slow": {"learning_rate": 1e-5}, "fast-and-few": {"learning_rate": 1e-3, "group_size": 4}}
+    spec = {"question": "Which looks best?", "instrument": "repeat", "design": "screen", "arms": arms}
+    plan = plan_of(StudySpec.model_validate(spec), read_instrument(FOLDER), heldout_from=8, heldout_tasks=4)
+    study, verdicts, answer = await carried_out(home, store, plan)
+    assert len(store.trials.all(study)) == plan.budget.trials == 6
+    assert {record.verdict for record in verdicts} == {Verdict.INCONCLUSIVE}
+    assert {record.effect.method for record in verdicts if record.effect is not None} == {"arm_means"}
+    assert "it explores and gives no verdict" in answer
+    scored = {tuple(trial.evidence.heldout_tasks or ()) for trial in store.trials.all(study) if trial.evidence}
+    workflow = load_workflow(FOLDER, "workflow.py")
+    names = [task.id async for task in each(workflow.tasks("heldout", 1, 12))]
+    assert scored == {tuple(sorted(names[8:]))}
+    assert "held-out tasks 9 to 12" in (home / "studies" / study / "report.md").read_text()
+    async with WebPage(Home(home, store), url).browser() as browser:
+        page = await browser.get(f"/studies/{study}")
+    assert "with the spread of all arms (explored)" in page.text
     store.close()
 
 

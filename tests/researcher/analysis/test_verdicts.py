@@ -173,6 +173,13 @@ def test_pairing_pays_only_where_the_shared_seed_explains_the_spread() -> None:
     assert not pairing_pays({0: 1.0, 1: 2.0}, {0: 1.0, 1: 2.0}, 6)
 
 
+def test_pairing_pays_less_at_a_stricter_level_where_few_seeds_are_left() -> None:
+    base = {seed: float(value) for seed, value in enumerate([1, 2, 3, 4, 5, 6, 7, 8])}
+    near = {seed: value + 0.9 * (-1) ** seed for seed, value in base.items()}
+    assert pairing_pays(base, near, 3)
+    assert not pairing_pays(base, near, 3, alpha=0.0005)
+
+
 def test_from_twenty_seeds_per_arm_the_interquartile_mean_is_bootstrapped_and_repeats() -> None:
     rng = np.random.default_rng(3)
     base = dict(enumerate(rng.normal(0, 1, 20).tolist()))
