@@ -183,8 +183,8 @@ def test_the_same_records_give_the_same_bytes(tmp_path: Path) -> None:
 
 
 def test_no_digit_stands_in_the_prose_of_a_template() -> None:
-    found = sorted(TEMPLATES.glob("*.jinja"))
-    assert len(found) == 3
+    found = sorted(set(TEMPLATES.glob("*.jinja")) - {TEMPLATES / "style.jinja"})
+    assert len(found) == 5
     for template in found:
         text = re.sub(r"\{\{.*?\}\}|\{%.*?%\}|\{#.*?#\}", "", template.read_text(), flags=re.DOTALL)
         if ".html" in template.name:
