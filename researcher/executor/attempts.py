@@ -449,10 +449,9 @@ class AttemptRun:
         fresh += held_out
         if moved:
             record = self._store.trials.record_progress
-            await asyncio.to_thread(record, self._work.study_id, self._trial.key, self._step, fresh)
+            await asyncio.to_thread(record, self._work.study_id, self._trial.key, self._step, fresh, sampled)
         if status is None or self._clock.monotonic() - self._counted_at >= self._limits.count_s:
             await self._count_tokens(run_id)
-            await asyncio.to_thread(record, self._work.study_id, self._trial.key, self._step, fresh, sampled)
         phase = "paused" if status is None else status.phase
         self._observe(Observation(phase=phase, step=self._step, episodes=self._episodes, fresh=tuple(fresh)))
         return moved
