@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from foundation.commandline import UsageError
 from foundation.durations import duration_s
@@ -58,25 +58,26 @@ class Wanted:
     lines: Lines | None = None
 
 
-@dataclass(slots=True)
-class Asking:
-    """Turns one request into a draft. calls: LLM calls so far; new ones are appended."""
+@dataclass(frozen=True, slots=True)
+class Knowledge:
+    """What a home knows that plans are made with.
 
-    args: argparse.Namespace
+    known: findings of earlier studies; those on the echo engine, which trains nothing, are only shown to studies on it.
+    paces: what trials of earlier studies took on the servers of this request.
+    """
+
     home: Home | None
-    calls: list[LlmCall] = field(default_factory=list)
-    known: list[Finding] = field(init=False)
-    """Findings of earlier studies. Those on the echo engine, which trains nothing, are only shown to studies on it."""
+    known: list[Finding]
+    paces: list[Pace]
 
-    paces: list[Pace] = field(init=False)
-    """What trials of earlier studies took on the servers of this request."""
-
-    def __post_init__(self) -> None:
-        on_echo = getattr(self.args, "engine", "local") == "echo"
-        found = [] if self.home is None else self.home.store.findings.all()
-        self.known = [each for each in found if ("echo" in each.models) == on_echo]
-        servers = getattr(self.args, "server", [])
-        self.paces = [] if self.home is None else paces_on(self.home.store, servers, "echo" if on_echo else "local")
+    @classmethod
+    def of(cls, home: Home | None, servers: list[str], engine: str) -> Self:
+        """home: None where there is no database yet."""
+        if home is None:
+            return cls(None, [], [])
+        on_echo = engine == "echo"
+        known = [each for each in home.store.findings.all() if ("echo" in each.models) == on_echo]
+        return cls(home, known, paces_on(home.store, servers, "echo" if on_echo else "local"))
 
     def kept(self, reference: str) -> PlanModel:
         """The model that a trial has trained, STUDY/TRIAL. Raises: SpecRefused."""
@@ -85,6 +86,20 @@ class Asking:
         from researcher.kept_models import kept_model
 
         return kept_model(self.home, reference)
+
+
+@dataclass(slots=True)
+class Asking:
+    """Turns one request into a draft. calls: LLM calls so far; new ones are appended."""
+
+    args: argparse.Namespace
+    home: Home | None
+    calls: list[LlmCall] = field(default_factory=list)
+    knowledge: Knowledge = field(init=False)
+
+    def __post_init__(self) -> None:
+        servers, engine = getattr(self.args, "server", []), getattr(self.args, "engine", "local")
+        self.knowledge = Knowledge.of(self.home, servers, engine)
 
     def wanted(self) -> Wanted:
         """Raises: UsageError, PlanningRefused (DraftToEdit where there is a draft), QuestionOpen."""
@@ -120,16 +135,17 @@ class Asking:
         name = edits.get("instrument")
         folders = [open_instrument(name)] if name is not None else available()
         given = edits if name is None else edits | {"instrument": folders[0].instrument.name}
-        planner, answers = self._planner(), list(self.args.answer)
+        tell, answers = teller(self.args), list(self.args.answer)
+        planner = planner_of(self.args.planner, self.calls, tell, durable=self.home is not None)
         while True:
             request = TopicRequest(
                 topic=topic,
                 instruments=folders,
                 given=given,
-                known=self.known,
-                paces=self.paces,
+                known=self.knowledge.known,
+                paces=self.knowledge.paces,
                 servers=max(1, len(getattr(self.args, "server", []))),
-                kept=self.kept,
+                kept=self.knowledge.kept,
                 answers=answers,
             )
             outcome = asyncio.run(planner.propose(request))
@@ -140,37 +156,36 @@ class Asking:
             say(f"The planner asks: {outcome.question}")
             answers.append(input("> ").strip())
 
-    def _planner(self) -> Planner:
-        """The LLM where one is configured and wanted, else the matcher. Raises: PlanningRefused."""
-        from researcher.llm.settings import llm_settings
 
-        settings = None if self.args.planner == "builtin" else llm_settings(os.environ)
-        if settings is None and self.args.planner == "llm":
-            raise PlanningRefused(
-                "--planner llm needs a planner LLM, and none is configured here; set RESEARCHER_LLM_MODEL and "
-                "RESEARCHER_LLM_API_KEY or RESEARCHER_LLM_BASE_URL, or plan with --planner builtin"
-            )
-        if settings is None:
-            from researcher.planner.matcher import Matcher
+def planner_of(which: str | None, calls: list[LlmCall], tell: Teller, *, durable: bool) -> Planner:
+    """The LLM where one is configured and wanted, else the matcher. calls: new ones are appended. durable: keep the
+    conversation's checkpoints in the database.
 
-            return Matcher()
-        from foundation.clock import SystemClock
-        from foundation.ids import RandomIds
-        from researcher.llm.asking import Asker, Purse
-        from researcher.llm.endpoint import OpenAIEndpoint
-        from researcher.planner.agent import LlmPlanner
-        from researcher.store.database import default_url
+    Raises: PlanningRefused.
+    """
+    from researcher.llm.settings import llm_settings
 
-        asker = Asker(
-            OpenAIEndpoint(settings),
-            settings,
-            SystemClock(),
-            keep=self.calls.append,
-            tell=teller(self.args),
-            purse=Purse.of(self.calls),
+    settings = None if which == "builtin" else llm_settings(os.environ)
+    if settings is None and which == "llm":
+        raise PlanningRefused(
+            "--planner llm needs a planner LLM, and none is configured here; set RESEARCHER_LLM_MODEL and "
+            "RESEARCHER_LLM_API_KEY or RESEARCHER_LLM_BASE_URL, or plan with --planner builtin"
         )
-        kept_in = default_url() if self.home is not None else None
-        return LlmPlanner(asker, checkpoints=kept_in, thread=RandomIds().new("plan"))
+    if settings is None:
+        from researcher.planner.matcher import Matcher
+
+        return Matcher()
+    from foundation.clock import SystemClock
+    from foundation.ids import RandomIds
+    from researcher.llm.asking import Asker, Purse
+    from researcher.llm.endpoint import OpenAIEndpoint
+    from researcher.planner.agent import LlmPlanner
+    from researcher.store.database import default_url
+
+    asker = Asker(
+        OpenAIEndpoint(settings), settings, SystemClock(), keep=calls.append, tell=tell, purse=Purse.of(calls)
+    )
+    return LlmPlanner(asker, checkpoints=default_url() if durable else None, thread=RandomIds().new("plan"))
 
 
 def _draft_in(outcome: Outcome) -> Draft:
@@ -253,6 +268,11 @@ def topic_of(given: str) -> str:
             raise UsageError(f"the topic file {str(file)!r} cannot be read: {error.strerror}") from error
         except UnicodeDecodeError as error:
             raise UsageError(f"the topic file {str(file)!r} is not text in UTF-8") from error
+    return checked_topic(given)
+
+
+def checked_topic(given: str) -> str:
+    """The topic without white space around it. Raises: UsageError."""
     if not given.strip():
         raise UsageError("the topic is empty; ask a question, such as those of `researcher instruments`")
     if len(given.strip()) > LONGEST_TOPIC:

@@ -36,12 +36,17 @@ T = TypeVar("T")
 
 
 def detach(home: Home, study_id: str, plan: Plan, *, as_json: bool) -> int:
+    """Hand the study to the daemon, and say so."""
+    hand_over(home, study_id, plan)
+    document = {"study": study_id, "hash": plan.digest(), "log": home.studies / study_id / "daemon.log"}
+    return answer(as_json, document, f"{study_id}: the daemon carries it on; `researcher watch {study_id}` follows it")
+
+
+def hand_over(home: Home, study_id: str, plan: Plan) -> None:
     """Freeze the plan and hand the study to the daemon."""
     with owned_now(home.store, study_id) as store:
         store.plans.save(study_id, plan)
     ensure_daemon()
-    document = {"study": study_id, "hash": plan.digest(), "log": home.studies / study_id / "daemon.log"}
-    return answer(as_json, document, f"{study_id}: the daemon carries it on; `researcher watch {study_id}` follows it")
 
 
 def resume_command(args: argparse.Namespace) -> int:

@@ -93,6 +93,30 @@ async def _statuses(urls: list[str]) -> list[ServerStatus | None]:
     return list(await asyncio.gather(*map(_status, urls)))
 
 
+_ANSWER_S = 3.0
+"""How long the page waits for a server's status."""
+
+
+def ask_servers(urls: Sequence[str]) -> list[ServerStatus | str]:
+    """How each of them is, or in words why that is not known."""
+
+    async def all_of_them() -> list[ServerStatus | str]:
+        return list(await asyncio.gather(*map(_status_or_reason, urls)))
+
+    return asyncio.run(all_of_them())
+
+
+async def _status_or_reason(url: str) -> ServerStatus | str:
+    try:
+        async with asyncio.timeout(_ANSWER_S):
+            found = await _status(url)
+    except TimeoutError:
+        return f"it does not answer within {_ANSWER_S:g} s"
+    except UsageError as error:
+        return str(error)
+    return "nothing answers there" if found is None else found
+
+
 async def _status(url: str) -> ServerStatus | None:
     """None if the server is away; it is waited for later."""
     async with SwarmClient(url, server_token(os.environ), patience=Patience(connect_s=0.0, later_s=0.0)) as swarm:

@@ -21,6 +21,7 @@ from researcher.cli import DONE, USAGE, WAITING, answer, say, say_json
 from researcher.cli.request import (
     Asking,
     DraftToEdit,
+    Knowledge,
     QuestionOpen,
     Wanted,
     check_addresses,
@@ -51,8 +52,10 @@ def start_command(args: argparse.Namespace) -> int:
     try:
         asking = Asking(args, home, calls)
         wanted = asking.wanted()
-        spec, timetable, folder, plan = _planned(wanted, asking, folder, servers=max(1, len(args.server)), runs=True)
-        plan = _with_tasks(plan, folder, home, dry_run=args.dry_run)
+        spec, timetable, folder, plan = planned(
+            wanted, asking.knowledge, folder, servers=max(1, len(args.server)), runs=True
+        )
+        plan = with_tasks(plan, folder, home, dry_run=args.dry_run)
     except DraftToEdit as draft:
         if not args.json:
             say(draft.text.rstrip("\n"))
@@ -76,7 +79,7 @@ def draft_command(args: argparse.Namespace) -> int:
     try:
         asking = Asking(args, home, calls)
         wanted = asking.wanted()
-        _planned(wanted, asking, None, servers=1)
+        planned(wanted, asking.knowledge, None, servers=1)
         code, text, fields = DONE, study_text(wanted.draft), wanted.draft.fields
     except DraftToEdit as draft:
         code, text, fields = _to_edit(args, draft), draft.text, draft.fields
@@ -156,9 +159,9 @@ def _written(args: argparse.Namespace, home: Home | None, calls: list[LlmCall]) 
     return folder
 
 
-def _planned(
+def planned(
     wanted: Wanted,
-    asking: Asking,
+    knowledge: Knowledge,
     folder: InstrumentFolder | None,
     *,
     servers: int,
@@ -183,10 +186,10 @@ def _planned(
             if wrong:
                 named(spec, folder.instrument)
             else:
-                plan = labelled(
-                    plan_of(spec, folder, known=asking.known, paces=asking.paces, servers=servers, kept=asking.kept),
-                    folder,
+                made = plan_of(
+                    spec, folder, known=knowledge.known, paces=knowledge.paces, servers=servers, kept=knowledge.kept
                 )
+                plan = labelled(made, folder)
     try:
         refusals.raise_any()
     except SpecRefused as error:
@@ -216,7 +219,7 @@ def _instrument(spec: StudySpec) -> InstrumentFolder:
         raise SpecRefused("instrument", str(error), error.nearest) from error
 
 
-def _with_tasks(plan: Plan, folder: InstrumentFolder, home: Home | None, *, dry_run: bool) -> Plan:
+def with_tasks(plan: Plan, folder: InstrumentFolder, home: Home | None, *, dry_run: bool) -> Plan:
     """The plan, fitted to the tasks that there are. A dry run does without where the instrument's packages are not installed.
 
     Raises: PlanningRefused.
@@ -269,35 +272,56 @@ def _begin(
     """Record the study, and carry it out here or have the daemon do it."""
     from researcher.cli.clients import check_cluster
     from researcher.cli.resume import conduct, detach
-    from researcher.cli.servers import check_servers
 
-    options = StudyOptions.model_validate(
-        {
-            "instrument": None if folder.path.parent == OWN_STUDIES else str(folder.path),
-            "request": request_of(draft, spec),
-            "servers": args.server,
-            "engine": args.engine,
-            "machine": socket.gethostname(),
-            "clients": args.clients,
-            "max_parallel": args.max_parallel,
-            "sinks": list(dict.fromkeys(args.sink)),
-            "approve": spec.approve or ("never" if folder.instrument.generated is None else "plan"),
-            "repairs": args.repairs,
-            "keep_models": args.keep_models,
-        }
+    options = StudyOptions(
+        **common_options(draft, spec, folder),
+        servers=args.server,
+        engine=args.engine,
+        clients=args.clients,
+        max_parallel=args.max_parallel,
+        sinks=list(dict.fromkeys(args.sink)),
+        repairs=args.repairs,
+        keep_models=args.keep_models,
     )
-    check_servers(plan, args.server)
     check_cluster(args.clients, plan, folder, args.server, teller(args))
-    study_id = home.store.studies.create(spec.question, options)
-    for call in calls:
-        home.store.journal.record_llm_call(study_id, call)
-    home.store.studies.save_schedule(study_id, {"timetable": timetable.model_dump(mode="json"), "carried": args.detach})
+    study_id = recorded(home, spec, plan, options, timetable, calls, carried=args.detach)
     if args.detach:
         return detach(home, study_id, plan, as_json=args.json)
     if not args.json:
         for each in draft.uncovered:
             say(f"not covered: {each}")
     return conduct(home, study_id, as_json=args.json, plan=plan)
+
+
+def common_options(draft: Draft, spec: StudySpec, folder: InstrumentFolder) -> dict[str, Any]:
+    """Options of a study that follow from what is asked."""
+    return {
+        "instrument": None if folder.path.parent == OWN_STUDIES else str(folder.path),
+        "request": request_of(draft, spec),
+        "machine": socket.gethostname(),
+        "approve": spec.approve or ("never" if folder.instrument.generated is None else "plan"),
+    }
+
+
+def recorded(
+    home: Home,
+    spec: StudySpec,
+    plan: Plan,
+    options: StudyOptions,
+    timetable: Timetable,
+    calls: list[LlmCall],
+    *,
+    carried: bool,
+) -> str:
+    """Record the study, whose plan is not frozen yet; returns its id. carried: by the daemon. Raises: UsageError for its servers."""
+    from researcher.cli.servers import check_servers
+
+    check_servers(plan, list(options.servers))
+    study_id = home.store.studies.create(spec.question, options)
+    for call in calls:
+        home.store.journal.record_llm_call(study_id, call)
+    home.store.studies.save_schedule(study_id, {"timetable": timetable.model_dump(mode="json"), "carried": carried})
+    return study_id
 
 
 def keep_calls(calls: list[LlmCall]) -> None:

@@ -92,6 +92,11 @@ def read_study_file(path: Path) -> tuple[dict[str, Any], Lines]:
     return data, lines
 
 
+def read_study_text(text: str, folder: Path) -> tuple[dict[str, Any], Lines]:
+    """The same of a YAML text that stands in no file. folder: where its relative paths start. Raises: PlanningRefused."""
+    return _data(Path("the text"), text, "a study file", folder)
+
+
 def read_data_file(path: Path, kind: str) -> tuple[dict[str, Any], Lines]:
     """YAML or TOML with keys, its relative paths resolved. kind: what it should be, in words. Raises: PlanningRefused."""
     writes = "; `researcher draft` writes one" if kind == "a study file" else ""
@@ -101,10 +106,15 @@ def read_data_file(path: Path, kind: str) -> tuple[dict[str, Any], Lines]:
         raise PlanningRefused(f"{path} is not text in UTF-8") from error
     except OSError as error:
         raise PlanningRefused(f"{path} cannot be read: {error.strerror}{writes}") from error
+    return _data(path, text, kind, path.parent)
+
+
+def _data(path: Path, text: str, kind: str, folder: Path) -> tuple[dict[str, Any], Lines]:
+    writes = "; `researcher draft` writes one" if kind == "a study file" else ""
     data, lines = _toml(path, text) if path.suffix == ".toml" else _yaml(path, text)
     if not isinstance(data, dict):
         raise PlanningRefused(f"{path} is not {kind}: it holds no keys{writes}")
-    return _placed("", data, path.parent), Lines(str(path), lines)
+    return _placed("", data, folder), Lines(str(path), lines)
 
 
 def _placed(name: str, value: Any, folder: Path, depth: int = 5) -> Any:

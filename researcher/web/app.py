@@ -7,6 +7,7 @@ import contextlib
 import socket
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import quote
@@ -30,8 +31,10 @@ from researcher.store.errors import Ambiguous, LeaseHeld, NotFound, StoreError, 
 from researcher.web.access import Access, Guard, session_cookie
 from researcher.web.campaign_pages import CampaignPages, campaign_at
 from researcher.web.campaigns import CampaignSheets
+from researcher.web.drafting import Drafting, DraftPages
 from researcher.web.forms import Form, FormRefused, check, local_path, person, whole, words
 from researcher.web.rendering import Renderer, default_person, report_file
+from researcher.web.servers import Ask, ServerPages
 from researcher.web.sheets import Sheets
 from researcher.web.tracking import Tracking
 
@@ -157,18 +160,27 @@ _LIST = ("/", "the list of studies")
 def _back(request: Request) -> tuple[str, str]:
     """Where a refusal leads back to, by the address that was refused."""
     reference = request.path_params.get("reference")
+    if request.url.path.startswith("/draft"):
+        return "/draft", "the form for a new study"
     if request.url.path.startswith("/campaigns"):
         return ("/campaigns", "the list of campaigns") if reference is None else campaign_at(reference)
     return _LIST if reference is None else _study_at(reference)
 
 
-def create_app(
-    home: Home, access: Access, sheets: Sheets, tracking: Tracking, ensure_daemon: Callable[[], None]
-) -> Guard:
-    """The application behind its guard. ensure_daemon: starts the daemon unless it runs."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Services:
+    """What the page asks others to do. ensure_daemon: starts the daemon unless it runs. ask: servers how they are."""
+
+    ensure_daemon: Callable[[], None]
+    drafting: Drafting
+    ask: Ask
+
+
+def create_app(home: Home, access: Access, sheets: Sheets, tracking: Tracking, services: Services) -> Guard:
+    """The application behind its guard."""
     renderer = Renderer()
     pages = Pages(home, access, sheets, tracking, renderer)
-    campaigns = CampaignPages(home, access, CampaignSheets(home, sheets), renderer, ensure_daemon)
+    campaigns = CampaignPages(home, access, CampaignSheets(home, sheets), renderer, services.ensure_daemon)
     app = FastAPI(title="Researcher", docs_url=None, redoc_url=None, openapi_url=None)
     get: dict[str, Any] = {"methods": ["GET"], "response_model": None}
     post: dict[str, Any] = {"methods": ["POST"], "response_model": None}
@@ -180,7 +192,9 @@ def create_app(
     app.add_api_route("/studies/{reference}/mlflow", pages.mlflow, **get)
     app.add_api_route("/studies/{reference}/answer", pages.answer, **post)
     app.add_api_route("/studies/{reference}/amend", pages.amend, **post)
+    app.add_api_route("/servers", ServerPages(home, sheets, renderer, services.ask).servers, **get)
     campaigns.add_routes(app)
+    DraftPages(access, services.drafting, renderer).add_routes(app)
     app.mount("/static", StaticFiles(directory=_HERE / "static"))
     for kind in (StoreError, PlanningRefused, UsageError, FormRefused, HTTPException, RequestValidationError):
         app.add_exception_handler(kind, pages.refused)

@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import httpx
 
 from foundation.clock import ManualClock
+from researcher.cli.drafting import PageDrafting
 from researcher.home import Home
 from researcher.web.access import Access, Guard
-from researcher.web.app import create_app
+from researcher.web.app import Services, create_app
 from researcher.web.sheets import Sheets
 from researcher.web.tracking import Tracking
+from swarm.protocol.status import ServerStatus
 
 PORT = 8643
 BASE = f"http://127.0.0.1:{PORT}"
+
+
+@dataclass
+class Answers:
+    """What servers say of themselves, by address; the others do not answer."""
+
+    by_url: dict[str, ServerStatus] = field(default_factory=dict)
+
+    def statuses(self, urls: Sequence[str]) -> list[ServerStatus | str]:
+        return [self.by_url.get(url, "nothing answers there") for url in urls]
 
 
 @dataclass
@@ -28,13 +41,17 @@ class WebPage:
     clock: ManualClock = field(default_factory=ManualClock)
     daemons: list[int] = field(default_factory=list)
     """One entry for each time that the daemon was asked for."""
+    asks: Answers = field(default_factory=Answers)
     app: Guard = field(init=False)
     tracking: Tracking = field(init=False)
 
     def __post_init__(self) -> None:
         sheets = Sheets(self.home, self.clock)
         self.tracking = Tracking(self.home.store, port=0, local=self.access.local, start_limit_s=600)
-        self.app = create_app(self.home, self.access, sheets, self.tracking, lambda: self.daemons.append(1))
+        services = Services(
+            ensure_daemon=lambda: self.daemons.append(1), drafting=PageDrafting(self.home), ask=self.asks.statuses
+        )
+        self.app = create_app(self.home, self.access, sheets, self.tracking, services)
 
     def browser(self, base: str = BASE) -> httpx.AsyncClient:
         """One person's browser, with cookies of its own. It tells where its forms come from, as browsers do."""

@@ -215,3 +215,35 @@ async def test_without_scripts_the_forms_of_a_campaign_work(chrome: Browser, tmp
         tab.press("Enter")
         tab.wait("document.querySelector('#said').innerText.includes('rates diverge')")
     home.store.close()
+
+
+def test_a_study_is_drafted_by_keyboard_on_a_narrow_screen(chrome: Browser, tmp_path: Path) -> None:
+    home, _ = opened(tmp_path / "home")
+    running(home.store)
+    with served(home.root) as address:
+        tab = chrome.tab()
+        tab.width(360)
+        tab.go(f"{address}/servers")
+        tab.wait("document.querySelector('.server').innerText.includes('unreachable')")
+        assert tab.run("document.documentElement.scrollWidth <= innerWidth")
+        tab.go(f"{address}/draft")
+        _tab_to(tab, "#topic textarea")
+        tab.write("Does GRPO learn one-digit sums faster with a learning rate of 4e-5 than with 1e-5?")
+        _tab_to(tab, "#topic button")
+        tab.press("Enter")
+        tab.wait("document.querySelector('#file textarea').value.includes('instrument: arithmetic')")
+        _tab_to(tab, "#file textarea")
+        tab.write("sedes: 3\n")
+        _tab_to(tab, "#file button")
+        tab.press("Enter")
+        tab.wait("document.querySelector('#problems')?.innerText.includes('sedes')")
+        assert tab.run("document.documentElement.scrollWidth <= innerWidth")
+        tab.type(
+            "#file textarea", "question: a\ninstrument: arithmetic\ncompare: {learning_rate: {levels: [1e-5, 4e-5]}}"
+        )
+        _tab_to(tab, "#file button")
+        tab.press("Enter")
+        tab.wait("document.querySelector('#price')?.innerText.includes('trials')")
+        assert tab.run("document.documentElement.scrollWidth <= innerWidth")
+        _harmless(tab)
+    home.store.close()
