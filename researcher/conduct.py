@@ -24,8 +24,9 @@ from researcher.executor.trials import Executor, Progress
 from researcher.gates import pass_stage
 from researcher.halts import StudyHalted, check_requests
 from researcher.models import OVER_BUDGET, BudgetState, StudyStatus, TrialRecord, TrialStatus
-from researcher.notify.study import conclusion_notice, failure_notice, halt_notice
+from researcher.notify.study import halt_notice, subject_of
 from researcher.notify.watching import Watch
+from researcher.notify.words import conclusion_notice, failure_notice
 from researcher.refusals import RecordsDisagree
 from researcher.report.writer import Written, write_report
 from researcher.store.errors import OverBudget, StoreError
@@ -44,9 +45,10 @@ _INTERIM_AGAIN_S = 3600.0
 
 
 class Sink(Protocol):
-    """A copy of the records (MLflow, TensorBoard, Weights & Biases). An outage is its own affair: what waits is sent later."""
+    """A copy of the records (MLflow, TensorBoard, Weights & Biases), or a service of notices. An outage is its own affair: what waits
+    is sent later."""
 
-    def drain(self, study_id: str | None = None) -> int: ...
+    def drain(self, study_id: str | None = None, /) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +111,9 @@ class Conduct:
                 decision = await self._stages(study_id, plan, picture)
             except OverBudget as error:
                 self._store.journal.record(study_id, OVER_BUDGET, {"because": str(error)})
-                notice = failure_notice(study, "Its budget is spent, and it has stopped.", self._clock.now())
+                notice = failure_notice(
+                    subject_of(study), "Its budget is spent, and it has stopped.", self._clock.now()
+                )
                 self._store.studies.set_status(study_id, StudyStatus.STOPPED, str(error), notice)
                 interim_report(self._store, study_id, self._reports)  # which tells how the study ended
                 raise
@@ -265,11 +269,13 @@ class Conduct:
             last = max(trials, key=lambda trial: trial.ended_at or 0.0)
             status = StudyStatus.FAILED
             reason = f"{len(trials)} of {len(trials)} trials failed; the last: {last.reason}"
-            failed = failure_notice(study, f"{len(trials)} of {len(trials)} trials failed.", self._clock.now())
+            failed = failure_notice(
+                subject_of(study), f"{len(trials)} of {len(trials)} trials failed.", self._clock.now()
+            )
             self._store.studies.set_status(study_id, status, reason, failed)  # of which its report tells
         written = _written(self._store, study_id, self._reports)
-        done = conclusion_notice(study, written.answer, written.folder) if status is StudyStatus.DONE else None
-        self._store.studies.set_status(study_id, status, reason, done)
+        done = conclusion_notice(subject_of(study), written.answer, written.folder / "report.md")
+        self._store.studies.set_status(study_id, status, reason, done if status is StudyStatus.DONE else None)
         return Outcome(status, reason, written.folder)
 
     @contextlib.asynccontextmanager

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from researcher.halts import StudyHalted
 from researcher.models import Answer, StudyOptions, StudyStatus
-from researcher.notify.study import gate_notice
+from researcher.notify.study import study_gate
 from researcher.ownership import owned_now
 from researcher.store.errors import LeaseHeld, WrongState
 from researcher.store.store import Store
@@ -137,7 +137,7 @@ def amend(store: Store, study_id: str, change: Amendment, *, because: str, by: s
             except StudyHalted as halt:
                 gate = mine.gates.open(study_id)
                 if mine.studies.get(study_id).status is halt.status and gate is not None:
-                    mine.studies.set_status(study_id, halt.status, halt.reason, gate_notice(study, gate))
+                    mine.studies.set_status(study_id, halt.status, halt.reason, study_gate(study, gate))
     return amended
 
 

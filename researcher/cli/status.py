@@ -25,10 +25,9 @@ from researcher.models import (
     TrialRecord,
 )
 from researcher.notify.services import variable_of
-from researcher.notify.study import left_text
+from researcher.notify.words import budget_text
 from researcher.store.errors import NotFound
 from researcher.store.journal import JournalReader
-from researcher.store.notices import sink_name
 from researcher.study.plan import PlanModel
 from researcher.view import losses_by_arm, losses_text, sparkline
 
@@ -179,7 +178,7 @@ def _as_lines(home: Home, study: StudyRecord) -> list[str]:
         effect = record.effect
         shown = f"{effect.diff:+.4g} [{effect.low:+.4g}, {effect.high:+.4g}]" if effect else "no effect"
         lines.append(f"{record.hypothesis}: {record.verdict}  {shown}  {record.reason}")
-    left = [left_text(state) for state in home.store.budgets.all(study.id)]
+    left = [budget_text(state) for state in home.store.budgets.all(study.id)]
     lines += [f"left of the budget: {', '.join(left)}"] if left else []
     lines += _kept(home, study)
     lines += [
@@ -193,7 +192,7 @@ def _as_lines(home: Home, study: StudyRecord) -> list[str]:
 
 def _unsent(home: Home, study: StudyRecord) -> dict[str, tuple[int, str | None]]:
     """Notices that wait for each service, and why the last try failed."""
-    states = {name: home.store.outbox.state(sink_name(name), study.id) for name in study.options.notify}
+    states = {name: home.store.notices.state(name, study.id) for name in study.options.notify}
     return {name: state for name, state in states.items() if state[0]}
 
 

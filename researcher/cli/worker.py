@@ -30,7 +30,8 @@ from researcher.home import Home
 from researcher.instruments.catalogue import InstrumentFolder, as_frozen, open_instrument
 from researcher.models import StudyOptions, StudyStatus
 from researcher.notify.sink import sinks_of
-from researcher.notify.study import failure_notice
+from researcher.notify.study import subject_of
+from researcher.notify.words import failure_notice
 from researcher.ownership import owned
 from researcher.schedule.timetable import Timetable
 from researcher.store.errors import StoreError
@@ -134,7 +135,7 @@ class Worker:
         could not be kept."""
         if not self._store.studies.get(self._study_id).status.ended:
             interim_report(self._store, self._study_id, self._home.studies)
-            notice = failure_notice(self._study, _in_words(error), self._clock.now())
+            notice = failure_notice(subject_of(self._study), _in_words(error), self._clock.now())
             self._store.studies.set_status(self._study_id, StudyStatus.WAITING, redact(str(error)), notice)
 
     async def notify(self) -> None:
@@ -189,7 +190,7 @@ class Worker:
                 clients=clients,
                 mender=mender,
             )
-            further = [*(open_sink(self._store, name) for name in options.sinks), *self._notifiers]
+            further: list[Sink] = [*(open_sink(self._store, name) for name in options.sinks), *self._notifiers]
             sink, reports = self._copy(self._store), home.studies
             conduct = Conduct(self._store, executor, sink, self._view, self._clock, reports, further=further)
             outcome = await conduct.carry_out(study_id)

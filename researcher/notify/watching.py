@@ -10,7 +10,8 @@ from researcher.executor.attempts import TrialLimits
 from researcher.instruments.instrument import HELDOUT_REWARD
 from researcher.models import StudyRecord
 from researcher.notify.picture import SERIES, curves_png
-from researcher.notify.study import DAY_S, advanced_at, digest_notice, stalled_notice
+from researcher.notify.study import advanced_at, study_digest, subject_of
+from researcher.notify.words import DAY_S, stalled_notice
 from researcher.store.store import Store
 from researcher.study.plan import Plan
 
@@ -53,7 +54,7 @@ class Watch:
         beats = {key: each[-1].heartbeat_at for key, each in attempts.items()}
         since = advanced_at(self._store.trials.all(self._study.id, series=()), beats, self._began)
         if (now := self._clock.now()) - since >= self._stalled_s:
-            self._store.notices.record(stalled_notice(self._study, since, now), self._names)
+            self._store.notices.record(stalled_notice(subject_of(self._study), since, now), self._names)
 
     def _look_for_day(self) -> None:
         now = self._clock.now()
@@ -65,5 +66,5 @@ class Watch:
             trials = self._store.trials.all(self._study.id, series=(SERIES, HELDOUT_REWARD))
             picture = curves_png(trials, self._folder / "digests" / f"day-{day}.png")
             budgets = self._store.budgets.all(self._study.id)
-            self._store.notices.record(digest_notice(self._study, day, trials, budgets, now, picture), self._names)
+            self._store.notices.record(study_digest(self._study, day, trials, budgets, now, picture), self._names)
         self._day = day

@@ -32,7 +32,8 @@ from researcher.executor.processes import child_environ
 from researcher.gates import waits_for_an_answer
 from researcher.models import CampaignRecord, StudyRecord
 from researcher.notify.sink import Post
-from researcher.notify.study import failure_notice
+from researcher.notify.study import subject_of
+from researcher.notify.words import failure_notice
 from researcher.ownership import is_dead, living_owner
 from researcher.schedule.timetable import Timetable, Unreadable
 from researcher.store.database import connect, default_url, place_of
@@ -205,7 +206,7 @@ class Carrier:
         study = self._store.studies.get(study_id)
         said = "Its worker ends as soon as it is started, again and again."
         then = f"`daemon.log` in its folder says why; {study_id} is tried again, ever more seldom."
-        self._store.notices.record(failure_notice(study, said, now, then), study.options.notify)
+        self._store.notices.record(failure_notice(subject_of(study), said, now, then), study.options.notify)
 
     def _timetable(self, each: Cared) -> Timetable | None:
         """Its timetable; None if no daemon carries it, or only one of another machine."""

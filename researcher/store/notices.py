@@ -1,71 +1,125 @@
-"""Notices that wait for their services, in the outbox: one row per notice and service, written once per event.
+"""Notices that wait for their services: one row per notice and service, written once per event, with what became of it.
 
-A service is a name such as `SLACK`, never its address. Its rows are of the kind `notify:SLACK`, which is also the sink that
-takes them.
+A service is a name such as `SLACK`, never its address. A notice is about a study or a campaign.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 
-from sqlalchemy import select
+from sqlalchemy import Select, func, select
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from researcher.models import Notice
-from researcher.store.outbox import NOTIFY, Message
+from researcher.store.errors import NotFound
+from researcher.store.locks import turn
 from researcher.store.retries import retried
-from researcher.store.tables import OutboxRow
+from researcher.store.tables import NoticeRow
 from researcher.store.transactions import Part, Transactions
 
 
+@dataclass(frozen=True, slots=True)
+class WaitingNotice:
+    """One that its service has not taken yet. at: when it was recorded."""
+
+    seq: int
+    service: str
+    notice: Notice
+    at: float
+
+
 class Notices(Part):
-    """Anybody may record one: it needs no lease, and changes nothing of a study."""
+    """Anybody may record one: it needs no lease, and changes nothing of a study or a campaign."""
 
     @retried
-    def record(self, notice: Notice, names: Sequence[str]) -> bool:
-        """Have the notice sent to each of these services; returns whether it is new. One of the same key was recorded before."""
+    def record(self, notice: Notice, services: Sequence[str]) -> bool:
+        """Have the notice sent to each of these; returns whether it is new. One of the same subject and key was recorded before."""
         with self._db.writing() as session:
-            return add(self._db, session, notice, names)
+            return add(self._db, session, notice, services)
 
     @retried
     def of(self, subject_id: str) -> list[Notice]:
         """Every notice about it, the first one first, however many services it goes to."""
         with self._db.reading() as session:
-            rows = session.scalars(
-                select(OutboxRow)
-                .where(OutboxRow.study_id == subject_id, OutboxRow.kind.startswith(NOTIFY))
-                .order_by(OutboxRow.seq)
-            )
-            found = [Notice.model_validate_json(row.ref) for row in rows]
+            chosen = select(NoticeRow.notice).where(NoticeRow.subject_id == subject_id).order_by(NoticeRow.seq)
+            found = [Notice.model_validate_json(text) for text in session.scalars(chosen)]
         return list({notice.key: notice for notice in found}.values())
 
     @retried
-    def names(self) -> list[str]:
-        """Services that any notice was ever recorded for."""
+    def unsent(self, service: str, subject_id: str | None = None) -> list[WaitingNotice]:
+        """What this service has not taken yet, oldest first."""
         with self._db.reading() as session:
-            kinds = session.scalars(select(OutboxRow.kind).where(OutboxRow.kind.startswith(NOTIFY)).distinct())
-            return sorted(kind.removeprefix(NOTIFY) for kind in kinds)
+            rows = session.scalars(_waiting(service, subject_id).order_by(NoticeRow.seq))
+            return [
+                WaitingNotice(row.seq, row.service, Notice.model_validate_json(row.notice), row.created_at)
+                for row in rows
+            ]
+
+    @retried
+    def services(self) -> list[str]:
+        """Those for which a notice waits."""
+        with self._db.reading() as session:
+            return sorted(session.scalars(select(NoticeRow.service).where(NoticeRow.sent_at.is_(None)).distinct()))
+
+    @retried
+    def state(self, service: str, subject_id: str) -> tuple[int, str | None]:
+        """Number of waiting notices, and the newest error among them."""
+        with self._db.reading() as session:
+            waiting = _waiting(service, subject_id)
+            count = session.scalar(select(func.count()).select_from(waiting.subquery())) or 0
+            failed = waiting.with_only_columns(NoticeRow.error).where(NoticeRow.error.is_not(None))
+            return count, session.scalar(failed.order_by(NoticeRow.seq.desc()).limit(1))
+
+    @retried
+    def turn(self, service: str) -> AbstractContextManager[None]:
+        """Lock for sending to that service; two at once would send what waits twice."""
+        return turn(self._db.engine, self._db.retries, f"notify-{service}")
+
+    @retried
+    def mark_sent(self, seq: int) -> None:
+        with self._db.writing() as session:
+            row = _row(session, seq)
+            row.sent_at, row.error = self._db.clock.now(), None
+
+    @retried
+    def mark_unsent(self, seq: int, error: str) -> None:
+        """Sending failed; it waits on."""
+        with self._db.writing() as session:
+            row = _row(session, seq)
+            row.tries, row.error = row.tries + 1, error
 
 
-def add(db: Transactions, session: Session, notice: Notice, names: Sequence[str]) -> bool:
+def add(db: Transactions, session: Session, notice: Notice, services: Sequence[str]) -> bool:
     """`Notices.record` within the transaction of the event itself."""
-    new = [name for name in dict.fromkeys(names) if not _is_there(session, notice, name)]
-    for name in new:
-        db.announce(session, notice.subject_id, sink_name(name), notice.model_dump_json())
-    return bool(new)
+    new = False
+    for service in dict.fromkeys(services):
+        row = NoticeRow(
+            subject_id=notice.subject_id,
+            service=service,
+            key=notice.key,
+            notice=notice.model_dump_json(),
+            created_at=db.clock.now(),
+            tries=0,
+        )
+        try:
+            with session.begin_nested():
+                session.add(row)
+        except IntegrityError:
+            continue  # it is there already
+        new = True
+    return new
 
 
-def sink_name(service: str) -> str:
-    """Of the sink that takes the notices to a service, and the kind of their rows."""
-    return f"{NOTIFY}{service}"
+def _waiting(service: str, subject_id: str | None) -> Select[NoticeRow]:
+    chosen = select(NoticeRow).where(NoticeRow.service == service, NoticeRow.sent_at.is_(None))
+    return chosen if subject_id is None else chosen.where(NoticeRow.subject_id == subject_id)
 
 
-def notice_of(message: Message) -> Notice:
-    """The notice that a message of the outbox carries."""
-    return Notice.model_validate_json(message.ref)
-
-
-def _is_there(session: Session, notice: Notice, name: str) -> bool:
-    chosen = select(OutboxRow.ref).where(OutboxRow.study_id == notice.subject_id, OutboxRow.kind == sink_name(name))
-    return any(json.loads(ref)["key"] == notice.key for ref in session.scalars(chosen))
+def _row(session: Session, seq: int) -> NoticeRow:
+    row = session.get(NoticeRow, seq, with_for_update=True)
+    if row is None:
+        raise NotFound(f"there is no notice {seq}")
+    return row

@@ -17,23 +17,15 @@ from researcher.store.retries import retried
 from researcher.store.tables import DeliveryRow, OutboxRow
 from researcher.store.transactions import Part, locked
 
-NOTIFY = "notify:"
-"""Beginning of the kind of a notice, and of the sink that takes it: the service's name follows. No other sink takes notices."""
-
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """Something changed: a `study`, `stage`, `trial`, `verdict` or `report`. What it is now, the store knows.
-
-    Or a notice, whose kind is its service's and whose `ref` is the notice itself: see notices.py.
-    """
+    """Something changed: a `study`, `stage`, `trial`, `verdict` or `report`. What it is now, the store knows."""
 
     seq: int
     study_id: str
     kind: str
     ref: str
-    at: float = 0.0
-    """When it was written."""
 
 
 class Outbox(Part):
@@ -44,7 +36,7 @@ class Outbox(Part):
         """Messages that this sink has not taken yet, oldest first."""
         with self._db.reading() as session:
             rows = session.scalars(_waiting(sink, study_id).order_by(OutboxRow.seq))
-            return [Message(row.seq, row.study_id, row.kind, row.ref, row.created_at) for row in rows]
+            return [Message(row.seq, row.study_id, row.kind, row.ref) for row in rows]
 
     @retried
     def turn(self, sink: str, study_id: str) -> AbstractContextManager[None]:
@@ -76,8 +68,7 @@ class Outbox(Part):
 
 def _waiting(sink: str, study_id: str | None) -> Select[OutboxRow]:
     delivered = (DeliveryRow.seq == OutboxRow.seq) & (DeliveryRow.sink == sink)
-    own = OutboxRow.kind == sink if sink.startswith(NOTIFY) else ~OutboxRow.kind.startswith(NOTIFY)
-    chosen = select(OutboxRow).outerjoin(DeliveryRow, delivered).where(DeliveryRow.sent_at.is_(None), own)
+    chosen = select(OutboxRow).outerjoin(DeliveryRow, delivered).where(DeliveryRow.sent_at.is_(None))
     return chosen if study_id is None else chosen.where(OutboxRow.study_id == study_id)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from foundation.logs import redact
 from researcher.models import KINDS, TrialRecord
@@ -29,7 +29,7 @@ class CopyFailed(Exception):
 class CopySink(ABC):
     """`drain` now and then, and at the end. Safe to call from a thread of its own."""
 
-    name: str
+    name: ClassVar[str]
     """Key of its deliveries; never changes."""
 
     def __init__(self, store: Store) -> None:

@@ -12,7 +12,7 @@ from sqlalchemy import JSON, BigInteger, Dialect, Float, ForeignKey, ForeignKeyC
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.types import TypeDecorator
 
-SCHEMA_REVISION = "0008"
+SCHEMA_REVISION = "0009"
 """The newest migration that this code knows."""
 
 Serial = BigInteger().with_variant(Integer, "sqlite")
@@ -422,6 +422,26 @@ class DeliveryRow(Base):
 
     sink: Mapped[str] = mapped_column(primary_key=True)
     seq: Mapped[int] = mapped_column(Serial, ForeignKey("outbox.seq"), primary_key=True, autoincrement=False)
+    tries: Mapped[int]
+    error: Mapped[str | None]
+    sent_at: Mapped[float | None]
+
+
+class NoticeRow(Base):
+    """A notice about a study or a campaign (`subject_id`) for one service, and whether it was sent."""
+
+    __tablename__ = "notices"
+    __table_args__ = (
+        Index("notices_once", "subject_id", "service", "key", unique=True),
+        Index("notices_waiting", "service", "sent_at"),
+    )
+
+    seq: Mapped[int] = mapped_column(Serial, primary_key=True, autoincrement=True)
+    subject_id: Mapped[str]
+    service: Mapped[str]
+    key: Mapped[str]
+    notice: Mapped[str]
+    created_at: Mapped[float]
     tries: Mapped[int]
     error: Mapped[str | None]
     sent_at: Mapped[float | None]

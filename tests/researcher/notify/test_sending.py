@@ -20,6 +20,14 @@ from researcher.home import Home
 from researcher.models import Answer, Notice, NoticeKind, TrialRecord
 from researcher.notify.sink import NotifySink, Post, sinks_of
 from researcher.notify.watching import STALLED_S, Watch
+from researcher.notify.words import (
+    Subject,
+    conclusion_notice,
+    digest_notice,
+    failure_notice,
+    gate_notice,
+    stalled_notice,
+)
 from researcher.schedule.daemon import Carrier
 from researcher.schedule.timetable import Timetable
 from researcher.store.errors import OverBudget
@@ -231,7 +239,7 @@ def test_what_is_recorded_in_an_outage_arrives_once_in_its_order_after_restarts(
         assert not house.store.notices.record(notice, ["TEAM"])
         _drain(house)
     assert house.hook.posts == []
-    assert house.store.outbox.state("notify:TEAM", study) == (len(sent), "the service answered with HTTP 503")
+    assert house.store.notices.state("TEAM", study) == (len(sent), "the service answered with HTTP 503")
     house.hook.status = 200
     for _ in range(3):
         _drain(house)
@@ -274,7 +282,7 @@ def test_the_daemon_sends_what_a_dead_worker_left_and_leaves_names_that_it_does_
     house.clock.advance(DAY_S)
     assert not post.deliver()
     assert house.titles == [notice.title]
-    assert house.store.outbox.state("notify:ELSEWHERE", study) == (1, None)
+    assert house.store.notices.state("ELSEWHERE", study) == (1, None)
 
 
 def test_status_says_which_notices_wait_and_why(house: _House) -> None:
@@ -296,6 +304,25 @@ def test_a_worker_that_keeps_dying_is_told_of_once(house: _House) -> None:
         house.clock.advance(60)
     _drain(house)
     assert house.titles == [f"{study} needs attention"]
+
+
+def test_a_campaign_tells_people_like_a_study(house: _House) -> None:
+    subject = Subject.of_campaign("ca-1", "Find what makes it learn fastest")
+    told = [
+        gate_notice(subject, "decision/3", "It asks whether to confirm.", "`researcher campaign approve ca-1`"),
+        failure_notice(subject, "Its strategist cannot be reached.", house.clock.now()),
+        stalled_notice(subject, 0.0, 7200.0),
+        digest_notice(subject, 1, ["2 studies ran."]),
+        conclusion_notice(subject, "Yes: a beats b. It rises. And more.", Path("/r/report.md")),
+    ]
+    for notice in told:
+        assert house.store.notices.record(notice, ["TEAM"])
+        assert not house.store.notices.record(notice, ["TEAM"])
+    assert Post(house.store, house.environ, house.clock).deliver() is False
+    assert house.titles == [notice.title for notice in told]
+    assert "researcher campaign resume ca-1" in house.hook.posts[1]["message"]
+    assert house.hook.posts[-1]["message"].endswith("Yes: a beats b. It rises.\nReport: /r/report.md")
+    assert house.store.notices.of("ca-1") == told
 
 
 def test_no_other_copy_takes_notices_and_a_study_without_services_records_none(house: _House) -> None:

@@ -16,7 +16,7 @@ from sqlalchemy import Engine, text
 
 from foundation.paths import shipped
 from researcher.analysis.knowledge import findings_of
-from researcher.models import VerdictRecord
+from researcher.models import Notice, NoticeKind, VerdictRecord
 from researcher.store.database import connect, upgrade
 from researcher.store.store import Store
 from researcher.store.tables import SCHEMA_REVISION, Base
@@ -159,3 +159,19 @@ def test_the_code_names_the_newest_migration() -> None:
 def test_there_is_no_way_down_rather_than_half_of_one() -> None:
     scripts = ScriptDirectory.from_config(_config()).walk_revisions()
     assert [script.revision for script in scripts if hasattr(script.module, "downgrade")] == []
+
+
+def test_notices_that_stood_in_the_outbox_move_to_their_table_with_what_became_of_them(url: str) -> None:
+    engine = at_revision(url, "0008")
+    a_first_study(engine)
+    notice = Notice(kind=NoticeKind.GATE, subject_id="st-1", key="gate/plan/1", title="t", body="b")
+    common = {"study_id": "st-1", "kind": "notify:TEAM", "ref": notice.model_dump_json(), "created_at": 1.0}
+    for seq in (1, 2):
+        insert(engine, "outbox", seq=seq, **common)
+    insert(engine, "outbox", seq=3, **common | {"kind": "study", "ref": "st-1"})
+    insert(engine, "deliveries", sink="notify:TEAM", seq=1, tries=0, sent_at=2.0)
+    engine.dispose()
+    store = Store.open(url)
+    assert [waiting.notice for waiting in store.notices.unsent("TEAM")] == [notice]
+    assert [message.kind for message in store.outbox.unsent("mlflow")] == ["study"]
+    store.close()

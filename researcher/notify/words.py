@@ -1,0 +1,92 @@
+"""The notices themselves: what people are told of a study or a campaign, in a few lines.
+
+Written from ids, questions, verdicts and counts alone: a failure's own words, which may quote what a client or a model said,
+stay in the records.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from foundation.logs import redact
+from foundation.streams import one_line
+from researcher.models import BudgetState, Notice, NoticeKind
+from researcher.view import duration
+
+DAY_S = 86_400.0
+_SHOWN_QUESTION = 300
+_SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[A-Z])")
+_SENTENCES = 2
+_UNITS = {"wall_s": "wall time"}
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What a notice is about. question: what it asks, or its goal. command: whose `status` and `resume` are for it."""
+
+    id: str
+    question: str
+    command: str = "researcher"
+
+    @classmethod
+    def of_campaign(cls, campaign_id: str, goal: str) -> Subject:
+        return cls(campaign_id, goal, "researcher campaign")
+
+
+def gate_notice(subject: Subject, gate: str, asked: str, how: str) -> Notice:
+    """A person's word is waited for. gate: its name, told once. asked: a sentence. how: the commands that answer."""
+    title = f"{subject.id} waits for your word"
+    return _notice(subject, NoticeKind.GATE, f"gate/{gate}", title, [asked, f"Answer with {how}."])
+
+
+def failure_notice(subject: Subject, what: str, at: float, then: str = "") -> Notice:
+    """It failed, stopped without an answer, or cannot go on. what: a sentence. The same is told once a day (UTC).
+
+    at: now. then: what to do; without it, where the reason is shown.
+    """
+    event = hashlib.sha256(what.encode()).hexdigest()[:12]
+    day = datetime.fromtimestamp(at, UTC).date().isoformat()
+    then = then or f"`{subject.command} status {subject.id}` says why, `{subject.command} resume {subject.id}` goes on."
+    title = f"{subject.id} needs attention"
+    return _notice(subject, NoticeKind.FAILURE, f"failure/{day}/{event}", title, [redact(what), then])
+
+
+def stalled_notice(subject: Subject, since: float, now: float) -> Notice:
+    """since: when it last advanced. A standstill is told once."""
+    said = f"Nothing has advanced for {duration(now - since)}: no step, no episode, no trial's end."
+    where = f"`{subject.command} status {subject.id}` shows where it stands."
+    title = f"{subject.id} stands still"
+    return _notice(subject, NoticeKind.STALLED, f"stalled/{since:.0f}", title, [said, where])
+
+
+def conclusion_notice(subject: Subject, answer: str, report: Path) -> Notice:
+    """answer: as the report gives it; its first two sentences are told. report: the file."""
+    said = " ".join(_SENTENCE.split(answer)[:_SENTENCES])
+    title = f"{subject.id} is done"
+    return _notice(subject, NoticeKind.CONCLUSION, "conclusion", title, [said, f"Report: {report}"])
+
+
+def digest_notice(subject: Subject, day: int, lines: Iterable[str], picture: Path | None = None) -> Notice:
+    """What ran, and what is left. day: since it began, from 1; each is told once."""
+    title = f"{subject.id}, day {day}"
+    return _notice(subject, NoticeKind.DIGEST, f"digest/{day}", title, lines, picture)
+
+
+def budget_text(budget: BudgetState) -> str:
+    """`3 h 20 min of 8 h 00 min wall time`, `12 of 60 trials`: what is left."""
+    left = max(0.0, budget.limit - budget.spent)
+    shown = [duration(each) if budget.kind == "wall_s" else f"{each:,.0f}" for each in (left, budget.limit)]
+    return f"{shown[0]} of {shown[1]} {_UNITS.get(budget.kind, budget.kind)}"
+
+
+def _notice(
+    subject: Subject, kind: NoticeKind, key: str, title: str, lines: Iterable[str], picture: Path | None = None
+) -> Notice:
+    question = one_line(redact(subject.question))[:_SHOWN_QUESTION]
+    body = "\n".join([question, "", *lines])
+    return Notice(kind=kind, subject_id=subject.id, key=key, title=title, body=body, picture=picture)
