@@ -21,7 +21,7 @@ from researcher.campaign.people import ask, waits_for_a_person
 from researcher.campaign.proposals import Judged, Proposal
 from researcher.campaign.records import observe
 from researcher.campaign.report import write_campaign_report
-from researcher.campaign.strategist import Strategist
+from researcher.campaign.strategist import IdeasSpent, Strategist, StrategistAway, StrategistFailed
 from researcher.models import CONFIRMING, CampaignRecord, CampaignStatus, DecisionRecord, StudyStatus
 from researcher.schedule.timetable import Timetable
 from researcher.store.store import Store
@@ -122,15 +122,31 @@ class CampaignLoop:
             decided, author = Decided(step, (step,), ()), RULES
         else:
             self._set(record, CampaignStatus.RUNNING, "deciding what to ask next")
-            decided, author = await decide(seen, self._strategist, self._planner), self._strategist.name
+            try:
+                decided, author = await decide(seen, self._strategist, self._planner), self._strategist.name
+            except IdeasSpent as spent:
+                step = Judged(proposal=Proposal(action="conclude", because=str(spent), words=str(spent)))
+                decided, author = Decided(step, (step,), ()), RULES
+            except StrategistAway as error:
+                return self._undecided(record, CampaignStatus.WAITING, str(error))
+            except StrategistFailed as error:
+                return self._undecided(record, CampaignStatus.FAILED, str(error))
         if decided.step is None:
             reason = f"no proposal of {author} could be carried out: {'; '.join(decided.problems)[:1000]}"
-            return self._rest(record, CampaignStatus.FAILED, reason)
+            hint = f"`researcher campaign tell {record.id} TEXT` gives it something new to go by"
+            return self._undecided(record, CampaignStatus.FAILED, f"{reason}; {hint}")
         calls = self._strategist.calls()
         add = written(record, seen, decided, author, calls, hypotheses)
         made = self._store.campaigns.decide(record.id, add.decision, add.hypotheses, add.study)
         self._tell(f"decision {made.seq}: {made.action}. {made.because}")
         return None
+
+    def _undecided(self, record: CampaignRecord, status: CampaignStatus, reason: str) -> CampaignOutcome:
+        """Rest without a decision. What an LLM was asked and said is kept in the journal."""
+        if calls := self._strategist.calls():
+            detail = {"because": reason, "llm_calls": [call.model_dump(mode="json") for call in calls]}
+            self._store.campaigns.record(record.id, "undecided", detail)
+        return self._rest(record, status, reason)
 
     def _days_over(self) -> str:
         return "The campaign's days are over: the report says what was found by then."

@@ -25,7 +25,7 @@ from researcher.campaign.records import observe
 from researcher.campaign.report import write_campaign_report
 from researcher.campaign.verify import verify_campaign
 from researcher.cli import DONE, FAILED, WAITING, answer, say
-from researcher.cli.request import Asking, check_addresses, seconds
+from researcher.cli.request import Asking, campaign_llm, check_addresses, seconds
 from researcher.cli.start import keep_calls
 from researcher.describe import when
 from researcher.home import Home, open_home
@@ -50,6 +50,7 @@ def start(args: argparse.Namespace) -> int:
     check_addresses(args.server)
     if args.server and args.engine == "echo":
         raise UsageError("--engine is for a server started here, and --server names others: drop one of them")
+    campaign_llm(goal)  # refused here rather than by the worker
     folder = open_instrument(goal.instruments[0])
     aim = aim_of(goal, folder.instrument)
     timetable = Timetable.of(goal.schedule.windows, goal.schedule.days, SystemClock().now())

@@ -10,6 +10,7 @@ from researcher.campaign.goal import CampaignGoal
 from researcher.campaign.loop import CampaignLoop, CampaignOutcome, Rest
 from researcher.campaign.planning import InstrumentPlanner
 from researcher.campaign.strategist import Strategist
+from researcher.cli.request import campaign_llm
 from researcher.cli.worker import work_on
 from researcher.environments import check_tasks, interpreter, rehearsed
 from researcher.home import Home
@@ -45,7 +46,7 @@ async def work_on_campaign(
         goal = CampaignGoal.model_validate(record.goal)
         folder = open_instrument(record.options.instrument or goal.instruments[0])
         planner = planner_of(home, store, record.options, folder)
-        strategist = strategist_of(goal, home, campaign_id, view.say)
+        strategist = strategist_of(goal, store, planner, clock, view.say)
         view.say(f"{campaign_id}: {goal.goal} (strategist: {strategist.name}); records in {home.root}")
         loop = CampaignLoop(store, strategist, planner, run_study, clock, home.studies, view.say)
         return await loop.carry_out(campaign_id)
@@ -64,6 +65,25 @@ def planner_of(home: Home, store: Store, options: StudyOptions, folder: Instrume
     )
 
 
-def strategist_of(goal: CampaignGoal, home: Home, campaign_id: str, say: Callable[[str], None]) -> Strategist:
-    """The one that the goal names; auto: the LLM where one is configured. Raises: UsageError."""
-    return BuiltinStrategist()
+def strategist_of(
+    goal: CampaignGoal, store: Store, planner: InstrumentPlanner, clock: Clock, say: Callable[[str], None]
+) -> Strategist:
+    """The one that the goal names; auto: the LLM where one is configured. Raises: PlanningRefused."""
+    settings = campaign_llm(goal)
+    if settings is None:
+        return BuiltinStrategist()
+    # Here and not above: the SDK and LangGraph take seconds to load, and campaigns without an LLM never need them.
+    from researcher.campaign.llm.evidence import StoreEvidence
+    from researcher.campaign.llm.strategist import LlmStrategist
+    from researcher.llm.endpoint import OpenAIEndpoint
+    from researcher.store.database import default_url
+
+    return LlmStrategist(
+        OpenAIEndpoint(settings),
+        settings,
+        clock,
+        planner=planner,
+        evidence=StoreEvidence(store, planner.folder.instrument, planner.options.engine == "echo"),
+        checkpoints=default_url(),
+        tell=say,
+    )

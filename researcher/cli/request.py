@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from foundation.commandline import UsageError
 from foundation.durations import duration_s
@@ -26,6 +26,10 @@ from researcher.study.draft import Draft, arms_of, edited, marked, seeds_of, set
 from researcher.study.file import Lines, read_study_file
 from researcher.study.plan import PlanModel
 from researcher.study.spec import DesignName
+
+if TYPE_CHECKING:
+    from researcher.campaign.goal import CampaignGoal
+    from researcher.llm.settings import LlmSettings
 
 _CROSSED: DesignName = "factorial"
 Teller = Callable[[str], None]
@@ -200,6 +204,25 @@ def _draft_in(outcome: Outcome) -> Draft:
             raise PlanningRefused(f"{reason.rstrip('.')}.{instead}", nearest)
         case Asked():
             raise AssertionError("answered above")
+
+
+def campaign_llm(goal: CampaignGoal) -> LlmSettings | None:
+    """The LLM that leads the campaign; None: the built-in strategist does. Raises: PlanningRefused."""
+    from researcher.llm.settings import llm_settings
+
+    settings = None if goal.strategist == "builtin" else llm_settings(os.environ)
+    if settings is None and goal.strategist == "llm":
+        raise PlanningRefused(
+            "strategist: llm needs an LLM, and none is configured here; set RESEARCHER_LLM_MODEL and RESEARCHER_LLM_API_KEY or "
+            "RESEARCHER_LLM_BASE_URL, or say strategist: builtin"
+        )
+    unpriced = settings is not None and settings.price_in is None and settings.price_out is None
+    if unpriced and goal.budget.money is not None:
+        raise PlanningRefused(
+            "budget.money needs the LLM's prices: set RESEARCHER_LLM_PRICE_IN and RESEARCHER_LLM_PRICE_OUT (per million tokens), "
+            "or limit llm_tokens instead"
+        )
+    return settings
 
 
 def teller(args: argparse.Namespace) -> Teller:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from foundation.clock import Clock
-from researcher.llm.endpoint import Endpoint, LlmError, LlmOutage, LlmUnusable
+from researcher.llm.endpoint import Endpoint, LlmError, LlmOutage, LlmSpent, LlmUnusable
 from researcher.llm.settings import LlmSettings
 from researcher.models import LlmCall
 
@@ -72,7 +72,7 @@ class Asker:
     async def ask(self, purpose: str, request: dict[str, Any]) -> dict[str, Any]:
         """The raw answer. request: a chat completion; model and longest answer are as the settings have them unless it says otherwise.
 
-        Raises: LlmRefused; LlmUnusable, also when the next answer could go past a cap, or an outage outlasts patience.
+        Raises: LlmRefused; LlmUnusable, also when an outage outlasts patience; LlmSpent.
         """
         limits = {"model": self.settings.model, "max_completion_tokens": self.settings.answer_tokens}
         request, pause_s = {**limits, **request}, FIRST_PAUSE_S
@@ -121,16 +121,14 @@ class Asker:
         )
 
     def _most(self, request: dict[str, Any]) -> tuple[int, float]:
-        """The most tokens and money that the call may take: it is paid for before it is made. Raises: LlmUnusable."""
-        asked, said, purse = _letters(request), self.settings.answer_tokens, self.purse
+        """The most tokens and money that the call may take: it is paid for before it is made. Raises: LlmSpent."""
+        asked, said, purse = tokens_of(request), self.settings.answer_tokens, self.purse
         tokens, cost, most = asked + said, self._price(asked, said, None) or 0.0, self.settings.max_cost
-        past = ""
+        past = "the next question could go past the cap of"
         if purse.tokens + purse.held_tokens + tokens > self.settings.max_tokens:
-            past = f"of {self.settings.max_tokens} tokens; raise RESEARCHER_LLM_MAX_TOKENS"
-        elif most is not None and purse.cost + purse.held_cost + cost > most:
-            past = f"of {most:g} on cost; raise RESEARCHER_LLM_MAX_COST"
-        if past:
-            raise LlmUnusable(f"the next question could go past the cap {past}")
+            raise LlmSpent(f"{past} {self.settings.max_tokens} tokens; raise RESEARCHER_LLM_MAX_TOKENS", "tokens")
+        if most is not None and purse.cost + purse.held_cost + cost > most:
+            raise LlmSpent(f"{past} {most:g} on cost; raise RESEARCHER_LLM_MAX_COST", "cost")
         return tokens, cost
 
     def _price(self, asked: int, said: int, answer: dict[str, Any] | None) -> float | None:
@@ -151,8 +149,8 @@ def _counted(request: dict[str, Any], answer: dict[str, Any]) -> tuple[int, int]
         counts.get(name) if isinstance(counts, dict) else None for name in ("prompt_tokens", "completion_tokens")
     )
     return (
-        asked if type(asked) is int and asked >= 0 else _letters(request),
-        said if type(said) is int and said >= 0 else _letters(answer.get("choices", answer)),
+        asked if type(asked) is int and asked >= 0 else tokens_of(request),
+        said if type(said) is int and said >= 0 else tokens_of(answer.get("choices", answer)),
     )
 
 
@@ -164,5 +162,6 @@ def _lasting(seconds: float) -> str:
     return f"{seconds:.3g} s"
 
 
-def _letters(what: Any) -> int:
+def tokens_of(what: Any) -> int:
+    """A cautious guess of how many tokens this takes in a request: a third of its letters as JSON."""
     return len(json.dumps(what, default=str)) // _LETTERS_PER_TOKEN + 1

@@ -24,6 +24,7 @@ from langgraph.types import Command, interrupt
 from researcher.llm.asking import Asker
 from researcher.llm.endpoint import LlmRefused
 from researcher.llm.replies import FORMS, AnswerSpent, Call, Reply, Unreadable, form_fields, read_reply, said_in
+from researcher.llm.settings import LlmSettings
 from researcher.store.checkpoints import PLANNING_PATIENCE_S, caught_up, with_saver
 
 ATTEMPTS, MOST_QUESTIONS = 3, 3
@@ -282,10 +283,10 @@ async def asked_of(asker: Asker, at: Standing) -> dict[str, Any]:
         return {"refused": str(error)}
 
 
-def spent_answer(asker: Asker) -> str:
+def spent_answer(settings: LlmSettings) -> str:
     """Why a reasoning model said nothing, and what helps."""
     return (
-        f"{asker.settings.model} used all {asker.settings.answer_tokens} tokens of an answer before it said anything, as reasoning "
+        f"{settings.model} used all {settings.answer_tokens} tokens of an answer before it said anything, as reasoning "
         "models do; raise RESEARCHER_LLM_ANSWER_TOKENS"
     )
 

@@ -3,13 +3,14 @@
 LlmError
 ├── LlmOutage     nobody answers, or not now: wait and ask again
 ├── LlmRefused    this request will not do (a form that the endpoint does not know): ask in another form
-└── LlmUnusable   no request will do: wrong key, no such model, budget spent, patience at its end
+└── LlmUnusable   no request will do: wrong key, no such model, patience at its end
+    └── LlmSpent  the next answer could go past a cap on tokens or cost
 """
 
 from __future__ import annotations
 
 import json
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from foundation.logs import redact
 from researcher.llm.settings import LlmSettings
@@ -35,6 +36,12 @@ class LlmRefused(LlmError):
 
 class LlmUnusable(LlmError):
     pass
+
+
+class LlmSpent(LlmUnusable):
+    def __init__(self, text: str, kind: Literal["tokens", "cost"]) -> None:
+        super().__init__(text)
+        self.kind = kind
 
 
 class Endpoint(Protocol):

@@ -49,7 +49,7 @@ class LlmPlanner:
         purse.tokens, purse.cost = max(purse.tokens, tokens + at.tokens), max(purse.cost, cost + at.cost)
         while at.outcome is None:
             if at.spent_answer:
-                raise PlanningRefused(f"the planner LLM {spent_answer(self._asker)}")
+                raise PlanningRefused(f"the planner LLM {spent_answer(self._asker.settings)}")
             if at.given_up:
                 raise LlmUnusable(at.given_up)
             if at.request is not None:

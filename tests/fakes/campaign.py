@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.campaigns import Bench, goal
-from bench.made_up_studies import World, simulate
+from bench.made_up_studies import METRIC, World, simulate
 from foundation.clock import Clock, ManualClock
 from foundation.ids import derived_seed
 from researcher.campaign.builtin import BuiltinStrategist
@@ -16,10 +16,11 @@ from researcher.campaign.loop import CampaignLoop, CampaignOutcome, Rest
 from researcher.campaign.seen import Levels
 from researcher.campaign.strategist import Strategist
 from researcher.instruments.instrument import Scalar
-from researcher.models import HostedModel, StudyOptions, StudyStatus, TrialEvidence
+from researcher.models import HostedModel, SampledEpisode, StudyOptions, StudyStatus, TrialEvidence
 from researcher.schedule.timetable import Timetable
 from researcher.store.store import Store
 from researcher.study.plan import Plan, Verdict
+from tests.fakes.sampled import an_episode
 
 TRIAL_S = 10.0
 Worth = Callable[[Levels], float]
@@ -47,6 +48,8 @@ class RecordedStudies:
         self.ran: list[str] = []
         self.before: Callable[[str], None] = lambda study_id: None
         """Called before each study: a test may do there what people do meanwhile."""
+        self.says: Callable[[str], str] | None = None
+        """What an arm's model answered at the end, kept as a sampled episode of each trial."""
 
     async def __call__(self, study_id: str, plan: Plan) -> Rest:
         self.before(study_id)
@@ -65,16 +68,28 @@ class RecordedStudies:
         for made in ending.records:
             [trial] = store.trials.ensure(study_id, made.stage, [(made.arm, made.seed)])
             store.trials.record_intent(study_id, trial.key, 1, "http://made.up", f"{study_id}/{trial.key}#1", {})
-            store.trials.finish(study_id, trial.key, made.finals, {}, evidence=evidence)
+            final = made.finals[METRIC]
+            curve = [(step, final * step / 20) for step in range(21)]
+            kept = [] if self.says is None else [answered(self.says(made.arm), trial.key)]
+            store.trials.finish(
+                study_id, trial.key, made.finals, {"reward_mean": curve}, evidence=evidence, episodes=kept
+            )
         for record in ending.verdicts:
-            kept = record.model_copy(update={"verdict": self.verdict(record.verdict)})
-            store.verdicts.record(study_id, plan.stages[-1].id, kept)
+            ruled = record.model_copy(update={"verdict": self.verdict(record.verdict)})
+            store.verdicts.record(study_id, plan.stages[-1].id, ruled)
         store.budgets.spend(study_id, "wall_s", "all", TRIAL_S * len(ending.records))
         store.studies.set_status(study_id, StudyStatus.DONE, "all trials have ended")
         return Rest(ended=True, reason="done")
 
     def verdict(self, found: Verdict) -> Verdict:
         return found
+
+
+def answered(text: str, key: str) -> SampledEpisode:
+    """A sampled episode with one call that answers this."""
+    [first, *_] = an_episode().sampled
+    call = first.model_copy(update={"answer": {"role": "assistant", "content": text}})
+    return an_episode(f"ep-{key}", kind="eval", step=20, calls=1, sampled=(call,))
 
 
 class MadeUpCampaign:

@@ -1,0 +1,29 @@
+"""`Evidence` from the store: what a campaign's studies recorded, to be read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from researcher.campaign.llm.tools import CURVES
+from researcher.instruments.instrument import Instrument
+from researcher.models import Finding, SampledEpisode, TrialRecord
+from researcher.store.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class StoreEvidence:
+    """on_echo: whether the campaign runs on the echo engine, whose findings are no other's."""
+
+    store: Store
+    instrument: Instrument
+    on_echo: bool
+
+    def trials(self, study: str) -> list[TrialRecord]:
+        return self.store.trials.all(study, series=CURVES)
+
+    def samples(self, study: str) -> dict[str, list[SampledEpisode]]:
+        return self.store.trials.samples(study)
+
+    def findings(self) -> Sequence[Finding]:
+        return [each for each in self.store.findings.all() if ("echo" in each.models) == self.on_echo]

@@ -1,0 +1,154 @@
+"""`LlmStrategist`: asks an LLM for the next step of a campaign. What it says is a proposal; code judges it like any other."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from foundation.clock import Clock
+from researcher.campaign.judging import StudyPlanner
+from researcher.campaign.llm.tools import Evidence, NextStep
+from researcher.campaign.proposals import Proposal
+from researcher.campaign.seen import Seen
+from researcher.campaign.strategist import IdeasSpent, StrategistAway, StrategistFailed
+from researcher.llm.asking import Asker, Purse
+from researcher.llm.conversation import Conversation, Standing, asked_of, spent_answer
+from researcher.llm.endpoint import Endpoint, LlmSpent, LlmUnusable
+from researcher.llm.settings import LlmSettings
+from researcher.models import LlmCall
+
+T = TypeVar("T")
+
+
+class LlmStrategist:
+    """checkpoints: a database URL in which each decision's conversation is kept, so that an answer is paid for once; None: nowhere."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        settings: LlmSettings,
+        clock: Clock,
+        *,
+        planner: StudyPlanner,
+        evidence: Evidence,
+        checkpoints: str | None,
+        tell: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self._endpoint = endpoint
+        self._settings = settings
+        self._clock = clock
+        self._planner = planner
+        self._evidence = evidence
+        self._checkpoints = checkpoints
+        self._tell = tell
+        self._calls: dict[str, list[LlmCall]] = {}
+        """Of the decision under way, by the thread of its conversation: one for each attempt."""
+        self._earlier: dict[str, Conversation] = {}
+        """Conversations of this process, by thread."""
+
+    @property
+    def name(self) -> str:
+        return self._settings.model
+
+    async def propose(self, seen: Seen) -> Sequence[Proposal]:
+        """The same input is answered from what was kept, without asking again. Raises: NoProposal."""
+        thread = f"campaign/{seen.campaign}/{seen.seq}/{seen.digest()[:16]}"
+        await self._forget_before(f"campaign/{seen.campaign}/{seen.seq}/")
+        subject = NextStep(seen, self._planner, self._evidence)
+        conversation = Conversation(subject, self._checkpoints, thread, purpose=f"decision {seen.seq}")
+        self._earlier[thread] = conversation
+        at = await _apart(conversation.begin)
+        calls = self._calls[thread] = [LlmCall.model_validate(each) for each in at.calls]
+        try:
+            at = await self._to_the_end(conversation, at, calls, seen)
+        except LlmSpent as error:
+            raise self._spent(error, seen) from error
+        except LlmUnusable as error:
+            raise StrategistAway(
+                f"the LLM {self.name} cannot be asked: {error}; then `researcher campaign resume`"
+            ) from error
+        problems = self._unusable(at)
+        if problems:
+            await _apart(conversation.forget)
+            raise StrategistFailed(f"the LLM {self.name} gave no proposal that can be read: {problems}")
+        assert at.outcome is not None
+        return [Proposal.model_validate(each) for each in at.outcome["proposals"]]
+
+    def calls(self) -> list[LlmCall]:
+        """Also those of a process that was killed before the decision was written."""
+        found = [call for calls in self._calls.values() for call in calls]
+        self._calls = {}
+        return found
+
+    async def _to_the_end(self, conversation: Conversation, at: Standing, calls: list[LlmCall], seen: Seen) -> Standing:
+        """Raises: LlmUnusable, LlmSpent."""
+        purse = Purse.of(call for each in self._calls.values() for call in each)
+        asker = Asker(
+            self._endpoint,
+            self._within(seen),
+            self._clock,
+            keep=lambda call: _keep(calls, call),
+            tell=self._tell,
+            purse=purse,
+        )
+        while at.outcome is None and not at.spent_answer and not at.given_up:
+            said = await asked_of(asker, at)
+            kept = [call.model_dump(mode="json") for call in calls]
+            given = {**said, "tokens": purse.tokens, "cost": purse.cost, "calls": kept}
+            at = await _apart(lambda given=given: conversation.give(given))  # type: ignore[misc]
+        return at
+
+    def _within(self, seen: Seen) -> LlmSettings:
+        """The settings, with what is left of the campaign's budget as a cap on this decision."""
+        tokens, cost = seen.left.llm_tokens, seen.left.money
+        settings = self._settings
+        if tokens is not None:
+            settings = replace(settings, max_tokens=min(settings.max_tokens, int(tokens)))
+        if cost is not None:
+            settings = replace(settings, max_cost=cost if settings.max_cost is None else min(settings.max_cost, cost))
+        return settings
+
+    def _spent(self, error: LlmSpent, seen: Seen) -> IdeasSpent | StrategistAway:
+        """Whose cap it is: the campaign's budget, or that of one decision."""
+        left, own = (
+            (seen.left.llm_tokens, self._settings.max_tokens)
+            if error.kind == "tokens"
+            else (seen.left.money, self._settings.max_cost)
+        )
+        if left is not None and (own is None or left <= own):
+            what = "LLM tokens" if error.kind == "tokens" else "money"
+            return IdeasSpent(
+                f"The budget's {what} for the LLM {self.name} are spent ({left:g} left, and the next question could take more): the "
+                "report says what was found by then."
+            )
+        return StrategistAway(f"one decision has its own cap on the LLM {self.name}: {error}")
+
+    def _unusable(self, at: Standing) -> str:
+        """Why there are no proposals; empty where there are."""
+        if at.spent_answer:
+            return spent_answer(self._settings)
+        if at.given_up or at.outcome is None:
+            return at.given_up
+        return "; ".join(at.outcome.get("problems", ()))[:1000]
+
+    async def _forget_before(self, now: str) -> None:
+        """Conversations of earlier decisions: those are written, with every call."""
+        for thread in [each for each in self._earlier if not each.startswith(now)]:
+            await _apart(self._earlier.pop(thread).forget)
+
+
+def _keep(calls: list[LlmCall], call: LlmCall) -> None:
+    """With its request, but where the same was asked again after an outage."""
+    repeated = bool(calls) and calls[-1].answer is None and _asked_last(calls) == call.request
+    calls.append(call.model_copy(update={"request": {}}) if repeated else call)
+
+
+def _asked_last(calls: Sequence[LlmCall]) -> dict[str, Any]:
+    return next((call.request for call in reversed(calls) if call.request), {})
+
+
+async def _apart(work: Callable[[], T]) -> T:
+    """On a thread, as plans take a while, and outside the graph of the decision: a graph within a graph would share its state."""
+    return await asyncio.get_running_loop().run_in_executor(None, work)
