@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -16,13 +16,15 @@ from foundation.clock import Clock
 from researcher.campaign.deciding import written
 from researcher.campaign.goal import CampaignGoal
 from researcher.campaign.graph import Decided, decide
-from researcher.campaign.judging import StudyPlanner
+from researcher.campaign.judging import StudyPlanner, chosen, judged
 from researcher.campaign.people import ask, waits_for_a_person
 from researcher.campaign.proposals import Judged, Proposal
 from researcher.campaign.records import observe
 from researcher.campaign.report import write_campaign_report
+from researcher.campaign.requests import requested
+from researcher.campaign.seen import Seen
 from researcher.campaign.strategist import IdeasSpent, Strategist, StrategistAway, StrategistFailed
-from researcher.models import CONFIRMING, CampaignRecord, CampaignStatus, DecisionRecord, StudyStatus
+from researcher.models import CONFIRMING, PERSON, CampaignRecord, CampaignStatus, DecisionRecord, StudyStatus
 from researcher.schedule.timetable import Timetable
 from researcher.store.store import Store
 from researcher.study.plan import Plan
@@ -116,10 +118,12 @@ class CampaignLoop:
     async def _decide(self, record: CampaignRecord) -> CampaignOutcome | None:
         seen = observe(self._store, record.id)
         hypotheses = self._store.campaigns.hypotheses(record.id, before=seen.seq)
-        timetable = Timetable.of_record(record.schedule)
+        timetable, asked = Timetable.of_record(record.schedule), self._asked(record, seen)
         if timetable.over(self._clock.now()):
             step = Judged(proposal=Proposal(action="conclude", because="its days are over", words=self._days_over()))
             decided, author = Decided(step, (step,), ()), RULES
+        elif (first := chosen(asked)) is not None:
+            decided, author = Decided(first, (), ()), PERSON
         else:
             self._set(record, CampaignStatus.RUNNING, "deciding what to ask next")
             try:
@@ -136,6 +140,7 @@ class CampaignLoop:
             hint = f"`researcher campaign tell {record.id} TEXT` gives it something new to go by"
             return self._undecided(record, CampaignStatus.FAILED, f"{reason}; {hint}")
         calls = self._strategist.calls()
+        decided = replace(decided, judgements=(*asked, *decided.judgements))
         add = written(record, seen, decided, author, calls, hypotheses)
         made = self._store.campaigns.decide(record.id, add.decision, add.hypotheses, add.study)
         self._tell(f"decision {made.seq}: {made.action}. {made.because}")
@@ -147,6 +152,13 @@ class CampaignLoop:
             detail = {"because": reason, "llm_calls": [call.model_dump(mode="json") for call in calls]}
             self._store.campaigns.record(record.id, "undecided", detail)
         return self._rest(record, status, reason)
+
+    def _asked(self, record: CampaignRecord, seen: Seen) -> tuple[Judged, ...]:
+        """The studies that people asked for and no decision has answered, judged as any proposal is."""
+        store = self._store.campaigns
+        waiting = requested(store.events(record.id, "told"), store.decisions(record.id))
+        found = [(each, judged(each.proposal, seen, self._planner)) for each in waiting]
+        return tuple(judgement.model_copy(update={"asked": each.line}) for each, judgement in found)
 
     def _days_over(self) -> str:
         return "The campaign's days are over: the report says what was found by then."

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 from researcher.campaign.report import write_campaign_report
+from researcher.campaign.requests import check_request
 from researcher.models import CampaignEvent, CampaignRecord, CampaignStatus, DecisionRecord
 from researcher.store.errors import LeaseHeld, WrongState
 from researcher.store.store import Store
@@ -57,6 +59,16 @@ def tell(store: Store, campaign_id: str, words: str, by: str) -> None:
     """Words for the next decision. Raises: WrongState when the campaign has ended."""
     check_open(store, campaign_id, "told anything")
     store.campaigns.record(campaign_id, "told", {"words": words, "by": by})
+
+
+def request_study(store: Store, campaign_id: str, spec: Mapping[str, Any], words: str, by: str) -> None:
+    """Ask for a study: the next decision carries it out, as an exploration, or says what is wrong with it.
+
+    spec: fields of a study file (`researcher.campaign.requests.FIELDS`). Raises: SpecRefused; WrongState when the campaign has ended.
+    """
+    check_open(store, campaign_id, "asked for anything")
+    check_request(store.campaigns.get(campaign_id), spec)
+    store.campaigns.record(campaign_id, "told", {"words": words, "by": by, "spec": dict(spec)})
 
 
 def veto(store: Store, campaign_id: str, because: str, by: str) -> DecisionRecord:

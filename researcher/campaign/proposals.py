@@ -68,6 +68,8 @@ class Judged(StrictModel):
     cost_s: float = 0.0
     bits: float = 0.0
     baseline: str = ""
+    asked: int | None = None
+    """The line of the journal in which a person asked for it; None where a strategist proposed it."""
 
     @property
     def rank(self) -> float:

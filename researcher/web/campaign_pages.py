@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -14,6 +15,8 @@ from researcher.campaign import people
 from researcher.campaign.report import short
 from researcher.home import Home
 from researcher.ownership import owned_now
+from researcher.refusals import SpecRefused
+from researcher.study.file import read_study_text
 from researcher.web.access import Access
 from researcher.web.campaigns import CampaignSheets
 from researcher.web.forms import Form, FormRefused, amount, check, person, whole, words
@@ -48,6 +51,7 @@ class CampaignPages:
         app.add_api_route(one, self.campaign, **get)
         app.add_api_route(f"{one}/report", self.report, **get)
         app.add_api_route(f"{one}/tell", self.tell, **post)
+        app.add_api_route(f"{one}/study", self.study, **post)
         app.add_api_route(f"{one}/answer", self.answer, **post)
         app.add_api_route(f"{one}/amend", self.amend, **post)
         app.add_api_route(f"{one}/carry", self.carry, **post)
@@ -86,6 +90,18 @@ class CampaignPages:
         campaign_id = self._asked(request, reference, form)
         said = words(form, "words", "say something: the next decision quotes it")
         people.tell(self._home.store, campaign_id, said, person(form))
+        return self._changed(campaign_id)
+
+    def study(self, request: Request, reference: str, form: Form) -> Response:
+        """Ask for a study."""
+        campaign_id = self._asked(request, reference, form)
+        text = words(form, "text", "write what is compared, in YAML: compare: {FACTOR: {levels: [A, B]}}")
+        said = words(form, "words", "say what you expect of it: this becomes its hypothesis")
+        spec, lines = read_study_text(text.replace("\r\n", "\n") + "\n", Path.cwd())
+        try:
+            people.request_study(self._home.store, campaign_id, spec, said, person(form))
+        except SpecRefused as error:
+            raise FormRefused(400, lines.located(error)) from error
         return self._changed(campaign_id)
 
     def answer(self, request: Request, reference: str, form: Form) -> Response:

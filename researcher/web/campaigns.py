@@ -11,6 +11,7 @@ from researcher.campaign.report import Branch, CampaignPage, Step, campaign_page
 from researcher.campaign.seen import StudySeen
 from researcher.describe import carrier
 from researcher.home import Home
+from researcher.instruments.levels import level_text
 from researcher.models import CampaignEvent, CampaignRecord, CampaignStatus, StudyStatus
 from researcher.view import duration
 from researcher.web import campaign_drawings
@@ -60,6 +61,8 @@ class CampaignSheet:
     """Newest first."""
     reported: bool
     can_resume: bool
+    example: str
+    """A study that may be asked for, in YAML."""
 
     @property
     def record(self) -> CampaignRecord:
@@ -127,6 +130,7 @@ class CampaignSheets:
             said=[each for each in reversed(events) if each.kind in _KINDS][:_JOURNAL],
             reported=(self._home.studies / campaign_id / "report.html").is_file(),
             can_resume=_can_resume(record, owner),
+            example=_example(page),
         )
 
     def _unattended(self, record: CampaignRecord, asks: bool) -> str:
@@ -141,6 +145,12 @@ class CampaignSheets:
 
 
 _MOST_EFFECTS = 40
+
+
+def _example(page: CampaignPage) -> str:
+    factor = page.seen.aim.factors[0]
+    levels = ", ".join(level_text(level) for level in factor.levels if level != factor.default)
+    return f"compare: {{{factor.name}: {{levels: [{levels}]}}}}\nseeds: {{min: 3}}\n"
 
 
 def _effects(page: CampaignPage) -> list[EffectRow]:

@@ -138,6 +138,21 @@ async def test_words_and_limits_reach_the_next_decision(
     assert "wall 5430, trials 40: less time" in (await browser.get(f"/campaigns/{made.id}")).text
 
 
+async def test_a_study_is_asked_for_on_the_page(page: WebPage, browser: httpx.AsyncClient, made: ShownCampaign) -> None:
+    text = "compare: {temperature: {levels: [1.25]}}\r\nseeds: {min: 3, max: 3}"
+    assert (await send(browser, made.id, "study", text=text)).status_code == 400  # nothing is expected of it
+    wrong = await send(browser, made.id, "study", text=text + "\r\nclaim: increase", words="warmer is better")
+    assert (wrong.status_code, "the text:3: claim: it is the campaign" in wrong.text) == (400, True), wrong.text
+    assert made.store.campaigns.events(made.id) == []
+    assert (await send(browser, made.id, "study", text=text, words="warmer is better")).status_code == 303
+    await made.to(CampaignStatus.WAITING)
+    first = made.store.campaigns.decisions(made.id)[0]
+    assert (first.strategist, first.because) == ("person", "ada asked for it: warmer is better")
+    page.clock.advance(2)
+    text = (await browser.get(f"/campaigns/{made.id}")).text
+    assert "asked for</span> explore: ada asked for it" in text
+
+
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
