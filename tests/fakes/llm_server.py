@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -21,15 +21,23 @@ class LlmServer:
 
 @contextmanager
 def llm_server(
-    answers: Sequence[dict[str, Any]], refuses: Sequence[str] = (), status: int = 400
+    answers: Sequence[dict[str, Any]] = (),
+    refuses: Sequence[str] = (),
+    status: int = 400,
+    when: Callable[[dict[str, Any]], dict[str, Any] | int] | None = None,
 ) -> Iterator[LlmServer]:
-    """Answers in turn, those that are refused not counted."""
+    """Answers in turn, those that are refused not counted. when: finds the answer to a request, or the status of an error."""
     waiting = list(answers)
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["content-length"])))
             served.asked.append(body)
+            if when is not None:
+                found = when(body)
+                failed = {"error": {"message": "not now"}}
+                self._send(*((found, failed) if isinstance(found, int) else (200, found)))
+                return
             unknown = next((name for name in refuses if name in body), None)
             if self.path != "/v1/chat/completions" or not (unknown or waiting):
                 self._send(404, {"error": {"message": "nothing is here"}})
