@@ -106,9 +106,10 @@ def _screens_factors(study: StudySeen) -> bool:
 def survivors(seen: Seen) -> list[AimFactor]:
     """The factors to search: those whose screened effect stands out, the strongest first; where none does, the strongest two."""
     effects: dict[str, EffectSeen] = {}
+    single = {factor.name for factor in seen.aim.factors}  # arms of several settings are no factor's effect
     for study in seen.studies:
         if study.screen and _screens_factors(study):
-            effects |= {effect.factor: effect for effect in study.effects}
+            effects |= {effect.factor: effect for effect in study.effects if effect.factor in single}
     if not effects:
         return list(seen.aim.factors)[:_MOST_SEARCHED]
     ranked = sorted(effects.values(), key=lambda effect: -abs(effect.diff))
