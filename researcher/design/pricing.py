@@ -26,6 +26,9 @@ from swarm.protocol.runspec import RunSpec
 _NOT_PACE = {"batch", "optimizer", "checkpoint", "limits"}
 """Sections of a run by which its episodes do not take longer. Their number is counted apart."""
 
+_LEAST_PROMPT = 100.0
+"""Tokens of a short task within a chat template."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
@@ -216,9 +219,9 @@ def _episodes_in_all(plan: Plan, arm: Arm) -> float:
 
 
 def _call_tokens(plan: Plan, arm: Arm) -> float:
-    """Tokens of an episode before any was counted: one call with the longest answer, and a prompt as long."""
+    """Tokens of an episode before any was counted: one call with the longest answer, and a prompt that is not shorter."""
     usual = plan.run_fields(plan.levels_of(arm)).get("sampling", {}).get("max_tokens", RunSpec().sampling.max_tokens)
-    return 2.0 * float(usual)
+    return float(usual) + max(float(usual), _LEAST_PROMPT)
 
 
 def expected_tokens(plan: Plan) -> tuple[float, float] | None:

@@ -167,7 +167,7 @@ def test_tokens_are_priced_by_lengths_until_an_earlier_study_has_counted_them() 
     plan = planned(budget={"tokens": "50M"}, set={"max_tokens": 16})
     episodes = 6 * 8 * 4 + 2 * 24 * 2
     assert plan.trial_tokens is not None
-    assert plan.trial_tokens == pytest.approx(episodes * 2 * 16, rel=0.01)
+    assert plan.trial_tokens == pytest.approx(episodes * (16 + 100), rel=0.01)
     assert price_of(plan, ARITHMETIC, servers=1).tokens == (6 * plan.trial_tokens, 10 * plan.trial_tokens)
     assert not [note for note in plan.assumptions if "tokens" in note]
     [note] = [note for note in planned(budget={"tokens": 1000}, set={"max_tokens": 16}).assumptions if "tokens" in note]
