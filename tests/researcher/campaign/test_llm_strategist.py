@@ -4,23 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bench.made_up_studies import instrument
+from researcher.campaign.builtin import BuiltinStrategist
+from researcher.campaign.goal import CampaignGoal
 from researcher.campaign.llm.prompt import MOST_TOKENS, cut, quoted
 from researcher.campaign.llm.tools import ENDINGS, NextStep, tool_schemas
+from researcher.campaign.planning import InstrumentPlanner
 from researcher.campaign.proposals import Proposal
 from researcher.campaign.records import observe
 from researcher.campaign.report import campaign_page
 from researcher.campaign.seen import ArmSeen, EffectSeen, HypothesisSeen, Said, Seen, StudySeen
 from researcher.campaign.strategist import IdeasSpent, StrategistAway, StrategistFailed
 from researcher.campaign.verify import verify_campaign
+from researcher.cli.campaign_worker import strategist_of
+from researcher.cli.request import campaign_llm
 from researcher.llm.asking import tokens_of
 from researcher.llm.endpoint import LlmOutage, LlmRefused, LlmUnusable
 from researcher.llm.replies import FORMS, Call, form_fields
-from researcher.models import CampaignStatus
+from researcher.models import CampaignStatus, StudyOptions
+from researcher.refusals import PlanningRefused
 from tests.fakes.campaign import MadeUpCampaign
 from tests.fakes.scripted_llm import ScriptedLlm, called, completion, said
 from tests.fakes.strategists import (
@@ -359,3 +367,46 @@ async def test_look_ups_and_plans_run_beside_the_event_loop(tmp_path: Path) -> N
     await strategist(llm, made).propose(seen)
     ticking.cancel()
     assert ticks > 10
+
+
+# -- who leads ----------------------------------------------------------------------------------------------------------
+
+_CONFIGURED = {"RESEARCHER_LLM_MODEL": "some-llm", "RESEARCHER_LLM_API_KEY": "sk-test"}
+_PRICED = {**_CONFIGURED, "RESEARCHER_LLM_PRICE_IN": "1"}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "money", "environ", "expected"),
+    [
+        ("auto", None, {}, "builtin"),
+        ("auto", None, _CONFIGURED, "some-llm"),
+        ("builtin", 5, _CONFIGURED, "builtin"),
+        ("llm", 5, _PRICED, "some-llm"),
+        ("llm", None, {}, "none is configured here; set RESEARCHER_LLM_MODEL"),
+        ("llm", 5, _CONFIGURED, "budget.money needs the LLM's prices"),
+        ("auto", 5, _CONFIGURED, "budget.money needs the LLM's prices"),
+    ],
+)
+def test_the_goal_says_who_leads_and_a_goal_that_cannot_be_kept_is_refused(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    wanted: str,
+    money: float | None,
+    environ: dict[str, str],
+    expected: str,
+) -> None:
+    for name in [*os.environ]:
+        if name.startswith("RESEARCHER_LLM_"):
+            monkeypatch.delenv(name)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    made = MadeUpCampaign(tmp_path, strategist=BuiltinStrategist())
+    goal = CampaignGoal.model_validate(
+        {**made.store.campaigns.get(made.id).goal, "strategist": wanted, "budget": {"trials": 9, "money": money}}
+    )
+    planner = InstrumentPlanner(made.store, instrument(), StudyOptions(), lambda plan: plan, lambda most: most)
+    if " " in expected:
+        with pytest.raises(PlanningRefused, match=expected):
+            campaign_llm(goal)
+        return
+    assert strategist_of(goal, made.store, planner, made.clock, made.told.append).name == expected
