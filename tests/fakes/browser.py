@@ -140,11 +140,10 @@ class Tab:
         self.run(f"document.querySelector({json.dumps(selector)}).focus()")
         self._send("Input.insertText", text=text)
 
-    def press(self, key: str, *, shift: bool = False) -> None:
-        """A key of the keyboard: `Tab`, `Enter`, `Space`."""
-        codes = {"Tab": ("Tab", 9, ""), "Enter": ("Enter", 13, "\r"), "Space": (" ", 32, " ")}
-        name, code, text = codes[key]
-        pressed = {"key": name, "code": key, "windowsVirtualKeyCode": code, "modifiers": 8 if shift else 0}
+    def press(self, key: str) -> None:
+        """A key of the keyboard: `Tab` or `Enter`."""
+        code, text = {"Tab": (9, ""), "Enter": (13, "\r")}[key]
+        pressed = {"key": key, "code": key, "windowsVirtualKeyCode": code}
         self._send("Input.dispatchKeyEvent", type="keyDown", text=text, **pressed)
         self._send("Input.dispatchKeyEvent", type="keyUp", **pressed)
 

@@ -154,6 +154,12 @@ def test_what_others_wrote_does_nothing_in_a_browser(chrome: Browser, tmp_path: 
     home.store.close()
 
 
+def _fits(tab: Tab) -> None:
+    """Nothing lies beside the window once the page has its style."""
+    tab.wait("document.readyState === 'complete'")
+    assert tab.run("document.documentElement.scrollWidth <= innerWidth")
+
+
 def _tab_to(tab: Tab, selector: str) -> list[str]:
     """Press Tab until that element has the focus; what had it on the way. Each shows that it has it."""
     passed = []
@@ -166,7 +172,9 @@ def _tab_to(tab: Tab, selector: str) -> list[str]:
     raise AssertionError(f"the keyboard does not reach {selector}, only {passed}")
 
 
-async def test_a_campaign_is_steered_by_keyboard_and_fits_a_narrow_screen(chrome: Browser, tmp_path: Path) -> None:
+async def test_a_campaign_is_steered_by_keyboard_on_a_narrow_screen_and_without_scripts(
+    chrome: Browser, tmp_path: Path
+) -> None:
     home, url = opened(tmp_path / "home")
     made = ShownCampaign(home, url, approve="confirm", budget={"wall": "2h"})
     await made.to(CampaignStatus.WAITING)
@@ -175,7 +183,7 @@ async def test_a_campaign_is_steered_by_keyboard_and_fits_a_narrow_screen(chrome
         tab.width(360)
         for path in ("/", "/campaigns", f"/campaigns/{made.id}"):
             tab.go(address + path)
-            assert tab.run("document.documentElement.scrollWidth <= innerWidth"), path
+            _fits(tab)
         passed = _tab_to(tab, "#newest [name=words]")
         assert passed[-2:] == ["by", "words"]
         tab.write("half a sentence")
@@ -199,21 +207,14 @@ async def test_a_campaign_is_steered_by_keyboard_and_fits_a_narrow_screen(chrome
         tab.press("Enter")
         tab.wait("document.querySelector('#said').innerText.includes('trials 40: enough')")
         _harmless(tab)
-    home.store.close()
-
-
-async def test_without_scripts_the_forms_of_a_campaign_work(chrome: Browser, tmp_path: Path) -> None:
-    home, url = opened(tmp_path / "home")
-    made = ShownCampaign(home, url)
-    with served(home.root) as address:
-        tab = chrome.tab()
-        tab.scripts(run=False)
-        tab.go(f"{address}/campaigns/{made.id}")
-        _tab_to(tab, "#tell textarea")
-        tab.write("rates diverge")
-        _tab_to(tab, "#tell button")
-        tab.press("Enter")
-        tab.wait("document.querySelector('#said').innerText.includes('rates diverge')")
+        plain = chrome.tab(apart=True)
+        plain.scripts(run=False)
+        plain.go(f"{address}/campaigns/{made.id}")
+        _tab_to(plain, "#tell textarea")
+        plain.write("without any script")
+        _tab_to(plain, "#tell button")
+        plain.press("Enter")
+        plain.wait("document.querySelector('#said').innerText.includes('without any script')")
     home.store.close()
 
 
@@ -225,7 +226,7 @@ def test_a_study_is_drafted_by_keyboard_on_a_narrow_screen(chrome: Browser, tmp_
         tab.width(360)
         tab.go(f"{address}/servers")
         tab.wait("document.querySelector('.server').innerText.includes('unreachable')")
-        assert tab.run("document.documentElement.scrollWidth <= innerWidth")
+        _fits(tab)
         tab.go(f"{address}/draft")
         _tab_to(tab, "#topic textarea")
         tab.write("Does GRPO learn one-digit sums faster with a learning rate of 4e-5 than with 1e-5?")
@@ -237,13 +238,13 @@ def test_a_study_is_drafted_by_keyboard_on_a_narrow_screen(chrome: Browser, tmp_
         _tab_to(tab, "#file button")
         tab.press("Enter")
         tab.wait("document.querySelector('#problems')?.innerText.includes('sedes')")
-        assert tab.run("document.documentElement.scrollWidth <= innerWidth")
+        _fits(tab)
         tab.type(
             "#file textarea", "question: a\ninstrument: arithmetic\ncompare: {learning_rate: {levels: [1e-5, 4e-5]}}"
         )
         _tab_to(tab, "#file button")
         tab.press("Enter")
         tab.wait("document.querySelector('#price')?.innerText.includes('trials')")
-        assert tab.run("document.documentElement.scrollWidth <= innerWidth")
+        _fits(tab)
         _harmless(tab)
     home.store.close()
