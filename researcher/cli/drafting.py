@@ -7,10 +7,10 @@ import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from foundation.commandline import UsageError
+from foundation.nearest import nearest
 from researcher.cli.request import Knowledge, Wanted, check_addresses, checked_topic, planner_of
 from researcher.cli.resume import hand_over
 from researcher.cli.start import common_options, keep_calls, planned, recorded, with_tasks
@@ -111,7 +111,8 @@ class PageDrafting:
         check_addresses(list(places.servers))
         lines = Lines("the text")
         try:
-            fields, lines = read_study_text(text, Path.cwd())
+            fields, lines = read_study_text(text, self.home.root)
+            self._check_instrument(fields.get("instrument"))
             draft, calls = self._author(fields)
             knowledge = Knowledge.of(self.home, list(places.servers), places.engine)
             servers = max(1, len(places.servers))
@@ -122,6 +123,15 @@ class PageDrafting:
         except PlanningRefused as error:
             return Checked(problems=(Problem(field="", line=None, text=str(error)),))
         return _Ready(draft, spec, timetable, folder, plan, calls)
+
+    def _check_instrument(self, name: object) -> None:
+        """A folder of anybody's would run its code here for whoever reaches the page. Raises: SpecRefused."""
+        names = self.instruments()
+        if isinstance(name, str) and name not in names:
+            guess = nearest(name, names)
+            hint = f"did you mean {guess}?" if guess else f"there are {', '.join(names)}"
+            said = f"the page starts installed instruments only; {hint} `researcher start` runs one in a folder"
+            raise SpecRefused("instrument", said, [guess] if guess else [])
 
     def _author(self, fields: dict[str, Any]) -> tuple[Draft, list[LlmCall]]:
         """A draft of these fields: the planner's, where a person has left or changed some of it."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -97,7 +96,7 @@ class CampaignPages:
         campaign_id = self._asked(request, reference, form)
         text = words(form, "text", "write what is compared, in YAML: compare: {FACTOR: {levels: [A, B]}}")
         said = words(form, "words", "say what you expect of it: this becomes its hypothesis")
-        spec, lines = read_study_text(text.replace("\r\n", "\n") + "\n", Path.cwd())
+        spec, lines = read_study_text(text.replace("\r\n", "\n") + "\n", self._home.root)
         try:
             people.request_study(self._home.store, campaign_id, spec, said, person(form))
         except SpecRefused as error:
