@@ -20,11 +20,12 @@ from researcher.campaign.judging import StudyPlanner, chosen, judged
 from researcher.campaign.people import ask, waits_for_a_person
 from researcher.campaign.proposals import Judged, Proposal
 from researcher.campaign.records import observe
-from researcher.campaign.report import write_campaign_report
+from researcher.campaign.report import campaign_page, write_campaign_report
 from researcher.campaign.requests import requested
 from researcher.campaign.seen import Seen
 from researcher.campaign.strategist import IdeasSpent, Strategist, StrategistAway, StrategistFailed
-from researcher.models import CONFIRMING, PERSON, CampaignRecord, CampaignStatus, DecisionRecord, StudyStatus
+from researcher.models import CONFIRMING, PERSON, CampaignRecord, CampaignStatus, DecisionRecord, Notice, StudyStatus
+from researcher.notify.campaign import campaign_conclusion, campaign_failure, campaign_gate
 from researcher.schedule.timetable import Timetable
 from researcher.store.store import Store
 from researcher.study.plan import Plan
@@ -71,6 +72,7 @@ class CampaignLoop:
         clock: Clock,
         reports: Path,
         tell: Callable[[str], None],
+        notify: Callable[[Notice], None] = lambda notice: None,
     ) -> None:
         self._store = store
         self._strategist = strategist
@@ -79,6 +81,7 @@ class CampaignLoop:
         self._clock = clock
         self._reports = reports
         self._tell = tell
+        self._notify = notify
 
     async def carry_out(self, campaign_id: str) -> CampaignOutcome:
         """Run what is left of the campaign. Returns when it is done, was asked to stop, or waits for a person or a window."""
@@ -168,8 +171,8 @@ class CampaignLoop:
         goal = CampaignGoal.model_validate(record.goal)
         if last.action in ("ask", "new_instrument"):
             ask(self._store, record.id, last, "words")
-            how = f"`researcher campaign tell {record.id} TEXT` answers"
-            return f"asks: {last.because} ({how})" if waits_for_a_person(self._store, record) else ""
+            said = f"asks: {last.because} (`researcher campaign tell {record.id} TEXT` answers)"
+            return self._waited(record, last, said)
         gated = (
             goal.approve == "study"
             or (goal.approve == "confirm" and last.action in CONFIRMING)
@@ -178,10 +181,15 @@ class CampaignLoop:
         if not gated or last.study_id is None or self._ended(last.study_id):
             return ""
         ask(self._store, record.id, last, "approval")
+        how = f"`researcher campaign approve {record.id}`, or `researcher campaign veto {record.id} --because TEXT`"
+        return self._waited(record, last, f"waits for a person's word on {last.action} {last.study_id}: {how}")
+
+    def _waited(self, record: CampaignRecord, last: DecisionRecord, said: str) -> str:
+        """What was asked, while nobody has answered."""
         if not waits_for_a_person(self._store, record):
             return ""
-        how = f"`researcher campaign approve {record.id}`, `veto` or `tell`"
-        return f"waits for a person's word on {last.action} {last.study_id}: {how}"
+        self._notify(campaign_gate(record, last.seq, f"It {said}."))
+        return said
 
     def _ended(self, study_id: str) -> bool:
         return self._store.studies.get(study_id).status.ended
@@ -195,6 +203,15 @@ class CampaignLoop:
 
     def _rest(self, record: CampaignRecord, status: CampaignStatus, reason: str) -> CampaignOutcome:
         folder = write_campaign_report(self._store, record.id, self._reports, status=status, reason=reason)
+        if status is CampaignStatus.DONE:
+            self._notify(
+                campaign_conclusion(record, campaign_page(self._store, record.id, status=status).answer, folder)
+            )
+        elif status is CampaignStatus.FAILED:
+            then = (
+                f"`researcher campaign status {record.id}` says why, `researcher campaign resume {record.id}` goes on."
+            )
+            self._notify(campaign_failure(record, len(self._store.campaigns.decisions(record.id)), then))
         if record.status is not status or record.reason != reason:
             self._store.campaigns.set_status(record.id, status, reason)
         return CampaignOutcome(status, reason, folder)

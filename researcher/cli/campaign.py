@@ -31,6 +31,7 @@ from researcher.describe import when
 from researcher.home import Home, open_home
 from researcher.instruments.catalogue import OWN_STUDIES, open_instrument
 from researcher.models import CampaignRecord, CampaignStatus, LlmCall, StudyOptions
+from researcher.notify.services import check_names
 from researcher.ownership import living_owner, owned_now
 from researcher.schedule.timetable import Timetable
 from researcher.store.errors import NotFound
@@ -51,6 +52,8 @@ def start(args: argparse.Namespace) -> int:
     if args.server and args.engine == "echo":
         raise UsageError("--engine is for a server started here, and --server names others: drop one of them")
     campaign_llm(goal)  # refused here rather than by the worker
+    if goal.notify and not args.dry_run:
+        check_names(goal.notify, os.environ)
     folder = open_instrument(goal.instruments[0])
     aim = aim_of(goal, folder.instrument)
     timetable = Timetable.of(goal.schedule.windows, goal.schedule.days, SystemClock().now())

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import AsyncIterator, Callable
 
 from foundation.clock import Clock, SystemClock
 from researcher.campaign.builtin import BuiltinStrategist
@@ -15,12 +19,17 @@ from researcher.cli.worker import work_on
 from researcher.environments import check_tasks, interpreter, rehearsed
 from researcher.home import Home
 from researcher.instruments.catalogue import InstrumentFolder, open_instrument
-from researcher.models import StudyOptions, StudyStatus
+from researcher.models import Notice, StudyOptions, StudyStatus
+from researcher.notify.campaign import CampaignWatch
+from researcher.notify.sink import sinks_of
 from researcher.ownership import owned
-from researcher.store.errors import OverBudget
+from researcher.store.errors import OverBudget, StoreError
 from researcher.store.store import Store
 from researcher.study.plan import Plan
 from researcher.view import View
+
+_log = logging.getLogger(__name__)
+_LOOK_EVERY_S = 20.0
 
 
 async def work_on_campaign(
@@ -48,8 +57,44 @@ async def work_on_campaign(
         planner = planner_of(home, store, record.options, folder)
         strategist = strategist_of(goal, store, planner, clock, view.say)
         view.say(f"{campaign_id}: {goal.goal} (strategist: {strategist.name}); records in {home.root}")
-        loop = CampaignLoop(store, strategist, planner, run_study, clock, home.studies, view.say)
-        return await loop.carry_out(campaign_id)
+
+        def notify(notice: Notice) -> None:
+            store.notices.record(notice, goal.notify)
+
+        loop = CampaignLoop(store, strategist, planner, run_study, clock, home.studies, view.say, notify)
+        async with _watched(home, campaign_id, goal.notify, clock):
+            return await loop.carry_out(campaign_id)
+
+
+@contextlib.asynccontextmanager
+async def _watched(home: Home, campaign_id: str, names: tuple[str, ...], clock: Clock) -> AsyncIterator[None]:
+    """While it is worked on: notice standstills and days, and send notices. The last ones are sent before the end."""
+    if not names:
+        yield
+        return
+    watch = CampaignWatch(home.store, campaign_id, names, home.studies / campaign_id, clock)
+    sinks = sinks_of(home.store, names, os.environ, clock)
+
+    def look() -> None:
+        try:
+            watch.look()
+            for sink in sinks:
+                sink.drain()
+        except StoreError as error:  # the next look makes up for it
+            _log.warning("notices were not looked at: %s", error)
+
+    async def again() -> None:
+        while True:
+            await clock.sleep(_LOOK_EVERY_S)
+            await asyncio.to_thread(look)
+
+    looking = asyncio.create_task(again())
+    try:
+        yield
+    finally:
+        looking.cancel()
+        await asyncio.gather(looking, return_exceptions=True)
+        await asyncio.to_thread(look)
 
 
 def planner_of(home: Home, store: Store, options: StudyOptions, folder: InstrumentFolder) -> InstrumentPlanner:

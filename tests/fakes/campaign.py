@@ -16,7 +16,7 @@ from researcher.campaign.loop import CampaignLoop, CampaignOutcome, Rest
 from researcher.campaign.seen import Levels
 from researcher.campaign.strategist import Strategist
 from researcher.instruments.instrument import Scalar
-from researcher.models import HostedModel, SampledEpisode, StudyOptions, StudyStatus, TrialEvidence
+from researcher.models import HostedModel, Notice, SampledEpisode, StudyOptions, StudyStatus, TrialEvidence
 from researcher.schedule.timetable import Timetable
 from researcher.store.store import Store
 from researcher.study.plan import Plan, Verdict
@@ -122,10 +122,18 @@ class MadeUpCampaign:
             asked.document(), aim.model_dump(mode="json"), StudyOptions(engine=engine), schedule
         )
         self.told: list[str] = []
+        self.notices: list[Notice] = []
 
     async def carry_out(self) -> CampaignOutcome:
         """What is left of it."""
         loop = CampaignLoop(
-            self.store, self.strategist, self.planner, self.runner, self.clock, self.folder, self.told.append
+            self.store,
+            self.strategist,
+            self.planner,
+            self.runner,
+            self.clock,
+            self.folder,
+            self.told.append,
+            self.notices.append,
         )
         return await loop.carry_out(self.id)
