@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import socket
 import sys
 from dataclasses import asdict
@@ -242,10 +243,25 @@ def _show(draft: Draft, spec: StudySpec, plan: Plan, folder: InstrumentFolder, a
     if args.json:
         price = price_of(plan, folder.instrument, servers=max(1, len(args.server)))
         said = {"hash": plan.digest(), **request_of(draft, spec), "price": asdict(price)}
-        say_json({**said, "plan": plan.model_dump(mode="json")})
+        say_json({**said, "campaign": campaign_offer(args.topic, spec), "plan": plan.model_dump(mode="json")})
         return
     say(study_text(draft))
     say("\n".join(plan_lines(plan)))
+    if offer := campaign_offer(args.topic, spec):
+        say(offer)
+
+
+def campaign_offer(topic: str | None, spec: StudySpec) -> str:
+    """What a campaign would do beyond this study, where the topic asks for more than one study can answer; else empty."""
+    if topic is None:
+        return ""
+    if spec.design == "screen":
+        why = "the topic is open, and a screen only says which factors matter; a campaign goes on to the best levels and confirms them"
+    elif spec.schedule.days is not None and spec.schedule.days > 1:
+        why = "the topic gives days, and this is one study; a campaign spends them on the studies that follow from it"
+    else:
+        return ""
+    return f"{why[0].upper()}{why[1:]}: `researcher campaign start --topic {shlex.quote(topic)}`."
 
 
 def request_of(draft: Draft, spec: StudySpec) -> dict[str, Any]:
@@ -290,6 +306,8 @@ def _begin(
     if not args.json:
         for each in draft.uncovered:
             say(f"not covered: {each}")
+        if offer := campaign_offer(args.topic, spec):
+            say(offer)
     return conduct(home, study_id, as_json=args.json, plan=plan)
 
 
