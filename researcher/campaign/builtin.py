@@ -21,13 +21,13 @@ import numpy as np
 from researcher.campaign.goal import Aim, AimFactor, changed, default_levels
 from researcher.campaign.honesty import limits
 from researcher.campaign.proposals import PRIOR_MARGINS, NewHypothesis, Proposal
-from researcher.campaign.seen import EffectSeen, Seen, StudySeen, key_of
+from researcher.campaign.seen import EffectSeen, Seen, key_of
 from researcher.instruments.instrument import Scalar
 from researcher.instruments.levels import level_text
 from researcher.models import LlmCall
 from researcher.study.plan import Verdict
 
-_MOST_SCREENED, _MOST_SEARCHED = 11, 4
+_MOST_SCREENED, _MOST_SEARCHED = 11, 5
 _MOST_SETTINGS = 2000
 """Settings that a search looks at; beyond it the factor with the weakest effect stands still."""
 _SEARCH_SEEDS = 2
@@ -54,7 +54,7 @@ def proposals(seen: Seen) -> list[Proposal]:
     """The alternatives at this point, the one that stops last: it is taken where none of the others can be paid for."""
     vetoed = sum(said.kind == "vetoed" for said in seen.said)
     found: list[Proposal] = []
-    screened = any(study.screen and _screens_factors(study) for study in seen.studies)
+    screened = any(study.design == "screen" for study in seen.studies)
     if not screened and len(seen.aim.factors) > 1:
         found += _screens(seen)
     else:
@@ -99,23 +99,18 @@ def _screen(factors: Sequence[tuple[AimFactor, Scalar]], seen: Seen) -> Proposal
     )
 
 
-def _screens_factors(study: StudySeen) -> bool:
-    return any(effect.factor for effect in study.effects) and len({effect.factor for effect in study.effects}) > 1
-
-
 def survivors(seen: Seen) -> list[AimFactor]:
-    """The factors to search: those whose screened effect stands out, the strongest first; where none does, the strongest two."""
+    """The factors to search: first those whose screened effect stands out, then those that no screen had, then the others by
+    their effects. A weak effect at one level may be a strong one at the next, so that the search leaves out only what is last."""
     effects: dict[str, EffectSeen] = {}
-    single = {factor.name for factor in seen.aim.factors}  # arms of several settings are no factor's effect
     for study in seen.studies:
-        if study.screen and _screens_factors(study):
-            effects |= {effect.factor: effect for effect in study.effects if effect.factor in single}
-    if not effects:
-        return list(seen.aim.factors)[:_MOST_SEARCHED]
+        if study.design == "screen":
+            effects |= {effect.factor: effect for effect in study.effects}
     ranked = sorted(effects.values(), key=lambda effect: -abs(effect.diff))
-    standing = [each for each in ranked if each.low > 0 or each.high < 0 or abs(each.diff) >= seen.aim.margin]
-    names = [each.factor for each in (standing or ranked[:2])][:_MOST_SEARCHED]
-    return [seen.aim.factor(name) for name in names]
+    standing = [each.factor for each in ranked if each.low > 0 or each.high < 0 or abs(each.diff) >= seen.aim.margin]
+    unknown = [factor.name for factor in seen.aim.factors if factor.name not in effects]
+    names = dict.fromkeys([*standing, *unknown, *(each.factor for each in ranked)])
+    return [seen.aim.factor(name) for name in names][:_MOST_SEARCHED]
 
 
 # -- search -----------------------------------------------------------------------------------------------------------------
@@ -239,7 +234,7 @@ def _after_screen(seen: Seen) -> list[Proposal]:
     }
     worth = gain >= _MATTERS * margin and key_of(changed(seen.aim, view.settings[best])) not in done
     confirm = worth and seen.confirmations < _MOST_CONFIRMATIONS
-    searched = any(study.screen and not _screens_factors(study) for study in seen.studies)
+    searched = any(study.design == "levels" for study in seen.studies)
     if not searched or float(left.max()) >= margin * _MATTERS / 2:
         found += _searches(seen, factors, view)
         if confirm:  # for where no search can be paid for
@@ -305,7 +300,7 @@ def _dropped(seen: Seen, factors: Sequence[AimFactor]) -> dict[str, str]:
     """The screen's hypothesis, where no factor stood out."""
     kept = {factor.name for factor in factors}
     for study in seen.studies:
-        if study.screen and _screens_factors(study):
+        if study.design == "screen":
             standing = [each for each in study.effects if each.low > 0 or each.high < 0]
             open_ids = {each.id for each in seen.hypotheses if each.status in ("open", "explored")}
             if not standing and study.hypothesis in open_ids:

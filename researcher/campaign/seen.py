@@ -55,7 +55,8 @@ class StudySeen(StrictModel):
     role: Role
     hypothesis: str
     status: str
-    screen: bool
+    design: Literal["screen", "levels", "compare"]
+    """screen: main effects of crossed factors; levels: arms side by side without a verdict; compare: any that tests."""
     arms: tuple[ArmSeen, ...]
     effects: tuple[EffectSeen, ...]
     sentinels: tuple[str, ...]
@@ -234,7 +235,7 @@ def study_seen(
         role=role,
         hypothesis=hypothesis,
         status=status,
-        screen=any(stage.kind is StageKind.SCREEN for stage in plan.stages),
+        design=_design(plan),
         arms=tuple(_arm(plan, aim, arm.name, trials) for arm in plan.arms if any(t.arm == arm.name for t in trials)),
         effects=tuple(rows),
         sentinels=tuple(
@@ -248,6 +249,12 @@ def study_seen(
         last_seed=plan.last_seed,
         alpha=alpha,
     )
+
+
+def _design(plan: Plan) -> Literal["screen", "levels", "compare"]:
+    if not any(stage.kind is StageKind.SCREEN for stage in plan.stages):
+        return "compare"
+    return "screen" if any(hypothesis.treatment_arms for hypothesis in plan.hypotheses) else "levels"
 
 
 def _arm(plan: Plan, aim: Aim, name: str, trials: Sequence[TrialRecord]) -> ArmSeen:
