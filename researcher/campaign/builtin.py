@@ -35,6 +35,8 @@ _MOST_CONFIRMATIONS = 3
 _MOST_SEEDS = 60
 _MATTERS = 0.5
 """Share of the margin by which a setting has to look better for another step."""
+_AS_GOOD = 0.25
+"""Share of the margin that a simpler setting may lack."""
 _Levels = dict[str, Scalar]
 
 
@@ -128,10 +130,10 @@ class Outlook:
     sd: np.ndarray
     at: int
 
-    @property
-    def best(self) -> int:
-        """The row with the largest mean."""
-        return int(np.argmax(self.mean))
+    def simplest(self, aim: Aim) -> int:
+        """The row that changes the fewest settings, of those that look as good as the best but for a quarter of a margin."""
+        good = np.flatnonzero(self.mean >= self.mean.max() - _AS_GOOD * aim.margin)
+        return int(min(good, key=lambda row: (len(changed(aim, self.settings[row])), -self.mean[row])))
 
     def improvement(self, over: float) -> np.ndarray:
         """Expected improvement over that mean, (N,)."""
@@ -221,12 +223,12 @@ def _after_screen(seen: Seen) -> list[Proposal]:
     """Searches while a setting may be much better than the one that looks best, else its confirmation."""
     factors = survivors(seen)
     view = outlook(seen, factors)
-    best, margin = view.best, seen.aim.margin
+    best, margin = view.simplest(seen.aim), seen.aim.margin
     found: list[Proposal] = []
     if (contradiction := _contradicted(seen)) is not None:
         return [contradiction]
     gain = float(view.mean[best] - view.mean[view.at])
-    left = view.improvement(float(view.mean[best]))
+    left = view.improvement(float(view.mean.max()))
     done = {
         key_of(study.arm(study.effects[0].treatment).levels)
         for study in seen.studies
