@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,20 +25,26 @@ from researcher.campaign.proposals import PRIOR_MARGINS, NewHypothesis, Proposal
 from researcher.campaign.seen import EffectSeen, Seen, key_of
 from researcher.instruments.instrument import Scalar
 from researcher.instruments.levels import level_text
-from researcher.models import LlmCall
+from researcher.models import Action, LlmCall
 from researcher.study.plan import Verdict
 
 _MOST_SCREENED, _MOST_SEARCHED = 11, 5
 _MOST_SETTINGS = 2000
 """Settings that a search looks at; beyond it the factor with the weakest effect stands still."""
 _SEARCH_SEEDS = 2
+_WIDE = 20
+"""Trials that a study has to be able to pay for before levels are scanned one by one."""
 _MOST_CONFIRMATIONS = 3
 _MOST_SEEDS = 60
 _MATTERS = 0.5
 """Share of the margin by which a setting has to look better for another step."""
+_HOPE = 0.25
+"""Share of the margin that another search has to promise."""
 _AS_GOOD = 0.25
 """Share of the margin that a simpler setting may lack."""
 _Levels = dict[str, Scalar]
+Point = tuple[_Levels, int, float]
+"""A setting, its finished trials, and their mean."""
 
 
 class BuiltinStrategist:
@@ -105,9 +112,12 @@ def survivors(seen: Seen) -> list[AimFactor]:
     """The factors to search: first those whose screened effect stands out, then those that no screen had, then the others by
     their effects. A weak effect at one level may be a strong one at the next, so that the search leaves out only what is last."""
     effects: dict[str, EffectSeen] = {}
+    known = {factor.name for factor in seen.aim.factors}
     for study in seen.studies:
-        if study.design == "screen":
-            effects |= {effect.factor: effect for effect in study.effects}
+        for effect in study.effects if not study.confirms else ():
+            single = study.design == "screen" or effect.factor in known
+            if single and abs(effect.diff) >= abs(effects[effect.factor].diff if effect.factor in effects else 0.0):
+                effects[effect.factor] = effect
     ranked = sorted(effects.values(), key=lambda effect: -abs(effect.diff))
     standing = [each.factor for each in ranked if each.low > 0 or each.high < 0 or abs(each.diff) >= seen.aim.margin]
     unknown = [factor.name for factor in seen.aim.factors if factor.name not in effects]
@@ -122,13 +132,16 @@ def survivors(seen: Seen) -> list[AimFactor]:
 class Outlook:
     """What is believed of every setting in reach, in the objective's direction and relative to the default.
 
-    settings: N; mean, sd: (N,), in the metric's unit. at: row of the incumbent.
+    mean, sd: (N,), in the metric's unit.
     """
 
-    settings: list[_Levels]
+    surface: Surface
     mean: np.ndarray
     sd: np.ndarray
-    at: int
+
+    @property
+    def settings(self) -> list[_Levels]:
+        return self.surface.settings
 
     def simplest(self, aim: Aim) -> int:
         """The row that changes the fewest settings, of those that look as good as the best but for a quarter of a margin."""
@@ -146,17 +159,59 @@ class Outlook:
 
 
 def outlook(seen: Seen, factors: Sequence[AimFactor]) -> Outlook:
-    """A Gaussian process on all configurations that have run, over the levels of these factors."""
-    settings = _settings(seen, factors)
-    measured = list(seen.measured().values())
-    points = [({**default_levels(seen.aim), **levels}, n, mean) for levels, n, mean in measured]
-    incumbent = key_of(seen.incumbent)
-    at = next((row for row, each in enumerate(settings) if key_of(changed(seen.aim, each)) == incumbent), 0)
-    if not points:
-        flat = np.zeros(len(settings))
-        return Outlook(settings, flat, flat + PRIOR_MARGINS * seen.aim.margin, at)
-    mean, sd = _fitted(seen, factors, points, settings)
-    return Outlook(settings, mean - mean[0], sd, at)
+    """What all configurations that have run say together, over the levels of these factors."""
+    surface = Surface(seen, factors)
+    if not surface.points:
+        flat = np.zeros(len(surface.settings))
+        return Outlook(surface, flat, flat + PRIOR_MARGINS * seen.aim.margin)
+    return surface.believed(surface.points)
+
+
+class Surface:
+    """A Gaussian process over the levels of some factors. Its kernel is fitted once, to what has run.
+
+    settings: N, the default first. at: row of the incumbent.
+    """
+
+    def __init__(self, seen: Seen, factors: Sequence[AimFactor]) -> None:
+        self._seen = seen
+        self._factors = factors
+        self.settings = _settings(seen, factors)
+        self._places = np.array([_place(each, factors) for each in self.settings])
+        usual = default_levels(seen.aim)
+        self.points: list[Point] = [({**usual, **levels}, n, mean) for levels, n, mean in seen.measured().values()]
+        incumbent = key_of(seen.incumbent)
+        keys = [key_of(changed(seen.aim, each)) for each in self.settings]
+        self.at = keys.index(incumbent) if incumbent in keys else 0
+        self._kernel: Any = None
+
+    def believed(self, points: Sequence[Point]) -> Outlook:
+        """Mean and standard deviation at every setting, in the metric's unit."""
+        from sklearn.gaussian_process import GaussianProcessRegressor
+
+        margin, sigma = self._seen.aim.margin, self._seen.sigma
+        x = np.array([_place(levels, self._factors) for levels, _, _ in points])
+        y = np.array([mean for _, _, mean in points])
+        noise = np.array([(sigma / margin) ** 2 / n for _, n, _ in points])
+        centre = float(np.sum(y / noise) / np.sum(1 / noise))
+        fits = {} if self._kernel is None else {"optimizer": None}
+        kernel = self._kernel or _kernel(x.shape[1])
+        model = GaussianProcessRegressor(kernel, alpha=noise, n_restarts_optimizer=0, random_state=0, **fits)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a length scale at its bound is an answer like any other
+            model.fit(x, self._seen.aim.sign * (y - centre) / margin)
+        self._kernel = model.kernel_
+        mean, sd = model.predict(self._places, return_std=True)
+        mean, sd = np.asarray(mean) * margin, np.asarray(sd) * margin
+        return Outlook(self, mean - mean[0], sd)
+
+
+def _kernel(dimensions: int) -> Any:
+    """Smooth over a few steps of each factor, with a part that is linear."""
+    from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct
+
+    smooth = ConstantKernel(PRIOR_MARGINS**2, (0.25, 100.0)) * RBF(np.full(dimensions, 2.0), (0.7, 8.0))
+    return smooth + ConstantKernel(0.25, (0.05, 4.0)) * DotProduct(0.1, "fixed")
 
 
 def _settings(seen: Seen, factors: Sequence[AimFactor]) -> list[_Levels]:
@@ -170,35 +225,6 @@ def _settings(seen: Seen, factors: Sequence[AimFactor]) -> list[_Levels]:
         for levels in itertools.product(*(factor.levels for factor in chosen))
     )
     return list({key_of(each): each for each in (default_levels(seen.aim), *combined)}.values())
-
-
-def _fitted(
-    seen: Seen,
-    factors: Sequence[AimFactor],
-    points: Sequence[tuple[_Levels, int, float]],
-    settings: Sequence[_Levels],
-) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and standard deviation at every setting, in the metric's unit."""
-    from sklearn.gaussian_process import GaussianProcessRegressor
-    from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct
-
-    margin, sigma = seen.aim.margin, seen.sigma
-    x, y = np.array([_place(levels, factors) for levels, _, _ in points]), np.array([mean for _, _, mean in points])
-    noise = np.array([(sigma / margin) ** 2 / n for _, n, _ in points])
-    weights = 1 / noise
-    centre = float(np.sum(weights * y) / np.sum(weights))
-    y = seen.aim.sign * (y - centre) / margin
-    kernel = ConstantKernel(PRIOR_MARGINS**2, (0.25, 100.0)) * RBF(
-        np.full(x.shape[1], 2.0), (0.7, 8.0)
-    ) + ConstantKernel(0.25, (0.05, 4.0)) * DotProduct(0.1, "fixed")
-    model = GaussianProcessRegressor(kernel, alpha=noise, n_restarts_optimizer=0, random_state=0)
-    import warnings
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a length scale at its bound is an answer like any other
-        model.fit(x, y)
-    mean, sd = model.predict(np.array([_place(each, factors) for each in settings]), return_std=True)
-    return np.asarray(mean) * margin, np.asarray(sd) * margin
 
 
 def _place(levels: _Levels, factors: Sequence[AimFactor]) -> list[float]:
@@ -220,66 +246,102 @@ def _step(factor: AimFactor, level: float) -> float:
 
 
 def _after_screen(seen: Seen) -> list[Proposal]:
-    """Searches while a setting may be much better than the one that looks best, else its confirmation."""
-    factors = survivors(seen)
-    view = outlook(seen, factors)
-    best, margin = view.simplest(seen.aim), seen.aim.margin
-    found: list[Proposal] = []
+    """Searches while a setting may be better than the one that looks best, else its confirmation; with an incumbent, a look at the
+    factors around it that the search left out."""
     if (contradiction := _contradicted(seen)) is not None:
         return [contradiction]
-    gain = float(view.mean[best] - view.mean[view.at])
-    left = view.improvement(float(view.mean.max()))
-    done = {
-        key_of(study.arm(study.effects[0].treatment).levels)
-        for study in seen.studies
-        if study.confirms and study.effects
-    }
-    worth = gain >= _MATTERS * margin and key_of(changed(seen.aim, view.settings[best])) not in done
-    confirm = worth and seen.confirmations < _MOST_CONFIRMATIONS
-    searched = any(study.design == "levels" for study in seen.studies)
-    if not searched or float(left.max()) >= margin * _MATTERS / 2:
-        found += _searches(seen, factors, view)
-        if confirm:  # for where no search can be paid for
-            found.append(_confirmation(seen, view.settings[best], gain))
-        return found
-    return [*found, _confirmation(seen, view.settings[best], gain)] if confirm else found
+    factors, margin = survivors(seen), seen.aim.margin
+    view = outlook(seen, factors)
+    best, at = view.simplest(seen.aim), view.surface.at
+    gain = float(view.mean[best] - view.mean[at])
+    tried = [levels for study in seen.studies if study.confirms for levels in study.planned[1:]]
+    new = key_of(changed(seen.aim, view.settings[best])) not in {key_of(levels) for levels in tried}
+    confirm = gain >= _MATTERS * margin and new and seen.confirmations < _MOST_CONFIRMATIONS
+    confirmation = [_confirmation(seen, view.settings[best], gain)] if confirm else []
+    looks = sum(study.design == "levels" for study in seen.studies)
+    if not looks and _affordable("explore", seen) >= _WIDE:
+        return [*_scans(seen), *_searches(seen, factors, view)]
+    if not looks or float(view.improvement(float(view.mean.max())).max()) >= _HOPE * margin:
+        return [*_searches(seen, factors, view), *confirmation]  # the latter for where no search can be paid for
+    return confirmation or _scans(seen)
 
 
 def _searches(seen: Seen, factors: Sequence[AimFactor], view: Outlook) -> list[Proposal]:
     """Searches of several sizes: the settings with the largest expected improvement, one after the other."""
-    picked = _batch(seen, factors, view, most=7)
+    picked = _batch(seen, view, most=7)
     return [_search(seen, picked[:size], factors) for size in (7, 5, 3, 2) if size <= len(picked)]
 
 
-def _batch(seen: Seen, factors: Sequence[AimFactor], view: Outlook, most: int) -> list[_Levels]:
+def _batch(seen: Seen, view: Outlook, most: int) -> list[_Levels]:
     """Each next pick as if the ones before had come out as believed (the kriging believer)."""
-    points = [({**default_levels(seen.aim), **levels}, n, mean) for levels, n, mean in seen.measured().values()]
+    surface, points = view.surface, list(view.surface.points)
     if not points:
         return view.settings[1 : most + 1]
     picked: list[_Levels] = []
-    mean, sd = view.mean, view.sd
-    base = next((m for levels, _, m in points if not changed(seen.aim, levels)), points[0][2])
+    rows = [0]  # the default runs in every search
+    base = next((mean for levels, _, mean in points if not changed(seen.aim, levels)), points[0][2])
     for _ in range(most):
-        gain = Outlook(view.settings, mean, sd, view.at).improvement(float(mean.max()))
-        gain[0] = -1.0  # the default runs in every search
-        for row, each in enumerate(view.settings):
-            if each in picked:
-                gain[row] = -1.0
+        gain = view.improvement(float(view.mean.max()))
+        gain[rows] = -1.0
         row = int(np.argmax(gain))
         if gain[row] <= 1e-6 * seen.aim.margin:
             break
+        rows.append(row)
         picked.append(view.settings[row])
-        points.append((view.settings[row], _SEARCH_SEEDS, base + seen.aim.sign * float(mean[row])))
-        fitted, sd = _fitted(seen, factors, points, view.settings)
-        mean = fitted - fitted[0]
+        points.append((view.settings[row], _SEARCH_SEEDS, base + seen.aim.sign * float(view.mean[row])))
+        view = surface.believed(points)
     return picked
+
+
+def _scans(seen: Seen) -> list[Proposal]:
+    """The incumbent, or the default, with one factor at a level that nobody has tried there: the farthest levels first, each factor
+    in turn. A screen tries one level of each factor only, and what does nothing there may do something two steps on."""
+    base = {**default_levels(seen.aim), **seen.incumbent}
+    ran = seen.measured()
+    ladders = [
+        sorted(factor.levels, key=lambda level, factor=factor: -abs(factor.levels.index(level) - factor.place))
+        for factor in seen.aim.factors
+    ]
+    settings: list[_Levels] = []
+    for levels in itertools.zip_longest(*ladders):
+        for factor, level in zip(seen.aim.factors, levels, strict=True):
+            if level is not None and level != base[factor.name]:
+                settings.append(base | {factor.name: level})
+    settings = [each for each in settings if key_of(changed(seen.aim, each)) not in ran]
+    return [_scan(seen, settings[:size]) for size in (12, 9, 6, 3) if size <= len(settings)] or (
+        [_scan(seen, settings)] if settings else []
+    )
+
+
+def _scan(seen: Seen, settings: Sequence[_Levels]) -> Proposal:
+    name = "incumbent" if seen.incumbent else "default"
+    arms = {name: seen.incumbent} | {arm_name(seen.aim, each): changed(seen.aim, each) for each in settings}
+    return Proposal(
+        action="explore",
+        because=f"One factor at a time beside the {name}, at levels that nobody has tried there.",
+        spec={"design": "screen", "arms": arms, "seeds": {"min": _SEARCH_SEEDS}},
+        hypothesis=NewHypothesis(
+            claim=f"One of these levels is better than the {name}'s by {seen.aim.margin:g} or more.",
+            prediction=f"One of {len(settings)} settings exceeds the {name} on {seen.aim.metric} by the margin.",
+            kill_if="All of them stay within the noise between seeds.",
+            parent=_parent(seen),
+        ),
+        if_true="Search that factor's levels together with those of the others that matter.",
+        if_false="Look at the levels that are left, or conclude.",
+        rests_on=tuple(study.study for study in seen.studies),
+    )
+
+
+def _parent(seen: Seen) -> str | None:
+    """The hypothesis that a new one goes on from: the last that was supported, else the last that was explored."""
+    told = [each.id for each in seen.hypotheses if each.status == "supported"]
+    return (told or [each.id for each in seen.hypotheses if each.status == "explored"] or [None])[-1]
 
 
 def _search(seen: Seen, settings: Sequence[_Levels], factors: Sequence[AimFactor]) -> Proposal:
     arms: dict[str, Any] = {"default": {}}
     arms |= {arm_name(seen.aim, each): changed(seen.aim, each) for each in settings}
     names = ", ".join(factor.name for factor in factors)
-    parent = next((each.id for each in seen.hypotheses if each.status in ("open", "explored")), None)
     dropped = _dropped(seen, factors)
     return Proposal(
         action="explore",
@@ -289,7 +351,7 @@ def _search(seen: Seen, settings: Sequence[_Levels], factors: Sequence[AimFactor
             claim=f"Another setting of {names} is better than the default by {seen.aim.margin:g} or more.",
             prediction=f"One of {len(settings)} settings exceeds the default on {seen.aim.metric} by the margin.",
             kill_if="All of them stay below what looks best already.",
-            parent=parent,
+            parent=_parent(seen),
         ),
         if_true="Search around it, then confirm it on fresh seeds.",
         if_false="Confirm what looked best before, or conclude that the default is as good.",
@@ -329,7 +391,7 @@ def _confirmation(seen: Seen, best: _Levels, gain: float) -> Proposal:
             claim=f"{words_of(levels)} is better than the {baseline} on {seen.aim.metric} by {seen.aim.margin:g} or more.",
             prediction=f"{seen.aim.metric} {'rises' if seen.aim.sign > 0 else 'falls'} by {seen.aim.margin:g} or more.",
             kill_if="The interval lies against the direction, or within the margin on both sides.",
-            parent=next((each.id for each in reversed(seen.hypotheses) if each.status in ("open", "explored")), None),
+            parent=_parent(seen),
         ),
         if_true="It becomes the incumbent; search on from it while something may still be better.",
         if_false="Search where the trials now point, or conclude.",
@@ -340,12 +402,17 @@ def _confirmation(seen: Seen, best: _Levels, gain: float) -> Proposal:
 def _least_seeds(seen: Seen) -> int:
     """Seeds per arm with which a confirmation begins: 6 where twice as many can be paid for, since on fewer the noise floor's
     bound on the spread is so wide that many a study would be refused as underpowered; else 3."""
-    budget, ran = limits("confirm", seen), [study for study in seen.studies if study.trials]
+    return 6 if _affordable("confirm", seen) >= 24 else 3
+
+
+def _affordable(action: Action, seen: Seen) -> float:
+    """Trials that the next study of this kind may have, by what trials have taken so far."""
+    budget, ran = limits(action, seen), [study for study in seen.studies if study.trials]
     trials = float(budget.get("trials", math.inf))
     if "wall" in budget and ran:
         trial_s = sum(study.wall_s for study in ran) / sum(study.trials for study in ran)
         trials = min(trials, budget["wall"] / max(trial_s, 1e-9))
-    return 6 if trials >= 24 else 3
+    return trials
 
 
 def _contradicted(seen: Seen) -> Proposal | None:

@@ -57,7 +57,10 @@ class StudySeen(StrictModel):
     status: str
     design: Literal["screen", "levels", "compare"]
     """screen: main effects of crossed factors; levels: arms side by side without a verdict; compare: any that tests."""
+    planned: tuple[dict[str, Scalar], ...]
+    """Levels of every arm of its plan, the baseline first, also of those that never ran."""
     arms: tuple[ArmSeen, ...]
+    """Those that ran."""
     effects: tuple[EffectSeen, ...]
     sentinels: tuple[str, ...]
     unfit: str
@@ -236,6 +239,7 @@ def study_seen(
         hypothesis=hypothesis,
         status=status,
         design=_design(plan),
+        planned=tuple(_levels(plan, aim, arm.name) for arm in plan.arms),
         arms=tuple(_arm(plan, aim, arm.name, trials) for arm in plan.arms if any(t.arm == arm.name for t in trials)),
         effects=tuple(rows),
         sentinels=tuple(
@@ -259,19 +263,25 @@ def _design(plan: Plan) -> Literal["screen", "levels", "compare"]:
 
 def _arm(plan: Plan, aim: Aim, name: str, trials: Sequence[TrialRecord]) -> ArmSeen:
     found = sample(trials, name, aim.metric)
-    values, known = list(found.values.values()), default_levels(aim)
+    values = list(found.values.values())
     mean = math.fsum(values) / len(values) if values else None
     spread = None
     if mean is not None and len(values) > 1:
         spread = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
     return ArmSeen(
         name=name,
-        levels=changed(aim, {factor: level for factor, level in plan.arm(name).levels.items() if factor in known}),
+        levels=_levels(plan, aim, name),
         n=len(values),
         failed=found.failed,
         mean=None if mean is None else _short(mean),
         sd=None if spread is None else _short(spread),
     )
+
+
+def _levels(plan: Plan, aim: Aim, name: str) -> dict[str, Scalar]:
+    """An arm's levels of the aim's factors, where they differ from the defaults."""
+    known = default_levels(aim)
+    return changed(aim, {factor: level for factor, level in plan.arm(name).levels.items() if factor in known})
 
 
 def _unfit(aim: Aim, trials: Sequence[TrialRecord], verdicts: Sequence[VerdictRecord]) -> str:
