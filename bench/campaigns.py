@@ -112,8 +112,10 @@ class Bench:
     def __init__(self) -> None:
         self.folder = instrument()
 
-    def plan(self, spec: StudySpec, *, role: Role, alpha: float | None) -> tuple[Plan, Price]:
-        plan = plan_of(spec, self.folder, alpha=ALPHA if alpha is None else alpha)
+    def plan(
+        self, spec: StudySpec, *, role: Role, alpha: float | None, expects: float | None = None
+    ) -> tuple[Plan, Price]:
+        plan = plan_of(spec, self.folder, alpha=ALPHA if alpha is None else alpha, planned_effect=expects)
         return plan, price_of(plan, self.folder.instrument, servers=1)
 
 

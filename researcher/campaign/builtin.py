@@ -23,6 +23,7 @@ from researcher.campaign.goal import Aim, AimFactor, changed, default_levels
 from researcher.campaign.honesty import limits
 from researcher.campaign.proposals import PRIOR_MARGINS, NewHypothesis, Proposal
 from researcher.campaign.seen import EffectSeen, Seen, key_of
+from researcher.design.planning import PLANNED_EFFECT
 from researcher.instruments.instrument import Scalar
 from researcher.instruments.levels import level_text
 from researcher.models import Action, LlmCall
@@ -36,6 +37,8 @@ _WIDE = 20
 """Trials that a study has to be able to pay for before levels are scanned one by one."""
 _MOST_CONFIRMATIONS = 3
 _MOST_SEEDS = 60
+_SHRUNK = 0.6
+"""Share of an explored effect that a confirmation is planned for: what was chosen as the best looks better than it is."""
 _MATTERS = 0.5
 """Share of the margin by which a setting has to look better for another step."""
 _HOPE = 0.25
@@ -393,6 +396,7 @@ def _confirmation(seen: Seen, best: _Levels, gain: float) -> Proposal:
             kill_if="The interval lies against the direction, or within the margin on both sides.",
             parent=_parent(seen),
         ),
+        expects=max(PLANNED_EFFECT * seen.aim.margin, _SHRUNK * gain),
         if_true="It becomes the incumbent; search on from it while something may still be better.",
         if_false="Search where the trials now point, or conclude.",
         rests_on=tuple(study.study for study in seen.studies),

@@ -18,6 +18,7 @@ from typing import Any
 from researcher.campaign.goal import changed
 from researcher.campaign.proposals import NewHypothesis, Proposal
 from researcher.campaign.seen import HypothesisSeen, Seen
+from researcher.design.planning import PLANNED_EFFECT
 from researcher.instruments.instrument import Scalar
 from researcher.models import CONFIRMING, STUDIES, Action
 from researcher.study.plan import Plan
@@ -82,6 +83,8 @@ def _confirmation_problems(proposal: Proposal, seen: Seen) -> list[str]:
         found.append(f"design: a {proposal.action} is a plain comparison of two arms")
     if len(proposal.spec.get("arms", {})) != 2:
         found.append(f"arms: a {proposal.action} names two: what it is compared with, and what is claimed to be better")
+    if proposal.expects is not None and proposal.expects < PLANNED_EFFECT * seen.aim.margin:
+        found.append(f"expects: at least {PLANNED_EFFECT * seen.aim.margin:g}, 1.5 margins: less would be found anyway")
     if proposal.action == "replicate" and not any(study.confirms for study in seen.studies):
         found.append("replicate: nothing was confirmed yet")
     if proposal.action == "confirm" and not seen.studies:

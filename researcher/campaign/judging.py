@@ -21,8 +21,11 @@ from researcher.study.spec import StudySpec
 class StudyPlanner(Protocol):
     """Makes plans on a campaign's instrument, with what is known of its machine."""
 
-    def plan(self, spec: StudySpec, *, role: Role, alpha: float | None) -> tuple[Plan, Price]:
-        """alpha: what a confirmation spends; None in explorations. Raises: PlanningRefused."""
+    def plan(
+        self, spec: StudySpec, *, role: Role, alpha: float | None, expects: float | None = None
+    ) -> tuple[Plan, Price]:
+        """alpha: what a confirmation spends; None in explorations. expects: the effect that its seeds are counted for; None:
+        the study's usual one. Raises: PlanningRefused."""
 
 
 def judged(proposal: Proposal, seen: Seen, planner: StudyPlanner) -> Judged:
@@ -40,7 +43,9 @@ def judged(proposal: Proposal, seen: Seen, planner: StudyPlanner) -> Judged:
     confirms = proposal.action in CONFIRMING
     alpha = alpha_of(seen.confirmations + 1) if confirms else None
     try:
-        plan, price = planner.plan(spec, role="confirm" if confirms else "explore", alpha=alpha)
+        plan, price = planner.plan(
+            spec, role="confirm" if confirms else "explore", alpha=alpha, expects=proposal.expects
+        )
     except PlanningRefused as error:
         return Judged(proposal=proposal, problems=(str(error),))
     if plan.hypotheses[0].metric != seen.aim.metric or plan.hypotheses[0].margin != seen.aim.margin:

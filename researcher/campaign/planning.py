@@ -27,7 +27,9 @@ class InstrumentPlanner:
     check: Callable[[Plan], Plan]
     count_heldout: Callable[[int], int]
 
-    def plan(self, spec: StudySpec, *, role: Role, alpha: float | None) -> tuple[Plan, Price]:
+    def plan(
+        self, spec: StudySpec, *, role: Role, alpha: float | None, expects: float | None = None
+    ) -> tuple[Plan, Price]:
         """Raises: PlanningRefused."""
         servers, on_echo = max(1, len(self.options.servers)), self.options.engine == "echo"
         known = [each for each in self.store.findings.all() if ("echo" in each.models) == on_echo]
@@ -43,6 +45,7 @@ class InstrumentPlanner:
             alpha=ALPHA if alpha is None else alpha,
             heldout_from=skipped,
             heldout_tasks=scored,
+            planned_effect=expects,
         )
         plan = self.check(plan)
         return plan, price_of(plan, self.folder.instrument, servers=servers)

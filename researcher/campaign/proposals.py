@@ -46,6 +46,8 @@ class Proposal(StrictModel):
     if_false: str = ""
     rests_on: tuple[str, ...] = ()
     words: str = ""
+    expects: Annotated[float | None, Field(gt=0)] = None
+    """Of a confirmation: the effect that its seeds are counted for, in the metric's unit; at least 1.5 margins. None: 1.5 margins."""
     drops: dict[str, str] = {}
     """Open hypotheses that are given up with this step, and why."""
 

@@ -69,6 +69,7 @@ def plan_of(
     alpha: float = ALPHA,
     heldout_from: int = 0,
     heldout_tasks: int | None = None,
+    planned_effect: float | None = None,
     kept: KeptModels | None = None,
 ) -> Plan:
     """The plan of a spec, priced and checked. The same spec gives the same plan, whoever wrote it.
@@ -82,6 +83,7 @@ def plan_of(
         alpha: the level at which its hypotheses are tested together: intervals, power and looks follow from it.
         heldout_from: how many of the instrument's held-out tasks are skipped, as other studies may score those.
         heldout_tasks: how many are scored; None: as many as the instrument says.
+        planned_effect: what the seeds are counted for, in the metric's unit; None: 1.5 margins.
         kept: finds the model of a kept trial, STUDY/TRIAL (`researcher.kept_models`), or raises SpecRefused; None: there are none.
     Raises: PlanningRefused, one line that says what to change.
     """
@@ -110,6 +112,8 @@ def plan_of(
         problems = [str(problem) for problem in explain(error, Plan)]
         raise PlanningRefused(f"these settings make no valid plan: {'; '.join(problems)}", problems) from error
     refusals.raise_any()
+    if planned_effect is not None:
+        plan = plan.model_copy(update={"planned_effect": planned_effect})
     plan = checked(fitted(plan, folder.instrument, spec, servers=servers))
     return plan.model_copy(update={"known": known_to(plan, known)})
 
