@@ -301,10 +301,7 @@ def _scans(seen: Seen) -> list[Proposal]:
     in turn. A screen tries one level of each factor only, and what does nothing there may do something two steps on."""
     base = {**default_levels(seen.aim), **seen.incumbent}
     ran = seen.measured()
-    ladders = [
-        sorted(factor.levels, key=lambda level, factor=factor: -abs(factor.levels.index(level) - factor.place))
-        for factor in seen.aim.factors
-    ]
+    ladders = [_farthest_first(factor) for factor in seen.aim.factors]
     settings: list[_Levels] = []
     for levels in itertools.zip_longest(*ladders):
         for factor, level in zip(seen.aim.factors, levels, strict=True):
@@ -314,6 +311,11 @@ def _scans(seen: Seen) -> list[Proposal]:
     return [_scan(seen, settings[:size]) for size in (12, 9, 6, 3) if size <= len(settings)] or (
         [_scan(seen, settings)] if settings else []
     )
+
+
+def _farthest_first(factor: AimFactor) -> list[Scalar]:
+    places = sorted(range(len(factor.levels)), key=lambda place: -abs(place - factor.place))
+    return [factor.levels[place] for place in places]
 
 
 def _scan(seen: Seen, settings: Sequence[_Levels]) -> Proposal:
@@ -337,8 +339,11 @@ def _scan(seen: Seen, settings: Sequence[_Levels]) -> Proposal:
 
 def _parent(seen: Seen) -> str | None:
     """The hypothesis that a new one goes on from: the last that was supported, else the last that was explored."""
-    told = [each.id for each in seen.hypotheses if each.status == "supported"]
-    return (told or [each.id for each in seen.hypotheses if each.status == "explored"] or [None])[-1]
+    for wanted in ("supported", "explored"):
+        told = [each.id for each in seen.hypotheses if each.status == wanted]
+        if told:
+            return told[-1]
+    return None
 
 
 def _search(seen: Seen, settings: Sequence[_Levels], factors: Sequence[AimFactor]) -> Proposal:

@@ -171,8 +171,7 @@ class CampaignLoop:
         goal = CampaignGoal.model_validate(record.goal)
         if last.action in ("ask", "new_instrument"):
             ask(self._store, record.id, last, "words")
-            said = f"asks: {last.because} (`researcher campaign tell {record.id} TEXT` answers)"
-            return self._waited(record, last, said)
+            return self._waited(record, last, f"asks: {last.because}", f"`researcher campaign tell {record.id} TEXT`")
         gated = (
             goal.approve == "study"
             or (goal.approve == "confirm" and last.action in CONFIRMING)
@@ -182,14 +181,14 @@ class CampaignLoop:
             return ""
         ask(self._store, record.id, last, "approval")
         how = f"`researcher campaign approve {record.id}`, or `researcher campaign veto {record.id} --because TEXT`"
-        return self._waited(record, last, f"waits for a person's word on {last.action} {last.study_id}: {how}")
+        return self._waited(record, last, f"waits for a person's word on {last.action} {last.study_id}", how)
 
-    def _waited(self, record: CampaignRecord, last: DecisionRecord, said: str) -> str:
+    def _waited(self, record: CampaignRecord, last: DecisionRecord, said: str, how: str) -> str:
         """What was asked, while nobody has answered."""
         if not waits_for_a_person(self._store, record):
             return ""
-        self._notify(campaign_gate(record, last.seq, f"It {said}."))
-        return said
+        self._notify(campaign_gate(record, last.seq, f"It {said}.", how))
+        return f"{said}: {how}"
 
     def _ended(self, study_id: str) -> bool:
         return self._store.studies.get(study_id).status.ended

@@ -1,4 +1,4 @@
-"""What people are told of a campaign: from its id, its brief, verdicts and counts alone."""
+"""What people are told of a campaign, from its records; and what the clock notices of one while it is worked on."""
 
 from __future__ import annotations
 
@@ -6,59 +6,48 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from foundation.clock import Clock
-from foundation.streams import one_line
-from researcher.models import CampaignRecord, Notice, NoticeKind, StudyStatus
+from researcher.models import CampaignRecord, Notice, StudyStatus
 from researcher.notify.picture import SERIES, curves_png
-from researcher.notify.study import DAY_S, advanced_at, left_text
+from researcher.notify.study import advanced_at
 from researcher.notify.watching import STALLED_S
+from researcher.notify.words import (
+    DAY_S,
+    Subject,
+    budget_text,
+    conclusion_notice,
+    digest_notice,
+    failure_notice,
+    gate_notice,
+    stalled_notice,
+)
 from researcher.store.store import Store
-from researcher.view import duration
-
-_SHOWN_GOAL = 300
 
 
-def campaign_gate(record: CampaignRecord, decision: int, asked: str) -> Notice:
-    """A person's word is waited for. asked: on what, in a sentence with the command that answers."""
-    return _notice(record, NoticeKind.GATE, f"gate/{decision}", f"{record.id} waits for your word", asked)
+def campaign_gate(record: CampaignRecord, decision: int, asked: str, how: str) -> Notice:
+    """A person's word is waited for. asked: on what, a sentence. how: the commands that answer."""
+    return gate_notice(_subject(record), str(decision), asked, how)
 
 
-def campaign_failure(record: CampaignRecord, decision: int, then: str) -> Notice:
-    """It cannot go on by itself. then: what to do."""
-    said = f"It cannot go on after decision {decision}."
-    return _notice(record, NoticeKind.FAILURE, f"failure/{decision}", f"{record.id} needs attention", said, then)
+def campaign_failure(record: CampaignRecord, decisions: int, at: float) -> Notice:
+    """It cannot go on by itself after so many decisions."""
+    return failure_notice(_subject(record), f"It cannot go on after decision {decisions}.", at)
 
 
 def campaign_conclusion(record: CampaignRecord, answer: Sequence[str], report: Path) -> Notice:
-    """answer: in sentences; the first two are told."""
-    told = " ".join(answer[:2])
-    return _notice(
-        record, NoticeKind.CONCLUSION, "conclusion", f"{record.id} is done", told, f"Report: {report / 'report.md'}"
-    )
-
-
-def campaign_digest(record: CampaignRecord, day: int, lines: Sequence[str], picture: Path | None) -> Notice:
-    """Once a day. lines: what ran, and what is left. picture: of the effects so far."""
-    made = _notice(record, NoticeKind.DIGEST, f"digest/{day}", f"{record.id}, day {day}", *lines)
-    return made.model_copy(update={"picture": picture})
-
-
-def campaign_stalled(record: CampaignRecord, study_id: str, since: float, now: float) -> Notice:
-    """since: when a trial of its study last advanced. A standstill is told once."""
-    said = f"No trial of {study_id} has made a step, an episode or an end for {duration(now - since)}."
-    then = f"`researcher status {study_id}` shows where it stands."
-    return _notice(record, NoticeKind.STALLED, f"stalled/{since:.0f}", f"{record.id} stands still", said, then)
+    """answer: in sentences. report: the file."""
+    return conclusion_notice(_subject(record), " ".join(answer), report)
 
 
 class CampaignWatch:
-    """What the clock notices of a campaign while it is worked on: a standstill, and that another day is over.
+    """What the clock notices: a standstill, and that another day is over.
 
-    names: services. What it notices is recorded once, whichever process notices it, and sent by the sinks.
+    services: names. What it notices is recorded once, whichever process notices it, and sent by the sinks.
     """
 
-    def __init__(self, store: Store, campaign_id: str, names: Sequence[str], folder: Path, clock: Clock) -> None:
+    def __init__(self, store: Store, campaign_id: str, services: Sequence[str], folder: Path, clock: Clock) -> None:
         self._store = store
         self._id = campaign_id
-        self._names = names
+        self._services = services
         self._folder = folder
         self._clock = clock
         self._began = clock.now()
@@ -80,7 +69,7 @@ class CampaignWatch:
         beats = {key: each[-1].heartbeat_at for key, each in attempts.items()}
         since, now = advanced_at(self._store.trials.all(study_id, series=()), beats, self._began), self._clock.now()
         if now - since >= STALLED_S:
-            self._store.notices.record(campaign_stalled(record, study_id, since, now), self._names)
+            self._store.notices.record(stalled_notice(_subject(record), since, now), self._services)
 
     def _look_for_day(self, record: CampaignRecord, studies: Sequence[str]) -> None:
         day = int((self._clock.now() - record.created_at) // DAY_S)
@@ -90,10 +79,9 @@ class CampaignWatch:
         picture = curves_png(trials, self._folder / "digests" / f"day-{day}.png")
         ended = sum(self._store.studies.get(each).status.ended for each in studies)
         lines = [f"{len(studies)} studies so far, {ended} of them over; the newest is {studies[-1]}."]
-        lines += [f"Left of its budget: {left_text(each)}." for each in self._store.budgets.all(studies[-1])]
-        self._store.notices.record(campaign_digest(record, day, lines, picture), self._names)
+        lines += [f"Left of its budget: {budget_text(each)}." for each in self._store.budgets.all(studies[-1])]
+        self._store.notices.record(digest_notice(_subject(record), day, lines, picture), self._services)
 
 
-def _notice(record: CampaignRecord, kind: NoticeKind, key: str, title: str, *lines: str) -> Notice:
-    goal = one_line(str(record.goal["goal"]))[:_SHOWN_GOAL]
-    return Notice(kind=kind, subject_id=record.id, key=key, title=title, body="\n".join([goal, *filter(None, lines)]))
+def _subject(record: CampaignRecord) -> Subject:
+    return Subject.of_campaign(record.id, str(record.goal["goal"]))
