@@ -29,7 +29,7 @@ from researcher.instruments.levels import level_text
 from researcher.models import Action, LlmCall
 from researcher.study.plan import Verdict
 
-_MOST_SCREENED, _MOST_SEARCHED = 11, 5
+_MOST_SCREENED, _MOST_SEARCHED, _MOST_PROPOSED = 11, 5, 5
 _MOST_SETTINGS = 2000
 """Settings that a search looks at; beyond it the factor with the weakest effect stands still."""
 _SEARCH_SEEDS = 2
@@ -73,7 +73,7 @@ def proposals(seen: Seen) -> list[Proposal]:
         found += _after_screen(seen)
     if vetoed and len(found) > vetoed:  # a person vetoed what comes first here: the next ones are proposed instead
         found = found[vetoed:]
-    return [*found, _conclusion(seen)]
+    return [*found[: _MOST_PROPOSED - 1], _conclusion(seen)]
 
 
 # -- screen -----------------------------------------------------------------------------------------------------------------
@@ -82,7 +82,7 @@ def proposals(seen: Seen) -> list[Proposal]:
 def _screens(seen: Seen) -> list[Proposal]:
     """Screens of all factors, and of the first half of them, a third, …: those that the budget does not pay for are refused."""
     factors = [_alternative(each) for each in seen.aim.factors][:_MOST_SCREENED]
-    sizes = dict.fromkeys(size for size in (len(factors), 7, 5, 3, 2) if 2 <= size <= len(factors))
+    sizes = dict.fromkeys(size for size in (len(factors), 7, 5, min(3, len(factors))) if 2 <= size <= len(factors))
     return [_screen(factors[:size], seen) for size in sizes]
 
 
@@ -263,7 +263,7 @@ def _after_screen(seen: Seen) -> list[Proposal]:
     confirmation = [_confirmation(seen, view.settings[best], gain)] if confirm else []
     looks = sum(study.design == "levels" for study in seen.studies)
     if not looks and _affordable("explore", seen) >= _WIDE:
-        return [*_scans(seen), *_searches(seen, factors, view)]
+        return [*_scans(seen), *_searches(seen, factors, view)[1:]]
     if not looks or float(view.improvement(float(view.mean.max())).max()) >= _HOPE * margin:
         return [*_searches(seen, factors, view), *confirmation]  # the latter for where no search can be paid for
     return confirmation or _scans(seen)
@@ -272,7 +272,7 @@ def _after_screen(seen: Seen) -> list[Proposal]:
 def _searches(seen: Seen, factors: Sequence[AimFactor], view: Outlook) -> list[Proposal]:
     """Searches of several sizes: the settings with the largest expected improvement, one after the other."""
     picked = _batch(seen, view, most=7)
-    return [_search(seen, picked[:size], factors) for size in (7, 5, 3, 2) if size <= len(picked)]
+    return [_search(seen, picked[:size], factors) for size in (7, 3, 2) if size <= len(picked)]
 
 
 def _batch(seen: Seen, view: Outlook, most: int) -> list[_Levels]:
@@ -308,7 +308,7 @@ def _scans(seen: Seen) -> list[Proposal]:
             if level is not None and level != base[factor.name]:
                 settings.append(base | {factor.name: level})
     settings = [each for each in settings if key_of(changed(seen.aim, each)) not in ran]
-    return [_scan(seen, settings[:size]) for size in (12, 9, 6, 3) if size <= len(settings)] or (
+    return [_scan(seen, settings[:size]) for size in (12, 6) if size <= len(settings)] or (
         [_scan(seen, settings)] if settings else []
     )
 

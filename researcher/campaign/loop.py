@@ -203,14 +203,11 @@ class CampaignLoop:
     def _rest(self, record: CampaignRecord, status: CampaignStatus, reason: str) -> CampaignOutcome:
         folder = write_campaign_report(self._store, record.id, self._reports, status=status, reason=reason)
         if status is CampaignStatus.DONE:
-            self._notify(
-                campaign_conclusion(record, campaign_page(self._store, record.id, status=status).answer, folder)
-            )
+            answer = campaign_page(self._store, record.id, status=status).answer
+            self._notify(campaign_conclusion(record, answer, folder / "report.md"))
         elif status is CampaignStatus.FAILED:
-            then = (
-                f"`researcher campaign status {record.id}` says why, `researcher campaign resume {record.id}` goes on."
-            )
-            self._notify(campaign_failure(record, len(self._store.campaigns.decisions(record.id)), then))
+            decisions = len(self._store.campaigns.decisions(record.id))
+            self._notify(campaign_failure(record, decisions, self._clock.now()))
         if record.status is not status or record.reason != reason:
             self._store.campaigns.set_status(record.id, status, reason)
         return CampaignOutcome(status, reason, folder)
