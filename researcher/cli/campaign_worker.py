@@ -20,7 +20,7 @@ from researcher.environments import check_tasks, interpreter, rehearsed
 from researcher.home import Home
 from researcher.instruments.catalogue import InstrumentFolder, open_instrument
 from researcher.models import Notice, StudyOptions, StudyStatus
-from researcher.notify.campaign import CampaignWatch
+from researcher.notify.campaign_watch import CampaignWatch
 from researcher.notify.sink import sinks_of
 from researcher.ownership import owned
 from researcher.store.errors import OverBudget, StoreError

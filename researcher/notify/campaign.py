@@ -1,87 +1,28 @@
-"""What people are told of a campaign, from its records; and what the clock notices of one while it is worked on."""
+"""What people are told of a campaign, from its records."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from foundation.clock import Clock
-from researcher.models import CampaignRecord, Notice, StudyStatus
-from researcher.notify.picture import SERIES, curves_png
-from researcher.notify.study import advanced_at
-from researcher.notify.watching import STALLED_S
-from researcher.notify.words import (
-    DAY_S,
-    Subject,
-    budget_text,
-    conclusion_notice,
-    digest_notice,
-    failure_notice,
-    gate_notice,
-    stalled_notice,
-)
-from researcher.store.store import Store
+from researcher.models import CampaignRecord, Notice
+from researcher.notify.words import Subject, conclusion_notice, failure_notice, gate_notice
 
 
 def campaign_gate(record: CampaignRecord, decision: int, asked: str, how: str) -> Notice:
     """A person's word is waited for. asked: on what, a sentence. how: the commands that answer."""
-    return gate_notice(_subject(record), str(decision), asked, how)
+    return gate_notice(subject_of(record), str(decision), asked, how)
 
 
 def campaign_failure(record: CampaignRecord, decisions: int, at: float) -> Notice:
     """It cannot go on by itself after so many decisions."""
-    return failure_notice(_subject(record), f"It cannot go on after decision {decisions}.", at)
+    return failure_notice(subject_of(record), f"It cannot go on after decision {decisions}.", at)
 
 
 def campaign_conclusion(record: CampaignRecord, answer: Sequence[str], report: Path) -> Notice:
     """answer: in sentences. report: the file."""
-    return conclusion_notice(_subject(record), " ".join(answer), report)
+    return conclusion_notice(subject_of(record), " ".join(answer), report)
 
 
-class CampaignWatch:
-    """What the clock notices: a standstill, and that another day is over.
-
-    services: names. What it notices is recorded once, whichever process notices it, and sent by the sinks.
-    """
-
-    def __init__(self, store: Store, campaign_id: str, services: Sequence[str], folder: Path, clock: Clock) -> None:
-        self._store = store
-        self._id = campaign_id
-        self._services = services
-        self._folder = folder
-        self._clock = clock
-        self._began = clock.now()
-
-    def look(self) -> None:
-        """Now and then, from a thread."""
-        decisions = self._store.campaigns.decisions(self._id)
-        studies = [each.study_id for each in decisions if each.study_id is not None]
-        if studies:
-            record = self._store.campaigns.get(self._id)
-            self._look_for_standstill(record, studies[-1])
-            self._look_for_day(record, studies)
-
-    def _look_for_standstill(self, record: CampaignRecord, study_id: str) -> None:
-        if self._store.studies.get(study_id).status is not StudyStatus.RUNNING:
-            self._began = self._clock.now()
-            return
-        attempts = self._store.trials.attempts_of_study(study_id)
-        beats = {key: each[-1].heartbeat_at for key, each in attempts.items()}
-        since, now = advanced_at(self._store.trials.all(study_id, series=()), beats, self._began), self._clock.now()
-        if now - since >= STALLED_S:
-            self._store.notices.record(stalled_notice(_subject(record), since, now), self._services)
-
-    def _look_for_day(self, record: CampaignRecord, studies: Sequence[str]) -> None:
-        day = int((self._clock.now() - record.created_at) // DAY_S)
-        if day < 1 or f"digest/{day}" in {notice.key for notice in self._store.notices.of(self._id)}:
-            return
-        trials = self._store.trials.all(studies[-1], series=(SERIES,))
-        picture = curves_png(trials, self._folder / "digests" / f"day-{day}.png")
-        ended = sum(self._store.studies.get(each).status.ended for each in studies)
-        lines = [f"{len(studies)} studies so far, {ended} of them over; the newest is {studies[-1]}."]
-        lines += [f"Left of its budget: {budget_text(each)}." for each in self._store.budgets.all(studies[-1])]
-        self._store.notices.record(digest_notice(_subject(record), day, lines, picture), self._services)
-
-
-def _subject(record: CampaignRecord) -> Subject:
+def subject_of(record: CampaignRecord) -> Subject:
     return Subject.of_campaign(record.id, str(record.goal["goal"]))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from researcher.models import NoticeKind, StudyStatus
-from researcher.notify.campaign import CampaignWatch
+from researcher.notify.campaign_watch import CampaignWatch
 from researcher.notify.sink import sinks_of
 from tests.fakes.campaign import MadeUpCampaign
 from tests.fakes.notices import SECRET, Webhook, webhook
