@@ -130,7 +130,7 @@ class PageDrafting:
         if isinstance(name, str) and name not in names:
             guess = nearest(name, names)
             hint = f"did you mean {guess}?" if guess else f"there are {', '.join(names)}"
-            said = f"the page starts installed instruments only; {hint} `researcher start` runs one in a folder"
+            said = f"the page starts installed instruments only ({hint}); `researcher start` runs one in a folder"
             raise SpecRefused("instrument", said, [guess] if guess else [])
 
     def _author(self, fields: dict[str, Any]) -> tuple[Draft, list[LlmCall]]:
