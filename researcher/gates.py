@@ -116,6 +116,10 @@ def amend(store: Store, study_id: str, change: Amendment, *, because: str, by: s
     study, plan = store.studies.get(study_id), store.plans.get(study_id)
     if study.status.ended:
         raise WrongState(f"{study.id} is {study.status}; start a new study instead")
+    if study.campaign_id is not None:
+        raise WrongState(
+            f"the plan of {study.id} was decided by {study.campaign_id}: veto it there, and tell it what you want"
+        )
     if store.trials.all(study_id, series=()):
         raise WrongState(
             f"trials of {study.id} have begun: their plan is what makes their numbers evidence. Stop it and start another study"

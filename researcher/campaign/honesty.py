@@ -27,8 +27,10 @@ ALPHA = 0.05
 """What all confirmations of a campaign spend together."""
 ONE_STUDY, RESERVED = 0.25, 0.30
 """Shares of the budget: of what is left, the most for one study; of the whole, what only confirmations may spend."""
-_CODES = ("question", "instrument", "model", "metric", "margin", "claim", "budget", "schedule", "approve", "notify")
-"""Fields of a study file that are not the strategist's to set."""
+FIELDS = ("compare", "arms", "design", "set", "seeds", "steps", "secondary", "looks", "fine", "heldout_every")
+"""Fields of a study file that a strategist or a person may set; the others are the campaign's."""
+_CONFIRMED = ("arms", "design", "seeds", "secondary", "looks", "heldout_every")
+"""Those of a confirmation, whose arms differ from the campaign's defaults in what they say, and in nothing else."""
 
 
 def alpha_of(number: int) -> float:
@@ -38,7 +40,7 @@ def alpha_of(number: int) -> float:
 
 def problems_of(proposal: Proposal, seen: Seen) -> list[str]:
     """What is wrong with a proposal before it is planned."""
-    found = [f"{name}: is the campaign's, leave it out" for name in _CODES if name in proposal.spec]
+    found = [f"{name}: is the campaign's, leave it out" for name in proposal.spec if name not in FIELDS]
     both = seen.aim.settings.keys() & proposal.spec.get("set", {}).keys()
     found += [f"set.{name}: is the same in all studies of this campaign, leave it out" for name in sorted(both)]
     if seen.aim.steps is not None and "steps" in proposal.spec:
@@ -78,7 +80,12 @@ def _hypothesis_problems(proposal: Proposal, known: dict[str, HypothesisSeen]) -
 
 
 def _confirmation_problems(proposal: Proposal, seen: Seen) -> list[str]:
-    found = []
+    apart = [name for name in proposal.spec if name in FIELDS and name not in _CONFIRMED]
+    found = [f"{name}: no field of a {proposal.action}, whose arms say all that differs" for name in apart]
+    known = {factor.name for factor in seen.aim.factors}
+    arms = proposal.spec.get("arms", {})
+    foreign = {name for levels in arms.values() for name in levels or {}} - known if isinstance(arms, dict) else set()
+    found += [f"arms: {name} is none of the goal's factors" for name in sorted(foreign)]
     if proposal.spec.get("design", "compare") != "compare":
         found.append(f"design: a {proposal.action} is a plain comparison of two arms")
     if len(proposal.spec.get("arms", {})) != 2:

@@ -157,6 +157,8 @@ def row_of(
 ) -> StudySeen:
     """Pure. spent: of the study's budgets, by kind."""
     assert decision.role is not None
+    step: Mapping[str, Any] = next((each for each in decision.proposals if each["chosen"]), {})
+    frozen = decision.plan is None or Plan.model_validate_json(decision.plan).digest() == plan.digest()
     return study_seen(
         seq=decision.seq,
         study_id=decision.study_id or "",
@@ -165,9 +167,11 @@ def row_of(
         hypothesis=decision.hypothesis or "",
         status=status,
         alpha=decision.alpha,
-        baseline=next((str(each["baseline"]) for each in decision.proposals if each["chosen"]), ""),
+        baseline=str(step.get("baseline", "")),
+        spec=step.get("spec", {}),
         aim=Aim.model_validate(record.aim),
         plan=plan,
+        frozen=frozen,
         trials=trials,
         verdicts=verdicts,
         wall_s=spent.get("wall_s", 0.0),

@@ -11,13 +11,11 @@ from pydantic import ValidationError
 from foundation.nearest import nearest
 from foundation.strict import explain
 from researcher.campaign.goal import Aim
+from researcher.campaign.honesty import FIELDS
 from researcher.campaign.proposals import NewHypothesis, Proposal
 from researcher.models import CampaignEvent, CampaignRecord, DecisionRecord
 from researcher.refusals import Refusals, SpecRefused
 from researcher.study.spec import StudySpec
-
-FIELDS = ("compare", "arms", "design", "set", "seeds", "steps")
-"""Fields of a study file that a person or a strategist may set; the others are the campaign's."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from foundation.strict import StrictModel
 from researcher.analysis.samples import sample
@@ -64,6 +64,9 @@ class StudySeen(StrictModel):
     effects: tuple[EffectSeen, ...]
     sentinels: tuple[str, ...]
     unfit: str
+    apart: bool
+    """Its trials differ from the campaign's usual ones in more than its arms say (other settings, lengths or factors): what they
+    measured stands for no setting of the goal's factors."""
     baseline: str
     """Of a confirmation: `default`, `incumbent` or `other`."""
     trials: int
@@ -178,7 +181,7 @@ class Seen(StrictModel):
         found: dict[str, tuple[dict[str, Scalar], int, float]] = {}
         for study in self.studies:
             for arm in study.arms:
-                if arm.mean is None or study.sentinels:
+                if arm.mean is None or study.sentinels or study.apart:
                     continue
                 key = key_of(arm.levels)
                 _, n, mean = found.get(key, (arm.levels, 0, 0.0))
@@ -202,14 +205,16 @@ def study_seen(
     status: str,
     alpha: float | None,
     baseline: str,
+    spec: Mapping[str, Any],
     aim: Aim,
     plan: Plan,
+    frozen: bool,
     trials: Sequence[TrialRecord],
     verdicts: Sequence[VerdictRecord],
     wall_s: float,
     tokens: float = 0.0,
 ) -> StudySeen:
-    """The row of a study that has ended, from its plan, its trials and its recorded verdicts."""
+    """The row of a study that has ended, from its spec, its plan, its trials and its recorded verdicts."""
     by_hypothesis = {record.hypothesis: record for record in verdicts}
     confirms = role == "confirm"
     rows = []
@@ -245,7 +250,8 @@ def study_seen(
         sentinels=tuple(
             sorted({record.reason.partition(":")[0] for record in verdicts if record.verdict is Verdict.INVALID})
         ),
-        unfit=_unfit(aim, trials, verdicts),
+        unfit=_unfit(aim, trials, verdicts) if frozen else "its plan is not the one that was decided",
+        apart=_apart(aim, plan, spec),
         baseline=baseline,
         trials=len(trials),
         wall_s=round(wall_s, 3),
@@ -282,6 +288,12 @@ def _levels(plan: Plan, aim: Aim, name: str) -> dict[str, Scalar]:
     """An arm's levels of the aim's factors, where they differ from the defaults."""
     known = default_levels(aim)
     return changed(aim, {factor: level for factor, level in plan.arm(name).levels.items() if factor in known})
+
+
+def _apart(aim: Aim, plan: Plan, spec: Mapping[str, Any]) -> bool:
+    known = {factor.name for factor in aim.factors}
+    foreign = any(name not in known for arm in plan.arms for name in arm.levels)
+    return foreign or dict(spec.get("set", {})) != aim.settings or spec.get("steps") != aim.steps
 
 
 def _unfit(aim: Aim, trials: Sequence[TrialRecord], verdicts: Sequence[VerdictRecord]) -> str:

@@ -56,6 +56,10 @@ def resume_command(args: argparse.Namespace) -> int:
     study = home.store.studies.get(study_id)
     if study.status is StudyStatus.DONE or (args.scheduled and study.status.ended):
         return _close(_to_its_end(study_id, _wound_up(home, study_id, teller(args))), study_id, as_json=args.json)
+    if study.campaign_id is not None:
+        raise WrongState(
+            f"{study_id} is part of {study.campaign_id}: `researcher campaign resume {study.campaign_id}` goes on with it"
+        )
     home.store.plans.get(study_id)
     if home.store.journal.last(study_id, "reproduces"):
         raise WrongState(f"{study_id} repeats one trial of an archive; run `researcher reproduce` again instead")

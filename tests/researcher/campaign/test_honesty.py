@@ -18,7 +18,9 @@ from researcher.campaign.records import observe
 from researcher.campaign.report import campaign_page
 from researcher.campaign.seen import Seen
 from researcher.campaign.verify import verify_campaign
+from researcher.gates import Amendment, amend
 from researcher.models import CampaignStatus, LlmCall
+from researcher.store.errors import WrongState
 from researcher.study.plan import Plan, Verdict
 from tests.fakes.campaign import MadeUpCampaign, flat
 
@@ -205,3 +207,33 @@ async def test_one_study_gets_a_quarter_of_what_is_left_and_explorations_leave_t
     spent = seen.model_copy(update={"left": seen.left.model_copy(update={"trials": 35, "wall_s": 310.0})})
     assert limits("explore", spent) == {"wall": 10.0, "trials": 5}
     assert limits("confirm", spent) == {"wall": 77.5, "trials": 8}
+
+
+async def test_a_confirmation_differs_from_the_defaults_in_its_arms_alone(tmp_path: Path) -> None:
+    """Settings beside the arms, or factors that the goal does not have, would be claimed under a wrong name."""
+    made = MadeUpCampaign(tmp_path, strategist=Cheat(explore()))
+    await made.carry_out()
+    seen = observe(made.store, made.id)
+    assert "set: no field" in " ".join(problems_of(confirm(set={"learning_rate": 1.6e-4}), seen))
+    assert "steps: no field" in " ".join(problems_of(confirm(steps=50), seen))
+    foreign = {"default": {}, "better": {"max_tokens": 64}}
+    assert "max_tokens is none of the goal's factors" in " ".join(problems_of(confirm(arms=foreign), seen))
+
+
+async def test_what_ran_with_other_settings_stands_for_none_of_the_goals(tmp_path: Path) -> None:
+    made = MadeUpCampaign(tmp_path, strategist=Cheat(explore(), explore(set={"max_tokens": 64})))
+    await made.carry_out()
+    seen = observe(made.store, made.id)
+    assert [study.apart for study in seen.studies] == [False, True]
+    assert all(n == 2 for _, n, _ in seen.measured().values())
+
+
+async def test_a_study_of_a_campaign_is_not_amended_behind_its_back(tmp_path: Path) -> None:
+    made = MadeUpCampaign(tmp_path, approve="study")
+    await made.carry_out()
+    [decision] = made.store.campaigns.decisions(made.id)
+    study = decision.study_id
+    assert study is not None
+    made.store.plans.save(study, Plan.model_validate_json(decision.plan or ""))
+    with pytest.raises(WrongState, match="veto it there"):
+        amend(made.store, study, Amendment(seeds=9), because="more", by="ada")
