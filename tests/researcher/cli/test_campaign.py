@@ -1,0 +1,128 @@
+"""`researcher campaign`: what it refuses, what it says of a campaign, and what people do to one."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from foundation.clock import ManualClock
+from researcher.home import DATABASE
+from researcher.main import main
+from researcher.schedule.daemon import Carrier
+from tests.fakes.campaign import MadeUpCampaign
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    found = tmp_path / "home"
+    found.mkdir()
+    monkeypatch.setenv("RESEARCHER_HOME", str(found))
+    monkeypatch.delenv("RESEARCHER_DATABASE_URL", raising=False)
+    return found
+
+
+def campaign(home: Path, **fields: Any) -> MadeUpCampaign:
+    """One in that home, carried out as far as it goes by itself."""
+    (home / "studies").mkdir(exist_ok=True)
+    made = MadeUpCampaign(home / "studies", url=f"sqlite:///{home / DATABASE}", **fields)
+    asyncio.run(made.carry_out())
+    return made
+
+
+@pytest.fixture
+def done(home: Path) -> Iterator[MadeUpCampaign]:
+    made = campaign(home)
+    yield made
+    made.store.close()
+
+
+@pytest.fixture
+def waiting(home: Path) -> Iterator[MadeUpCampaign]:
+    made = campaign(home, approve="study")
+    yield made
+    made.store.close()
+
+
+def said(capsys: Capture, code: int, *words: str) -> Any:
+    assert main(["campaign", *words, "--json"]) == code
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("goal: better\ninstruments: [arithmetic]\n", "budget"),
+        ("goal: better\ninstruments: [arithmetic]\nbudget: {trials: 20}\nfactor: [kl]\n", "did you mean 'factors'"),
+        ("goal: better\ninstruments: [arithmetic]\nbudget: {trials: 20}\nfactors: [learning_rte]\n", "learning_rate"),
+        ("goal: better\ninstruments: [arithmetic]\nbudget: {trials: 20}\nfactors: {kl: [0.1, 7]}\n", "factors.kl"),
+        (
+            "goal: better\ninstruments: [arithmetic]\nbudget: {trials: 20}\nobjective: {metric: auc}\n",
+            "objective.metric",
+        ),
+        ("goal: better\ninstruments: [arithmetc]\nbudget: {trials: 20}\n", "arithmetic"),
+        (
+            "goal: better\ninstruments: [arithmetic]\nbudget: {trials: 20}\nnotify: [NOWHERE]\n",
+            "RESEARCHER_NOTIFY_NOWHERE",
+        ),
+        ("- a list\n", "holds no keys"),
+    ],
+)
+def test_a_goal_that_cannot_be_pursued_is_refused_with_what_to_change(
+    home: Path, tmp_path: Path, capsys: Capture, text: str, words: str
+) -> None:
+    file = tmp_path / "goal.yaml"
+    file.write_text(text)
+    assert main(["campaign", "start", str(file)]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_a_dry_run_shows_the_levels_that_may_be_tried(home: Path, tmp_path: Path, capsys: Capture) -> None:
+    file = tmp_path / "goal.yaml"
+    file.write_text("goal: better\ninstruments: [arithmetic]\nbudget: {trials: 20}\nfactors: {kl: [0.1]}\n")
+    found = said(capsys, 0, "start", str(file), "--dry-run")
+    [factor] = found["aim"]["factors"]
+    assert (factor["name"], factor["levels"], factor["default"]) == ("kl", [0.0, 0.1], 0.0)
+
+
+def test_it_says_what_was_found_and_verifies_it(done: MadeUpCampaign, tmp_path: Path, capsys: Capture) -> None:
+    assert [each["id"] for each in said(capsys, 0, "list")] == [done.id]
+    status = said(capsys, 0, "status")
+    assert status["incumbent"] == {"learning_rate": 1.6e-4}
+    assert status["trials_left"] > 0
+    assert Path(said(capsys, 0, "report")["markdown"]).is_file()
+    target = tmp_path / "campaign.tar.gz"
+    said(capsys, 0, "export", "--to", str(target))
+    with tarfile.open(target) as archive:
+        assert f"{done.id}/campaign.json" in archive.getnames()
+    assert main(["campaign", "tell", "more of it"]) == 1
+    assert "cannot be told anything any more" in capsys.readouterr().err
+
+
+def test_people_steer_one_that_waits(waiting: MadeUpCampaign, capsys: Capture) -> None:
+    assert said(capsys, 3, "status")["waits_for"] == {"decision": 1, "needs": "approval"}
+    assert said(capsys, 0, "tell", "leave the temperature alone")["told"] == "leave the temperature alone"
+    assert said(capsys, 0, "amend", "--trials", "300", "--because", "it is cheap")["budget"] == {"trials": 300}
+    assert said(capsys, 0, "approve")["decision"] == 1
+    assert main(["campaign", "approve"]) == 1
+    assert "waits for no approval" in capsys.readouterr().err
+    assert said(capsys, 0, "veto", "--because", "on second thoughts")["decision"] == 1
+    said(capsys, 0, "stop")
+    assert said(capsys, 0, "status")["status"] == "stopped"
+
+
+def test_the_daemon_goes_on_once_a_person_has_answered(waiting: MadeUpCampaign, capsys: Capture) -> None:
+    launched: list[str] = []
+    carrier = Carrier(waiting.store, launched.append, ManualClock())
+    assert waiting.id in carrier.look()
+    assert launched == []
+    said(capsys, 0, "approve")
+    carrier.look()
+    assert launched == [waiting.id]
