@@ -163,7 +163,7 @@ def _add_campaign(commands: argparse._SubParsersAction[Parser]) -> None:
     start.set_defaults(
         **dict.fromkeys(("model", "vary", "arm", "set", "secondary", "window"), ()),
         **dict.fromkeys(("instrument", "design", "metric", "claim", "margin", "steps", "looks", "fine", "approve")),
-        **dict.fromkeys(("seeds", "first_seed", "days", "budget")),
+        **dict.fromkeys(("heldout_every", "seeds", "first_seed", "days", "budget", "tokens")),
     )  # fields of a study that are not asked for here
     _servers(start)
     start.add_argument("--max-parallel", type=count, metavar="N", help="trials at once (default: one per server)")

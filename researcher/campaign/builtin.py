@@ -449,6 +449,10 @@ def _conclusion(seen: Seen) -> Proposal:
         words = f"{words_of(seen.incumbent)} is better than what it was compared with; nothing else in reach looks better by half a margin."
     elif tried:
         words = "What looked better while exploring was not confirmed."
+    elif not any(study.trials for study in seen.studies):
+        words = "No study could be paid for, so nothing was tried: give it a larger budget, or fewer factors."
+    elif all(study.unfit for study in seen.studies):
+        words = f"No result can be used: {seen.studies[-1].unfit}."
     else:
         words = "Nothing that was tried looks better than the default by half a margin."
     return Proposal(action="conclude", because="No further step is worth its price, or can be paid for.", words=words)

@@ -13,15 +13,22 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
-from researcher.campaign.goal import changed
+from pydantic import ValidationError
+
+from foundation.nearest import nearest
+from foundation.strict import explain
+from researcher.campaign.goal import Aim, changed
 from researcher.campaign.proposals import NewHypothesis, Proposal
 from researcher.campaign.seen import HypothesisSeen, Seen
 from researcher.design.planning import PLANNED_EFFECT
 from researcher.instruments.instrument import Scalar
 from researcher.models import CONFIRMING, STUDIES, Action
+from researcher.refusals import SpecRefused
 from researcher.study.plan import Plan
+from researcher.study.spec import StudySpec
 
 ALPHA = 0.05
 """What all confirmations of a campaign spend together."""
@@ -38,16 +45,46 @@ def alpha_of(number: int) -> float:
     return ALPHA * 6 / (math.pi**2 * number**2)
 
 
+def form_problems(spec: Mapping[str, Any], aim: Aim) -> list[SpecRefused]:
+    """Every field of a study's spec that is not a strategist's or a person's to set, or has no value that it can take."""
+    return [*_not_theirs(spec), *_badly_typed(spec, aim)]
+
+
+def _not_theirs(spec: Mapping[str, Any]) -> list[SpecRefused]:
+    found = []
+    for name in spec:
+        if name not in FIELDS:
+            guess = nearest(name, FIELDS)
+            hint = (
+                f"did you mean {guess}?"
+                if guess
+                else f"it is the campaign's, leave it out; a study has {', '.join(FIELDS)}"
+            )
+            found.append(SpecRefused(name, hint))
+    if isinstance(spec.get("seeds"), Mapping) and "first" in spec["seeds"]:
+        found.append(SpecRefused("seeds.first", "code chooses seeds that no study has used, leave it out"))
+    return found
+
+
+def _badly_typed(spec: Mapping[str, Any], aim: Aim) -> list[SpecRefused]:
+    own = {name: spec[name] for name in spec if name in FIELDS}
+    try:
+        StudySpec.model_validate({"question": "?", "instrument": aim.instrument, **own})
+    except ValidationError as error:
+        problems = explain(error, StudySpec)
+        return [SpecRefused(each.field, str(each).removeprefix(f"{each.field}: ")) for each in problems]
+    return []
+
+
 def problems_of(proposal: Proposal, seen: Seen) -> list[str]:
     """What is wrong with a proposal before it is planned."""
-    found = [f"{name}: is the campaign's, leave it out" for name in proposal.spec if name not in FIELDS]
+    found = [str(each) for each in _not_theirs(proposal.spec)]
+    if proposal.spec and (wrong := _badly_typed(proposal.spec, seen.aim)):
+        return [*found, *map(str, wrong)]
     both = seen.aim.settings.keys() & proposal.spec.get("set", {}).keys()
     found += [f"set.{name}: is the same in all studies of this campaign, leave it out" for name in sorted(both)]
     if seen.aim.steps is not None and "steps" in proposal.spec:
         found.append(f"steps: are {seen.aim.steps} in all studies of this campaign, leave them out")
-    seeds = proposal.spec.get("seeds", {})
-    if isinstance(seeds, dict) and "first" in seeds:
-        found.append("seeds.first: code chooses seeds that no study has used, leave it out")
     known = {each.id: each for each in seen.hypotheses}
     if proposal.action in STUDIES:
         found += _hypothesis_problems(proposal, known)
@@ -86,6 +123,15 @@ def _confirmation_problems(proposal: Proposal, seen: Seen) -> list[str]:
     arms = proposal.spec.get("arms", {})
     foreign = {name for levels in arms.values() for name in levels or {}} - known if isinstance(arms, dict) else set()
     found += [f"arms: {name} is none of the goal's factors" for name in sorted(foreign)]
+    sides = [changed(seen.aim, levels or {}) for levels in arms.values()]
+    found += [
+        f"arms: {name} {level} is none of the goal's levels ({', '.join(map(str, seen.aim.factor(name).levels))})"
+        for side in sides
+        for name, level in side.items()
+        if name in known and level not in seen.aim.factor(name).levels
+    ]
+    if len(sides) == 2 and sides[0] == sides[1]:
+        found.append("arms: both set the same, so that there is nothing to confirm")
     if proposal.spec.get("design", "compare") != "compare":
         found.append(f"design: a {proposal.action} is a plain comparison of two arms")
     if len(proposal.spec.get("arms", {})) != 2:

@@ -63,15 +63,12 @@ def judged(proposal: Proposal, seen: Seen, planner: StudyPlanner) -> Judged:
 
 
 def chosen(judgements: Sequence[Judged]) -> Judged | None:
-    """The study with the most expected information per hour; without one, the first other step. None where all are wrong.
-
-    A step that needs a person or ends the campaign is taken where no study is left, or where it is the only proposal.
-    """
+    """Of the sound ones: the first, where it asks or concludes; else the study with the most expected information per hour.
+    None where all are wrong."""
     sound = [each for each in judgements if not each.problems]
-    studies = [each for each in sound if each.plan is not None]
-    if studies:
-        return max(studies, key=lambda each: each.rank)
-    return sound[0] if sound else None
+    if not sound or sound[0].plan is None:
+        return sound[0] if sound else None
+    return max((each for each in sound if each.plan is not None), key=lambda each: each.rank)
 
 
 def all_problems(judgements: Sequence[Judged]) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from researcher.campaign.deciding import written
 from researcher.campaign.goal import CampaignGoal
 from researcher.campaign.graph import Decided, decide
 from researcher.campaign.judging import StudyPlanner, chosen, judged
-from researcher.campaign.people import ask, waits_for_a_person
+from researcher.campaign.people import RESUMED, ask, waits_for_a_person
 from researcher.campaign.proposals import Judged, Proposal
 from researcher.campaign.records import observe
 from researcher.campaign.report import campaign_page, write_campaign_report
@@ -113,8 +113,10 @@ class CampaignLoop:
             self._set(record, CampaignStatus.RUNNING, f"study {last.study_id}: {last.because}")
             rest = await self._run_study(last.study_id, Plan.model_validate_json(last.plan or ""))
             write_campaign_report(self._store, record.id, self._reports)
-            return None if rest.ended else self._rest(record, CampaignStatus.WAITING, rest.reason)
-        if reason := self._keeps_failing(decisions):
+            if rest.ended or self._store.campaigns.get(record.id).pause_requested:
+                return None  # the next look says what it waits for
+            return self._rest(record, CampaignStatus.WAITING, rest.reason)
+        if reason := self._keeps_failing(record, decisions):
             return self._rest(record, CampaignStatus.FAILED, reason)
         return await self._decide(record)
 
@@ -193,9 +195,12 @@ class CampaignLoop:
     def _ended(self, study_id: str) -> bool:
         return self._store.studies.get(study_id).status.ended
 
-    def _keeps_failing(self, decisions: list[DecisionRecord]) -> str:
-        """Why a person has to look; empty where the last studies were carried out."""
-        studies = [self._store.studies.get(each.study_id) for each in decisions if each.study_id][-_MOST_FAILED:]
+    def _keeps_failing(self, record: CampaignRecord, decisions: list[DecisionRecord]) -> str:
+        """Why a person has to look; empty where the last studies were carried out, or a person has resumed it since."""
+        told = self._store.campaigns.events(record.id, "status")
+        since = max((event.at for event in told if event.detail.get("because") == RESUMED), default=0.0)
+        studies = [self._store.studies.get(each.study_id) for each in decisions if each.study_id and each.at > since]
+        studies = studies[-_MOST_FAILED:]
         if len(studies) == _MOST_FAILED and all(study.status is StudyStatus.FAILED for study in studies):
             return f"the last {_MOST_FAILED} studies failed; the last: {studies[-1].reason}"
         return ""

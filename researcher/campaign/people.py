@@ -13,7 +13,7 @@ from researcher.models import CampaignEvent, CampaignRecord, CampaignStatus, Dec
 from researcher.store.errors import LeaseHeld, WrongState
 from researcher.store.store import Store
 
-ASKED = "asked"
+ASKED, RESUMED = "asked", "resumed"
 Owning = Callable[[Store, str], AbstractContextManager[Store]]
 """Own a campaign for a short write (`researcher.ownership.owned_now`). Raises: LeaseHeld."""
 _ANSWERS = {"approval": ("approved", "vetoed"), "words": ("told", "answered")}
@@ -108,7 +108,7 @@ def withdraw_requests(store: Store, campaign_id: str, owning: Owning) -> None:
     store.campaigns.request(campaign_id, stop=False, pause=False)
     if record.status.ended:
         with owning(store, campaign_id) as own:
-            own.campaigns.set_status(campaign_id, CampaignStatus.RUNNING, "resumed")
+            own.campaigns.set_status(campaign_id, CampaignStatus.RUNNING, RESUMED)
 
 
 def stop(store: Store, campaign_id: str, reports: Path, owning: Owning) -> str:

@@ -15,6 +15,7 @@ from researcher.campaign.builtin import words_of
 from researcher.campaign.goal import CampaignGoal
 from researcher.campaign.records import fates_of, observe
 from researcher.campaign.seen import EffectSeen, Seen, StudySeen
+from researcher.instruments.levels import level_text
 from researcher.models import CampaignRecord, CampaignStatus, DecisionRecord, HypothesisRecord, StudyStatus
 from researcher.report.writer import digest, html_templates, markdown_templates, tidy
 from researcher.store.store import Store
@@ -56,6 +57,8 @@ class CampaignPage:
     steps: list[Step]
     unknown: list[str]
     best: str
+    rest: str
+    """What all other settings are."""
     spent: list[tuple[str, str, str]]
     """What, how much was spent, and how much is left."""
 
@@ -80,6 +83,7 @@ def campaign_page(
         steps=[Step(each, by_seq.get(each.seq), _offers(each)) for each in decisions],
         unknown=_unknown(seen),
         best=words_of(seen.incumbent),
+        rest=_rest(seen),
         spent=_spent(seen, record, decisions),
     )
 
@@ -135,6 +139,15 @@ def _answer(seen: Seen, decisions: Sequence[DecisionRecord], status: CampaignSta
     elif decisions and decisions[-1].action == "conclude":
         found.append(decisions[-1].because)
     return found
+
+
+def _rest(seen: Seen) -> str:
+    aim = seen.aim
+    own = [f"{name} {level_text(level)}" for name, level in aim.settings.items()]
+    own += [f"{aim.steps} steps"] if aim.steps is not None else []
+    own += [f"model {aim.model}"] if aim.model is not None else []
+    told = f" but for what the goal says ({', '.join(own)})" if own else ""
+    return f"Every other setting is the default of {aim.instrument}{told}."
 
 
 def effect_text(effect: EffectSeen, seen: Seen) -> str:

@@ -6,16 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import ValidationError
-
-from foundation.nearest import nearest
-from foundation.strict import explain
 from researcher.campaign.goal import Aim
-from researcher.campaign.honesty import FIELDS
+from researcher.campaign.honesty import form_problems
 from researcher.campaign.proposals import NewHypothesis, Proposal
 from researcher.models import CampaignEvent, CampaignRecord, DecisionRecord
-from researcher.refusals import Refusals, SpecRefused
-from researcher.study.spec import StudySpec
+from researcher.refusals import Refusals
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,25 +23,7 @@ class Requested:
 
 def check_request(record: CampaignRecord, spec: Mapping[str, Any]) -> None:
     """Raises: SpecRefused, naming every wrong field. What its instrument says to it is seen when it is planned."""
-    refusals, aim = Refusals(), Aim.model_validate(record.aim)
-    for name in spec:
-        if name in FIELDS:
-            continue
-        guess = nearest(name, FIELDS)
-        hint = (
-            f"did you mean {guess}?"
-            if guess
-            else f"it is the campaign's, leave it out; a study here has {', '.join(FIELDS)}"
-        )
-        refusals.found.append(SpecRefused(name, hint))
-    try:
-        StudySpec.model_validate(
-            {"question": "?", "instrument": aim.instrument, **{name: spec[name] for name in spec if name in FIELDS}}
-        )
-    except ValidationError as error:
-        for problem in explain(error, StudySpec):
-            refusals.found.append(SpecRefused(problem.field, str(problem).removeprefix(f"{problem.field}: ")))
-    refusals.raise_any()
+    Refusals(form_problems(spec, Aim.model_validate(record.aim))).raise_any()
 
 
 def requested(events: Sequence[CampaignEvent], decisions: Sequence[DecisionRecord]) -> list[Requested]:

@@ -9,6 +9,9 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
+from pydantic import ValidationError
+
+from researcher.campaign.goal import Aim
 from researcher.campaign.honesty import ALPHA, alpha_of
 from researcher.campaign.records import observe
 from researcher.campaign.report import REPORT, campaign_page, rendered
@@ -23,12 +26,31 @@ def verify_campaign(store: Store, campaign_id: str, folder: Path) -> list[str]:
     """Everything that differs; empty when the campaign holds. folder: of its report."""
     decisions = store.campaigns.decisions(campaign_id)
     found = [line for each in decisions for line in _input(store, campaign_id, each)]
-    return [*found, *_alphas(decisions), *_plans(store, decisions), *_report(store, campaign_id, folder)]
+    found += [*_whole(store, campaign_id, decisions), *_alphas(decisions), *_plans(store, decisions)]
+    return [*found, *_report(store, campaign_id, folder)]
+
+
+def _whole(store: Store, campaign_id: str, decisions: list[DecisionRecord]) -> Iterator[str]:
+    """No decision is missing, every study was decided, and every hypothesis has the goal's metric and margin."""
+    if [each.seq for each in decisions] != list(range(1, len(decisions) + 1)):
+        yield "decisions are missing: their numbers have gaps"
+    decided = {each.study_id for each in decisions}
+    for study in store.studies.all():
+        if study.campaign_id == campaign_id and study.id not in decided:
+            yield f"{study.id}: no decision on record began it"
+    aim = Aim.model_validate(store.campaigns.get(campaign_id).aim)
+    for each in store.campaigns.hypotheses(campaign_id):
+        if (each.metric, each.margin) != (aim.metric, aim.margin):
+            yield f"{each.id}: its metric or margin is not the goal's"
 
 
 def _input(store: Store, campaign_id: str, decision: DecisionRecord) -> Iterator[str]:
     """What the decision saw, made again from the records before it."""
-    kept = Seen.model_validate(decision.saw)
+    try:
+        kept = Seen.model_validate(decision.saw)
+    except ValidationError:
+        yield f"decision {decision.seq}: its recorded input is none that this version can read"
+        return
     if kept.digest() != decision.saw_digest:
         yield f"decision {decision.seq}: its recorded input no longer has the hash that it was recorded with"
         return
@@ -52,6 +74,7 @@ def _alphas(decisions: list[DecisionRecord]) -> Iterator[str]:
 def _plans(store: Store, decisions: list[DecisionRecord]) -> Iterator[str]:
     """Each study ran the plan that its decision froze, on seeds of its own, and a confirmation at its alpha."""
     used: dict[int, str] = {}
+    scored = 0
     for each in decisions:
         if each.plan is None or each.study_id is None:
             continue
@@ -63,6 +86,10 @@ def _plans(store: Store, decisions: list[DecisionRecord]) -> Iterator[str]:
         for seed in {trial.seed for trial in store.trials.all(each.study_id, series=())}:
             if used.setdefault(seed, each.study_id) != each.study_id:
                 yield f"{each.study_id}: seed {seed} was used by {used[seed]} before"
+        if each.alpha is None:
+            scored = max(scored, plan.heldout_upto)
+        elif plan.heldout_from and plan.heldout_from < scored:
+            yield f"{each.study_id}: it confirms on held-out tasks that an exploration scored before"
         if each.alpha is not None and any(not math.isclose(h.alpha, each.alpha) for h in plan.hypotheses):
             yield f"{each.study_id}: its plan tests at another alpha than its decision spends"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import getpass
 import json
+import math
 import os
 import shutil
 import socket
@@ -282,6 +283,8 @@ def amend(args: argparse.Namespace) -> int:
     budget = {name: value for name, value in change.items() if value is not None}
     if not budget:
         raise UsageError("say what to amend: --budget TIME, --trials N, --llm-tokens N, --money X")
+    if not all(math.isfinite(value) and value > 0 for value in budget.values()):
+        raise UsageError("a limit of the budget is a number above zero")
     words = people.amend_budget(home.store, record.id, budget, args.because, getpass.getuser())
     return answer(args.json, {"campaign": record.id, "budget": budget}, f"{record.id}: {words}")
 

@@ -26,6 +26,7 @@ def stop_command(args: argparse.Namespace) -> int:
     """Ask the study's worker to stop. Without a worker it is stopped here, along with anything a dead worker left
     running."""
     home, study = _study(args)
+    _check_alone(study)
     if study.status.ended:
         _say(args, study, "; ".join([f"{study.status} already", *_left_of_ended(home, study)]))
         return DONE
@@ -38,11 +39,20 @@ def pause_command(args: argparse.Namespace) -> int:
     """Leave the wish to pause: trials that run keep a checkpoint and go on from there after `resume`. Where nobody works on the
     study, what a researcher that died left of it is ended here."""
     home, study = _study(args)
+    _check_alone(study)
     if study.status.ended:
         raise WrongState(f"{study.id} is {study.status}; there is nothing to pause")
     home.store.studies.request_pause(study.id)
     _say(args, study, _told_or_done(home, study, "pause"))
     return DONE
+
+
+def _check_alone(study: StudyRecord) -> None:
+    """Raises: WrongState for a study of a campaign that has not ended: the campaign would not know."""
+    if study.campaign_id is not None and not study.status.ended:
+        raise WrongState(
+            f"{study.id} is part of {study.campaign_id}: `researcher campaign veto` says no to it, `stop` and `pause` there are for both"
+        )
 
 
 def approve_command(args: argparse.Namespace) -> int:

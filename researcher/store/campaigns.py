@@ -195,17 +195,27 @@ class Campaigns(Part):
 
     @retried
     def request(self, campaign_id: str, *, stop: bool | None = None, pause: bool | None = None) -> None:
-        """Ask for a stop or a pause, of the study that runs too, or withdraw both."""
+        """Ask for a stop or a pause, of the study that runs too, or withdraw both. A vetoed study stays stopped."""
         with self._db.writing() as session:
             row = _row(session, campaign_id, lock=True)
             row.stop_requested = row.stop_requested if stop is None else stop
             row.pause_requested = row.pause_requested if pause is None else pause
             row.updated_at = self._db.clock.now()
             chosen = select(StudyRow).where(StudyRow.campaign_id == campaign_id)
+            vetoed = self._vetoed(session, campaign_id)
             for study in session.scalars(chosen):
-                if not StudyStatus(study.status).ended:
+                if not StudyStatus(study.status).ended and study.id not in vetoed:
                     study.stop_requested = study.stop_requested if stop is None else stop
                     study.pause_requested = study.pause_requested if pause is None else pause
+
+    def _vetoed(self, session: Session, campaign_id: str) -> set[str]:
+        """Studies that a person has said no to."""
+        chosen = select(CampaignEventRow).where(
+            CampaignEventRow.campaign_id == campaign_id, CampaignEventRow.kind == "vetoed"
+        )
+        numbers = {row.detail.get("decision") for row in session.scalars(chosen)}
+        decided = select(DecisionRow).where(DecisionRow.campaign_id == campaign_id)
+        return {row.study_id for row in session.scalars(decided) if row.study_id and row.seq in numbers}
 
     @retried
     def hand_over(self, campaign_id: str) -> None:

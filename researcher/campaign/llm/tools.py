@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from pydantic import ValidationError
 
 from foundation.strict import explain
+from researcher.campaign.honesty import FIELDS
 from researcher.campaign.judging import StudyPlanner, judged
 from researcher.campaign.llm.prompt import first_messages, quoted
 from researcher.campaign.proposals import Judged, NewHypothesis, Proposal
@@ -22,6 +23,7 @@ from researcher.models import CONFIRMING, STUDIES, Finding, SampledEpisode, Tria
 from researcher.report.records import mean_curve
 from researcher.report.samples import answer_in, question_in
 from researcher.study.plan import Plan
+from researcher.study.spec import StudySpec
 
 ENDINGS = ("propose",)
 MOST_PROPOSALS = 5
@@ -29,7 +31,6 @@ CURVES = ("reward_mean", "heldout_reward")
 """Series that `curve` shows, where trials have them."""
 _MOST_LOOK_UPS, _LONGEST, _POINTS, _MOST_SAMPLES = 10, 6_000, 9, 4
 _ACTIONS = ("explore", "confirm", "replicate", "new_instrument", "ask", "conclude")
-_CODES = ("instrument", "model", "metric", "margin", "claim", "budget", "schedule", "approve", "notify")
 
 
 class Evidence(Protocol):
@@ -194,7 +195,7 @@ def tool_schemas() -> list[dict[str, Any]]:
 
 def _proposal() -> dict[str, Any]:
     text, texts = {"type": "string"}, {"type": "array", "items": {"type": "string"}}
-    spec = spec_schema(_CODES)
+    spec = spec_schema([name for name in StudySpec.model_fields if name not in (*FIELDS, "question")])
     del spec["properties"]["seeds"]["properties"]["first"]
     new = dict.fromkeys(("claim", "prediction", "kill_if", "parent"), text)
     properties = {

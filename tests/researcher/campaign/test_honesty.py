@@ -237,3 +237,25 @@ async def test_a_study_of_a_campaign_is_not_amended_behind_its_back(tmp_path: Pa
     made.store.plans.save(study, Plan.model_validate_json(decision.plan or ""))
     with pytest.raises(WrongState, match="veto it there"):
         amend(made.store, study, Amendment(seeds=9), because="more", by="ada")
+
+
+@pytest.mark.parametrize("spec", [{"seeds": 6}, {"seeds": "5..9"}, {"set": ["a"]}, {"arms": 3}, {"arms": None}])
+async def test_a_badly_typed_spec_is_refused_and_breaks_nothing(tmp_path: Path, spec: dict[str, Any]) -> None:
+    made = MadeUpCampaign(tmp_path, strategist=Cheat(explore()))
+    await made.carry_out()
+    found = judged(confirm(**spec), observe(made.store, made.id), made.planner)
+    assert found.plan is None
+    assert found.problems
+
+
+@pytest.mark.parametrize(
+    ("arms", "words"),
+    [
+        ({"default": {}, "wild": {"learning_rate": 0.009}}, "none of the goal's levels"),
+        ({"one": {}, "other": {}}, "nothing to confirm"),
+    ],
+)
+async def test_a_confirmation_keeps_to_the_goals_levels(tmp_path: Path, arms: dict[str, Any], words: str) -> None:
+    made = MadeUpCampaign(tmp_path, strategist=Cheat(explore()))
+    await made.carry_out()
+    assert words in " ".join(judged(confirm(arms=arms), observe(made.store, made.id), made.planner).problems)

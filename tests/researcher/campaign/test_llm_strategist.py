@@ -162,7 +162,7 @@ async def test_look_ups_show_price_curve_instrument_and_samples_as_data(tmp_path
     assert "Detectable effect" in priced
     assert "It spends alpha 0.0304. Its baseline is: default." in priced
     wrong = step.look_up(call("price", action="confirm", spec={**EXPLORE["spec"], "metric": "wall_s"}))
-    assert "metric: is the campaign's" in wrong
+    assert "metric: it is the campaign's" in wrong
     assert step.look_up(call("curve", study=study.study, arm=arm)).startswith("reward_mean by step, mean over")
     assert "learning_rate" in step.look_up(call("instrument"))
     assert step.look_up(call("findings", query="moon")) == "no finding holds these words"

@@ -126,3 +126,19 @@ def test_the_daemon_goes_on_once_a_person_has_answered(waiting: MadeUpCampaign, 
     said(capsys, 0, "approve")
     carrier.look()
     assert launched == [waiting.id]
+
+
+def test_a_topic_makes_a_goal(home: Path, capsys: Capture) -> None:
+    topic = "What makes GRPO learn one-digit sums fastest? Two hours."
+    found = said(capsys, 0, "start", "--planner", "builtin", "--topic", topic, "--dry-run")
+    assert found["goal"]["goal"] == topic
+    assert found["goal"]["budget"] == {"wall": "2h"}
+    assert {"learning_rate", "temperature"} <= {factor["name"] for factor in found["aim"]["factors"]}
+
+
+def test_a_vetoed_study_stays_stopped_when_the_campaign_goes_on(waiting: MadeUpCampaign, capsys: Capture) -> None:
+    said(capsys, 0, "veto", "--because", "too dear")
+    waiting.store.campaigns.request(waiting.id, stop=False, pause=False)
+    asyncio.run(waiting.carry_out())
+    assert waiting.runner.ran == []
+    assert len(waiting.store.campaigns.decisions(waiting.id)) == 2
