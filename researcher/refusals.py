@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from pydantic import BaseModel, ValidationError
+
+from foundation.strict import explain
+
 
 class PlanningRefused(Exception):
     """The request cannot be planned as it stands. The message is one line that says what to do next.
@@ -23,6 +27,14 @@ class SpecRefused(PlanningRefused):
     def __init__(self, field: str, problem: str, nearest: Sequence[str] = ()) -> None:
         super().__init__(f"{field}: {problem}", nearest)
         self.problems = [(field, problem)]
+
+
+def refused_in(error: ValidationError, model: type[BaseModel]) -> list[SpecRefused]:
+    """Each bad field of a document as a refused setting."""
+    return [
+        SpecRefused(each.field, str(each).removeprefix(f"{each.field}: "), [each.nearest] if each.nearest else [])
+        for each in explain(error, model)
+    ]
 
 
 class SeveralRefused(SpecRefused):

@@ -1,7 +1,8 @@
 """The strategist that needs no key: screen the factors, search the levels of those that matter, confirm the best.
 
-    screen    two levels of each factor, as many factors as the budget pays for: those without an effect are dropped
-    search    a Gaussian process over the levels of the others picks the settings that may be best; two seeds each
+    screen    two levels of each factor, as many factors as the budget pays for
+    scan      one factor at a time at its other levels, beside the default or the incumbent
+    search    a Gaussian process over the levels of the factors that matter most picks the settings that may be best; two seeds each
     confirm   the setting that looks best against the default, or the incumbent, on fresh seeds
     replicate a confirmation that contradicts what was explored
 
@@ -63,7 +64,7 @@ class BuiltinStrategist:
 
 
 def proposals(seen: Seen) -> list[Proposal]:
-    """The alternatives at this point, the one that stops last: it is taken where none of the others can be paid for."""
+    """The alternatives at this point. The last one ends the campaign, where the budget pays for none of the others."""
     vetoed = sum(said.kind == "vetoed" for said in seen.said)
     found: list[Proposal] = []
     screened = any(study.design == "screen" for study in seen.studies)
@@ -80,14 +81,14 @@ def proposals(seen: Seen) -> list[Proposal]:
 
 
 def _screens(seen: Seen) -> list[Proposal]:
-    """Screens of all factors, and of the first half of them, a third, …: those that the budget does not pay for are refused."""
+    """Screens of all factors, and of fewer: what the budget does not pay for is refused."""
     factors = [_alternative(each) for each in seen.aim.factors][:_MOST_SCREENED]
     sizes = dict.fromkeys(size for size in (len(factors), 7, 5, min(3, len(factors))) if 2 <= size <= len(factors))
     return [_screen(factors[:size], seen) for size in sizes]
 
 
 def _alternative(factor: AimFactor) -> tuple[AimFactor, Scalar]:
-    """The level that a screen sets against the default: the next one up, or down where there is none."""
+    """The factor, and the level that a screen compares with its default: the next higher one, or the next lower one at the top."""
     place = factor.place
     return factor, factor.levels[place + 1] if place + 1 < len(factor.levels) else factor.levels[place - 1]
 
@@ -320,11 +321,10 @@ def _farthest_first(factor: AimFactor) -> list[Scalar]:
 
 def _scan(seen: Seen, settings: Sequence[_Levels]) -> Proposal:
     name = "incumbent" if seen.incumbent else "default"
-    arms = {name: seen.incumbent} | {arm_name(seen.aim, each): changed(seen.aim, each) for each in settings}
     return Proposal(
         action="explore",
         because=f"One factor at a time beside the {name}, at levels that nobody has tried there.",
-        spec={"design": "screen", "arms": arms, "seeds": {"min": _SEARCH_SEEDS}},
+        spec=_beside(seen, name, seen.incumbent, settings),
         hypothesis=NewHypothesis(
             claim=f"One of these levels is better than the {name}'s by {seen.aim.margin:g} or more.",
             prediction=f"One of {len(settings)} settings exceeds the {name} on {seen.aim.metric} by the margin.",
@@ -337,6 +337,12 @@ def _scan(seen: Seen, settings: Sequence[_Levels]) -> Proposal:
     )
 
 
+def _beside(seen: Seen, name: str, base: _Levels, settings: Sequence[_Levels]) -> dict[str, Any]:
+    """A study of these settings beside the one of that name, without a verdict."""
+    arms = {name: base} | {arm_name(seen.aim, each): changed(seen.aim, each) for each in settings}
+    return {"design": "screen", "arms": arms, "seeds": {"min": _SEARCH_SEEDS}}
+
+
 def _parent(seen: Seen) -> str | None:
     """The hypothesis that a new one goes on from: the last that was supported, else the last that was explored."""
     for wanted in ("supported", "explored"):
@@ -347,14 +353,11 @@ def _parent(seen: Seen) -> str | None:
 
 
 def _search(seen: Seen, settings: Sequence[_Levels], factors: Sequence[AimFactor]) -> Proposal:
-    arms: dict[str, Any] = {"default": {}}
-    arms |= {arm_name(seen.aim, each): changed(seen.aim, each) for each in settings}
     names = ", ".join(factor.name for factor in factors)
-    dropped = _dropped(seen, factors)
     return Proposal(
         action="explore",
         because=f"Settings of {names} that may be better than what looks best so far, by what all trials say together.",
-        spec={"design": "screen", "arms": arms, "seeds": {"min": _SEARCH_SEEDS}},
+        spec=_beside(seen, "default", {}, settings),
         hypothesis=NewHypothesis(
             claim=f"Another setting of {names} is better than the default by {seen.aim.margin:g} or more.",
             prediction=f"One of {len(settings)} settings exceeds the default on {seen.aim.metric} by the margin.",
@@ -364,7 +367,7 @@ def _search(seen: Seen, settings: Sequence[_Levels], factors: Sequence[AimFactor
         if_true="Search around it, then confirm it on fresh seeds.",
         if_false="Confirm what looked best before, or conclude that the default is as good.",
         rests_on=tuple(study.study for study in seen.studies),
-        drops=dropped,
+        drops=_dropped(seen, factors),
     )
 
 

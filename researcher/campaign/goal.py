@@ -9,10 +9,10 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 
 from foundation.nearest import nearest
-from foundation.strict import StrictModel, explain, misfit
+from foundation.strict import StrictModel, misfit
 from researcher.instruments.instrument import Direction, Factor, Instrument, Metric, Scalar
 from researcher.instruments.levels import as_level, level_problem
-from researcher.refusals import Refusals, SpecRefused
+from researcher.refusals import Refusals, SpecRefused, refused_in
 from researcher.study.file import read_data_file
 from researcher.study.spec import LONGEST_QUESTION, Count, Duration, SpecSchedule
 
@@ -98,12 +98,8 @@ def read_goal(path: Path) -> CampaignGoal:
     try:
         return CampaignGoal.model_validate(fields)
     except ValidationError as error:
-        refusals = Refusals()
-        for problem in explain(error, CampaignGoal):
-            said = str(problem).removeprefix(f"{problem.field}: ")
-            refusals.found.append(SpecRefused(problem.field, said, [problem.nearest] if problem.nearest else []))
         try:
-            refusals.raise_any()
+            Refusals(refused_in(error, CampaignGoal)).raise_any()
         except SpecRefused as refused:
             refused.args = (lines.located(refused),)
             raise
@@ -111,10 +107,7 @@ def read_goal(path: Path) -> CampaignGoal:
 
 
 class Aim(StrictModel):
-    """A goal as its instrument reads it: metric, margin, and each factor's levels, the default first.
-
-    Args of a decision: pure data, hashed with what the decision saw.
-    """
+    """A goal as its instrument reads it: metric, margin, and the levels of each factor. Pure data, hashed with what a decision saw."""
 
     instrument: str
     model: str | None
@@ -221,7 +214,7 @@ def _usual(goal: CampaignGoal, instrument: Instrument) -> list[Factor]:
 
 
 def _factor(name: str, given: tuple[Scalar, ...], goal: CampaignGoal, instrument: Instrument) -> AimFactor:
-    factor, ordered = _declared(name, instrument, "factors"), False
+    factor = _declared(name, instrument, "factors")
     levels: list[Scalar] = []
     for each in given or ladder(factor):
         level = as_level(factor, each)

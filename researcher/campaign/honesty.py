@@ -19,14 +19,13 @@ from typing import Any
 from pydantic import ValidationError
 
 from foundation.nearest import nearest
-from foundation.strict import explain
 from researcher.campaign.goal import Aim, changed
 from researcher.campaign.proposals import NewHypothesis, Proposal
 from researcher.campaign.seen import HypothesisSeen, Seen
 from researcher.design.planning import PLANNED_EFFECT
 from researcher.instruments.instrument import Scalar
 from researcher.models import CONFIRMING, STUDIES, Action
-from researcher.refusals import SpecRefused
+from researcher.refusals import SpecRefused, refused_in
 from researcher.study.plan import Plan
 from researcher.study.spec import StudySpec
 
@@ -71,8 +70,7 @@ def _badly_typed(spec: Mapping[str, Any], aim: Aim) -> list[SpecRefused]:
     try:
         StudySpec.model_validate({"question": "?", "instrument": aim.instrument, **own})
     except ValidationError as error:
-        problems = explain(error, StudySpec)
-        return [SpecRefused(each.field, str(each).removeprefix(f"{each.field}: ")) for each in problems]
+        return refused_in(error, StudySpec)
     return []
 
 
@@ -121,9 +119,9 @@ def _confirmation_problems(proposal: Proposal, seen: Seen) -> list[str]:
     found = [f"{name}: no field of a {proposal.action}, whose arms say all that differs" for name in apart]
     known = {factor.name for factor in seen.aim.factors}
     arms = proposal.spec.get("arms", {})
-    foreign = {name for levels in arms.values() for name in levels or {}} - known if isinstance(arms, dict) else set()
+    foreign = {name for levels in arms.values() for name in levels} - known
     found += [f"arms: {name} is none of the goal's factors" for name in sorted(foreign)]
-    sides = [changed(seen.aim, levels or {}) for levels in arms.values()]
+    sides = [changed(seen.aim, levels) for levels in arms.values()]
     found += [
         f"arms: {name} {level} is none of the goal's levels ({', '.join(map(str, seen.aim.factor(name).levels))})"
         for side in sides
@@ -134,7 +132,7 @@ def _confirmation_problems(proposal: Proposal, seen: Seen) -> list[str]:
         found.append("arms: both set the same, so that there is nothing to confirm")
     if proposal.spec.get("design", "compare") != "compare":
         found.append(f"design: a {proposal.action} is a plain comparison of two arms")
-    if len(proposal.spec.get("arms", {})) != 2:
+    if len(arms) != 2:
         found.append(f"arms: a {proposal.action} names two: what it is compared with, and what is claimed to be better")
     if proposal.expects is not None and proposal.expects < PLANNED_EFFECT * seen.aim.margin:
         found.append(f"expects: at least {PLANNED_EFFECT * seen.aim.margin:g}, 1.5 margins: less would be found anyway")
@@ -179,7 +177,7 @@ def limits(action: Action, seen: Seen) -> dict[str, Any]:
 
 
 def too_little(budget: dict[str, Any]) -> str:
-    """Which limit is used up; empty where none is."""
+    """The limits that are used up, in words; empty while something is left of each."""
     spent = [name for name, value in budget.items() if value < 1]
     return f"nothing is left of the budget's {' and '.join(spent)}" if spent else ""
 

@@ -18,7 +18,7 @@ from researcher.models import (
     StudyRecord,
     StudyStatus,
 )
-from researcher.store.errors import Ambiguous, NotFound, WrongState
+from researcher.store.errors import NotFound, WrongState
 from researcher.store.retries import retried
 from researcher.store.tables import (
     CampaignEventRow,
@@ -28,7 +28,7 @@ from researcher.store.tables import (
     ScheduleRow,
     StudyRow,
 )
-from researcher.store.transactions import CAMPAIGN, Part, readable
+from researcher.store.transactions import CAMPAIGN, Part, readable, resolved
 
 
 class Campaigns(Part):
@@ -74,18 +74,10 @@ class Campaigns(Part):
     @retried
     def resolve(self, reference: str) -> str:
         """The id that `latest`, an id or its beginning (with or without `ca-`) means. Raises: NotFound, Ambiguous."""
-        known, start = [each.id for each in self.all()], f"{CAMPAIGN}-"
+        known = [each.id for each in self.all()]
         if not known:
             raise NotFound("there are no campaigns yet; begin with `researcher campaign start GOAL.yaml`")
-        if reference == "latest" or reference in known:
-            return known[0] if reference == "latest" else reference
-        wanted = reference.removeprefix(start)
-        found = [name for name in known if wanted and name.removeprefix(start).startswith(wanted)]
-        if not found:
-            raise NotFound(f"no campaign begins with {reference!r}; `researcher campaign list` shows all")
-        if len(found) > 1:
-            raise Ambiguous(f"{reference!r} fits {', '.join(found)}; give more of the id")
-        return found[0]
+        return resolved(reference, known, f"{CAMPAIGN}-", "campaign", "researcher campaign list")
 
     @retried
     def set_status(self, campaign_id: str, status: CampaignStatus, reason: str | None = None) -> None:

@@ -9,12 +9,12 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from researcher.models import Notice, StudyOptions, StudyRecord, StudyStatus
-from researcher.store.errors import Ambiguous, NotFound
+from researcher.store.errors import NotFound
 from researcher.store.notices import add
 from researcher.store.plans import newest_version
 from researcher.store.retries import retried
 from researcher.store.tables import ScheduleRow, StudyRow
-from researcher.store.transactions import Part, readable
+from researcher.store.transactions import Part, readable, resolved
 
 
 class Studies(Part):
@@ -54,18 +54,7 @@ class Studies(Part):
         known = [study.id for study in self.all()]
         if not known:
             raise NotFound('there are no studies yet; begin with `researcher start --topic "..."`')
-        if reference == "latest":
-            return known[0]
-        found = [
-            name for name in known if reference and name.removeprefix("st-").startswith(reference.removeprefix("st-"))
-        ]
-        if reference in known:
-            return reference
-        if not found:
-            raise NotFound(f"no study begins with {reference!r}; `researcher list` shows all")
-        if len(found) > 1:
-            raise Ambiguous(f"{reference!r} fits {', '.join(found)}; give more of the id")
-        return found[0]
+        return resolved(reference, known, "st-", "study", "researcher list")
 
     @retried
     def set_status(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 from foundation.clock import Clock
 from foundation.ids import Ids
 from foundation.strict import explain
-from researcher.store.errors import LeaseSuperseded, NotFound, Unreadable
+from researcher.store.errors import Ambiguous, LeaseSuperseded, NotFound, Unreadable
 from researcher.store.retries import Retries
 from researcher.store.tables import Base, EventRow, LeaseRow, OutboxRow, StudyRow
 from researcher.study.plan import Plan
@@ -90,6 +90,25 @@ CAMPAIGN = "ca"
 def owned_resource(subject: str) -> str:
     """What is leased by the one who works on this study or campaign."""
     return f"{'campaign' if subject.startswith(f'{CAMPAIGN}-') else 'study'}:{subject}"
+
+
+def resolved(reference: str, known: Sequence[str], prefix: str, kind: str, listing: str) -> str:
+    """The id that `latest`, an id, or the beginning of one means, with or without its prefix (`st-`).
+
+    known: ids, the newest first; not empty. kind, listing: what they are, and the command that shows them.
+    Raises: NotFound, Ambiguous.
+    """
+    if reference == "latest":
+        return known[0]
+    if reference in known:
+        return reference
+    wanted = reference.removeprefix(prefix)
+    found = [name for name in known if reference and name.removeprefix(prefix).startswith(wanted)]
+    if not found:
+        raise NotFound(f"no {kind} begins with {reference!r}; `{listing}` shows all")
+    if len(found) > 1:
+        raise Ambiguous(f"{reference!r} fits {', '.join(found)}; give more of the id")
+    return found[0]
 
 
 def locked(session: Session, chosen: Select[Row], first: Row) -> Row:
