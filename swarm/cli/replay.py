@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +19,10 @@ from foundation.streams import read_or_not
 from swarm.cli import stored_runs
 from swarm.cli.stored_runs import NoSuchRun, StoredRun
 from swarm.engine.local.trainer import LocalTrainer
-from swarm.engine.machine import Device, device_for
+from swarm.engine.machine import Device, device_for, thread_count
 from swarm.engine.seam import RunContext, TrainBatch, TrainingRefused
 from swarm.engine.training import checkpoints
-from swarm.engine.training.checkpoints import device_of, ranks_of
+from swarm.engine.training.checkpoints import ranks_of, state_of
 from swarm.engine.training.supervisor import BackOff
 from swarm.server.storage.replay import recorded_batch
 
@@ -32,35 +34,65 @@ def replay_run(args: argparse.Namespace) -> int:
     run = stored_runs.find(args, args.run_id)
     run.step_called(str(args.from_step))
     batches = _batches(run, args.from_step, args.steps)
-    device = _device(run, args.device)
+    processor = _processor(run, args.device)
     if args.check:
-        _refuse_other_devices(run, [batch.step for batch in batches], device)
-    differs = asyncio.run(_train_again(run, args.from_step, batches, device))
+        _refuse_other_processors(run, [batch.step for batch in batches], processor)
+    differs = asyncio.run(_train_again(run, args.from_step, batches, processor))
     return 1 if differs and args.check else 0
 
 
-def _device(run: StoredRun, wanted: Device | None) -> Device:
-    """Raises: EngineError when `cuda` is wanted and cannot be had."""
-    if wanted is not None:
-        return device_for(wanted)
+@dataclass(frozen=True, slots=True)
+class _Processor:
+    """threads: of a CPU; 0: unknown, or a GPU."""
+
+    device: Device
+    threads: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.device} with {self.threads} threads" if self.threads else self.device
+
+    def adds_as(self, other: _Processor) -> bool:
+        """Whether both add in the same order, as far as is known."""
+        return self.device == other.device and (not self.threads or not other.threads or self.threads == other.threads)
+
+
+def _processor(run: StoredRun, wanted: Device | None) -> _Processor:
+    """What the newest checkpoint was made on, unless another device is wanted.
+
+    Raises: EngineError when `cuda` is wanted and cannot be had.
+    """
     newest = max(checkpoints.steps(run.checkpoints_dir), default=0)  # none: a replay from the hosted model needs none
-    any_device = ranks_of(run.checkpoints_dir, newest) or device_of(run.checkpoints_dir, newest) == "cuda"
-    return device_for(None) if any_device else "cpu"
+    recorded = _recorded_on(run, newest) or _Processor("cpu")
+    if wanted is not None:
+        device = device_for(wanted)
+    else:
+        any_device = ranks_of(run.checkpoints_dir, newest) or recorded.device == "cuda"
+        device = device_for(None) if any_device else "cpu"
+    if device != "cpu":
+        return _Processor(device)
+    return _Processor("cpu", recorded.threads or thread_count(os.environ))
 
 
-def _refuse_other_devices(run: StoredRun, steps: list[int], device: Device) -> None:
-    """Other devices add in another order, so that other weights would prove nothing. Raises: UsageError."""
+def _recorded_on(run: StoredRun, step: int) -> _Processor | None:
+    """What computed the weights of this step's checkpoint, where there is one that says so."""
+    state = state_of(run.checkpoints_dir, step)
+    return None if state is None or state.device is None else _Processor(state.device, state.threads or 0)
+
+
+def _refuse_other_processors(run: StoredRun, steps: list[int], processor: _Processor) -> None:
+    """Other devices, and other numbers of threads, add in another order: other weights would prove nothing. Raises: UsageError."""
     for step in steps:
         if ranks := ranks_of(run.checkpoints_dir, step):
             raise UsageError(
                 f"--check: {ranks} verl rank(s) made the checkpoint of step {step}, which add in another order than this replay: "
                 "leave out --check, and compare the values"
             )
-        made_on = device_of(run.checkpoints_dir, step) or device
-        if made_on != device:
+        made_on = _recorded_on(run, step) or processor
+        if not made_on.adds_as(processor):
+            other = f"give --device {made_on.device}, or " if made_on.device != processor.device else ""
             raise UsageError(
-                f"--check: the checkpoint of step {step} was made on {made_on}, and this replay trains on {device}: "
-                f"give --device {made_on}, or leave out --check"
+                f"--check: the checkpoint of step {step} was made on {made_on}, and this replay trains on {processor}: "
+                f"{other}leave out --check"
             )
 
 
@@ -80,13 +112,13 @@ def _batches(run: StoredRun, from_step: int, count: int | None) -> list[TrainBat
         reader.close()
 
 
-async def _train_again(run: StoredRun, from_step: int, batches: list[TrainBatch], device: Device) -> bool:
+async def _train_again(run: StoredRun, from_step: int, batches: list[TrainBatch], processor: _Processor) -> bool:
     """Whether a kept checkpoint holds other weights than were made."""
     from swarm.engine.local.checkpoints import fingerprint
 
     differs = False
     with tempfile.TemporaryDirectory(prefix="swarm-replay-") as scratch:
-        async with _opened(run, from_step, Path(scratch), device) as trainer:
+        async with _opened(run, from_step, Path(scratch), processor) as trainer:
             for batch in batches:
                 outcome = await trainer.train(batch)
                 weights = await trainer.fingerprint()
@@ -95,27 +127,30 @@ async def _train_again(run: StoredRun, from_step: int, batches: list[TrainBatch]
                 if recorded is not None:
                     line["as_recorded"] = weights == recorded
                     differs = differs or weights != recorded
-                    made_on = _made_on(run, batch.step) or device
-                    line |= {"recorded_on": made_on} if made_on != device else {}
+                    line |= _made_elsewhere(run, batch.step, processor)
                 with read_or_not():
                     print(json.dumps(line | {"untrained": outcome.untrained, "values": outcome.metrics}))
     return differs
 
 
-def _made_on(run: StoredRun, step: int) -> str | None:
-    """What computed the weights of this step's checkpoint, where it says so."""
-    return "verl" if ranks_of(run.checkpoints_dir, step) else device_of(run.checkpoints_dir, step)
+def _made_elsewhere(run: StoredRun, step: int, processor: _Processor) -> dict[str, str]:
+    """What computed the weights of this step's checkpoint, where it says so and adds in another order."""
+    if ranks_of(run.checkpoints_dir, step):
+        return {"recorded_on": "verl"}
+    made_on = _recorded_on(run, step) or processor
+    return {} if made_on.adds_as(processor) else {"recorded_on": str(made_on)}
 
 
 @asynccontextmanager
-async def _opened(run: StoredRun, from_step: int, scratch: Path, device: Device) -> AsyncIterator[LocalTrainer]:
+async def _opened(run: StoredRun, from_step: int, scratch: Path, processor: _Processor) -> AsyncIterator[LocalTrainer]:
     """A trainer that stands where the run stood at this step. It reads the run's checkpoint and writes none."""
     trainer = LocalTrainer(
         run.model,
         log_path=scratch / "trainer.log",
         clock=SystemClock(),
         on_health=lambda health: None,
-        device=device,
+        device=processor.device,
+        threads=processor.threads or None,
         back_off=BackOff(failures=1),
     )
     directory = scratch / "run"

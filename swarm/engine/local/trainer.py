@@ -29,7 +29,7 @@ _SAME_BITS = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 class LocalTrainer(TrainerHandle):
     """index: which device of its kind, from 0. dtype: what inference multiplies in; weights on their way there are not narrowed below it.
 
-    context: tokens of the longest call. room: bytes of the GPU that it may take; None: all. offload_optimizer: between steps the optimiser's state lies in the machine's memory instead of the device's.
+    threads: of the CPU; None: one for each core, unless OMP_NUM_THREADS says how many. context: tokens of the longest call. room: bytes of the GPU that it may take; None: all. offload_optimizer: between steps the optimiser's state lies in the machine's memory instead of the device's.
     """
 
     def __init__(
@@ -41,6 +41,7 @@ class LocalTrainer(TrainerHandle):
         on_health: Callable[[EngineHealth], None],
         device: Device = "cpu",
         index: int = 0,
+        threads: int | None = None,
         dtype: ComputeType = "bfloat16",
         context: int = 0,
         room: int | None = None,
@@ -49,6 +50,7 @@ class LocalTrainer(TrainerHandle):
     ) -> None:
         self._model = model
         self._device = DeviceName(device, index)
+        self._threads = threads
         self._dtype = dtype
         self._context = context
         self._room = room
@@ -84,7 +86,7 @@ class LocalTrainer(TrainerHandle):
         argv = [
             *(sys.executable, "-m", "swarm.engine.local.trainer_process"),
             *("--model", str(self._model.path), "--fingerprint", self._model.fingerprint),
-            *("--socket", str(descriptor), "--threads", str(thread_count(env))),
+            *("--socket", str(descriptor), "--threads", str(self._threads or thread_count(env))),
             *("--device", self._device.kind, "--dtype", self._dtype),
             *("--context", str(self._context)),
             *([] if self._room is None else ["--room", str(self._room)]),

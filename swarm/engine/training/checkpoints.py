@@ -50,6 +50,8 @@ class TrainerState(BaseModel):
     """torch's generator, in hexadecimal."""
     device: Device | None = None
     """What computed the weights; None: an older checkpoint, or one of the verl engine's."""
+    threads: int | None = None
+    """Of the CPU that computed them; None: another device did, or an older checkpoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,11 +198,11 @@ def require_whole(directory: Path, step: int) -> None:
         raise BrokenCheckpoint(f"checkpoint {folder} cannot be read: {error}") from error
 
 
-def device_of(directory: Path, step: int) -> Device | None:
-    """What computed the weights of this step's checkpoint; None when it does not say, or there is none. Raises: BrokenCheckpoint."""
+def state_of(directory: Path, step: int) -> TrainerState | None:
+    """What this step's checkpoint holds besides tensors; None when there is none. Raises: BrokenCheckpoint."""
     file = folder_of(directory, step) / STATE
     try:
-        return TrainerState.model_validate_json(file.read_bytes()).device
+        return TrainerState.model_validate_json(file.read_bytes())
     except FileNotFoundError:
         return None
     except (OSError, ValidationError) as error:

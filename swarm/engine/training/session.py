@@ -137,6 +137,7 @@ class TrainingSession(ABC, Generic[Found]):
                 spec=run.spec,
                 random_state=bytes(torch.get_rng_state().tolist()).hex(),
                 device=self._device,
+                threads=torch.get_num_threads() if self._device == "cpu" else None,
             )
             self._write(run.directory, state, best)
         return self._step

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import importlib
+import importlib.metadata
 import json
 import os
 import pty
@@ -891,9 +891,14 @@ def graphics(
     return {row["check"]: (row["ok"], row["detail"]) for row in json.loads(capsys.readouterr().out)}
 
 
+def without_vllm(distribution: str) -> str:
+    raise importlib.metadata.PackageNotFoundError(distribution)
+
+
 def test_the_doctor_looks_at_what_a_gpu_needs(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr(importlib.metadata, "version", without_vllm)
     rows = graphics(monkeypatch, capsys, CARD, CC="sh")
     assert rows["gpu 0"] == (True, "NVIDIA H100 80GB HBM3, 85 GB, 80 of them free")
     assert rows["NVIDIA driver"][0]

@@ -52,7 +52,7 @@ def adapted(_patient: None, tiny_llama: ModelFolder, tmp_path_factory: pytest.Te
 
 
 def said(capsys: Capture, *arguments: str, code: int = 0) -> str:
-    assert main(arguments) == code, capsys.readouterr().err
+    assert main(arguments) == code, capsys.readouterr()
     return capsys.readouterr().out
 
 
@@ -227,6 +227,7 @@ def made_on(device: str | None, stored: Stored, folder: Path) -> Stored:
     for file in copied.state_dir.glob("runs/*/step-*/state.json"):
         facts = json.loads(file.read_bytes())
         assert facts.pop("device") == "cpu"
+        assert facts.pop("threads") >= 1
         file.write_text(json.dumps(facts if device is None else facts | {"device": device}))
     return copied
 
@@ -242,6 +243,22 @@ def test_weights_of_another_device_are_not_expected_to_be_made_again(
     lines = [json.loads(line) for line in said(capsys, *asked, "--steps", "2").splitlines()]
     assert [line.get("recorded_on") for line in lines] == [None, "cuda"]
     assert [line["step"] for line in replayed(capsys, copied, "--steps", "1")] == [1]  # nothing to compare
+
+
+def test_a_replay_uses_as_many_threads_as_the_run_had(
+    tiny_llama: ModelFolder, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "3")
+        run = asyncio.run(stored_run(tmp_path / "state", tiny_llama))
+    assert [line.get("as_recorded") for line in replayed(capsys, run)] == [None, True, None, True]
+    newest = next(run.state_dir.glob("runs/*/step-00000004/state.json"))
+    newest.write_text(json.dumps(json.loads(newest.read_bytes()) | {"threads": 5}))
+    asked = ["replay", run.run_id, "--state-dir", str(run.state_dir)]
+    assert main([*asked, "--check"]) == 2
+    assert "step 2 was made on cpu with 3 threads, and this replay trains on cpu with 5" in capsys.readouterr().err
+    lines = [json.loads(line) for line in said(capsys, *asked, "--steps", "2").splitlines()]
+    assert [line.get("recorded_on") for line in lines] == [None, "cpu with 3 threads"]
 
 
 def test_a_checkpoint_that_does_not_say_what_made_it_is_compared_as_ever(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 from collections.abc import Iterator
 
 import pytest
 
-from tests.swarm.engine.verl.platform_environment import ENVIRONMENT
+from tests.swarm.engine.verl.platform_environment import ENVIRONMENT, version_with_vllm
 
 
 @pytest.fixture(scope="module")
@@ -18,4 +19,5 @@ def cpu_platform() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in ENVIRONMENT.items():
             patch.setenv(name, value)
+        patch.setattr(importlib.metadata, "version", version_with_vllm)
         yield

