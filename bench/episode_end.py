@@ -8,7 +8,8 @@ costs a few hundredths of a millisecond, so that the server is what is measured)
     end     every client ends its episodes, one after the other             timed
 
 A 200 to a claim or an end comes after the commit is fsync'd. per_s is episodes / (claim seconds + end seconds), each phase
-from the first client's start to the last client's end, by one system-wide clock.
+from the first client's start to the last client's end, by one system-wide clock. ratio is per_s over that of one client alone, measured
+before on a server of its own: what many gain from sharing a commit.
 """
 
 from __future__ import annotations
@@ -160,17 +161,24 @@ def main() -> None:
     parser.add_argument("--state-dir", type=Path, help="default: a fresh folder in the temporary directory")
     args = parser.parse_args()
     processes = min(args.processes, args.clients)
-    with (
-        tempfile.TemporaryDirectory() as scratch,
-        ServerProcess(args.state_dir or Path(scratch) / "state", "--log-level", "warning") as server,
-    ):
-        phases = measure(server, args.clients, processes, args.episodes)
+    with tempfile.TemporaryDirectory() as scratch:
+        with ServerProcess(Path(scratch) / "alone", "--log-level", "warning") as server:
+            alone = timed(measure(server, 1, 1, args.episodes))
+        with ServerProcess(args.state_dir or Path(scratch) / "state", "--log-level", "warning") as server:
+            phases = measure(server, args.clients, processes, args.episodes)
     for name in PHASES:
         print(json.dumps({"phase": name, **phases[name]}))
     n = args.clients * args.episodes
-    seconds = phases["claim"]["seconds"] + phases["end"]["seconds"]
-    summary = {"bench": "episode_end", "n": n, "seconds": round(seconds, 3), "per_s": round(n / seconds)}
+    seconds = timed(phases)
+    rates = {"per_s": round(n / seconds), "alone_per_s": round(args.episodes / alone)}
+    summary = {"bench": "episode_end", "n": n, "seconds": round(seconds, 3)} | rates
+    summary |= {"ratio": round(n / seconds * alone / args.episodes, 2)}
     print(json.dumps(summary | {"clients": args.clients, "processes": processes, "calls_per_episode": CALLS}))
+
+
+def timed(phases: dict[str, dict[str, float]]) -> float:
+    """Seconds of the phases that count."""
+    return phases["claim"]["seconds"] + phases["end"]["seconds"]
 
 
 if __name__ == "__main__":

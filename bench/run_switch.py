@@ -2,7 +2,7 @@
 
 The first run trains one step, so that the weights have to be put back, and is stopped. Timed: from before
 `POST /swarm/v1/runs` of the second run to the 200 of a claim that was sent right after it. seconds is the slowest of all
-switches, median_s the median.
+switches, median_s the median. ratio is how often that goes into boot_s, the seconds from the start of the server until it serves.
 """
 
 from __future__ import annotations
@@ -79,12 +79,14 @@ def main() -> None:
     args = parser.parse_args()
     model = args.model or ("smollm2-135m" if args.engine == "local" else "echo")
     seconds = []
+    began = time.monotonic()
     with (
         tempfile.TemporaryDirectory() as scratch,
         ServerProcess(Path(scratch) / "state", "--max-model-len", "1024", engine=args.engine, model=model) as server,
         server.client() as http,
     ):
         wait_for(http, lambda status: status["engine"]["warm"], "the engine")
+        boot_s = time.monotonic() - began
         run_id = http.post("/swarm/v1/runs", json={"spec": _SPEC}).raise_for_status().json()["run_id"]
         for number in range(args.switches):
             train_one_step(http, run_id)
@@ -92,7 +94,8 @@ def main() -> None:
             seconds.append(taken)
             print(json.dumps({"switch": number, "seconds": round(taken, 3)}), flush=True)
     summary = {"bench": "run_switch", "engine": args.engine, "model": model, "n": len(seconds)}
-    print(json.dumps(summary | {"seconds": round(max(seconds), 3), "median_s": round(median(seconds), 3)}))
+    summary |= {"seconds": round(max(seconds), 3), "median_s": round(median(seconds), 3)}
+    print(json.dumps(summary | {"boot_s": round(boot_s, 2), "ratio": round(boot_s / median(seconds), 2)}))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
 A client is one keep-alive connection that claims an episode, makes a call through /v1/chat/completions (echo engine) and
 ends it with a reward, again and again. Eight episodes share a task, and the server trains on them meanwhile; every process
 makes whole tasks, so that none is left half done, and episodes are rounded up to that. At each level a fresh server is
-timed from the first claim to the last end; its memory is read with nobody connected, and at its highest.
+timed from the first claim to the last end; its memory is read with nobody connected, and at its highest. ratio is the rate of
+1,000 clients over that of 10.
 
 Then a soak on one more server: --soak episodes by 100 clients. Memory should grow with what is open, not with what has
 passed: rss_growth_mb is what the server has at the end beyond what it had after the first tenth, which fills its caches.
@@ -33,6 +34,8 @@ from bench.serving import ServerProcess
 from foundation import arguments
 
 LEVELS = (10, 100, 1000, 5000)
+FEW, MANY = 10, 1000
+"""Levels whose rates make the ratio."""
 GROUP_SIZE = 8
 SOAK_CLIENTS = 100
 SOAK_PARTS = 10
@@ -241,7 +244,9 @@ def main() -> None:
             print(json.dumps(found), flush=True)
         if args.soak:
             growth = soak(args.soak, SOAK_CLIENTS, args.processes, Path(scratch) / "soak")
-    summary = {"bench": "swarm_scale", "n": growth.get("n", 0), "per_s_1000": rates.get(1000)}
+    summary = {"bench": "swarm_scale", "n": growth.get("n", 0), "per_s_1000": rates.get(MANY)}
+    if {FEW, MANY} <= rates.keys():
+        summary["ratio"] = round(rates[MANY] / rates[FEW], 2)
     print(json.dumps(summary | {"rss_growth_mb": growth.get("rss_growth_mb")}))
 
 
