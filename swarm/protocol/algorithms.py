@@ -25,6 +25,10 @@ class Registered:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     compares: Literal["group", "batch"] = "group"
     """Whom an episode's reward is compared with."""
+    lacks: tuple[str, ...] = ()
+    """Fields that all others use."""
+    batch: Mapping[str, Any] = field(default_factory=dict)
+    """Defaults of the run's `batch`."""
 
 
 _PPO = ("advantage_norm", "gamma", "gae_lambda", "value_learning_rate", "value_coef", "value_clip")
@@ -35,16 +39,34 @@ ALGORITHMS: Mapping[str, Registered] = {
     "reinforce_pp": Registered(("baseline", "gamma"), {"loss_agg": "token", "kl_in": "reward"}, compares="batch"),
     "ppo": Registered(_PPO, {"loss_agg": "token", "kl_in": "reward"}, compares="batch"),
     "dapo": Registered(
-        ("advantage_norm", "overlong_buffer", "overlong_penalty"), {"loss_agg": "token", "clip_high": 0.28}
+        ("advantage_norm", "overlong_buffer", "overlong_penalty"),
+        {"loss_agg": "token", "clip_high": 0.28},
+        batch={"rule": "informative_tasks"},
     ),
     "gspo": Registered(("advantage_norm",), {"loss_agg": "call", "clip_low": 3e-4, "clip_high": 4e-4}),
     "cispo": Registered(("advantage_norm",), {"loss_agg": "token", "clip_low": 1.0, "clip_high": 4.0}),
+    "icepop": Registered(
+        ("advantage_norm",), {"importance_correction": "masked", "importance_floor": 0.5, "importance_limit": 5.0}
+    ),
+    "sapo": Registered(("advantage_norm", "tau_positive", "tau_negative"), lacks=("clip_low", "clip_high")),
 }
 """By name. Each stands in the file of its name in `swarm/engine/algorithms/`."""
 if TYPE_CHECKING:
     AlgorithmName = str
 else:
     AlgorithmName = Literal[tuple(ALGORITHMS)]
+CORRECTIONS: Mapping[str, tuple[str, ...]] = {
+    "none": (),
+    "truncated": (),
+    "truncated_call": (),
+    "masked": ("importance_floor",),
+    "masked_call": ("importance_floor",),
+}
+"""Importance corrections, and which fields each uses beside those that all use (`swarm/engine/algorithms/corrections.py`)."""
+if TYPE_CHECKING:
+    CorrectionName = str
+else:
+    CorrectionName = Literal[tuple(CORRECTIONS)]
 SOME_USE = frozenset(name for each in ALGORITHMS.values() for name in each.uses)
 """Fields that only some algorithms use; all use the others."""
 
@@ -84,10 +106,16 @@ class AlgorithmSpec(StrictModel):
     """The last share of sampling.max_tokens, in which an answer loses reward with each token; 0: none."""
     overlong_penalty: NonNegative = 1.0
     """What an answer of sampling.max_tokens loses."""
-    importance_correction: Literal["none", "truncated", "truncated_call"] = "none"
+    tau_positive: Positive = 1.0
+    """How fast the gradient fades out where the ratio leaves 1, of tokens with an advantage above 0."""
+    tau_negative: Positive = 1.05
+    """The same of the others."""
+    importance_correction: CorrectionName = "none"
     """For rollouts sampled in another precision or by older weights. truncated: weight tokens by
-    min(p_trainer / p_rollout, importance_limit). truncated_call: by the product of these ratios over the call, cut likewise."""
+    min(p_trainer / p_rollout, importance_limit). masked: by that ratio, and by 0 where it is above importance_limit or below
+    importance_floor. truncated_call, masked_call: by the product of these ratios over the call, likewise."""
     importance_limit: Positive = 2.0
+    importance_floor: NonNegative = 0.0
     train_truncated: bool = True
     """Whether calls cut off by max_tokens are trained."""
 
@@ -99,25 +127,48 @@ class AlgorithmSpec(StrictModel):
     @model_validator(mode="before")
     @classmethod
     def _with_its_defaults(cls, data: Any) -> Any:
-        """Raises: misfit for fields of other algorithms."""
+        """Raises: misfit for fields of other algorithms and corrections."""
         name = data.get("name", "grpo") if isinstance(data, dict) else None
         if not isinstance(name, str) or name not in ALGORITHMS:
             return data
-        foreign = [field for field in data if not _is_used(field, name)]
+        filled = {**ALGORITHMS[name].defaults, **data}
+        correction = filled.get("importance_correction", "none")
+        foreign = {
+            field: f"{user} does not use {field}, a field of {', '.join(others)}: leave it out"
+            for field in data
+            for user, others in _strangers(field, name, correction)
+        }
         if foreign:
-            whose = {
-                field: ", ".join(other for other, each in ALGORITHMS.items() if field in each.uses) for field in foreign
-            }
-            raise misfit(
-                {field: f"{name} does not use {field}, a field of {whose[field]}: leave it out" for field in foreign}
-            )
-        return {**ALGORITHMS[name].defaults, **data}
+            raise misfit(foreign)
+        return {field: value for field, value in filled.items() if not _strangers(field, name, correction)}
+
+    @model_validator(mode="after")
+    def _bounds_are_in_order(self) -> AlgorithmSpec:
+        if self.importance_floor > self.importance_limit:
+            raise misfit({"importance_floor": f"must not exceed importance_limit, {self.importance_limit:g}; lower it"})
+        return self
 
     @model_serializer(mode="wrap")
     def _its_fields(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         fields: dict[str, Any] = handler(self)
-        return {field: value for field, value in fields.items() if _is_used(field, self.name)}
+        return {
+            field: value
+            for field, value in fields.items()
+            if not _strangers(field, self.name, self.importance_correction)
+        }
+
+
+def _strangers(field: str, name: str, correction: object) -> list[tuple[str, list[str]]]:
+    """Who does not use the field, the algorithm or the correction, each with those that do; empty where it is used."""
+    found = []
+    if not _is_used(field, name):
+        found.append((name, [other for other in ALGORITHMS if _is_used(field, other)]))
+    of_correction = [other for other, uses in CORRECTIONS.items() if field in uses]
+    if of_correction and correction in CORRECTIONS and correction not in of_correction:
+        found.append((f"importance_correction {correction}", of_correction))
+    return found
 
 
 def _is_used(field: str, name: str) -> bool:
-    return field not in SOME_USE or field in ALGORITHMS[name].uses
+    own = ALGORITHMS[name]
+    return field not in own.lacks and (field not in SOME_USE or field in own.uses)

@@ -246,15 +246,14 @@ class RunSpec(StrictModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _dapo_samples_dynamically(cls, data: Any) -> Any:
-        """Where nothing else is said, DAPO's batches hold groups with differences only (arXiv 2503.14476, section 3.2)."""
+    def _batch_as_its_algorithm_has_it(cls, data: Any) -> Any:
+        """Defaults of the algorithm for the batch, where nothing else is said."""
         if not isinstance(data, dict):
             return data
         algorithm, batch = data.get("algorithm"), data.get("batch", {})
         name = algorithm.get("name") if isinstance(algorithm, dict) else getattr(algorithm, "name", None)
-        if name == "dapo" and isinstance(batch, dict) and "rule" not in batch:
-            return merge_patch(data, _DYNAMIC_SAMPLING)
-        return data
+        own = ALGORITHMS[name].batch if isinstance(name, str) and name in ALGORITHMS else {}
+        return {**data, "batch": {**own, **batch}} if own and isinstance(batch, dict) else data
 
     @model_validator(mode="after")
     def _groups_can_be_compared(self) -> RunSpec:
@@ -285,13 +284,12 @@ TUNABLE: frozenset[str] = frozenset({"algorithm", "optimizer", "batch", "samplin
 """Top-level fields that a PATCH may change while a run goes on."""
 
 
-_DYNAMIC_SAMPLING = {"batch": {"rule": "informative_tasks"}}
-
-
 def own_defaults(algorithm: str) -> dict[str, Any]:
     """Of an algorithm by this name, as a partial RunSpec: what it has by default that others have not."""
-    own = {"algorithm": dict(ALGORITHMS[algorithm].defaults) if algorithm in ALGORITHMS else {}}
-    return own | _DYNAMIC_SAMPLING if algorithm == "dapo" else own
+    if algorithm not in ALGORITHMS:
+        return {}
+    own = ALGORITHMS[algorithm]
+    return {"algorithm": dict(own.defaults)} | ({"batch": dict(own.batch)} if own.batch else {})
 
 
 def merge_patch(target: Any, patch: Any) -> Any:

@@ -1,6 +1,6 @@
 """What every algorithm is made of: advantages from rewards, and a price for each token by what is known of it.
 
-Subclasses state what differs. The clipped surrogate, the KL and entropy terms and the importance correction stand here.
+Subclasses state what differs. The clipped surrogate and the KL and entropy terms stand here; importance corrections in `corrections`.
 Suffix of tensors: U uses (sampled tokens of trained calls).
 """
 
@@ -8,47 +8,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, ClassVar
 
+from swarm.engine.algorithms.corrections import correction_of
+from swarm.engine.algorithms.facts import TokenFacts, kl_to_start, old, ratio
 from swarm.engine.algorithms.rewards import Credit, Trajectory
 from swarm.protocol.algorithms import AlgorithmSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-
-_MAX_GAP = 30.0
-"""Log-ratios beyond this are cut, so that no exponential overflows."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenFacts:
-    """Constants of the loss, per use. Log-probabilities are after temperature.
-
-    place: the use's index among the sampled tokens of all calls of the minibatch, one call behind the other.
-    recorded: by the sampler. old: by the trainer, before the step; None: the current ones, so that the ratio is one.
-    start: under the run's first weights. value: by the critic, before the step. target: what its value should have been.
-    call_gap: mean of current - old over the call's tokens, under the weights that are about to be trained.
-    rollout_gap: sum of old - recorded over the call's tokens. off_policy: 1 where the token was drawn from another distribution than is
-    trained (`sampling.train` is policy), else 0. Each is None where it was not computed, or there is none.
-    """
-
-    advantage_U: Tensor
-    weight_U: Tensor
-    recorded_U: Tensor
-    place_U: Tensor | None = None
-    old_U: Tensor | None = None
-    start_U: Tensor | None = None
-    value_U: Tensor | None = None
-    target_U: Tensor | None = None
-    call_gap_U: Tensor | None = None
-    rollout_gap_U: Tensor | None = None
-    off_policy_U: Tensor | None = None
-
-    def part(self, uses: slice) -> TokenFacts:
-        known = ((field.name, getattr(self, field.name)) for field in fields(self))
-        return replace(self, **{name: fact[uses] for name, fact in known if fact is not None})
 
 
 class Algorithm(ABC):
@@ -63,6 +31,7 @@ class Algorithm(ABC):
 
     def __init__(self, spec: AlgorithmSpec) -> None:
         self.spec = spec
+        self.correction = correction_of(spec)
 
     @property
     def rewards_alone(self) -> bool:
@@ -103,8 +72,9 @@ class Algorithm(ABC):
         """The quantity minimised: a scalar, the weighted sum over these uses."""
         spec = self.spec
         gain_U = self.gain(logp_U, facts)
-        if spec.importance_correction != "none" or facts.off_policy_U is not None:
-            gain_U = gain_U * self._correction(logp_U, facts)
+        correction_U = self.correction.weights(old(logp_U, facts), facts)
+        if correction_U is not None:
+            gain_U = gain_U * correction_U
         loss_U = -gain_U
         if spec.kl and not self.penalises:
             if facts.start_U is None:
@@ -135,41 +105,3 @@ class Algorithm(ABC):
     def value_loss(self, value_U: Tensor, facts: TokenFacts) -> Tensor:
         """The critic's own loss, a scalar; for algorithms that have one."""
         raise TypeError(f"{self.spec.name} has no critic")
-
-    def _correction(self, logp_U: Tensor, facts: TokenFacts) -> Tensor:
-        """Trainer over sampler, before the step: of the token or of its whole call, cut at the limit.
-
-        Tokens that were drawn from another distribution than is trained are corrected whatever the spec says.
-        """
-        of_token_U = ratio(old(logp_U, facts), facts.recorded_U).clamp(max=self.spec.importance_limit)
-        match self.spec.importance_correction:
-            case "truncated":
-                return of_token_U
-            case "truncated_call":
-                if facts.rollout_gap_U is None:
-                    raise ValueError("a correction by whole calls needs their log-ratios")
-                return exponential(facts.rollout_gap_U).clamp(max=self.spec.importance_limit)
-            case "none":
-                assert facts.off_policy_U is not None
-                return 1.0 + (of_token_U - 1.0) * facts.off_policy_U
-
-
-def old(logp_U: Tensor, facts: TokenFacts) -> Tensor:
-    return logp_U.detach() if facts.old_U is None else facts.old_U
-
-
-def kl_to_start(logp_U: Tensor, start_U: Tensor) -> Tensor:
-    """The k3 estimate of KL(current, start) from tokens of the current weights; never negative.
-
-    Source: Schulman 2020, "Approximating KL divergence".
-    """
-    gap_U = (start_U - logp_U).clamp(max=_MAX_GAP)
-    return gap_U.expm1() - gap_U
-
-
-def ratio(logp_U: Tensor, before_U: Tensor) -> Tensor:
-    return exponential(logp_U - before_U)
-
-
-def exponential(gap_U: Tensor) -> Tensor:
-    return gap_U.clamp(max=_MAX_GAP).exp()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from swarm.engine.algorithms.base import TokenFacts
+from swarm.engine.algorithms.facts import TokenFacts
 from swarm.engine.algorithms.grpo import Grpo
 
 if TYPE_CHECKING:

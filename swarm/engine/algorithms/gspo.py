@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from swarm.engine.algorithms.base import TokenFacts, exponential
+from swarm.engine.algorithms.facts import TokenFacts, exponential
 from swarm.engine.algorithms.grpo import Grpo
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from swarm.engine.algorithms.base import Algorithm, TokenFacts
+from swarm.engine.algorithms.base import Algorithm
+from swarm.engine.algorithms.facts import TokenFacts
 from swarm.engine.algorithms.rewards import Credit, Trajectory, generalised, whitened, whitened_tokens
 
 if TYPE_CHECKING:

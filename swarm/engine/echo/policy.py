@@ -15,7 +15,8 @@ from typing import Any
 
 from foundation.ids import derived_seed
 from swarm.engine.algorithms import algorithm_of
-from swarm.engine.algorithms.base import Algorithm, TokenFacts, kl_to_start
+from swarm.engine.algorithms.base import Algorithm
+from swarm.engine.algorithms.facts import TokenFacts, kl_to_start
 from swarm.engine.algorithms.rewards import Credit
 from swarm.engine.echo.answers import garble_mark, last_user_word
 from swarm.engine.seam import StepOutcome, TrainBatch, TrainCall, TrainingRefused
@@ -71,11 +72,21 @@ class Dual:
     def __gt__(self, bound: float) -> bool:
         return self.value > bound
 
+    def __le__(self, bound: float) -> bool:
+        return self.value <= bound
+
+    def __ge__(self, bound: float) -> bool:
+        return self.value >= bound
+
     def exp(self) -> Dual:
         return Dual(math.exp(self.value), self.slope * math.exp(self.value))
 
     def expm1(self) -> Dual:
         return Dual(math.expm1(self.value), self.slope * math.exp(self.value))
+
+    def sigmoid(self) -> Dual:
+        value = 0.5 + 0.5 * math.tanh(0.5 * self.value)
+        return Dual(value, self.slope * value * (1.0 - value))
 
     def clamp(self, min: float = -math.inf, max: float = math.inf) -> Dual:
         return self if min <= self.value <= max else Dual(min if self.value < min else max)

@@ -17,7 +17,8 @@ from torch import Tensor
 from foundation.clock import Clock
 from foundation.ids import derived_seed
 from swarm.engine.algorithms import algorithm_of
-from swarm.engine.algorithms.base import Algorithm, TokenFacts, kl_to_start
+from swarm.engine.algorithms.base import Algorithm
+from swarm.engine.algorithms.facts import TokenFacts, kl_to_start
 from swarm.engine.local.forward import Policy
 from swarm.engine.local.head import Critic, gradients, survey, without_critic
 from swarm.engine.local.minibatch import Minibatch, Piece, known, pieces, read
@@ -147,7 +148,7 @@ class Learner:
         ready = Minibatch(branches=part, pieces=pieces(part, self.policy))
         seen.computed += sum(piece.tokens for piece in ready.pieces)
         several = spec.optimizer.epochs * spec.optimizer.minibatches > 1
-        whole_calls = spec.algorithm.importance_correction == "truncated_call"
+        whole_calls = algorithm.correction.whole_calls
         for piece in ready.pieces:
             if algorithm.has_critic:
                 old_U, entropy_U, value_U = self._appraised(piece)

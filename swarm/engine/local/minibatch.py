@@ -12,8 +12,8 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor
 
-from swarm.engine.algorithms.base import TokenFacts
-from swarm.engine.algorithms.base import kl_to_start as kl_to_start
+from swarm.engine.algorithms.facts import TokenFacts
+from swarm.engine.algorithms.facts import kl_to_start as kl_to_start
 from swarm.engine.algorithms.rewards import Credit
 from swarm.engine.local.attention import MicroBatch
 from swarm.engine.local.forward import Policy

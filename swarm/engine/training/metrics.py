@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from foundation.ids import derived_seed
-from swarm.engine.algorithms.base import TokenFacts, kl_to_start
+from swarm.engine.algorithms.facts import TokenFacts, kl_to_start
 from swarm.engine.seam import TrainBatch, TrainingRefused
 from swarm.engine.training.repetition import repetition_metrics
 from swarm.engine.training.selection import reward_metrics, token_metrics

@@ -14,7 +14,7 @@ from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_
 
 from foundation.clock import Clock
 from foundation.ids import derived_seed
-from swarm.engine.algorithms.base import TokenFacts, kl_to_start
+from swarm.engine.algorithms.facts import TokenFacts, kl_to_start
 from swarm.engine.seam import StepOutcome, TrainBatch, TrainingRefused
 from swarm.engine.training.metrics import StepMetrics, WeightsChange, kl_sample
 from swarm.engine.training.selection import (

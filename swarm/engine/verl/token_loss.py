@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from swarm.engine.algorithms import algorithm_of
-from swarm.engine.algorithms.base import Algorithm, TokenFacts, old
+from swarm.engine.algorithms.base import Algorithm
+from swarm.engine.algorithms.facts import TokenFacts, old
 from swarm.engine.seam import EngineError
 from swarm.protocol.algorithms import ALGORITHMS, AlgorithmSpec
 
@@ -68,7 +69,7 @@ def of_whole_calls(algorithm: Algorithm, facts: TokenFacts, logp_U: Tensor, call
     """The facts with the log-ratios of whole calls that the algorithm needs. call_U: a number of the call that sampled each token."""
     if algorithm.couples_calls and facts.old_U is not None:
         facts = replace(facts, call_gap_U=_over_calls(logp_U - facts.old_U, call_U, mean=True))
-    if algorithm.spec.importance_correction == "truncated_call":
+    if algorithm.correction.whole_calls:
         facts = replace(facts, rollout_gap_U=_over_calls(old(logp_U, facts) - facts.recorded_U, call_U, mean=False))
     return facts
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from swarm.engine.algorithms import algorithm_of
-from swarm.engine.algorithms.base import TokenFacts
+from swarm.engine.algorithms.facts import TokenFacts
 from swarm.engine.algorithms.rewards import Trajectory
 from swarm.protocol.algorithms import ALGORITHMS, AlgorithmSpec
 from tests.swarm.engine.verl.platform_environment import ENVIRONMENT
@@ -171,7 +171,10 @@ def without_own(part: Tensor) -> Tensor:
 
 
 ADVANTAGES: list[tuple[dict[str, Any], Callable[[Batch], Tensor]]] = [
-    *(({"name": name}, lambda b: by_group(b, std_of_group)) for name in ("grpo", "dapo", "gspo", "cispo")),
+    *(
+        ({"name": name}, lambda b: by_group(b, std_of_group))
+        for name in ("grpo", "dapo", "gspo", "cispo", "icepop", "sapo")
+    ),
     ({"name": "grpo", "advantage_norm": "none"}, lambda b: by_group(b, centred)),
     ({"name": "dr_grpo"}, lambda b: by_group(b, centred)),
     ({"name": "rloo"}, lambda b: by_group(b, without_own)),
@@ -237,17 +240,29 @@ def plain_loss(made: Batch, spec: AlgorithmSpec, advantage_BT: Tensor, logp_BT: 
     if spec.name == "gspo":  # the sequence's own ratio, with its gradient shared by all of its tokens
         mean_B = ((logp_BT - made.old_BT) * made.mask_BT).sum(1) / made.lengths_B
         ratio_BT = mean_B.exp()[:, None].expand_as(made.mask_BT)
-        if spec.importance_correction == "truncated":  # weights of single tokens leave each its own gradient (eq. 14)
+        if spec.importance_correction in (
+            "truncated",
+            "masked",
+        ):  # weights of single tokens leave each its own gradient (eq. 14)
             ratio_BT = ratio_BT.detach() * (logp_BT - logp_BT.detach()).exp()
     if spec.name == "cispo":
         gain_BT = ratio_BT.detach().clamp(low, high) * advantage_BT * logp_BT
+    elif spec.name == "sapo":
+        tau_BT = torch.where(advantage_BT > 0, spec.tau_positive, spec.tau_negative)
+        gain_BT = 4 / tau_BT / (1 + (-tau_BT * (ratio_BT - 1)).exp()) * advantage_BT
     else:
         gain_BT = torch.min(ratio_BT * advantage_BT, ratio_BT.clamp(low, high) * advantage_BT)
-    if spec.importance_correction == "truncated":
-        gain_BT = gain_BT * (made.old_BT - made.recorded_BT).exp().clamp(max=spec.importance_limit)
-    if spec.importance_correction == "truncated_call":
-        gap_B = ((made.old_BT - made.recorded_BT) * made.mask_BT).sum(1)
-        gain_BT = gain_BT * gap_B.exp().clamp(max=spec.importance_limit)[:, None]
+    if spec.importance_correction != "none":
+        gap_BT = (made.old_BT - made.recorded_BT) * made.mask_BT
+        if spec.importance_correction.endswith("_call"):
+            gap_BT = gap_BT.sum(1, keepdim=True).expand_as(gap_BT)
+        weight_BT = gap_BT.exp()
+        if spec.importance_correction.startswith("truncated"):
+            weight_BT = weight_BT.clamp(max=spec.importance_limit)
+        else:
+            out_BT = (weight_BT > spec.importance_limit) | (weight_BT < spec.importance_floor)
+            weight_BT = weight_BT.masked_fill(out_BT, 0.0)
+        gain_BT = gain_BT * weight_BT
     loss_BT = -gain_BT - spec.entropy * made.entropy_BT
     if spec.kl_in == "loss":
         gap_BT = made.start_BT - logp_BT
@@ -264,11 +279,14 @@ def plain_loss(made: Batch, spec: AlgorithmSpec, advantage_BT: Tensor, logp_BT: 
         {"kl": 0.3, "entropy": 0.1},
         {"importance_correction": "truncated"},
         {"importance_correction": "truncated_call", "importance_limit": 1.5},
+        {"importance_correction": "masked", "importance_floor": 0.6, "importance_limit": 1.5},
+        {"importance_correction": "masked_call", "importance_limit": 1.5},
         {"clip_low": 0.1, "clip_high": 0.05},
     ],
     ids=str,
 )
 def test_losses_and_their_gradients_are_the_formula(name: str, fields: dict[str, Any], seed: int) -> None:
+    fields = {field: value for field, value in fields.items() if field not in ALGORITHMS[name].lacks}
     made, spec = Batch(seed), spec_of(name, **fields)
     advantage_BT = advantages(made, spec).float()
     loss, grad_BT = ours(made, spec, advantage_BT)
@@ -336,6 +354,8 @@ def test_advantages_are_those_of_verl(core: Any, seed: int) -> None:
     rloo, _ = core.compute_rloo_outcome_advantage(rewards_BT.clone(), mask_BT, index)
     pairs = [
         (spec_of("grpo"), grpo * bessel),
+        (spec_of("icepop"), grpo * bessel),
+        (spec_of("sapo"), grpo * bessel),
         (spec_of("dr_grpo"), centred),
         (spec_of("rloo"), rloo),
     ]
@@ -362,14 +382,20 @@ def test_advantages_are_those_of_verl(core: Any, seed: int) -> None:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("agg", ["token", "call", "constant"])
-@pytest.mark.parametrize(("name", "peer"), [("grpo", "vanilla"), ("gspo", "gspo"), ("cispo", "cispo")])
-@pytest.mark.parametrize("correction", ["none", "truncated", "truncated_call"])
+@pytest.mark.parametrize(
+    ("name", "peer"), [("grpo", "vanilla"), ("gspo", "gspo"), ("cispo", "cispo"), ("sapo", "sapo")]
+)
+@pytest.mark.parametrize("correction", ["none", "truncated", "truncated_call", "masked", "masked_call"])
 def test_losses_are_those_of_verl(core: Any, name: str, peer: str, agg: str, correction: str, seed: int) -> None:
     from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weights
     from verl.workers.config import ActorConfig
 
+    if name == "sapo" and agg != "call":
+        pytest.skip("verl's SAPO averages over answers whatever it is asked for")
     made = Batch(seed)
-    spec = spec_of(name, loss_agg=agg, loss_length=WIDTH, clip_low=0.2, clip_high=0.3, importance_correction=correction)
+    clip = {} if name == "sapo" else {"clip_low": 0.2, "clip_high": 0.3}
+    bounds = {"importance_floor": 0.7} if correction.startswith("masked") else {}
+    spec = spec_of(name, loss_agg=agg, loss_length=WIDTH, importance_correction=correction, **clip, **bounds)
     mode = {"token": "token-mean", "call": "seq-mean-token-mean", "constant": "seq-mean-token-sum-norm"}[agg]
     config = ActorConfig(
         strategy="fsdp",
@@ -381,9 +407,12 @@ def test_losses_are_those_of_verl(core: Any, name: str, peer: str, agg: str, cor
     )
     weights_BT = None
     if correction != "none":
-        level = {"truncated": "token", "truncated_call": "sequence"}[correction]
+        level = "sequence" if correction.endswith("_call") else "token"
         weights_BT, _ = compute_rollout_correction_weights(
-            made.old_BT - made.recorded_BT, made.mask_BT, rollout_is=level, rollout_is_threshold=2.0
+            made.old_BT - made.recorded_BT,
+            made.mask_BT,
+            rollout_is=level,
+            rollout_is_threshold="0.7_2.0" if bounds else 2.0,
         )
     advantage_BT = advantages(made, spec).float()
 
@@ -416,7 +445,7 @@ def test_penalties_and_values_are_priced_as_in_verl(core: Any, seed: int) -> Non
     )
     expected, _ = core.compute_value_loss(new_BT, target_BT, made.value_BT, made.mask_BT, 0.3)
     assert float(algorithm_of(spec).value_loss(new_BT[kept], facts)) == pytest.approx(float(expected), rel=1e-5)
-    from swarm.engine.algorithms.base import kl_to_start
+    from swarm.engine.algorithms.facts import kl_to_start
 
     assert torch.allclose(
         kl_to_start(made.logp_BT, made.start_BT), core.kl_penalty(made.logp_BT, made.start_BT, "k3"), atol=1e-5

@@ -39,6 +39,8 @@ def test_a_spec_comes_back_from_json_as_it_was(name: str) -> None:
         ("gspo", "value_coef", 0.1),
         ("reinforce_pp", "value_clip", 0.2),
         ("cispo", "baseline", "group"),
+        ("icepop", "tau_positive", 1.0),
+        ("sapo", "clip_high", 0.2),
     ],
 )
 def test_a_field_of_another_algorithm_is_refused_even_at_its_default(name: str, field: str, value: object) -> None:
@@ -49,6 +51,21 @@ def test_a_field_of_another_algorithm_is_refused_even_at_its_default(name: str, 
     assert f"{name} does not use {field}" in fault.problem
     assert "leave it out" in fault.problem
     assert field not in AlgorithmSpec(name=name).model_dump()
+
+
+def test_a_bound_of_another_correction_is_refused_and_yields_with_its_correction() -> None:
+    for correction in ("none", "truncated_call"):
+        with pytest.raises(ValidationError) as refused:
+            run(importance_correction=correction, importance_floor=0.5)
+        (fault,) = explain(refused.value, RunSpec)
+        assert fault.field == "algorithm.importance_floor"
+        assert "a field of masked, masked_call: leave it out" in fault.problem
+    with pytest.raises(ValidationError, match="must not exceed importance_limit"):
+        run(importance_correction="masked", importance_floor=3.0)
+    assert run(name="icepop").algorithm.importance_floor == 0.5
+    uncorrected = run(name="icepop", importance_correction="none")
+    assert "importance_floor" not in uncorrected.model_dump()["algorithm"]
+    assert RunSpec.model_validate(uncorrected.model_dump()) == uncorrected
 
 
 def test_misspelt_fields_and_unknown_algorithms_are_refused() -> None:

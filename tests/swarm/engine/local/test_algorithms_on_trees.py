@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from foundation.clock import SystemClock
 from swarm.engine.algorithms import algorithm_of
-from swarm.engine.algorithms.base import TokenFacts
+from swarm.engine.algorithms.facts import TokenFacts
 from swarm.engine.local.forward import Policy
 from swarm.engine.local.head import Critic
 from swarm.engine.local.learner import Learner

@@ -1,0 +1,95 @@
+"""Importance corrections: weights for tokens that the sampler drew with other probabilities than the trainer computes.
+
+The ratio is the trainer's probability before the step over the recorded one, of a token or of its whole call (the product over
+its tokens). Weights are constants: no gradient flows through them. Suffix of tensors: U uses (sampled tokens of trained calls).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar
+
+from swarm.engine.algorithms.facts import TokenFacts, exponential, ratio
+from swarm.protocol.algorithms import AlgorithmSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Correction(ABC):
+    """One correction with its bounds. whole_calls: it needs `rollout_gap_U`."""
+
+    whole_calls: ClassVar[bool] = False
+
+    def __init__(self, spec: AlgorithmSpec) -> None:
+        self.spec = spec
+
+    @abstractmethod
+    def weights(self, before_U: Tensor, facts: TokenFacts) -> Tensor | None:
+        """What the gain of each token is multiplied by; None: nothing. before_U: log-probabilities before the step."""
+
+    def ratio(self, before_U: Tensor, facts: TokenFacts) -> Tensor:
+        """Trainer over sampler."""
+        if not self.whole_calls:
+            return ratio(before_U, facts.recorded_U)
+        if facts.rollout_gap_U is None:
+            raise ValueError("a correction by whole calls needs their log-ratios")
+        return exponential(facts.rollout_gap_U)
+
+
+class Uncorrected(Correction):
+    """Only tokens that were drawn from another distribution than is trained have weights, whatever the spec says."""
+
+    def weights(self, before_U: Tensor, facts: TokenFacts) -> Tensor | None:
+        if facts.off_policy_U is None:
+            return None
+        cut_U = self.ratio(before_U, facts).clamp(max=self.spec.importance_limit)
+        return 1.0 + (cut_U - 1.0) * facts.off_policy_U
+
+
+class Truncated(Correction):
+    """w = min(ratio, limit). Source: Yao et al. 2025, "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training"."""
+
+    def weights(self, before_U: Tensor, facts: TokenFacts) -> Tensor:
+        return self.ratio(before_U, facts).clamp(max=self.spec.importance_limit)
+
+
+class TruncatedCall(Truncated):
+    """The same with the ratio of the whole call. Source: Liu et al. 2025, "When Speed Kills Stability" (Seq-TIS)."""
+
+    whole_calls = True
+
+
+class Masked(Correction):
+    """w = ratio where floor <= ratio <= limit, else 0: what differs too much teaches nothing.
+
+    With a floor it is IcePop's M(k) = k if alpha <= k <= beta else 0 (Zhao et al. 2025, "Small Leak Can Sink a Great Ship"; Ling
+    Team 2025, arXiv 2510.18855); without, masked importance sampling of tokens (Liu et al. 2025, "When Speed Kills Stability":
+    Token-MIS). verl: `rollout_is_threshold: "0.5_5.0"`; TRL: `vllm_importance_sampling_mode: token_mask`.
+    """
+
+    def weights(self, before_U: Tensor, facts: TokenFacts) -> Tensor:
+        ratio_U = self.ratio(before_U, facts)
+        return ratio_U * (ratio_U >= self.spec.importance_floor) * (ratio_U <= self.spec.importance_limit)
+
+
+class MaskedCall(Masked):
+    """The same with the ratio of the whole call (Seq-MIS; TRL: `sequence_mask`): a call is trained whole, or not at all."""
+
+    whole_calls = True
+
+
+_CORRECTIONS: Mapping[str, type[Correction]] = {
+    "none": Uncorrected,
+    "truncated": Truncated,
+    "truncated_call": TruncatedCall,
+    "masked": Masked,
+    "masked_call": MaskedCall,
+}
+"""As `swarm.protocol.algorithms.CORRECTIONS` registers them."""
+
+
+def correction_of(spec: AlgorithmSpec) -> Correction:
+    """The correction that the spec names, with its bounds."""
+    return _CORRECTIONS[spec.importance_correction](spec)

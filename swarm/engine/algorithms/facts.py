@@ -1,0 +1,71 @@
+"""What is known of a token when it is priced, and the arithmetic of ratios.
+
+Suffix of tensors: U uses (sampled tokens of trained calls).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+_MAX_GAP = 30.0
+"""Log-ratios beyond this are cut, so that no exponential overflows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenFacts:
+    """Constants of the loss, per use. Log-probabilities are after temperature.
+
+    place: the use's index among the sampled tokens of all calls of the minibatch, one call behind the other.
+    recorded: by the sampler. old: by the trainer, before the step; None: the current ones, so that the ratio is one.
+    start: under the run's first weights. value: by the critic, before the step. target: what its value should have been.
+    call_gap: mean of current - old over the call's tokens, under the weights that are about to be trained.
+    rollout_gap: sum of old - recorded over the call's tokens. off_policy: 1 where the token was drawn from another distribution than is
+    trained (`sampling.train` is policy), else 0. Each is None where it was not computed, or there is none.
+    """
+
+    advantage_U: Tensor
+    weight_U: Tensor
+    recorded_U: Tensor
+    place_U: Tensor | None = None
+    old_U: Tensor | None = None
+    start_U: Tensor | None = None
+    value_U: Tensor | None = None
+    target_U: Tensor | None = None
+    call_gap_U: Tensor | None = None
+    rollout_gap_U: Tensor | None = None
+    off_policy_U: Tensor | None = None
+
+    def part(self, uses: slice) -> TokenFacts:
+        known = ((field.name, getattr(self, field.name)) for field in fields(self))
+        return replace(self, **{name: fact[uses] for name, fact in known if fact is not None})
+
+
+def old(logp_U: Tensor, facts: TokenFacts) -> Tensor:
+    return logp_U.detach() if facts.old_U is None else facts.old_U
+
+
+def kl_to_start(logp_U: Tensor, start_U: Tensor) -> Tensor:
+    """The k3 estimate of KL(current, start) from tokens of the current weights; never negative.
+
+    Source: Schulman 2020, "Approximating KL divergence".
+    """
+    gap_U = (start_U - logp_U).clamp(max=_MAX_GAP)
+    return gap_U.expm1() - gap_U
+
+
+def ratio(logp_U: Tensor, before_U: Tensor) -> Tensor:
+    return exponential(logp_U - before_U)
+
+
+def excess(logp_U: Tensor, before_U: Tensor) -> Tensor:
+    """How far the ratio is above one."""
+    return (logp_U - before_U).clamp(max=_MAX_GAP).expm1()
+
+
+def exponential(gap_U: Tensor) -> Tensor:
+    return gap_U.clamp(max=_MAX_GAP).exp()

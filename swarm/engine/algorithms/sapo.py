@@ -1,0 +1,30 @@
+"""SAPO: a smooth gate in the place of the clipped ratio, so that the gradient fades out instead of breaking off.
+
+L = -f(r_t) A, f(x) = (4 / tau) sigmoid(tau (x - 1)), with tau = `tau_positive` where A > 0, else `tau_negative`; averaged inside
+each episode, then over episodes. At r = 1 the gradient is that of the plain policy gradient: f'(1) = 1, whatever tau is.
+Source: Qwen team 2025, "Soft Adaptive Policy Optimization" (arXiv 2511.20347), section 3; tau 1 and 1.05 are the paper's.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from swarm.engine.algorithms.facts import TokenFacts, excess, old
+from swarm.engine.algorithms.grpo import Grpo
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Sapo(Grpo):
+    """It has no clip range: no token counts as clipped."""
+
+    def gain(self, logp_U: Tensor, facts: TokenFacts) -> Tensor:
+        positive, negative = self.spec.tau_positive, self.spec.tau_negative
+        raised_U = facts.advantage_U > 0
+        excess_U = excess(logp_U, old(logp_U, facts))
+        above_U, below_U = ((tau * excess_U).sigmoid() * (4.0 / tau) for tau in (positive, negative))
+        return (above_U * raised_U + below_U * (1.0 - 1.0 * raised_U)) * facts.advantage_U
+
+    def clipped(self, logp_U: Tensor, facts: TokenFacts) -> Tensor:
+        return self.ratio(logp_U, facts) < 0
