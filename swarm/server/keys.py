@@ -46,6 +46,8 @@ class EpisodeKey:
 
     episode_id: str
     lease: str
+    any_model: bool = False
+    """Whether its agents may call the model by any name."""
 
 
 class Keyring:

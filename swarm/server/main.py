@@ -111,6 +111,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--state-dir", type=Path, metavar="DIR", help="default: a folder per model in the user data directory"
     )
     parser.add_argument("--max-model-len", type=count, metavar="N", help="longest prompt + answer, in tokens")
+    parser.add_argument(
+        "--agentjet-prefix",
+        metavar="FILE",
+        help="serve AgentJet's clients too, under the two secret prefixes in this file (docs/guides/from-agentjet.md); "
+        "none: at the root, without a secret, on loopback alone",
+    )
     parser.add_argument("--admin-token-file", type=Path, metavar="FILE")
     parser.add_argument("--client-token-file", type=Path, metavar="FILE")
     parser.add_argument(
@@ -199,9 +205,13 @@ def _model_of(engine: str) -> str:
 
 
 def _settings(args: argparse.Namespace) -> Settings:
+    from swarm.server.agentjet.prefix import AT_ROOT, Prefixes
     from swarm.server.keys import ControlTokens
     from swarm.server.process import Settings
 
+    agentjet = args.agentjet_prefix
+    if agentjet is not None:
+        agentjet = AT_ROOT if agentjet == "none" else Prefixes.load(Path(agentjet))
     tokens = ControlTokens.load(os.environ, args.admin_token_file, args.client_token_file)
     return Settings(
         host=args.host,
@@ -209,6 +219,7 @@ def _settings(args: argparse.Namespace) -> Settings:
         tokens=tokens,
         public_url=args.public_url,
         peers=tuple(args.peer),
+        agentjet=agentjet,
         print_json=args.json,
     )
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import uvicorn
 import uvloop
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from foundation.addresses import is_loopback
@@ -25,6 +26,8 @@ from foundation.event_loop import on_stop_signals
 from foundation.ids import Ids
 from swarm.engine.seam import Engine, EngineHealth
 from swarm.protocol.errors import SwarmError
+from swarm.server.agentjet.facade import AgentJet
+from swarm.server.agentjet.prefix import AT_ROOT, Prefixes
 from swarm.server.app import create_app
 from swarm.server.gateway.gateway import Gateway
 from swarm.server.keys import ControlTokens, Keyring
@@ -66,9 +69,15 @@ class Settings:
     public_url: str | None = None
     peers: tuple[str, ...] = ()
     """Servers that may be asked for the decisions of teams, beside those on loopback where no tokens are needed."""
+    agentjet: Prefixes | None = None
+    """Where AgentJet's clients are served; None: nowhere."""
     print_json: bool = False
 
     def __post_init__(self) -> None:
+        if self.agentjet is AT_ROOT and self.tokens.required:
+            raise ServeFault(
+                "this server has tokens, and AgentJet's clients can send none: give --agentjet-prefix a file with secret prefixes"
+            )
         if not self.tokens.required and not is_loopback(self.host):
             raise ServeFault(
                 f"{self.host} can be reached from other machines: set SWARM_ADMIN_TOKEN (and SWARM_CLIENT_TOKEN for "
@@ -137,7 +146,18 @@ async def _serve(
         peers=peers,
         state_dir=state.path,
     )
-    server = _Server(app, closing, gateway.stop)
+    front: ASGIApp = app
+    if settings.agentjet is not None:
+        facade = AgentJet(
+            service=service,
+            info=engine.info,
+            tokens=settings.tokens,
+            clock=clock,
+            closing=closing,
+            public_url=settings.public_url,
+        )
+        front = facade.before(app, settings.agentjet)
+    server = _Server(front, closing, gateway.stop)
     engine.subscribe(_Tidy().on_health)
     training_loop = asyncio.create_task(TrainingLoop(service, engine, clock=clock, runs_dir=state.runs_dir).run())
     team_resolver = asyncio.create_task(TeamResolver(service, peers.ask, clock=clock).run())

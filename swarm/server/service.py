@@ -366,15 +366,15 @@ class Service(DurableState):
             words = "the claimant went away before the answer"
             self.apply(lambda t: episodes.abort(t, granted.episode_id, granted.lease, words, Cause.CLIENT))
 
-    async def end(self, episode_id: str, result: EpisodeResult) -> EpisodeReceipt:
-        """Store reward and calls durably. Codes: not_found, lease_lost, idempotency_conflict, storage_full.
+    async def end(self, episode_id: str, result: EpisodeResult, task_id: str | None = None) -> EpisodeReceipt:
+        """Store reward and calls durably. Codes: not_found, lease_lost, idempotency_conflict, invalid_spec, storage_full.
 
-        Calls that are open are broken off and recorded as such: the client may have hung up on them just now.
+        task_id: of an episode that was claimed without one. Calls that are open are broken off and recorded as such: the client may have hung up on them just now.
         """
         await self._break_off_calls(episode_id, result.lease)
         if episode_id not in self.state.live:
             return episodes.late_end(await self._closed(episode_id), episode_id, result)
-        return await self.carry_out(lambda t: episodes.end(t, episode_id, result))
+        return await self.carry_out(lambda t: episodes.end(t, episode_id, result, task_id))
 
     async def abort(self, episode_id: str, abort: EpisodeAbort) -> LedgerEntry:
         """Drop the episode and offer its slot again. Codes: not_found, lease_lost."""
@@ -399,7 +399,7 @@ class Service(DurableState):
         episode_id = api_key.removeprefix(API_KEY_PREFIX).partition(".")[0]
         live = self.state.live.get(episode_id)
         if live is not None and hmac.compare_digest(live.api_key.encode(), api_key.encode()):
-            return EpisodeKey(episode_id, live.lease)
+            return EpisodeKey(episode_id, live.lease, any_model=live.guest)
         row = await self._closed(episode_id)
         if row is None or not hmac.compare_digest(row.api_key_digest or "", digest(api_key)):
             raise KeyRefused("this api key was not made by this server; use the api_key of an episode claimed here")

@@ -117,7 +117,7 @@ class Gateway:
         asked: list[JsonObject] = []
         try:
             rules.check(body)
-            agent = agent_of(body, headers, self._engine.info.model)
+            agent = agent_of(body, headers, self._engine.info.model, any_model=key.any_model)
             calls = (await self._service.trace(key.episode_id)).calls
             asked = rules.requests(body, calls)
             count = await self._wait.ask(progress, partial(self._prompts.count, asked[0], calls))
@@ -148,7 +148,7 @@ class Gateway:
         try:
             rules.check(body)
             rules.check_end(body)
-            agent = agent_of(body, headers, self._engine.info.model)
+            agent = agent_of(body, headers, self._engine.info.model, any_model=key.any_model)
         except SwarmError:
             raise
         except Exception as error:  # a fault of ours, which the agent will hear of

@@ -90,21 +90,23 @@ class AgentRequest:
             self.attempt.over.set()
 
 
-def agent_of(body: JsonObject, headers: Mapping[str, str], hosted: str) -> str | None:
-    """Who asks: the header, or what follows the model's name. Raises: RequestRefused, another model."""
+def agent_of(body: JsonObject, headers: Mapping[str, str], hosted: str, *, any_model: bool = False) -> str | None:
+    """Who asks: the header, or what follows the model's name. Raises: RequestRefused for another model, unless any will do."""
     wanted = body.get("model")
     if not isinstance(wanted, str | None):
         raise bad_request(f"model must be a text, got {wanted!r}", "model")
-    agent = agent_behind(wanted, hosted) if wanted else None
+    agent = agent_behind(wanted, hosted, any_model=any_model) if wanted else None
     return _text(headers.get(_AGENT_HEADER, "")) or agent or None
 
 
-def agent_behind(wanted: str, hosted: str) -> str | None:
-    """The agent in `model@agent`, where one follows the model's name. Raises: RequestRefused for another model."""
+def agent_behind(wanted: str, hosted: str, *, any_model: bool = False) -> str | None:
+    """The agent in `model@agent`, where one follows the model's name. Raises: RequestRefused for another model, unless any will do."""
     if wanted in (POLICY_MODEL, hosted):
         return None
     name, mark, agent = wanted.rpartition("@")
     if not mark or name not in (POLICY_MODEL, hosted):
+        if any_model:
+            return None
         raise unknown_model(wanted, hosted)
     return agent
 

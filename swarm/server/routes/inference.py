@@ -78,8 +78,8 @@ class InferenceRoutes:
 
     @Operation("GET", f"{_MODELS}/{{model:path}}", "The hosted model", aliases=(f"{_AGAIN}{_MODELS}/{{model:path}}",))
     async def model(self, request: Request) -> Response:
-        await self._require_open(request)
-        agent_behind(request.path_params["model"], self.info.model)
+        key = await self._require_open(request)
+        agent_behind(request.path_params["model"], self.info.model, any_model=key.any_model)
         return wire.answer_json(self._card())
 
     async def _call(self, dialect: str, request: Request) -> Response:
@@ -101,10 +101,11 @@ class InferenceRoutes:
             "max_model_len": self.info.max_model_len,
         }
 
-    async def _require_open(self, request: Request) -> None:
+    async def _require_open(self, request: Request) -> EpisodeKey:
         """Raises: KeyRefused, Refusal(lease_lost) when the key's episode is over."""
         key = await self._key(request)
         await self.service.renew(key.episode_id, EpisodeRenewal(lease=key.lease))
+        return key
 
     async def _key(self, request: Request) -> EpisodeKey:
         """From `Authorization: Bearer`, or from `x-api-key` as Anthropic's SDK sends it. Raises: KeyRefused, Refusal(lease_lost)."""

@@ -252,11 +252,13 @@ def openings(batch: BatchSpec, balance: MixRow, groups: Groups, wanted: int, pas
     """Families that may open another group now. wanted: the horizon."""
     held = [group.expected for group in groups]
     # After a patch of the bound or of the groups' size, what is held may fill the pool and still be less than a batch.
-    if sum(held) >= batch.max_pool_episodes and sum(_worth(batch, each) for each in held) >= one_batch(batch):
+    pool = sum(held) + groups.ungrouped
+    if pool >= batch.max_pool_episodes and sum(_worth(batch, each) for each in held) >= one_batch(batch):
         return frozenset()
     counted = [group for group in groups if group.counts]
     if not batch.mix:  # one family has all the turns
-        taken = sum(_worth(batch, group.expected) for group in counted)
+        ungrouped = groups.ungrouped if batch.rule == "episodes" else groups.ungrouped / batch.group_size
+        taken = sum(_worth(batch, group.expected) for group in counted) + ungrouped
         return frozenset({EVERYTHING}) if taken < wanted else frozenset()
     # What a family that is passed has not finished holds no turn of the others up; itself it may catch up.
     sure = [group for group in counted if not (group.open and family_of(group.row.mix, batch.mix) in passed)]

@@ -11,10 +11,11 @@ from swarm.server.state.batching import balance_under, family_of, horizon, openi
 from swarm.server.state.claim_queue import NotYet, claim_digest
 from swarm.server.state.groups import Group
 from swarm.server.state.leases import API_KEY_PREFIX, LiveEpisode, digest
-from swarm.server.state.rows import EpisodeRow, FreeCalls, GroupRow
+from swarm.server.state.rows import EpisodeRow, FreeCalls
 from swarm.server.state.runs import Run
-from swarm.server.state.sample_pool import await_families, leave_behind, take_slot
+from swarm.server.state.sample_pool import await_families, leave_behind, open_group, take_slot
 from swarm.server.state.server_state import ServerState, Transition
+from swarm.server.state.ungrouped import GuestClaim, no_room
 
 LEASE_PREFIX = "swl_"
 LONGEST_RETRY_S = 5.0
@@ -45,12 +46,16 @@ def claim(t: Transition, wanted: EpisodeClaim) -> EpisodeGrant | NotYet:
         return NotYet(code=ErrorCode.NOT_ROLLING, detail="the server is not serving yet; ask again")
     if run.row.stop_requested_at is not None:
         return NotYet(code=ErrorCode.DRAINING, detail=f"run {run.run_id} is being stopped")
+    if wanted.kind == "eval" and not wanted.task_id:
+        return _grant(t, wanted, run, None, None, 0)
     if wanted.kind == "eval":
         taken = state.eval_ordinals.setdefault(wanted.task_id, set())
         ordinal = next(i for i in range(len(taken) + 1) if i not in taken)
         taken.add(ordinal)
         return _grant(t, wanted, run, None, None, ordinal)
     _require_trainable(wanted, run)
+    if not wanted.task_id:
+        return no_room(t, run) or _grant(t, wanted, run, None, None, 0)
     return _claim_slot(t, wanted, run)
 
 
@@ -125,7 +130,7 @@ def _claim_slot(t: Transition, wanted: EpisodeClaim, run: Run) -> EpisodeGrant |
         refused = _no_room(t, wanted, run)
         if refused is not None:
             return refused
-        offered = _open_group(t, wanted, run), 0
+        offered = open_group(t, run, key), 0
     group, slot = offered
     counted = group.counts
     group.clients.add(wanted.client_id)
@@ -149,7 +154,8 @@ def _no_room(t: Transition, wanted: EpisodeClaim, run: Run) -> NotYet | None:
     if memo.asked != asked:
         found = openings(batch, balance_under(run.row.mix, batch.mix), state.groups, wanted_groups, passed)
         memo.asked, memo.families, memo.held_up = asked, found, set()
-        memo.full = not found and sum(group.expected for group in state.groups) >= batch.max_pool_episodes
+        held = sum(group.expected for group in state.groups) + state.groups.ungrouped
+        memo.full = not found and held >= batch.max_pool_episodes
     if family_of(wanted.mix, batch.mix) in memo.families:
         return None
     if memo.full:
@@ -167,31 +173,6 @@ def _no_room(t: Transition, wanted: EpisodeClaim, run: Run) -> NotYet | None:
     turn = ", ".join(sorted(memo.families))
     detail = f"family {wanted.mix!r} has its share of the next steps; it is the turn of {turn}"
     return NotYet(code=ErrorCode.MIX_FULL, detail=detail, retry_after_s=min(retry_s, LONGEST_RETRY_S))
-
-
-def _open_group(t: Transition, wanted: EpisodeClaim, run: Run) -> Group:
-    state = t.state
-    ordinal = state.groups_by_task.get(wanted.task_id, 0)
-    state.groups_by_task[wanted.task_id] = ordinal + 1
-    row = GroupRow(
-        seq=state.next_group_seq,
-        group_id=state.ids.new("gr"),
-        run_id=run.run_id,
-        task_id=wanted.task_id,
-        mix=wanted.mix,
-        client_version=wanted.client_version,
-        config_version=run.config_version,
-        ordinal=ordinal,
-        size=run.spec.batch.group_size,
-    )
-    state.next_group_seq += 1
-    group = Group(row=row, rules=run.spec.batch)
-    state.groups.add(group)
-    t.changes.append(row)
-    version = (wanted.mix, wanted.client_version)
-    if not state.versions.knows(version):
-        t.changes.append(state.versions.begin(run.run_id, version, t.now.unix))
-    return group
 
 
 # -- leases -----------------------------------------------------------------------------------------------------------
@@ -225,7 +206,7 @@ def _grant(
     state.next_episode_seq += 1
     idle_limit_s = wanted.idle_limit_s
     live = LiveEpisode(row=row, lease=lease, api_key=api_key, idle_limit_s=idle_limit_s, idle_at=now + idle_limit_s)
-    live.session = wanted.session
+    live.session, live.guest = wanted.session, isinstance(wanted, GuestClaim)
     live.ends_at = now + (wanted.max_episode_s or run.spec.limits.max_episode_s)
     if wanted.max_call_s is not None:
         live.max_call_s = wanted.max_call_s
@@ -234,6 +215,8 @@ def _grant(
         state.claim_keys[wanted.idempotency_key] = row.episode_id
     if group is not None and slot is not None:
         take_slot(t, group, slot, row.episode_id)
+    elif row.ungrouped:
+        state.groups.expect(row)
     state.live[row.episode_id] = live
     state.deadlines.add(live.deadline, row.episode_id)
     t.changes.append(row)

@@ -43,8 +43,17 @@ from swarm.server.state.calls import (
 from swarm.server.state.claims import expires_at
 from swarm.server.state.leases import LiveEpisode, digest, held_it
 from swarm.server.state.rows import EpisodeRow, PutCalls, PutMeta, session_note
-from swarm.server.state.sample_pool import MIX_PATIENCE, fill_slot, free_slot, mix_patience_ended, settle, take_back
+from swarm.server.state.sample_pool import (
+    MIX_PATIENCE,
+    fill_slot,
+    free_slot,
+    mix_patience_ended,
+    settle,
+    settle_kin,
+    take_back,
+)
 from swarm.server.state.server_state import Transition
+from swarm.server.state.ungrouped import join, name_task, too_stale
 
 RECORD_LIMIT_S = 2.0
 """How long the end of an episode waits for the records of calls that it broke off."""
@@ -55,10 +64,10 @@ _UNSETTLED = "its client gave up, and the server was restarted before its engine
 # These are for episodes that are open. For others, the functions `late_…` judge by the row on disk.
 
 
-def end(t: Transition, episode_id: str, result: EpisodeResult) -> EpisodeReceipt:
+def end(t: Transition, episode_id: str, result: EpisodeResult, task_id: str | None = None) -> EpisodeReceipt:
     """Close an open episode with its reward. Codes: not_found, lease_lost, invalid_spec.
 
-    One with a failed call that nothing made good is dropped as tainted, unless the result says `despite`. One without calls
+    task_id: of an episode that was claimed without one. One with a failed call that nothing made good is dropped as tainted, unless the result says `despite`. One without calls
     is dropped too, unless a person played it by hand.
     """
     live = held(t, episode_id, result.lease)
@@ -68,6 +77,8 @@ def end(t: Transition, episode_id: str, result: EpisodeResult) -> EpisodeReceipt
         raise invalid_spec([fault])
     row, body = live.row, encoded_calls(t, live)
     store_result(row, result)
+    if not row.task_id:
+        name_task(t, row, task_id)
     row.end_key = result.idempotency_key
     live.count_calls()
     if live.calls:
@@ -80,11 +91,16 @@ def end(t: Transition, episode_id: str, result: EpisodeResult) -> EpisodeReceipt
         close(t, live, DropReason.NO_CALLS, "ended without any recorded call", cause=Cause.ROLLOUT)
     elif row.kind == "eval":
         close(t, live, DropReason.EVAL, cause=None)
+    elif row.ungrouped and (stale := too_stale(t.state, row)) is not None:
+        close(t, live, DropReason.STALE, stale, cause=None)
     else:
-        group = t.state.groups.get(row.group_id or "")
-        assert group is not None
         leave(t, live)
+        ungrouped = row.ungrouped
+        group = join(t, row) if ungrouped else t.state.groups.get(row.group_id or "")
+        assert group is not None
         fill_slot(t, row, group)
+        if ungrouped:
+            settle_kin(t)
     return EpisodeReceipt(episode_id=episode_id, status="pooled", dropped=dropped_at_end(row))
 
 
@@ -210,6 +226,8 @@ def leave(t: Transition, live: LiveEpisode) -> None:
     state, row = t.state, live.row
     row.ended_at = t.now.unix
     row.suspected = suspicion(live.attempts)
+    if row.ungrouped:
+        state.groups.expect_no_more(row)
     state.live.pop(row.episode_id, None)
     state.closing[row.episode_id] = live
     state.closed_count += 1
@@ -243,6 +261,7 @@ def open_call(t: Transition, episode_id: str, lease: str, ending: Ending) -> Ope
         t.state.deadlines.add(live.deadline, episode_id)
     place = ("eval", row.claimed_step, row.ordinal) if row.kind == "eval" else (row.ordinal, row.slot)
     spec = run.specs[row.config_version]
+    drawn_for = (row.task_id, *place) if row.task_id else (row.episode_id,)
     return OpenCall(
         episode_id=episode_id,
         lease=lease,
@@ -251,7 +270,7 @@ def open_call(t: Transition, episode_id: str, lease: str, ending: Ending) -> Ope
         weights_version=WeightsVersion(run_id=run.run_id, branch=run.row.branch, step=run.step),
         earlier=tuple(live.calls),
         index=index,
-        seed=derived_seed(spec.seed, row.task_id, *place, index),
+        seed=derived_seed(spec.seed, *drawn_for, index),
         opened_at=t.now.unix,
         ending=ending,
         attempts=live.attempts,

@@ -15,6 +15,8 @@ EMPTY_PATIENCE_S = 3.0
 that is set aside holds nobody up."""
 GroupKey = tuple[str, str | None, str, int]
 """task_id, mix, client_version, config_version: what group-mates share."""
+Kin = tuple[str | None, str, int]
+"""The same without the task, which an ungrouped episode has none of before its end."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -122,6 +124,7 @@ class Groups:
         self._by_id: dict[str, Group] = {}
         self._by_key: dict[GroupKey, list[Group]] = {}
         self._by_version: Counter[str] = Counter()
+        self._ungrouped: Counter[Kin] = Counter()
         self.openings = Openings()
         self.revision = revision
         """Rises with every change that bears on what may be claimed."""
@@ -131,6 +134,25 @@ class Groups:
 
     def __len__(self) -> int:
         return len(self._by_id)
+
+    @property
+    def ungrouped(self) -> int:
+        """Open train episodes that join a group at their end."""
+        return self._ungrouped.total()
+
+    def expect(self, row: EpisodeRow) -> None:
+        """An ungrouped episode begins."""
+        self._ungrouped[_kin(row)] += 1
+        self.touch()
+
+    def expect_no_more(self, row: EpisodeRow) -> None:
+        """An ungrouped episode is over, or joins a group now."""
+        self._ungrouped -= Counter([_kin(row)])
+        self.touch()
+
+    def awaits(self, group: Group) -> bool:
+        """Whether an ungrouped episode is open that may join it."""
+        return group.open and _kin(group.row) in self._ungrouped
 
     def has_other(self, client_version: str) -> bool:
         """Whether any is of another version of the clients' code."""
@@ -182,3 +204,7 @@ class Groups:
                 status.running += len(group.running)
                 status.ended += len(group.ended)
         return found
+
+
+def _kin(row: EpisodeRow | GroupRow) -> Kin:
+    return row.mix, row.client_version, row.config_version

@@ -58,6 +58,8 @@ class LiveEpisode:
     ends_at: float = math.inf
     """When max_episode_s runs out."""
     max_call_s: float = math.inf
+    guest: bool = False
+    """Claimed by a `GuestClaim`."""
     session: str | None = None
     claim_key: str | None = None
     claim_digest: str = ""

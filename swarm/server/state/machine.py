@@ -168,6 +168,8 @@ def _take_up(t: Transition, row: EpisodeRow, known: LiveEpisode | None) -> None:
         return
     if group is not None and row.slot is not None:
         group.running[row.slot] = row.episode_id
+    if row.ungrouped:
+        state.groups.expect(row)
     live = known or LiveEpisode(row=row, lease="", idle_limit_s=0.0, idle_at=now)
     live.row, live.cached_entry, live.expiry, live.close_at = row, None, None, math.inf
     state.live[row.episode_id] = live

@@ -65,6 +65,11 @@ class EpisodeRow:
     api_key_digest: str | None = None
     """None where an older server issued the key, which carries its own proof (`keys.Keyring.episode_of_old_key`)."""
 
+    @property
+    def ungrouped(self) -> bool:
+        """Whether its group is chosen at its end; see `state.ungrouped`."""
+        return self.kind == "train" and self.group_id is None
+
     def entry(self) -> LedgerEntry:
         """As clients see it."""
         shared = {name: getattr(self, name) for name in _SHARED}

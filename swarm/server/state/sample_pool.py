@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from swarm.protocol.episodes import DropReason, EpisodeState
 from swarm.server.state.batching import balance_under, draw, family_of, most_flat, one_batch
-from swarm.server.state.groups import Group
-from swarm.server.state.rows import EpisodeRow, SetFate
+from swarm.server.state.groups import Group, GroupKey
+from swarm.server.state.rows import EpisodeRow, GroupRow, SetFate
+from swarm.server.state.runs import Run
 from swarm.server.state.server_state import ServerState, Transition
 
 MIX_PATIENCE = "mix patience"
@@ -19,6 +20,34 @@ def next_batch(state: ServerState, lease_time: float) -> list[Group] | None:
     balance = balance_under(state.run.row.mix, batch.mix)
     found = draw(batch, balance, state.groups.ready(), one_batch(batch), state.passed(lease_time))
     return found.groups if found.complete else None
+
+
+def open_group(t: Transition, run: Run, key: GroupKey) -> Group:
+    """A new group for what this key names. Its rules are those of the key's config version."""
+    state = t.state
+    task_id, mix, client_version, config_version = key
+    ordinal = state.groups_by_task.get(task_id, 0)
+    state.groups_by_task[task_id] = ordinal + 1
+    rules = run.specs[config_version].batch
+    row = GroupRow(
+        seq=state.next_group_seq,
+        group_id=state.ids.new("gr"),
+        run_id=run.run_id,
+        task_id=task_id,
+        mix=mix,
+        client_version=client_version,
+        config_version=config_version,
+        ordinal=ordinal,
+        size=rules.group_size,
+    )
+    state.next_group_seq += 1
+    group = Group(row=row, rules=rules)
+    state.groups.add(group)
+    t.changes.append(row)
+    version = (mix, client_version)
+    if not state.versions.knows(version):
+        t.changes.append(state.versions.begin(run.run_id, version, t.now.unix))
+    return group
 
 
 # -- slots ------------------------------------------------------------------------------------------------------------
@@ -58,10 +87,19 @@ def free_slot(t: Transition, row: EpisodeRow) -> None:
         state.groups.touch()
         settle(t, group)
         _see_idle_group(t, group)
+    if row.ungrouped:
+        settle_kin(t)
     taken = state.eval_ordinals.get(row.task_id)
     counts = row.reason is DropReason.EVAL
     if row.kind == "eval" and taken is not None and not counts and state.is_at_this_step(row):
         taken.discard(row.ordinal)
+
+
+def settle_kin(t: Transition) -> None:
+    """An ungrouped episode is over: groups that waited for it may now be out of patience."""
+    for group in t.state.groups:
+        if group.open and not t.state.groups.awaits(group):
+            settle(t, group)
 
 
 def take_back(t: Transition, row: EpisodeRow) -> None:
@@ -120,6 +158,8 @@ def settle(t: Transition, group: Group) -> None:
         return
     if group.full:
         _make_ready(t, group)
+        return
+    if state.groups.awaits(group):
         return
     assert state.run is not None
     ends_at = group.patience_ends_at()

@@ -229,6 +229,7 @@ def who_is_waited_for(state: ServerState, now: Moment) -> WaitingFor | None:
         return None
     groups = [group for group in state.groups if group.open and not group.useless]
     running = [row for group in groups for row in _running(state, group)]
+    running += [live.row for live in state.live.values() if live.row.ungrouped] if state.groups.ungrouped else []
     if run.row.stop_requested_at is not None:  # then every open episode is waited for
         running = [live.row for live in state.live.values()] or running
     if running:

@@ -101,7 +101,8 @@ GROUP_COLUMNS = (
 columns_of, group_columns_of = attrgetter(*EPISODE_COLUMNS), attrgetter(*GROUP_COLUMNS)
 PUT_EPISODE = f"""
 INSERT INTO episodes ({", ".join(EPISODE_COLUMNS)}, body) VALUES ({", ".join("?" * (len(EPISODE_COLUMNS) + 1))})
-ON CONFLICT (seq) DO UPDATE SET state = excluded.state, reason = excluded.reason, detail = excluded.detail,
+ON CONFLICT (seq) DO UPDATE SET task_id = excluded.task_id, group_id = excluded.group_id, slot = excluded.slot,
+    ordinal = excluded.ordinal, state = excluded.state, reason = excluded.reason, detail = excluded.detail,
     step = excluded.step, reward = excluded.reward, sampled_tokens = excluded.sampled_tokens, body = excluded.body
 """
 PUT_GROUP = f"INSERT OR REPLACE INTO groups VALUES ({', '.join('?' * len(GROUP_COLUMNS))})"

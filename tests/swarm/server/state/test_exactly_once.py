@@ -9,7 +9,8 @@ of tasks, partial groups, stale groups and quarantined code are all in play. Wha
 - a replay uses the recorded batches;
 - groups enter steps in the turns of their families while nobody's patience ran out, and none is too stale;
 - no episode that a restore superseded is ever trained;
-- of two processes of one client only the newer holds episodes.
+- of two processes of one client only the newer holds episodes;
+- whether its task was named at the claim or at the end, an episode has its slot for itself.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ from swarm.server.state.machine import Command, load
 from swarm.server.state.rows import StepRow
 from swarm.server.state.server_state import Restoration, ServerState
 from swarm.server.state.steps import Duty
+from swarm.server.state.ungrouped import GuestClaim
 from swarm.server.storage.replay import past_mix, recorded_batch
 from swarm.server.storage.store import Store
 from tests.swarm.server.state.process import INFO, Died, Process
@@ -201,7 +203,7 @@ class ExactlyOnce(RuleBasedStateMachine):
     @rule(
         target=leases,
         fate=FATES,
-        task=st.sampled_from("ab"),
+        task=st.sampled_from(["a", "b", "a", "b", ""]),
         kind=st.sampled_from(["train"] * 5 + ["eval"]),
         version=st.sampled_from("1112"),
         session=st.sampled_from([None, "older", "newer"]),
@@ -221,13 +223,13 @@ class ExactlyOnce(RuleBasedStateMachine):
 
     def claimed(self, fate: str, task: str, kind: str, version: str, session: str | None = None) -> Lease | None:
         run = self.state.run
-        claim = EpisodeClaim(
+        claim = (EpisodeClaim if task else GuestClaim)(
             run_id=run.run_id if run else "none",
             client_id="me",
             client_version=version,
             kind=kind,
             task_id=task,
-            mix=task,
+            mix=task or None,
             idle_limit_s=100,
             session=session,
         )
@@ -237,7 +239,8 @@ class ExactlyOnce(RuleBasedStateMachine):
         except Refusal as refusal:
             quarantined = (ErrorCode.FORBIDDEN,) if version == "2" and kind == "train" else ()
             shut_out = (ErrorCode.LEASE_LOST,) if fenced else ()
-            others = (*quarantined, *shut_out)
+            of_no_family = (ErrorCode.INVALID_SPEC,) if self.spec.batch.mix and kind == "train" and not task else ()
+            others = (*quarantined, *shut_out, *of_no_family)
             refused_with(refusal, ErrorCode.OVER_LIMIT, ErrorCode.NOT_FOUND, ErrorCode.ENGINE_FAILED, *others)
             return None
         assert not fenced or granted is None
@@ -281,7 +284,9 @@ class ExactlyOnce(RuleBasedStateMachine):
             self.end_again(lease, result)
             return
         lease.ended_with = result
-        receipt = self.survives(fate, lambda t: episodes.end(t, granted.episode_id, result))
+        named = self.state.live[granted.episode_id].row.task_id
+        task = None if named else "ab"[int(result.reward)]
+        receipt = self.survives(fate, lambda t: episodes.end(t, granted.episode_id, result, task))
         if receipt is not None:
             assert receipt.status == "pooled"
             lease.acknowledged = lease.gone = True
@@ -578,6 +583,9 @@ class ExactlyOnce(RuleBasedStateMachine):
         assert set(again.pooled) == set(state.pooled)
         assert [group.row for group in again.groups] == [group.row for group in state.groups]
         assert [group.running for group in again.groups] == [group.running for group in state.groups]
+        assert again.groups.ungrouped == state.groups.ungrouped
+        open_ones = [live.row for live in state.live.values() if live.row.kind == "train"]
+        assert state.groups.ungrouped == sum(row.group_id is None for row in open_ones)
         assert (again.run and again.run.row) == (state.run and state.run.row)
         assert (again.run and (again.run.step, again.run.tokens)) == (state.run and (state.run.step, state.run.tokens))
         assert again.journalled == state.journalled
@@ -608,8 +616,16 @@ class ExactlyOnce(RuleBasedStateMachine):
 
     @invariant()
     def the_pool_is_bounded(self) -> None:
-        expected = sum(group.expected for group in self.state.groups)
-        assert expected < self.spec.batch.max_pool_episodes + self.spec.batch.group_size
+        open_ones = sum(live.row.kind == "train" for live in self.state.live.values())
+        assert len(self.state.pooled) + open_ones < self.spec.batch.max_pool_episodes + self.spec.batch.group_size
+
+    @invariant()
+    def a_slot_is_held_or_filled_by_one_episode(self) -> None:
+        lost = (EpisodeState.DROPPED, EpisodeState.PREPARED)
+        rows = [row for row in self.store.read.ledger(ALL, 0, 100_000) if row.group_id and row.state not in lost]
+        assert len({(row.group_id, row.slot) for row in rows}) == len(rows)
+        groups = self.store.read.mixes(self.state.run.run_id) if self.state.run else {}
+        assert all(row.group_id in groups for row in rows if self.state.run and row.run_id == self.state.run.run_id)
 
     @invariant()
     def nothing_quarantined_waits_to_be_trained(self) -> None:

@@ -1,0 +1,417 @@
+"""AgentJet's routes, over the service's own commands. Errors have the form that its clients read, `{"detail": text}`.
+
+A client names the task at the end of an episode, or, when it throttles itself, at the claim. Each claim has an id and a key of its own, which
+die with the episode; a repeated end counts once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from statistics import fmean
+from typing import Any, Literal, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from foundation import strict_json
+from foundation.clock import Clock
+from foundation.strict import explain
+from swarm.engine.seam import EngineInfo
+from swarm.protocol.episodes import EpisodeAbort, EpisodeResult, LedgerEntry, Name
+from swarm.protocol.errors import ErrorCode, Refusal
+from swarm.protocol.runspec import RunSpec
+from swarm.protocol.status import RunRequest
+from swarm.server.agentjet import pool
+from swarm.server.agentjet.config import run_spec
+from swarm.server.agentjet.prefix import ROLE, Front, Prefixes
+from swarm.server.keys import ControlTokens, Role
+from swarm.server.routes import wire
+from swarm.server.service import Service
+from swarm.server.state.leases import LiveEpisode
+from swarm.server.state.server_state import Moment
+from swarm.server.state.ungrouped import GuestClaim
+
+_log = logging.getLogger(__name__)
+
+CLIENT_VERSION = "ajet"
+LONGEST_IDLE_S = 86_400.0
+CLAIM_WAIT_S = 20.0
+"""Their clients give up after 30 s."""
+THROTTLED_WAIT_S = 1.5
+"""A throttled claim holds a lock of its whole client."""
+MOST_WAITING = 32
+"""Claims of one client that are held: all its requests share 100 connections, and its look at the status needs one."""
+NO_EPISODE = "No available episodes to claim."
+SYNCING = "Engine is syncing weights"
+POST_ROLLING = "Engine is in post-rolling phase"
+# These three, and WEIGHT_SYNCING in an error, are parts of their protocol: clients look for them in the text.
+_STATUS = {ErrorCode.STORAGE_FULL: 507, ErrorCode.FORBIDDEN: 403, ErrorCode.UNAUTHORIZED: 403, ErrorCode.NOT_FOUND: 404}
+
+Json = dict[str, Any]
+Body = TypeVar("Body", bound=BaseModel)
+
+
+class SyncTrainConfig(BaseModel):
+    yaml_as_string: str
+
+
+class ThrottlePolicy(BaseModel):
+    current_task_id: Name = ""
+
+
+class ClaimEpisode(BaseModel):
+    client_uuid: Name
+    episode_type: Literal["train", "eval"] = "train"
+    discard_episode_timeout: float = 240.0
+    throttle_policy: ThrottlePolicy | None = None
+
+
+class EpisodeOfClient(BaseModel):
+    client_uuid: Name = ""
+    episode_uuid: Name = ""
+
+
+class WorkflowOutput(BaseModel):
+    reward: Any = None
+    is_success: bool | None = None
+    metadata: Json = {}
+    log_metrics: Json = {}
+
+
+class EndEpisode(EpisodeOfClient):
+    task_id: Name = ""
+    workflow_output: WorkflowOutput = WorkflowOutput()
+
+
+class Wrong(Exception):
+    """A request that is refused. The text says what to do."""
+
+    def __init__(self, detail: str, status: int = 400) -> None:
+        super().__init__(detail)
+        self.detail, self.status = detail, status
+
+
+class AgentJet:
+    """The facade of one server."""
+
+    def __init__(
+        self,
+        *,
+        service: Service,
+        info: EngineInfo,
+        tokens: ControlTokens,
+        clock: Clock,
+        closing: asyncio.Event,
+        public_url: str | None = None,
+    ) -> None:
+        self._service = service
+        self._info = info
+        self._tokens = tokens
+        self._clock = clock
+        self._closing = closing
+        self._public_url = public_url
+        self._spec: RunSpec | None = None
+        """Of the newest configuration that was sent."""
+        self._waiting: Counter[str] = Counter()
+        """Claims that wait, by client."""
+
+    def before(self, server: ASGIApp, prefixes: Prefixes) -> ASGIApp:
+        """The server with this facade in front of it."""
+        app = self._app()
+        return Front(server, app, prefixes, [route.path for route in app.routes if isinstance(route, Route)])
+
+    def _app(self) -> Starlette:
+        """What is behind a prefix, without `/v1`."""
+        endpoints: list[tuple[str, str, Callable[[Request], Awaitable[Json]]]] = [
+            ("GET", "/health", self.health),
+            ("GET", "/get_engine_status", self.status),
+            ("GET", "/get_current_batch_rollout_pool_information", self.pool_information),
+            ("POST", "/get_episode_buffer", self.buffer),
+            ("POST", "/sync_train_config", self.sync_config),
+            ("POST", "/sync_train_code", self.sync_code),
+            ("POST", "/start_engine", self.start),
+            ("POST", "/stop_engine", self.stop),
+            ("POST", "/claim_episode", self.claim),
+            ("POST", "/end_episode", self.end),
+            ("POST", "/abort_episode", self.abort),
+            ("POST", "/can_continue_episode", self.can_continue),
+        ]
+        app = Starlette(
+            routes=[Route(path, self._guarded(endpoint), methods=[method]) for method, path, endpoint in endpoints],
+            exception_handlers={
+                Wrong: _wrong,
+                Refusal: _refused,
+                wire.ClientGone: _gone,
+                HTTPException: _unroutable,
+                Exception: _failed,
+            },
+        )
+        app.router.redirect_slashes = False
+        app.state.public_url = self._public_url
+        return app
+
+    def _guarded(self, endpoint: Callable[[Request], Awaitable[Json]]) -> Callable[[Request], Awaitable[Response]]:
+        async def serve(request: Request) -> Response:
+            if request.scope[ROLE] is None:  # at the root of a server without tokens
+                request.state.by = wire.require(self._tokens, request)
+            else:
+                request.state.by = f"agentjet@{request.client.host}" if request.client else "agentjet"
+            return wire.answer_json(await endpoint(request))
+
+        return serve
+
+    # -- the server -----------------------------------------------------------------------------------------------------
+
+    async def health(self, request: Request) -> Json:
+        return {"status": "ok"}
+
+    async def status(self, request: Request) -> Json:
+        return pool.status_report(self._service.state)
+
+    async def pool_information(self, request: Request) -> Json:
+        return pool.pool_information(self._service.state, self._now())
+
+    async def buffer(self, request: Request) -> Json:
+        return {"buffer": pool.episode_buffer(self._service.state, self._now())}
+
+    async def sync_config(self, request: Request) -> Json:
+        """Judge a job's configuration, and keep it for the start."""
+        _require_admin(request)
+        wanted = await _decoded(request, SyncTrainConfig)
+        self._require_offline("a configuration is taken")
+        self._spec = await asyncio.to_thread(run_spec, wanted.yaml_as_string, self._info)
+        return {"success": True}
+
+    async def sync_code(self, request: Request) -> Json:
+        raise Wrong("this server runs no code of its clients; what a job may choose stands in its configuration")
+
+    async def start(self, request: Request) -> Json:
+        _require_admin(request)
+        self._require_offline("a run is started")
+        if self._spec is None:
+            raise Wrong("no configuration was sent yet: sync_train_config first")
+        await self._service.create_run(RunRequest(spec=self._spec), request.state.by)
+        return {"success": True, "pid": os.getpid()}
+
+    async def stop(self, request: Request) -> Json:
+        """The run drains and keeps a checkpoint; then the status is OFFLINE."""
+        _require_admin(request)
+        run = pool.current_run(self._service.state)
+        if run is not None:
+            await self._service.stop_run(run.run_id)
+        return {"success": True, "failure_reason": ""}
+
+    def _require_offline(self, what: str) -> None:
+        status = pool.engine_status(self._service.state)
+        if status != pool.OFFLINE:
+            raise Wrong(f"the engine is {status}; {what} only while it is {pool.OFFLINE}: stop the run first")
+
+    def _now(self) -> Moment:
+        return Moment(self._clock.now(), self._clock.monotonic())
+
+    # -- episodes -------------------------------------------------------------------------------------------------------
+
+    async def claim(self, request: Request) -> Json:
+        """Always answered with 200: whether the claim is granted, stands in the answer."""
+        wanted = await _decoded(request, ClaimEpisode)
+        try:
+            granted = await self._claimed(request, wanted)
+        except Refusal as refusal:
+            why, where, key, episode_id = self._fail_cause(refusal), "", "", ""
+        else:
+            own_url = f"{request.url.scheme}://{request.headers.get('host', request.url.netloc)}"
+            why, where = "", f"{self._public_url or own_url}/v1"
+            episode_id, key = granted
+        return {
+            "success": not why,
+            "client_uuid": wanted.client_uuid,
+            "episode_uuid": episode_id,
+            "openai_base_url": where,
+            "openai_api_key": key,
+            "fail_cause": why,
+        }
+
+    async def _claimed(self, request: Request, wanted: ClaimEpisode) -> tuple[str, str]:
+        """Id and api key of a new episode."""
+        run = pool.current_run(self._service.state)
+        if run is None:
+            raise Refusal(ErrorCode.OVER_LIMIT, "no run is going on: sync a configuration and start the engine")
+        client, throttled = wanted.client_uuid, wanted.throttle_policy is not None
+        wait_s = THROTTLED_WAIT_S if throttled else CLAIM_WAIT_S
+        claim = GuestClaim(
+            run_id=run.run_id,
+            client_id=client,
+            client_version=CLIENT_VERSION,
+            kind=wanted.episode_type,
+            task_id=wanted.throttle_policy.current_task_id if wanted.throttle_policy is not None else "",
+            idle_limit_s=min(max(1.0, wanted.discard_episode_timeout), LONGEST_IDLE_S),
+            wait_s=wait_s if self._waiting[client] < MOST_WAITING else 0.0,
+        )
+        self._waiting[client] += 1
+        try:
+            granted = await wire.until_gone(request, self._service.claim(claim), self._closing)
+        finally:
+            self._waiting -= Counter([client])
+        return granted.episode_id, granted.api_key
+
+    def _fail_cause(self, refusal: Refusal) -> str:
+        """Why a claim was refused, so that their client waits as it should."""
+        if refusal.code not in (ErrorCode.DRAINING, ErrorCode.NOT_ROLLING, ErrorCode.MIX_FULL):
+            return refusal.detail
+        status = pool.engine_status(self._service.state)
+        if status == pool.ROLLING_POST:
+            return POST_ROLLING
+        return NO_EPISODE if status == pool.ROLLING and refusal.code != ErrorCode.NOT_ROLLING else SYNCING
+
+    async def end(self, request: Request) -> Json:
+        wanted = await _decoded(request, EndEpisode)
+        episode_id, output = wanted.episode_uuid, wanted.workflow_output
+        if not wanted.task_id:
+            raise Wrong("task_id is empty: an episode counts with those of the same task")
+        if output.metadata.get("task_id", wanted.task_id) != wanted.task_id:
+            raise Wrong("metadata names another task_id than the request")
+        live = self._open(wanted)
+        if live is None:
+            return await self._late_end(wanted)
+        if live.row.task_id not in ("", wanted.task_id):
+            raise Wrong(f"the episode was claimed for task {live.row.task_id!r}; end it for that, or abort it")
+        try:
+            await self._service.end(episode_id, _result(output, live.lease), task_id=wanted.task_id)
+        except Refusal as refusal:
+            if refusal.code is not ErrorCode.LEASE_LOST:
+                raise
+            return await self._late_end(wanted)
+        return {"success": True}
+
+    async def _late_end(self, wanted: EndEpisode) -> Json:
+        """An end for what is not open: success where one was stored before, so that their executor does not play it again."""
+        entry = await self._entry(wanted)
+        if entry.reward is None:
+            why = entry.reason or entry.state
+            raise Wrong(
+                f"the episode is closed: {why}{f' ({entry.detail})' if entry.detail else ''}; nothing of it was kept"
+            )
+        return {"success": True}
+
+    async def abort(self, request: Request) -> Json:
+        """Always a success, also where there is nothing to abort."""
+        wanted = await _decoded(request, EndEpisode)
+        try:
+            live = self._open(wanted)
+            if live is not None:
+                await self._service.abort(
+                    live.row.episode_id, EpisodeAbort(lease=live.lease, reason="its client aborted it")
+                )
+        except (Wrong, Refusal) as error:
+            _log.info("an abort had no effect: %s", error)
+        return {"success": True}
+
+    async def can_continue(self, request: Request) -> Json:
+        wanted = await _decoded(request, EpisodeOfClient)
+        live = self._service.state.live.get(wanted.episode_uuid)
+        mine = live is not None and live.guest and live.row.client_id == wanted.client_uuid and live.expiry is None
+        return {"can_continue": mine and pool.current_run(self._service.state) is not None}
+
+    def _open(self, wanted: EpisodeOfClient) -> LiveEpisode | None:
+        """The open episode that this client claimed here; None where it is not open. Raises: Wrong for another's."""
+        live = self._service.state.live.get(wanted.episode_uuid)
+        if live is not None and not (live.guest and live.row.client_id == wanted.client_uuid):
+            raise Wrong("the episode is another client's", 404)
+        return live
+
+    async def _entry(self, wanted: EndEpisode) -> LedgerEntry:
+        try:
+            entry = await self._service.entry(wanted.episode_uuid)
+        except Refusal as refusal:
+            if refusal.code is ErrorCode.NOT_FOUND:
+                raise Wrong("no such episode on this server") from refusal
+            raise
+        if entry.client_id != wanted.client_uuid:
+            raise Wrong("the episode is another client's", 404)
+        return entry
+
+
+# -- reading requests ---------------------------------------------------------------------------------------------------
+
+
+def _require_admin(request: Request) -> None:
+    if request.scope[ROLE] is Role.CLIENT:
+        raise Wrong("the client's address does not allow this; use the admin's", 403)
+
+
+async def _decoded(request: Request, model: type[Body]) -> Body:
+    """Fields that are unknown here are passed over: releases of their client differ. Raises: Wrong."""
+    raw = await wire.read_body(request, wire.MAX_CONTROL_BYTES)
+    try:
+        return model.model_validate(strict_json.loads_plain(raw or b"{}"))
+    except ValidationError as error:
+        raise Wrong("; ".join(map(str, explain(error, model)))) from error
+    except ValueError as error:
+        raise Wrong(f"the body is not JSON: {error}") from error
+
+
+def _result(output: WorkflowOutput, lease: str) -> EpisodeResult:
+    """Raises: Wrong."""
+    reward, metrics = _reward(output.reward), _metrics(output.log_metrics)
+    try:
+        return EpisodeResult(
+            lease=lease, reward=reward, success=output.is_success, metrics=metrics, metadata=output.metadata
+        )
+    except ValidationError as error:
+        raise Wrong("; ".join(map(str, explain(error, EpisodeResult)))) from error
+
+
+def _reward(given: object) -> float:
+    if isinstance(given, bool) or not isinstance(given, int | float):
+        raise Wrong(f"reward must be one number, got {json.dumps(given)[:80]}; abort an episode that has none")
+    return float(given)
+
+
+def _metrics(given: Json) -> dict[str, float]:
+    """Numbers as they are, lists as their means, and those of a nested object as `name/inner`. The rest is no metric."""
+    found: dict[str, float] = {}
+    for name, value in given.items():
+        if isinstance(value, dict):
+            found |= {f"{name}/{inner}": number for inner, number in _metrics(value).items()}
+            continue
+        numbers = [each for each in (value if isinstance(value, list) else [value]) if isinstance(each, int | float)]
+        if numbers:
+            found[name] = fmean(map(float, numbers))
+    return found
+
+
+# -- errors -------------------------------------------------------------------------------------------------------------
+
+
+async def _wrong(request: Request, error: Exception) -> Response:
+    assert isinstance(error, Wrong)
+    return wire.answer_json({"detail": error.detail}, status=error.status)
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, Refusal)
+    return wire.answer_json({"detail": error.detail}, status=_STATUS.get(error.code, 400))
+
+
+async def _gone(request: Request, error: Exception) -> Response:
+    return Response(status_code=499)
+
+
+async def _unroutable(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return wire.answer_json({"detail": f"{request.url.path} is not served here"}, status=error.status_code)
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    _log.error("AgentJet's %s failed", request.url.path, exc_info=error)
+    return wire.answer_json({"detail": "a fault of the server's own; its log has it whole"}, status=500)

@@ -1,0 +1,146 @@
+"""How a server stands, in AgentJet's words: its engine's status, the batch that is being collected, the open episodes.
+
+Pure functions over the service's state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from swarm.protocol.status import Phase
+from swarm.server.agentjet.config import RULES
+from swarm.server.state.batching import groups_needed
+from swarm.server.state.leases import LiveEpisode
+from swarm.server.state.rows import EpisodeRow
+from swarm.server.state.runs import Run
+from swarm.server.state.server_state import Moment, ServerState
+
+OFFLINE = "ENGINE.OFFLINE"
+BOOTING = "ENGINE.BOOTING"
+ROLLING = "ENGINE.ROLLING"
+ROLLING_POST = "ENGINE.ROLLING_POST"
+WEIGHT_SYNCING = "ENGINE.WEIGHT_SYNCING"
+_METHODS = {rule: method for method, rule in RULES.items()}
+Json = dict[str, Any]
+
+
+def current_run(state: ServerState) -> Run | None:
+    """The run that is being trained; None where there is none any more."""
+    run = state.run
+    going_on = run is not None and run.row.status == "running" and not run.row.released
+    return run if going_on and state.situation.engine_failed is None else None
+
+
+def engine_status(state: ServerState) -> str:
+    """Their clients claim only while it is ROLLING, take OFFLINE for the end of the run, and wait while it is anything else."""
+    run, situation = current_run(state), state.situation
+    if run is None:
+        return OFFLINE
+    if run.row.stop_requested_at is not None:
+        return ROLLING_POST
+    if not situation.engine_ready or situation.opened_run != run.run_id:
+        return BOOTING
+    phase = situation.shown_phase
+    if phase in (Phase.DRAINING, Phase.STOPPING):
+        return ROLLING_POST
+    claims_go_on = state.serving and (phase is not Phase.UPDATING or run.spec.max_staleness > 0)
+    return ROLLING if claims_go_on else WEIGHT_SYNCING
+
+
+def why_offline(state: ServerState) -> str | None:
+    """What ended the newest run; None while it goes on, or before the first."""
+    if state.situation.engine_failed is not None:
+        return f"the engine failed for good: {state.situation.engine_failed.reason}"
+    run = state.run
+    return None if run is None or run.row.status == "running" else f"run {run.run_id}: {run.row.reason}"
+
+
+def status_report(state: ServerState) -> Json:
+    run = state.run
+    return {
+        "engine_status": engine_status(state),
+        "engine_status_detail": why_offline(state),
+        "global_step": run.step if run is not None else 0,
+    }
+
+
+def pool_information(state: ServerState, now: Moment) -> Json:
+    """What has ended and is in no step yet, by task, and what is being played."""
+    run = current_run(state)
+    ended = [row for group in state.groups for row in group.in_slot_order()]
+    by_task: dict[str, list[EpisodeRow]] = {}
+    for row in ended:
+        by_task.setdefault(row.task_id, []).append(row)
+    repeat, tasks, episodes = _targets(run)
+    complete = [rows for rows in by_task.values() if run is not None and len(rows) >= repeat]
+    open_ones = [live for live in state.live.values() if live.row.kind == "train"]
+    return {
+        "sample_collection_method": _METHODS[run.spec.batch.rule] if run is not None else "",
+        "completed_episodes": len(ended),
+        "completed_episode_target": episodes,
+        "completed_tasks": len(complete),
+        "completed_task_target": tasks,
+        "completed_non_dummy_tasks": sum(len({row.reward for row in rows}) > 1 for rows in complete),
+        "completed_non_dummy_task_target": tasks,
+        "task_expected_num_repeat": repeat,
+        "completed_tasks_details": {task: [row.episode_id for row in rows] for task, rows in by_task.items()},
+        "completed_tasks_rewards": {task: [row.reward for row in rows] for task, rows in by_task.items()},
+        "completed_tasks_client_uuids": {task: [row.client_id for row in rows] for task, rows in by_task.items()},
+        "running_episode_details": _running(state, open_ones, now) or None,
+        **status_report(state),
+        "booting_start_time": run.row.started_at if run is not None else None,
+        "training_model_path": state.info.model,
+        "swarm_client_instruction": {"active_clients": []},
+    }
+
+
+def episode_buffer(state: ServerState, now: Moment) -> list[Json]:
+    """The open episodes, without what would let anybody else call their model."""
+    return [
+        {
+            "episode_uuid": live.row.episode_id,
+            "episode_status": "claimed",
+            "episode_type": live.row.kind,
+            "openai_base_url": "",
+            "openai_api_key": "",
+            "client_uuid": live.row.client_id,
+            "zmq_listen_result_addr": "",
+            "latest_activity_timestamp": now.unix - _quiet_s(state, live, now),
+            "discard_episode_timeout": live.idle_limit_s,
+            "llm_call_count": live.calls_opened,
+            "debug_log": [],
+            "optional_task_id": live.row.task_id,
+        }
+        for live in state.live.values()
+    ]
+
+
+def _targets(run: Run | None) -> tuple[int, int, int]:
+    """Repeats per task, and the tasks and episodes of a batch; zeros without a run."""
+    if run is None:
+        return 0, 0, 0
+    batch = run.spec.batch
+    tasks = groups_needed(batch)
+    return batch.group_size, tasks, batch.episodes if batch.episodes is not None else tasks * batch.group_size
+
+
+def _running(state: ServerState, open_ones: Iterable[LiveEpisode], now: Moment) -> dict[str, dict[str, str]]:
+    """By episode. Their client refuses values that are no text."""
+    return {
+        live.row.episode_id: {
+            "episode_status": "claimed",
+            "time_since_last_activity": f"{_quiet_s(state, live, now):.1f}s",
+            "discard_episode_timeout": f"{live.idle_limit_s:.1f}s",
+            "llm_call_count": str(live.calls_opened),
+            "client_uuid": live.row.client_id,
+            "optional_task_id": live.row.task_id,
+        }
+        for live in open_ones
+    }
+
+
+def _quiet_s(state: ServerState, live: LiveEpisode, now: Moment) -> float:
+    """Since its client or agent was last heard of."""
+    last = live.idle_at - live.idle_limit_s
+    return max(0.0, state.situation.lease_clock.time(now.monotonic) - last) if not live.open_since else 0.0
