@@ -93,6 +93,7 @@ def parser() -> Parser:
     )
     _json(show)
     _add_ui(commands)
+    _add_mcp(commands)
     return root
 
 
@@ -382,6 +383,29 @@ def _add_ui(commands: argparse._SubParsersAction[Parser]) -> None:
     ui.add_argument("--mlflow-port", type=port, default=5000, help="0 takes a free one (default: %(default)s)")
     ui.add_argument("--no-browser", action="store_true", help="print the address and leave the browser alone")
     _json(ui)
+
+
+def _add_mcp(commands: argparse._SubParsersAction[Parser]) -> None:
+    mcp = commands.add_parser(
+        "mcp",
+        help="the commands as tools for coding agents (Model Context Protocol)",
+        description="Serve the commands as tools of the Model Context Protocol: to the program that starts this one, over standard "
+        "input and output, or with --http to agents anywhere.",
+    )
+    mcp.add_argument(
+        "--limit",
+        metavar="TIME",
+        default="1h",
+        help="a study with a larger budget is only started with `approve`, the hash of its plan (default: %(default)s)",
+    )
+    mcp.add_argument("--http", action="store_true", help="streamable HTTP, at /mcp, until interrupted")
+    mcp.add_argument("--host", help="other than loopback needs a token (default: 127.0.0.1)")
+    mcp.add_argument("--port", type=port, help="0 takes a free one (default: 8644)")
+    mcp.add_argument(
+        "--token-file", type=Path, metavar="FILE", help="the bearer token of agents (default: RESEARCHER_MCP_TOKEN)"
+    )
+    mcp.add_argument("--public-url", metavar="URL", help="how agents call the server, where a proxy stands in front")
+    _json(mcp)
 
 
 def _add_archives(commands: argparse._SubParsersAction[Parser]) -> None:

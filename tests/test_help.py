@@ -8,7 +8,7 @@ from tests.cpu_time import runs_within
 
 HEAVY = (
     *("torch", "vllm", "transformers", "numpy", "scipy", "mlflow", "langgraph", "sqlalchemy", "openai"),
-    *("fastapi", "uvicorn", "httpx", "pydantic", "textual", "rich", "asyncio"),
+    *("fastapi", "uvicorn", "httpx", "pydantic", "textual", "rich", "asyncio", "mcp", "anyio"),
 )
 
 
@@ -24,6 +24,7 @@ HEAVY = (
             "swarm models export --help",
         ),
         *("researcher --help", "researcher start --help", "researcher daemon --help", "researcher doctor --help"),
+        "researcher mcp --help",
     ],
 )
 def test_help_comes_in_half_a_second_and_loads_nothing_heavy(line: str) -> None:

@@ -83,6 +83,13 @@ def approve_next(store: Store, campaign_id: str, words: str, by: str) -> int:
     return approve(store, campaign_id, words, by)
 
 
+def check_newest(store: Store, campaign_id: str, decision: int | None) -> None:
+    """decision: the one that somebody was shown, and answers. Raises: WrongState where the campaign has decided again."""
+    decisions = store.campaigns.decisions(campaign_id)
+    if not decisions or decision != decisions[-1].seq:
+        raise WrongState("this was about an earlier decision, and the campaign has decided again: look at the new one")
+
+
 def amend_budget(store: Store, campaign_id: str, limits: Mapping[str, float], because: str, by: str) -> str:
     """Change limits of the budget, by their names in the goal; the next decision sees them. Returns what was written.
 

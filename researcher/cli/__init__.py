@@ -7,6 +7,7 @@ import importlib
 import json
 import os
 import sys
+from dataclasses import dataclass
 from typing import Any
 
 from foundation.commandline import UsageError
@@ -47,11 +48,12 @@ _HOMES = {
     "ui": "ui",
     "doctor": "doctor",
     "campaign": "campaign",
+    "mcp": "mcp",
 }
 
 _WORKING = ("start", "resume", "campaign")
 """Commands that run a study. Printing is not their purpose: an unfinished study is no success."""
-_STARTING_TRIALS = ("start", "resume", "reproduce", "daemon", "campaign")
+_STARTING_TRIALS = ("start", "resume", "reproduce", "daemon", "campaign", "mcp")
 
 
 class Interrupted(KeyboardInterrupt):
@@ -70,30 +72,51 @@ def run(args: argparse.Namespace) -> int:
         if args.command in _STARTING_TRIALS and not getattr(args, "dry_run", False):
             _check_environment()
         return int(getattr(module, f"{args.command}_command")(args))
-    except (OverBudget, BudgetTooSmall) as error:
-        return _fail(args, error, OUT_OF_BUDGET)
-    except (UsageError, PlanningRefused) as error:
-        return _fail(args, error, USAGE)
-    except (StoreError, ExecutorError, InstrumentChanged, RecordsDisagree, SwarmError) as error:
-        return _fail(args, error, FAILED)
-    except ModuleNotFoundError as error:
-        lacking = advice(error, "researcher")
-        if lacking is None:
-            raise
-        return _fail(args, StoreError(lacking), FAILED)
     except BrokenPipeError:  # the reader of our output went away, as `head` does: no fault of a command that only shows
         silence(sys.stdout)
         return FAILED if args.command in _WORKING else DONE
-    except OSError as error:  # a full disk, a home that cannot be written: the system's own words say which
-        return _fail(args, _with_advice(error), FAILED)
+    except DELIBERATE as error:
+        refusal = refusal_of(error)
+        if refusal is None:
+            raise
+        return _fail(args, refusal)
     except KeyboardInterrupt as error:
         then = f"; `researcher resume {error.study_id}` goes on" if isinstance(error, Interrupted) else ""
         sys.stderr.write(f"interrupted{then}\n")
         return 130
 
 
-def _with_advice(error: OSError) -> Exception:
-    return StoreError(f"{error}; make room on that disk, then try again") if is_full(error) else error
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """Why something was not done, in one clear sentence. code: the exit code. nearest: names that may have been meant."""
+
+    text: str
+    code: int
+    nearest: tuple[str, ...] = ()
+
+
+DELIBERATE = (
+    *(UsageError, PlanningRefused, OverBudget, StoreError, ExecutorError, InstrumentChanged, RecordsDisagree),
+    *(SwarmError, ModuleNotFoundError, OSError),
+)
+"""Errors that people are told of in a sentence, at the command line and by the MCP server; any other is a bug."""
+
+
+def refusal_of(error: Exception) -> Refusal | None:
+    """What people are told of one of DELIBERATE; None for a module of ours that is missing, which is a bug."""
+    code, text = FAILED, str(error).strip()
+    if isinstance(error, OverBudget | BudgetTooSmall):
+        code = OUT_OF_BUDGET
+    elif isinstance(error, UsageError | PlanningRefused):
+        code = USAGE
+    elif isinstance(error, ModuleNotFoundError):
+        lacking = advice(error, "researcher")
+        if lacking is None:
+            return None
+        text = lacking
+    elif isinstance(error, OSError) and is_full(error):  # of others the system's own words say what is wrong
+        text = f"{error}; make room on that disk, then try again"
+    return Refusal(text=redact(text), code=code, nearest=tuple(getattr(error, "nearest", ())))
 
 
 def _check_environment() -> None:
@@ -104,14 +127,12 @@ def _check_environment() -> None:
     server_token(os.environ)
 
 
-def _fail(args: argparse.Namespace, error: Exception, code: int) -> int:
-    text = redact(str(error).strip())
+def _fail(args: argparse.Namespace, refusal: Refusal) -> int:
     if getattr(args, "json", False):
-        near = list(getattr(error, "nearest", []))
-        sys.stderr.write(json.dumps({"error": text, "nearest": near}) + "\n")
+        sys.stderr.write(json.dumps({"error": refusal.text, "nearest": list(refusal.nearest)}) + "\n")
     else:
-        sys.stderr.write(f"researcher {args.command}: {text}\n")
-    return code
+        sys.stderr.write(f"researcher {args.command}: {refusal.text}\n")
+    return refusal.code
 
 
 def say(text: str = "") -> None:

@@ -26,13 +26,17 @@ def stop_command(args: argparse.Namespace) -> int:
     """Ask the study's worker to stop. Without a worker it is stopped here, along with anything a dead worker left
     running."""
     home, study = _study(args)
+    _say(args, study, stop(home, study))
+    return DONE
+
+
+def stop(home: Home, study: StudyRecord) -> str:
+    """Stop it; returns what was done. Raises: WrongState for a study of a campaign."""
     _check_alone(study)
     if study.status.ended:
-        _say(args, study, "; ".join([f"{study.status} already", *_left_of_ended(home, study)]))
-        return DONE
+        return "; ".join([f"{study.status} already", *_left_of_ended(home, study)])
     home.store.studies.request_stop(study.id)
-    _say(args, study, _told_or_done(home, study, "stop"))
-    return DONE
+    return _told_or_done(home, study, "stop")
 
 
 def pause_command(args: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""Drafting and starting studies for the web page, by the same steps as `researcher draft` and `start --detach`."""
+"""Drafting and starting studies for the web page and for MCP, by the same steps as `researcher draft` and `start --detach`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from foundation.commandline import UsageError
@@ -33,7 +34,7 @@ _REMEMBERED = 32
 
 
 @dataclass(frozen=True, slots=True)
-class _Ready:
+class Ready:
     """A text that can be carried out."""
 
     draft: Draft
@@ -41,14 +42,24 @@ class _Ready:
     timetable: Timetable
     folder: InstrumentFolder
     plan: Plan
+    places: Places
     calls: list[LlmCall]
+
+    @property
+    def price(self) -> Price:
+        return price_of(self.plan, self.folder.instrument, servers=max(1, len(self.places.servers)))
 
 
 @dataclass(slots=True)
-class PageDrafting:
-    """`researcher.web.drafting.Drafting` over one home. A text that begins as the planner's draft keeps its author and sources."""
+class TextDrafting:
+    """`researcher.web.drafting.Drafting` over one home. A text that begins as the planner's draft keeps its author and sources.
+
+    folder: where relative paths of a text start. Without one (None) texts come from whoever reaches the page: they start
+    installed instruments only.
+    """
 
     home: Home
+    folder: Path | None = None
     _drafts: OrderedDict[str, tuple[Draft, list[LlmCall]]] = field(default_factory=OrderedDict)
     """The planner's newest drafts, by their questions."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -58,8 +69,8 @@ class PageDrafting:
 
     def draft(self, topic: str, instrument: str | None, answers: Sequence[str]) -> Drafted:
         topic, calls = checked_topic(topic), list[LlmCall]()
-        if instrument is not None and instrument not in self.instruments():
-            raise UsageError(f"there is no instrument {instrument!r} here; there are {', '.join(self.instruments())}")
+        if instrument is not None:
+            self.check_installed(instrument)
         folders = available() if instrument is None else [open_instrument(instrument)]
         knowledge = Knowledge.of(self.home, [], "local")
         request = TopicRequest(
@@ -89,48 +100,54 @@ class PageDrafting:
         return Drafted(text=study_text(outcome.draft, problems), problems=problems)
 
     def check(self, text: str, places: Places) -> Checked:
-        found = self._ready(text, places, runs=False)
-        if isinstance(found, Checked):
-            return found
-        price = price_of(found.plan, found.folder.instrument, servers=max(1, len(places.servers)))
-        return Checked(plan=tuple(plan_lines(found.plan)), price=_price_text(price, found.plan))
+        try:
+            ready = self.ready(text, places, runs=False)
+        except PlanningRefused as error:
+            return _checked(error, text)
+        return Checked(plan=tuple(plan_lines(ready.plan)), price=_price_text(ready.price, ready.plan))
 
     def start(self, text: str, places: Places) -> str | Checked:
-        found = self._ready(text, places, runs=True)
-        if isinstance(found, Checked):
-            return found
+        try:
+            return self.begin(self.ready(text, places, runs=True))
+        except PlanningRefused as error:
+            return _checked(error, text)
+
+    def ready(self, text: str, places: Places, *, runs: bool) -> Ready:
+        """The plan of the text. Nothing is recorded. runs: here, so that its notices have to be sent from here.
+
+        Raises: PlanningRefused, with the line of each setting that is wrong; UsageError for its servers.
+        """
+        check_addresses(list(places.servers))
+        if places.servers and places.engine == "echo":
+            raise UsageError("the engine is for a server started here, and servers are named: leave one of them out")
+        fields, lines = read_study_text(text, self.folder or self.home.root)
+        if isinstance(fields.get("instrument"), str):
+            self.check_installed(fields["instrument"])
+        draft, calls = self._author(fields)
+        knowledge = Knowledge.of(self.home, list(places.servers), places.engine)
+        servers = max(1, len(places.servers))
+        spec, timetable, folder, plan = planned(Wanted(draft, lines), knowledge, None, servers=servers, runs=runs)
+        plan = with_tasks(plan, folder, self.home, dry_run=not runs)
+        return Ready(draft, spec, timetable, folder, plan, places, calls)
+
+    def begin(self, ready: Ready) -> str:
+        """Record the study and hand it to the daemon; returns its id. Raises: UsageError for its servers."""
         options = StudyOptions(
-            **common_options(found.draft, found.spec, found.folder), servers=places.servers, engine=places.engine
+            **common_options(ready.draft, ready.spec, ready.folder),
+            servers=ready.places.servers,
+            engine=ready.places.engine,
         )
-        study_id = recorded(self.home, found.spec, found.plan, options, found.timetable, found.calls, carried=True)
-        hand_over(self.home, study_id, found.plan)
+        study_id = recorded(self.home, ready.spec, ready.plan, options, ready.timetable, ready.calls, carried=True)
+        hand_over(self.home, study_id, ready.plan)
         return study_id
 
-    def _ready(self, text: str, places: Places, *, runs: bool) -> _Ready | Checked:
-        """The plan of the text, or what is wrong with it. Raises: UsageError for its servers."""
-        check_addresses(list(places.servers))
-        lines = Lines("the text")
-        try:
-            fields, lines = read_study_text(text, self.home.root)
-            self._check_instrument(fields.get("instrument"))
-            draft, calls = self._author(fields)
-            knowledge = Knowledge.of(self.home, list(places.servers), places.engine)
-            servers = max(1, len(places.servers))
-            spec, timetable, folder, plan = planned(Wanted(draft), knowledge, None, servers=servers, runs=runs)
-            plan = with_tasks(plan, folder, self.home, dry_run=not runs)
-        except SpecRefused as error:
-            return Checked(problems=tuple(_problem(name, said, lines) for name, said in error.problems))
-        except PlanningRefused as error:
-            return Checked(problems=(Problem(field="", line=None, text=str(error)),))
-        return _Ready(draft, spec, timetable, folder, plan, calls)
-
-    def _check_instrument(self, name: object) -> None:
-        """A folder of anybody's would run its code here for whoever reaches the page. Raises: SpecRefused."""
+    def check_installed(self, name: str) -> None:
+        """Without a folder: one of anybody's would run its code here for whoever reaches the page. Raises: SpecRefused."""
         names = self.instruments()
-        if isinstance(name, str) and name not in names:
+        if self.folder is None and name not in names:
             guess = nearest(name, names)
             hint = f"did you mean {guess}?" if guess else f"there are {', '.join(names)}"
-            said = f"the page starts installed instruments only ({hint}); `researcher start` runs one in a folder"
+            said = f"only installed instruments are started from here ({hint}); `researcher start` runs one in a folder"
             raise SpecRefused("instrument", said, [guess] if guess else [])
 
     def _author(self, fields: dict[str, Any]) -> tuple[Draft, list[LlmCall]]:
@@ -150,6 +167,14 @@ def _at(fields: Mapping[str, Any], path: str) -> Any:
     for name in path.split(".", 1):
         value = value.get(name) if isinstance(value, Mapping) else None
     return value
+
+
+def _checked(error: PlanningRefused, text: str) -> Checked:
+    """Each problem beside its field, as far as it is about one."""
+    if not isinstance(error, SpecRefused):
+        return Checked(problems=(Problem(field="", line=None, text=str(error)),))
+    _, lines = read_study_text(text, Path())
+    return Checked(problems=tuple(_problem(name, said, lines) for name, said in error.problems))
 
 
 def _problem(name: str, said: str, lines: Lines) -> Problem:

@@ -7,7 +7,9 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Self
 
 from foundation.clock import SystemClock
 from foundation.commandline import UsageError
@@ -36,9 +38,27 @@ def findings_command(args: argparse.Namespace) -> int:
     return _import(args) if args.action == "import" else _list(args)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class About:
+    """Which findings are asked for; None: any."""
+
+    instrument: str | None = None
+    factor: str | None = None
+    model: str | None = None
+
+    @classmethod
+    def of(cls, args: argparse.Namespace) -> Self:
+        return cls(instrument=args.instrument, factor=args.factor, model=args.model)
+
+
 def _list(args: argparse.Namespace) -> int:
-    store = open_home().store
-    found, opposed = _chosen(store, args)
+    document, lines = listed(open_home().store, About.of(args))
+    return answer(args.json, document, *lines)
+
+
+def listed(store: Store, about: About) -> tuple[dict[str, Any], list[str]]:
+    """The findings with their contradictions, as a document and for people."""
+    found, opposed = _chosen(store, about)
     document = {
         "findings": [{**each.model_dump(mode="json"), "recomputable": each.recomputable} for each in found],
         "contradictions": [_as_json(each, store) for each in opposed],
@@ -46,16 +66,16 @@ def _list(args: argparse.Namespace) -> int:
     lines = [line for finding in found for line in _lines(finding)]
     lines += [line for each in opposed for line in _contradiction_lines(each, store)]
     if not found and (others := store.findings.all()):
-        lines.append(_no_match(others, args))
+        lines.append(_no_match(others, about))
     elif not found:
         lines.append(
             "no findings yet; finished studies leave them, unless they are invalid, and "
             "`researcher findings import FILE` adds others'"
         )
-    return answer(args.json, document, *lines)
+    return document, lines
 
 
-def _no_match(others: Sequence[Finding], args: argparse.Namespace) -> str:
+def _no_match(others: Sequence[Finding], about: About) -> str:
     """Which filters nothing matches, with the nearest known names."""
     known = {
         "instrument": {each.instrument for each in others},
@@ -64,7 +84,7 @@ def _no_match(others: Sequence[Finding], args: argparse.Namespace) -> str:
     }
     filters = []
     for name, names in known.items():
-        if (value := getattr(args, name)) is not None:
+        if (value := getattr(about, name)) is not None:
             close = nearest(value, names)
             filters.append(f"{name} {value}" + (f" (did you mean {close}?)" if close not in (None, value) else ""))
     return f"no finding matches {' and '.join(filters)} ({len(others)} findings in all)"
@@ -75,15 +95,15 @@ def _is_about(finding: Finding, model: str) -> bool:
     return model in finding.models or ("@" not in model and hosted_name(model) in map(hosted_name, finding.models))
 
 
-def _chosen(store: Store, args: argparse.Namespace) -> tuple[list[Finding], list[Contradiction]]:
+def _chosen(store: Store, about: About) -> tuple[list[Finding], list[Contradiction]]:
     """The findings that were asked for, and the contradictions in which they stand."""
     everything = store.findings.all()
-    wanted = {name: getattr(args, name) for name in ("instrument", "factor")}
+    wanted = {name: getattr(about, name) for name in ("instrument", "factor")}
     chosen = [
         each
         for each in everything
         if all(value in (None, getattr(each, name)) for name, value in wanted.items())
-        and (args.model is None or _is_about(each, args.model))
+        and (about.model is None or _is_about(each, about.model))
     ]
     ids = {each.id for each in chosen}
     return chosen, [
@@ -143,7 +163,7 @@ def _export(args: argparse.Namespace) -> int:
     by = args.by or os.environ.get(GROUP)
     if not by:
         raise UsageError(f"say whose findings these are: --by 'Our group', or set {GROUP}")
-    chosen, _ = _chosen(open_home().store, args)
+    chosen, _ = _chosen(open_home().store, About.of(args))
     own = [each for each in chosen if args.all or each.recomputable]
     file = Path(args.file)
     if args.file != "-" and file.exists() and not args.force:

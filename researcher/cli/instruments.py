@@ -33,9 +33,17 @@ def instruments_command(args: argparse.Namespace) -> int:
     """All of them, a line each, and once what they share; with a name or folder, this one on a screen."""
     if args.check or args.install:
         return _tend(open_instrument(args.check or args.install), args)
-    found = [open_instrument(args.name).instrument] if args.name else [each.instrument for each in available()]
-    lines = _one(found[0], args.name) if args.name else _all(found)
+    found, lines = shown(args.name)
     return answer(args.json, [instrument.model_dump(mode="json") for instrument in found], *lines)
+
+
+def shown(name: str | None) -> tuple[list[Instrument], Iterator[str]]:
+    """The instrument of this name or folder, or all of them, and what is said of them. Raises: PlanningRefused."""
+    if name is not None:
+        instrument = open_instrument(name).instrument
+        return [instrument], _one(instrument, name)
+    found = [each.instrument for each in available()]
+    return found, _all(found)
 
 
 def _tend(folder: InstrumentFolder, args: argparse.Namespace) -> int:

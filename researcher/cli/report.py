@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from foundation.streams import read_or_not
-from researcher.cli import DONE, FAILED, answer, say, say_json
+from researcher.cli import DONE, FAILED, answer
 from researcher.home import Home, open_home
 from researcher.ownership import owned_now
 from researcher.report.conducted import Difference
@@ -19,25 +20,42 @@ _SHOWN = 12
 
 def report_command(args: argparse.Namespace) -> int:
     """Write the report again from the records."""
-    from researcher.conduct import report  # with all that carries studies out, which to verify takes none of
-
     home = open_home()
     study_id = home.store.studies.resolve(args.study)
-    with owned_now(home.store, study_id) as store:
-        folder = report(store, study_id, home.studies)
-    files = {"markdown": str(folder / "report.md"), "html": str(folder / "report.html")}
+    files = write(home, study_id)
     return answer(args.json, {"study": study_id, **files}, Path(files["markdown"]).read_text(), *files.values())
+
+
+def write(home: Home, study_id: str) -> dict[str, str]:
+    """Write it from the records; returns its files. Raises: LeaseHeld while somebody works on the study."""
+    from researcher.conduct import report  # with all that carries studies out, which to verify takes none of
+
+    with owned_now(home.store, study_id) as store:
+        return files_of(report(store, study_id, home.studies))
+
+
+def files_of(folder: Path) -> dict[str, str]:
+    """Where the report of a study with this folder is, once it is written."""
+    return {"markdown": str(folder / "report.md"), "html": str(folder / "report.html")}
 
 
 def verify_command(args: argparse.Namespace) -> int:
     """Recompute every claim; 1 and the claim's name on a difference."""
     home = open_home()
-    study_id = home.store.studies.resolve(args.study)
+    document, lines = verified(home, home.store.studies.resolve(args.study))
+    with read_or_not():
+        answer(args.json, document, *lines)
+    return FAILED if document["differences"] else DONE
+
+
+def verified(home: Home, study_id: str) -> tuple[dict[str, Any], list[str]]:
+    """Every claim recomputed, as a document and for people. Raises: NotFound without a report."""
     claims, seal = home.store.reports.claims(study_id), home.store.reports.seal(study_id)
     differences = differences_of(home, study_id)
-    with read_or_not():
-        _tell(differences, study_id, len(claims), reworded=seal is not None and reworded(seal), as_json=args.json)
-    return FAILED if differences else DONE
+    new_words = seal is not None and reworded(seal)
+    rows = [difference.model_dump() for difference in differences]
+    document = {"study": study_id, "claims": len(claims), "differences": rows, "reworded": new_words}
+    return document, list(_lines(differences, study_id, len(claims), reworded=new_words))
 
 
 def differences_of(home: Home, study_id: str) -> list[Difference]:
@@ -49,23 +67,16 @@ def differences_of(home: Home, study_id: str) -> list[Difference]:
     return verify(home.store.study_data(study_id), claims, files, home.store.reports.seal(study_id))
 
 
-def _tell(differences: Sequence[Difference], study_id: str, claims: int, *, reworded: bool, as_json: bool) -> None:
-    if as_json:
-        rows = [difference.model_dump() for difference in differences]
-        say_json({"study": study_id, "claims": claims, "differences": rows, "reworded": reworded})
-        return
-    for difference in differences[:_SHOWN]:
-        say(str(difference))
+def _lines(differences: Sequence[Difference], study_id: str, claims: int, *, reworded: bool) -> Iterator[str]:
+    yield from map(str, differences[:_SHOWN])
     if len(differences) > _SHOWN:
-        say(f"... and {len(differences) - _SHOWN} more, which follow from these; --json shows all")
+        yield f"... and {len(differences) - _SHOWN} more, which follow from these; --json shows all"
     verdict = f"{len(differences)} differ" if differences else "all recompute"
-    say(f"{study_id}: {claims} claims, {verdict}")
+    yield f"{study_id}: {claims} claims, {verdict}"
     if reworded and differences:
-        say(
-            "another version of researcher concluded the study: verdicts and what follows from them may differ for that alone"
-        )
+        yield "another version of researcher concluded the study: verdicts and what follows from them may differ for that alone"
     elif reworded:
-        say(f"another version of researcher worded it; `researcher report {study_id}` words it as this one does")
+        yield f"another version of researcher worded it; `researcher report {study_id}` words it as this one does"
 
 
 def _own_copy(folder: Path, recorded: Path) -> Path:

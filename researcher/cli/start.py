@@ -30,7 +30,7 @@ from researcher.cli.request import (
     topic_of,
 )
 from researcher.design.planning import plan_of
-from researcher.design.pricing import price_of
+from researcher.design.pricing import Price, price_of
 from researcher.design.question import named
 from researcher.home import DATABASE, Home, data_dir, open_home
 from researcher.instruments.catalogue import OWN_STUDIES, InstrumentFolder, open_instrument
@@ -110,9 +110,14 @@ def _check_output(file: Path, *, force: bool) -> None:
 
 def schema_command(args: argparse.Namespace) -> int:
     """The JSON Schema of a study file, for editors."""
-    schema = StudySpec.model_json_schema()
-    say_json({"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "Study file"})
+    say_json(schema_of_study_files())
     return DONE
+
+
+def schema_of_study_files() -> dict[str, Any]:
+    """The JSON Schema."""
+    schema = StudySpec.model_json_schema()
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "Study file"}
 
 
 def _home(args: argparse.Namespace) -> Home | None:
@@ -242,13 +247,18 @@ def _show(draft: Draft, spec: StudySpec, plan: Plan, folder: InstrumentFolder, a
 
     if args.json:
         price = price_of(plan, folder.instrument, servers=max(1, len(args.server)))
-        said = {"hash": plan.digest(), **request_of(draft, spec), "price": asdict(price)}
+        said = priced(draft, spec, plan, price)
         say_json({**said, "campaign": campaign_offer(args.topic, spec), "plan": plan.model_dump(mode="json")})
         return
     say(study_text(draft))
     say("\n".join(plan_lines(plan)))
     if offer := campaign_offer(args.topic, spec):
         say(offer)
+
+
+def priced(draft: Draft, spec: StudySpec, plan: Plan, price: Price) -> dict[str, Any]:
+    """The plan's hash, what was asked, and what it would take."""
+    return {"hash": plan.digest(), **request_of(draft, spec), "price": asdict(price)}
 
 
 def campaign_offer(topic: str | None, spec: StudySpec) -> str:

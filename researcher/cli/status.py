@@ -6,12 +6,13 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from foundation.clock import SystemClock
 from foundation.commandline import UsageError
 from foundation.streams import one_line
-from researcher.cli import DONE, FAILED, OUT_OF_BUDGET, WAITING, say, say_json
+from researcher.cli import DONE, FAILED, OUT_OF_BUDGET, WAITING, answer, say, say_json
 from researcher.describe import event_text, plan_lines, repair_lines, unattended, when
 from researcher.gates import waits_for_an_answer
 from researcher.home import Home, open_home
@@ -40,15 +41,24 @@ def list_command(args: argparse.Namespace) -> int:
     home = open_home()
     studies = home.store.studies.all()
     if args.json:
-        say_json([{**study.model_dump(mode="json"), **attendance_json(home, study)} for study in studies])
+        say_json(list_json(home, studies))
         return DONE
+    return answer(False, None, *list_lines(home, studies))
+
+
+def list_json(home: Home, studies: Sequence[StudyRecord]) -> list[dict[str, Any]]:
+    """Each as it is recorded, and who works on it."""
+    return [{**study.model_dump(mode="json"), **attendance_json(home, study)} for study in studies]
+
+
+def list_lines(home: Home, studies: Sequence[StudyRecord]) -> Iterator[str]:
+    """A line for each, and who goes on with those that nobody works on."""
     for study in studies:
-        say(f"{study.id}  {study.status:8}  {when(study.created_at)}  {one_line(study.topic)[:_SHOWN_TOPIC]}")
+        yield f"{study.id}  {study.status:8}  {when(study.created_at)}  {one_line(study.topic)[:_SHOWN_TOPIC]}"
         if not study.status.ended and home.worker(study.id) is None:
-            say(f"    {unattended(home, study)}")
+            yield f"    {unattended(home, study)}"
     if not studies:
-        say('no studies yet; begin with `researcher start --topic "..."`')
-    return DONE
+        yield 'no studies yet; begin with `researcher start --topic "..."`'
 
 
 def status_command(args: argparse.Namespace) -> int:
@@ -58,8 +68,7 @@ def status_command(args: argparse.Namespace) -> int:
     if args.json:
         say_json(status_json(home, study))
     else:
-        for line in _as_lines(home, study):
-            say(line)
+        answer(False, None, *status_lines(home, study))
     return exit_code(home, study)
 
 
@@ -128,7 +137,7 @@ def _named(home: Home, what: str) -> TrialRecord:
     return found[0]
 
 
-def status_json(home: Home, study: StudyRecord) -> dict[str, object]:
+def status_json(home: Home, study: StudyRecord) -> dict[str, Any]:
     """All that `status` says of a study, as a document."""
     trials = home.store.trials.all(study.id)
 
@@ -165,7 +174,8 @@ def attendance_json(home: Home, study: StudyRecord) -> dict[str, str | None]:
     return {"worker": worker, "goes_on": None if study.status.ended or worker else unattended(home, study)}
 
 
-def _as_lines(home: Home, study: StudyRecord) -> list[str]:
+def status_lines(home: Home, study: StudyRecord) -> list[str]:
+    """The same for people."""
     worker = home.worker(study.id)
     lines = [f"{study.id}  {study.status}{f' ({study.reason})' if study.reason else ''}", one_line(study.topic)]
     lines += [f"trains {model.title}{f' from {model.path}' if model.path else ''}" for model in _trained(home, study)]

@@ -13,13 +13,13 @@ from foundation import logs
 from foundation.clock import SystemClock
 from foundation.commandline import UsageError
 from researcher.cli import DONE, FAILED
-from researcher.cli.drafting import PageDrafting
+from researcher.cli.drafting import TextDrafting
 from researcher.cli.servers import ask_servers
 from researcher.home import Home, open_home
 from researcher.schedule.daemon import ensure_daemon
+from researcher.serving import Access, listening, load_token, serve
 from researcher.store.mlflow_sink import MlflowSink
-from researcher.web.access import Access, load_token
-from researcher.web.app import Services, create_app, listening, serve
+from researcher.web.app import Services, create_app
 from researcher.web.sheets import Sheets
 from researcher.web.tracking import MLFLOW_ENVIRON, Tracking, answers, child, free_port, mlflow_command
 
@@ -36,7 +36,7 @@ def ui_command(args: argparse.Namespace) -> int:
         public_url = args.public_url and args.public_url.rstrip("/")
         access = Access(host=args.host, port=listener.getsockname()[1], token=token, public_url=public_url)
         tracking = Tracking(home.store, port=args.mlflow_port, local=access.local)
-        services = Services(ensure_daemon=ensure_daemon, drafting=PageDrafting(home), ask=ask_servers)
+        services = Services(ensure_daemon=ensure_daemon, drafting=TextDrafting(home), ask=ask_servers)
         app = create_app(home, access, Sheets(home, SystemClock()), tracking, services)
         try:
             serve(app, listener, lambda: _show(f"{access.url}{path}", args))

@@ -7,9 +7,10 @@ the first place among seeds is shown, on tasks that the others show too where th
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from foundation.logs import redact
 from researcher.models import SampledEpisode, TrialRecord, TrialStatus
 from researcher.study.plan import Plan
 
@@ -59,6 +60,17 @@ def samples_of(
         for trial, episodes in shown.values()
         for when in whens
         for episode in _chosen(episodes[when], shared[when])
+    ]
+
+
+def shown_samples(
+    plan: Plan, trials: Sequence[TrialRecord], samples: Mapping[str, Sequence[SampledEpisode]]
+) -> list[SamplePart]:
+    """Those for people who look while trials train, without keys: of each arm a finished trial's, else of one that trains."""
+    found = samples_of(plan, trials, samples, (TrialStatus.DONE, TrialStatus.RUNNING, TrialStatus.PAUSED))
+    return [
+        replace(part, task=redact(part.task), question=redact(part.question), answer=redact(part.answer))
+        for part in found
     ]
 
 

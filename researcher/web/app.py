@@ -2,33 +2,27 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import socket
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import quote
 
-import uvicorn
 from fastapi import FastAPI, Query
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.staticfiles import StaticFiles
-from starlette.types import ASGIApp
 
 from foundation.commandline import UsageError
-from foundation.event_loop import on_stop_signals
 from researcher.gates import Amendment, amend, answer_gate
 from researcher.home import Home
 from researcher.models import Answer
 from researcher.refusals import PlanningRefused
+from researcher.serving import Access
 from researcher.store.errors import Ambiguous, LeaseHeld, NotFound, StoreError, WrongState
-from researcher.web.access import Access, Guard, session_cookie
+from researcher.web.access import Guard, session_cookie
 from researcher.web.campaign_pages import CampaignPages, campaign_at
 from researcher.web.campaigns import CampaignSheets
 from researcher.web.drafting import Drafting, DraftPages
@@ -207,59 +201,3 @@ def _amendment(form: dict[str, str]) -> Amendment:
         return Amendment(seeds=whole(form, "seeds"), wall_s=None if minutes is None else 60.0 * minutes)
     except ValueError as error:
         raise FormRefused(400, str(error)) from error
-
-
-_STOP_LIMIT_S = 5
-
-
-@contextmanager
-def listening(host: str, port: int) -> Iterator[socket.socket]:
-    """A socket that listens there; port 0 takes a free one. Raises: UsageError when it cannot be had."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # The protocol by its number: where it is left out, asyncio leaves TCP's delay on, and an answer takes 40 ms.
-    with socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind((host, port))
-            listener.listen()
-        except OSError as error:
-            raise UsageError(
-                f"cannot listen on {host}:{port}: {error.strerror}; choose another --port, or 0 for any"
-            ) from error
-        yield listener
-
-
-def serve(app: ASGIApp, listener: socket.socket, ready: Callable[[], None]) -> None:
-    """Serve until SIGINT or SIGTERM. ready: called once it answers."""
-    asyncio.run(_Server(app, ready).serve(sockets=[listener]))
-
-
-class _Server(uvicorn.Server):
-    """uvicorn that ends without dying of the signal it handled."""
-
-    def __init__(self, app: ASGIApp, ready: Callable[[], None]) -> None:
-        super().__init__(
-            uvicorn.Config(
-                app,
-                ws="none",
-                lifespan="off",
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                timeout_graceful_shutdown=_STOP_LIMIT_S,
-            )
-        )
-        self._ready = ready
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self._ready()
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Generator[None, None, None]:
-        with on_stop_signals(self._stop):
-            yield
-
-    def _stop(self) -> None:
-        self.force_exit = self.should_exit  # asked twice: do not wait for answers under way
-        self.should_exit = True

@@ -15,8 +15,8 @@ from researcher.campaign.report import short
 from researcher.home import Home
 from researcher.ownership import owned_now
 from researcher.refusals import SpecRefused
+from researcher.serving import Access
 from researcher.study.file import read_study_text
-from researcher.web.access import Access
 from researcher.web.campaigns import CampaignSheets
 from researcher.web.forms import Form, FormRefused, amount, check, person, whole, words
 from researcher.web.rendering import Renderer, default_person, report_file
@@ -111,11 +111,7 @@ class CampaignPages:
             raise FormRefused(400, "the answer is approve or veto")
         if verdict == "veto" and not said:
             raise FormRefused(400, "say why it is vetoed: the next decision reads it")
-        decisions = self._home.store.campaigns.decisions(campaign_id)
-        if not decisions or whole(form, "decision") != decisions[-1].seq:
-            raise FormRefused(
-                409, "this was about an earlier decision, and the campaign has decided again: look at the new one"
-            )
+        people.check_newest(self._home.store, campaign_id, whole(form, "decision"))
         if verdict == "veto":
             people.veto(self._home.store, campaign_id, said, by)
         else:

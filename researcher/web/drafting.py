@@ -12,7 +12,7 @@ from starlette.responses import RedirectResponse, Response
 
 from foundation.commandline import UsageError
 from researcher.refusals import PlanningRefused
-from researcher.web.access import Access
+from researcher.serving import Access
 from researcher.web.forms import Form, FormRefused, check, words
 from researcher.web.rendering import Renderer
 from swarm.protocol.errors import SwarmError

@@ -8,7 +8,7 @@ from urllib.parse import parse_qs, quote
 from fastapi import Depends
 from starlette.requests import Request
 
-from researcher.web.access import Access
+from researcher.serving import Access
 
 _LARGEST_FORM = 65_536
 _LONGEST_WORDS = 4_000

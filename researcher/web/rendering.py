@@ -14,8 +14,8 @@ from starlette.responses import FileResponse, HTMLResponse, Response
 
 from foundation.logs import redact
 from researcher.describe import known_text, when
+from researcher.serving import Access
 from researcher.store.errors import NotFound
-from researcher.web.access import Access
 
 _TEMPLATES = Path(__file__).parent / "templates"
 _REPORT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; sandbox; frame-ancestors 'none'"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from foundation.clock import Clock
@@ -30,7 +30,7 @@ from researcher.models import (
     TrialStatus,
     VerdictRecord,
 )
-from researcher.report.samples import SamplePart, samples_of
+from researcher.report.samples import SamplePart, shown_samples
 from researcher.store.errors import NotFound
 from researcher.store.journal import JournalReader
 from researcher.study.plan import Hypothesis, Plan, Stage
@@ -41,7 +41,6 @@ from swarm.protocol.episodes import Cause
 _FRESH_S = 1.0
 _PAGE = 50
 _JOURNAL = 40
-_SAMPLED = (TrialStatus.DONE, TrialStatus.RUNNING, TrialStatus.PAUSED)
 _KEPT = 64
 """Readings that are kept at most."""
 
@@ -271,7 +270,7 @@ class Sheets:
             arms=arms,
             losses=_losses(trials),
             curves=curves.large(trials, arms, 0 if plan is None else plan.steps),
-            samples=[] if plan is None else self._samples(study_id, plan, trials),
+            samples=[] if plan is None else shown_samples(plan, trials, store.trials.samples(study_id)),
             spending=self._spending(study_id),
             sentinels=self._watch(study_id, plan, trials),
             decisions=[redact(event_text(event)) for event in events if event.kind == "decision"],
@@ -279,13 +278,6 @@ class Sheets:
             events=len(events),
             reported=(self._home.studies / study_id / "report.html").is_file(),
         )
-
-    def _samples(self, study_id: str, plan: Plan, trials: Sequence[TrialRecord]) -> list[SamplePart]:
-        found = samples_of(plan, trials, self._store.trials.samples(study_id), _SAMPLED)
-        return [
-            replace(part, task=redact(part.task), question=redact(part.question), answer=redact(part.answer))
-            for part in found
-        ]
 
     def _journal(self, study_id: str) -> list[Event]:
         journal = self._journals.setdefault(study_id, JournalReader(self._store.journal, study_id))

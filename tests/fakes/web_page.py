@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 import httpx
 
 from foundation.clock import ManualClock
-from researcher.cli.drafting import PageDrafting
+from researcher.cli.drafting import TextDrafting
 from researcher.home import Home
-from researcher.web.access import Access, Guard
+from researcher.serving import Access
+from researcher.web.access import Guard
 from researcher.web.app import Services, create_app
 from researcher.web.sheets import Sheets
 from researcher.web.tracking import Tracking
@@ -49,7 +50,7 @@ class WebPage:
         sheets = Sheets(self.home, self.clock)
         self.tracking = Tracking(self.home.store, port=0, local=self.access.local, start_limit_s=600)
         services = Services(
-            ensure_daemon=lambda: self.daemons.append(1), drafting=PageDrafting(self.home), ask=self.asks.statuses
+            ensure_daemon=lambda: self.daemons.append(1), drafting=TextDrafting(self.home), ask=self.asks.statuses
         )
         self.app = create_app(self.home, self.access, sheets, self.tracking, services)
 

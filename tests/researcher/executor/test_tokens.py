@@ -176,7 +176,7 @@ async def test_a_study_stops_when_its_tokens_are_spent_and_resuming_it_gives_it_
     assert exit_code(home, record) == 4
     assert {"kind": "tokens", "limit": 2_000.0, "reserved": state.reserved, "spent": state.spent} in status_json(
         home, record
-    )["budgets"]  # type: ignore[operator]
+    )["budgets"]
 
 
 async def test_no_trial_begins_that_what_is_left_does_not_pay_for(store: Store, tmp_path: Path) -> None:

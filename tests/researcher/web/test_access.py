@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from foundation.commandline import UsageError
-from researcher.web.access import Access, load_token
+from researcher.serving import Access, load_token
 from tests.fakes.shown_study import at_gate, opened
 from tests.fakes.web_page import PORT, WebPage, answer
 

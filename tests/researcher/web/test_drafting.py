@@ -81,7 +81,7 @@ async def test_what_is_wrong_stands_beside_its_field_and_the_text_stays(
         assert "line 4: <code>seeds.min</code>" in answer.text
         assert text_in(answer.text) == text
     foreign = await send(browser, "/draft/start", text=text.replace("arithmetic", "/tmp/anything"))
-    assert "installed instruments only" in foreign.text
+    assert "only installed instruments" in foreign.text
     broken = await send(browser, "/draft/check", text="a: [")
     assert "this is not YAML" in broken.text
     wrong = await send(browser, "/draft/start", text=text, servers="10.0.0.7:8642")

@@ -1,0 +1,442 @@
+"""The tools: what each takes, and the command whose work it does.
+
+An answer holds what the command prints, and as a document what its `--json` prints. Nothing here knows the protocol.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from foundation.commandline import UsageError
+from foundation.nearest import nearest
+from foundation.strict import StrictModel
+from researcher.campaign import people
+from researcher.cli import campaign, decisions, findings, instruments, report, status
+from researcher.cli.drafting import Ready, TextDrafting
+from researcher.cli.request import seconds
+from researcher.cli.start import priced, schema_of_study_files
+from researcher.describe import plan_lines
+from researcher.home import Home
+from researcher.models import StudyRecord, TrialRecord
+from researcher.report.samples import shown_samples
+from researcher.store.errors import LeaseHeld
+from researcher.view import duration
+from researcher.web.drafting import Places
+
+_LOOK_EVERY_S = 1.0
+LONGEST_WAIT_S = 50
+"""Clients give up a call after a minute."""
+_MOST_POINTS = 60
+_LEAST_HASH, _SHOWN_HASH = 8, 16
+
+
+@dataclass(frozen=True, slots=True)
+class Research:
+    """What the tools work on. limit: the largest budget of wall time of a study that is started without `approve`, such as 1h.
+
+    person: who is said to have answered or told something. Raises: UsageError for a limit that is no length of time.
+    """
+
+    home: Home
+    drafting: TextDrafting
+    limit: str
+    person: str
+
+    def __post_init__(self) -> None:
+        seconds(self.limit)
+
+    def study(self, reference: str) -> StudyRecord:
+        """Raises: NotFound, Ambiguous."""
+        return self.home.store.studies.get(self.home.store.studies.resolve(reference))
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """text: as people read it. document: the same as data."""
+
+    text: str
+    document: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tool:
+    """work: raises what `researcher.cli.DELIBERATE` names. effect: on the records and on what runs."""
+
+    name: str
+    description: str
+    arguments: type[StrictModel]
+    work: Callable[[Research, Any], Answer]
+    effect: Literal["none", "adds", "ends"] = "none"
+
+
+# -- what they take -------------------------------------------------------------------------------------------------------
+
+
+class Nothing(StrictModel):
+    """No arguments."""
+
+
+class OneInstrument(StrictModel):
+    name: str | None = Field(None, description="this instrument alone, with its own factors (default: all, in short)")
+
+
+class Topic(StrictModel):
+    topic: str = Field(description="the question in words, with bounds such as seeds or hours")
+    instrument: str | None = Field(None, description="the instrument, where the topic is not to choose it")
+    answers: list[str] = Field([], description="to the planner's earlier questions, in their order")
+
+
+class StudyText(StrictModel):
+    study: str = Field(description="a study file in YAML: the text itself, as `draft` makes it or by `schema`")
+    servers: list[str] = Field(
+        [], description="addresses of swarm servers (default: one is started on this machine for the study)"
+    )
+    engine: Literal["local", "echo"] = Field(
+        "local", description="of a server started here; echo trains nothing: it only shows that a study would run"
+    )
+
+    @property
+    def places(self) -> Places:
+        return Places(servers=tuple(dict.fromkeys(self.servers)), engine=self.engine)
+
+
+class Start(StudyText):
+    approve: str | None = Field(
+        None, description="the hash that `price` gave for this study; needed where it says so, after a person agreed"
+    )
+
+
+_STUDY = "a study's id, its beginning, or latest"
+
+
+class OneStudy(StrictModel):
+    study: str = Field("latest", description=_STUDY)
+
+
+class Status(OneStudy):
+    wait_s: int = Field(
+        0, ge=0, le=LONGEST_WAIT_S, description="answer once something has changed, or after so many seconds"
+    )
+
+
+class Curves(OneStudy):
+    metrics: list[str] = Field([], description="names of step metrics (default: training and held-out reward)")
+
+
+class Stop(StrictModel):
+    study: str = Field(description=_STUDY)
+    confirm: str = Field(description="the whole id of the study, as a sign that this one is meant")
+
+
+class About(StrictModel):
+    instrument: str | None = Field(None, description="of this instrument only")
+    factor: str | None = Field(None, description="on this factor only")
+    model: str | None = Field(None, description="with this model only")
+
+
+_CAMPAIGN = "a campaign's id, its beginning, or latest"
+
+
+class OneCampaign(StrictModel):
+    campaign: str = Field("latest", description=_CAMPAIGN)
+
+
+class Tell(OneCampaign):
+    words: str = Field(description="what the next decision reads, and quotes")
+
+
+class Approve(OneCampaign):
+    decision: int = Field(description="the number of the decision that waits, as `campaign_status` shows it")
+    words: str = Field("", description="the person's reason")
+
+
+# -- before a study -------------------------------------------------------------------------------------------------------
+
+
+def _instruments(research: Research, given: OneInstrument) -> Answer:
+    if given.name is not None and research.drafting.folder is None:
+        research.drafting.check_installed(given.name)
+    found, lines = instruments.shown(given.name)
+    if given.name is not None:
+        return Answer("\n".join(lines), found[0].model_dump(mode="json"))
+    short = [{"name": each.name, "title": each.title, "model": each.model} for each in found]
+    text = "\n".join(lines)
+    return Answer(text, {"instruments": short, "text": text})
+
+
+def _schema(research: Research, given: Nothing) -> Answer:
+    schema = schema_of_study_files()
+    return Answer(json.dumps(schema), schema)
+
+
+def _draft(research: Research, given: Topic) -> Answer:
+    drafted = research.drafting.draft(given.topic, given.instrument, given.answers)
+    if drafted.asks:
+        text = f"the planner asks: {drafted.asks} Call draft again with the answer in answers"
+        return Answer(text, {"asks": drafted.asks})
+    then = (
+        "This draft is not whole: edit it, then price it."
+        if drafted.problems
+        else "Read it: what it leaves out of the topic stands in its comments. Then price it."
+    )
+    return Answer(f"{drafted.text}\n{then}", {"study": drafted.text, "problems": list(drafted.problems)})
+
+
+def _price(research: Research, given: StudyText) -> Answer:
+    ready = research.drafting.ready(given.study, given.places, runs=False)
+    lines, asks = plan_lines(ready.plan), _needs_approval(research, ready)
+    document = priced(ready.draft, ready.spec, ready.plan, ready.price)
+    document |= {"plan": lines, "budget": ready.plan.budget.model_dump(mode="json"), "needs_approval": asks is not None}
+    return Answer("\n".join([*lines, asks or "`start` begins it"]), document)
+
+
+def _needs_approval(research: Research, ready: Ready) -> str | None:
+    """What to do where the study may spend more than what needs nobody; else None. It ends when its budget is spent."""
+    if ready.plan.budget.wall_s <= seconds(research.limit):
+        return None
+    return (
+        f"this study may spend {duration(ready.plan.budget.wall_s)}, and {research.limit} is the most without approval: write "
+        f"budget: {{wall: {research.limit}}} into it (it should take {duration(ready.price.wall_s[1])} at most), or show this "
+        f"price to a person, and with their word start it with approve: {ready.plan.digest()[:_SHOWN_HASH]}"
+    )
+
+
+# -- a study --------------------------------------------------------------------------------------------------------------
+
+
+def _start(research: Research, given: Start) -> Answer:
+    ready = research.drafting.ready(given.study, given.places, runs=True)
+    digest = ready.plan.digest()
+    if given.approve is not None:
+        _check_approved(given.approve, digest)
+    elif asks := _needs_approval(research, ready):
+        raise UsageError(asks)
+    study_id = research.drafting.begin(ready)
+    text = f"{study_id}: the daemon carries it on; `status` follows it, `report` has the answer once it is done"
+    uncovered = [f"not covered: {each}" for each in ready.draft.uncovered]
+    return Answer(
+        "\n".join([text, *uncovered]), {"study": study_id, "hash": digest, "uncovered": ready.draft.uncovered}
+    )
+
+
+def _check_approved(approved: str, digest: str) -> None:
+    """Raises: UsageError where it is not this plan's hash, or too little of it."""
+    if len(approved) < _LEAST_HASH or not digest.startswith(approved):
+        raise UsageError(
+            f"approve: {approved!r} is not the hash of this plan, which is {digest[:_SHOWN_HASH]}: price this study, and show that price"
+        )
+
+
+def _studies(research: Research, given: Nothing) -> Answer:
+    found = research.home.store.studies.all()
+    rows = [
+        {name: row[name] for name in ("id", "status", "reason", "topic", "created_at", "worker", "goes_on")}
+        for row in status.list_json(research.home, found)
+    ]
+    return Answer("\n".join(status.list_lines(research.home, found)), {"studies": rows})
+
+
+def _status(research: Research, given: Status) -> Answer:
+    study = _changed(research, research.study(given.study), given.wait_s)
+    document = status.status_json(research.home, study)
+    for trial in document["trials"]:
+        del trial["curves"]  # `curves` has them
+    lines = status.status_lines(research.home, study)
+    return Answer("\n".join(lines), {**document, "exit_code": status.exit_code(research.home, study)})
+
+
+def _changed(research: Research, study: StudyRecord, wait_s: float) -> StudyRecord:
+    """The study once its status or that of a trial is another one, at the latest after `wait_s` seconds."""
+    store, until = research.home.store, time.monotonic() + wait_s
+
+    def seen() -> tuple[object, ...]:
+        now = store.studies.get(study.id)
+        return (now.status, now.reason, *(trial.status for trial in store.trials.all(study.id, series=())))
+
+    before = seen()
+    while not study.status.ended and time.monotonic() < until and seen() == before:
+        time.sleep(_LOOK_EVERY_S)
+    return store.studies.get(study.id)
+
+
+def _curves(research: Research, given: Curves) -> Answer:
+    study = research.study(given.study)
+    trials = research.home.store.trials.all(study.id)
+    known = sorted({name for trial in trials for name in trial.series})
+    for name in given.metrics:
+        if known and name not in known:
+            guess = nearest(name, known)
+            hint = f"did you mean {guess}?" if guess else f"there are {', '.join(known)}"
+            raise UsageError(f"no trial of {study.id} has a step metric {name!r}; {hint}")
+    rows, lines = [], []
+    for trial in trials:
+        shown = {name: _thinned(line) for name, line in _lines_of(trial, given.metrics).items()}
+        rows.append({"trial": trial.key, "arm": trial.arm, "seed": trial.seed, "status": trial.status, "curves": shown})
+        lines.append(f"{trial.key}  {trial.arm} seed {trial.seed}: {trial.status}")
+        lines += [
+            f"  {name}: {', '.join(f'{step}: {value:.3g}' for step, value in line)}" for name, line in shown.items()
+        ]
+    document = {"study": study.id, "trials": rows, "metrics": known}
+    return Answer("\n".join(lines) or f"{study.id} has no trials yet; `status` says what it waits for", document)
+
+
+def _lines_of(trial: TrialRecord, metrics: Sequence[str]) -> dict[str, list[tuple[int, float]]]:
+    chosen = {name: trial.series[name] for name in metrics if name in trial.series}
+    return chosen if metrics else status.curves_of(trial)
+
+
+def _thinned(line: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
+    """At most _MOST_POINTS points of it, evenly chosen, the first and the last among them."""
+    if len(line) <= _MOST_POINTS:
+        return list(line)
+    return [line[round(number * (len(line) - 1) / (_MOST_POINTS - 1))] for number in range(_MOST_POINTS)]
+
+
+def _samples(research: Research, given: OneStudy) -> Answer:
+    study, store = research.study(given.study), research.home.store
+    found = shown_samples(store.plans.get(study.id), store.trials.all(study.id), store.trials.samples(study.id))
+    lines = [
+        f"{each.arm} seed {each.seed}, {each.when} (step {each.step}), reward {each.reward}, success {each.success}\n"
+        f"  asked     {each.question}\n  answered  {each.answer}"
+        for each in found
+    ]
+    text = "\n".join(lines) or f"{study.id} has kept no answers yet; `status` says how far it is"
+    return Answer(text, {"study": study.id, "samples": [asdict(each) for each in found]})
+
+
+def _findings(research: Research, given: About) -> Answer:
+    asked = findings.About(instrument=given.instrument, factor=given.factor, model=given.model)
+    document, lines = findings.listed(research.home.store, asked)
+    return Answer("\n".join(lines), document)
+
+
+def _report(research: Research, given: OneStudy) -> Answer:
+    study = research.study(given.study)
+    try:
+        files = report.write(research.home, study.id)
+    except LeaseHeld:  # its worker has written the report, and still copies records
+        files = report.files_of(research.home.studies / study.id)
+        if not study.status.ended or not Path(files["markdown"]).is_file():
+            raise
+    return Answer(Path(files["markdown"]).read_text(encoding="utf-8"), {"study": study.id, **files})
+
+
+def _verify(research: Research, given: OneStudy) -> Answer:
+    document, lines = report.verified(research.home, research.study(given.study).id)
+    return Answer("\n".join(lines), document)
+
+
+def _stop(research: Research, given: Stop) -> Answer:
+    study = research.study(given.study)
+    if given.confirm != study.id:
+        raise UsageError(f"this would stop {study.id}, {study.topic!r}: to do so, pass confirm: {study.id}")
+    said = decisions.stop(research.home, study)
+    return Answer(f"{study.id}: {said}", {"study": study.id, "told": said})
+
+
+# -- campaigns ------------------------------------------------------------------------------------------------------------
+
+
+def _campaign_status(research: Research, given: OneCampaign) -> Answer:
+    store = research.home.store
+    document = campaign.status_json(research.home, store.campaigns.get(store.campaigns.resolve(given.campaign)))
+    return Answer("\n".join(campaign.status_lines(document)), document)
+
+
+def _campaign_tell(research: Research, given: Tell) -> Answer:
+    store = research.home.store
+    campaign_id = store.campaigns.resolve(given.campaign)
+    if not given.words.strip():
+        raise UsageError("words: is empty; say what the next decision is to read")
+    people.tell(store, campaign_id, given.words, research.person)
+    return Answer(f"{campaign_id}: the next decision reads it", {"campaign": campaign_id, "told": given.words})
+
+
+def _campaign_approve(research: Research, given: Approve) -> Answer:
+    store = research.home.store
+    campaign_id = store.campaigns.resolve(given.campaign)
+    people.check_newest(store, campaign_id, given.decision)
+    number = people.approve_next(store, campaign_id, given.words, research.person)
+    return Answer(f"{campaign_id}: decision {number} is approved", {"campaign": campaign_id, "decision": number})
+
+
+def _tool(
+    name: str,
+    arguments: type[StrictModel],
+    work: Callable[[Research, Any], Answer],
+    description: str,
+    effect: Literal["none", "adds", "ends"] = "none",
+) -> Tool:
+    return Tool(name=name, description=description, arguments=arguments, work=work, effect=effect)
+
+
+TOOLS = (
+    _tool(
+        *("instruments", OneInstrument, _instruments),
+        "What can be asked: instruments, the factors that a study may vary, the metrics that may decide.",
+    ),
+    _tool("schema", Nothing, _schema, "The JSON Schema of a study file."),
+    _tool(
+        *("draft", Topic, _draft),
+        "A question in words becomes a study file in YAML, with comments that say where each setting came from and what of the "
+        "topic is left out. Runs nothing. The planner may ask back: then answer in `answers`.",
+    ),
+    _tool(
+        *("price", StudyText, _price),
+        "Plan a study and price it: arms, seeds, stages, trials, time, the plan's hash, and whether a person has to approve it. "
+        "Runs and records nothing.",
+    ),
+    _tool(
+        *("start", Start, _start),
+        "Start a study, and return at once with its id; a daemon carries it on. One that may take longer than the limit is "
+        "refused unless `approve` holds the hash that `price` gave: ask a person first.",
+        "adds",
+    ),
+    _tool("studies", Nothing, _studies, "Every study, newest first, and who goes on with it."),
+    _tool(
+        *("status", Status, _status),
+        "How a study is doing: status, trials, decisions, verdicts, budget, and what it waits for. exit_code is that of "
+        "`researcher status`: 0 done or worked on, 1 failed, 3 waiting, 4 out of budget. `wait_s` waits for a change.",
+    ),
+    _tool(*("curves", Curves, _curves), "Learning curves of a study's trials by step, also while they train."),
+    _tool(
+        *("samples", OneStudy, _samples),
+        "What each arm's model was asked, what it answered and what that was worth, before, during and after training.",
+    ),
+    _tool(
+        *("findings", About, _findings),
+        "What earlier studies have found, nulls too, and what contradicts what. Look here before you ask again.",
+    ),
+    _tool(
+        *("report", OneStudy, _report),
+        "The report of a study, written anew from its records: the answer first, then what was run and what it rests on.",
+        "adds",
+    ),
+    _tool("verify", OneStudy, _verify, "Recompute every number of a study's report from the records."),
+    _tool(
+        *("stop", Stop, _stop),
+        "Stop a study at the next safe point. `confirm` is its whole id.",
+        "ends",
+    ),
+    _tool(
+        *("campaign_status", OneCampaign, _campaign_status),
+        "A campaign: its decisions, hypotheses, what is confirmed, what is left of the budget, and what it waits for.",
+    ),
+    _tool(
+        *("campaign_tell", Tell, _campaign_tell),
+        "Say something to a campaign's next decision, which quotes it.",
+        "adds",
+    ),
+    _tool(
+        *("campaign_approve", Approve, _campaign_approve),
+        "Say yes to the study that a campaign waits with. Only where a person has said so to you.",
+        "adds",
+    ),
+)
