@@ -18,6 +18,7 @@ pytest_plugins = [
     "tests.echo_fixture",
     "tests.models_fixture",
     "tests.ray_fixture",
+    "tests.reader_fixture",
     "tests.tiny_llama",
     "tests.vllm_fixture",
 ]
@@ -74,6 +75,7 @@ _LONG_S = {
     "tests/swarm/engine/local/test_trainer.py": 60,
     "tests/swarm/models/test_distillation.py": 25,
     "tests/swarm/server/gateway/test_dialects.py": 25,
+    "tests/test_tutorials.py": 20,
 }
 """Files that take 20 seconds and more on two cores, about how long: they come before all shorter ones, so that no process ends with one."""
 
