@@ -23,8 +23,15 @@ RULES = {
     "rollout_until_finish_enough_episodes": "episodes",
 }
 """Their method of collecting samples → our batch rule."""
+CLOSED_BY_CLIENTS = ("rollout_until_any_client_agree_sync_weight", "rollout_until_all_clients_agree_sync_weight")
+"""Methods under which the size of a batch is what was collected when clients agreed; see `agreed`."""
+METHOD_LABEL = "agentjet_method"
+"""Of the run: which of these methods it has."""
+UNBOUNDED_TASKS = 100_000
+"""Groups per step of such a run, while nobody has agreed."""
 GROUP_PATIENCE_S = 600.0
 """Their groups wait for their episodes as long as it takes."""
+_A_DAY_S = 86_400.0
 _METHOD = "swarm_mode_sample_collection_method"
 _LEARNER = "trainer_common"
 _ALGORITHMS: Mapping[str, Mapping[str, Any]] = {
@@ -54,20 +61,17 @@ def run_spec(text: str, info: EngineInfo) -> RunSpec:
     job = _Job(text)
     _require_model(job, info)
     method = job.text(_METHOD, "rollout_until_finish_enough_tasks")
-    if method not in RULES:
-        raise _unfit(_METHOD, f"{method!r} is not served here; there are {', '.join(RULES)}")
+    if method not in (*RULES, *CLOSED_BY_CLIENTS):
+        raise _unfit(_METHOD, f"{method!r} is not known here; there are {', '.join((*RULES, *CLOSED_BY_CLIENTS))}")
     longest = job.whole("rollout.max_model_len", info.max_model_len)
     if longest > info.max_model_len:
         more = f"is {longest}, and this server was started with {info.max_model_len}: ask for less, or start it with --max-model-len"
         raise _unfit("rollout.max_model_len", more)
-    tasks, repeat = job.whole("data.train_batch_size", 32), job.whole("rollout.num_repeat", 4)
-    batch: dict[str, Any] = {"rule": RULES[method], "group_size": repeat, "group_patience_s": GROUP_PATIENCE_S}
-    batch |= {"episodes": tasks * repeat} if batch["rule"] == "episodes" else {"tasks": tasks}
     spec = {
         "algorithm": _algorithm(job),
         "optimizer": _optimizer(job),
         "parameters": _parameters(job),
-        "batch": batch,
+        "batch": _batch(job, method),
         "sampling": {
             "temperature": job.number("rollout.temperature", 1.0),
             "top_p": job.number("rollout.top_p", 1.0),
@@ -76,7 +80,7 @@ def run_spec(text: str, info: EngineInfo) -> RunSpec:
         },
         "limits": {"steps": job.whole_or_none(f"{_LEARNER}.total_training_steps")},
         "checkpoint": {"every_steps": job.whole(f"{_LEARNER}.save_freq", 20)},
-        "labels": {name: job.text(f"{name}_name", "") for name in ("project", "experiment")},
+        "labels": {name: job.text(f"{name}_name", "") for name in ("project", "experiment")} | {METHOD_LABEL: method},
     }
     try:
         return RunSpec.model_validate(spec)
@@ -95,6 +99,14 @@ def _require_model(job: _Job, info: EngineInfo) -> None:
     last = path.rstrip("/").rpartition("/")[2].replace("___", ".")
     if path and not info.is_named(path) and last.lower() != hosted.rpartition("/")[2].lower():
         raise _unfit("model.path", f"{path[:200]!r} is not hosted here: this server trains {hosted!r}")
+
+
+def _batch(job: _Job, method: str) -> dict[str, Any]:
+    tasks, repeat = job.whole("data.train_batch_size", 32), job.whole("rollout.num_repeat", 4)
+    if method in CLOSED_BY_CLIENTS:
+        return {"tasks": UNBOUNDED_TASKS, "group_size": repeat, "group_patience_s": _A_DAY_S}
+    batch: dict[str, Any] = {"rule": RULES[method], "group_size": repeat, "group_patience_s": GROUP_PATIENCE_S}
+    return batch | ({"episodes": tasks * repeat} if batch["rule"] == "episodes" else {"tasks": tasks})
 
 
 def _algorithm(job: _Job) -> dict[str, Any]:

@@ -32,6 +32,7 @@ from swarm.protocol.errors import ErrorCode, Refusal
 from swarm.protocol.runspec import RunSpec
 from swarm.protocol.status import RunRequest
 from swarm.server.agentjet import pool
+from swarm.server.agentjet.agreed import AgreedBatches
 from swarm.server.agentjet.config import run_spec
 from swarm.server.agentjet.prefix import ROLE, Front, Prefixes
 from swarm.server.keys import ControlTokens, Role
@@ -91,6 +92,7 @@ class WorkflowOutput(BaseModel):
 class EndEpisode(EpisodeOfClient):
     task_id: Name = ""
     workflow_output: WorkflowOutput = WorkflowOutput()
+    declare_client_active: bool = True
 
 
 class Wrong(Exception):
@@ -122,6 +124,7 @@ class AgentJet:
         self._public_url = public_url
         self._spec: RunSpec | None = None
         """Of the newest configuration that was sent."""
+        self._agreed = AgreedBatches(service, clock)
         self._waiting: Counter[str] = Counter()
         """Claims that wait, by client."""
 
@@ -145,6 +148,7 @@ class AgentJet:
             ("POST", "/end_episode", self.end),
             ("POST", "/abort_episode", self.abort),
             ("POST", "/can_continue_episode", self.can_continue),
+            ("POST", "/agree_sync_weight", self.agree),
         ]
         app = Starlette(
             routes=[Route(path, self._guarded(endpoint), methods=[method]) for method, path, endpoint in endpoints],
@@ -166,6 +170,7 @@ class AgentJet:
                 request.state.by = wire.require(self._tokens, request)
             else:
                 request.state.by = f"agentjet@{request.client.host}" if request.client else "agentjet"
+            await self._agreed.look()
             return wire.answer_json(await endpoint(request))
 
         return serve
@@ -176,10 +181,12 @@ class AgentJet:
         return {"status": "ok"}
 
     async def status(self, request: Request) -> Json:
-        return pool.status_report(self._service.state)
+        return pool.status_report(self._service.state, self._status())
 
     async def pool_information(self, request: Request) -> Json:
-        return pool.pool_information(self._service.state, self._now())
+        state = self._service.state
+        active = {"swarm_client_instruction": {"active_clients": self._agreed.active_clients()}}
+        return pool.pool_information(state, self._now()) | pool.status_report(state, self._status()) | active
 
     async def buffer(self, request: Request) -> Json:
         return {"buffer": pool.episode_buffer(self._service.state, self._now())}
@@ -200,7 +207,8 @@ class AgentJet:
         self._require_offline("a run is started")
         if self._spec is None:
             raise Wrong("no configuration was sent yet: sync_train_config first")
-        await self._service.create_run(RunRequest(spec=self._spec), request.state.by)
+        created = await self._service.create_run(RunRequest(spec=self._spec), request.state.by)
+        self._agreed.began(created.run_id)
         return {"success": True, "pid": os.getpid()}
 
     async def stop(self, request: Request) -> Json:
@@ -212,9 +220,13 @@ class AgentJet:
         return {"success": True, "failure_reason": ""}
 
     def _require_offline(self, what: str) -> None:
-        status = pool.engine_status(self._service.state)
+        status = self._status()
         if status != pool.OFFLINE:
             raise Wrong(f"the engine is {status}; {what} only while it is {pool.OFFLINE}: stop the run first")
+
+    def _status(self) -> str:
+        status = pool.engine_status(self._service.state)
+        return pool.WEIGHT_SYNCING if status == pool.ROLLING and self._agreed.shows_sync else status
 
     def _now(self) -> Moment:
         return Moment(self._clock.now(), self._clock.monotonic())
@@ -247,6 +259,7 @@ class AgentJet:
         if run is None:
             raise Refusal(ErrorCode.OVER_LIMIT, "no run is going on: sync a configuration and start the engine")
         client, throttled = wanted.client_uuid, wanted.throttle_policy is not None
+        self._agreed.played(client)
         wait_s = THROTTLED_WAIT_S if throttled else CLAIM_WAIT_S
         claim = GuestClaim(
             run_id=run.run_id,
@@ -268,7 +281,7 @@ class AgentJet:
         """Why a claim was refused, so that their client waits as it should."""
         if refusal.code not in (ErrorCode.DRAINING, ErrorCode.NOT_ROLLING, ErrorCode.MIX_FULL):
             return refusal.detail
-        status = pool.engine_status(self._service.state)
+        status = self._status()
         if status == pool.ROLLING_POST:
             return POST_ROLLING
         return NO_EPISODE if status == pool.ROLLING and refusal.code != ErrorCode.NOT_ROLLING else SYNCING
@@ -291,6 +304,7 @@ class AgentJet:
             if refusal.code is not ErrorCode.LEASE_LOST:
                 raise
             return await self._late_end(wanted)
+        self._agreed.played(wanted.client_uuid, declares=wanted.declare_client_active and live.row.kind == "train")
         return {"success": True}
 
     async def _late_end(self, wanted: EndEpisode) -> Json:
@@ -309,9 +323,10 @@ class AgentJet:
         try:
             live = self._open(wanted)
             if live is not None:
-                await self._service.abort(
-                    live.row.episode_id, EpisodeAbort(lease=live.lease, reason="its client aborted it")
-                )
+                wish = EpisodeAbort(lease=live.lease, reason="its client aborted it")
+                await self._service.abort(live.row.episode_id, wish)
+                declares = wanted.declare_client_active and live.row.kind == "train"
+                self._agreed.played(wanted.client_uuid, declares=declares)
         except (Wrong, Refusal) as error:
             _log.info("an abort had no effect: %s", error)
         return {"success": True}
@@ -321,6 +336,12 @@ class AgentJet:
         live = self._service.state.live.get(wanted.episode_uuid)
         mine = live is not None and live.guest and live.row.client_id == wanted.client_uuid and live.expiry is None
         return {"can_continue": mine and pool.current_run(self._service.state) is not None}
+
+    async def agree(self, request: Request) -> Json:
+        """A client agrees to the next step, in a run whose clients close its batches."""
+        wanted = await _decoded(request, EpisodeOfClient)
+        why = await self._agreed.agree(wanted.client_uuid)
+        return {"success": why is None, "failure_reason": why or ""}
 
     def _open(self, wanted: EpisodeOfClient) -> LiveEpisode | None:
         """The open episode that this client claimed here; None where it is not open. Raises: Wrong for another's."""

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from swarm.protocol.status import Phase
-from swarm.server.agentjet.config import RULES
+from swarm.server.agentjet.config import METHOD_LABEL, RULES
 from swarm.server.state.batching import groups_needed
 from swarm.server.state.leases import LiveEpisode
 from swarm.server.state.rows import EpisodeRow
@@ -56,17 +56,17 @@ def why_offline(state: ServerState) -> str | None:
     return None if run is None or run.row.status == "running" else f"run {run.run_id}: {run.row.reason}"
 
 
-def status_report(state: ServerState) -> Json:
+def status_report(state: ServerState, engine_status: str) -> Json:
     run = state.run
     return {
-        "engine_status": engine_status(state),
+        "engine_status": engine_status,
         "engine_status_detail": why_offline(state),
         "global_step": run.step if run is not None else 0,
     }
 
 
 def pool_information(state: ServerState, now: Moment) -> Json:
-    """What has ended and is in no step yet, by task, and what is being played."""
+    """What has ended and is in no step yet, by task, and what is being played. The status, and who is active, stand beside it."""
     run = current_run(state)
     ended = [row for group in state.groups for row in group.in_slot_order()]
     by_task: dict[str, list[EpisodeRow]] = {}
@@ -76,7 +76,7 @@ def pool_information(state: ServerState, now: Moment) -> Json:
     complete = [rows for rows in by_task.values() if run is not None and len(rows) >= repeat]
     open_ones = [live for live in state.live.values() if live.row.kind == "train"]
     return {
-        "sample_collection_method": _METHODS[run.spec.batch.rule] if run is not None else "",
+        "sample_collection_method": _method(run) if run is not None else "",
         "completed_episodes": len(ended),
         "completed_episode_target": episodes,
         "completed_tasks": len(complete),
@@ -88,10 +88,8 @@ def pool_information(state: ServerState, now: Moment) -> Json:
         "completed_tasks_rewards": {task: [row.reward for row in rows] for task, rows in by_task.items()},
         "completed_tasks_client_uuids": {task: [row.client_id for row in rows] for task, rows in by_task.items()},
         "running_episode_details": _running(state, open_ones, now) or None,
-        **status_report(state),
         "booting_start_time": run.row.started_at if run is not None else None,
         "training_model_path": state.info.model,
-        "swarm_client_instruction": {"active_clients": []},
     }
 
 
@@ -106,7 +104,7 @@ def episode_buffer(state: ServerState, now: Moment) -> list[Json]:
             "openai_api_key": "",
             "client_uuid": live.row.client_id,
             "zmq_listen_result_addr": "",
-            "latest_activity_timestamp": now.unix - _quiet_s(state, live, now),
+            "latest_activity_timestamp": now.unix - quiet_s(state, live, now.monotonic),
             "discard_episode_timeout": live.idle_limit_s,
             "llm_call_count": live.calls_opened,
             "debug_log": [],
@@ -114,6 +112,11 @@ def episode_buffer(state: ServerState, now: Moment) -> list[Json]:
         }
         for live in state.live.values()
     ]
+
+
+def _method(run: Run) -> str:
+    """In their words, also of a run that was started otherwise."""
+    return run.spec.labels.get(METHOD_LABEL, _METHODS[run.spec.batch.rule])
 
 
 def _targets(run: Run | None) -> tuple[int, int, int]:
@@ -130,7 +133,7 @@ def _running(state: ServerState, open_ones: Iterable[LiveEpisode], now: Moment) 
     return {
         live.row.episode_id: {
             "episode_status": "claimed",
-            "time_since_last_activity": f"{_quiet_s(state, live, now):.1f}s",
+            "time_since_last_activity": f"{quiet_s(state, live, now.monotonic):.1f}s",
             "discard_episode_timeout": f"{live.idle_limit_s:.1f}s",
             "llm_call_count": str(live.calls_opened),
             "client_uuid": live.row.client_id,
@@ -140,7 +143,7 @@ def _running(state: ServerState, open_ones: Iterable[LiveEpisode], now: Moment) 
     }
 
 
-def _quiet_s(state: ServerState, live: LiveEpisode, now: Moment) -> float:
-    """Since its client or agent was last heard of."""
+def quiet_s(state: ServerState, live: LiveEpisode, monotonic: float) -> float:
+    """Seconds since its client or agent was last heard of."""
     last = live.idle_at - live.idle_limit_s
-    return max(0.0, state.situation.lease_clock.time(now.monotonic) - last) if not live.open_since else 0.0
+    return 0.0 if live.open_since else max(0.0, state.situation.lease_clock.time(monotonic) - last)

@@ -57,7 +57,8 @@ def test_what_a_job_sets_is_what_is_trained() -> None:
     assert (spec.optimizer.learning_rate, spec.optimizer.schedule, spec.optimizer.warmup) == (1e-5, "cosine", 2)
     assert (spec.optimizer.minibatches, spec.optimizer.epochs) == (2, 3)
     assert (spec.limits.steps, spec.checkpoint.every_steps) == (7, 4)
-    assert spec.labels == {"project": "p", "experiment": "e"}
+    method = "rollout_until_finish_enough_episodes"
+    assert spec.labels == {"project": "p", "experiment": "e", "agentjet_method": method}
 
 
 @pytest.mark.parametrize(

@@ -2,136 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import logging
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import httpx
 import pytest
-from httpx import ASGITransport
 
-from foundation.clock import SystemClock
-from foundation.ids import RandomIds
-from swarm.engine.echo.engine import EchoEngine
-from swarm.server.agentjet.facade import AgentJet
-from swarm.server.agentjet.prefix import AT_ROOT, Prefixes
-from swarm.server.app import create_app
-from swarm.server.gateway.gateway import Gateway
-from swarm.server.keys import ControlTokens, Keyring
-from swarm.server.service import Service
-from swarm.server.training_loop import TrainingLoop
-from tests.swarm.server.agentjet.replay import Json, Replay
+from swarm.server.agentjet.prefix import AT_ROOT
+from tests.swarm.server.agentjet.served import ADMIN, ASK, CLIENT, JOB, PREFIXES, Served, replayed, serving
 
 pytestmark = pytest.mark.anyio
-
-PREFIXES = Prefixes(admin="admin-secret-0123456789", client="client-secret-012345678")
-ADMIN, CLIENT = f"/ajet/{PREFIXES.admin}", f"/ajet/{PREFIXES.client}"
-JOB = "ajet: {model: {path: Qwen/echo}, rollout: {num_repeat: 2, max_response_length_in_one_turn: 16}, data: {train_batch_size: 2}}"
-ASK = {"model": "reserved_field", "messages": [{"role": "user", "content": "echo this"}]}
-
-
-@dataclass(frozen=True)
-class Served:
-    http: httpx.AsyncClient
-    service: Service
-
-    async def get(self, path: str, prefix: str = ADMIN) -> Json:
-        answer = await self.http.get(prefix + path)
-        assert answer.status_code == 200, answer.text
-        return dict(answer.json())
-
-    async def post(self, path: str, body: Json, *, prefix: str = ADMIN, key: str = "", status: int = 200) -> Json:
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
-        answer = await self.http.post(prefix + path, json=body, headers=headers)
-        assert answer.status_code == status, answer.text
-        return dict(answer.json())
-
-    async def start(self, job: str = JOB) -> None:
-        await self.post("/sync_train_config", {"yaml_as_string": job})
-        await self.post("/start_engine", {})
-        await self.until(lambda status: status["engine_status"] == "ENGINE.ROLLING")
-
-    async def until(self, holds: Any) -> None:
-        async with asyncio.timeout(10):
-            seen = (await self.service.status()).revision
-            while not holds(await self.get("/get_engine_status")):
-                seen = (await self.service.status(since=seen, wait_s=10)).revision
-
-    async def claim(self, client: str = "c-1", **fields: Any) -> Json:
-        return await self.post("/claim_episode", {"client_uuid": client, **fields}, prefix=CLIENT)
-
-    async def end(self, claimed: Json, task: str, reward: Any, *, status: int = 200, **fields: Any) -> Json:
-        output = {"reward": reward, "metadata": {"task_id": task}}
-        body = {
-            "client_uuid": "c-1",
-            "episode_uuid": claimed["episode_uuid"],
-            "task_id": task,
-            "workflow_output": output,
-        }
-        return await self.post("/end_episode", body | fields, prefix=CLIENT, status=status)
-
-    async def play(self, task: str, reward: float) -> Json:
-        claimed = await self.claim()
-        await self.post("/v1/chat/completions", ASK, prefix=CLIENT, key=claimed["openai_api_key"])
-        await self.end(claimed, task, reward)
-        return claimed
-
-    async def fates(self) -> list[str]:
-        page = await self.service.ledger(limit=1000)
-        return [f"{one.task_id or '-'} {one.state} {one.reason or one.step or ''}".strip() for one in page.entries]
-
-
-@contextlib.asynccontextmanager
-async def serving(
-    directory: Path, prefixes: Prefixes = PREFIXES, tokens: ControlTokens | None = None
-) -> AsyncIterator[Served]:
-    clock, ids, engine, closing = SystemClock(), RandomIds(), EchoEngine(), asyncio.Event()
-    tokens = tokens or ControlTokens(None, None)
-    service = Service.open(directory / "pool", engine.info, clock=clock, ids=ids)
-    await service.start()
-    training_loop = asyncio.create_task(TrainingLoop(service, engine, clock=clock, runs_dir=directory / "runs").run())
-    app = create_app(
-        service=service,
-        gateway=Gateway(service, engine, clock, ids),
-        info=engine.info,
-        keys=Keyring(b"k" * 32),
-        tokens=tokens,
-        clock=clock,
-        closing=closing,
-    )
-    facade = AgentJet(service=service, info=engine.info, tokens=tokens, clock=clock, closing=closing)
-    front = facade.before(app, prefixes)
-    async with httpx.AsyncClient(transport=ASGITransport(front), base_url="http://127.0.0.1:8642") as http:
-        yield Served(http, service)
-    training_loop.cancel()
-    await asyncio.gather(training_loop, return_exceptions=True)
-    await service.close()
 
 
 @pytest.fixture
 async def served(tmp_path: Path) -> AsyncIterator[Served]:
     async with serving(tmp_path) as served:
         yield served
-
-
-async def replayed(served: Served, name: str) -> Replay:
-    """Each request of a recording is answered with success. Waits where the recorded client did."""
-    replay = Replay(name)
-    for _, path, body, key in replay:
-        if path == "/stop_engine" and name != "abort":
-            await served.until(lambda status: status["global_step"] == 1)
-        answer = await (served.get(path) if body is None else served.post(path, body, key=key))
-        assert answer.get("success", True) is True, (path, answer)
-        replay.heard(path, answer)
-        if path == "/start_engine":
-            assert (await served.get("/get_engine_status"))["engine_status"] != "ENGINE.OFFLINE"
-            await served.until(lambda status: status["engine_status"] == "ENGINE.ROLLING")
-    await served.until(lambda status: status["engine_status"] == "ENGINE.OFFLINE")
-    return replay
 
 
 @pytest.mark.parametrize("name", ["batch", "throttled"])
@@ -247,6 +133,27 @@ async def test_config_is_taken_while_offline_alone_and_names_what_does_not_fit(s
     assert "ajet.model.path" in refused["detail"]
     await served.start()
     await served.post("/sync_train_config", {"yaml_as_string": JOB}, status=400)
+
+
+async def test_every_dialect_is_served_under_the_prefix_and_without_it(served: Served) -> None:
+    await served.start()
+    claimed = await served.claim()
+    bearer = {"Authorization": f"Bearer {claimed['openai_api_key']}"}
+    of_anthropic = {"x-api-key": claimed["openai_api_key"]}
+    message = {"model": "reserved_field", "max_tokens": 8, "messages": ASK["messages"]}
+    for prefix in (CLIENT, "", f"{CLIENT}/"):
+        sent = [
+            await served.http.post(f"{prefix}/v1/chat/completions", json=ASK, headers=bearer),
+            await served.http.post(
+                f"{prefix}/v1/responses", json={"model": "AgentJet-Model", "input": "echo"}, headers=bearer
+            ),
+            await served.http.post(f"{prefix}/v1/messages", json=message, headers=of_anthropic),
+            await served.http.get(f"{prefix}/v1/models/any-name", headers=bearer),
+        ]
+        assert [answer.status_code for answer in sent] == [200] * 4, [answer.text for answer in sent]
+    stale = await served.http.post(f"{CLIENT}/v1/messages", json=message, headers={"x-api-key": "swk_of.nobody"})
+    assert (stale.status_code, stale.json()["type"]) == (401, "error")
+    assert PREFIXES.client not in stale.text
 
 
 async def test_on_loopback_without_tokens_the_routes_may_stand_at_the_root(tmp_path: Path) -> None:

@@ -1,0 +1,171 @@
+"""Batches that clients close: under two of AgentJet's methods a step takes what is there once any, or all, active clients agree to it.
+
+Such a run asks for more groups than it will ever have. Agreement is a patch of `batch.tasks` to the groups that can be trained now, and
+another back, once they are in a step. Only memory knows who agreed: after a restart clients are shown a weight sync, and agree anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+from foundation.clock import Clock
+from swarm.protocol.errors import ErrorCode, Refusal
+from swarm.server.agentjet import pool
+from swarm.server.agentjet.config import CLOSED_BY_CLIENTS, METHOD_LABEL, UNBOUNDED_TASKS
+from swarm.server.service import Service
+from swarm.server.state.runs import Run
+from swarm.server.state.server_state import ServerState
+
+_log = logging.getLogger(__name__)
+
+ACTIVE_S = 600.0
+"""Without a claim, a call or an end, a client is no longer asked."""
+SHOWN_S = 7.0
+"""So long is a weight sync shown after each step: their clients look every 5 s, at a status that is up to 1 s old."""
+_BY = "agentjet: clients agreed"
+
+
+@dataclass(slots=True)
+class _Client:
+    """An active one. Times are monotonic."""
+
+    active_at: float
+    agreed: bool = False
+
+
+class AgreedBatches:
+    """Who is active, who agreed, and the batch that is closed by it. Looks at the state with each request: their clients poll."""
+
+    def __init__(self, service: Service, clock: Clock) -> None:
+        self._service = service
+        self._clock = clock
+        self._clients: dict[str, _Client] = {}
+        self._lock = asyncio.Lock()
+        self._known_run = ""
+        self._closing_after: int | None = None
+        """The step after which the next is being made of what clients agreed to."""
+        self._shown_until = 0.0
+
+    def began(self, run_id: str) -> None:
+        """A run was started here: nobody waits for a batch of it yet."""
+        self._known_run, self._closing_after, self._shown_until = run_id, None, 0.0
+        self._clients.clear()
+
+    @property
+    def shows_sync(self) -> bool:
+        """Whether the status is WEIGHT_SYNCING, whatever the engine does."""
+        return self._closing_after is not None or self._clock.monotonic() < self._shown_until
+
+    def played(self, client_id: str, *, declares: bool = False) -> None:
+        """A client claimed or ended an episode. declares: from now on it is asked."""
+        known = self._clients.get(client_id)
+        if known is not None:
+            known.active_at = self._clock.monotonic()
+        elif declares and self._method() is not None:
+            self._clients[client_id] = _Client(self._clock.monotonic())
+
+    async def agree(self, client_id: str) -> str | None:
+        """Why a client's word is not taken; None when it is."""
+        await self.look()
+        method = self._method()
+        if method is None:
+            return f"clients close no batches here; ajet.swarm_mode_sample_collection_method may be {' or '.join(CLOSED_BY_CLIENTS)}"
+        known = self._clients.get(client_id)
+        if known is None:
+            return "the client is not active: it has ended no training episode since the last step"
+        known.agreed = True
+        await self.look()
+        return None
+
+    async def look(self) -> None:
+        """Do what is due: close a batch, or go on to the next. Nothing in runs of other methods."""
+        async with self._lock:
+            run = pool.current_run(self._service.state)
+            if run is not None and self._method() is not None and self._service.state.serving:
+                await self._look(run)
+
+    async def _look(self, run: Run) -> None:
+        state, tasks = self._service.state, run.spec.batch.tasks
+        if (
+            run.run_id != self._known_run
+        ):  # this process is younger than the run: clients may wait for a step that they agreed to
+            self._known_run, self._shown_until = run.run_id, self._clock.monotonic() + SHOWN_S
+        if self._closing_after is not None:
+            await self._follow(run, self._closing_after)
+        elif tasks != UNBOUNDED_TASKS and state.journalled is None:
+            await self._ask_for(run, UNBOUNDED_TASKS)
+        elif self._agreed():
+            await self._close(run)
+
+    async def _close(self, run: Run) -> None:
+        """Take what can be trained. Where nothing can, clients are let go on all the same."""
+        found = _trainable(self._service.state)
+        self._clients.clear()
+        if found:
+            self._closing_after = run.step
+            await self._ask_for(run, found)
+        else:
+            _log.warning("clients agreed to a step, and no group can be trained yet; they go on collecting")
+            self._shown_until = self._clock.monotonic() + SHOWN_S
+
+    async def _follow(self, run: Run, after: int) -> None:
+        """The batch is fixed once it is journalled: then the next may be collected. What grew too stale meanwhile is not waited for."""
+        state, tasks = self._service.state, run.spec.batch.tasks
+        made, fixed = run.step > after, state.journalled is not None
+        wanted = UNBOUNDED_TASKS if made or fixed else min(tasks, _trainable(state)) or UNBOUNDED_TASKS
+        if wanted != tasks:
+            await self._ask_for(run, wanted)
+        if made or (not fixed and wanted == UNBOUNDED_TASKS):
+            self._closing_after, self._shown_until = None, self._clock.monotonic() + SHOWN_S
+
+    async def _ask_for(self, run: Run, tasks: int) -> None:
+        try:
+            await self._service.patch_run(run.run_id, {"batch": {"tasks": tasks}}, None, _BY)
+        except Refusal as refusal:
+            if refusal.code not in (ErrorCode.OVER_LIMIT, ErrorCode.NOT_FOUND):  # it ended meanwhile
+                raise
+
+    def active_clients(self) -> list[dict[str, Any]]:
+        """As pool information shows them. Forgets who was silent for too long."""
+        now, unix = self._clock.monotonic(), self._clock.now()
+        heard = {client_id: max(one.active_at, self._called_at(client_id)) for client_id, one in self._clients.items()}
+        self._clients = {name: one for name, one in self._clients.items() if now - heard[name] < ACTIVE_S}
+        return [
+            {
+                "client_uuid": name,
+                "last_activity_at": unix - (now - heard[name]),
+                "allowed_sync_weight": one.agreed,
+            }
+            for name, one in self._clients.items()
+        ]
+
+    def _called_at(self, client_id: str) -> float:
+        """Monotonic time at which an open episode of the client was last heard of."""
+        state, now = self._service.state, self._clock.monotonic()
+        mine = [live for live in state.live.values() if live.row.client_id == client_id]
+        return max((now - pool.quiet_s(state, live, now) for live in mine), default=0.0)
+
+    def _agreed(self) -> bool:
+        words = [one["allowed_sync_weight"] for one in self.active_clients()]
+        rule = any if self._method() == CLOSED_BY_CLIENTS[0] else all
+        return bool(words) and rule(words)
+
+    def _method(self) -> str | None:
+        """By which clients close the batches of the current run; None where they do not."""
+        run = pool.current_run(self._service.state)
+        method = run.spec.labels.get(METHOD_LABEL) if run is not None else None
+        return method if method in CLOSED_BY_CLIENTS else None
+
+
+def _trainable(state: ServerState) -> int:
+    """Groups that are ready, or would be if nobody could join them any more."""
+    groups = [group for group in state.groups if not group.useless]
+    cut_short = [
+        group
+        for group in groups
+        if group.open and not group.running and not state.groups.awaits(group) and group.worth_training()
+    ]
+    return sum(not group.open for group in groups) + len(cut_short)

@@ -1,0 +1,151 @@
+"""A real service with the echo engine in this process, and AgentJet's routes in front of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+from httpx import ASGITransport
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from foundation.clock import Clock, SystemClock
+from foundation.ids import RandomIds
+from swarm.engine.echo.engine import EchoEngine
+from swarm.server.agentjet.facade import AgentJet
+from swarm.server.agentjet.prefix import Prefixes
+from swarm.server.app import create_app
+from swarm.server.gateway.gateway import Gateway
+from swarm.server.keys import ControlTokens, Keyring
+from swarm.server.service import Service
+from swarm.server.training_loop import TrainingLoop
+from tests.swarm.server.agentjet.replay import Json, Replay
+
+PREFIXES = Prefixes(admin="admin-secret-0123456789", client="client-secret-012345678")
+ADMIN, CLIENT = f"/ajet/{PREFIXES.admin}", f"/ajet/{PREFIXES.client}"
+JOB = "ajet: {model: {path: Qwen/echo}, rollout: {num_repeat: 2, max_response_length_in_one_turn: 16}, data: {train_batch_size: 2}}"
+ASK = {"model": "reserved_field", "messages": [{"role": "user", "content": "echo this"}]}
+
+
+class Exchangeable:
+    """ASGI: an application in the place of which another may be put."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    def exchange(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app(scope, receive, send)
+
+
+@dataclass(frozen=True)
+class Served:
+    http: httpx.AsyncClient
+    service: Service
+    forget: Callable[[], None]
+    """As a restart of the process does to what the facade has in memory alone."""
+
+    async def get(self, path: str, prefix: str = ADMIN) -> Json:
+        answer = await self.http.get(prefix + path)
+        assert answer.status_code == 200, answer.text
+        return dict(answer.json())
+
+    async def post(self, path: str, body: Json, *, prefix: str = ADMIN, key: str = "", status: int = 200) -> Json:
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        answer = await self.http.post(prefix + path, json=body, headers=headers)
+        assert answer.status_code == status, answer.text
+        return dict(answer.json())
+
+    async def start(self, job: str = JOB) -> None:
+        await self.post("/sync_train_config", {"yaml_as_string": job})
+        await self.post("/start_engine", {})
+        await self.until(lambda status: status["engine_status"] == "ENGINE.ROLLING")
+
+    async def until(self, holds: Any) -> None:
+        async with asyncio.timeout(10):
+            seen = (await self.service.status()).revision
+            while not holds(await self.get("/get_engine_status")):
+                seen = (await self.service.status(since=seen, wait_s=10)).revision
+
+    async def until_step(self, step: int) -> None:
+        await self.until(lambda status: status["global_step"] == step)
+
+    async def engine_status(self) -> str:
+        return str((await self.get("/get_engine_status", CLIENT))["engine_status"])
+
+    async def claim(self, client: str = "c-1", **fields: Any) -> Json:
+        return await self.post("/claim_episode", {"client_uuid": client, **fields}, prefix=CLIENT)
+
+    async def end(self, claimed: Json, task: str, reward: Any, *, status: int = 200, **fields: Any) -> Json:
+        output = {"reward": reward, "metadata": {"task_id": task}}
+        body = {
+            "client_uuid": "c-1",
+            "episode_uuid": claimed["episode_uuid"],
+            "task_id": task,
+            "workflow_output": output,
+        }
+        return await self.post("/end_episode", body | fields, prefix=CLIENT, status=status)
+
+    async def play(self, task: str, reward: float, client: str = "c-1", **fields: Any) -> Json:
+        claimed = await self.claim(client)
+        await self.post("/v1/chat/completions", ASK, prefix=CLIENT, key=claimed["openai_api_key"])
+        await self.end(claimed, task, reward, client_uuid=client, **fields)
+        return claimed
+
+    async def fates(self) -> list[str]:
+        page = await self.service.ledger(limit=1000)
+        return [f"{one.task_id or '-'} {one.state} {one.reason or one.step or ''}".strip() for one in page.entries]
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    directory: Path, prefixes: Prefixes = PREFIXES, agreed_by: Clock | None = None
+) -> AsyncIterator[Served]:
+    """agreed_by: the clock of the facade alone."""
+    clock, ids, engine, closing = SystemClock(), RandomIds(), EchoEngine(), asyncio.Event()
+    tokens = ControlTokens(None, None)
+    service = Service.open(directory / "pool", engine.info, clock=clock, ids=ids)
+    await service.start()
+    training_loop = asyncio.create_task(TrainingLoop(service, engine, clock=clock, runs_dir=directory / "runs").run())
+    app = create_app(
+        service=service,
+        gateway=Gateway(service, engine, clock, ids),
+        info=engine.info,
+        keys=Keyring(b"k" * 32),
+        tokens=tokens,
+        clock=clock,
+        closing=closing,
+    )
+
+    def front() -> ASGIApp:
+        facade = AgentJet(service=service, info=engine.info, tokens=tokens, clock=agreed_by or clock, closing=closing)
+        return facade.before(app, prefixes)
+
+    transport = Exchangeable(front())
+    async with httpx.AsyncClient(transport=ASGITransport(transport), base_url="http://127.0.0.1:8642") as http:
+        yield Served(http, service, lambda: transport.exchange(front()))
+    training_loop.cancel()
+    await asyncio.gather(training_loop, return_exceptions=True)
+    await service.close()
+
+
+async def replayed(served: Served, name: str) -> Replay:
+    """Each request of a recording is answered with success. Waits where the recorded client did."""
+    replay = Replay(name)
+    for _, path, body, key in replay:
+        if path == "/stop_engine" and name != "abort":
+            await served.until(lambda status: status["global_step"] == 1)
+        answer = await (served.get(path) if body is None else served.post(path, body, key=key))
+        assert answer.get("success", True) is True, (path, answer)
+        replay.heard(path, answer)
+        if path == "/start_engine":
+            assert (await served.get("/get_engine_status"))["engine_status"] != "ENGINE.OFFLINE"
+            await served.until(lambda status: status["engine_status"] == "ENGINE.ROLLING")
+    await served.until(lambda status: status["engine_status"] == "ENGINE.OFFLINE")
+    return replay
