@@ -26,10 +26,11 @@ from foundation.commandline import UsageError
 from foundation.confinement import FILES, PORTS, adopt_orphans, filters_calls, hide_memory, landlock_version
 from foundation.event_loop import on_stop_signals
 from foundation.paths import user_data_dir
-from swarm.cli.agent_files import AgentRoom, clean_environment, files_of, program_of, variables_for_model
+from foundation.programs import ProgramEnd, StillRunning, run_program
 from swarm.cli.options import option_json, token_of, url_of
-from swarm.cli.programs import ProgramEnd, StillRunning, run_program
 from swarm.client import Episode, LeaseLost, NotFound, Patience, ServerUnreachable, SwarmClient, Unauthorized
+from swarm.client.agent import fault_of
+from swarm.client.agent_room import AgentRoom, clean_environment, files_of, program_of, variables_for_model
 from swarm.client.inference_relay import InferenceRelay
 from swarm.protocol.episodes import Cause, DropReason, EpisodeReceipt, EpisodeResult, LedgerEntry
 from swarm.protocol.errors import SwarmError
@@ -73,12 +74,6 @@ class Attempt:
 
     def document(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__slots__}
-
-
-_ROOM = (
-    "(a confined agent may read the system, its program, this folder and --read paths, and write to its home and --write paths; "
-    "an interpreter or a virtual environment below your home needs --read)"
-)
 
 
 def run_episode(args: argparse.Namespace) -> int:
@@ -258,26 +253,13 @@ class Runner:
         """Whether its answer is one to be scored."""
 
         attempt.agent = agent.how
-        words = f"the agent {agent.how}; it said last: {agent.last_words()}"
-        if attempt.confined.get("files"):
-            words += f"\n{_ROOM}"
+        failures, confined = [] if self._args.despite else relay.failures, bool(attempt.confined.get("files"))
         if self._stop.is_set():
             attempt.lose(Cause.PERSON, "stopped from outside")
         elif episode.lost.is_set():
             attempt.lose(Cause.CLIENT, "the lease was lost")
-        elif agent.fault:
-            attempt.lose(Cause.ROLLOUT, f"the agent cannot be started: {agent.fault}\n{_ROOM}")
-        elif relay.failures and not self._args.despite:
-            failed = f"{len(relay.failures)} calls did not reach the server: {relay.failures[0]}"
-            attempt.lose(Cause.NETWORK, f"{failed}; the agent {agent.how}")
-        elif agent.timed_out:
-            attempt.lose(
-                Cause.LIMIT, f"the agent ran longer than {self._args.timeout:g} s; it said last: {agent.last_words()}"
-            )
-        elif agent.said_too_much:
-            attempt.lose(Cause.ROLLOUT, "the agent printed more than 64 MiB")
-        elif agent.code != 0:
-            attempt.lose(Cause.ROLLOUT, words)
+        elif (lost := fault_of(agent, failures, self._args.timeout, confined=confined)) is not None:
+            attempt.lose(*lost)
 
     # -- the reward -------------------------------------------------------------------------------------------------------
 

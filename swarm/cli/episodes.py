@@ -13,9 +13,9 @@ import shlex
 from typing import Any
 
 from foundation.commandline import UsageError
-from swarm.cli.agent_files import variables_for_model
 from swarm.cli.options import choice, connect, option_json, read_document, valid
 from swarm.client import LeaseLost, OverLimit, ServerUnreachable, TryLater
+from swarm.client.agent_room import variables_for_model
 from swarm.protocol.episodes import Cause, EpisodeClaim, EpisodeGrant, EpisodeResult
 from swarm.protocol.errors import SwarmError
 from swarm.protocol.teams import EpisodeResolution

@@ -3,9 +3,13 @@
 Start at `SwarmClient`; `swarm.client.sync` has its twin for plain scripts.
 """
 
+from foundation.programs import ProgramEnd
+from swarm.client.agent import run_agent, run_confined
 from swarm.client.client import SwarmClient
 from swarm.client.episode import Episode
 from swarm.client.errors import (
+    AgentFailed,
+    AgentTooSlow,
     ConfigConflict,
     Draining,
     EngineFailed,
@@ -42,6 +46,8 @@ from swarm.protocol.errors import ErrorCode, Refusal, SwarmError
 from swarm.protocol.runspec import RunSpec
 
 __all__ = [
+    "AgentFailed",
+    "AgentTooSlow",
     "Cause",
     "ConfigConflict",
     "Draining",
@@ -62,6 +68,7 @@ __all__ = [
     "OverLimit",
     "Partner",
     "Patience",
+    "ProgramEnd",
     "Refusal",
     "Rollout",
     "RolloutReport",
@@ -83,5 +90,7 @@ __all__ = [
     "Unauthorized",
     "WorkflowFault",
     "grading",
+    "run_agent",
+    "run_confined",
     "team",
 ]

@@ -6,6 +6,8 @@ SwarmError
 ├── EpisodeUnfinished            an episode's block ended without a reward
 ├── GraderFailed                 the grader failed or gave no number; the agent is not to blame
 │   └── NoReward                 no episode can end with this result
+├── AgentFailed                  a black-box agent ended with an error
+│   └── AgentTooSlow             it ran longer than it may
 ├── TeamAborted                  the team was aborted on every server
 ├── TeamUndecided                the decider cannot be reached; the servers settle it themselves
 ├── RolloutsFailing              rollouts keep crashing; the text has the last traceback
@@ -58,6 +60,18 @@ class GraderFailed(SwarmError):
 
 class NoReward(GraderFailed, ValueError):
     """The result is not valid: for example, its reward is not a finite number."""
+
+
+class AgentFailed(SwarmError):
+    """A black-box agent ended with an error."""
+
+    cause = Cause.ROLLOUT
+
+
+class AgentTooSlow(AgentFailed):
+    """A black-box agent ran longer than it may."""
+
+    cause = Cause.LIMIT
 
 
 class TeamAborted(SwarmError):

@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
+from collections.abc import Mapping
 from contextlib import suppress
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 from urllib.parse import unquote
 
 import h11
@@ -46,6 +47,9 @@ _HOP = frozenset(
 )
 """Headers of a connection, and those that say who asks: they are not passed on."""
 _TIMEOUT = httpx.Timeout(None, connect=5.0)
+_SAMPLING = frozenset({"temperature", "top_p", "top_k", "seed"})
+"""Fields that every dialect calls the same."""
+_SAMPLED = ("/chat/completions", "/completions", "/responses", "/messages")
 
 
 class _Refused(Exception):
@@ -60,10 +64,22 @@ class _Refused(Exception):
 class InferenceRelay:
     """Use as an async context manager. `base_url` is the address while it is open.
 
+    sampling: fields that every call is given, whatever the agent says: an evaluation's temperature.
     failures: what went wrong between here and the server, in the order in which it did.
+    Raises: ValueError for a field of `sampling` that the dialects do not share.
     """
 
-    def __init__(self, base_url: str, api_key: str, transport: httpx.AsyncBaseTransport | None = None) -> None:
+    def __init__(
+        self,
+        base_url: str,
+        api_key: str,
+        *,
+        sampling: Mapping[str, Any] | None = None,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        if unknown := sorted(set(sampling or ()) - _SAMPLING):
+            raise ValueError(f"an agent's calls can be given {', '.join(sorted(_SAMPLING))}, not {', '.join(unknown)}")
+        self._sampling = dict(sampling or {})
         self._upstream = base_url.rstrip("/").removesuffix("/v1")
         self._key = api_key
         self._http = httpx.AsyncClient(
@@ -148,10 +164,22 @@ class InferenceRelay:
         if not any(hmac.compare_digest(each, self._key.encode()) for each in given):
             raise _Refused(401, "unauthorized", "use the episode's api key, from OPENAI_API_KEY or ANTHROPIC_API_KEY")
 
+    def _sampled(self, request: h11.Request, body: bytes) -> bytes:
+        """The body with our sampling fields, where it asks for an answer."""
+        path = request.target.decode("latin-1").partition("?")[0]
+        if not self._sampling or not path.endswith(_SAMPLED):
+            return body
+        try:
+            asked = json.loads(body)
+        except ValueError:  # the server says what is wrong with it
+            return body
+        return json.dumps(asked | self._sampling).encode() if isinstance(asked, dict) else body
+
     async def _forward(self, request: h11.Request, body: bytes, connection: _Connection) -> None:
         passed = [(name, value) for name, value in request.headers.raw_items() if name.lower().decode() not in _HOP]
         headers = [*passed, (b"authorization", f"Bearer {self._key}".encode())]
         method, url = request.method.decode(), f"{self._upstream}{request.target.decode('latin-1')}"
+        body = self._sampled(request, body)
         try:
             async with self._http.stream(method, url, headers=headers, content=body) as answer:
                 length = {"content-length"} & answer.headers.keys()

@@ -28,8 +28,8 @@ async def played(url: str, workflow: Workflow, heldout: Iterable[Task]) -> tuple
         hot = {"temperature": 1.0}  # at 0 the echo engine, untrained, never says what it was told
         report = await swarm.run_tasks(list(heldout), workflow.rollout, kind="eval", sampling=hot, progress=False)
         entries = [entry async for entry in swarm.ledger(run_id=run.run_id, kind="eval")]
-    assert workflow.close is not None
-    await workflow.close()
+    if workflow.close is not None:
+        await workflow.close()
     return report, entries
 
 
@@ -38,6 +38,6 @@ async def trained(url: str, workflow: Workflow, stream: Iterable[Task]) -> Rollo
     async with SwarmClient(url) as swarm:
         await swarm.start_run(RunSpec.model_validate(SPEC))
         report = await swarm.run_tasks(stream, workflow.rollout, progress=False)
-    assert workflow.close is not None
-    await workflow.close()
+    if workflow.close is not None:
+        await workflow.close()
     return report

@@ -20,7 +20,17 @@ from tests.contracts.planner_contract import ROOT
 from tests.fakes.specs import planned
 
 KITCHEN = ROOT / "tests" / "instruments" / "kitchen"
-OURS = ("arithmetic", "cocktail", "countdown", "dataset", "frozenlake", "guess_number", "reasoning_gym", "team")
+OURS = (
+    "arithmetic",
+    "cocktail",
+    "countdown",
+    "dataset",
+    "frozenlake",
+    "guess_number",
+    "reasoning_gym",
+    "repo_tasks",
+    "team",
+)
 
 
 @pytest.fixture

@@ -45,6 +45,24 @@ async def test_a_call_arrives_as_it_was_sent_and_its_answer_as_it_was_given() ->
     assert seen["headers"]["authorization"] == BEARER["Authorization"]
 
 
+async def test_what_every_call_is_given_stands_in_each_whatever_the_agent_says() -> None:
+    given = InferenceRelay(
+        "http://server.test/v1", KEY, sampling={"temperature": 0.5}, transport=httpx.MockTransport(echo)
+    )
+    async with given as open_:
+        for path in ("chat/completions", "completions", "responses", "messages?beta=true"):
+            answer = await asked(f"{open_.base_url}/{path}", content=b'{"temperature": 1, "a": 1}')
+            assert json.loads(answer.json()["body"]) == {"temperature": 0.5, "a": 1}
+        for path, body in (
+            ("messages/count_tokens", '{"a": 1}'),
+            ("chat/completions", "no JSON"),
+            ("responses", "[1]"),
+        ):
+            assert (await asked(f"{open_.base_url}/{path}", content=body)).json()["body"] == body
+    with pytest.raises(ValueError, match="not max_tokens"):
+        InferenceRelay("http://server.test/v1", KEY, sampling={"max_tokens": 5})
+
+
 async def test_a_body_in_chunks_arrives_whole() -> None:
     async def parts() -> AsyncIterator[bytes]:
         yield b'{"a":'

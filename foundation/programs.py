@@ -1,11 +1,14 @@
 """Run an untrusted program to its end: limit its time, keep its output, and end every process it started.
 
-Linux finds the processes that left their group, too; elsewhere the group alone is ended.
+Linux finds the processes that left their group, too; elsewhere the group alone is ended. `run_program` does it from this
+process, one program at a time: what a program leaves behind becomes this process's child. `run_apart` may run many at once,
+each from a process of its own (`python -m foundation.programs`, which reads a spec and writes a ProgramEnd).
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import json
 import os
@@ -14,12 +17,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from foundation import confinement
-from swarm.protocol.errors import SwarmError
+from foundation.paths import python_path
 
 MOST_SAID_BYTES = 64 * 2**20
 """Of a program's output. One that says more is ended."""
@@ -32,7 +35,7 @@ _LOOK_S = 0.01
 _READ_BYTES = 2**16
 
 
-class StillRunning(SwarmError):
+class StillRunning(Exception):
     """A process that was killed does not end."""
 
 
@@ -48,6 +51,11 @@ class Confinement:
     def document(self) -> dict[str, Any]:
         paths = {name: [str(path) for path in getattr(self, name)] for name in ("reads", "lists", "writes")}
         return {**paths, "ports": self.ports}
+
+    @classmethod
+    def read(cls, document: Mapping[str, Any]) -> Confinement:
+        paths = {name: [Path(text) for text in document[name]] for name in ("reads", "lists", "writes")}
+        return cls(**paths, ports=document["ports"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +83,13 @@ class ProgramEnd:
             return f"was killed by {signal.Signals(-self.code).name}"
         except ValueError:
             return f"was killed by signal {-self.code}"
+
+    def document(self) -> dict[str, Any]:
+        return asdict(self) | {"said": base64.b64encode(self.said).decode()}
+
+    @classmethod
+    def read(cls, document: Mapping[str, Any]) -> ProgramEnd:
+        return cls(**{**document, "said": base64.b64decode(document["said"])})
 
     def last_words(self, length: int = 2_000) -> str:
         """The end of what it said, to people first."""
@@ -111,14 +126,16 @@ async def run_program(
     limit_s: float | None,
     stops: Collection[asyncio.Event] = (),
     confined: Confinement | None = None,
+    folder: Path | None = None,
+    echo: bool = True,
 ) -> ProgramEnd:
     """Run it until it ends, `limit_s` are over, or one of `stops` is set; then end whatever it started.
 
-    given: its standard input. Its standard error is passed on to ours. confined: None leaves it as it is.
+    given: its standard input. confined: None leaves it as it is. folder: where it runs. echo: pass its standard error on to ours.
     Raises: StillRunning.
     """
     said = _Output(MOST_SAID_BYTES, MOST_SAID_BYTES)
-    words = _Output(MOST_SAID_BYTES, _WORDS_BYTES, echo=_to_standard_error)
+    words = _Output(MOST_SAID_BYTES, _WORDS_BYTES, echo=_to_standard_error if echo else None)
     timed_out = False
     with tempfile.TemporaryFile() as standard_input, tempfile.TemporaryFile() as fault:
         standard_input.write(given)
@@ -126,7 +143,7 @@ async def run_program(
         others = _children(os.getpid())
         async with _reading(said) as out, _reading(words) as err:
             try:
-                process = _started(command, environ, standard_input, fault, (out, err), confined)
+                process = _started(command, environ, standard_input, fault, (out, err), confined, folder)
             except OSError as error:
                 return ProgramEnd(fault=str(error))
             finally:
@@ -157,6 +174,7 @@ def _started(
     fault: BinaryIO,
     outputs: tuple[int, int],
     confined: Confinement | None,
+    folder: Path | None,
 ) -> subprocess.Popen[bytes]:
     """In a session of its own, with no file of ours open. Raises: OSError."""
     with tempfile.TemporaryFile() as spec:
@@ -170,6 +188,7 @@ def _started(
         return subprocess.Popen(
             command,
             env=environ,
+            cwd=folder,
             stdin=given,
             stdout=outputs[0],
             stderr=outputs[1],
@@ -284,3 +303,97 @@ def _descendants(pid: int, others: Collection[int]) -> set[int]:
         found.update(new)
         line += new
     return found
+
+
+# -- many at once --------------------------------------------------------------------------------------------------------
+
+
+async def run_apart(
+    command: Sequence[str],
+    environ: Mapping[str, str],
+    *,
+    given: bytes,
+    limit_s: float | None,
+    confined: Confinement | None,
+    folder: Path,
+) -> ProgramEnd:
+    """`run_program` from a process of its own, so that many may run at once. Cancelled, it ends all that the program started.
+
+    Raises: StillRunning.
+    """
+    spec = {
+        "command": list(command),
+        "environ": dict(environ),
+        "given": base64.b64encode(given).decode(),
+        "limit_s": limit_s,
+        "confined": None if confined is None else confined.document(),
+        "folder": str(folder),
+    }
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "foundation.programs"),
+        env={**os.environ, "PYTHONPATH": python_path(os.environ)},
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stderr is not None
+    try:
+        # Its standard input stays open: that it ends is how the process learns that this one is gone.
+        process.stdin.write(json.dumps(spec).encode() + b"\n")
+        said, words = await asyncio.gather(process.stdout.read(), process.stderr.read())
+        code = await process.wait()
+    finally:
+        process.stdin.close()
+        if process.returncode is None:
+            await asyncio.shield(process.wait())
+    if code != 0:
+        raise StillRunning(f"{command[0]} could not be run to its end: {words.decode(errors='replace')[-2_000:]}")
+    return ProgramEnd.read(json.loads(said))
+
+
+async def _supervise() -> ProgramEnd:
+    """Run what standard input asks for; stop when standard input ends."""
+    reader = asyncio.StreamReader(limit=2 * MOST_SAID_BYTES)
+    loop = asyncio.get_running_loop()
+    transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    spec = json.loads(await reader.readline())
+    left = asyncio.Event()
+
+    async def watch() -> None:
+        while await reader.read(_READ_BYTES):
+            continue
+        left.set()
+
+    watching = asyncio.create_task(watch())
+    try:
+        return await run_program(
+            spec["command"],
+            spec["environ"],
+            given=base64.b64decode(spec["given"]),
+            limit_s=spec["limit_s"],
+            stops=(left,),
+            confined=None if spec["confined"] is None else Confinement.read(spec["confined"]),
+            folder=Path(spec["folder"]),
+            echo=False,
+        )
+    finally:
+        watching.cancel()
+        transport.close()
+
+
+def main() -> int:
+    confinement.adopt_orphans()
+    try:
+        end = asyncio.run(_supervise())
+    except StillRunning as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    sys.stdout.write(json.dumps(end.document()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

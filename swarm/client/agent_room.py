@@ -14,7 +14,7 @@ from pathlib import Path
 
 from foundation.commandline import UsageError
 from foundation.confinement import SYSTEM
-from swarm.cli.programs import Confinement
+from foundation.programs import Confinement
 
 _KEPT = ("PATH", "LANG", "LANGUAGE", "TZ")
 _OURS = ("SWARM_", "RESEARCHER_")
@@ -83,7 +83,7 @@ class AgentRoom:
     """command: the agent's. place: a private folder, which exists; it alone may be written, beside `writes`.
 
     reads, writes: further paths that were named. hidden: what it may neither read nor write, wherever it lies. unread: the
-    same, but for what is named in `reads` or the command.
+    same, but for what is named in `reads` or the command. folder: where it runs; None: where we do.
     """
 
     command: Sequence[str]
@@ -92,6 +92,7 @@ class AgentRoom:
     writes: Sequence[Path] = ()
     hidden: Sequence[Path] = ()
     unread: Sequence[Path] = ()
+    folder: Path | None = None
 
     def environment(self, kept: Mapping[str, str], model: Mapping[str, str]) -> dict[str, str]:
         return {**kept, **model, "HOME": str(self.place / "home"), "TMPDIR": str(self.place / "tmp")}
@@ -102,7 +103,7 @@ class AgentRoom:
 
     def confinement(self, ports: Sequence[int] | None) -> Confinement:
         """Raises: OSError for a folder that cannot be looked into."""
-        here = Path.cwd()
+        here = (self.folder or Path.cwd()).resolve()
         named = {path.resolve() for path in (*self.reads, *self._arguments())}
         secret = {path.resolve() for path in self.hidden}
         shut = secret | ({path.resolve() for path in self.unread} - named)

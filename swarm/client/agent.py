@@ -1,0 +1,145 @@
+"""Run a black-box agent in an episode that this process holds: `await run_agent(episode, ["sh", "agent.sh"], folder)`.
+
+The agent is any program that reads OPENAI_BASE_URL and OPENAI_API_KEY, or Anthropic's two. It gets a clean environment, a home of
+its own, the folder to work in, and an address that passes its calls on to the model and nothing else; it reaches neither
+the lease nor this process. `swarm episode run` does the same from a shell.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from foundation.commandline import UsageError
+from foundation.confinement import PORTS, filters_calls, landlock_version
+from foundation.paths import user_data_dir
+from foundation.programs import Confinement, ProgramEnd, StillRunning, run_apart
+from swarm.client.agent_room import AgentRoom, clean_environment, variables_for_model
+from swarm.client.episode import Episode
+from swarm.client.errors import AgentFailed, AgentTooSlow, ServerUnreachable, WorkflowFault
+from swarm.client.inference_relay import InferenceRelay
+from swarm.protocol.episodes import Cause
+
+_ROOM = (
+    "(a confined agent may read the system, its program, the folder it runs in and what was named for it to read, and write to "
+    "its home and what was named for it to write; an interpreter or a virtual environment below your home has to be named)"
+)
+
+
+async def run_agent(
+    episode: Episode,
+    command: Sequence[str],
+    folder: Path,
+    *,
+    query: str = "",
+    reads: Sequence[Path] = (),
+    hidden: Sequence[Path] = (),
+    variables: Mapping[str, str] | None = None,
+    limit_s: float | None = None,
+) -> ProgramEnd:
+    """Run it to its end, in `folder`, which it may change.
+
+    query: its standard input. reads: what it may read beside the system, its program and what the command names. hidden: what it
+    may not even then. variables: of its environment, beside the four that name the model. What `episode.sampling` says is
+    in each of its calls.
+    Raises: AgentFailed (an exit code other than 0), AgentTooSlow (longer than `limit_s`), ServerUnreachable (a call did not reach the
+    server), WorkflowFault (there is no such program, or nothing can be confined here).
+    """
+    _require_confinement()
+    with tempfile.TemporaryDirectory(prefix="agent-", ignore_cleanup_errors=True) as place:
+        room = _room(command, place, folder, reads=reads, writes=[folder], hidden=hidden)
+        async with InferenceRelay(episode.base_url, episode.api_key, sampling=episode.sampling) as relay:
+            model = variables_for_model(relay.base_url, episode.api_key)
+            try:
+                environ = room.environment(clean_environment(os.environ), model) | dict(variables or {})
+                confined = room.confinement([relay.port])
+                end = await run_apart(
+                    command, environ, given=query.encode(), limit_s=limit_s, confined=confined, folder=folder
+                )
+            except (UsageError, OSError) as error:
+                raise WorkflowFault(f"the agent cannot be run: {error}") from error
+            except StillRunning as error:
+                raise AgentFailed(str(error)) from error
+        if (lost := fault_of(end, relay.failures, limit_s)) is not None:
+            raise _error_of(*lost, episode)
+    return end
+
+
+async def run_confined(
+    command: Sequence[str], folder: Path, *, given: bytes = b"", reads: Sequence[Path] = (), limit_s: float
+) -> ProgramEnd:
+    """Run a program that may read the system, itself and `folder`, write nothing, and reach no network: a grader of code.
+
+    However it ends is an answer, in `ProgramEnd`. Raises: WorkflowFault where there is no such program, or nothing can be confined.
+    """
+    _require_confinement()
+    with tempfile.TemporaryDirectory(prefix="grader-", ignore_cleanup_errors=True) as place:
+        room = _room(command, place, folder, reads=reads)
+        try:
+            environ, open_to = room.environment(clean_environment(os.environ), {}), room.confinement([])
+            readable = Confinement(reads=open_to.reads, lists=open_to.lists, writes=[Path("/dev/null")], ports=[])
+            end = await run_apart(command, environ, given=given, limit_s=limit_s, confined=readable, folder=folder)
+        except (UsageError, OSError, StillRunning) as error:
+            raise WorkflowFault(f"the program cannot be run: {error}") from error
+    if end.fault:
+        raise WorkflowFault(f"the program cannot be started: {end.fault}")
+    return end
+
+
+def _room(
+    command: Sequence[str],
+    place: str,
+    folder: Path,
+    *,
+    reads: Sequence[Path],
+    writes: Sequence[Path] = (),
+    hidden: Sequence[Path] = (),
+) -> AgentRoom:
+    room = AgentRoom(
+        command=command,
+        place=Path(place).resolve(),
+        reads=reads,
+        writes=writes,
+        hidden=[user_data_dir(), *hidden],
+        folder=folder,
+    )
+    room.furnish()
+    return room
+
+
+def fault_of(
+    end: ProgramEnd, failures: Sequence[str], limit_s: float | None, *, confined: bool = True
+) -> tuple[Cause, str] | None:
+    """Who lost the attempt of an agent that ended so, and how; None where its work can be scored.
+
+    failures: calls that did not reach the server.
+    """
+    hint = f"\n{_ROOM}" if confined else ""
+    if end.fault:
+        return Cause.ROLLOUT, f"the agent cannot be started: {end.fault}{hint}"
+    if failures:
+        return Cause.NETWORK, f"{len(failures)} calls did not reach the server: {failures[0]}; the agent {end.how}"
+    if end.timed_out:
+        return Cause.LIMIT, f"the agent ran longer than {limit_s:g} s; it said last: {end.last_words()}"
+    if end.said_too_much:
+        return Cause.ROLLOUT, "the agent printed more than 64 MiB"
+    if end.code != 0:
+        return Cause.ROLLOUT, f"the agent {end.how}; it said last: {end.last_words()}{hint}"
+    return None
+
+
+def _error_of(cause: Cause, words: str, episode: Episode) -> Exception:
+    if cause is Cause.NETWORK:
+        return ServerUnreachable(words, episode.base_url)
+    return AgentTooSlow(words) if cause is Cause.LIMIT else AgentFailed(words)
+
+
+def _require_confinement() -> None:
+    """Raises: WorkflowFault."""
+    if not filters_calls() or landlock_version() < PORTS:
+        raise WorkflowFault(
+            "this system cannot confine an agent (it needs Linux 6.7 or newer with Landlock, on x86_64 or aarch64): run the client "
+            "on a system that can, or the agent by `swarm episode run --unconfined` in a container"
+        )
