@@ -39,8 +39,8 @@ from researcher.campaign.deciding import written
 from researcher.campaign.goal import Aim, CampaignBudget, CampaignGoal, Objective, aim_of, changed, default_levels
 from researcher.campaign.graph import decide
 from researcher.campaign.proposals import NewHypothesis, Proposal
-from researcher.campaign.records import row_of, seen_of
-from researcher.campaign.seen import Levels, Seen, StudySeen
+from researcher.campaign.records import seen_of
+from researcher.campaign.seen import Levels, Seen, StudySeen, study_seen
 from researcher.campaign.strategist import Strategist
 from researcher.design.planning import plan_of
 from researcher.design.pricing import Price, price_of
@@ -243,7 +243,16 @@ class Campaign:
         world = World(means=means, sigma=self.truth.sigma, seed=derived_seed(self.truth.seed, decision.seq))
         ending = simulate(plan, world)
         spent = {"wall_s": float(len(ending.records))}
-        return row_of(decision, self.record, StudyStatus.DONE, plan, ending.records, ending.verdicts, spent)
+        return study_seen(
+            decision,
+            self.truth.aim,
+            plan,
+            ending.records,
+            ending.verdicts,
+            status=StudyStatus.DONE,
+            reason="all trials have ended",
+            spent=spent,
+        )
 
     @property
     def claims(self) -> list[StudySeen]:

@@ -193,12 +193,17 @@ def _add_campaign(commands: argparse._SubParsersAction[Parser]) -> None:
         _json(action)
         if name == "tell":
             action.add_argument("words", type=said, metavar="TEXT", help="what to say")
+            study = "fields of a study, YAML or TOML: the next decision carries it out, as an exploration"
+            action.add_argument("--study", metavar="FILE", help=study)
         if name in ("veto", "approve", "amend"):
             because = action.add_argument("--because", "--reason", type=said, metavar="TEXT", help="your reason")
             because.required = name != "approve"
         if name == "amend":
             action.add_argument("--budget", metavar="TIME", help="wall time of all studies together, such as 90m or 8h")
             action.add_argument("--trials", type=count, metavar="N", help="trials of all studies together")
+            action.add_argument(
+                "--tokens", type=count, metavar="N", help="tokens of agents' calls in all studies together"
+            )
             action.add_argument("--llm-tokens", type=count, metavar="N", help="tokens of the strategist's LLM")
             action.add_argument("--money", type=number, metavar="X", help="cost of LLM calls")
         if name == "resume":

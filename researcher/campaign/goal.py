@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 
-from foundation.nearest import nearest
 from foundation.strict import StrictModel, misfit
-from researcher.instruments.instrument import Direction, Factor, Instrument, Metric, Scalar
+from researcher.design.question import InstrumentNames
+from researcher.instruments.instrument import Direction, Factor, Instrument, Scalar
 from researcher.instruments.levels import as_level, level_problem
 from researcher.refusals import Refusals, SpecRefused, refused_in
 from researcher.study.file import read_data_file
@@ -152,14 +152,13 @@ Aim.model_rebuild()
 def aim_of(goal: CampaignGoal, instrument: Instrument) -> Aim:
     """Raises: SpecRefused, naming every wrong field."""
     refusals, metric, factors = Refusals(), None, list[AimFactor]()
+    known = InstrumentNames(instrument)
     with refusals.kept():
-        metric = _metric(goal, instrument)
+        metric = known.metric(goal.objective.metric or instrument.defaults.metric, "objective.metric")
     for name, levels in (goal.factors or {factor.name: () for factor in _usual(goal, instrument)}).items():
         with refusals.kept():
-            factors.append(_factor(name, levels, goal, instrument))
-    for name in goal.set:
-        with refusals.kept():
-            _declared(name, instrument, "set")
+            factors.append(_factor(known.factor(name, "factors"), levels))
+    known.settings(goal.set, "set", refusals)
     refusals.raise_any()
     assert metric is not None
     if not factors:
@@ -178,27 +177,6 @@ def aim_of(goal: CampaignGoal, instrument: Instrument) -> Aim:
     )
 
 
-def _metric(goal: CampaignGoal, instrument: Instrument) -> Metric:
-    asked = goal.objective.metric or instrument.defaults.metric
-    by_name = {metric.name: metric for metric in instrument.metrics}
-    if asked in by_name:
-        return by_name[asked]
-    guess = nearest(asked, by_name)
-    hint = f"did you mean {guess}?" if guess else f"there are {', '.join(by_name)}"
-    raise SpecRefused(
-        "objective.metric", f"{instrument.name} has no metric {asked!r}; {hint}", [guess] if guess else []
-    )
-
-
-def _declared(name: str, instrument: Instrument, field: str) -> Factor:
-    by_name = {factor.name: factor for factor in instrument.factors}
-    if name in by_name:
-        return by_name[name]
-    guess = nearest(name, by_name)
-    hint = f"did you mean {guess}?" if guess else "`researcher instruments NAME` lists them"
-    raise SpecRefused(f"{field}.{name}", f"{instrument.name} has no factor {name!r}; {hint}", [guess] if guess else [])
-
-
 def _usual(goal: CampaignGoal, instrument: Instrument) -> list[Factor]:
     """Training factors that do something by themselves and are not set."""
     return [
@@ -213,9 +191,8 @@ def _usual(goal: CampaignGoal, instrument: Instrument) -> list[Factor]:
     ]
 
 
-def _factor(name: str, given: tuple[Scalar, ...], goal: CampaignGoal, instrument: Instrument) -> AimFactor:
-    factor = _declared(name, instrument, "factors")
-    levels: list[Scalar] = []
+def _factor(factor: Factor, given: tuple[Scalar, ...]) -> AimFactor:
+    name, levels = factor.name, list[Scalar]()
     for each in given or ladder(factor):
         level = as_level(factor, each)
         if (problem := level_problem(factor, level)) is not None:

@@ -19,7 +19,7 @@ from researcher.campaign.graph import Decided, decide
 from researcher.campaign.judging import StudyPlanner, chosen, judged
 from researcher.campaign.people import RESUMED, ask, waits_for_a_person
 from researcher.campaign.proposals import Judged, Proposal
-from researcher.campaign.records import observe
+from researcher.campaign.records import UNDECIDED, observe
 from researcher.campaign.report import campaign_page, write_campaign_report
 from researcher.campaign.requests import requested
 from researcher.campaign.seen import Seen
@@ -155,7 +155,7 @@ class CampaignLoop:
         """Rest without a decision. What an LLM was asked and said is kept in the journal."""
         if calls := self._strategist.calls():
             detail = {"because": reason, "llm_calls": [call.model_dump(mode="json") for call in calls]}
-            self._store.campaigns.record(record.id, "undecided", detail)
+            self._store.campaigns.record(record.id, UNDECIDED, detail)
         return self._rest(record, status, reason)
 
     def _asked(self, record: CampaignRecord, seen: Seen) -> tuple[Judged, ...]:

@@ -6,11 +6,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
+from researcher.campaign.builtin import BuiltinStrategist
+from researcher.campaign.goal import Aim, CampaignGoal
+from researcher.campaign.graph import Decided, decide
+from researcher.campaign.judging import StudyPlanner
+from researcher.campaign.records import before_all
 from researcher.design.planning import plan_of, split_heldout
 from researcher.design.pricing import Price, price_of
 from researcher.instruments.catalogue import InstrumentFolder
 from researcher.models import Role, StudyOptions
 from researcher.paces import paces_on
+from researcher.refusals import PlanningRefused
 from researcher.store.store import Store
 from researcher.study.plan import ALPHA, Plan
 from researcher.study.spec import StudySpec
@@ -18,10 +24,10 @@ from researcher.study.spec import StudySpec
 
 @dataclass(frozen=True)
 class InstrumentPlanner:
-    """check: draws tasks of a plan's arms, and returns the plan fitted to those that there are. count_heldout: how many held-out
+    """store: None where there is no database yet. check: draws tasks of a plan's arms, and returns the plan fitted to those that there are. count_heldout: how many held-out
     tasks the instrument has, up to a number. Both raise PlanningRefused."""
 
-    store: Store
+    store: Store | None
     folder: InstrumentFolder
     options: StudyOptions
     check: Callable[[Plan], Plan]
@@ -32,8 +38,9 @@ class InstrumentPlanner:
     ) -> tuple[Plan, Price]:
         """Raises: PlanningRefused."""
         servers, on_echo = max(1, len(self.options.servers)), self.options.engine == "echo"
-        known = [each for each in self.store.findings.all() if ("echo" in each.models) == on_echo]
-        paces = paces_on(self.store, self.options.servers, self.options.engine)
+        store = self.store
+        known = [] if store is None else [each for each in store.findings.all() if ("echo" in each.models) == on_echo]
+        paces = [] if store is None else paces_on(store, self.options.servers, self.options.engine)
         before, after = self._heldout
         skipped, scored = (0, before) if role == "explore" else (before, after)
         plan = plan_of(
@@ -55,3 +62,14 @@ class InstrumentPlanner:
         """Held-out tasks that explorations and confirmations score, of which they share none. Raises: PlanningRefused."""
         wanted = self.folder.instrument.defaults.heldout_tasks
         return split_heldout(self.count_heldout(2 * wanted), wanted)
+
+
+async def first_step(goal: CampaignGoal, aim: Aim, planner: StudyPlanner) -> Decided:
+    """The first decision of a campaign without an LLM. Raises: PlanningRefused where the budget pays for no study."""
+    decided = await decide(before_all(goal, aim), BuiltinStrategist(), planner)
+    if decided.step is None or decided.step.plan is None:
+        refused = "; ".join(each.problems[0] for each in decided.judgements if each.problems)
+        raise PlanningRefused(
+            f"budget: it pays for no first study: {refused or 'one takes a quarter of what is left'}; give more, or fewer factors"
+        )
+    return decided

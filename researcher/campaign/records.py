@@ -23,6 +23,8 @@ from researcher.store.store import Store
 from researcher.study.plan import Plan
 
 _WORDS = ("told", "vetoed", "amended", "answered")
+UNDECIDED = "undecided"
+"""A line of the journal: the strategist was asked, and nothing came of it."""
 
 
 def observe(store: Store, campaign_id: str, seq: int | None = None, *, heard: int | None = None) -> Seen:
@@ -34,7 +36,8 @@ def observe(store: Store, campaign_id: str, seq: int | None = None, *, heard: in
     decisions = [each for each in store.campaigns.decisions(campaign_id) if seq is None or each.seq < seq]
     number = seq or len(decisions) + 1
     studies = [_study(store, record, each) for each in decisions if each.action in STUDIES]
-    events = [event for event in store.campaigns.events(campaign_id, *_WORDS) if heard is None or event.seq <= heard]
+    lines = store.campaigns.events(campaign_id, *_WORDS, UNDECIDED)
+    events = [event for event in lines if heard is None or event.seq <= heard]
     return seen_of(record, number, studies, store.campaigns.hypotheses(campaign_id, before=number), events, decisions)
 
 
@@ -46,7 +49,7 @@ def seen_of(
     events: Sequence[CampaignEvent],
     decisions: Sequence[DecisionRecord],
 ) -> Seen:
-    """Pure. events: what people said."""
+    """Pure. events: what people said, and calls of an LLM that came to nothing."""
     goal = CampaignGoal.model_validate(record.goal)
     fates = fates_of(hypotheses, studies)
     return Seen(
@@ -66,9 +69,16 @@ def seen_of(
             for each in hypotheses
         ),
         studies=tuple(studies),
-        left=left_of(limits_of(goal, events), studies, decisions),
-        said=tuple(_said(event) for event in events),
+        left=left_of(limits_of(goal, events), studies, calls_of(decisions, events)),
+        said=tuple(_said(event) for event in events if event.kind in _WORDS),
+        heard=max((event.seq for event in events), default=0),
     )
+
+
+def before_all(goal: CampaignGoal, aim: Aim) -> Seen:
+    """What the first decision of a campaign with this goal would see."""
+    left = left_of(limits_of(goal, ()), (), ())
+    return Seen(campaign="", seq=1, goal=goal.goal, aim=aim, hypotheses=(), studies=(), left=left, said=())
 
 
 def limits_of(goal: CampaignGoal, events: Sequence[CampaignEvent]) -> dict[str, float | None]:
@@ -81,11 +91,19 @@ def limits_of(goal: CampaignGoal, events: Sequence[CampaignEvent]) -> dict[str, 
     return found
 
 
+def calls_of(decisions: Sequence[DecisionRecord], events: Sequence[CampaignEvent]) -> list[dict[str, Any]]:
+    """Every call of the strategist's LLM once. A decision that was put off keeps the calls of its first attempts too."""
+    found = [call for each in decisions for call in each.llm_calls]
+    for event in events:
+        if event.kind == UNDECIDED:
+            found += [call for call in event.detail["llm_calls"] if call not in found]
+    return found
+
+
 def left_of(
-    limits: Mapping[str, float | None], studies: Sequence[StudySeen], decisions: Sequence[DecisionRecord]
+    limits: Mapping[str, float | None], studies: Sequence[StudySeen], asked: Sequence[Mapping[str, Any]]
 ) -> Left:
-    """What is left after these studies and decisions."""
-    asked = [call for each in decisions for call in each.llm_calls]
+    """What is left after these studies and calls of the strategist's LLM."""
     spent = {
         "wall": sum(study.wall_s for study in studies),
         "trials": float(sum(study.trials for study in studies)),
@@ -143,39 +161,15 @@ def _study(store: Store, record: CampaignRecord, decision: DecisionRecord) -> St
     trials: list[TrialRecord] = store.trials.all(study.id, series=())
     verdicts: list[VerdictRecord] = store.verdicts.all(study.id)
     spent = {budget.kind: budget.spent for budget in store.budgets.all(study.id)}
-    return row_of(decision, record, study.status, plan, trials, verdicts, spent)
-
-
-def row_of(
-    decision: DecisionRecord,
-    record: CampaignRecord,
-    status: str,
-    plan: Plan,
-    trials: Sequence[TrialRecord],
-    verdicts: Sequence[VerdictRecord],
-    spent: Mapping[str, float],
-) -> StudySeen:
-    """Pure. spent: of the study's budgets, by kind."""
-    assert decision.role is not None
-    step: Mapping[str, Any] = next((each for each in decision.proposals if each["chosen"]), {})
-    frozen = decision.plan is None or Plan.model_validate_json(decision.plan).digest() == plan.digest()
     return study_seen(
-        seq=decision.seq,
-        study_id=decision.study_id or "",
-        action=decision.action,
-        role=decision.role,
-        hypothesis=decision.hypothesis or "",
-        status=status,
-        alpha=decision.alpha,
-        baseline=str(step.get("baseline", "")),
-        spec=step.get("spec", {}),
-        aim=Aim.model_validate(record.aim),
-        plan=plan,
-        frozen=frozen,
-        trials=trials,
-        verdicts=verdicts,
-        wall_s=spent.get("wall_s", 0.0),
-        tokens=spent.get("tokens", 0.0),
+        decision,
+        Aim.model_validate(record.aim),
+        plan,
+        trials,
+        verdicts,
+        status=study.status,
+        reason=study.reason or "",
+        spent=spent,
     )
 
 

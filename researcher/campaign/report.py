@@ -5,7 +5,7 @@ It is made from records alone, so that `verify` renders it again and compares.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,12 +13,13 @@ from typing import Any
 from foundation.paths import write_atomically
 from researcher.campaign.builtin import words_of
 from researcher.campaign.goal import CampaignGoal
-from researcher.campaign.records import fates_of, observe
+from researcher.campaign.records import UNDECIDED, calls_of, fates_of, observe
 from researcher.campaign.seen import EffectSeen, Seen, StudySeen
 from researcher.instruments.levels import level_text
 from researcher.models import CampaignRecord, CampaignStatus, DecisionRecord, HypothesisRecord, StudyStatus
 from researcher.report.writer import digest, html_templates, markdown_templates, tidy
 from researcher.store.store import Store
+from researcher.study.plan import Verdict
 
 REPORT = "report"
 """The event that keeps the digests of the files that were written last."""
@@ -84,7 +85,7 @@ def campaign_page(
         unknown=_unknown(seen),
         best=words_of(seen.incumbent),
         rest=_rest(seen),
-        spent=_spent(seen, record, decisions),
+        spent=_spent(seen, calls_of(decisions, store.campaigns.events(campaign_id, UNDECIDED))),
     )
 
 
@@ -128,10 +129,11 @@ def _answer(seen: Seen, decisions: Sequence[DecisionRecord], status: CampaignSta
         found.append(f"{effect_text(last.effects[0], seen)} ({last.study}, on seeds that no exploration had used).")
     elif any(study.confirms and StudyStatus(study.status).ended for study in seen.studies):
         found.append("Nothing was confirmed to be better than the default.")
-        tried = [study for study in seen.studies if study.confirms and study.effects]
-        found += (
-            [f"{effect_text(tried[-1].effects[0], seen)}: {tried[-1].verdict} ({tried[-1].study})."] if tried else []
+        last = [study for study in seen.studies if study.confirms and StudyStatus(study.status).ended][-1]
+        came = (
+            f"{effect_text(last.effects[0], seen)}: {last.verdict}" if last.effects else "The last one gave no verdict"
         )
+        found.append(f"{came} ({last.study}: {_why(last)}).")
     else:
         found.append("Nothing was confirmed, so no claim is made.")
     if not status.ended:
@@ -139,6 +141,12 @@ def _answer(seen: Seen, decisions: Sequence[DecisionRecord], status: CampaignSta
     elif decisions and decisions[-1].action == "conclude":
         found.append(decisions[-1].because)
     return found
+
+
+def _why(study: StudySeen) -> str:
+    """Why a confirmation supports no claim."""
+    apart = study.verdict is Verdict.SUPPORTED and not study.unfit
+    return "against neither the default nor the best so far" if apart else study.unfit or study.reason
 
 
 def _rest(seen: Seen) -> str:
@@ -217,8 +225,7 @@ def _tried(seen: Seen, name: str, default: Any) -> set[Any]:
     return {default} | {arm.levels[name] for study in seen.studies for arm in study.arms if name in arm.levels}
 
 
-def _spent(seen: Seen, record: CampaignRecord, decisions: Sequence[DecisionRecord]) -> list[tuple[str, str, str]]:
-    calls = [call for each in decisions for call in each.llm_calls]
+def _spent(seen: Seen, calls: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, str]]:
     llm = sum(call["prompt_tokens"] + call["completion_tokens"] for call in calls)
     wall, trials = sum(study.wall_s for study in seen.studies), sum(study.trials for study in seen.studies)
     left = seen.left

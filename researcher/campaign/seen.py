@@ -15,7 +15,7 @@ from foundation.strict import StrictModel
 from researcher.analysis.samples import sample
 from researcher.campaign.goal import Aim, changed, default_levels
 from researcher.instruments.instrument import Scalar
-from researcher.models import CONFIRMING, Action, Fate, Role, TrialRecord, TrialStatus, VerdictRecord
+from researcher.models import CONFIRMING, Action, DecisionRecord, Fate, Role, TrialRecord, TrialStatus, VerdictRecord
 from researcher.study.plan import Plan, StageKind, Verdict
 
 Levels = Mapping[str, Scalar]
@@ -55,6 +55,8 @@ class StudySeen(StrictModel):
     role: Role
     hypothesis: str
     status: str
+    reason: str
+    """Of a confirmation: why it came to its verdict, or to none; else empty."""
     design: Literal["screen", "levels", "compare"]
     """screen: main effects of crossed factors; levels: arms side by side without a verdict; compare: any that tests."""
     planned: tuple[dict[str, Scalar], ...]
@@ -135,6 +137,8 @@ class Seen(StrictModel):
     studies: tuple[StudySeen, ...]
     left: Left
     said: tuple[Said, ...]
+    heard: int = 0
+    """The last line of the journal that it is made from."""
     problems: tuple[str, ...] = ()
     """What was wrong with every proposal of this decision so far."""
 
@@ -196,33 +200,28 @@ def key_of(levels: Levels) -> str:
 
 
 def study_seen(
-    *,
-    seq: int,
-    study_id: str,
-    action: Action,
-    role: Role,
-    hypothesis: str,
-    status: str,
-    alpha: float | None,
-    baseline: str,
-    spec: Mapping[str, Any],
+    decision: DecisionRecord,
     aim: Aim,
     plan: Plan,
-    frozen: bool,
     trials: Sequence[TrialRecord],
     verdicts: Sequence[VerdictRecord],
-    wall_s: float,
-    tokens: float = 0.0,
+    *,
+    status: str,
+    reason: str,
+    spent: Mapping[str, float],
 ) -> StudySeen:
-    """The row of a study that has ended, from its spec, its plan, its trials and its recorded verdicts."""
+    """The row of a study that has ended. status, reason: how it ended; spent: of its budgets, by kind."""
+    assert decision.role is not None
+    step: Mapping[str, Any] = next((each for each in decision.proposals if each["chosen"]), {})
+    frozen = decision.plan is None or Plan.model_validate_json(decision.plan).digest() == plan.digest()
     by_hypothesis = {record.hypothesis: record for record in verdicts}
-    confirms = role == "confirm"
-    rows = []
+    confirms = decision.role == "confirm"
+    rows, why = [], reason
     for asked in plan.hypotheses:
         record = by_hypothesis.get(asked.id)
         if record is None or record.effect is None or asked.metric != aim.metric:
             continue
-        effect = record.effect
+        effect, why = record.effect, record.reason
         rows.append(
             EffectSeen(
                 statement=asked.statement,
@@ -237,12 +236,13 @@ def study_seen(
             )
         )
     return StudySeen(
-        seq=seq,
-        study=study_id,
-        action=action,
-        role=role,
-        hypothesis=hypothesis,
+        seq=decision.seq,
+        study=decision.study_id or "",
+        action=decision.action,
+        role=decision.role,
+        hypothesis=decision.hypothesis or "",
         status=status,
+        reason=why if confirms else "",
         design=_design(plan),
         planned=tuple(_levels(plan, aim, arm.name) for arm in plan.arms),
         arms=tuple(_arm(plan, aim, arm.name, trials) for arm in plan.arms if any(t.arm == arm.name for t in trials)),
@@ -251,13 +251,13 @@ def study_seen(
             sorted({record.reason.partition(":")[0] for record in verdicts if record.verdict is Verdict.INVALID})
         ),
         unfit=_unfit(aim, trials, verdicts) if frozen else "its plan is not the one that was decided",
-        apart=_apart(aim, plan, spec),
-        baseline=baseline,
+        apart=_apart(aim, plan, step.get("spec", {})),
+        baseline=str(step.get("baseline", "")),
         trials=len(trials),
-        wall_s=round(wall_s, 3),
-        tokens=tokens,
+        wall_s=round(spent.get("wall_s", 0.0), 3),
+        tokens=spent.get("tokens", 0.0),
         last_seed=plan.last_seed,
-        alpha=alpha,
+        alpha=decision.alpha,
     )
 
 

@@ -54,8 +54,7 @@ def _input(store: Store, campaign_id: str, decision: DecisionRecord) -> Iterator
     if kept.digest() != decision.saw_digest:
         yield f"decision {decision.seq}: its recorded input no longer has the hash that it was recorded with"
         return
-    heard = max((said.seq for said in kept.said), default=0)
-    again = observe(store, campaign_id, decision.seq, heard=heard)
+    again = observe(store, campaign_id, decision.seq, heard=kept.heard)
     if again.digest() != decision.saw_digest:
         told, made = kept.model_dump(), again.model_dump()
         parts = ", ".join(name for name in told if told[name] != made[name])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import getpass
 import json
 import math
@@ -18,24 +19,27 @@ from typing import Any
 from foundation import logs
 from foundation.clock import SystemClock
 from foundation.commandline import UsageError
+from foundation.paths import user_data_dir
 from foundation.streams import one_line
 from researcher.campaign import people
-from researcher.campaign.goal import CampaignGoal, aim_of, read_goal
+from researcher.campaign.goal import Aim, CampaignGoal, aim_of, read_goal
 from researcher.campaign.people import open_question
 from researcher.campaign.records import observe
 from researcher.campaign.report import write_campaign_report
 from researcher.campaign.verify import verify_campaign
 from researcher.cli import DONE, FAILED, WAITING, answer, say
 from researcher.cli.request import Asking, campaign_llm, check_addresses, seconds
-from researcher.cli.start import keep_calls
+from researcher.cli.start import home_to_look_at, keep_calls
 from researcher.describe import when
 from researcher.home import Home, open_home
-from researcher.instruments.catalogue import OWN_STUDIES, open_instrument
+from researcher.instruments.catalogue import OWN_STUDIES, InstrumentFolder, open_instrument
 from researcher.models import CampaignRecord, CampaignStatus, LlmCall, StudyOptions
 from researcher.notify.services import check_names
 from researcher.ownership import living_owner, owned_now
+from researcher.refusals import SpecRefused
 from researcher.schedule.timetable import Timetable
 from researcher.store.errors import NotFound
+from researcher.study.file import read_data_file
 
 _SHOWN_GOAL = 120
 _LOOK_EVERY_S = 2.0
@@ -52,16 +56,14 @@ def start(args: argparse.Namespace) -> int:
     check_addresses(args.server)
     if args.server and args.engine == "echo":
         raise UsageError("--engine is for a server started here, and --server names others: drop one of them")
-    campaign_llm(goal)  # refused here rather than by the worker
+    own_ideas = campaign_llm(goal) is None  # what it refuses is refused here rather than by the worker
     if goal.notify and not args.dry_run:
         check_names(goal.notify, os.environ)
     folder = open_instrument(goal.instruments[0])
     aim = aim_of(goal, folder.instrument)
     timetable = Timetable.of(goal.schedule.windows, goal.schedule.days, SystemClock().now())
     document: dict[str, Any] = {"goal": goal.document(), "aim": aim.model_dump(mode="json")}
-    if args.dry_run:
-        return answer(args.json, document, *_aim_lines(document))
-    home = open_home()
+    home = home_to_look_at(args)
     options = StudyOptions(
         instrument=None if folder.path.parent == OWN_STUDIES else str(folder.path),
         servers=tuple(args.server),
@@ -69,6 +71,10 @@ def start(args: argparse.Namespace) -> int:
         machine=socket.gethostname(),
         max_parallel=args.max_parallel,
     )
+    first = _first(home, options, folder, goal, aim) if own_ideas else None
+    if args.dry_run:
+        return answer(args.json, {**document, "first": first}, *_aim_lines(document), *_first_lines(first))
+    assert home is not None
     schedule = {"timetable": timetable.model_dump(mode="json"), "carried": args.detach}
     campaign_id = home.store.campaigns.create(document["goal"], document["aim"], options, schedule)
     if args.detach:
@@ -101,6 +107,27 @@ def _aim_lines(document: dict[str, Any]) -> list[str]:
     for factor in aim["factors"]:
         lines.append(f"  {factor['name']}: {', '.join(map(str, factor['levels']))} (default {factor['default']})")
     return lines
+
+
+def _first(
+    home: Home | None, options: StudyOptions, folder: InstrumentFolder, goal: CampaignGoal, aim: Aim
+) -> dict[str, Any]:
+    """What it would begin with, and its price. Raises: PlanningRefused where the budget pays for nothing."""
+    from researcher.campaign.planning import first_step
+    from researcher.cli.campaign_worker import planner_of
+
+    root, store = (user_data_dir(), None) if home is None else (home.root, home.store)
+    decided = asyncio.run(first_step(goal, aim, planner_of(root, store, options, folder)))
+    assert decided.step is not None
+    return decided.step.row()
+
+
+def _first_lines(first: dict[str, Any] | None) -> list[str]:
+    if first is None:
+        return ["first study: the LLM proposes it when the campaign begins"]
+    proposal, (least, most) = first["proposal"], first["trials"]
+    trials = str(least) if least == most else f"{least} to {most}"
+    return [f"first study: {proposal['because']}", f"  {trials} trials, about {first['cost_s'] / 60:.0f} min of trials"]
 
 
 def _carry_on(home: Home, campaign_id: str, *, as_json: bool, wait: bool) -> int:
@@ -250,8 +277,17 @@ def watch(args: argparse.Namespace) -> int:
 
 
 def tell(args: argparse.Namespace) -> int:
-    """Words for the next decision, which quotes them."""
+    """Words for the next decision, which quotes them; with a study, one that it carries out if it can."""
     home, record = _named(args)
+    if args.study is not None:
+        spec, lines = read_data_file(Path(args.study), "a study")
+        try:
+            people.request_study(home.store, record.id, spec, args.words, getpass.getuser())
+        except SpecRefused as refused:
+            refused.args = (lines.located(refused),)
+            raise
+        text = f"{record.id}: the next decision carries it out, or says what is wrong with it"
+        return answer(args.json, {"campaign": record.id, "told": args.words, "study": spec}, text)
     people.tell(home.store, record.id, args.words, getpass.getuser())
     return answer(args.json, {"campaign": record.id, "told": args.words}, f"{record.id}: the next decision reads it")
 
@@ -277,12 +313,13 @@ def amend(args: argparse.Namespace) -> int:
     change = {
         "wall": None if args.budget is None else seconds(args.budget),
         "trials": args.trials,
+        "tokens": args.tokens,
         "llm_tokens": args.llm_tokens,
         "money": args.money,
     }
     budget = {name: value for name, value in change.items() if value is not None}
     if not budget:
-        raise UsageError("say what to amend: --budget TIME, --trials N, --llm-tokens N, --money X")
+        raise UsageError("say what to amend: --budget TIME, --trials N, --tokens N, --llm-tokens N, --money X")
     if not all(math.isfinite(value) and value > 0 for value in budget.values()):
         raise UsageError("a limit of the budget is a number above zero")
     words = people.amend_budget(home.store, record.id, budget, args.because, getpass.getuser())

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 
 from foundation.clock import Clock, SystemClock
 from researcher.campaign.builtin import BuiltinStrategist
@@ -54,7 +55,7 @@ async def work_on_campaign(
         record = store.campaigns.get(campaign_id)
         goal = CampaignGoal.model_validate(record.goal)
         folder = open_instrument(record.options.instrument or goal.instruments[0])
-        planner = planner_of(home, store, record.options, folder)
+        planner = planner_of(home.root, store, record.options, folder)
         strategist = strategist_of(goal, store, planner, clock, view.say)
         view.say(f"{campaign_id}: {goal.goal} (strategist: {strategist.name}); records in {home.root}")
 
@@ -97,9 +98,9 @@ async def _watched(home: Home, campaign_id: str, names: tuple[str, ...], clock: 
         await asyncio.to_thread(look)
 
 
-def planner_of(home: Home, store: Store, options: StudyOptions, folder: InstrumentFolder) -> InstrumentPlanner:
-    """Raises: PlanningRefused where the instrument's packages are not installed."""
-    python = interpreter(folder, home.root)
+def planner_of(root: Path, store: Store | None, options: StudyOptions, folder: InstrumentFolder) -> InstrumentPlanner:
+    """root: the user data directory. Raises: PlanningRefused where the instrument's packages are not installed."""
+    python = interpreter(folder, root)
     task = dict(folder.instrument.defaults.task)
     return InstrumentPlanner(
         store,

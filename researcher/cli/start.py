@@ -48,7 +48,7 @@ NEW = "new"
 def start_command(args: argparse.Namespace) -> int:
     """Plan, freeze, conduct, report."""
     _check_places(args)
-    home, calls = _home(args), list[LlmCall]()
+    home, calls = home_to_look_at(args), list[LlmCall]()
     folder = _written(args, home, calls) if args.instrument == NEW else None
     try:
         asking = Asking(args, home, calls)
@@ -76,7 +76,7 @@ def draft_command(args: argparse.Namespace) -> int:
     """Write the study file that a topic or options make. 2 where a person has to finish it."""
     if args.output is not None:
         _check_output(Path(args.output), force=args.force)
-    home, calls = _home(args), list[LlmCall]()
+    home, calls = home_to_look_at(args), list[LlmCall]()
     try:
         asking = Asking(args, home, calls)
         wanted = asking.wanted()
@@ -120,7 +120,7 @@ def schema_of_study_files() -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "Study file"}
 
 
-def _home(args: argparse.Namespace) -> Home | None:
+def home_to_look_at(args: argparse.Namespace) -> Home | None:
     """None for a dry run or draft without a database, so that none is created."""
     only_looks = args.command == "draft" or args.dry_run
     if only_looks and not os.environ.get("RESEARCHER_DATABASE_URL") and not (user_data_dir() / DATABASE).exists():

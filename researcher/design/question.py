@@ -105,7 +105,7 @@ def question_of(spec: StudySpec, instrument: Instrument, alpha: float = ALPHA) -
 
 def named(spec: StudySpec, instrument: Instrument, alpha: float = ALPHA) -> Question:
     """Resolve the spec's names. Raises: SpecRefused with every name and level that the instrument does not have."""
-    known, refusals = _Known(spec, instrument), Refusals()
+    known, refusals = InstrumentNames(instrument, spec), Refusals()
     varied: list[Varied] = []
     notes: list[str] = []
     if len(spec.models) > 1:
@@ -147,16 +147,18 @@ def _refuse_wide_margin(margin: float, metric: Metric, instrument: Instrument) -
         raise SpecRefused("margin", said)
 
 
-class _Known:
-    """Names that the spec may use."""
+class InstrumentNames:
+    """Factors and metrics of an instrument by their names, with those of its models that a spec names. spec None: of none."""
 
-    def __init__(self, spec: StudySpec, instrument: Instrument) -> None:
+    def __init__(self, instrument: Instrument, spec: StudySpec | None = None) -> None:
         self._instrument = instrument
         self._factors = {factor.name: factor for factor in instrument.factors if factor.target != STUDY_MODEL}
         if not any(factor.target == STUDY_STEPS for factor in instrument.factors):
             self._factors[_STEPS] = Factor(
                 name=_STEPS, target=STUDY_STEPS, type="int", default=instrument.defaults.steps, low=1
             )
+        if spec is None:
+            return
         models = [str(settings[_MODEL]) for settings in spec.arms.values() if _MODEL in settings]
         models = list(dict.fromkeys([*spec.models, *models]))
         if len(models) > 1 or models != list(spec.models):
@@ -233,7 +235,7 @@ def _unknown(field: str, problem: str, name: str, names: dict[str, str]) -> Spec
     return SpecRefused(field, f"{problem}; there are {', '.join(shown)}{more} (`researcher instruments NAME`)", shown)
 
 
-def _compared(known: _Known, name: str, given: Compared) -> Varied:
+def _compared(known: InstrumentNames, name: str, given: Compared) -> Varied:
     """Without a baseline the first level is it, as with `--vary`; a single level stands against the default."""
     factor = known.factor(name, "compare")
     levels = [known.setting(name, level, "compare")[1] for level in given.levels]

@@ -70,7 +70,7 @@ def long_campaign(seen: Seen, words: str) -> Seen:
     studies = tuple(
         StudySeen(
             seq=n, study=f"st-{n}", action="explore", role="explore", hypothesis=f"H{n}", status="done", design="levels", planned=(), arms=arms,
-            effects=effects, sentinels=(), unfit="", apart=False, baseline="", trials=60, wall_s=4000.0, tokens=1e6, last_seed=n, alpha=None,
+            effects=effects, sentinels=(), reason="", unfit="", apart=False, baseline="", trials=60, wall_s=4000.0, tokens=1e6, last_seed=n, alpha=None,
         )
         for n in range(1, 201)
     )  # fmt: skip

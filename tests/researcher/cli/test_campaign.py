@@ -86,10 +86,23 @@ def test_a_goal_that_cannot_be_pursued_is_refused_with_what_to_change(
 
 def test_a_dry_run_shows_the_levels_that_may_be_tried(home: Path, tmp_path: Path, capsys: Capture) -> None:
     file = tmp_path / "goal.yaml"
-    file.write_text("goal: better\ninstruments: [arithmetic]\nbudget: {trials: 20}\nfactors: {kl: [0.1]}\n")
+    file.write_text("goal: better\ninstruments: [arithmetic]\nbudget: {trials: 100}\nfactors: {kl: [0.1]}\n")
     found = said(capsys, 0, "start", str(file), "--dry-run")
     [factor] = found["aim"]["factors"]
     assert (factor["name"], factor["levels"], factor["default"]) == ("kl", [0.0, 0.1], 0.0)
+    assert found["first"]["proposal"]["action"] == "explore"
+    assert 0 < found["first"]["trials"][0] <= 25
+    assert not list(home.glob("*.db"))
+
+
+def test_a_budget_that_pays_for_no_study_is_refused_before_anything_is_recorded(
+    home: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    file = tmp_path / "goal.yaml"
+    file.write_text("goal: better\ninstruments: [arithmetic]\nbudget: {trials: 10}\nfactors: {kl: [0.1]}\n")
+    assert main(["campaign", "start", str(file)]) == 2
+    assert "budget: it pays for no first study" in capsys.readouterr().err
+    assert said(capsys, 0, "list") == []
 
 
 def test_it_says_what_was_found_and_verifies_it(done: MadeUpCampaign, tmp_path: Path, capsys: Capture) -> None:
@@ -106,10 +119,16 @@ def test_it_says_what_was_found_and_verifies_it(done: MadeUpCampaign, tmp_path: 
     assert "cannot be told anything any more" in capsys.readouterr().err
 
 
-def test_people_steer_one_that_waits(waiting: MadeUpCampaign, capsys: Capture) -> None:
+def test_people_steer_one_that_waits(waiting: MadeUpCampaign, tmp_path: Path, capsys: Capture) -> None:
     assert said(capsys, 3, "status")["waits_for"] == {"decision": 1, "needs": "approval"}
     assert said(capsys, 0, "tell", "leave the temperature alone")["told"] == "leave the temperature alone"
     assert said(capsys, 0, "amend", "--trials", "300", "--because", "it is cheap")["budget"] == {"trials": 300}
+    study = tmp_path / "study.yaml"
+    study.write_text("steps: 20\ncompre: {temperature: {levels: [0.7]}}\n")
+    assert main(["campaign", "tell", "--study", str(study), "latest", "it should matter"]) == 2
+    assert "study.yaml:2: compre: did you mean compare?" in capsys.readouterr().err
+    study.write_text("compare: {temperature: {levels: [0.7]}}\n")
+    assert said(capsys, 0, "tell", "--study", str(study), "latest", "it should matter")["study"]
     assert said(capsys, 0, "approve")["decision"] == 1
     assert main(["campaign", "approve"]) == 1
     assert "waits for no approval" in capsys.readouterr().err

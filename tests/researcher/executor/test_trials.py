@@ -551,7 +551,7 @@ async def test_a_run_of_the_studys_own_that_finds_no_room_to_stop_is_given_up_in
             await lab.run(pool, lab.trials()[:1], limits=limits, on_progress=lab.at_step(1, no_room))
             lab.store.studies.clear_requests(lab.study)
             pool.tell = told_in_time.append
-            with pytest.raises(NoServersLeft, match="was asked to stop and does not: cannot write in"):
+            with pytest.raises(NoServersLeft, match="was asked to stop but has not: cannot write in"):
                 async with asyncio.timeout(60):
                     await lab.run(pool, lab.trials()[:1], limits=limits)
     assert [f"of study {lab.study}; waiting up to 1 s" in told_in_time[0], "make room" in told_in_time[1]] == [
