@@ -23,11 +23,13 @@ from researcher.study.plan import Plan
 
 
 def verify_campaign(store: Store, campaign_id: str, folder: Path) -> list[str]:
-    """Everything that differs; empty when the campaign holds. folder: of its report."""
+    """Everything that differs; empty when the campaign holds. folder: of its report, which is older than a study that runs."""
     decisions = store.campaigns.decisions(campaign_id)
     found = [line for each in decisions for line in _input(store, campaign_id, each)]
     found += [*_whole(store, campaign_id, decisions), *_alphas(decisions), *_plans(store, decisions)]
-    return [*found, *_report(store, campaign_id, folder)]
+    last = decisions[-1].study_id if decisions else None
+    runs = last is not None and not store.studies.get(last).status.ended
+    return found if runs else [*found, *_report(store, campaign_id, folder)]
 
 
 def _whole(store: Store, campaign_id: str, decisions: list[DecisionRecord]) -> Iterator[str]:

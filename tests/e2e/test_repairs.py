@@ -126,7 +126,7 @@ def test_without_an_llm_the_study_says_where_to_mend_and_resume_takes_it(desk: D
     done = desk.researcher("resume")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "mended by person" in done.stderr
-    assert "a person mended" in desk.report()
+    assert "a person repaired" in desk.report()
     assert desk.researcher("verify").returncode == 0
 
 

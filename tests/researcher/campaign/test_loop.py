@@ -50,7 +50,12 @@ async def test_killed_at_any_write_it_decides_and_runs_nothing_twice(tmp_path: P
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     undisturbed = MadeUpCampaign(tmp_path / "a")
+    folder, while_it_runs = undisturbed.folder / undisturbed.id, list[list[str]]()
+    undisturbed.runner.before = lambda study_id: while_it_runs.append(
+        verify_campaign(undisturbed.store, undisturbed.id, folder)
+    )
     await undisturbed.carry_out()
+    assert not any(while_it_runs)
     made, left = MadeUpCampaign(tmp_path / "b"), [at]
 
     def dies(real: Any) -> Any:
