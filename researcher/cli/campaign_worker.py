@@ -17,6 +17,7 @@ from researcher.campaign.planning import InstrumentPlanner
 from researcher.campaign.strategist import Strategist
 from researcher.cli.request import campaign_llm
 from researcher.cli.worker import work_on
+from researcher.conduct import Sink
 from researcher.environments import check_tasks, interpreter, rehearsed
 from researcher.home import Home
 from researcher.instruments.catalogue import InstrumentFolder, open_instrument
@@ -25,6 +26,7 @@ from researcher.notify.campaign_watch import CampaignWatch
 from researcher.notify.sink import sinks_of
 from researcher.ownership import owned
 from researcher.store.errors import OverBudget, StoreError
+from researcher.store.mlflow_sink import MlflowSink
 from researcher.store.store import Store
 from researcher.study.plan import Plan
 from researcher.view import View
@@ -34,9 +36,15 @@ _LOOK_EVERY_S = 20.0
 
 
 async def work_on_campaign(
-    home: Home, campaign_id: str, view: View, *, wait: bool, clock: Clock | None = None
+    home: Home,
+    campaign_id: str,
+    view: View,
+    *,
+    wait: bool,
+    clock: Clock | None = None,
+    copy: Callable[[Store], Sink] = MlflowSink,
 ) -> CampaignOutcome:
-    """Own the campaign and carry it out. wait: also between its windows; else return when one closes.
+    """Own the campaign and carry it out. wait: also between its windows; else return when one closes. copy: of the records.
 
     Raises: LeaseHeld when another process works on it; what keeps its study from going on here.
     """
@@ -46,7 +54,7 @@ async def work_on_campaign(
         """A study that has spent its budget has ended like any other: the next decision sees what it found."""
         fresh = home.store.studies.get(study_id).plan_version is None
         try:
-            outcome = await work_on(home, study_id, view, plan if fresh else None, wait=wait, clock=clock)
+            outcome = await work_on(home, study_id, view, plan if fresh else None, wait=wait, clock=clock, copy=copy)
         except OverBudget as error:
             return Rest(ended=True, reason=str(error))
         return Rest(ended=outcome.status is not StudyStatus.WAITING, reason=outcome.reason)

@@ -11,16 +11,18 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, create_engine, event, inspect, text
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError, DatabaseError
+from sqlalchemy.exc import ArgumentError, DatabaseError, DBAPIError
 
 from foundation.paths import shipped, user_data_dir
-from researcher.store.errors import DatabaseRefused
-from researcher.store.retries import is_held
+from researcher.store.errors import DatabaseAway, DatabaseRefused, StorageFailed
+from researcher.store.retries import is_held, patiently
 from researcher.store.tables import SCHEMA_REVISION
 
 MIGRATION_LOCK = 0x5EA4C8
 """Key of the PostgreSQL advisory lock under which one process upgrades."""
 BUSY_TIMEOUT_S = 20
+RESTART_S = 5.0
+"""As long as a server takes that is being restarted; a wrong address is to be told soon."""
 _NO_ROOM = ("SQLITE_FULL", "SQLITE_IOERR")
 """SQLite reports some writes on a full disk as I/O errors."""
 
@@ -86,23 +88,37 @@ def _engine_of(url: URL, **options: Any) -> Engine:
 def upgrade(engine: Engine) -> None:
     """Bring the schema to this code's revision, one process at a time. Costs one query when it is there already.
 
+    A server that is just being restarted is waited for.
     Raises: DatabaseRefused when the database was made by newer code, or cannot be reached.
     """
     shown = engine.url.render_as_string(hide_password=True)
     try:
-        with engine.connect() as connection:
-            if _revision(connection) == SCHEMA_REVISION:
-                return
-        with engine.begin() as connection:
-            if connection.dialect.name == "postgresql":
-                connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": MIGRATION_LOCK})
-            _migrate(connection, shown)
+        patiently(lambda: _upgrade(engine, shown), RESTART_S if engine.dialect.name == "postgresql" else 0.0)
     except DatabaseError as error:
-        reason = "; ".join(line.strip() for line in str(error.orig).splitlines() if line.strip())
-        raise DatabaseRefused(f"cannot open {shown}: {reason}; {_advice(engine, error)}") from error
+        raise _refused(engine, error) from error
+    except (DatabaseAway, StorageFailed) as error:
+        cause = error.__cause__
+        assert isinstance(cause, DBAPIError)
+        raise _refused(engine, cause) from cause
 
 
-def _advice(engine: Engine, error: DatabaseError) -> str:
+def _upgrade(engine: Engine, shown: str) -> None:
+    with engine.connect() as connection:
+        if _revision(connection) == SCHEMA_REVISION:
+            return
+    with engine.begin() as connection:
+        if connection.dialect.name == "postgresql":
+            connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": MIGRATION_LOCK})
+        _migrate(connection, shown)
+
+
+def _refused(engine: Engine, error: DBAPIError) -> DatabaseRefused:
+    shown = engine.url.render_as_string(hide_password=True)
+    reason = "; ".join(line.strip() for line in str(error.orig).splitlines() if line.strip())
+    return DatabaseRefused(f"cannot open {shown}: {reason}; {_advice(engine, error)}")
+
+
+def _advice(engine: Engine, error: DBAPIError) -> str:
     if engine.dialect.name != "sqlite":
         return "check RESEARCHER_DATABASE_URL"
     if is_held(error):

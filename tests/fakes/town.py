@@ -1,9 +1,10 @@
 """The researcher's processes in a town with a clock of its own: `python -m tests.fakes.town PART ...`.
 
     plan                plan, freeze, hand over to the daemon; prints the study's id
-    daemon              carry studies on until none is left
-    sit STUDY           work on a study while its window is open, as the daemon has it done
-    sit STUDY --host H  the same on another machine, as far as leases know
+    campaign            create a campaign and hand it over to the daemon; prints its id
+    daemon              carry studies and campaigns on until none is left
+    sit ID              work on one of them while its window is open, as the daemon has it done
+    sit ID --host H     the same on another machine, as far as leases know
 
 Everything is the product's own, put together with the town's clock and a copy of the records that can be taken away. The
 folder of the town comes by the environment.
@@ -23,10 +24,14 @@ from pathlib import Path
 from typing import Any
 
 from foundation import logs
+from researcher.campaign.goal import CampaignGoal, aim_of
+from researcher.cli.campaign_worker import work_on_campaign
 from researcher.cli.worker import work_on
 from researcher.executor.errors import ExecutorError
 from researcher.executor.processes import child_environ
 from researcher.home import Home
+from researcher.instruments.catalogue import open_instrument
+from researcher.models import StudyOptions
 from researcher.ownership import owned_now
 from researcher.schedule.daemon import Carrier
 from researcher.schedule.timetable import Timetable
@@ -136,6 +141,16 @@ def plan(town: Town) -> None:
     _say(study_id)
 
 
+def campaign(town: Town) -> None:
+    home, facts = town.open_home(), town.facts
+    goal = CampaignGoal.model_validate(facts["goal"] | {"instruments": [facts["instrument"]], "strategist": "builtin"})
+    aim = aim_of(goal, open_instrument(facts["instrument"]).instrument)
+    timetable = Timetable.of(goal.schedule.windows, goal.schedule.days, town.clock.now(), zone="UTC")
+    options = StudyOptions(instrument=facts["instrument"], servers=tuple(facts["servers"]), engine="echo")
+    schedule = {"timetable": timetable.model_dump(mode="json"), "carried": True}
+    _say(home.store.campaigns.create(goal.document(), aim.model_dump(mode="json"), options, schedule))
+
+
 async def daemon(town: Town) -> None:
     store = town.open_home().store
     children: list[subprocess.Popen[bytes]] = []
@@ -147,16 +162,18 @@ async def daemon(town: Town) -> None:
         await town.clock.sleep(max(0.0, min(_LOOK_EVERY_S, change - town.clock.now())))
 
 
-def sitting(town: Town, study_id: str) -> int:
+def sitting(town: Town, work_id: str) -> int:
     home, view = town.open_home(), PlainView(sys.stdout)
-    view.say(f"{study_id}: process {os.getpid()} sits down to it")
+    view.say(f"{work_id}: process {os.getpid()} sits down to it")
+    work: Callable[..., Any] = work_on_campaign if work_id.startswith("ca-") else work_on
     try:
-        copy: Callable[[Store], Copy] = lambda store: Copy(town, store)  # noqa: E731 - typed
-        outcome = asyncio.run(work_on(home, study_id, view, wait=False, clock=town.clock, copy=copy))
+        outcome = asyncio.run(
+            work(home, work_id, view, wait=False, clock=town.clock, copy=lambda store: Copy(town, store))
+        )
     except (StoreError, ExecutorError, SwarmError, ValueError) as error:
-        view.say(f"{study_id}: {type(error).__name__}: {error}")
+        view.say(f"{work_id}: {type(error).__name__}: {error}")
         return 1
-    view.say(f"{study_id}: {outcome.status}: {outcome.reason}")
+    view.say(f"{work_id}: {outcome.status}: {outcome.reason}")
     return 0
 
 
@@ -166,7 +183,7 @@ def _say(line: str) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser()
-    parser.add_argument("part", choices=("plan", "daemon", "sit"))
+    parser.add_argument("part", choices=("plan", "campaign", "daemon", "sit"))
     parser.add_argument("what", nargs="?", default="")
     parser.add_argument("--host")
     given = parser.parse_args()
@@ -176,6 +193,8 @@ def main() -> int:
         socket.gethostname = lambda: str(given.host)
     if given.part == "plan":
         plan(town)
+    elif given.part == "campaign":
+        campaign(town)
     elif given.part == "daemon":
         asyncio.run(daemon(town))
     else:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from foundation.clock import ManualClock
+from researcher.store import database
 from researcher.store.checkpoints import with_saver
 from researcher.store.database import default_url, sqlite_file
 from researcher.store.errors import DatabaseRefused
@@ -99,8 +100,9 @@ def test_without_a_url_the_records_are_in_the_users_data_directory(
     ],
 )
 def test_a_database_that_cannot_be_used_gives_one_clear_error_without_the_password(
-    url: str, says: str, tmp_path: Path
+    url: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(database, "RESTART_S", 0.0)
     with pytest.raises(DatabaseRefused, match=says) as caught:
         Store.open(url.replace("{home}", str(tmp_path)))
     assert "secret" not in str(caught.value)
@@ -170,7 +172,8 @@ def test_the_plan_in_sql_is_the_canonical_json(tmp_path: Path) -> None:
     assert Plan.model_validate_json(text).digest() == digest
 
 
-def test_a_server_that_cannot_be_reached_is_one_line() -> None:
+def test_a_server_that_cannot_be_reached_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(database, "RESTART_S", 0.2)
     with pytest.raises(DatabaseRefused) as refused:
         Store.open("postgresql://nobody@127.0.0.1:1/none")
     assert "\n" not in str(refused.value)
