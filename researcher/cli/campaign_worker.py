@@ -57,6 +57,8 @@ async def work_on_campaign(
             outcome = await work_on(home, study_id, view, plan if fresh else None, wait=wait, clock=clock, copy=copy)
         except OverBudget as error:
             return Rest(ended=True, reason=str(error))
+        finally:
+            await asyncio.to_thread(_copy_the_rest, home.store, campaign_id, copy(home.store))
         return Rest(ended=outcome.status is not StudyStatus.WAITING, reason=outcome.reason)
 
     async with owned(home.store, campaign_id, clock) as store:
@@ -73,6 +75,16 @@ async def work_on_campaign(
         loop = CampaignLoop(store, strategist, planner, run_study, clock, home.studies, view.say, notify)
         async with _watched(home, campaign_id, goal.notify, clock):
             return await loop.carry_out(campaign_id)
+
+
+def _copy_the_rest(store: Store, campaign_id: str, sink: Sink) -> None:
+    """Send what earlier studies could not, as their sink was away when they ended."""
+    try:
+        for each in store.campaigns.decisions(campaign_id):
+            if each.study_id is not None:
+                sink.drain(each.study_id)
+    except StoreError as error:
+        _log.warning("the records could not be copied: %s", error)
 
 
 @contextlib.asynccontextmanager
