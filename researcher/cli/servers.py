@@ -30,6 +30,11 @@ def check_servers(plan: Plan, urls: list[str], seen: Mapping[str, str] | None = 
     not a swarm server, or one hosts another model than the plan trains.
     """
     urls = list(dict.fromkeys(url.rstrip("/") for url in urls))
+    if plan.sources and not urls and not os.environ.get("SWARM_ADMIN_TOKEN"):
+        raise UsageError(
+            f"arms bring functions of their own ({', '.join(plan.sources)}), which a server executes for its admin alone: set "
+            "SWARM_ADMIN_TOKEN to a text of 16 characters or more, for the server that starts here and this command alike"
+        )
     given, needed = len(urls), 1 + len(plan.roles)
     if 0 < given < needed:
         models = ", ".join(["its own model", *plan.roles])
@@ -217,6 +222,8 @@ def _local_servers(home: Home, study_id: str, plan: Plan, options: StudyOptions)
         return []
     engine, longest = options.engine, plan.run.get("max_model_len")
     arguments = ("--max-model-len", str(longest)) if longest else ()
+    if plan.sources:
+        arguments = (*arguments, "--allow-algorithms")
     if plan.models:
         models = {f"server-{hosted_name(each.name)}": each for each in plan.models}
     else:

@@ -202,6 +202,7 @@ def _designed(
         branches=branches_of(question, stages, hypotheses, allow_underpowered=allow_underpowered),
         steps=spec.steps or defaults.steps,
         run=run,
+        sources=dict(question.sources),
         roles={
             name: PlanRole(model=role.model or model.name, run=_patched(role.run, settings, f"roles.{name}."))
             for name, role in instrument.roles.items()

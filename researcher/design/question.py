@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from foundation.nearest import MOST_NAMES, nearest
@@ -28,6 +28,7 @@ from researcher.instruments.levels import as_level, level_problem, level_text
 from researcher.refusals import Refusals, SpecRefused
 from researcher.study.plan import ALPHA
 from researcher.study.spec import CROSSED, Compared, StudySpec
+from swarm.client.own_algorithms import SourceFault, read_function
 
 Setting = tuple[Factor, Scalar]
 _MODEL, _STEPS = "model", "steps"
@@ -67,6 +68,8 @@ class Question:
     direction: Direction
     alpha: float
     notes: tuple[str, ...] = ()
+    sources: Mapping[str, str] = field(default_factory=dict)
+    """Texts of the files whose functions are levels."""
 
     @property
     def factors(self) -> tuple[Factor, ...]:
@@ -135,8 +138,13 @@ def named(spec: StudySpec, instrument: Instrument, alpha: float = ALPHA) -> Ques
         secondary=tuple(each for each in secondary if each != metric),
         direction=spec.claim if spec.claim in ("increase", "decrease") else metric.direction,
         alpha=alpha,
-        notes=tuple(notes),
+        notes=(*notes, *(_source_note(file) for file in known.sources)),
+        sources=known.sources,
     )
+
+
+def _source_note(file: str) -> str:
+    return f"The plan holds the text of {file}: edits of the file change nothing any more."
 
 
 def _refuse_wide_margin(margin: float, metric: Metric, instrument: Instrument) -> None:
@@ -152,6 +160,8 @@ class InstrumentNames:
 
     def __init__(self, instrument: Instrument, spec: StudySpec | None = None) -> None:
         self._instrument = instrument
+        self.sources: dict[str, str] = {}
+        """Of files whose functions were named so far."""
         self._factors = {factor.name: factor for factor in instrument.factors if factor.target != STUDY_MODEL}
         if not any(factor.target == STUDY_STEPS for factor in instrument.factors):
             self._factors[_STEPS] = Factor(
@@ -200,10 +210,23 @@ class InstrumentNames:
             raise SpecRefused("set.steps", "the length of a trial is `steps: N`, beside `set`", [_STEPS])
         factor = self.factor(name, field)
         level = as_level(factor, given)
+        if factor.takes_functions and isinstance(level, str) and level not in factor.choices:
+            level = self._read(level, f"{field}.{name}")
         problem = level_problem(factor, level)
         if problem:
             raise SpecRefused(f"{field}.{name}", problem, [factor.name])
         return factor, _pinned(factor, level, f"{field}.{name}")
+
+    def _read(self, level: str, field: str) -> str:
+        """The level as a spec names it, its text kept, where it is a function of one's own. Raises: SpecRefused."""
+        try:
+            source = read_function(level)
+        except SourceFault as error:
+            raise SpecRefused(field, str(error), [level]) from error
+        if source is None:
+            return level
+        self.sources[source.file] = source.text
+        return source.reference
 
 
 def _pinned(factor: Factor, level: Scalar, field: str) -> Scalar:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, StringConstraints
 
 from foundation.strict import StrictModel
+from swarm.protocol.algorithms import OWN_FIELDS
 
 Scalar = bool | int | float | str
 Direction = Literal["increase", "decrease"]
@@ -16,6 +17,8 @@ RUN_PARAMETERS = "run.parameters"
 """The target of all weights (`full`) or adapters (`lora`), which a server shows with their rank and alpha."""
 ALGORITHM = "run.algorithm.name"
 """The target of the algorithm, whose own defaults go before those of the instrument."""
+FUNCTIONS = tuple(f"run.algorithm.{field}" for field in OWN_FIELDS)
+"""Targets that may name a function of one's own, FILE.py:NAME, whose text the plan keeps."""
 LEARNING_RATE = "run.optimizer.learning_rate"
 """At 0 a run trains nothing, and all else of it is as it would be: a control."""
 
@@ -66,6 +69,11 @@ class Factor(StrictModel):
     scale: Literal["linear", "log"] = "linear"
     aliases: tuple[str, ...] = ()
     description: str = ""
+
+    @property
+    def takes_functions(self) -> bool:
+        """Whether a function of one's own may be a level."""
+        return self.target in FUNCTIONS
 
     @property
     def targets(self) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ import re
 
 from foundation.nearest import MOST_NAMES, a_few
 from researcher.instruments.instrument import Factor, Scalar
+from swarm.protocol.algorithms import own_function
 
 _ON, _OFF = ("on", "true", "yes"), ("off", "false", "no")
 
@@ -49,7 +50,7 @@ def as_level(factor: Factor, given: Scalar) -> Scalar:
 def level_problem(factor: Factor, level: Scalar) -> str | None:
     """Why a factor cannot take this level, in words; None when it can."""
     if factor.type in ("choice", "bool"):
-        if level in (factor.choices or (False, True)):
+        if level in (factor.choices or (False, True)) or (factor.takes_functions and own_function(level)):
             return None
         allowed = [*map(str, factor.choices)] if factor.type == "choice" else ["on", "off"]
         shown = allowed if len(allowed) <= MOST_NAMES else a_few(str(level), allowed)

@@ -322,6 +322,8 @@ def _named_by_people(spec: StudySpec, instrument: Instrument) -> Iterator[tuple[
         factor = factors.get(name)
         if factor is not None and factor.type in ("text", "data") and level != factor.default:
             yield name, str(level).removeprefix("hf:")
+        elif factor is not None and factor.takes_functions and level not in factor.choices:
+            yield name, str(level)
     if spec.start_from != BASE:
         yield "start_from", spec.start_from
     yield from (("notify", name) for name in spec.notify)

@@ -25,6 +25,8 @@ from swarm.models.catalogue import find
 _INSTRUMENT_KEYS = frozenset({"workflow", "factors", "metrics", "defaults"})
 _CONTRAST = {"compare", "arms", "model", "design"}
 _LONGEST_NUMBER = 100
+_FUNCTION = re.compile(r".+\.py:[A-Za-z_]\w*")
+"""A function of a file, as levels of algorithms are written."""
 _TABLE = re.compile(r"\s*\[+\s*([^\]]+?)\s*\]+\s*(?:#.*)?$")
 _KEY = re.compile(r"\s*((?:[\w-]+|\"[^\"]*\"|'[^']*')(?:\s*\.\s*(?:[\w-]+|\"[^\"]*\"|'[^']*'))*)\s*=")
 
@@ -118,7 +120,7 @@ def _data(path: Path, text: str, kind: str, folder: Path) -> tuple[dict[str, Any
 
 
 def _placed(name: str, value: Any, folder: Path, depth: int = 5) -> Any:
-    """Resolve relative paths of models, instruments and JSON lines files against the study file's folder, if they
+    """Resolve relative paths of models, instruments, JSON lines files and functions (FILE.py:NAME) against the study file's folder, if they
     exist there.
 
     depth: of nesting; paths are at most this deep (`compare.data.levels.0`).
@@ -135,7 +137,8 @@ def _placed(name: str, value: Any, folder: Path, depth: int = 5) -> Any:
             find(value) is None if name == "model" else declaration_in(place) is not None
         )
     else:
-        is_there = value.endswith(".jsonl") and os.path.isfile(place)
+        file, colon, _ = value.rpartition(":") if _FUNCTION.fullmatch(value) else (value, "", "")
+        is_there = (value.endswith(".jsonl") or bool(colon)) and os.path.isfile(folder / file)
     return str(place.absolute()) if is_there else value
 
 

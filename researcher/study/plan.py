@@ -27,6 +27,7 @@ from researcher.instruments.instrument import (
 )
 from researcher.instruments.shares import with_shares_of
 from swarm.models.catalogue import hosted_name
+from swarm.protocol.algorithms import OWN_FIELDS, own_function
 from swarm.protocol.runspec import merge_patch, own_defaults
 
 ALPHA = 0.05
@@ -286,6 +287,8 @@ class Plan(StrictModel):
     steps: Annotated[int, Field(ge=1)]
     run: dict[str, Any]
     """Partial RunSpec shared by all arms."""
+    sources: Annotated[dict[str, str], Field(exclude_if=_is_unset)] = {}
+    """Texts of the files whose functions are levels or settings of an algorithm, by the names that these have for them."""
     stated: Annotated[tuple[str, ...] | None, Field(exclude_if=lambda stated: stated is None)] = None
     """If arms differ by their algorithm, and its defaults differ from the instrument's: fields of `run` that the study
     sets itself. All others yield to the algorithm's defaults. None: no field does, as in older plans.
@@ -359,7 +362,14 @@ class Plan(StrictModel):
             for target, level in levels.items():
                 if target.startswith(room) and not _has_adapters(fields, target, level):
                     fields = merge_patch(fields, nested(target.removeprefix(room), level))
-        return with_shares_of(fields, levels, self.factors, *rooms)
+        return with_shares_of(self._with_sources(fields), levels, self.factors, *rooms)
+
+    def _with_sources(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """With the texts of the functions that an algorithm names."""
+        named = fields.get("algorithm", {}) if self.sources else {}
+        files = [own[0] for name in OWN_FIELDS if (own := own_function(named.get(name))) is not None]
+        texts = {file: self.sources[file] for file in files if file in self.sources}
+        return merge_patch(fields, {"algorithm": {"sources": texts}}) if texts else fields
 
     def shared_out(self, arm: Arm) -> dict[str, float]:
         """Ratios of families that follow from this arm's shares, by target."""

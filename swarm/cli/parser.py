@@ -37,6 +37,7 @@ def add_commands(commands: _Commands) -> None:
     _models(commands)
     _chat(commands)
     _replay(commands)
+    _algorithm(commands)
 
 
 def _group(commands: _Commands, name: str, text: str, metavar: str = "COMMAND", **more: Any) -> _Commands:
@@ -356,6 +357,29 @@ def _replay(commands: _Commands) -> None:
     replay.add_argument("--from-step", type=int, default=0, metavar="N", help="begin at this checkpoint (default: 0)")
     replay.add_argument("--steps", type=int, metavar="N", help="no more than this many")
     replay.add_argument("--check", action="store_true", help="fail when a kept checkpoint holds other weights")
+    text = "execute the functions that the run brought for its algorithm"
+    replay.add_argument("--allow-algorithms", action="store_true", help=text)
     text = "what computes (default: what made the newest checkpoint that is kept, where this machine has it)"
     replay.add_argument("--device", choices=("cpu", "cuda"), help=text)
     _add_state_dir(replay)
+
+
+# -- algorithms -----------------------------------------------------------------------------------------------------------
+
+
+def _algorithm(commands: _Commands) -> None:
+    algorithm = _group(commands, "algorithm", "functions of your own for an algorithm")
+    check = _add(
+        algorithm,
+        "check",
+        "algorithm:check_functions",
+        "try functions on random tokens: shapes, masks, invariances, gradients",
+        description="Try an advantage, a loss or an importance correction on random ragged tokens. Prints a line per check; exit code 1 "
+        "when one fails. The file is executed here.",
+    )
+    check.add_argument("function", metavar="FILE[:NAME]", help="default: every function whose name tells what it is")
+    text = "what the function is (default: by its name, which ends with one of these, or with correction)"
+    check.add_argument("--as", dest="role", choices=("advantage", "loss", "importance_correction"), help=text)
+    text = "skip the comparison with finite differences: the loss detaches a part of itself on purpose"
+    check.add_argument("--detached", action="store_true", help=text)
+    check.add_argument("--json", action="store_true", help="answer as JSON")

@@ -34,6 +34,10 @@ def replay_run(args: argparse.Namespace) -> int:
     run = stored_runs.find(args, args.run_id)
     run.step_called(str(args.from_step))
     batches = _batches(run, args.from_step, args.steps)
+    if not args.allow_algorithms and any(batch.spec.algorithm.own_functions for batch in batches):
+        raise UsageError(
+            f"run {run.row.run_id} trained with functions of its own, which a replay executes: give --allow-algorithms"
+        )
     processor = _processor(run, args.device)
     if args.check:
         _refuse_other_processors(run, [batch.step for batch in batches], processor)

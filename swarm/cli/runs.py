@@ -13,6 +13,7 @@ from foundation.streams import read_or_not
 from swarm.cli.options import assign, connect, read_document, valid
 from swarm.cli.top import standing_lines
 from swarm.client import InvalidSpec, NotFound, OverLimit
+from swarm.client.own_algorithms import SourceFault, with_sources
 from swarm.client.sync import SwarmClient
 from swarm.protocol.errors import ErrorCode, SwarmError
 from swarm.protocol.runspec import RunSpec
@@ -45,7 +46,10 @@ def exit_code(error: SwarmError) -> int:
 
 def start_run(args: argparse.Namespace) -> int:
     """Start a run from a spec."""
-    spec = valid(RunSpec, assign(read_document(args.spec), args.set), args.set)
+    document = assign(read_document(args.spec), args.set)
+    if isinstance(document.get("algorithm"), dict):
+        document["algorithm"] = _with_texts(document["algorithm"])
+    spec = valid(RunSpec, document, args.set)
     with connect(args, later_s=60.0) as swarm:
         report = swarm.start_run(spec, args.key)
         if report.status not in ("running", "complete"):
@@ -58,6 +62,14 @@ def start_run(args: argparse.Namespace) -> int:
         )
         print(report.model_dump_json() if args.json else f"run {report.run_id} {done} on {swarm.url}")
     return 0
+
+
+def _with_texts(algorithm: dict[str, Any]) -> dict[str, Any]:
+    """The algorithm with the texts of the functions that it names. Raises: UsageError."""
+    try:
+        return with_sources(algorithm)
+    except SourceFault as error:
+        raise UsageError(str(error)) from error
 
 
 def show_status(args: argparse.Namespace) -> int:

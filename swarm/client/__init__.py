@@ -37,6 +37,7 @@ from swarm.client.errors import (
     WorkflowFault,
 )
 from swarm.client.losses import grading
+from swarm.client.own_algorithms import SourceFault, with_sources
 from swarm.client.rollouts import RolloutReport
 from swarm.client.tasks import Outcome, Rollout, Task, TaskStream
 from swarm.client.team import Partner, Team, team
@@ -77,6 +78,7 @@ __all__ = [
     "ServerBusy",
     "ServerFault",
     "ServerUnreachable",
+    "SourceFault",
     "StorageFull",
     "SwarmClient",
     "SwarmError",
@@ -93,4 +95,5 @@ __all__ = [
     "run_agent",
     "run_confined",
     "team",
+    "with_sources",
 ]

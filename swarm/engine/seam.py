@@ -53,7 +53,7 @@ class EngineInfo:
     """What is hosted. `fingerprint` is the SHA-256 over the checkpoint's weight files.
 
     dtype: what is sampled in, and what a run is trained in whose spec leaves it open. masks: whether it can say among which tokens
-    each one was drawn, and train that. folder: where the model lies, if it lies anywhere; it leaves the server in no answer.
+    each one was drawn, and train that. own_functions: whether it trains with functions of users' own. folder: where the model lies, if it lies anywhere; it leaves the server in no answer.
     """
 
     backend: str
@@ -63,6 +63,7 @@ class EngineInfo:
     max_model_len: int
     dtype: ComputeType
     masks: bool = False
+    own_functions: bool = False
     folder: Path | None = None
 
     def is_named(self, model: str) -> bool:

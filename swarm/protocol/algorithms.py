@@ -5,12 +5,17 @@ A field that the chosen algorithm does not use is refused, so that nothing that 
 
 from __future__ import annotations
 
+import ast
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import AfterValidator, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic_core import PydanticCustomError
 
+from foundation.nearest import nearest
 from foundation.strict import StrictModel, misfit
 from swarm.protocol.quantities import Count, NonNegative, NotBoolean, Positive
 
@@ -67,6 +72,33 @@ if TYPE_CHECKING:
     CorrectionName = str
 else:
     CorrectionName = Literal[tuple(CORRECTIONS)]
+_OWN_ADVANTAGE = Registered(compares="batch")
+"""Of a function of a user's own: no group has to have two episodes."""
+_REFERENCE = re.compile(r"([A-Za-z0-9_][A-Za-z0-9_.-]{0,99}\.py):([A-Za-z_][A-Za-z0-9_]{0,99})")
+MOST_SOURCE = 100_000
+"""Characters of a text with functions of a user's own."""
+
+
+def registered(name: str) -> Registered:
+    """What is known of an algorithm by this name, built in or a function of a user's own."""
+    return ALGORITHMS.get(name, _OWN_ADVANTAGE)
+
+
+def own_function(text: object) -> tuple[str, str] | None:
+    """File and name of `FILE.py:NAME`, where the text is written so. A path is none: in a spec the file has its bare name."""
+    found = _REFERENCE.fullmatch(text) if isinstance(text, str) else None
+    return (found[1], found[2]) if found else None
+
+
+def _written_so(text: str) -> str:
+    if own_function(text) is None:
+        raise PydanticCustomError("own_function", "Input should be a function of your own, as FILE.py:NAME")
+    return text
+
+
+OwnFunction = Annotated[str, AfterValidator(_written_so)]
+OWN_FIELDS = ("name", "loss", "importance_correction")
+"""Fields of an algorithm that may name a function of a user's own: for its advantage, its loss, its importance correction."""
 SOME_USE = frozenset(name for each in ALGORITHMS.values() for name in each.uses)
 """Fields that only some algorithms use; all use the others."""
 
@@ -74,7 +106,12 @@ SOME_USE = frozenset(name for each in ALGORITHMS.values() for name in each.uses)
 class AlgorithmSpec(StrictModel):
     """How rewards become a loss. Sources and equations stand with each algorithm, in `swarm.engine.algorithms`."""
 
-    name: AlgorithmName = "grpo"
+    name: AlgorithmName | OwnFunction = "grpo"
+    """FILE.py:NAME: the advantage is that function's, and the rest is as with grpo."""
+    loss: Annotated[Literal["algorithm"] | OwnFunction, Field(exclude_if=lambda loss: loss == "algorithm")] = (
+        "algorithm"
+    )
+    """What a token costs: as the algorithm has it, or a function of one's own."""
     clip_low: Annotated[float, Field(gt=0, le=1), NotBoolean] = 0.2
     """Ratios below 1 - clip_low are clipped; 1 is no bound."""
     clip_high: Positive = 0.2
@@ -110,7 +147,7 @@ class AlgorithmSpec(StrictModel):
     """How fast the gradient fades out where the ratio leaves 1, of tokens with an advantage above 0."""
     tau_negative: Positive = 1.05
     """The same of the others."""
-    importance_correction: CorrectionName = "none"
+    importance_correction: CorrectionName | OwnFunction = "none"
     """For rollouts sampled in another precision or by older weights. truncated: weight tokens by
     min(p_trainer / p_rollout, importance_limit). masked: by that ratio, and by 0 where it is above importance_limit or below
     importance_floor. truncated_call, masked_call: by the product of these ratios over the call, likewise."""
@@ -118,20 +155,28 @@ class AlgorithmSpec(StrictModel):
     importance_floor: NonNegative = 0.0
     train_truncated: bool = True
     """Whether calls cut off by max_tokens are trained."""
+    sources: Annotated[dict[str, str], Field(exclude_if=lambda sources: not sources)] = {}
+    """The texts of the files that name, loss and importance_correction mean. The server executes them."""
+
+    @property
+    def own_functions(self) -> dict[str, tuple[str, str]]:
+        """File and name of each function of a user's own, by the field that names it."""
+        found = {field: own_function(getattr(self, field)) for field in OWN_FIELDS}
+        return {field: function for field, function in found.items() if function is not None}
 
     @property
     def compares_groups(self) -> bool:
         """Whether an episode's advantage depends on the others of its group."""
-        return ALGORITHMS[self.name].compares == "group" or self.baseline == "group"
+        return registered(self.name).compares == "group" or self.baseline == "group"
 
     @model_validator(mode="before")
     @classmethod
     def _with_its_defaults(cls, data: Any) -> Any:
         """Raises: misfit for fields of other algorithms and corrections."""
         name = data.get("name", "grpo") if isinstance(data, dict) else None
-        if not isinstance(name, str) or name not in ALGORITHMS:
+        if not isinstance(name, str) or not (name in ALGORITHMS or own_function(name)):
             return data
-        filled = {**ALGORITHMS[name].defaults, **data}
+        filled = {**registered(name).defaults, **data}
         correction = filled.get("importance_correction", "none")
         foreign = {
             field: f"{user} does not use {field}, a field of {', '.join(others)}: leave it out"
@@ -147,6 +192,25 @@ class AlgorithmSpec(StrictModel):
         if self.importance_floor > self.importance_limit:
             raise misfit({"importance_floor": f"must not exceed importance_limit, {self.importance_limit:g}; lower it"})
         return self
+
+    @model_validator(mode="after")
+    def _has_its_sources(self) -> AlgorithmSpec:
+        own = self.own_functions
+        problems = {field: problem for field, (file, name) in own.items() if (problem := self._unfit(file, name))}
+        for file in self.sources.keys() - {file for file, _ in own.values()}:
+            problems["sources"] = f"no field means {file!r}: leave it out"
+        if problems:
+            raise misfit(problems)
+        return self
+
+    def _unfit(self, file: str, name: str) -> str | None:
+        """Why there is no such function in the sources."""
+        if file not in self.sources:
+            return (
+                f"the text of {file} is missing from sources: `swarm run start` reads a file that it finds under this name, "
+                "and so does with_sources of swarm.client"
+            )
+        return source_problem(self.sources[file], file, name)
 
     @model_serializer(mode="wrap")
     def _its_fields(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -170,5 +234,24 @@ def _strangers(field: str, name: str, correction: object) -> list[tuple[str, lis
 
 
 def _is_used(field: str, name: str) -> bool:
-    own = ALGORITHMS[name]
+    own = registered(name)
     return field not in own.lacks and (field not in SOME_USE or field in own.uses)
+
+
+@lru_cache(maxsize=64)
+def source_problem(text: str, file: str, name: str) -> str | None:
+    """Why a text cannot be the source of a function, in words; None when it can. Nothing of it is executed."""
+    if len(text) > MOST_SOURCE:
+        return f"{file} has {len(text):,} characters, and {MOST_SOURCE:,} are taken at most"
+    try:
+        parsed = ast.parse(text, file)
+    except SyntaxError as error:
+        return f"{file}, line {error.lineno}: {error.msg}"
+    except (ValueError, RecursionError, MemoryError) as error:  # null characters; brackets in brackets in brackets
+        return f"{file} is no Python: {error or type(error).__name__}"
+    functions = [each.name for each in parsed.body if isinstance(each, ast.FunctionDef)]
+    if name in functions:
+        return None
+    guess = nearest(name, functions)
+    hint = f"did you mean {guess!r}?" if guess else f"it has {', '.join(functions) or 'none'}"
+    return f"{file} has no function {name!r} at its top level ({hint})"

@@ -50,10 +50,11 @@ class DurableState:
         *,
         clock: Clock,
         ids: Ids,
+        allow_algorithms: bool,
         wake: Callable[[Outcome[object], asyncio.Future[None]], None],
         on_failure: Callable[[], None],
     ) -> None:
-        self.state = ServerState(info=info, ids=ids)
+        self.state = ServerState(info=info, ids=ids, allow_algorithms=allow_algorithms)
         """To look at; only commands change it."""
         self.watchers = Watchers(clock, lambda: self.current_status().model_dump(mode="json"))
         self.throughput = Throughput(clock)

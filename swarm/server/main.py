@@ -117,6 +117,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="serve AgentJet's clients too, under the two secret prefixes in this file (docs/guides/from-agentjet.md); "
         "none: at the root, without a secret, on loopback alone",
     )
+    parser.add_argument(
+        "--allow-algorithms",
+        action="store_true",
+        help="execute the functions that runs bring for their algorithms (docs/reference/algorithms.md); needs an admin token",
+    )
     parser.add_argument("--admin-token-file", type=Path, metavar="FILE")
     parser.add_argument("--client-token-file", type=Path, metavar="FILE")
     parser.add_argument(
@@ -221,6 +226,7 @@ def _settings(args: argparse.Namespace) -> Settings:
         peers=tuple(args.peer),
         agentjet=agentjet,
         print_json=args.json,
+        allow_algorithms=args.allow_algorithms,
     )
 
 

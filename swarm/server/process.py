@@ -72,11 +72,18 @@ class Settings:
     agentjet: Prefixes | None = None
     """Where AgentJet's clients are served; None: nowhere."""
     print_json: bool = False
+    allow_algorithms: bool = False
+    """Whether runs may bring functions of their own, which the trainer executes."""
 
     def __post_init__(self) -> None:
         if self.agentjet is AT_ROOT and self.tokens.required:
             raise ServeFault(
                 "this server has tokens, and AgentJet's clients can send none: give --agentjet-prefix a file with secret prefixes"
+            )
+        if self.allow_algorithms and not self.tokens.required:
+            raise ServeFault(
+                "--allow-algorithms has this server execute what a run brings: set SWARM_ADMIN_TOKEN (and SWARM_CLIENT_TOKEN for "
+                "clients) in the environment, so that nobody else can start one"
             )
         if not self.tokens.required and not is_loopback(self.host):
             raise ServeFault(
@@ -125,11 +132,26 @@ def allow_open_files(wanted: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
+def _unallowed(service: Service, allowed: bool) -> ServeFault | None:
+    """Of a server that would go on with a run whose functions it may not execute."""
+    run = service.state.run
+    if allowed or run is None or run.row.status != "running" or not run.spec.algorithm.own_functions:
+        return None
+    return ServeFault(
+        f"run {run.run_id}, which goes on here, trains with functions of its own: serve with --allow-algorithms, or with another "
+        "--state-dir"
+    )
+
+
 async def _serve(
     settings: Settings, listener: socket.socket, state: StateDir, engine: Engine, clock: Clock, ids: Ids
 ) -> int:
-    service = Service.open(state.pool_dir, engine.info, clock=clock, ids=ids)
+    allowed = settings.allow_algorithms
+    service = Service.open(state.pool_dir, engine.info, clock=clock, ids=ids, allow_algorithms=allowed)
     await service.start()
+    if (refused := _unallowed(service, allowed)) is not None:
+        await service.close()
+        raise refused
     closing = asyncio.Event()
     keys = Keyring.open(state.secret_path)
     peers = Peers(keys, settings.peers, any_loopback=not settings.tokens.required)

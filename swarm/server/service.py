@@ -88,10 +88,14 @@ class _Waiter:
 class Service(DurableState):
     """One per server, made with the running event loop; all methods are called from it.
 
+    allow_algorithms: whether runs may bring functions of their own, which the trainer executes.
+
     Raises: Refusal with its code. After STORAGE_FULL nothing has changed, in memory or on disk.
     """
 
-    def __init__(self, store: Store, info: EngineInfo, *, clock: Clock, ids: Ids) -> None:
+    def __init__(
+        self, store: Store, info: EngineInfo, *, clock: Clock, ids: Ids, allow_algorithms: bool = False
+    ) -> None:
         self.failed_calls: Counter[str] = Counter()
         """Calls that failed on the server's side since it started, by reason."""
         self._work = asyncio.Event()
@@ -101,15 +105,26 @@ class Service(DurableState):
         """Of open episodes that had calls."""
         self._checkpoints_wanted: list[tuple[str, int, asyncio.Future[CheckpointRef]]] = []
         self._restored: asyncio.Future[None] | None = None
-        super().__init__(store, info, clock=clock, ids=ids, wake=self._see_to, on_failure=self._work.set)
+        super().__init__(
+            store,
+            info,
+            clock=clock,
+            ids=ids,
+            allow_algorithms=allow_algorithms,
+            wake=self._see_to,
+            on_failure=self._work.set,
+        )
 
     @classmethod
-    def open(cls, state_dir: Path, info: EngineInfo, *, clock: Clock, ids: Ids) -> Service:
+    def open(
+        cls, state_dir: Path, info: EngineInfo, *, clock: Clock, ids: Ids, allow_algorithms: bool = False
+    ) -> Service:
         """The service over what is in `state_dir` (made when missing). Episodes that were open are closed as server_restarted.
 
         Raises: StorageUnreadable, Refusal(STORAGE_FULL).
         """
-        return cls(Store(state_dir / "pool.sqlite"), info, clock=clock, ids=ids)
+        store = Store(state_dir / "pool.sqlite")
+        return cls(store, info, clock=clock, ids=ids, allow_algorithms=allow_algorithms)
 
     async def close(self) -> None:
         """Stop the timers, finish the writes under way, close the storage. Waiting claims get not_rolling."""

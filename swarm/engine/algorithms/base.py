@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from swarm.engine.algorithms.corrections import correction_of
 from swarm.engine.algorithms.facts import TokenFacts, kl_to_start, old, ratio
+from swarm.engine.algorithms.functions import Update
 from swarm.engine.algorithms.rewards import Credit, Trajectory
 from swarm.protocol.algorithms import AlgorithmSpec
 
@@ -23,11 +24,12 @@ class Algorithm(ABC):
     """One algorithm with its fields.
 
     has_critic: advantages need values. couples_calls: a token's ratio depends on all tokens of its call, so that
-    `call_gap_U` is needed once the weights have moved.
+    `call_gap_U` is needed once the weights have moved. reads_tokens: advantages depend on the tokens' log-probabilities.
     """
 
     has_critic: ClassVar[bool] = False
     couples_calls: ClassVar[bool] = False
+    reads_tokens: ClassVar[bool] = False
 
     def __init__(self, spec: AlgorithmSpec) -> None:
         self.spec = spec
@@ -47,6 +49,11 @@ class Algorithm(ABC):
     def penalises(self) -> bool:
         """Whether the KL penalty is taken from the rewards."""
         return self.spec.kl > 0 and self.spec.kl_in == "reward"
+
+    @property
+    def of_updates(self) -> bool:
+        """Whether a token's price depends on all tokens that are trained with it: `over_update` before each update."""
+        return self.correction.of_updates
 
     # -- advantages ---------------------------------------------------------------------------------------------------
 
@@ -68,14 +75,13 @@ class Algorithm(ABC):
 
     # -- the price of a token -------------------------------------------------------------------------------------------
 
+    def over_update(self, update: Update) -> TokenFacts:
+        """The facts of an update's tokens, with what `loss` needs to know of the whole update. Raises: TrainingRefused."""
+        return self.correction.over_update(update)
+
     def loss(self, logp_U: Tensor, entropy_U: Tensor, facts: TokenFacts) -> Tensor:
         """The quantity minimised: a scalar, the weighted sum over these uses."""
-        spec = self.spec
-        gain_U = self.gain(logp_U, facts)
-        correction_U = self.correction.weights(old(logp_U, facts), facts)
-        if correction_U is not None:
-            gain_U = gain_U * correction_U
-        loss_U = -gain_U
+        spec, loss_U = self.spec, self.surrogate(logp_U, facts)
         if spec.kl and not self.penalises:
             if facts.start_U is None:
                 raise ValueError("a loss with kl > 0 needs the start weights' log-probabilities")
@@ -83,6 +89,14 @@ class Algorithm(ABC):
         if spec.entropy:
             loss_U = loss_U - spec.entropy * entropy_U
         return (loss_U * facts.weight_U).sum()
+
+    def surrogate(self, logp_U: Tensor, facts: TokenFacts) -> Tensor:
+        """What each use costs by its advantage, corrected."""
+        gain_U = self.gain(logp_U, facts)
+        correction_U = self.correction.weights(old(logp_U, facts), facts)
+        if correction_U is not None:
+            gain_U = gain_U * correction_U
+        return -gain_U
 
     def gain(self, logp_U: Tensor, facts: TokenFacts) -> Tensor:
         """What each use adds to the objective: min(r A, clip(r, 1 - low, 1 + high) A). Schulman et al. 2017 (arXiv

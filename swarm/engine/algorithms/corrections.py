@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from swarm.engine.algorithms.facts import TokenFacts, exponential, ratio
+from swarm.engine.algorithms.functions import OwnFunction, Update
 from swarm.protocol.algorithms import AlgorithmSpec
 
 if TYPE_CHECKING:
@@ -18,9 +20,10 @@ if TYPE_CHECKING:
 
 
 class Correction(ABC):
-    """One correction with its bounds. whole_calls: it needs `rollout_gap_U`."""
+    """One correction with its bounds. whole_calls: it needs `rollout_gap_U`. of_updates: it needs `over_update` before each update."""
 
     whole_calls: ClassVar[bool] = False
+    of_updates: ClassVar[bool] = False
 
     def __init__(self, spec: AlgorithmSpec) -> None:
         self.spec = spec
@@ -28,6 +31,10 @@ class Correction(ABC):
     @abstractmethod
     def weights(self, before_U: Tensor, facts: TokenFacts) -> Tensor | None:
         """What the gain of each token is multiplied by; None: nothing. before_U: log-probabilities before the step."""
+
+    def over_update(self, update: Update) -> TokenFacts:
+        """The facts of an update's tokens, with what `weights` needs to know of the whole update."""
+        return update.facts
 
     def ratio(self, before_U: Tensor, facts: TokenFacts) -> Tensor:
         """Trainer over sampler."""
@@ -80,6 +87,21 @@ class MaskedCall(Masked):
     whole_calls = True
 
 
+class OwnCorrection(Correction):
+    """The weights of a function of a user's own."""
+
+    of_updates = True
+
+    def over_update(self, update: Update) -> TokenFacts:
+        tokens = update.tokens(self.spec, update.logp_N.detach())
+        return replace(update.facts, correction_U=OwnFunction(self.spec, "importance_correction")(tokens).detach())
+
+    def weights(self, before_U: Tensor, facts: TokenFacts) -> Tensor:
+        if facts.correction_U is None:
+            raise ValueError("an own correction weighs tokens over their whole update, before")
+        return facts.correction_U
+
+
 _CORRECTIONS: Mapping[str, type[Correction]] = {
     "none": Uncorrected,
     "truncated": Truncated,
@@ -92,4 +114,4 @@ _CORRECTIONS: Mapping[str, type[Correction]] = {
 
 def correction_of(spec: AlgorithmSpec) -> Correction:
     """The correction that the spec names, with its bounds."""
-    return _CORRECTIONS[spec.importance_correction](spec)
+    return _CORRECTIONS.get(spec.importance_correction, OwnCorrection)(spec)

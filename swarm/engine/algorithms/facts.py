@@ -24,6 +24,9 @@ class TokenFacts:
     recorded: by the sampler. old: by the trainer, before the step; None: the current ones, so that the ratio is one.
     start: under the run's first weights. value: by the critic, before the step. target: what its value should have been.
     call_gap: mean of current - old over the call's tokens, under the weights that are about to be trained.
+    entropy: where the token was drawn, before the step. correction, price and slope: what functions of a user's own say of the token,
+    seen over the whole update: its weight, its loss, and the derivative of the update's loss by the token's log-probability over its
+    weight in that loss.
     rollout_gap: sum of old - recorded over the call's tokens. off_policy: 1 where the token was drawn from another distribution than is
     trained (`sampling.train` is policy), else 0. Each is None where it was not computed, or there is none.
     """
@@ -39,6 +42,10 @@ class TokenFacts:
     call_gap_U: Tensor | None = None
     rollout_gap_U: Tensor | None = None
     off_policy_U: Tensor | None = None
+    entropy_U: Tensor | None = None
+    correction_U: Tensor | None = None
+    price_U: Tensor | None = None
+    slope_U: Tensor | None = None
 
     def part(self, uses: slice) -> TokenFacts:
         known = ((field.name, getattr(self, field.name)) for field in fields(self))

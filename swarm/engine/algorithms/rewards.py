@@ -17,7 +17,8 @@ class Trajectory:
     """What one agent did in one episode: its trained tokens, call behind call, and the reward at their end.
 
     group: whom it is compared with. penalties: what each token loses of the reward; values: the critic's estimate before
-    each token. Both have one entry per token, or none at all.
+    each token. recorded, logps: log-probabilities by the sampler, and by the trainer before the step; entropies: before the step. All have
+    one entry per token, or none at all. calls: how many tokens each call has.
     """
 
     group: Hashable
@@ -25,6 +26,10 @@ class Trajectory:
     tokens: int
     penalties: Sequence[float] = ()
     values: Sequence[float] = ()
+    recorded: Sequence[float] = ()
+    logps: Sequence[float] = ()
+    entropies: Sequence[float] = ()
+    calls: Sequence[int] = ()
 
     @property
     def net(self) -> Trajectory:

@@ -84,6 +84,7 @@ class EchoEngine:
             max_model_len=max_model_len,
             dtype="float32",
             masks=True,
+            own_functions=True,
         )
         self._clock = clock or SystemClock()
         self._latency_s = latency_s

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
@@ -17,6 +17,7 @@ from foundation.ids import derived_seed
 from swarm.engine.algorithms import algorithm_of
 from swarm.engine.algorithms.base import Algorithm
 from swarm.engine.algorithms.facts import TokenFacts, kl_to_start
+from swarm.engine.algorithms.functions import Episodes, Update
 from swarm.engine.algorithms.rewards import Credit
 from swarm.engine.echo.answers import garble_mark, last_user_word
 from swarm.engine.seam import StepOutcome, TrainBatch, TrainCall, TrainingRefused
@@ -26,6 +27,7 @@ from swarm.engine.training.selection import (
     TrainedEpisode,
     branches,
     credit,
+    episodes_of,
     learning_rate_at,
     minibatches,
     reward_metrics,
@@ -105,6 +107,7 @@ class Dual:
 class _Use:
     """The one random token of a trained call. Its facts are Duals."""
 
+    call_id: str
     echoed: bool
     temperature: float
     facts: Any
@@ -153,10 +156,11 @@ def _optimise(
     first_loss, largest = 0.0, 0.0
     clipped: list[bool] = []
     now = theta
+    episodes = episodes_of(batch) if algorithm.of_updates else None
     for epoch in range(optimizer.epochs):
         for part in parts:
             loss: Any = Dual(0.0)
-            for use in part:
+            for use in part if episodes is None else _priced(part, algorithm, episodes, theta, now):
                 logp: Any = echo_logprob(now, use.temperature, echoed=use.echoed)
                 facts = replace(use.facts, call_gap_U=logp.detach() - use.facts.old_U)
                 loss += algorithm.loss(logp, _entropy(now, use.temperature), facts)
@@ -177,6 +181,32 @@ def _optimise(
         "logprob_mismatch_mean": fmean(gaps or [0.0]),
         "logprob_mismatch_max": max(gaps, default=0.0),
     }
+
+
+def _priced(part: Sequence[_Use], algorithm: Algorithm, episodes: Episodes, before: float, now: float) -> list[_Use]:
+    """The uses with what the algorithm says of each, seen over the whole update: the only tensors of this engine.
+
+    before: theta before the step. Raises: TrainingRefused.
+    """
+    import torch
+
+    def column(values: Iterable[float]) -> torch.Tensor:
+        return torch.tensor(list(values), dtype=torch.float64)
+
+    names = ("advantage_U", "weight_U", "recorded_U", "old_U", "start_U", "rollout_gap_U")
+    facts = TokenFacts(
+        entropy_U=column(_entropy(before, use.temperature).value for use in part),
+        **{name: column(getattr(use.facts, name).value for use in part) for name in names},
+    )
+    logp_N = column(echo_logprob(now, use.temperature, echoed=use.echoed).value for use in part)
+    calls = [(use.call_id, 1) for use in part]
+    told = algorithm.over_update(Update(logp_N=logp_N, facts=facts, calls=calls, episodes=episodes))
+    own = {name: getattr(told, name) for name in ("correction_U", "price_U", "slope_U")}
+    columns = {name: value_N.tolist() for name, value_N in own.items() if value_N is not None}
+    return [
+        replace(use, facts=replace(use.facts, **{name: Dual(values[at]) for name, values in columns.items()}))
+        for at, use in enumerate(part)
+    ]
 
 
 def _uses(
@@ -202,7 +232,7 @@ def _uses(
             start_U=dual(first),
             rollout_gap_U=dual(old - call.logprobs[at]),
         )
-        found.append(_Use(echoed, call.temperature, facts))
+        found.append(_Use(call.call_id, echoed, call.temperature, facts))
     return found
 
 
@@ -213,12 +243,14 @@ def _notes(
     value = fmean(episode.reward for group in batch.groups for episode in group.episodes)
     notes = {}
     for call in calls:
-        penalties = [0.0] * len(call.sampled_ids)
-        if algorithm.penalises and (at := _drawn_at(call)) is not None:
+        penalties, logps, entropies = ([0.0] * len(call.sampled_ids) for _ in range(3))
+        if (at := _drawn_at(call)) is not None:
             echoed = _echoed(call, at)
             now, before = (echo_logprob(each, call.temperature, echoed=echoed).value for each in (theta, start))
-            penalties[at] = algorithm.spec.kl * (now - before)
-        notes[call.call_id] = CallNotes(penalties=penalties, values=[value] * len(penalties))
+            penalties[at] = algorithm.spec.kl * (now - before) if algorithm.penalises else 0.0
+            logps[at], entropies[at] = now, _entropy(theta, call.temperature).value
+        values = [value] * len(penalties)
+        notes[call.call_id] = CallNotes(penalties=penalties, values=values, logps=logps, entropies=entropies)
     return notes
 
 

@@ -115,6 +115,7 @@ class LocalEngine:
             max_model_len=settings.model_len,
             dtype=settings.compute_dtype,
             masks=True,
+            own_functions=True,
         )
         self._subscribers: list[Callable[[EngineHealth], None]] = []
         self._health = EngineHealth(ready=False)

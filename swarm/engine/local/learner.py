@@ -31,6 +31,7 @@ from swarm.engine.training.selection import (
     TrainedEpisode,
     branches,
     credit,
+    episodes_of,
     learning_rate_at,
     minibatches,
     select,
@@ -104,6 +105,7 @@ class Learner:
         self._warn_of_memory(max(piece.tokens for part in ready for piece in part.pieces), batch)
         if algorithm.credits_tokens:
             _give_credit(batch, ready, algorithm, seen)
+        batch_episodes = episodes_of(batch) if algorithm.of_updates else None
         sampled = [] if spec.algorithm.kl else _sample(made, spec, batch.step)
         exact = self.policy.compute_dtype == torch.float32
         if not exact:
@@ -112,6 +114,8 @@ class Learner:
             for part in ready:
                 if algorithm.couples_calls and self.half_way:
                     part.take_call_gaps([read(self.policy, piece)[0] for piece in part.pieces])
+                if batch_episodes is not None:
+                    part.take_prices(algorithm, batch_episodes, self._now(part))
                 self.optimizer.begin(spec.optimizer.name)
                 self.critic.begin()
                 loss = self._accumulate(part.pieces, algorithm, seen, first=epoch == 0)
@@ -129,6 +133,11 @@ class Learner:
         if seen.value_loss is not None:
             seen.value_loss /= len(ready)
         return seen
+
+    def _now(self, part: Minibatch) -> list[Tensor]:
+        """Log-probabilities of each piece under the current weights; read once for all as long as these did not move."""
+        moved = self.half_way
+        return [read(self.policy, piece)[0] if moved else known(piece.facts.old_U) for piece in part.pieces]
 
     def _warn_of_memory(self, longest: int, batch: TrainBatch) -> None:
         """Say once per run when contexts are so long that their activations take far more than was meant for them."""
@@ -152,10 +161,10 @@ class Learner:
         for piece in ready.pieces:
             if algorithm.has_critic:
                 old_U, entropy_U, value_U = self._appraised(piece)
-                piece.facts = replace(piece.facts, old_U=old_U, value_U=value_U)
-            elif several or whole_calls or algorithm.credits_tokens:
+                piece.facts = replace(piece.facts, old_U=old_U, value_U=value_U, entropy_U=entropy_U)
+            elif several or whole_calls or algorithm.credits_tokens or algorithm.of_updates:
                 old_U, entropy_U = read(self.policy, piece)
-                piece.facts = replace(piece.facts, old_U=old_U)
+                piece.facts = replace(piece.facts, old_U=old_U, entropy_U=entropy_U)
             if spec.algorithm.kl:
                 piece.facts = replace(piece.facts, start_U=read(self.policy, piece, at_start=True)[0])
             if piece.facts.old_U is not None:
@@ -255,7 +264,7 @@ def _give_credit(batch: TrainBatch, ready: Sequence[Minibatch], algorithm: Algor
     """Advantages token by token, compared over all minibatches."""
     notes: dict[str, CallNotes] = {}
     for part in ready:
-        notes |= part.notes(algorithm.spec.kl if algorithm.penalises else 0.0)
+        notes |= part.notes(algorithm.spec.kl if algorithm.penalises else 0.0, tokens=algorithm.reads_tokens)
     earned = credit(batch, notes)
     for part in ready:
         part.take_credit(earned)

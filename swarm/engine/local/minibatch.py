@@ -8,12 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import accumulate, pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from swarm.engine.algorithms.base import Algorithm
 from swarm.engine.algorithms.facts import TokenFacts
 from swarm.engine.algorithms.facts import kl_to_start as kl_to_start
+from swarm.engine.algorithms.functions import Episodes, Update
 from swarm.engine.algorithms.rewards import Credit
 from swarm.engine.local.attention import MicroBatch
 from swarm.engine.local.forward import Policy
@@ -29,15 +32,20 @@ class Minibatch:
     branches: Sequence[Branch]
     pieces: list[Piece]
 
-    def notes(self, kl: float) -> dict[str, CallNotes]:
-        """What `selection.credit` needs of the calls. kl: weight of the penalty inside the reward; 0: there is none."""
+    def notes(self, kl: float, *, tokens: bool = False) -> dict[str, CallNotes]:
+        """What `selection.credit` needs of the calls. kl: weight of the penalty inside the reward; 0: there is none. tokens: whether
+        it needs what the weights before the step say of each token."""
         penalties = self._by_call(lambda facts: kl * (known(facts.old_U) - known(facts.start_U))) if kl else None
         valued = self.pieces[0].facts.value_U is not None
         values = self._by_call(lambda facts: known(facts.value_U)) if valued else None
+        logps = self._by_call(lambda facts: known(facts.old_U)) if tokens else None
+        entropies = self._by_call(lambda facts: known(facts.entropy_U)) if tokens else None
         return {
             branch.call.call_id: CallNotes(
                 penalties=penalties[index].tolist() if penalties else (),
                 values=values[index].tolist() if values else (),
+                logps=logps[index].tolist() if logps else (),
+                entropies=entropies[index].tolist() if entropies else (),
             )
             for index, branch in enumerate(self.branches)
         }
@@ -69,6 +77,41 @@ class Minibatch:
         """Log-ratios of whole calls, old to recorded."""
         gaps = [known(piece.facts.old_U) - piece.facts.recorded_U for piece in self.pieces]
         self._spread([gap_S.sum() for gap_S in self._calls(gaps)], "rollout_gap_U")
+
+    def take_prices(self, algorithm: Algorithm, episodes: Episodes, logps: Sequence[Tensor]) -> None:
+        """What the algorithm says of each token, seen over the whole update. logps: of each piece, under the current weights.
+
+        Raises: TrainingRefused.
+        """
+        facts = [piece.facts for piece in self.pieces]
+        told = algorithm.over_update(
+            Update(
+                logp_N=torch.cat(self._calls(logps)),
+                facts=TokenFacts(**{field.name: self._whole(facts, field.name) for field in fields(TokenFacts)}),
+                calls=[(branch.call.call_id, len(branch.call.sampled_ids)) for branch in self.branches],
+                episodes=episodes,
+            )
+        )
+        for piece in self.pieces:
+            place_U = known(piece.facts.place_U)
+            own = {name: getattr(told, name) for name in ("correction_U", "price_U", "slope_U")}
+            piece.facts = replace(
+                piece.facts, **{name: value_N[place_U] for name, value_N in own.items() if value_N is not None}
+            )
+
+    def _whole(self, facts: Sequence[TokenFacts], name: str) -> Any:
+        """A fact of all tokens, one call behind the other; None where no piece has it. A piece without it has 0."""
+        values = [getattr(each, name) for each in facts]
+        if name == "place_U" or all(value is None for value in values):
+            return None
+        return torch.cat(
+            self._calls(
+                [
+                    torch.zeros_like(each.recorded_U) if value is None else value
+                    for each, value in zip(facts, values, strict=True)
+                ]
+            )
+        )
 
     def _named(self, values: Sequence[Tensor]) -> dict[str, Tensor]:
         return {branch.call.call_id: value_S for branch, value_S in zip(self.branches, values, strict=True)}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, pairwise
 from statistics import fmean, pstdev
@@ -16,6 +16,7 @@ from statistics import fmean, pstdev
 from foundation.ids import derived_seed
 from swarm.engine.algorithms import algorithm_of
 from swarm.engine.algorithms.base import Algorithm
+from swarm.engine.algorithms.functions import Episodes
 from swarm.engine.algorithms.rewards import Credit, Trajectory
 from swarm.engine.seam import TrainBatch, TrainCall, TrainEpisode, TrainGroup
 from swarm.engine.tree import Branch, merged_tokens, timeline_numbers
@@ -45,10 +46,13 @@ class Selection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallNotes:
-    """What the trainer read of a call, per sampled token: what it loses of the reward, and the critic's value before it."""
+    """What the trainer read of a call, per sampled token: what it loses of the reward, the critic's value before it, its
+    log-probability and the entropy before the step."""
 
     penalties: Sequence[float] = ()
     values: Sequence[float] = ()
+    logps: Sequence[float] = ()
+    entropies: Sequence[float] = ()
 
 
 def select(batch: TrainBatch) -> Selection:
@@ -96,6 +100,25 @@ def credit(batch: TrainBatch, notes: Mapping[str, CallNotes]) -> dict[str, Credi
                     advantages=whole.advantages[first:last], targets=whole.targets[first:last]
                 )
     return shares
+
+
+def episodes_of(batch: TrainBatch) -> Episodes:
+    """What functions of whole updates are told of the batch."""
+    actors = _actors(batch, algorithm_of(batch.spec.algorithm))
+    groups: dict[Hashable, int] = {}
+    for trajectory in actors.values():
+        groups.setdefault(trajectory.group, len(groups))
+    number = {actor: at for at, actor in enumerate(actors)}
+    return Episodes(
+        rewards=[trajectory.reward for trajectory in actors.values()],
+        groups=[groups[trajectory.group] for trajectory in actors.values()],
+        of_call={
+            call.call_id: number[at, index, call.agent]
+            for at, group in enumerate(batch.groups)
+            for index, episode in enumerate(group.episodes)
+            for call in trainable_calls(episode, batch.spec)
+        },
+    )
 
 
 def is_flat(group: TrainGroup) -> bool:
@@ -247,6 +270,10 @@ def _actors(
                     tokens=sum(len(call.sampled_ids) for call in calls),
                     penalties=list(chain.from_iterable(note.penalties for note in noted)),
                     values=list(chain.from_iterable(note.values for note in noted)),
+                    logps=list(chain.from_iterable(note.logps for note in noted)),
+                    entropies=list(chain.from_iterable(note.entropies for note in noted)),
+                    recorded=list(chain.from_iterable(call.logprobs for call in calls)) if noted else (),
+                    calls=[len(call.sampled_ids) for call in calls],
                 )
     return actors
 

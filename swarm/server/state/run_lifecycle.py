@@ -11,7 +11,7 @@ from swarm.protocol.runspec import RunSpec
 from swarm.server.state import teams
 from swarm.server.state.episodes import close
 from swarm.server.state.rows import ConfigRow, DropUnkept, MixRow, RunRow, SupersedeAfter
-from swarm.server.state.runs import Run, Versions, judge_spec, patched, settled
+from swarm.server.state.runs import Run, Versions, judge_spec, own_code_faults, patched, settled
 from swarm.server.state.sample_pool import drop_flat, drop_group, settle_all
 from swarm.server.state.server_state import Restoration, ServerState, Transition
 from swarm.server.state.steps import still_open
@@ -26,7 +26,7 @@ def create(t: Transition, spec: RunSpec, *, by: str, key: str | None, request_di
     if old is not None and old.row.status == "running":
         detail = f"run {old.run_id} of {old.row.holder} {_what_keeps(t, old)}"
         raise Refusal(ErrorCode.SERVER_BUSY, detail, run_id=old.run_id, holder=old.row.holder)
-    judge_spec(spec, state.info)
+    judge_spec(spec, state.info, allow_algorithms=state.allow_algorithms)
     spec = settled(spec, state.info)
     if old is not None:
         _release(t, old, "replaced by another run")
@@ -77,7 +77,7 @@ def patch(t: Transition, fields: Mapping[str, Any], *, if_match: int | None, by:
         detail = f"the config is at version {run.config_version}, not {if_match}; read it and try again"
         raise Refusal(ErrorCode.CONFIG_CONFLICT, detail, config_version=run.config_version)
     spec = patched(run.spec, fields)
-    judge_spec(spec, state.info)
+    judge_spec(spec, state.info, allow_algorithms=state.allow_algorithms)
     if spec == run.spec:
         return
     spec = settled(spec, state.info)
@@ -179,6 +179,8 @@ def restorable(state: ServerState, wish: Restoration) -> Run:
         known = ", ".join(map(str, kept))
         detail = f"run {run.run_id} keeps no checkpoint of step {wish.step}; there are {known} (0 is the hosted model)"
         raise Refusal(ErrorCode.NOT_FOUND, detail, checkpoints=kept)
+    if errors := own_code_faults(run.spec, state.info, allowed=state.allow_algorithms):
+        raise Refusal(ErrorCode.OVER_LIMIT, f"run {run.run_id} trained with functions of its own: {errors[0].problem}")
     return run
 
 

@@ -22,6 +22,8 @@ EVALUATED_ENOUGH = 0.9
 """Of the eval episodes of the step that has most: fewer could be a lucky part of the tasks."""
 MOST_DEPTH = 64
 """Objects and lists within each other in a field of a patch: no field has so many."""
+_FIXED = ("name", "loss", "sources")
+"""Fields of a run's algorithm that no patch changes."""
 WINDOW = 64
 """So many episodes on either side of a change are compared: few enough that the policy hardly moved meanwhile."""
 
@@ -91,9 +93,12 @@ def refused_now(run: Run) -> str | None:
     return None
 
 
-def judge_spec(spec: RunSpec, info: EngineInfo) -> None:
-    """Refuse a spec that this server cannot carry out. Codes: invalid_spec{errors}."""
-    errors: list[FieldError] = []
+def judge_spec(spec: RunSpec, info: EngineInfo, *, allow_algorithms: bool = False) -> None:
+    """Refuse a spec that this server cannot carry out. allow_algorithms: whether it executes functions of users' own.
+
+    Codes: invalid_spec{errors}.
+    """
+    errors = own_code_faults(spec, info, allowed=allow_algorithms)
     if spec.model is not None and not info.is_named(spec.model):
         errors.append(FieldError(field="model", problem=f"this server hosts {info.model!r}; leave it out to use that"))
     if spec.max_model_len is not None and spec.max_model_len > info.max_model_len:
@@ -108,6 +113,18 @@ def judge_spec(spec: RunSpec, info: EngineInfo) -> None:
         errors.append(FieldError(field="batch.max_pool_episodes", problem=problem))
     if errors:
         raise invalid_spec(errors)
+
+
+def own_code_faults(spec: RunSpec, info: EngineInfo, *, allowed: bool) -> list[FieldError]:
+    """One error for each function of the user's own, where none is executed."""
+    if info.own_functions and allowed:
+        return []
+    problem = "this server executes no functions of users; start it with `swarm serve --allow-algorithms`"
+    if not info.own_functions:
+        problem = (
+            f"the {info.backend} engine trains with no functions of users; serve with --engine local --allow-algorithms"
+        )
+    return [FieldError(field=f"algorithm.{field}", problem=problem) for field in spec.algorithm.own_functions]
 
 
 def settled(spec: RunSpec, info: EngineInfo) -> RunSpec:
@@ -132,8 +149,9 @@ def patched(spec: RunSpec, patch: Mapping[str, Any]) -> RunSpec:
         changed = RunSpec.model_validate(merged)
     except ValidationError as error:
         raise invalid_spec(explain(error, RunSpec)) from error
-    if changed.algorithm.name != spec.algorithm.name:
-        raise invalid_spec([_not_tunable("algorithm.name")])
+    fixed = [name for name in _FIXED if getattr(changed.algorithm, name) != getattr(spec.algorithm, name)]
+    if fixed:
+        raise invalid_spec([_not_tunable(f"algorithm.{name}") for name in fixed])
     return changed
 
 

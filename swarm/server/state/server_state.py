@@ -89,6 +89,8 @@ class ServerState:
 
     info: EngineInfo
     ids: Ids
+    allow_algorithms: bool = False
+    """Whether runs may bring functions of their own, which the trainer executes."""
     situation: Situation = field(default_factory=Situation)
     queue: ClaimQueue = field(default_factory=ClaimQueue)
     closing: dict[str, LiveEpisode] = field(default_factory=dict)

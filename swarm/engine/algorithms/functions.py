@@ -1,0 +1,149 @@
+"""Functions of users' own, from the text that a run's spec holds: what they are given, and how they are called.
+
+Each is a function of `Tokens` alone and returns one number per token. Its text is executed anew whenever it is called: what it leaves in
+its module is gone by the next call, so that a replay does what the run did. Suffixes of tensors: N tokens, one call behind the
+other; E episodes of the batch, one entry for each agent that played in them; X any.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from swarm.engine.algorithms.facts import TokenFacts
+from swarm.engine.seam import TrainingRefused
+from swarm.protocol.algorithms import AlgorithmSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tokens:
+    """The sampled tokens that are trained together. Log-probabilities are after temperature.
+
+    An advantage is given the whole batch, a loss and an importance correction one update (a minibatch). Where mask_N is False a
+    token is not trained: it must change nothing of what is answered for others, and what is answered for it is not used.
+    """
+
+    logp_N: Tensor
+    """Now. Gradients flow through it into a loss; before the first update of a step it equals old_logp_N."""
+    old_logp_N: Tensor
+    """By the trainer, under the weights before the step."""
+    sampled_logp_N: Tensor
+    """By the sampler, when the token was drawn."""
+    entropy_N: Tensor
+    """Of the distribution that the token was drawn from, under the weights before the step, in nats."""
+    mask_N: Tensor
+    """bool: whether the token is trained."""
+    advantage_N: Tensor
+    """0 where the advantage is what is asked for."""
+    call_N: Tensor
+    """int64: number of the call that sampled the token."""
+    episode_N: Tensor
+    """int64: which of the E episodes the token belongs to."""
+    reward_E: Tensor
+    """As it is compared; where an advantage is asked for, less the penalty of `kl_in: reward`."""
+    group_E: Tensor
+    """int64: number of the group. Episodes of one task, by one agent, are a group."""
+    settings: AlgorithmSpec
+    """The fields of the run's algorithm: clip_low, clip_high, importance_limit and so on."""
+
+    @property
+    def group_N(self) -> Tensor:
+        """The group of each token's episode."""
+        return self.group_E[self.episode_N]
+
+
+def mean_by(value_X: Tensor, index_X: Tensor, mask_X: Tensor | None = None) -> Tensor:
+    """At each entry the mean over all entries with its index; where there is a mask, over those in which it is True (0 without any).
+
+    `mean_by(t.reward_E, t.group_E)` is each episode's group mean, `mean_by(t.logp_N, t.call_N, t.mask_N)` each token's mean over its call.
+    """
+    import torch
+
+    counted_X = torch.ones_like(value_X) if mask_X is None else mask_X.to(value_X.dtype)
+    size = int(index_X.max()) + 1 if len(index_X) else 0
+    zeros_I = torch.zeros(size, dtype=value_X.dtype, device=value_X.device)
+    sum_I, count_I = (zeros_I.index_add(0, index_X, each) for each in (value_X * counted_X, counted_X))
+    return (sum_I / count_I.clamp(min=1.0))[index_X]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Episodes:
+    """The episodes of a batch, one entry for each agent in them. of_call: the entry of each trainable call, by its id."""
+
+    rewards: Sequence[float]
+    groups: Sequence[int]
+    of_call: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Update:
+    """All tokens of one update. facts: with `old_U` and `entropy_U`. calls: the id of each, and how many tokens it sampled."""
+
+    logp_N: Tensor
+    facts: TokenFacts
+    calls: Sequence[tuple[str, int]]
+    episodes: Episodes
+
+    def tokens(self, settings: AlgorithmSpec, logp_N: Tensor) -> Tokens:
+        """What a function is given. logp_N: what gradients flow through."""
+        import torch
+
+        facts, device = self.facts, logp_N.device
+        if facts.old_U is None or facts.entropy_U is None:
+            raise ValueError("functions of updates need the log-probabilities and entropies before the step")
+        sizes = torch.tensor([size for _, size in self.calls], device=device)
+        entries = torch.tensor([self.episodes.of_call[name] for name, _ in self.calls], device=device)
+        return Tokens(
+            logp_N=logp_N,
+            old_logp_N=facts.old_U,
+            sampled_logp_N=facts.recorded_U,
+            entropy_N=facts.entropy_U,
+            mask_N=torch.ones_like(logp_N, dtype=torch.bool),
+            advantage_N=facts.advantage_U,
+            call_N=torch.arange(len(sizes), device=device).repeat_interleave(sizes),
+            episode_N=entries.repeat_interleave(sizes),
+            reward_E=torch.tensor(self.episodes.rewards, dtype=logp_N.dtype, device=device),
+            group_E=torch.tensor(self.episodes.groups, device=device),
+            settings=settings,
+        )
+
+
+class OwnFunction:
+    """One function of a text that the spec holds. field: which one of the spec's algorithm it is."""
+
+    def __init__(self, spec: AlgorithmSpec, field: str) -> None:
+        self.file, self.name = spec.own_functions[field]
+        self._text = spec.sources[self.file]
+
+    def __call__(self, tokens: Tokens) -> Tensor:
+        """[N], in the type of the log-probabilities; 0 where the mask is False. Raises: TrainingRefused."""
+        import torch
+
+        module = ModuleType(self.file.removesuffix(".py"))
+        try:
+            exec(compile(self._text, self.file, "exec"), module.__dict__)
+            answer = getattr(module, self.name)(tokens)
+        except Exception as error:  # whatever a user's text raises: it ends the run, and not the trainer
+            raise self._refused(f"raised {type(error).__name__}: {error}{self._line(error)}") from error
+        if not isinstance(answer, torch.Tensor):
+            raise self._refused(f"returned {type(answer).__name__}, not a tensor with one number per token")
+        if answer.shape != tokens.logp_N.shape:
+            shapes = f"shape {list(answer.shape)}, not {list(tokens.logp_N.shape)}"
+            raise self._refused(f"returned {shapes}: return one number per token, and no sum")
+        answer = torch.where(tokens.mask_N, answer.to(tokens.logp_N.dtype), 0.0)
+        if not bool(answer.isfinite().all()):
+            raise self._refused("returned numbers that are not finite; bound what it divides by and exponentiates")
+        return answer
+
+    def _line(self, error: Exception) -> str:
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == self.file]
+        return f" (line {lines[-1]})" if lines else ""
+
+    def _refused(self, what: str) -> TrainingRefused:
+        return TrainingRefused(f"{self.file}:{self.name} {what}; try it with `swarm algorithm check`")
