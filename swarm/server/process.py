@@ -132,7 +132,7 @@ def allow_open_files(wanted: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def _unallowed(service: Service, allowed: bool) -> ServeFault | None:
+def unallowed(service: Service, *, allowed: bool) -> ServeFault | None:
     """Of a server that would go on with a run whose functions it may not execute."""
     run = service.state.run
     if allowed or run is None or run.row.status != "running" or not run.spec.algorithm.own_functions:
@@ -149,7 +149,7 @@ async def _serve(
     allowed = settings.allow_algorithms
     service = Service.open(state.pool_dir, engine.info, clock=clock, ids=ids, allow_algorithms=allowed)
     await service.start()
-    if (refused := _unallowed(service, allowed)) is not None:
+    if (refused := unallowed(service, allowed=allowed)) is not None:
         await service.close()
         raise refused
     closing = asyncio.Event()

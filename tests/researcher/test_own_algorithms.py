@@ -117,9 +117,7 @@ async def test_a_study_of_an_own_algorithm_concludes(tmp_path: Path, monkeypatch
         finals=finals,
         studies=tmp_path / "studies",
     )
-    server = LocalServer(
-        model="echo", engine="echo", folder=tmp_path / "server", arguments=("--allow-algorithms",)
-    )
+    server = LocalServer(model="echo", engine="echo", folder=tmp_path / "server", arguments=("--allow-algorithms",))
     async with ServerPool(store, f"study {study}", local=server) as pool:
         executor = Executor(store, pool, setup)
         conduct = Conduct(store, executor, _Quiet(), _Quiet(), SystemClock(), tmp_path / "studies")
@@ -127,7 +125,7 @@ async def test_a_study_of_an_own_algorithm_concludes(tmp_path: Path, monkeypatch
     assert outcome.status is StudyStatus.DONE
     data = store.study_data(study)
     assert verify(data, store.reports.claims(study), store.reports.files(study), store.reports.seal(study)) == []
-    specs = {trial.arm: trial.evidence.spec for trial in data.trials if trial.evidence is not None}
+    specs = {trial.arm: trial.evidence.spec or {} for trial in data.trials if trial.evidence is not None}
     assert specs["mine"]["algorithm"]["sources"] == plan.sources
     report = (tmp_path / "studies" / study / "report.md").read_text()
     assert f"{next(iter(plan.sources))}:advantage" in report

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, ClassVar
 
 from swarm.engine.algorithms.corrections import correction_of
 from swarm.engine.algorithms.facts import TokenFacts, kl_to_start, old, ratio
-from swarm.engine.algorithms.functions import Update
 from swarm.engine.algorithms.rewards import Credit, Trajectory
 from swarm.protocol.algorithms import AlgorithmSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from swarm.engine.algorithms.functions import Update
 
 
 class Algorithm(ABC):

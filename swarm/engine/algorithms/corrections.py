@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import replace
+from importlib import import_module
 from typing import TYPE_CHECKING, ClassVar
 
 from swarm.engine.algorithms.facts import TokenFacts, exponential, ratio
-from swarm.engine.algorithms.functions import OwnFunction, Update
 from swarm.protocol.algorithms import AlgorithmSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from swarm.engine.algorithms.functions import Update
 
 
 class Correction(ABC):
@@ -87,21 +88,6 @@ class MaskedCall(Masked):
     whole_calls = True
 
 
-class OwnCorrection(Correction):
-    """The weights of a function of a user's own."""
-
-    of_updates = True
-
-    def over_update(self, update: Update) -> TokenFacts:
-        tokens = update.tokens(self.spec, update.logp_N.detach())
-        return replace(update.facts, correction_U=OwnFunction(self.spec, "importance_correction")(tokens).detach())
-
-    def weights(self, before_U: Tensor, facts: TokenFacts) -> Tensor:
-        if facts.correction_U is None:
-            raise ValueError("an own correction weighs tokens over their whole update, before")
-        return facts.correction_U
-
-
 _CORRECTIONS: Mapping[str, type[Correction]] = {
     "none": Uncorrected,
     "truncated": Truncated,
@@ -114,4 +100,7 @@ _CORRECTIONS: Mapping[str, type[Correction]] = {
 
 def correction_of(spec: AlgorithmSpec) -> Correction:
     """The correction that the spec names, with its bounds."""
-    return _CORRECTIONS.get(spec.importance_correction, OwnCorrection)(spec)
+    if "importance_correction" in spec.own_functions:
+        found: Correction = import_module("swarm.engine.algorithms.own").OwnCorrection(spec)
+        return found
+    return _CORRECTIONS[spec.importance_correction](spec)

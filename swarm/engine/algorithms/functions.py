@@ -8,17 +8,17 @@ other; E episodes of the batch, one entry for each agent that played in them; X 
 from __future__ import annotations
 
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
 
 from swarm.engine.algorithms.facts import TokenFacts
+from swarm.engine.algorithms.rewards import Episodes
 from swarm.engine.seam import TrainingRefused
 from swarm.protocol.algorithms import AlgorithmSpec
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,22 +63,11 @@ def mean_by(value_X: Tensor, index_X: Tensor, mask_X: Tensor | None = None) -> T
 
     `mean_by(t.reward_E, t.group_E)` is each episode's group mean, `mean_by(t.logp_N, t.call_N, t.mask_N)` each token's mean over its call.
     """
-    import torch
-
     counted_X = torch.ones_like(value_X) if mask_X is None else mask_X.to(value_X.dtype)
     size = int(index_X.max()) + 1 if len(index_X) else 0
     zeros_I = torch.zeros(size, dtype=value_X.dtype, device=value_X.device)
     sum_I, count_I = (zeros_I.index_add(0, index_X, each) for each in (value_X * counted_X, counted_X))
     return (sum_I / count_I.clamp(min=1.0))[index_X]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Episodes:
-    """The episodes of a batch, one entry for each agent in them. of_call: the entry of each trainable call, by its id."""
-
-    rewards: Sequence[float]
-    groups: Sequence[int]
-    of_call: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,8 +81,6 @@ class Update:
 
     def tokens(self, settings: AlgorithmSpec, logp_N: Tensor) -> Tokens:
         """What a function is given. logp_N: what gradients flow through."""
-        import torch
-
         facts, device = self.facts, logp_N.device
         if facts.old_U is None or facts.entropy_U is None:
             raise ValueError("functions of updates need the log-probabilities and entropies before the step")
@@ -123,8 +110,6 @@ class OwnFunction:
 
     def __call__(self, tokens: Tokens) -> Tensor:
         """[N], in the type of the log-probabilities; 0 where the mask is False. Raises: TrainingRefused."""
-        import torch
-
         module = ModuleType(self.file.removesuffix(".py"))
         try:
             exec(compile(self._text, self.file, "exec"), module.__dict__)

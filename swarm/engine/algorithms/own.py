@@ -1,4 +1,4 @@
-"""Algorithms with functions of users' own in the place of an advantage or a loss (`functions` says what these are given).
+"""Algorithms and corrections with functions of users' own in the place of theirs (`functions` says what these are given).
 
 A loss over a whole update becomes a price of each token: its value, and its slope by the token's log-probability. A trainer that holds
 a few tokens at a time makes the same gradient of these.
@@ -6,20 +6,21 @@ a few tokens at a time makes the same gradient of these.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate, chain, pairwise
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
+
+import torch
+from torch import Tensor
 
 from swarm.engine.algorithms.base import Algorithm
+from swarm.engine.algorithms.corrections import Correction
 from swarm.engine.algorithms.facts import TokenFacts, old
 from swarm.engine.algorithms.functions import OwnFunction, Tokens, Update
-from swarm.engine.algorithms.rewards import Credit, Trajectory
+from swarm.engine.algorithms.rewards import Credit, Episodes, Trajectory
 from swarm.engine.seam import TrainingRefused
 from swarm.protocol.algorithms import AlgorithmSpec
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class OwnAdvantage(Algorithm):
@@ -46,6 +47,21 @@ class OwnAdvantage(Algorithm):
         return [Credit(advantages=advantages[first:last]) for first, last in pairwise(edges)]
 
 
+class OwnCorrection(Correction):
+    """The weights of a function of a user's own."""
+
+    of_updates = True
+
+    def over_update(self, update: Update) -> TokenFacts:
+        tokens = update.tokens(self.spec, update.logp_N.detach())
+        return replace(update.facts, correction_U=OwnFunction(self.spec, "importance_correction")(tokens).detach())
+
+    def weights(self, before_U: Tensor, facts: TokenFacts) -> Tensor:
+        if facts.correction_U is None:
+            raise ValueError("an own correction weighs tokens over their whole update, before")
+        return facts.correction_U
+
+
 class OwnLoss(Algorithm):
     """Laid over an algorithm: what it says of a token's price is a function's. KL, entropy and importance correction are as ever."""
 
@@ -56,8 +72,6 @@ class OwnLoss(Algorithm):
         return True
 
     def over_update(self, update: Update) -> TokenFacts:
-        import torch
-
         facts = super().over_update(update)
         with torch.enable_grad():
             logp_N = update.logp_N.detach().clone().requires_grad_()
@@ -88,10 +102,28 @@ def with_own_loss(kind: type[Algorithm]) -> type[Algorithm]:
     return type(f"{kind.__name__}WithOwnLoss", (OwnLoss, kind), {})
 
 
+def over_numbers(
+    algorithm: Algorithm,
+    facts: Mapping[str, Sequence[float]],
+    calls: Sequence[tuple[str, int]],
+    episodes: Episodes,
+) -> dict[str, list[float]]:
+    """See `swarm.engine.algorithms.over_numbers`."""
+    columns = {name: torch.tensor(list(values), dtype=torch.float64) for name, values in facts.items()}
+    logp_N = columns.pop("logp_N")
+    update = Update(logp_N=logp_N, facts=TokenFacts(**columns), calls=calls, episodes=episodes)
+    said = told_of(algorithm.over_update(update))
+    return {name: value_N.tolist() for name, value_N in said.items()}
+
+
+def told_of(facts: TokenFacts) -> dict[str, Tensor]:
+    """What functions said of an update's tokens, by the name of the fact."""
+    said = {"correction_U": facts.correction_U, "price_U": facts.price_U, "slope_U": facts.slope_U}
+    return {name: value_N for name, value_N in said.items() if value_N is not None}
+
+
 def _tokens(trajectories: Sequence[Trajectory], spec: AlgorithmSpec) -> Tokens:
     """All tokens of a batch."""
-    import torch
-
     groups: dict[Hashable, int] = {}
     for trajectory in trajectories:
         groups.setdefault(trajectory.group, len(groups))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from statistics import fmean, pstdev
@@ -51,6 +51,15 @@ class Credit:
 
     advantages: Sequence[float]
     targets: Sequence[float] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Episodes:
+    """The episodes of a batch, one entry for each agent in them. of_call: the entry of each trainable call, by its id."""
+
+    rewards: Sequence[float]
+    groups: Sequence[int]
+    of_call: Mapping[str, int]
 
 
 def within_groups(

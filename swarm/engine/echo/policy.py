@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
 from foundation.ids import derived_seed
-from swarm.engine.algorithms import algorithm_of
+from swarm.engine.algorithms import algorithm_of, over_numbers
 from swarm.engine.algorithms.base import Algorithm
 from swarm.engine.algorithms.facts import TokenFacts, kl_to_start
-from swarm.engine.algorithms.functions import Episodes, Update
-from swarm.engine.algorithms.rewards import Credit
+from swarm.engine.algorithms.rewards import Credit, Episodes
 from swarm.engine.echo.answers import garble_mark, last_user_word
 from swarm.engine.seam import StepOutcome, TrainBatch, TrainCall, TrainingRefused
 from swarm.engine.training.repetition import repetition_metrics
@@ -184,27 +183,18 @@ def _optimise(
 
 
 def _priced(part: Sequence[_Use], algorithm: Algorithm, episodes: Episodes, before: float, now: float) -> list[_Use]:
-    """The uses with what the algorithm says of each, seen over the whole update: the only tensors of this engine.
+    """The uses with what the algorithm says of each, seen over the whole update. before: theta before the step.
 
-    before: theta before the step. Raises: TrainingRefused.
+    Raises: TrainingRefused.
     """
-    import torch
-
-    def column(values: Iterable[float]) -> torch.Tensor:
-        return torch.tensor(list(values), dtype=torch.float64)
-
     names = ("advantage_U", "weight_U", "recorded_U", "old_U", "start_U", "rollout_gap_U")
-    facts = TokenFacts(
-        entropy_U=column(_entropy(before, use.temperature).value for use in part),
-        **{name: column(getattr(use.facts, name).value for use in part) for name in names},
-    )
-    logp_N = column(echo_logprob(now, use.temperature, echoed=use.echoed).value for use in part)
-    calls = [(use.call_id, 1) for use in part]
-    told = algorithm.over_update(Update(logp_N=logp_N, facts=facts, calls=calls, episodes=episodes))
-    own = {name: getattr(told, name) for name in ("correction_U", "price_U", "slope_U")}
-    columns = {name: value_N.tolist() for name, value_N in own.items() if value_N is not None}
+    facts = {name: [getattr(use.facts, name).value for use in part] for name in names} | {
+        "entropy_U": [_entropy(before, use.temperature).value for use in part],
+        "logp_N": [echo_logprob(now, use.temperature, echoed=use.echoed).value for use in part],
+    }
+    told = over_numbers(algorithm, facts, [(use.call_id, 1) for use in part], episodes)
     return [
-        replace(use, facts=replace(use.facts, **{name: Dual(values[at]) for name, values in columns.items()}))
+        replace(use, facts=replace(use.facts, **{name: Dual(values[at]) for name, values in told.items()}))
         for at, use in enumerate(part)
     ]
 

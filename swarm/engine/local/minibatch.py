@@ -16,8 +16,9 @@ from torch import Tensor
 from swarm.engine.algorithms.base import Algorithm
 from swarm.engine.algorithms.facts import TokenFacts
 from swarm.engine.algorithms.facts import kl_to_start as kl_to_start
-from swarm.engine.algorithms.functions import Episodes, Update
-from swarm.engine.algorithms.rewards import Credit
+from swarm.engine.algorithms.functions import Update
+from swarm.engine.algorithms.own import told_of
+from swarm.engine.algorithms.rewards import Credit, Episodes
 from swarm.engine.local.attention import MicroBatch
 from swarm.engine.local.forward import Policy
 from swarm.engine.local.head import Heads, survey
@@ -94,10 +95,8 @@ class Minibatch:
         )
         for piece in self.pieces:
             place_U = known(piece.facts.place_U)
-            own = {name: getattr(told, name) for name in ("correction_U", "price_U", "slope_U")}
-            piece.facts = replace(
-                piece.facts, **{name: value_N[place_U] for name, value_N in own.items() if value_N is not None}
-            )
+            own = {name: value_N[place_U] for name, value_N in told_of(told).items()}
+            piece.facts = replace(piece.facts, **own)
 
     def _whole(self, facts: Sequence[TokenFacts], name: str) -> Any:
         """A fact of all tokens, one call behind the other; None where no piece has it. A piece without it has 0."""

@@ -16,8 +16,7 @@ from statistics import fmean, pstdev
 from foundation.ids import derived_seed
 from swarm.engine.algorithms import algorithm_of
 from swarm.engine.algorithms.base import Algorithm
-from swarm.engine.algorithms.functions import Episodes
-from swarm.engine.algorithms.rewards import Credit, Trajectory
+from swarm.engine.algorithms.rewards import Credit, Episodes, Trajectory
 from swarm.engine.seam import TrainBatch, TrainCall, TrainEpisode, TrainGroup
 from swarm.engine.tree import Branch, merged_tokens, timeline_numbers
 from swarm.protocol.episodes import DropReason

@@ -27,13 +27,16 @@ from swarm.protocol.episodes import (
     WeightsVersion,
 )
 from swarm.protocol.errors import ErrorCode, Refusal
-from swarm.protocol.status import Phase, RunRequest
+from swarm.protocol.status import Phase, RestoreRequest, RunRequest
 from swarm.protocol.teams import Decider, EpisodePreparation, TeamResult
+from swarm.server.keys import ControlTokens
+from swarm.server.process import ServeFault, Settings, unallowed
 from swarm.server.state import teams
 from swarm.server.state.episodes import RECORD_LIMIT_S
 from swarm.server.state.leases import digest
-from swarm.server.state.runs import judge_spec
+from swarm.server.state.runs import judge_spec, patched
 from tests.fakes.engine import FaultyEngine
+from tests.swarm.engine.own_functions import SOURCE, own
 from tests.swarm.server.state.world import PATIENCE_S, World, running, spec
 
 pytestmark = pytest.mark.anyio
@@ -628,6 +631,36 @@ async def test_a_spec_that_this_server_cannot_carry_out_names_each_bad_field(wor
     assert refusal.code is ErrorCode.INVALID_SPEC
     fields = [error["field"] for error in refusal.fields["errors"]]
     assert fields == ["model", "max_model_len", "batch.max_pool_episodes"]
+
+
+async def test_functions_of_users_are_executed_only_where_that_is_allowed(tmp_path: Path) -> None:
+    mine = spec(algorithm=own(name="mine.py:advantage", loss="mine.py:loss"))
+    for able, allowed, said in ((True, False, "--allow-algorithms"), (False, True, "--engine local")):
+        info = replace(FaultyEngine().info, own_functions=able)
+        with pytest.raises(Refusal) as refused:
+            judge_spec(mine, info, allow_algorithms=allowed)
+        assert [error["field"] for error in refused.value.fields["errors"]] == ["algorithm.name", "algorithm.loss"]
+        assert said in refused.value.detail
+    judge_spec(mine, replace(FaultyEngine().info, own_functions=True), allow_algorithms=True)
+    for patch in ({"loss": "algorithm"}, {"sources": {"mine.py": SOURCE + "# edited"}}):
+        with pytest.raises(Refusal, match="cannot be changed while a run goes on"):
+            patched(mine, {"algorithm": patch})
+    with pytest.raises(ServeFault, match="set SWARM_ADMIN_TOKEN"):
+        Settings(host="127.0.0.1", port=0, tokens=ControlTokens(None, None), allow_algorithms=True)
+
+
+async def test_a_run_with_functions_of_its_own_goes_on_only_where_they_are_allowed(tmp_path: Path) -> None:
+    async with running(tmp_path) as world:
+        world.service.state.allow_algorithms = True
+        world.service.state.info = replace(world.service.state.info, own_functions=True)
+        await world.begin(algorithm=own(loss="mine.py:loss"))
+        assert unallowed(world.service, allowed=True) is None
+        refused = unallowed(world.service, allowed=False)
+        assert refused is not None
+        assert "serve with --allow-algorithms" in str(refused)
+        world.service.state.allow_algorithms = False
+        back = world.service.restore_run(world.run_id, RestoreRequest(step=0), "ann")
+        assert (await world.refused(back)).code is ErrorCode.OVER_LIMIT
 
 
 def test_a_spec_may_name_the_folder_that_is_hosted(tmp_path: Path) -> None:
