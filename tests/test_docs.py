@@ -24,7 +24,8 @@ from swarm.server.gateway.sampling import _ANY_VALUE_BENDS, _NEUTRAL, recorded_s
 from tests.page_example import printed_by_example
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+OUTSIDE = ("README.md", "CONTRIBUTING.md", "AGENTS.md", "CHANGELOG.md")
+PAGES = [*(ROOT / name for name in OUTSIDE), *sorted((ROOT / "docs").rglob("*.md"))]
 SERVER = (ROOT / "docs" / "server.md").read_text()
 COMMANDS = (ROOT / "docs" / "reference" / "commands.md").read_text()
 BLACK_BOX = (ROOT / "docs" / "black-box.md").read_text()
