@@ -124,6 +124,23 @@ def test_every_tool_is_named_and_every_name_is_a_tool() -> None:
     assert named - tools <= fields
 
 
+def test_the_guides_table_has_every_tool_with_what_it_takes() -> None:
+    section = (
+        (ROOT / "docs" / "guides" / "coding-agents.md")
+        .read_text()
+        .split("| tool | does what | with |\n")[1]
+        .split("\n\n")[0]
+    )
+    rows = [
+        [re.findall(r"`([a-z_]+)`", cell) for cell in line.strip("|").split("|")] for line in section.splitlines()[1:]
+    ]
+    takes = {tool.name: set(tool.arguments.model_fields) for tool in TOOLS}
+    assert [name for names, *_ in rows for name in names] == list(takes)
+    shared = {"study", "servers", "engine"}  # of `start`: the same as of `price`
+    for names, _, fields in rows:
+        assert set().union(*(takes[name] for name in names)) - shared <= {*fields, *shared}, names
+
+
 def test_exit_codes_are_those_of_the_reference() -> None:
     reference = (ROOT / "docs" / "reference" / "commands.md").read_text()
     for skill, program in zip(SKILLS, PARSERS, strict=True):

@@ -32,10 +32,18 @@ def mcp_command(args: argparse.Namespace) -> int:
     logs.configure("WARNING")
     home = open_home()
     drafting = TextDrafting(home, folder=None if args.http else Path.cwd())
-    server = create_server(Research(home, drafting, args.limit, f"{getpass.getuser()} through MCP"))
-    if not args.http:
-        serve_stdio(server)
-        return DONE
+    research = Research(home, drafting, args.limit, f"{getpass.getuser()} through MCP")
+    try:
+        if args.http:
+            _over_http(research, args)
+        else:
+            serve_stdio(create_server(research))
+    finally:
+        research.closing.set()
+    return DONE
+
+
+def _over_http(research: Research, args: argparse.Namespace) -> None:
     token = load_token(os.environ, args.token_file, MCP_TOKEN)
     host, port = args.host or _HOST, _PORT if args.port is None else args.port
     with listening(host, port) as listener:
@@ -43,8 +51,8 @@ def mcp_command(args: argparse.Namespace) -> int:
         access = Access(
             host=host, port=listener.getsockname()[1], token=token, public_url=public_url, variable=MCP_TOKEN
         )
-        serve(http_app(server, access), listener, lambda: _show(f"{access.url}{PATH}", as_json=args.json))
-    return DONE
+        app = http_app(create_server(research), access)
+        serve(app, listener, lambda: _show(f"{access.url}{PATH}", as_json=args.json))
 
 
 def _show(url: str, *, as_json: bool) -> None:

@@ -61,7 +61,10 @@ def create_server(research: Research) -> Server[dict[str, Any]]:
             guess = nearest(params.name, tools)
             hint = f"did you mean {guess!r}?" if guess else f"there are {', '.join(tools)}"
             return _refused(Refusal(text=f"there is no tool {params.name!r}; {hint}", code=USAGE))
-        return await anyio.to_thread.run_sync(_called, tool, research, params.arguments or {})
+        only_looks = tool.effect == "none"  # then nobody has to wait for its end
+        return await anyio.to_thread.run_sync(
+            _called, tool, research, params.arguments or {}, abandon_on_cancel=only_looks
+        )
 
     async def list_resources(context: object, params: PaginatedRequestParams | None) -> ListResourcesResult:
         return ListResourcesResult(resources=await anyio.to_thread.run_sync(_reports, research.home))

@@ -6,9 +6,10 @@ An answer holds what the command prints, and as a document what its `--json` pri
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -41,13 +42,15 @@ _LEAST_HASH, _SHOWN_HASH = 8, 16
 class Research:
     """What the tools work on. limit: the largest budget of wall time of a study that is started without `approve`, such as 1h.
 
-    person: who is said to have answered or told something. Raises: UsageError for a limit that is no length of time.
+    person: who is said to have answered or told something. closing: set when nobody is served any more, so that no call waits on.
+    Raises: UsageError for a limit that is no length of time.
     """
 
     home: Home
     drafting: TextDrafting
     limit: str
     person: str
+    closing: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
         seconds(self.limit)
@@ -184,7 +187,8 @@ def _draft(research: Research, given: Topic) -> Answer:
     then = (
         "This draft is not whole: edit it, then price it."
         if drafted.problems
-        else "Read it: what it leaves out of the topic stands in its comments. Then price it."
+        else "Read it: what it leaves out of the topic stands in its comments. Give it a budget, where it has none: with up to "
+        f"budget: {{wall: {research.limit}}} it starts without anybody's approval. Then price it."
     )
     return Answer(f"{drafted.text}\n{then}", {"study": drafted.text, "problems": list(drafted.problems)})
 
@@ -262,7 +266,8 @@ def _changed(research: Research, study: StudyRecord, wait_s: float) -> StudyReco
 
     before = seen()
     while not study.status.ended and time.monotonic() < until and seen() == before:
-        time.sleep(_LOOK_EVERY_S)
+        if research.closing.wait(_LOOK_EVERY_S):
+            break
     return store.studies.get(study.id)
 
 

@@ -37,7 +37,7 @@ question: Does a higher learning rate help?
 instrument: {ROOT / "tests" / "instruments" / "repeat"}
 compare: {{learning_rate: {{baseline: 1e-5, levels: [1e-3]}}}}
 claim: increase
-steps: 1
+steps: 2
 seeds: {{min: 2, max: 2}}
 budget: {{wall: 1h}}
 """
@@ -72,14 +72,16 @@ async def told(client: Client, tool: str, **arguments: Any) -> tuple[str, dict[s
     return part.text, answer.structured_content
 
 
-async def test_an_agent_plans_prices_runs_and_reports_a_study_over_stdio_and_over_http(tmp_path: Path) -> None:
+async def test_an_agent_plans_prices_runs_and_reports_a_study_over_stdio_and_over_http(
+    echo_server: ServerProcess, tmp_path: Path
+) -> None:
     """Begun by one agent over stdio, which is gone while it runs; followed and reported by another over HTTP."""
     home = tmp_path / "home"
     stdio = StdioServerParameters(command=sys.executable, args=COMMAND, env=environ(home), cwd=tmp_path)
     headers = {"authorization": f"Bearer {TOKEN}"}
-    with ServerProcess(tmp_path / "state", "--log-level", "warning") as swarm, over_http(home) as url:
+    with over_http(home) as url:
         async with Client(stdio, mode="legacy") as client:
-            asked = {"study": STUDY, "servers": [swarm.url]}
+            asked = {"study": STUDY, "servers": [echo_server.url]}
             assert (await told(client, "price", **asked))[1]["price"]["trials"] == [4, 4]
             study = (await told(client, "start", **asked))[1]["study"]
         async with (

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 from mcp import Client, MCPError
 from mcp_types import CallToolResult, TextContent, TextResourceContents
@@ -90,8 +91,11 @@ def words(answer: CallToolResult) -> str:
 @asynccontextmanager
 async def connected(home: Home, *, folder: Path | None = None, limit: str = "1h") -> AsyncIterator[Agent]:
     research = Research(home, TextDrafting(home, folder=folder), limit, "ada through MCP")
-    async with Client(create_server(research)) as client:
-        yield Agent(client)
+    try:
+        async with Client(create_server(research)) as client:
+            yield Agent(client)
+    finally:
+        research.closing.set()
 
 
 async def test_every_tool_says_what_it_takes_and_whether_it_changes_anything(home: Home) -> None:
@@ -211,6 +215,15 @@ async def test_a_study_that_trains_shows_its_curves_and_is_stopped_by_its_whole_
         assert not home.store.studies.get(study).stop_requested
         assert "told" in await agent.told("stop", study="latest", confirm=study)
         assert home.store.studies.get(study).stop_requested
+
+
+async def test_an_agent_that_leaves_keeps_nobody_waiting(home: Home) -> None:
+    shown_study.running(home.store)
+    with anyio.fail_after(LONGEST_WAIT_S / 2):
+        async with connected(home) as agent, anyio.create_task_group() as calls:
+            calls.start_soon(lambda: agent.call("status", wait_s=LONGEST_WAIT_S))
+            await agent.told("studies")
+            calls.cancel_scope.cancel()
 
 
 async def test_a_study_that_is_done_has_a_report_as_answer_and_as_resource(home: Home) -> None:
