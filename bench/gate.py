@@ -47,7 +47,7 @@ class Gate:
 
 GATES = {
     "boot": Gate("ratio", "boot with a spawned core ÷ with a forked one", 0.15),
-    "episode_end": Gate("ratio", "episodes per second of 32 clients ÷ of one", 0.25),
+    "episode_end": Gate("ratio", "episodes per second of 32 clients ÷ of one", 0.40),
     "run_switch": Gate("ratio", "boot of the server ÷ switch to the next run", 0.40),
     "grpo_step": Gate("ratio", "TRL's step ÷ ours", 0.20, same=("dtype", "trl_precision")),
     "tree_training": Gate(
@@ -55,9 +55,9 @@ GATES = {
     ),
     "async_overlap": Gate("ratio", "episodes per hour with staleness 1 ÷ with 0", 0.20),
     "gateway_overhead": Gate("ratio", "tokens per second through the gateway ÷ straight to vLLM", 0.08),
-    "swarm_scale": Gate("ratio", "episodes per second of 1,000 clients ÷ of 10", 0.25),
+    "swarm_scale": Gate("ratio", "episodes per second of 1,000 clients ÷ of 10", 0.50),
 }
-"""By benchmark. Tolerances cover what repetitions on one machine differ by."""
+"""By benchmark. Tolerances cover what repetitions differ by: most where the two sides are measured one after the other, not in turns."""
 OWN_BARS = {"false_positives"}
 """Benchmarks whose exit code already says whether they met their bars."""
 

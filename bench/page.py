@@ -21,7 +21,7 @@ HEAD = """# Performance, measured
 one NVIDIA H200. Seconds hold for that machine alone; both sides of a ratio were measured in one run. The head of `bench/NAME.py` says how.
 
 ## What must not get worse
-`make bench` runs these, and fails when a ratio is worse than the kept one by more than the tolerance. `python -m bench.gate NAME` runs one of them; with `--keep` its lines
+`make bench` runs these on a machine that does nothing else, and fails when a ratio is worse than the kept one by more than the tolerance. `python -m bench.gate NAME` runs one of them; with `--keep` its lines
 become the kept ones. A `+` behind a commit means that files had been changed since; lines without a commit are older than this rule. `false_positives` has bars of its own.
 
 """

@@ -5,6 +5,7 @@ A page is followed from its first fenced block to its last:
     `name.py`: … and a block        the file is written
     ```bash                         each line is typed; comments are for people
     ```text                         what the block before it said: each line stands in it, in this order; `…` is anything
+    ![…](….svg)                     a picture of a terminal with it, which is drawn anew where PICTURES=draw is set; ids and times are left out
     ```sh and all others            shown, and not typed: they need what this machine may not have
 
 `swarm serve` runs until the page ends, on a free port in the place of the one that the page names (8642 by default). A study or campaign
@@ -13,6 +14,7 @@ that would train a real model is only planned: `--dry-run` is added unless it ha
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import shlex
@@ -25,12 +27,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from rich.console import Console
+from rich.text import Text
 
 from bench.serving import ServerProcess
 
 ROOT = Path(__file__).resolve().parents[1]
+PICTURES = ROOT / "docs" / "images"
 LIMIT_S = 900
-_BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+_WIDTH = 130
+"""Columns of a picture."""
+_BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$|^!\[.*?\]\(\S*/(\S+\.svg)\)$", re.DOTALL | re.MULTILINE)
 _FILE = re.compile(r"^`([\w./-]+)`:", re.MULTILINE)
 _SERVE = re.compile(r"swarm serve\b(?!.*--plan)")
 _STUDY = re.compile(r"researcher (campaign )?start\b(?!.*(--engine echo|--dry-run))")
@@ -46,19 +53,20 @@ _SETTINGS = (
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A fenced block. file: the name that stands before it."""
+    """A fenced block, or a picture by its name. file: the name that stands before a block."""
 
     language: str
     text: str
     file: str | None
+    picture: str | None
 
 
 def blocks(page: str) -> list[Block]:
-    """The fenced blocks of a page, in their order."""
+    """The fenced blocks and pictures of a page, in their order."""
     found, end = [], 0
     for match in _BLOCK.finditer(page):
         names = _FILE.findall(page[end : match.start()])
-        found.append(Block(match[1], match[2], names[-1] if names else None))
+        found.append(Block(match[1], match[2], names[-1] if names else None, match[3]))
         end = match.end()
     return found
 
@@ -73,6 +81,14 @@ def missing(shown: str, seen: str) -> str | None:
             return line
         rest = rest[at + 1 :]
     return None
+
+
+def drawn(seen: str) -> str:
+    """An SVG of a terminal, the same for the same text: ids and times are not shown."""
+    same = re.sub(r"\b(ca|ep|run|srv|st)-[0-9a-f]{16}\b", r"\1-…", re.sub(r"\b\d+\.\d\d s\b", "… s", seen))
+    console = Console(record=True, width=_WIDTH, file=io.StringIO())
+    console.print(Text.from_ansi(same.rstrip()))
+    return console.export_svg(title="")
 
 
 @dataclass
@@ -90,7 +106,12 @@ class Reader:
         """From the first block to the last. A command has to succeed, and to say what the page shows."""
         seen = ""
         for block in blocks(page):
-            if block.file:
+            if block.picture:
+                kept = PICTURES / block.picture
+                if os.environ.get("PICTURES") == "draw":
+                    kept.write_text(drawn(seen))
+                assert kept.read_text() == drawn(seen), f"another picture: set PICTURES=draw to draw {kept.name} anew"
+            elif block.file:
                 self.writes(block.file, block.text)
             elif block.language == "bash":
                 seen = "".join(self.types(line) for line in block.text.replace("\\\n", "").splitlines() if line.strip())
