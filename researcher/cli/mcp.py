@@ -37,6 +37,10 @@ def mcp_command(args: argparse.Namespace) -> int:
         if args.http:
             _over_http(research, args)
         else:
+            if sys.stdin.isatty():
+                sys.stderr.write(
+                    "an agent starts this and speaks to it here; for agents elsewhere: --http. Ctrl-C ends it\n"
+                )
             serve_stdio(create_server(research))
     finally:
         research.closing.set()

@@ -22,12 +22,13 @@ from researcher.campaign import people
 from researcher.cli import campaign, decisions, findings, instruments, report, status
 from researcher.cli.drafting import Ready, TextDrafting
 from researcher.cli.request import seconds
-from researcher.cli.start import priced, schema_of_study_files
+from researcher.cli.start import campaign_offer, priced, schema_of_study_files
 from researcher.describe import plan_lines
 from researcher.home import Home
 from researcher.models import StudyRecord, TrialRecord
 from researcher.report.samples import shown_samples
 from researcher.store.errors import LeaseHeld
+from researcher.study.file import checked_spec, read_study_text
 from researcher.view import duration
 from researcher.web.drafting import Places
 
@@ -184,13 +185,17 @@ def _draft(research: Research, given: Topic) -> Answer:
     if drafted.asks:
         text = f"the planner asks: {drafted.asks} Call draft again with the answer in answers"
         return Answer(text, {"asks": drafted.asks})
-    then = (
-        "This draft is not whole: edit it, then price it."
-        if drafted.problems
-        else "Read it: what it leaves out of the topic stands in its comments. Give it a budget, where it has none: with up to "
-        f"budget: {{wall: {research.limit}}} it starts without anybody's approval. Then price it."
-    )
-    return Answer(f"{drafted.text}\n{then}", {"study": drafted.text, "problems": list(drafted.problems)})
+    if drafted.problems:
+        said = ["This draft is not whole: edit it, then price it."]
+    else:
+        spec, _ = checked_spec(read_study_text(drafted.text, Path())[0])
+        said = [
+            "Read it: what it leaves out of the topic stands in its comments. Give it a budget, where it has none: with up to "
+            f"budget: {{wall: {research.limit}}} it starts without anybody's approval. Then price it.",
+            *([] if spec is None else filter(None, [campaign_offer(given.topic, spec)])),
+        ]
+    document = {"study": drafted.text, "problems": list(drafted.problems), "said": said}
+    return Answer("\n".join([drafted.text, *said]), document)
 
 
 def _price(research: Research, given: StudyText) -> Answer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from typing import Any
 
 import anyio
@@ -19,7 +20,9 @@ _BEARER = "bearer "
 
 
 def serve_stdio(server: Server[dict[str, Any]]) -> None:
-    """Serve the program that started this one, until it closes standard input."""
+    """Serve the program that started this one, until it closes standard input. An interrupt ends the process at once: the SDK
+    reads standard input in a thread, which would wait for another line first."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     anyio.run(_over_stdio, server)
 
 

@@ -182,6 +182,8 @@ async def test_a_draft_is_text_to_price_or_says_what_is_open(home: Home) -> None
         assert (await agent.told("price", study=drafted["study"]))["spec"]["instrument"] == "arithmetic"
         unclear = await agent.told("draft", topic=f"{TOPIC[:-1]} on Tuesdays?")
         assert any("tuesdays" in each.lower() for each in unclear["problems"])
+        (_, offer) = (await agent.told("draft", topic="What makes GRPO learn one-digit sums fastest?"))["said"]
+        assert "`researcher campaign start --topic" in offer
         assert "the topic is empty" in await agent.refused("draft", topic=" ")
 
 
