@@ -25,7 +25,7 @@ from typing import Any
 from foundation.paths import last_bytes
 from researcher.executor.diagnosis import exception_line
 from researcher.executor.processes import child_environ
-from researcher.instruments.catalogue import InstrumentFolder
+from researcher.instruments.catalogue import InstrumentFolder, open_instrument
 from researcher.refusals import PlanningRefused
 from researcher.sandbox.launch import confined
 from researcher.study.plan import Plan
@@ -115,9 +115,11 @@ def install(folder: InstrumentFolder, root: Path) -> str:
 def check_tasks(plan: Plan, folder: InstrumentFolder, python: str) -> Plan:
     """Draw a few tasks of every arm before the study begins, so that wrong data or parameters show now.
 
-    Returns the plan, with fewer held-out tasks where some arm has fewer than planned and the plan skips none.
+    Returns the plan, with fewer held-out tasks where some arm, or another instrument that models are scored on, has fewer than planned
+    and the plan skips none.
     Raises: PlanningRefused, also where the plan skips some and too few come after them.
     """
+    plan = _with_tasks_elsewhere(plan, python)
     fewest = count_heldout(plan, folder, python, plan.heldout_upto)
     if fewest >= plan.heldout_upto:
         return plan
@@ -128,6 +130,15 @@ def check_tasks(plan: Plan, folder: InstrumentFolder, python: str) -> Plan:
         )
     note = f"Every trial is evaluated on {fewest} held-out tasks instead of {plan.heldout_tasks}: there are no more of them."
     return plan.model_copy(update={"heldout_tasks": fewest, "assumptions": (*plan.assumptions, note)})
+
+
+def _with_tasks_elsewhere(plan: Plan, python: str) -> Plan:
+    """The plan, with fewer tasks of other instruments where they have fewer. python: the study's own, under which these run too."""
+    found = []
+    for each in plan.transfers:
+        [drawn] = rehearsed(open_instrument(each.instrument), python, [each.task], each.tasks)
+        found.append(each.model_copy(update={"tasks": min(each.tasks, int(drawn["heldout"]))}))
+    return plan.model_copy(update={"transfers": tuple(found)})
 
 
 def count_heldout(plan: Plan, folder: InstrumentFolder, python: str, most: int) -> int:

@@ -162,7 +162,7 @@ def _add_campaign(commands: argparse._SubParsersAction[Parser]) -> None:
     start.add_argument("file", nargs="?", metavar="GOAL", help="a goal file, YAML or TOML")
     _add_topic(start)
     start.set_defaults(
-        **dict.fromkeys(("model", "vary", "arm", "set", "secondary", "window"), ()),
+        **dict.fromkeys(("model", "vary", "arm", "set", "secondary", "evaluate_on", "window"), ()),
         **dict.fromkeys(("instrument", "design", "metric", "claim", "margin", "steps", "looks", "fine", "approve")),
         **dict.fromkeys(("heldout_every", "seeds", "first_seed", "days", "budget", "tokens")),
     )  # fields of a study that are not asked for here
@@ -282,6 +282,13 @@ def _add_spec(command: Parser) -> None:
         default=[],
         metavar="NAME",
         help="a metric that is reported beside it; may be repeated",
+    )
+    spec.add_argument(
+        "--evaluate-on",
+        action="append",
+        default=[],
+        metavar="INSTRUMENT",
+        help="score trained models on its held-out tasks too; may be repeated",
     )
     spec.add_argument(
         "--claim",

@@ -32,20 +32,20 @@ def finals(metrics: Sequence[Metric], series: Series) -> dict[str, float]:
     A threshold that was never reached counts as reached one step after the last (see `never_reached`); that step takes as long as
     the others did on average.
     """
-    return {metric.name: _final(metric, of_role(series, metric.role)) for metric in metrics}
+    return {metric.name: _final(metric, of_part(series, metric.part)) for metric in metrics}
 
 
-def of_role(series: Series, role: str | None) -> Series:
-    """The series of one further model, under the names that they have for the instrument's own."""
-    if role is None:
+def of_part(series: Series, part: str | None) -> Series:
+    """The series of one further model or instrument, under the names that they have for the study's own. part: see `Metric.part`."""
+    if part is None:
         return series
-    before = f"{role}/"
+    before = f"{part}/"
     return {name.removeprefix(before): line for name, line in series.items() if name.startswith(before)}
 
 
 def never_reached(metric: Metric, series: Series) -> bool:
     """Whether the metric counts until a threshold that this trial did not reach."""
-    return metric.kind in UNTIL and _reached_at(metric, of_role(series, metric.role)) is None
+    return metric.kind in UNTIL and _reached_at(metric, of_part(series, metric.part)) is None
 
 
 def _final(metric: Metric, series: Series) -> float:

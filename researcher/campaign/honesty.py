@@ -33,9 +33,21 @@ ALPHA = 0.05
 """What all confirmations of a campaign spend together."""
 ONE_STUDY, RESERVED = 0.25, 0.30
 """Shares of the budget: of what is left, the most for one study; of the whole, what only confirmations may spend."""
-FIELDS = ("compare", "arms", "design", "set", "seeds", "steps", "secondary", "looks", "fine", "heldout_every")
+FIELDS = (
+    "compare",
+    "arms",
+    "design",
+    "set",
+    "seeds",
+    "steps",
+    "secondary",
+    "looks",
+    "fine",
+    "heldout_every",
+    "evaluate_on",
+)
 """Fields of a study file that a strategist or a person may set; the others are the campaign's."""
-_CONFIRMED = ("arms", "design", "seeds", "secondary", "looks", "heldout_every")
+_CONFIRMED = ("arms", "design", "seeds", "secondary", "looks", "heldout_every", "evaluate_on")
 """Those of a confirmation, whose arms differ from the campaign's defaults in what they say, and in nothing else."""
 
 

@@ -110,7 +110,9 @@ async def _again(
             async with pool:
                 mended = archive.sandboxed(instrument.code) or instrument.instrument.generated is not None
                 code = Code(folder=instrument.path, version=instrument.code, sandboxed=mended)
-                executor = Executor(store, pool, setup(home, instrument, code=code, repairs=(instrument.code,)))
+                executor = Executor(
+                    store, pool, setup(home, instrument, archive.plan, code=code, repairs=(instrument.code,))
+                )
                 (done,) = await executor.run_trials(study_id, archive.plan, [trial])
         finally:  # also where it was refused or interrupted, or no server could be had: nothing goes on with it
             store.studies.set_status(study_id, StudyStatus.STOPPED, f"one trial of {archive.study_id}, run again")

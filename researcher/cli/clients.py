@@ -55,6 +55,10 @@ def check_cluster(
         return
     if folder.instrument.generated is not None:
         raise UsageError(f"{folder.instrument.name} was written by an LLM: {NO_SANDBOX}; use --clients {LOCAL}")
+    if plan.transfers:
+        raise UsageError(
+            f"evaluate_on: a Ray job is sent one instrument's code; use --clients {LOCAL}, or leave it out"
+        )
     cluster = RayCluster(address, SystemClock(), patience_s=0.0)
     tell(f"drawing a few tasks on the Ray cluster at {cluster.name} ...")
     try:

@@ -241,6 +241,7 @@ def edits_of(args: argparse.Namespace) -> dict[str, Any]:
         "set": settings_of("--set", args.set) or None,
         "metric": args.metric,
         "secondary": args.secondary or None,
+        "evaluate_on": args.evaluate_on or None,
         "claim": args.claim,
         "margin": args.margin,
         "steps": args.steps,

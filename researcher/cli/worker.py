@@ -178,7 +178,7 @@ class Worker:
         pool = pool_of(home, self._store, study_id, plan, options, self._clock, say)
         say(f"waiting for {', '.join(options.servers) or starting(plan)} ...")
         mender = repairer_of(home, self._store, study_id, plan, instrument, self._clock, say)
-        arranged = setup(home, instrument, code=mender.code(), repairs=mender.taken_up)
+        arranged = setup(home, instrument, plan, code=mender.code(), repairs=mender.taken_up)
         mender.tell_sandbox()
         clients = await place_of(options, instrument, self._clock, arranged.python, say)
         async with pool:
@@ -200,7 +200,9 @@ class Worker:
         return outcome
 
 
-def setup(home: Home, folder: InstrumentFolder, *, code: Code | None = None, repairs: tuple[str, ...] = ()) -> Setup:
+def setup(
+    home: Home, folder: InstrumentFolder, plan: Plan, *, code: Code | None = None, repairs: tuple[str, ...] = ()
+) -> Setup:
     """code: where the study runs other code than the folder's. repairs: the versions that are its own."""
     code = code or Code(folder=folder.path, version=folder.code, sandboxed=folder.instrument.generated is not None)
     return Setup(
@@ -212,6 +214,7 @@ def setup(home: Home, folder: InstrumentFolder, *, code: Code | None = None, rep
         finals=finals,
         studies=home.studies,
         python=interpreter(folder, home.root),
+        others={each.instrument: as_frozen(open_instrument(each.instrument), each.code) for each in plan.transfers},
     )
 
 

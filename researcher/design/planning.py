@@ -17,7 +17,8 @@ from researcher.design.own_seeds import with_own_seeds
 from researcher.design.pricing import Pace, fitted, timed
 from researcher.design.question import Question, question_of
 from researcher.design.stages import POWER, SCREEN_SEEDS, Seeds, check_seeds
-from researcher.instruments.catalogue import InstrumentFolder
+from researcher.design.transfer import scored_on
+from researcher.instruments.catalogue import InstrumentFolder, open_instrument
 from researcher.instruments.dotted import nested
 from researcher.instruments.instrument import (
     ALGORITHM,
@@ -52,10 +53,6 @@ _THINKING = "sampling.thinking"
 KeptModels = Callable[[str], PlanModel]
 SPEC = "spec"
 """Author in all plans. Who wrote the spec is recorded with the study."""
-_UNSUPPORTED = {
-    "evaluate_on": "tasks of other instruments cannot be scored yet; leave it out",
-}
-"""Fields of a study file that are not supported yet. They are refused rather than dropped."""
 
 
 def plan_of(
@@ -90,7 +87,10 @@ def plan_of(
     if not 0 < alpha < 0.5:
         raise ValueError(f"alpha must lie between 0 and 0.5, got {alpha}")
     heldout = heldout_from, heldout_tasks or folder.instrument.defaults.heldout_tasks
-    refusals = _unsupported(spec)
+    refusals, others = Refusals(), list[InstrumentFolder]()
+    for name in spec.evaluate_on:
+        with refusals.kept():
+            others.append(_other(name, spec, folder))
     models: Mapping[str, PlanModel] | None = None
     start: PlanModel | None = None
     with refusals.kept():
@@ -112,19 +112,38 @@ def plan_of(
         problems = [str(problem) for problem in explain(error, Plan)]
         raise PlanningRefused(f"these settings make no valid plan: {'; '.join(problems)}", problems) from error
     refusals.raise_any()
+    plan = scored_on(plan, others)
     if planned_effect is not None:
         plan = plan.model_copy(update={"planned_effect": planned_effect})
     plan = checked(fitted(plan, folder.instrument, spec, servers=servers))
     return plan.model_copy(update={"known": known_to(plan, known)})
 
 
-def _unsupported(spec: StudySpec) -> Refusals:
-    asked = spec.document()
-    paths = {field: field.partition(".") for field in _UNSUPPORTED}
-    given = [
-        field for field, (name, _, inner) in paths.items() if name in asked and (not inner or inner in asked[name])
-    ]
-    return Refusals([SpecRefused(field, _UNSUPPORTED[field]) for field in given])
+def _other(name: str, spec: StudySpec, folder: InstrumentFolder) -> InstrumentFolder:
+    """An instrument whose held-out tasks trained models are scored on. Raises: SpecRefused."""
+    try:
+        other = open_instrument(name)
+    except PlanningRefused as error:
+        raise SpecRefused("evaluate_on", str(error), error.nearest) from error
+    if other.instrument.name != name:
+        said = f"name the instrument, not its folder: {other.instrument.name}, among those that `researcher instruments` lists"
+        raise SpecRefused("evaluate_on", said)
+    if name == folder.instrument.name or spec.evaluate_on.count(name) > 1:
+        raise SpecRefused(
+            "evaluate_on", f"{name} is the study's own instrument, or named twice: every trial is scored on it anyway"
+        )
+    generated = [each.instrument.name for each in (folder, other) if each.instrument.generated is not None]
+    if generated:
+        raise SpecRefused(
+            "evaluate_on", f"an LLM wrote {generated[0]}, whose code runs in a sandbox that sees one instrument alone"
+        )
+    teams = [each.instrument.name for each in (folder, other) if each.instrument.roles]
+    if teams:
+        raise SpecRefused(
+            "evaluate_on",
+            f"{teams[0]} takes several models, and one plays the tasks of another instrument: leave it out",
+        )
+    return other
 
 
 def _start(spec: StudySpec, instrument: Instrument, kept: KeptModels | None) -> PlanModel | None:

@@ -80,7 +80,7 @@ def _work(plan: Plan) -> dict[str, Any]:
         "task": plan.task,
         "run": {name: value for name, value in plan.run.items() if name not in _NOT_PACE},
         "roles": plan.roles,
-        "evaluation": (plan.heldout_tasks, plan.heldout_episodes),
+        "evaluation": (plan.heldout_tasks, plan.heldout_episodes, _scored_elsewhere(plan)),
     }
 
 
@@ -202,20 +202,25 @@ def timed(plan: Plan, instrument: Instrument, paces: Sequence[Pace] = ()) -> Pla
 def _played(plan: Plan, arm: Arm) -> float:
     """Episodes that one trial of this arm trains, and those of its interim evaluations in terms of these.
 
-    What a trial takes is known per trained episode, with the evaluations before and after training in it. An interim episode
-    takes as long as any of the trial's episodes does on average.
+    What a trial takes is known per trained episode, with the evaluations before and after training in it. An interim episode,
+    or one of another instrument, takes as long as any of the trial's episodes does on average.
     """
     trained = plan.steps_of(arm.name) * _episodes(plan.run, plan.levels_of(arm))
     around = 2 * plan.heldout_tasks * plan.heldout_episodes
-    interim = plan.interim_evaluations(arm.name) * plan.interim_tasks
-    return trained * (1 + interim / (trained + around))
+    more = plan.interim_evaluations(arm.name) * plan.interim_tasks + _scored_elsewhere(plan)
+    return trained * (1 + more / (trained + around))
 
 
 def _episodes_in_all(plan: Plan, arm: Arm) -> float:
     """Episodes that one trial of this arm plays: trained ones, and those of all its evaluations."""
     trained = plan.steps_of(arm.name) * _episodes(plan.run, plan.levels_of(arm))
     around = 2 * plan.heldout_tasks * plan.heldout_episodes
-    return trained + around + plan.interim_evaluations(arm.name) * plan.interim_tasks
+    return trained + around + plan.interim_evaluations(arm.name) * plan.interim_tasks + _scored_elsewhere(plan)
+
+
+def _scored_elsewhere(plan: Plan) -> int:
+    """Episodes of other instruments that one trial plays."""
+    return sum(each.tasks * each.episodes for each in plan.transfers)
 
 
 def _call_tokens(plan: Plan, arm: Arm) -> float:

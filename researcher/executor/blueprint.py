@@ -9,15 +9,16 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from researcher.executor.errors import InstrumentChanged
+from researcher.instruments.catalogue import InstrumentFolder
 from researcher.instruments.instrument import STUDY_MODEL, STUDY_STEPS, Factor, Instrument, Metric, Scalar
 from researcher.models import TrialRecord
-from researcher.study.plan import Plan
-from swarm.protocol.blueprint import HeldOut, Interim, PartnerRun, TrialBlueprint
+from researcher.study.plan import Plan, Transfer
+from swarm.protocol.blueprint import Elsewhere, HeldOut, Interim, PartnerRun, TrialBlueprint
 from swarm.protocol.runspec import RunSpec, merge_patch
 
 _LONGEST_NAME, _BEGINNING = 120, 40
@@ -57,6 +58,8 @@ class Setup:
     python: str = sys.executable
     sandboxed: bool = False
     repairs: tuple[str, ...] = ()
+    others: Mapping[str, InstrumentFolder] = field(default_factory=dict)
+    """Further instruments on which the plan scores trained models, by name."""
 
     @property
     def code(self) -> Code:
@@ -77,6 +80,12 @@ class Work:
                 f"the instrument in {self.setup.instrument_dir} was changed since the plan was frozen; "
                 "put the old files back, or start a new study"
             )
+        for each in self.plan.transfers:
+            if each.instrument not in self.setup.others or self.setup.others[each.instrument].code != each.code:
+                raise InstrumentChanged(
+                    f"the instrument {each.instrument}, on which trained models are scored, was changed since the plan was frozen; "
+                    "put the old files back, or start a new study"
+                )
 
     def folder(self, trial: TrialRecord, attempt: int) -> Path:
         """Where one attempt keeps its blueprint and its client's output."""
@@ -162,6 +171,18 @@ def trial_blueprint(
             temperature=plan.heldout_temperature,
             interim=interim,
         ),
+        elsewhere=tuple(_elsewhere(each, work.setup.others[each.instrument]) for each in plan.transfers),
+    )
+
+
+def _elsewhere(transfer: Transfer, folder: InstrumentFolder) -> Elsewhere:
+    return Elsewhere(
+        instrument=transfer.instrument,
+        instrument_dir=str(folder.path),
+        workflow=folder.instrument.workflow,
+        code_version=folder.code,
+        parameters=transfer.task,
+        heldout=HeldOut(tasks=transfer.tasks, episodes=transfer.episodes, temperature=transfer.temperature),
     )
 
 

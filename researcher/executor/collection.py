@@ -21,6 +21,7 @@ from researcher.instruments.instrument import (
     interim_outcome,
     trained_outcome,
 )
+from researcher.instruments.instrument import elsewhere as part_of
 from researcher.models import (
     LONGEST_TRACEBACK,
     Attrition,
@@ -33,9 +34,9 @@ from researcher.models import (
 from swarm.client import SwarmClient
 from swarm.client.interim import interim_id
 from swarm.client.losses import CHARGED, Tries, moments
-from swarm.client.trial import client_id
+from swarm.client.trial import client_id, elsewhere_id
 from swarm.models.catalogue import hosted_name
-from swarm.protocol.blueprint import TrialBlueprint
+from swarm.protocol.blueprint import Elsewhere, TrialBlueprint
 from swarm.protocol.episodes import COUNTED, Cause, DropReason, EpisodeState, LedgerEntry
 from swarm.protocol.status import RunReport, StepMetrics
 
@@ -105,7 +106,7 @@ async def collect(
             attrition=attrition(own),
         ),
         tokens=sum(entry.prompt_tokens + entry.sampled_tokens for entry in entries),
-        episodes=await sample(swarm, entries),
+        episodes=await sample(swarm, [entry for entry in entries if not _is_elsewhere(blueprint, entry)]),
         code_versions=dict(Counter(entry.client_version for entry in own if _counts(entry))),
     )
 
@@ -118,8 +119,10 @@ async def collect_whole(
 
     Raises: EvidenceMissing.
     """
-    whole = await collect(swarm, blueprint, [metric for metric in metrics if metric.role is None])
+    whole = await collect(swarm, blueprint, [metric for metric in metrics if metric.part is None])
     series, evidence, tokens = dict(whole.series), whole.evidence, whole.tokens
+    for each in blueprint.elsewhere:
+        series |= await _elsewhere(swarm, blueprint, each)
     roles, changes = {}, list(evidence.changes or [])
     joined = Counter(evidence.joined)
     lost = [evidence.attrition] if evidence.attrition is not None else []
@@ -150,6 +153,22 @@ async def collect_whole(
         episodes=whole.episodes,
         code_versions=whole.code_versions,
     )
+
+
+async def _elsewhere(swarm: SwarmClient, blueprint: TrialBlueprint, elsewhere: Elsewhere) -> Points:
+    """Rewards and successes on another instrument's held-out tasks, as `_evaluation` gives them, under names of their own.
+
+    Raises: EvidenceMissing.
+    """
+    name, me = elsewhere.instrument, elsewhere_id(blueprint.trial_key, elsewhere.instrument)
+    report = await swarm.run(blueprint.run_id)
+    entries = [entry async for entry in swarm.ledger(run_id=blueprint.run_id, kind="eval") if entry.client_id == me]
+    there = blueprint.model_copy(update={"heldout": elsewhere.heldout})
+    try:
+        found = _evaluation(there, entries, "after", report.step, (), partner=False)
+    except EvidenceMissing as missing:
+        raise EvidenceMissing(f"on {name}: {missing}") from missing
+    return {f"{part_of(name)}/{series}": line for series, line in found.items()}
 
 
 async def losses(swarm: SwarmClient, others: Mapping[str, SwarmClient], blueprint: TrialBlueprint) -> Attrition:
@@ -346,6 +365,10 @@ def _uncalled(tried: Sequence[LedgerEntry]) -> int:
 
 def _tasks(entries: list[LedgerEntry], kind: str) -> list[str]:
     return sorted({entry.task_id for entry in entries if entry.kind == kind and _counts(entry)})
+
+
+def _is_elsewhere(blueprint: TrialBlueprint, entry: LedgerEntry) -> bool:
+    return any(entry.client_id == elsewhere_id(blueprint.trial_key, each.instrument) for each in blueprint.elsewhere)
 
 
 def _joined(entries: list[LedgerEntry], mine: str) -> dict[str, int] | None:

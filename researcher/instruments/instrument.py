@@ -120,6 +120,8 @@ class Metric(StrictModel):
     """outcome: it says what is really wanted. The sentinel `reward_against_success` holds the reward against it."""
     role: Annotated[str | None, Field(exclude_if=lambda role: role is None)] = None
     """Role of another model; None for the main one."""
+    on: Annotated[str | None, Field(exclude_if=lambda on: on is None)] = None
+    """Another instrument, on whose held-out tasks the trained model is scored; None: the study's own. Only plans set it."""
     threshold: float | None = None
     direction: Direction = "increase"
     """Which way is better. An instrument.toml has to say it for the kinds in COSTS."""
@@ -138,9 +140,19 @@ class Metric(StrictModel):
         return self.model_copy(update={"on_request": False})
 
     @property
+    def part(self) -> str | None:
+        """What the names of its series begin with, before a slash: the role, or `on:INSTRUMENT`. None: nothing."""
+        return self.role if self.on is None else elsewhere(self.on)
+
+    @property
     def reported_as(self) -> str:
         """Its name in `Outcome.metrics`, of an outcome."""
         return self.source or self.name
+
+
+def elsewhere(instrument: str) -> str:
+    """What the names of series begin with that were measured on another instrument's tasks."""
+    return f"on:{instrument}"
 
 
 def heldout_outcome(name: str, when: str) -> str:

@@ -39,7 +39,7 @@ class Draft:
 # -- options of the command line -----------------------------------------------------------------------------------------
 
 _SEEDS = re.compile(r"(\d{1,9})(?:\.\.(\d{1,9}))?", re.ASCII)
-_WHOLE = ("compare", "arms", "model", "secondary")
+_WHOLE = ("compare", "arms", "model", "secondary", "evaluate_on")
 """Fields that an option replaces; others it adds to."""
 
 
@@ -88,6 +88,7 @@ def options_of(spec: StudySpec, first: Mapping[str, Scalar]) -> list[str]:
         words += ["--arm", f"{name}:{','.join(f'{factor}={level_text(level)}' for factor, level in settings.items())}"]
     words += [word for name, level in spec.set.items() for word in ("--set", f"{name}={level_text(level)}")]
     words += [word for name in spec.secondary for word in ("--secondary", name)]
+    words += [word for name in spec.evaluate_on for word in ("--evaluate-on", name)]
     for name in ("design", "metric", "claim", "margin", "steps", "heldout_every", "looks", "fine"):
         value = getattr(spec, name)
         if value is not None and value != StudySpec.model_fields[name].default:

@@ -220,6 +220,20 @@ class PlanRole(StrictModel):
     """Merged over what the arm makes of the plan's own `run`."""
 
 
+class Transfer(StrictModel):
+    """Held-out tasks of another instrument, on which every trial's model is scored after training.
+
+    code: SHA-256 over the files of its folder. task: parameters of its tasks. episodes: per task.
+    """
+
+    instrument: str
+    code: str
+    task: dict[str, Scalar]
+    tasks: Annotated[int, Field(ge=1)]
+    episodes: Annotated[int, Field(ge=1)]
+    temperature: float
+
+
 class Known(StrictModel):
     """A finding of an earlier study, as known at planning. The numbers are None without an effect."""
 
@@ -303,6 +317,8 @@ class Plan(StrictModel):
     heldout_temperature: float
     heldout_every: Annotated[int, Field(ge=0, exclude_if=_is_unset)] = 0
     """Optimiser steps between two interim evaluations, which are shown and decide nothing; 0: there are none."""
+    transfers: Annotated[tuple[Transfer, ...], Field(exclude_if=_is_unset)] = ()
+    """Other instruments on which trained models are scored, for secondary metrics."""
     trial_s: Annotated[float | None, Field(gt=0, exclude_if=_is_unset)] = None
     """Expected wall time of the longest trial; time limits follow from it. None: not known."""
     trial_s_measured: Annotated[str | None, Field(exclude_if=_is_unset)] = None

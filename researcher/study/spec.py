@@ -146,6 +146,7 @@ class StudySpec(StrictModel):
     secondary: reported, never decides. claim: how the treatments' metric moves; `none` tests the better way, and says
     so. margin: smallest effect that matters; None: the metric's. heldout_every: steps between two evaluations on some of
     the held-out tasks while training goes on, for the curves; 0: only before and after; None: the instrument's.
+    evaluate_on: other instruments, on whose held-out tasks trained models are scored too: reported, never decides.
     """
 
     question: Annotated[str, Field(max_length=LONGEST_QUESTION), AfterValidator(_said)]

@@ -15,9 +15,10 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -34,7 +35,7 @@ from swarm.client.rollouts import RolloutReport
 from swarm.client.tasks import Task, TaskStream, each
 from swarm.client.team import Partner
 from swarm.client.workflow import Workflow, load_workflow
-from swarm.protocol.blueprint import TrialBlueprint
+from swarm.protocol.blueprint import Elsewhere, TrialBlueprint
 from swarm.protocol.episodes import COUNTED
 from swarm.protocol.errors import SwarmError
 from swarm.protocol.runspec import RunSpec
@@ -53,6 +54,11 @@ def client_id(trial_key: str) -> str:
     return f"trial:{trial_key}"
 
 
+def elsewhere_id(trial_key: str, instrument: str) -> str:
+    """The client_id of its episodes of another instrument."""
+    return f"{client_id(trial_key)}:on:{instrument}"
+
+
 class Trial:
     """Carries out one blueprint on its server."""
 
@@ -64,8 +70,10 @@ class Trial:
         out: TextIO,
         partners: Mapping[str, Partner] | None = None,
         interim: SwarmClient | None = None,
+        further: Sequence[Callable[[], Awaitable[None]]] = (),
     ) -> None:
-        """interim: the client of the interim evaluations, if the blueprint has any."""
+        """interim: the client of the interim evaluations, if the blueprint has any. further: what follows the evaluation after training."""
+        self._further = further
         self._blueprint = blueprint
         self._interim = interim
         self._swarm = swarm
@@ -85,12 +93,22 @@ class Trial:
         if run.status != "complete":
             raise TrialFailed(f"run {run.run_id} is {run.status} at step {run.step}: {run.reason or 'no reason given'}")
         await self._evaluate("after", run)
+        for evaluate in self._further:
+            await evaluate()
         self._say("done", step=run.step)
 
-    async def _evaluate(self, when: str, run: RunReport) -> None:
+    async def carry_out_elsewhere(self, instrument: str) -> None:
+        """Play held-out tasks of another instrument, which this blueprint and workflow are of, after training.
+
+        Raises: as `carry_out`.
+        """
+        await self._evaluate("after", await self._swarm.run(self._blueprint.run_id), on=instrument)
+
+    async def _evaluate(self, when: str, run: RunReport, *, on: str | None = None) -> None:
+        """on: the other instrument whose tasks these are; None: they are the trial's own."""
         heldout = self._blueprint.heldout
         tasks = await self._heldout_tasks()
-        self._say(when, step=run.step, tasks=len(tasks), episodes=len(tasks) * heldout.episodes)
+        self._say(when, step=run.step, tasks=len(tasks), episodes=len(tasks) * heldout.episodes, on=on)
         report = await self._swarm.run_tasks(
             tasks,
             self._workflow.rollout,
@@ -102,8 +120,9 @@ class Trial:
         )
         missing = len(tasks) * heldout.episodes - report.ended - report.resumed
         if missing > report.given_up or not report.ended + report.resumed:
-            raise TrialFailed(f"{missing} held-out episodes {when} training are missing (run at step {run.step})")
-        self._say(f"{when}_ended", step=run.step, report=report)
+            of = "" if on is None else f" of {on}"
+            raise TrialFailed(f"{missing} held-out episodes{of} {when} training are missing (run at step {run.step})")
+        self._say(f"{when}_ended", step=run.step, report=report, on=on)
 
     async def _with_interim(self, tasks: TaskStream, run: RunReport) -> TaskStream:
         """The stream of training tasks, which pauses for interim evaluations if there are any."""
@@ -195,7 +214,8 @@ class Trial:
         }
 
     def _say(self, event: str, *, report: RolloutReport | None = None, **fields: object) -> None:
-        line = {"trial": self._blueprint.trial_key, "event": event, **fields, **(asdict(report) if report else {})}
+        said = {name: value for name, value in fields.items() if value is not None}
+        line = {"trial": self._blueprint.trial_key, "event": event, **said, **(asdict(report) if report else {})}
         self._out.write(json.dumps(line) + "\n")
         self._out.flush()
 
@@ -273,7 +293,24 @@ async def run_blueprint(
             SwarmClient(url, token, client_id=me, client_version=version, clock=clock) as swarm,
             SwarmClient(url, token, client_id=interim_id(me), client_version=version, clock=clock) as interim,
         ):
-            await Trial(blueprint, swarm, workflow, out, partners, interim).carry_out()
+            further = [partial(_elsewhere, blueprint, each, token, out, clock) for each in blueprint.elsewhere]
+            await Trial(blueprint, swarm, workflow, out, partners, interim, further).carry_out()
+    finally:
+        if workflow.close is not None:
+            await workflow.close()
+
+
+async def _elsewhere(
+    blueprint: TrialBlueprint, elsewhere: Elsewhere, token: str | None, out: TextIO, clock: Clock
+) -> None:
+    """Play held-out tasks of another instrument with the trained model. Raises: as `Trial.carry_out`."""
+    workflow = load_workflow(Path(elsewhere.instrument_dir), elsewhere.workflow)
+    fields = {name: getattr(elsewhere, name) for name in ("instrument_dir", "workflow", "parameters", "heldout")}
+    there = blueprint.model_copy(update={**fields, "code_version": elsewhere.code_version, "elsewhere": ()})
+    me, version = elsewhere_id(blueprint.trial_key, elsewhere.instrument), elsewhere.code_version
+    try:
+        async with SwarmClient(blueprint.server_url, token, client_id=me, client_version=version, clock=clock) as swarm:
+            await Trial(there, swarm, workflow, out).carry_out_elsewhere(elsewhere.instrument)
     finally:
         if workflow.close is not None:
             await workflow.close()

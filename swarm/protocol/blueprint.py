@@ -40,6 +40,17 @@ class HeldOut(StrictModel):
         return self.first + self.tasks
 
 
+class Elsewhere(StrictModel):
+    """Held-out tasks of another instrument, which the trained model plays when the trial's own evaluations are done."""
+
+    instrument: str
+    instrument_dir: str
+    workflow: str
+    code_version: str
+    parameters: dict[str, Scalar] = {}
+    heldout: HeldOut
+
+
 class PartnerRun(StrictModel):
     """Another model that the same trial trains: the run that it has on its own server."""
 
@@ -48,7 +59,7 @@ class PartnerRun(StrictModel):
 
 
 class TrialBlueprint(StrictModel):
-    """`python -m swarm.client.trial BLUEPRINT.json` carries this out: evaluate, train to the run's limit, evaluate."""
+    """`python -m swarm.client.trial BLUEPRINT.json` carries this out: evaluate, train to the run's limit, evaluate, here and elsewhere."""
 
     trial_key: str
     server_url: str
@@ -67,3 +78,4 @@ class TrialBlueprint(StrictModel):
     retries: Annotated[int, Field(ge=0)] = 2
     idle_limit_s: float = 240.0
     heldout: HeldOut
+    elsewhere: Annotated[tuple[Elsewhere, ...], Field(exclude_if=lambda elsewhere: not elsewhere)] = ()

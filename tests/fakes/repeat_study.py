@@ -8,6 +8,7 @@ from typing import Any
 
 from researcher.analysis.metrics import finals
 from researcher.executor.blueprint import Setup
+from researcher.instruments.catalogue import InstrumentFolder
 from researcher.instruments.instrument import Instrument, Metric
 from researcher.study.plan import Plan
 from tests.fakes.example_plan import example_plan
@@ -20,9 +21,14 @@ def repeat_instrument() -> Instrument:
     return Instrument.model_validate(tomllib.loads((FOLDER / "instrument.toml").read_text()))
 
 
-def repeat_setup(studies: Path, folder: Path = FOLDER) -> Setup:
+def repeat_setup(studies: Path, folder: Path = FOLDER, *others: InstrumentFolder) -> Setup:
     return Setup(
-        instrument=repeat_instrument(), instrument_dir=folder, code_version=CODE_VERSION, finals=finals, studies=studies
+        instrument=repeat_instrument(),
+        instrument_dir=folder,
+        code_version=CODE_VERSION,
+        finals=finals,
+        studies=studies,
+        others={each.instrument.name: each for each in others},
     )
 
 

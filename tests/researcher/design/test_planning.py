@@ -25,6 +25,19 @@ def compare(name: str, baseline: Any, *levels: Any) -> dict[str, Any]:
     return {name: {"baseline": baseline, "levels": list(levels)}}
 
 
+def test_trained_models_are_scored_on_other_instruments_for_secondary_metrics() -> None:
+    plan, usual = planned(evaluate_on=["guess_number"]), planned()
+    [transfer] = plan.transfers
+    assert (transfer.instrument, transfer.code) == ("guess_number", open_instrument("guess_number", {}).code)
+    added = [metric for metric in plan.metrics if metric.on is not None]
+    assert [metric.name for metric in plan.metrics if metric.on is None] == [metric.name for metric in usual.metrics]
+    assert {(metric.part, metric.when) for metric in added} == {("on:guess_number", "after")}
+    assert all(metric.name.startswith("guess_number_heldout_") for metric in added)
+    assert plan.hypotheses == usual.hypotheses
+    assert "decide nothing" in plan.assumptions[-1]
+    assert "transfers" not in usual.model_dump(mode="json")
+
+
 def test_a_plan_says_what_it_is_for_and_the_same_spec_gives_the_same_plan() -> None:
     plan = planned()
     assert (plan.question, plan.planner) == ("Is it better?", "spec")
@@ -221,7 +234,11 @@ def test_a_clip_range_is_the_same_below_and_above() -> None:
             {"compare": compare("clip_range", 0.2, 0.3), "set": {"epochs": 1, "minibatches": 1}},
             r"^compare\.clip_range: clip_range does nothing at epochs=1 and minibatches=1: raise epochs or minibatches",
         ),
-        ({"evaluate_on": ["countdown"]}, "^evaluate_on: "),
+        ({"evaluate_on": ["countdwn"]}, "^evaluate_on: no instrument is called 'countdwn'; did you mean 'countdown'"),
+        ({"evaluate_on": ["arithmetic"]}, "^evaluate_on: arithmetic is the study's own instrument"),
+        ({"evaluate_on": ["countdown", "countdown"]}, "^evaluate_on: .* named twice"),
+        ({"evaluate_on": ["team"]}, "^evaluate_on: team takes several models"),
+        ({"evaluate_on": [str(KITCHEN.path)]}, "^evaluate_on: name the instrument, not its folder"),
         ({"start_from": "st-1/k"}, "^start_from: there are no studies here yet"),
         ({"start_from": "st-1/k", "model": "smollm2-81m"}, "^start_from: all arms start from the weights of st-1/k"),
         ({"arms": {"a": {}, "b": {"learning_rate": -1.0}}}, r"^arms\.b\.learning_rate: "),

@@ -21,12 +21,14 @@ import pytest
 
 from bench.serving import ServerProcess
 from foundation.clock import SystemClock
+from researcher.design.transfer import scored_on
 from researcher.executor.attempts import TrialLimits
 from researcher.executor.errors import NoServersLeft
 from researcher.executor.local_server import LocalLimits, LocalServer
 from researcher.executor.processes import Berth
 from researcher.executor.servers import PoolLimits, ServerPool
 from researcher.executor.trials import Executor, Progress
+from researcher.instruments.catalogue import InstrumentFolder, open_instrument
 from researcher.models import TrialRecord, TrialStatus
 from researcher.store.errors import LeaseSuperseded, OverBudget
 from researcher.store.store import Store
@@ -55,6 +57,8 @@ class Lab:
         self.study = store.studies.create("a topic", {})
         store.plans.save(self.study, plan)
         self.seen: list[Progress] = []
+        self.others: list[InstrumentFolder] = []
+        """Further instruments on which the plan scores trained models."""
 
     def trials(self, seeds: int = 1) -> list[TrialRecord]:
         return self.store.trials.ensure(self.study, "compare", [(arm, seed) for seed in range(seeds) for arm in ARMS])
@@ -84,7 +88,7 @@ class Lab:
         on_progress: Callable[[Progress], None] | None = None,
         may_run: Callable[[], bool] = lambda: True,
     ) -> list[TrialRecord]:
-        setup = repeat_setup(self.home / "studies", instrument)
+        setup = repeat_setup(self.home / "studies", instrument, *self.others)
         executor = Executor(self.store, pool, setup, limits=limits, attempts=attempts, may_run=may_run)
         return await executor.run_trials(self.study, self.plan, trials, on_progress or self.seen.append)
 
@@ -181,6 +185,39 @@ async def test_held_out_tasks_are_played_while_it_trains_and_change_no_result(la
     assert plain.evidence is not None
     assert done.evidence.attrition == plain.evidence.attrition
     assert any(steps and steps[-1] < 4 for steps in shown), "nothing was seen while it trained"
+
+
+async def test_a_trained_model_is_scored_on_another_instrument_also_when_its_client_is_killed_there(
+    tmp_path: Path,
+) -> None:
+    guess = open_instrument("guess_number")
+    store = Store.open(f"sqlite:///{tmp_path}/r.db")
+    plan = scored_on(repeat_plan(), [guess])
+    lab = Lab(
+        tmp_path, store, plan.model_copy(update={"transfers": (plan.transfers[0].model_copy(update={"tasks": 3}),)})
+    )
+    lab.others = [guess]
+    [trial] = lab.trials()[:1]
+
+    def kill_it_there() -> None:
+        while not (logs := [*tmp_path.glob("studies/*/trials/**/out.log")]) or '"on": "gu' not in logs[0].read_text():
+            time.sleep(0.02)
+        os.kill(int((logs[0].parent / "pid").read_text()), signal.SIGKILL)
+
+    async with lab.pool(arguments=SLOW) as pool, asyncio.TaskGroup() as meanwhile:
+        meanwhile.create_task(asyncio.to_thread(kill_it_there))
+        [done] = await lab.run(pool, [trial])
+        async with SwarmClient(pool.servers[0].url) as swarm:
+            played = [entry async for entry in swarm.ledger(kind="eval")]
+    store.close()
+    assert done.status is TrialStatus.DONE
+    assert {"auc_reward", "heldout_accuracy", "guess_number_heldout_accuracy"} <= set(done.finals)
+    assert len(done.series["on:guess_number/eval_reward_after"]) == 3 * guess.instrument.defaults.heldout_episodes
+    assert "on:guess_number/eval_reward_before" not in done.series
+    there = [entry for entry in played if entry.client_id.endswith(":on:guess_number") and entry.reward is not None]
+    assert {(entry.claimed_step, entry.client_version) for entry in there} == {(4, guess.code)}
+    assert done.evidence is not None
+    assert not {entry.task_id for entry in there} & set(done.evidence.heldout_tasks or [])
 
 
 async def test_an_evaluation_that_a_killed_client_began_is_ended_by_the_next_once(lab: Lab) -> None:
