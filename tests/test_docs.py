@@ -21,7 +21,7 @@ from swarm.protocol.episodes import DropReason
 from swarm.protocol.errors import HTTP_STATUS, ErrorCode
 from swarm.protocol.runspec import TUNABLE, LoraSpec, MixSpec, RunSpec, SamplingSpec
 from swarm.server.gateway.sampling import _ANY_VALUE_BENDS, _NEUTRAL, recorded_sampling, wants_masks, with_defaults
-from tests.page_example import printed_by_example
+from tests.reader_fixture import Reader, blocks
 
 ROOT = Path(__file__).resolve().parents[1]
 OUTSIDE = ("README.md", "CONTRIBUTING.md", "AGENTS.md", "CHANGELOG.md")
@@ -207,8 +207,11 @@ def test_the_table_of_run_has_the_options_of_each_command(words: str) -> None:
 # -- clients ------------------------------------------------------------------------------------------------------------
 
 
-def test_the_example_on_clients_runs(tmp_path: Path) -> None:
-    trained, evaluated = printed_by_example(CLIENTS, tmp_path).splitlines()
+def test_the_example_on_clients_runs(reader: Reader) -> None:
+    (example,) = [block.text for block in blocks(CLIENTS) if block.language == "python"]
+    reader.types("swarm serve --engine echo --model echo")
+    reader.writes("example.py", example)
+    trained, evaluated = reader.types("python example.py").splitlines()
     assert "run_over=True" in trained
     assert "ended=20" in evaluated
 

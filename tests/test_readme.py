@@ -14,7 +14,7 @@ from researcher.main import parser as researcher_parser
 from swarm.client import RunSpec
 from swarm.client.sync import SwarmClient
 from swarm.main import parser as swarm_parser
-from tests.page_example import printed_by_example
+from tests.reader_fixture import Reader
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
@@ -39,8 +39,11 @@ def test_every_command_exists(program: str) -> None:
     assert missing == []
 
 
-def test_the_example_trains(tmp_path: Path) -> None:
-    assert "run_over=True" in printed_by_example(README, tmp_path)
+def test_the_example_trains(reader: Reader) -> None:
+    (example,) = _blocks("python")
+    reader.types("swarm serve --engine echo --model echo")
+    reader.writes("first.py", example)
+    assert "run_over=True" in reader.types("python first.py")
 
 
 def test_the_example_says_in_a_line_that_another_run_holds_the_server(tmp_path: Path) -> None:
