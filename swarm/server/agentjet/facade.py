@@ -50,6 +50,8 @@ CLAIM_WAIT_S = 20.0
 """Their clients give up after 30 s."""
 THROTTLED_WAIT_S = 1.5
 """A throttled claim holds a lock of its whole client."""
+START_TAKES_S = 0.7
+"""Older clients look at the status again as soon as a start is answered, through a cache of 0.5 s that still says OFFLINE."""
 MOST_WAITING = 32
 """Claims of one client that are held: all its requests share 100 connections, and its look at the status needs one."""
 NO_EPISODE = "No available episodes to claim."
@@ -209,6 +211,7 @@ class AgentJet:
             raise Wrong("no configuration was sent yet: sync_train_config first")
         created = await self._service.create_run(RunRequest(spec=self._spec), request.state.by)
         self._agreed.began(created.run_id)
+        await self._clock.sleep(START_TAKES_S)
         return {"success": True, "pid": os.getpid()}
 
     async def stop(self, request: Request) -> Json:

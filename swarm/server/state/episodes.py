@@ -100,7 +100,7 @@ def end(t: Transition, episode_id: str, result: EpisodeResult, task_id: str | No
         assert group is not None
         fill_slot(t, row, group)
         if ungrouped:
-            settle_kin(t)
+            settle_kin(t, row)
     return EpisodeReceipt(episode_id=episode_id, status="pooled", dropped=dropped_at_end(row))
 
 

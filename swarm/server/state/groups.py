@@ -33,6 +33,8 @@ class Group:
     last_end: float | None = None
     last_loss: float | None = None
     """When a slot was last lost to abort, expiry or an end without calls."""
+    watched_until: float | None = None
+    """The end of its patience that is among the deadlines."""
     clients: set[str] = field(default_factory=set)
     """Who claimed in it."""
     left: set[str] = field(default_factory=set)
@@ -153,6 +155,13 @@ class Groups:
     def awaits(self, group: Group) -> bool:
         """Whether an ungrouped episode is open that may join it."""
         return group.open and _kin(group.row) in self._ungrouped
+
+    def left_alone_by(self, row: EpisodeRow) -> list[Group]:
+        """Open groups that no ungrouped episode can join any more, now that this one is over."""
+        kin = _kin(row)
+        if kin in self._ungrouped:
+            return []
+        return [group for group in self._by_id.values() if group.open and _kin(group.row) == kin]
 
     def has_other(self, client_version: str) -> bool:
         """Whether any is of another version of the clients' code."""

@@ -222,9 +222,9 @@ def restore(t: Transition, wish: Restoration, mix: MixRow, ended_evals: Iterable
 
 
 def number_evals(state: ServerState, ended: Iterable[tuple[str, int]]) -> None:
-    """Take the numbers (by task) of the evaluations at the current step: of those that `ended`, and of all open ones."""
+    """Take the numbers (by task) of the evaluations at the current step: of those that `ended`, and of all open ones that have one."""
     rows = [live.row for live in state.live.values()] + [prepared.row for prepared in state.prepared.values()]
-    rows = [row for row in rows if row.kind == "eval" and row.reason is None]
+    rows = [row for row in rows if row.kind == "eval" and row.reason is None and row.task_id]
     held = [(row.task_id, row.ordinal) for row in rows if state.is_at_this_step(row)]
     for task_id, ordinal in (*ended, *held):
         state.eval_ordinals.setdefault(task_id, set()).add(ordinal)

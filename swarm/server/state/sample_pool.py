@@ -88,18 +88,17 @@ def free_slot(t: Transition, row: EpisodeRow) -> None:
         settle(t, group)
         _see_idle_group(t, group)
     if row.ungrouped:
-        settle_kin(t)
+        settle_kin(t, row)
     taken = state.eval_ordinals.get(row.task_id)
     counts = row.reason is DropReason.EVAL
     if row.kind == "eval" and taken is not None and not counts and state.is_at_this_step(row):
         taken.discard(row.ordinal)
 
 
-def settle_kin(t: Transition) -> None:
-    """An ungrouped episode is over: groups that waited for it may now be out of patience."""
-    for group in t.state.groups:
-        if group.open and not t.state.groups.awaits(group):
-            settle(t, group)
+def settle_kin(t: Transition, row: EpisodeRow) -> None:
+    """An ungrouped episode is over: groups that waited for the last of its kin may now be out of patience."""
+    for group in t.state.groups.left_alone_by(row):
+        settle(t, group)
 
 
 def take_back(t: Transition, row: EpisodeRow) -> None:
@@ -166,7 +165,8 @@ def settle(t: Transition, group: Group) -> None:
     unjoinable = group.forsaken or group.row.config_version != state.run.config_version
     if (not group.running and unjoinable) or (ends_at is not None and ends_at <= t.lease_time):
         _apply_partial_policy(t, group)
-    elif ends_at is not None:
+    elif ends_at is not None and ends_at != group.watched_until:
+        group.watched_until = ends_at
         state.deadlines.add(ends_at, group.row.group_id)
 
 

@@ -86,6 +86,7 @@ def join(t: Transition, row: EpisodeRow) -> Group:
     # Who waits for ungrouped episodes has patience: see `Groups.awaits`.
     group, slot = state.groups.offer(key, OUT_OF_PATIENCE_NEVER) or (open_group(t, run, key), 0)
     group.clients.add(row.client_id)
+    group.left.discard(row.client_id)
     row.group_id, row.slot, row.ordinal = group.row.group_id, slot, group.row.ordinal
     take_slot(t, group, slot, row.episode_id)
     return group

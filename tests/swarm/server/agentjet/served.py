@@ -13,10 +13,10 @@ import httpx
 from httpx import ASGITransport
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from foundation.clock import Clock, SystemClock
+from foundation.clock import ManualClock, SystemClock
 from foundation.ids import RandomIds
 from swarm.engine.echo.engine import EchoEngine
-from swarm.server.agentjet.facade import AgentJet
+from swarm.server.agentjet.facade import START_TAKES_S, AgentJet
 from swarm.server.agentjet.prefix import Prefixes
 from swarm.server.app import create_app
 from swarm.server.gateway.gateway import Gateway
@@ -48,6 +48,8 @@ class Exchangeable:
 class Served:
     http: httpx.AsyncClient
     service: Service
+    clock: ManualClock
+    """The facade's."""
     forget: Callable[[], None]
     """As a restart of the process does to what the facade has in memory alone."""
 
@@ -58,9 +60,17 @@ class Served:
 
     async def post(self, path: str, body: Json, *, prefix: str = ADMIN, key: str = "", status: int = 200) -> Json:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        answer = await self.http.post(prefix + path, json=body, headers=headers)
+        sent = asyncio.ensure_future(self.http.post(prefix + path, json=body, headers=headers))
+        answer = await (self.started(sent) if path == "/start_engine" else sent)
         assert answer.status_code == status, answer.text
         return dict(answer.json())
+
+    async def started(self, sent: asyncio.Future[httpx.Response]) -> httpx.Response:
+        """The answer to a start, for which time must pass."""
+        while not sent.done():
+            self.clock.advance(START_TAKES_S)
+            await asyncio.sleep(0)
+        return await sent
 
     async def start(self, job: str = JOB) -> None:
         await self.post("/sync_train_config", {"yaml_as_string": job})
@@ -105,9 +115,10 @@ class Served:
 
 @contextlib.asynccontextmanager
 async def serving(
-    directory: Path, prefixes: Prefixes = PREFIXES, agreed_by: Clock | None = None
+    directory: Path, prefixes: Prefixes = PREFIXES, facade_clock: ManualClock | None = None
 ) -> AsyncIterator[Served]:
-    """agreed_by: the clock of the facade alone."""
+    """facade_clock: of the facade alone."""
+    facade_clock = facade_clock or ManualClock()
     clock, ids, engine, closing = SystemClock(), RandomIds(), EchoEngine(), asyncio.Event()
     tokens = ControlTokens(None, None)
     service = Service.open(directory / "pool", engine.info, clock=clock, ids=ids)
@@ -124,12 +135,12 @@ async def serving(
     )
 
     def front() -> ASGIApp:
-        facade = AgentJet(service=service, info=engine.info, tokens=tokens, clock=agreed_by or clock, closing=closing)
+        facade = AgentJet(service=service, info=engine.info, tokens=tokens, clock=facade_clock, closing=closing)
         return facade.before(app, prefixes)
 
     transport = Exchangeable(front())
     async with httpx.AsyncClient(transport=ASGITransport(transport), base_url="http://127.0.0.1:8642") as http:
-        yield Served(http, service, lambda: transport.exchange(front()))
+        yield Served(http, service, facade_clock, lambda: transport.exchange(front()))
     training_loop.cancel()
     await asyncio.gather(training_loop, return_exceptions=True)
     await service.close()

@@ -24,7 +24,7 @@ def clock() -> ManualClock:
 
 @pytest.fixture
 async def served(tmp_path: Path, clock: ManualClock) -> AsyncIterator[Served]:
-    async with serving(tmp_path, agreed_by=clock) as served:
+    async with serving(tmp_path, facade_clock=clock) as served:
         yield served
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -9,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from swarm.server.agentjet.prefix import AT_ROOT
+from swarm.server.keys import ControlTokens
+from swarm.server.process import ServeFault, Settings
 from tests.swarm.server.agentjet.served import ADMIN, ASK, CLIENT, JOB, PREFIXES, Served, replayed, serving
-
-pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
@@ -20,7 +21,8 @@ async def served(tmp_path: Path) -> AsyncIterator[Served]:
         yield served
 
 
-@pytest.mark.parametrize("name", ["batch", "throttled"])
+@pytest.mark.parametrize("name", ["batch", "throttled", "older"])
+@pytest.mark.anyio
 async def test_a_recorded_batch_is_trained_whole(served: Served, name: str) -> None:
     replay = await replayed(served, name)
     assert await served.fates() == ["t1 trained 1"] * 2 + ["t2 trained 1"] * 2
@@ -34,11 +36,13 @@ async def test_a_recorded_batch_is_trained_whole(served: Served, name: str) -> N
     assert all(claim["openai_base_url"] == "http://127.0.0.1:8642/v1" for claim in replay.claims)
 
 
+@pytest.mark.anyio
 async def test_a_recorded_abort_and_evaluations_train_nothing(served: Served) -> None:
     await replayed(served, "abort")
     assert await served.fates() == ["- dropped aborted", "t1 dropped eval", "- dropped aborted"]
 
 
+@pytest.mark.anyio
 async def test_pool_information_is_what_their_client_throttles_by(served: Served) -> None:
     await served.start()
     first = await served.play("t1", 1.0)
@@ -60,6 +64,7 @@ async def test_pool_information_is_what_their_client_throttles_by(served: Served
     await served.end(running, "t1", 1.0, status=400, client_uuid="c-2")
 
 
+@pytest.mark.anyio
 async def test_a_repeated_end_counts_once_and_a_lost_one_is_refused(served: Served) -> None:
     await served.start()
     ended = await served.play("t1", 1.0)
@@ -80,6 +85,7 @@ async def test_a_repeated_end_counts_once_and_a_lost_one_is_refused(served: Serv
     assert (await served.service.entry(ended["episode_uuid"])).reward == 1.0
 
 
+@pytest.mark.anyio
 async def test_an_end_without_a_usable_reward_or_task_is_refused_and_may_be_mended(served: Served) -> None:
     await served.start()
     claimed = await served.claim()
@@ -93,6 +99,7 @@ async def test_an_end_without_a_usable_reward_or_task_is_refused_and_may_be_mend
     assert await served.fates() == ["t1 ended"]
 
 
+@pytest.mark.anyio
 async def test_a_claim_that_must_wait_says_it_in_their_words(served: Served) -> None:
     refused = await served.claim()
     assert (refused["success"], refused["episode_uuid"], refused["openai_api_key"]) == (False, "", "")
@@ -105,6 +112,7 @@ async def test_a_claim_that_must_wait_says_it_in_their_words(served: Served) -> 
     await served.post("/claim_episode", {"client_uuid": "c-1", "episode_type": "other"}, status=400)
 
 
+@pytest.mark.anyio
 async def test_a_client_s_prefix_starts_and_stops_nothing_and_a_wrong_one_is_nobody(
     served: Served, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -127,6 +135,16 @@ async def test_a_client_s_prefix_starts_and_stops_nothing_and_a_wrong_one_is_nob
     assert not [line for line in logged if PREFIXES.admin in line or PREFIXES.client in line]
 
 
+@pytest.mark.anyio
+async def test_a_start_is_answered_when_no_client_s_cache_says_offline_any_more(served: Served) -> None:
+    await served.post("/sync_train_config", {"yaml_as_string": JOB})
+    starting = asyncio.ensure_future(served.http.post(f"{ADMIN}/start_engine", json={}))
+    await served.until(lambda status: status["engine_status"] == "ENGINE.ROLLING")
+    assert not starting.done()
+    assert (await served.started(starting)).json()["success"] is True
+
+
+@pytest.mark.anyio
 async def test_config_is_taken_while_offline_alone_and_names_what_does_not_fit(served: Served) -> None:
     await served.post("/start_engine", {}, status=400)
     refused = await served.post("/sync_train_config", {"yaml_as_string": JOB.replace("echo", "other")}, status=400)
@@ -135,6 +153,7 @@ async def test_config_is_taken_while_offline_alone_and_names_what_does_not_fit(s
     await served.post("/sync_train_config", {"yaml_as_string": JOB}, status=400)
 
 
+@pytest.mark.anyio
 async def test_every_dialect_is_served_under_the_prefix_and_without_it(served: Served) -> None:
     await served.start()
     claimed = await served.claim()
@@ -156,6 +175,13 @@ async def test_every_dialect_is_served_under_the_prefix_and_without_it(served: S
     assert PREFIXES.client not in stale.text
 
 
+def test_at_the_root_of_a_server_with_tokens_they_would_be_open_to_everybody() -> None:
+    tokens = ControlTokens("swt_admin-0123456789", None)
+    with pytest.raises(ServeFault, match="secret prefixes"):
+        Settings(host="127.0.0.1", port=0, tokens=tokens, agentjet=AT_ROOT)
+
+
+@pytest.mark.anyio
 async def test_on_loopback_without_tokens_the_routes_may_stand_at_the_root(tmp_path: Path) -> None:
     async with serving(tmp_path, AT_ROOT) as served:
         assert (await served.get("/get_engine_status", ""))["engine_status"] == "ENGINE.OFFLINE"

@@ -283,10 +283,17 @@ class ExactlyOnce(RuleBasedStateMachine):
         if not self.process.is_open(granted.episode_id):
             self.end_again(lease, result)
             return
-        lease.ended_with = result
-        named = self.state.live[granted.episode_id].row.task_id
-        task = None if named else "ab"[int(result.reward)]
-        receipt = self.survives(fate, lambda t: episodes.end(t, granted.episode_id, result, task))
+        live = self.state.live[granted.episode_id]
+        ran_out = live.ran_out(self.state.situation.lease_clock.time(self.clock.monotonic()))
+        lease.ended_with = None if ran_out else result
+        task = None if live.row.task_id else "ab"[int(result.reward)]
+        try:
+            receipt = self.survives(fate, lambda t: episodes.end(t, granted.episode_id, result, task))
+        except Refusal as refusal:  # that it ran out could not be written when its time came
+            refused_with(refusal, ErrorCode.LEASE_LOST)
+            assert ran_out
+            self.forget_lost()
+            return
         if receipt is not None:
             assert receipt.status == "pooled"
             lease.acknowledged = lease.gone = True
@@ -308,18 +315,20 @@ class ExactlyOnce(RuleBasedStateMachine):
 
     @rule(
         fates=st.tuples(FATES, FATES, FATES, FATES, MACHINE_FATES, MACHINE_FATES),
-        task=st.sampled_from("ab"),
+        task=st.sampled_from(["a", "b", "a", "b", ""]),
         rewards=st.lists(st.sampled_from([0.0, 1.0]), min_size=2, max_size=2),
     )
     def try_a_task(self, fates: tuple[str, ...], task: str, rewards: list[float]) -> None:
-        """A client that goes through with it, twice."""
+        """A client that goes through with it, twice; both at once where it names the task at the end."""
         if self.state.situation.opened_run is None:
             self.one_duty("written", "written")
-        for reward, fate, later in zip(rewards, fates[::2], fates[1::2], strict=False):
-            lease = self.claimed(fate, task, "train", "1")
-            if lease is not None:
-                self.called(lease, "written")
-                self.ended(lease, later, reward, keyed=False)
+        plays = list(zip(rewards, fates[::2], fates[1::2], strict=False))
+        for played in [[each] for each in plays] if task else [plays]:
+            leases = [self.claimed(fate, task, "train", "1") for _, fate, _ in played]
+            for lease, (reward, _, later) in zip(leases, played, strict=True):
+                if lease is not None:
+                    self.called(lease, "written")
+                    self.ended(lease, later, reward, keyed=False)
         self.one_duty(fates[4], fates[5])
 
     @rule(lease=leases, fate=FATES)
