@@ -122,11 +122,13 @@ class AgreedBatches:
             self._closing_after, self._shown_until = None, self._clock.monotonic() + SHOWN_S
 
     async def _ask_for(self, run: Run, tasks: int) -> None:
+        """Tried again with the next request where it cannot be stored now."""
         try:
             await self._service.patch_run(run.run_id, {"batch": {"tasks": tasks}}, None, _BY)
         except Refusal as refusal:
-            if refusal.code not in (ErrorCode.OVER_LIMIT, ErrorCode.NOT_FOUND):  # it ended meanwhile
+            if refusal.code not in (ErrorCode.OVER_LIMIT, ErrorCode.NOT_FOUND, ErrorCode.STORAGE_FULL):
                 raise
+            _log.info("batch.tasks stays as it is for now: %s", refusal)
 
     def active_clients(self) -> list[dict[str, Any]]:
         """As pool information shows them. Forgets who was silent for too long."""

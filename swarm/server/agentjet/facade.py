@@ -133,7 +133,10 @@ class AgentJet:
     def before(self, server: ASGIApp, prefixes: Prefixes) -> ASGIApp:
         """The server with this facade in front of it."""
         app = self._app()
-        return Front(server, app, prefixes, [route.path for route in app.routes if isinstance(route, Route)])
+        paths = {route.path for route in app.routes if isinstance(route, Route)}
+        return Front(
+            server, app, prefixes, paths - {"/health"}
+        )  # the server has that one too, and asks nobody who they are
 
     def _app(self) -> Starlette:
         """What is behind a prefix, without `/v1`."""
@@ -261,15 +264,15 @@ class AgentJet:
         run = pool.current_run(self._service.state)
         if run is None:
             raise Refusal(ErrorCode.OVER_LIMIT, "no run is going on: sync a configuration and start the engine")
-        client, throttled = wanted.client_uuid, wanted.throttle_policy is not None
+        client, policy = wanted.client_uuid, wanted.throttle_policy
         self._agreed.played(client)
-        wait_s = THROTTLED_WAIT_S if throttled else CLAIM_WAIT_S
+        wait_s = CLAIM_WAIT_S if policy is None else THROTTLED_WAIT_S
         claim = GuestClaim(
             run_id=run.run_id,
             client_id=client,
             client_version=CLIENT_VERSION,
             kind=wanted.episode_type,
-            task_id=wanted.throttle_policy.current_task_id if wanted.throttle_policy is not None else "",
+            task_id="" if policy is None else policy.current_task_id,
             idle_limit_s=min(max(1.0, wanted.discard_episode_timeout), LONGEST_IDLE_S),
             wait_s=wait_s if self._waiting[client] < MOST_WAITING else 0.0,
         )

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
-
-import httpx
 
 from bench.serving import ServerProcess
+from tests.swarm.server.agentjet.remote import SECRET, is_rolling, prefix_file, sent, until
 from tests.swarm.server.agentjet.replay import Json, Replay
 
-SECRET = "admin-secret-0123456789"
 KILLED_AFTER = 2
 """Ended episodes."""
 
 
 def test_a_batch_is_trained_once_though_the_server_is_killed_in_the_middle(tmp_path: Path) -> None:
-    prefixes = tmp_path / "prefix.toml"
-    prefixes.touch(mode=0o600)
-    prefixes.write_text(f'admin = "{SECRET}"\nclient = "client-secret-012345678"\n')
-    arguments = ("--agentjet-prefix", str(prefixes))
+    arguments = ("--agentjet-prefix", prefix_file(tmp_path))
     server = ServerProcess(tmp_path / "state", *arguments)
     replay, ends = Replay("batch"), list[Json]()
     for method, path, body, key in replay:
@@ -54,28 +46,3 @@ def test_a_batch_is_trained_once_though_the_server_is_killed_in_the_middle(tmp_p
     assert [
         len({(one["group_id"], one["slot"]) for one in entries if one["task_id"] == task}) for task in ("t1", "t2")
     ] == [2, 2]
-
-
-def is_rolling(status: Json) -> bool:
-    return bool(status["engine_status"] == "ENGINE.ROLLING")
-
-
-def sent(
-    server: ServerProcess, method: str, path: str, body: Json | None, key: str = "", *, status: int = 200
-) -> dict[str, Any]:
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
-    answer = httpx.request(
-        method, f"{server.url}/ajet/{SECRET}{path}", json=body, headers=headers, trust_env=False, timeout=30
-    )
-    assert answer.status_code == status, answer.text
-    return dict(answer.json())
-
-
-def until(server: ServerProcess, holds: Callable[[Json], bool]) -> None:
-    """Looked at after each change that the server tells of."""
-    give_up_at = time.monotonic() + 30
-    with server.client() as http:
-        seen = http.get("/swarm/v1/status").json()["revision"]
-        while not holds(sent(server, "GET", "/get_engine_status", None)):
-            assert time.monotonic() < give_up_at
-            seen = http.get("/swarm/v1/status", params={"since": seen, "wait_s": 10}).json()["revision"]
