@@ -24,6 +24,8 @@ from researcher.mcp.tools import LONGEST_WAIT_S, TOOLS, Research
 from researcher.models import CampaignStatus
 from researcher.ownership import owned_now
 from tests.fakes import shown_study
+from tests.fakes.llm_server import llm_server
+from tests.fakes.scripted_llm import called, proposed
 from tests.fakes.shown_campaign import ShownCampaign
 
 pytestmark = pytest.mark.anyio
@@ -185,6 +187,23 @@ async def test_a_draft_is_text_to_price_or_says_what_is_open(home: Home) -> None
         (_, offer) = (await agent.told("draft", topic="What makes GRPO learn one-digit sums fastest?"))["said"]
         assert "`researcher campaign start --topic" in offer
         assert "the topic is empty" in await agent.refused("draft", topic=" ")
+
+
+async def test_a_planner_that_asks_is_answered_by_the_next_call(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    asks = called(("ask", {"question": "Which rates?"}))
+    declines = called(("decline", {"reason": "No instrument plays chess.", "nearest": ["frozenlake"]}))
+    with llm_server([asks, proposed(), declines]) as llm:
+        monkeypatch.setenv("RESEARCHER_LLM_MODEL", "some-model")
+        monkeypatch.setenv("RESEARCHER_LLM_BASE_URL", llm.url)
+        async with connected(home) as agent:
+            assert await agent.told("draft", topic="Is a higher rate better?") == {"asks": "Which rates?"}
+            drafted = await agent.told("draft", topic="Is a higher rate better?", answers=["1e-5 and 1e-4"])
+            assert drafted["problems"] == []
+            assert "written by some-model" in drafted["study"]
+            assert "instrument: arithmetic" in drafted["study"]
+            answer = await agent.call("draft", topic="Does it learn chess?")
+            assert (answer.is_error, answer.structured_content["nearest"]) == (True, ["frozenlake"])
+    assert "1e-5 and 1e-4" in json.dumps(llm.asked[1])
 
 
 async def test_instruments_in_folders_run_for_the_agent_of_this_machine_alone(home: Home, tmp_path: Path) -> None:
