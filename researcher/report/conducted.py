@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from pydantic import BaseModel
 
@@ -158,13 +159,21 @@ def _as_planned(records: Records, trial: TrialRecord, attempt: AttemptRecord, pl
 def _spec(records: Records, trial: TrialRecord, plan_hash: str) -> dict[_Path, object]:
     """RunSpec fields that the plan sets. Runs of further models are not recorded."""
     study, plan = records.data.study_id, records.plan
+    fields = plan.run_fields(plan.levels_of(plan.arm(trial.arm))) if plan.sources else {}
     labels = {"study": study, "trial": trial.key, "arm": trial.arm, "seed": str(trial.seed), "plan": plan_hash}
     return {
         **{tuple(path.split(".")): value for path, value in _settings(plan, trial, "run").items()},
+        **{("algorithm", "sources", file): text for file, text in _texts(fields).items()},
         ("limits", "steps"): plan.steps_of(trial.arm),
         ("seed",): trial.seed,
         **{("labels", name): label for name, label in labels.items()},
     }
+
+
+def _texts(fields: Mapping[str, Any]) -> Mapping[str, str]:
+    """Of the functions of one's own that a run has."""
+    found: Mapping[str, str] = fields.get("algorithm", {}).get("sources", {})
+    return found
 
 
 def _blueprint(records: Records, trial: TrialRecord, attempt: AttemptRecord) -> dict[_Path, object]:

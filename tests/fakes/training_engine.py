@@ -50,6 +50,7 @@ class TrainingEngine:
             fingerprint=model.fingerprint,
             max_model_len=2048,
             dtype="float32",
+            own_functions=True,
         )
         self.kill_in: dict[str, float] = {}
         self.killed: list[str] = []

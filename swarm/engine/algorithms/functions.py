@@ -23,7 +23,7 @@ from swarm.protocol.algorithms import AlgorithmSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tokens:
-    """The sampled tokens that are trained together. Log-probabilities are after temperature.
+    """The sampled tokens that are trained together, on the CPU. Log-probabilities are after temperature.
 
     An advantage is given the whole batch, a loss and an importance correction one update (a minibatch). Where mask_N is False a
     token is not trained: it must change nothing of what is answered for others, and what is answered for it is not used.
@@ -38,7 +38,7 @@ class Tokens:
     entropy_N: Tensor
     """Of the distribution that the token was drawn from, under the weights before the step, in nats."""
     mask_N: Tensor
-    """bool: whether the token is trained."""
+    """bool: whether the token is trained. Engines hand over trained tokens alone; `swarm algorithm check` does not."""
     advantage_N: Tensor
     """0 where the advantage is what is asked for."""
     call_N: Tensor
@@ -81,11 +81,11 @@ class Update:
 
     def tokens(self, settings: AlgorithmSpec, logp_N: Tensor) -> Tokens:
         """What a function is given. logp_N: what gradients flow through."""
-        facts, device = self.facts, logp_N.device
+        facts = self.facts
         if facts.old_U is None or facts.entropy_U is None:
             raise ValueError("functions of updates need the log-probabilities and entropies before the step")
-        sizes = torch.tensor([size for _, size in self.calls], device=device)
-        entries = torch.tensor([self.episodes.of_call[name] for name, _ in self.calls], device=device)
+        sizes = torch.tensor([size for _, size in self.calls])
+        entries = torch.tensor([self.episodes.of_call[name] for name, _ in self.calls])
         return Tokens(
             logp_N=logp_N,
             old_logp_N=facts.old_U,
@@ -93,10 +93,10 @@ class Update:
             entropy_N=facts.entropy_U,
             mask_N=torch.ones_like(logp_N, dtype=torch.bool),
             advantage_N=facts.advantage_U,
-            call_N=torch.arange(len(sizes), device=device).repeat_interleave(sizes),
+            call_N=torch.arange(len(sizes)).repeat_interleave(sizes),
             episode_N=entries.repeat_interleave(sizes),
-            reward_E=torch.tensor(self.episodes.rewards, dtype=logp_N.dtype, device=device),
-            group_E=torch.tensor(self.episodes.groups, device=device),
+            reward_E=torch.tensor(self.episodes.rewards, dtype=logp_N.dtype),
+            group_E=torch.tensor(self.episodes.groups),
             settings=settings,
         )
 
@@ -112,9 +112,9 @@ class OwnFunction:
         """[N], in the type of the log-probabilities; 0 where the mask is False. Raises: TrainingRefused."""
         module = ModuleType(self.file.removesuffix(".py"))
         try:
-            exec(compile(self._text, self.file, "exec"), module.__dict__)
+            exec(compile(self._text, self.file, "exec", dont_inherit=True), module.__dict__)
             answer = getattr(module, self.name)(tokens)
-        except Exception as error:  # whatever a user's text raises: it ends the run, and not the trainer
+        except (Exception, SystemExit) as error:  # whatever a user's text raises: it ends the run, and not the trainer
             raise self._refused(f"raised {type(error).__name__}: {error}{self._line(error)}") from error
         if not isinstance(answer, torch.Tensor):
             raise self._refused(f"returned {type(answer).__name__}, not a tensor with one number per token")
@@ -126,7 +126,7 @@ class OwnFunction:
             raise self._refused("returned numbers that are not finite; bound what it divides by and exponentiates")
         return answer
 
-    def _line(self, error: Exception) -> str:
+    def _line(self, error: BaseException) -> str:
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == self.file]
         return f" (line {lines[-1]})" if lines else ""
 

@@ -82,20 +82,20 @@ class Minibatch:
     def take_prices(self, algorithm: Algorithm, episodes: Episodes, logps: Sequence[Tensor]) -> None:
         """What the algorithm says of each token, seen over the whole update. logps: of each piece, under the current weights.
 
+        It is computed on the CPU: sums by index have no fixed order on a GPU, and a replay has to make the same weights.
         Raises: TrainingRefused.
         """
         facts = [piece.facts for piece in self.pieces]
-        told = algorithm.over_update(
-            Update(
-                logp_N=torch.cat(self._calls(logps)),
-                facts=TokenFacts(**{field.name: self._whole(facts, field.name) for field in fields(TokenFacts)}),
-                calls=[(branch.call.call_id, len(branch.call.sampled_ids)) for branch in self.branches],
-                episodes=episodes,
-            )
+        update = Update(
+            logp_N=torch.cat(self._calls(logps)).cpu(),
+            facts=TokenFacts(**{field.name: self._whole(facts, field.name) for field in fields(TokenFacts)}),
+            calls=[(branch.call.call_id, len(branch.call.sampled_ids)) for branch in self.branches],
+            episodes=episodes,
         )
+        said = told_of(algorithm.over_update(update))
         for piece in self.pieces:
             place_U = known(piece.facts.place_U)
-            own = {name: value_N[place_U] for name, value_N in told_of(told).items()}
+            own = {name: value_N.to(place_U.device)[place_U] for name, value_N in said.items()}
             piece.facts = replace(piece.facts, **own)
 
     def _whole(self, facts: Sequence[TokenFacts], name: str) -> Any:
@@ -103,14 +103,11 @@ class Minibatch:
         values = [getattr(each, name) for each in facts]
         if name == "place_U" or all(value is None for value in values):
             return None
-        return torch.cat(
-            self._calls(
-                [
-                    torch.zeros_like(each.recorded_U) if value is None else value
-                    for each, value in zip(facts, values, strict=True)
-                ]
-            )
-        )
+        there = [
+            torch.zeros_like(each.recorded_U) if value is None else value
+            for each, value in zip(facts, values, strict=True)
+        ]
+        return torch.cat(self._calls(there)).cpu()
 
     def _named(self, values: Sequence[Tensor]) -> dict[str, Tensor]:
         return {branch.call.call_id: value_S for branch, value_S in zip(self.branches, values, strict=True)}

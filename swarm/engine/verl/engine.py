@@ -110,6 +110,7 @@ class VerlEngine:
             folder=model.path,
             max_model_len=settings.max_model_len,
             dtype=settings.dtype,
+            own_functions=True,
         )
         self._subscribers: list[Callable[[EngineHealth], None]] = []
         self._publishing = asyncio.Lock()

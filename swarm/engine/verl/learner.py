@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,12 +15,20 @@ from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_
 
 from foundation.clock import Clock
 from foundation.ids import derived_seed
+from swarm.engine.algorithms import algorithm_of
+from swarm.engine.algorithms.base import Algorithm
 from swarm.engine.algorithms.facts import TokenFacts, kl_to_start
+from swarm.engine.algorithms.functions import Update
+from swarm.engine.algorithms.own import told_of
+from swarm.engine.algorithms.rewards import Credit, Episodes
 from swarm.engine.seam import StepOutcome, TrainBatch, TrainingRefused
 from swarm.engine.training.metrics import StepMetrics, WeightsChange, kl_sample
 from swarm.engine.training.selection import (
+    CallNotes,
     TrainedEpisode,
     branches,
+    credit,
+    episodes_of,
     learning_rate_at,
     minibatches,
     select,
@@ -63,32 +72,47 @@ class Learner:
     def _optimise(self, episodes: Sequence[TrainedEpisode], batch: TrainBatch, rate: float) -> StepMetrics:
         """All epochs and minibatches."""
         spec, seen = batch.spec, StepMetrics()
-        parts = [_rows(part, spec) for part in minibatches(episodes, spec, batch.step)]
-        ready = [self._made_ready(part, spec, seen) for part in parts if part]
+        algorithm = algorithm_of(spec.algorithm)
+        whole = episodes_of(batch) if algorithm.of_updates else None
+        parts = [branches_and_rows(part, spec) for part in minibatches(episodes, spec, batch.step)]
+        ready = [self._made_ready(made, rows, spec, seen) for made, rows in parts if rows]
+        if algorithm.reads_tokens:
+            _give_credit(batch, ready)
         if not spec.algorithm.kl:
-            self._sample_kl([row for part in parts for row in part], spec, batch.step, seen)
+            self._sample_kl([row for _, rows in parts for row in rows], spec, batch.step, seen)
         self._cluster.all_ranks("set_loss_fn", TokenLoss(spec.algorithm))
         for epoch in range(spec.optimizer.epochs):
             for part in ready:
-                loss = sum(self._accumulate(one, seen) for one in part)
+                if whole is not None:
+                    part.take_prices(algorithm, whole, self._now(part))
+                loss = sum(self._accumulate(one, seen) for one in part.passes)
                 seen.loss += loss / len(parts) if epoch == 0 else 0.0
                 self._move(spec, rate, batch.step, seen)
         return seen
 
-    def _made_ready(self, rows: Sequence[Row], spec: RunSpec, seen: StepMetrics) -> list[TensorDict]:
+    def _made_ready(self, made: Sequence[Branch], rows: Sequence[Row], spec: RunSpec, seen: StepMetrics) -> Minibatch:
         """A minibatch in its passes, with the log-probabilities that its loss compares with."""
         seen.computed += sum(len(row.ids) for row in rows)
-        return [self._with_references(one, spec, seen) for one in self._passes(rows)]
+        part = Minibatch(calls=[(branch.call.call_id, len(branch.call.sampled_ids)) for branch in made])
+        algorithm = algorithm_of(spec.algorithm)
+        several = spec.optimizer.epochs * spec.optimizer.minibatches > 1
+        for bare in self._passes(rows):
+            one = bare
+            if spec.algorithm.kl:
+                one = with_column(one, "start", self._read("compute_start_log_prob", bare))
+            if several or algorithm.of_updates or algorithm.reads_tokens:
+                old = self._read("compute_log_prob", bare)
+                _add_trained(seen, one, old)
+                one = with_column(one, "old", old)
+                part.entropies.append(trained(bare, old, "entropy"))
+            part.passes.append(one)
+        return part
 
-    def _with_references(self, bare: TensorDict, spec: RunSpec, seen: StepMetrics) -> TensorDict:
-        batch = bare
-        if spec.algorithm.kl:
-            batch = with_column(batch, "start", self._read("compute_start_log_prob", bare))
-        if spec.optimizer.epochs * spec.optimizer.minibatches > 1:
-            old = self._read("compute_log_prob", bare)
-            _add_trained(seen, batch, old)
-            batch = with_column(batch, "old", old)
-        return batch
+    def _now(self, part: Minibatch) -> list[Tensor]:
+        """Log-probabilities of each pass's trained tokens under the current weights; as they were read, if these did not move."""
+        if not self.half_way:
+            return [trained(one, one, "old") for one in part.passes]
+        return [trained(one, self._read("compute_log_prob", one), "log_probs") for one in part.passes]
 
     def _accumulate(self, batch: TensorDict, seen: StepMetrics) -> float:
         """The gradient of one pass; returns its part of the minibatch's loss. Raises: TrainingRefused."""
@@ -163,10 +187,75 @@ class Learner:
         return self._cluster.over_rows(method, asked)
 
 
-def _rows(episodes: Sequence[TrainedEpisode], spec: RunSpec) -> list[Row]:
+@dataclass(slots=True, kw_only=True)
+class Minibatch:
+    """The passes of one update. calls: id and size of each, in the order of the numbers that the column `call` has, from 1.
+
+    entropies: of each pass's trained tokens before the step; none where they were not read.
+    """
+
+    calls: list[tuple[str, int]]
+    passes: list[TensorDict] = field(default_factory=list)
+    entropies: list[Tensor] = field(default_factory=list)
+
+    def take_prices(self, algorithm: Algorithm, episodes: Episodes, logps: Sequence[Tensor]) -> None:
+        """What the algorithm says of each token, seen over the whole update. logps: of each pass, under the current weights.
+
+        Raises: TrainingRefused.
+        """
+        place_N = self._places()
+        known = [facts_of(one) for one in self.passes]
+        names = [each.name for each in fields(TokenFacts) if getattr(known[0], each.name) is not None]
+        columns = {name: torch.cat([getattr(facts, name) for facts in known])[place_N] for name in names}
+        facts = TokenFacts(**columns | {"entropy_U": torch.cat(self.entropies)[place_N]})
+        logp_N = torch.cat(list(logps))[place_N]
+        update = Update(logp_N=logp_N, facts=facts, calls=self.calls, episodes=episodes)
+        for name, value_N in told_of(algorithm.over_update(update)).items():
+            self._take(name.removesuffix("_U"), value_N, place_N)
+
+    def notes(self) -> dict[str, CallNotes]:
+        """What functions of advantages are told of the tokens, by call."""
+        place_N = self._places()
+        logps, entropies = (
+            torch.cat(values)[place_N].split_with_sizes([size for _, size in self.calls])
+            for values in ([trained(one, one, "old") for one in self.passes], self.entropies)
+        )
+        return {
+            name: CallNotes(logps=logp_S.tolist(), entropies=entropy_S.tolist())
+            for (name, _), logp_S, entropy_S in zip(self.calls, logps, entropies, strict=True)
+        }
+
+    def take_credit(self, credits: Mapping[str, Credit]) -> None:
+        """Advantages, token by token."""
+        earned = [value for name, _ in self.calls for value in credits[name].advantages]
+        self._take("advantage", torch.tensor(earned), self._places())
+
+    def _places(self) -> Tensor:
+        """Where each token stands, one call behind the other, among the trained tokens of the passes."""
+        return torch.argsort(torch.cat([trained(one, one, "call") for one in self.passes]), stable=True)
+
+    def _take(self, name: str, value_N: Tensor, place_N: Tensor) -> None:
+        """A column of all passes."""
+        value_U = torch.empty_like(value_N)
+        value_U[place_N] = value_N
+        parts = value_U.split_with_sizes([_uses(one) for one in self.passes])
+        self.passes = [with_values(one, name, own) for one, own in zip(self.passes, parts, strict=True)]
+
+
+def _give_credit(batch: TrainBatch, ready: Sequence[Minibatch]) -> None:
+    """Advantages token by token, compared over all minibatches."""
+    notes: dict[str, CallNotes] = {}
+    for part in ready:
+        notes |= part.notes()
+    earned = credit(batch, notes)
+    for part in ready:
+        part.take_credit(earned)
+
+
+def branches_and_rows(episodes: Sequence[TrainedEpisode], spec: RunSpec) -> tuple[list[Branch], list[Row]]:
     of_call = {call.call_id: episode.episode_id for episode in episodes for call in episode.calls}
     made = branches(episodes, spec.algorithm)
-    return merged(made, [of_call[branch.call.call_id] for branch in made])
+    return made, merged(made, [of_call[branch.call.call_id] for branch in made])
 
 
 def _uses(batch: TensorDict) -> int:
@@ -233,6 +322,20 @@ def with_column(batch: TensorDict, name: str, answer: TensorDict) -> TensorDict:
     """The batch with what the ranks said of its tokens (their log-probabilities) as a further column."""
     made = batch.copy()
     made[name] = jagged([row.detach().float() for row in answer["log_probs"].unbind()])
+    return made
+
+
+def with_values(batch: TensorDict, name: str, value_U: Tensor) -> TensorDict:
+    """The batch with a further column, 0 where a token is not trained. value_U: in the order of the rows."""
+    rest, columns = value_U.float(), []
+    for row in batch["loss_mask"].unbind():
+        column, uses = torch.zeros(len(row)), row > 0
+        count = int(uses.sum())
+        column[uses] = rest[:count]
+        rest = rest[count:]
+        columns.append(column)
+    made = batch.copy()
+    made[name] = jagged(columns)
     return made
 
 

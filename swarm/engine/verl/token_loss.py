@@ -17,6 +17,9 @@ from swarm.engine.algorithms.facts import TokenFacts, old
 from swarm.engine.seam import EngineError
 from swarm.protocol.algorithms import ALGORITHMS, AlgorithmSpec
 
+_TOLD = ("correction", "price", "slope")
+"""What functions of users said of the tokens, in the driver: ranks execute none."""
+
 
 def refuse_unknown_terms(spec: AlgorithmSpec) -> None:
     """Raises: EngineError when the algorithm needs more of a token than the ranks have in a row."""
@@ -32,7 +35,7 @@ def _lacking(spec: AlgorithmSpec) -> str | None:
     algorithm = algorithm_of(spec)
     if algorithm.has_critic:
         return "trains no critic"
-    if algorithm.credits_tokens:
+    if algorithm.penalises or (algorithm.credits_tokens and not algorithm.reads_tokens):
         return "takes no penalty or discount from the rewards of single tokens"
     return None
 
@@ -58,6 +61,7 @@ class TokenLoss:
             off_policy_U=data["off_policy"].values()[mask],
             old_U=data["old"].values()[mask] if "old" in data.keys() else None,  # noqa: SIM118  not a mapping
             start_U=data["start"].values()[mask] if "start" in data.keys() else None,  # noqa: SIM118
+            **{f"{name}_U": data[name].values()[mask] for name in _TOLD if name in data.keys()},  # noqa: SIM118
         )
         facts = of_whole_calls(objective, facts, logp_U.detach(), data["call"].values()[mask])
         loss = objective.loss(logp_U, model_output["entropy"].values().float()[mask], facts)

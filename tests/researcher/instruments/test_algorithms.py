@@ -23,7 +23,8 @@ def runs(plan: Plan) -> dict[str, RunSpec]:
 @pytest.mark.parametrize("folder", available({}), ids=lambda folder: folder.instrument.name)
 def test_every_algorithm_has_its_own_defaults_on_every_instrument(folder: InstrumentFolder) -> None:
     held = {"data": "hf:someone/some"} if folder.instrument.name == "dataset" else {}
-    arms = runs(planned(folder, arms={name: {"algorithm": name} for name in ALGORITHMS}, set=held))
+    each = {name: {"algorithm": name} for name in ALGORITHMS}
+    arms = runs(planned(folder, arms=each, set=held, budget={"wall": "100h"}))
     for name, spec in arms.items():
         alone = RunSpec.model_validate({"algorithm": {"name": name}})
         assert (spec.algorithm, spec.batch.rule) == (alone.algorithm, alone.batch.rule), name

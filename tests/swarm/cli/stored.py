@@ -52,6 +52,7 @@ async def stored_run(
     await engine.boot()
     try:
         await world.start()
+        world.service.state.allow_algorithms = True
         await world.begin(**(SPEC | fields))
         await _train(world, engine, kills, evals or {})
     finally:

@@ -25,6 +25,7 @@ from swarm.models import resolve
 from swarm.models.folder import ModelFolder
 from tests.swarm.cli import stored as stored_runs
 from tests.swarm.cli.stored import Stored, stored_run
+from tests.swarm.engine.own_functions import own
 from tests.swarm.server.state import world as worlds
 
 Capture = pytest.CaptureFixture[str]
@@ -245,16 +246,22 @@ def test_weights_of_another_device_are_not_expected_to_be_made_again(
     assert [line["step"] for line in replayed(capsys, copied, "--steps", "1")] == [1]  # nothing to compare
 
 
-def test_a_replay_uses_as_many_threads_as_the_run_had(
+def test_a_replay_executes_the_functions_of_the_run_when_it_may_and_uses_as_many_threads(
     tiny_llama: ModelFolder, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "3")
-        run = asyncio.run(stored_run(tmp_path / "state", tiny_llama))
-    assert [line.get("as_recorded") for line in replayed(capsys, run)] == [None, True, None, True]
+        mine = own(name="mine.py:advantage", loss="mine.py:loss", importance_correction="mine.py:correction")
+        run = asyncio.run(stored_run(tmp_path / "state", tiny_llama, algorithm=mine))
+    assert main(["replay", run.run_id, "--state-dir", str(run.state_dir)]) == 2
+    assert (
+        "trained with functions of its own, which a replay executes: give --allow-algorithms" in capsys.readouterr().err
+    )
+    again = replayed(capsys, run, "--allow-algorithms")
+    assert [line.get("as_recorded") for line in again] == [None, True, None, True]
     newest = next(run.state_dir.glob("runs/*/step-00000004/state.json"))
     newest.write_text(json.dumps(json.loads(newest.read_bytes()) | {"threads": 5}))
-    asked = ["replay", run.run_id, "--state-dir", str(run.state_dir)]
+    asked = ["replay", run.run_id, "--state-dir", str(run.state_dir), "--allow-algorithms"]
     assert main([*asked, "--check"]) == 2
     assert "step 2 was made on cpu with 3 threads, and this replay trains on cpu with 5" in capsys.readouterr().err
     lines = [json.loads(line) for line in said(capsys, *asked, "--steps", "2").splitlines()]

@@ -51,7 +51,7 @@ def test_a_penalty_of_the_rewards_is_off_before_they_are_compared() -> None:
         ("return 1.0", "returned float"),
         ("return t.advantage_N / 0", "not finite"),
         ("x = 1\n    return t.nothing", r"raised AttributeError.*\(line 3\)"),
-        ("raise SystemError('no')", "raised SystemError: no"),
+        ("raise SystemExit('no')", "raised SystemExit: no"),
     ],
 )
 def test_what_a_trainer_cannot_use_is_refused_with_what_to_do(body: str, said: str) -> None:

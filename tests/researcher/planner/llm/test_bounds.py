@@ -175,6 +175,8 @@ def test_another_number_of_the_same_size_does_not_name_a_bound() -> None:
         ({"set": {"question_column": "secret"}}, "secrets are in it", ["secret"]),
         ({"set": {"question_column": "prompt", "reward": "exact"}}, "the column 'prompt'", []),
         ({"start_from": "st-1/a", "notify": ["SLACK"]}, "", ["st-1/a", "SLACK"]),
+        ({"set": {"algorithm": "grpo", "loss_function": "mine.py:loss"}}, "Does it learn?", ["mine.py:loss"]),
+        ({"arms": {"a": {"algorithm": "mine.py:f"}, "b": {}}, "compare": {}}, "Is mine.py:f better?", []),
     ],
 )
 def test_models_files_and_texts_are_their_authors_to_name(fields: dict[str, Any], said: str, names: list[str]) -> None:

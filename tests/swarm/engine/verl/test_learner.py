@@ -22,6 +22,7 @@ from swarm.engine.seam import TrainBatch, TrainingRefused
 from swarm.engine.training.checkpoints import folder_of
 from swarm.models.folder import ModelFolder
 from tests.swarm.engine.batches import batch, branching_batch, call, episode, group
+from tests.swarm.engine.own_functions import own
 from tests.swarm.engine.plain_grpo import PlainGrpo
 from tests.swarm.engine.verl.handing_over import assert_goes_on, assert_takes_over, write_checkpoint
 
@@ -82,6 +83,19 @@ def test_whole_calls_are_priced_as_by_the_local_engine(
         assert ours[name] == pytest.approx(local[name], rel=2e-3, abs=1e-5), name
     if optimizer and algorithm.get("name"):
         assert ours["clip_share"] > 0
+
+
+@pytest.mark.parametrize("optimizer", [{}, {"epochs": 2, "minibatches": 2}], ids=["one update", "four updates"])
+def test_functions_of_users_train_as_in_the_local_engine(
+    fresh: Any, tiny_llama: ModelFolder, optimizer: dict[str, Any]
+) -> None:
+    functions = {"loss": "mine.py:coupled_loss", "importance_correction": "mine.py:correction"}
+    algorithm = own(name="mine.py:advantage", **functions) | {"kl": 0.1}
+    made = branching_batch(algorithm=algorithm, optimizer={"learning_rate": 1e-3} | optimizer)
+    ours = fresh.learn(made).metrics
+    local = LocalLearner(Policy.load(tiny_llama.path), SystemClock()).learn(made).metrics
+    for name in ("loss", "grad_norm", "weights_change", "kl_to_start"):
+        assert ours[name] == pytest.approx(local[name], rel=2e-3, abs=1e-5), name
 
 
 def test_a_long_row_beside_short_ones_is_the_same_step_in_bounded_parts(fresh: Any, tiny_llama: ModelFolder) -> None:
