@@ -6,9 +6,7 @@ task, or opens one, in the transaction that stores its reward.
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from pydantic import Field
+import math
 
 from foundation.strict import FieldError
 from swarm.protocol.episodes import LONGEST_NAME, EpisodeClaim, Name
@@ -22,13 +20,14 @@ from swarm.server.state.runs import Run
 from swarm.server.state.sample_pool import open_group, take_slot
 from swarm.server.state.server_state import ServerState, Transition
 
-OUT_OF_PATIENCE_NEVER = float("-inf")
+_IN_TIME = -math.inf
+"""A time at which no group's patience has run out: groups wait for ungrouped episodes (`Groups.awaits`)."""
 
 
 class GuestClaim(EpisodeClaim):
     """A claim of another system's client: it may name no task yet, and its agents call the model by any name."""
 
-    task_id: Annotated[Name, Field(max_length=LONGEST_NAME)] = ""
+    task_id: Name = ""
     """Empty: the end names it."""
 
 
@@ -83,8 +82,7 @@ def join(t: Transition, row: EpisodeRow) -> Group:
     state, run = t.state, t.state.run
     assert run is not None
     key = (row.task_id, row.mix, row.client_version, row.config_version)
-    # Who waits for ungrouped episodes has patience: see `Groups.awaits`.
-    group, slot = state.groups.offer(key, OUT_OF_PATIENCE_NEVER) or (open_group(t, run, key), 0)
+    group, slot = state.groups.offer(key, _IN_TIME) or (open_group(t, run, key), 0)
     group.clients.add(row.client_id)
     group.left.discard(row.client_id)
     row.group_id, row.slot, row.ordinal = group.row.group_id, slot, group.row.ordinal
