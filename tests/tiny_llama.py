@@ -26,12 +26,18 @@ def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> ModelFolder:
     return ModelFolder(path=path, name="tiny-llama", fingerprint=fingerprint_of(hashes))
 
 
-def make_tiny_llama(path: Path, *, dtype: str = "bfloat16", seed: int = 0) -> None:
-    """Write the checkpoint to `path`. Sharp enough that log-probabilities differ, with heads that vLLM can serve."""
+def make_tiny_llama(
+    path: Path, *, dtype: str = "bfloat16", seed: int = 0, context: int = 2048, tokenizer: Path | None = None
+) -> None:
+    """Write the checkpoint to `path`. Sharp enough that log-probabilities differ, with heads that vLLM can serve.
+
+    context: tokens that it holds; its positions rotate slowly enough for them. tokenizer: a model's folder whose tokenizer it has,
+    for prompts of agents: its own has a token for nearly each letter.
+    """
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    vocabulary = _write_tokenizer(path)
+    vocabulary = _write_tokenizer(path) if tokenizer is None else _copy_tokenizer(tokenizer, path)
     config = LlamaConfig(
         vocab_size=vocabulary,
         hidden_size=128,
@@ -40,7 +46,8 @@ def make_tiny_llama(path: Path, *, dtype: str = "bfloat16", seed: int = 0) -> No
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=32,
-        max_position_embeddings=2048,
+        max_position_embeddings=context,
+        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0 * max(1.0, context / 2048)},
         initializer_range=0.08,
         tie_word_embeddings=True,
         bos_token_id=1,
@@ -51,6 +58,15 @@ def make_tiny_llama(path: Path, *, dtype: str = "bfloat16", seed: int = 0) -> No
         torch.manual_seed(seed)
         model = LlamaForCausalLM(config).to(getattr(torch, dtype))  # type: ignore[no-untyped-call]
     model.save_pretrained(path)
+
+
+def _copy_tokenizer(model: Path, path: Path) -> int:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer.chat_template = _TEMPLATE.read_text(encoding="utf-8")
+    tokenizer.save_pretrained(path)
+    return len(tokenizer)
 
 
 def _write_tokenizer(path: Path) -> int:

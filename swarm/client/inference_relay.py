@@ -205,11 +205,13 @@ class _Connection:
         self._reader = reader
         self._writer = writer
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=_HEAD_BYTES)
+        self._method = b""
 
     async def head(self) -> h11.Request:
         event = await self._event()
         if not isinstance(event, h11.Request):
             raise ConnectionResetError("whoever connected asked for nothing")
+        self._method = event.method
         return event
 
     async def body(self) -> bytes:
@@ -243,7 +245,8 @@ class _Connection:
         body = json.dumps({"type": "error", "error": error}).encode()
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
         await self.send(_response(refused.status, b"Refused", headers))
-        await self.send(h11.Data(data=body))
+        if self._method != b"HEAD":
+            await self.send(h11.Data(data=body))
 
     async def gone(self) -> None:
         """Returns when the other end has hung up. What it sends behind its request is not read as another."""

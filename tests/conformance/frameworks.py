@@ -29,8 +29,8 @@ class Framework(StrictModel):
     """What its script does, for the table."""
     forced: str
     """How the model is brought to call the tool, by the framework's public settings."""
-    timelines: int
-    """Token paths in the trace, forks aside: one for each conversation, and for each further choice of n."""
+    timelines: int | None
+    """Token paths in the trace, forks aside: one for each conversation, and for each further choice of n. None: any number."""
     calls: int = 2
     """The least number of recorded choices."""
     forks: dict[str, int] = {}

@@ -137,7 +137,7 @@ def _faults_of_shape(
     faults = []
     if len(calls) < framework.calls:
         faults.append(f"{len(calls)} calls recorded, {framework.calls} expected at least")
-    if timelines != framework.timelines:
+    if framework.timelines is not None and timelines != framework.timelines:
         faults.append(f"{timelines} timelines, {framework.timelines} expected")
     for cause, count in sorted(forks.items()):
         cap = framework.forks.get(cause, 0)

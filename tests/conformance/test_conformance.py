@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from swarm.client.sync import SwarmClient
 from swarm.engine.local.inference import VllmInference
-from swarm.engine.seam import Sampled, SampledEvent, SampleRequest
 from swarm.models import resolve
 from swarm.models.folder import ModelFolder
 from swarm.protocol.runspec import OptimizerSpec
@@ -20,40 +19,19 @@ from tests.conformance.frameworks import declared
 from tests.conformance.rehearsal import Bare, rehearse
 from tests.conformance.relay import served_bare
 from tests.conformance.training import LEAST_SHARE, spec_of, train_on
-from tests.conformance.witness import Seen, Witness
+from tests.conformance.witness import Witness
+from tests.conformance.witnessing import Witnessing
 from tests.fakes.learning_engine import LearningEngine
 from tests.swarm.server.gateway.conftest import Served, served_by
 from tests.vllm_fixture import LoopThread
 
 
-class WitnessedEngine(LearningEngine):
-    """Notes what the engine says that it sampled, before the gateway hears of it."""
+class WitnessedEngine(Witnessing, LearningEngine):
+    """vLLM, and a trainer beside it."""
 
     def __init__(self, inference: VllmInference, model: ModelFolder, log_path: Path, witness: Witness) -> None:
         super().__init__(inference, model, log_path)
-        self._witness = witness
-
-    async def sample(self, request: SampleRequest) -> Sampled:
-        sampled = await super().sample(request)
-        for choice in sampled.choices:
-            self._witness.seen.append(Seen(tuple(sampled.prompt_ids), tuple(choice.sampled_ids)))
-        return sampled
-
-    def stream(self, request: SampleRequest) -> AsyncIterator[SampledEvent]:
-        return self._noted(super().stream(request))
-
-    async def _noted(self, events: AsyncIterator[SampledEvent]) -> AsyncGenerator[SampledEvent, None]:
-        prompt: tuple[int, ...] = ()
-        places: dict[int, int] = {}
-        async for event in events:
-            prompt = tuple(event.prompt_ids or prompt)
-            for choice in event.choices:
-                if choice.index not in places:
-                    places[choice.index] = len(self._witness.seen)
-                    self._witness.seen.append(Seen(prompt, ()))
-                before = self._witness.seen[places[choice.index]]
-                self._witness.seen[places[choice.index]] = Seen(prompt, (*before.sampled_ids, *choice.sampled_ids))
-            yield event
+        self.witness = witness
 
 
 @pytest.fixture(scope="module")

@@ -83,7 +83,7 @@ def train_on(framework: Framework, swarm: SwarmClient, run_id: str, *, python: P
     with ThreadPoolExecutor(max_workers=len(REWARDS)) as group:
         played = list(group.map(play, REWARDS))
     pooled = all(counts for _, _, counts in played)
-    metrics = _step_after(swarm, run_id, before) if pooled else {}
+    metrics = step_after(swarm, run_id, before) if pooled else {}
     traces = [swarm.trace(episode_id) for _, episode_id, _ in played]
     return Trained(
         framework=framework.name,
@@ -107,7 +107,7 @@ def _drawn(trace: EpisodeTrace) -> int:
     return sum(len(call.sampled_ids) for call in trace.calls if call.sampling.temperature > 0)
 
 
-def _step_after(swarm: SwarmClient, run_id: str, before: int) -> dict[str, float]:
+def step_after(swarm: SwarmClient, run_id: str, before: int) -> dict[str, float]:
     """The metrics of the next step, once its weights are served; empty if it takes longer than the limit."""
     until = time.monotonic() + STEP_LIMIT_S
     for status in swarm.statuses():

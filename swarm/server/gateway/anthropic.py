@@ -28,6 +28,7 @@ _PASSED = (
 _ROLES = ("user", "assistant", "system")
 _TOOL_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _EFFORT_WITHOUT_THINKING = "none"
+_REFERENCE = "tool_reference"
 _BILLING = "x-anthropic-billing-header"
 """A command-line agent puts a hash of each request before its system prompt, as a block or a line. It would change every prompt."""
 
@@ -87,9 +88,15 @@ def _check_content(content: Any, parameter: str) -> None:
 
 
 def _tools(body: JsonObject) -> JsonObject:
-    """Tools, and which of them must be called. Raises: RequestRefused for a tool that the client would not run itself."""
+    """Tools, and which of them must be called. One that is deferred is shown as soon as a result has referred to it.
+
+    Raises: RequestRefused for a tool that the client would not run itself.
+    """
     functions: list[JsonObject] = []
+    found = _referred(body["messages"])
     for tool in body.get("tools") or ():
+        if tool.get("defer_loading") and tool.get("name") not in found:
+            continue
         if not isinstance(tool.get("input_schema"), dict) or not isinstance(tool.get("name"), str):
             text = f"the tool {tool.get('name')!r} has no name or no input_schema; tools that the provider runs are not served here"
             raise bad_request(text, "tools")
@@ -113,6 +120,13 @@ def _tools(body: JsonObject) -> JsonObject:
     if choice["type"] == "any" and not functions:
         raise bad_request("tool_choice asks for a tool, but tools has none", "tool_choice")
     return asked | ({"tool_choice": _TOOL_CHOICES[choice["type"]]} if functions else {})
+
+
+def _referred(messages: Sequence[JsonObject]) -> set[str]:
+    """Names of the tools to which results refer: what a search for deferred tools has found."""
+    blocks = [block for message in messages if isinstance(message["content"], list) for block in message["content"]]
+    parts = [part for block in blocks if isinstance(block.get("content"), list) for part in block["content"]]
+    return {str(part.get("tool_name")) for part in parts if isinstance(part, dict) and part.get("type") == _REFERENCE}
 
 
 def _thinking(body: JsonObject) -> JsonObject:
@@ -223,6 +237,8 @@ def _part(block: JsonObject) -> JsonObject:
     kind = block.get("type")
     if kind == "text":
         return {"type": "text", "text": str(block.get("text") or "")}
+    if kind == _REFERENCE:
+        return {"type": "text", "text": f"The tool {block.get('tool_name')} can be called now."}
     source = block.get("source")
     if kind == "image" and isinstance(source, dict):
         url = source.get("url")

@@ -138,8 +138,9 @@ async def test_nothing_else_goes_through(target: str, headers: dict[str, str], s
     reached = []
     handler = httpx.MockTransport(lambda request: reached.append(request) or httpx.Response(200))  # type: ignore[func-returns-value]
     async with relay(handler) as open_:
-        answer = await asked(f"http://127.0.0.1:{open_.port}{target}", "GET", headers)
-    assert (answer.status_code, reached) == (status, [])
+        answers = [await asked(f"http://127.0.0.1:{open_.port}{target}", method, headers) for method in ("GET", "HEAD")]
+    assert ([answer.status_code for answer in answers], reached) == ([status, status], [])
+    assert [bool(answer.content) for answer in answers] == [True, False]
 
 
 async def test_a_request_that_cannot_be_sent_is_the_agents_own_fault_and_no_failure_of_the_network() -> None:

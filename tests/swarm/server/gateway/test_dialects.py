@@ -422,6 +422,27 @@ def test_messages_with_a_tool_go_on_token_by_token(served: Served, stream: bool)
     assert second.usage.output_tokens == len(calls[1].sampled_ids)
 
 
+def test_a_deferred_tool_is_shown_once_a_result_refers_to_it(served: Served) -> None:
+    """As command-line agents that search for tools send them; the list of tools has changed then."""
+    episode = served.claim()
+    later = {**BLOCK_TOOL, "name": "whisper", "defer_loading": True}
+    tools: list[Any] = [BLOCK_TOOL, later]
+    messages: list[Any] = [{"role": "user", "content": "Repeat red"}]
+    first = say(episode, False, messages=messages, tools=tools, tool_choice={"type": "tool", "name": "say"})
+    (call,) = [block for block in first.content if block.type == "tool_use"]
+    messages.append({"role": "assistant", "content": [block.model_dump() for block in first.content]})
+    found = {"type": "tool_reference", "tool_name": "whisper"}
+    messages.append({"role": "user", "content": [{"type": "tool_result", "tool_use_id": call.id, "content": [found]}]})
+    with pytest.raises(anthropic.BadRequestError, match="not among"):
+        say(episode, False, messages=messages[:1], tools=tools, tool_choice={"type": "tool", "name": "whisper"})
+    second = say(episode, False, messages=messages, tools=tools, tool_choice={"type": "tool", "name": "whisper"})
+    assert [block.name for block in second.content if block.type == "tool_use"] == ["whisper"]
+    calls = episode.trace().calls
+    assert [len(call.request["tools"]) for call in calls] == [1, 2]
+    assert [call.fork_cause for call in calls] == [None, "tools_changed"]
+    assert calls[1].request["messages"][-1]["content"] == "The tool whisper can be called now."
+
+
 def test_messages_are_told_in_anthropics_events(served: Served) -> None:
     episode = served.claim()
     messages: list[Any] = [{"role": "user", "content": "Repeat red"}]
