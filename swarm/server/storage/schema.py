@@ -154,6 +154,7 @@ EPISODE_BODY = (
     "despite",
     "suspected",
     "api_key_digest",
+    "restricted_tokens",
 )
 """Fields of an episode that have no column, in the order they stand in its body. New ones go to the end: a pool of an older
 server lacks them."""

@@ -230,7 +230,7 @@ def test_of_an_older_pool_the_cause_is_read_where_the_reason_tells_it(tmp_path: 
     ]
     store.write(list(rows))
     store.close()
-    older = len(EPISODE_BODY) - 3
+    older = EPISODE_BODY.index("cause")
     with sqlite3.connect(tmp_path / "pool.sqlite") as db:
         db.execute("DROP INDEX episodes_lost")
         for seq, body in db.execute("SELECT seq, body FROM episodes").fetchall():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,7 @@ from swarm.server.state.rows import (
     PutCalls,
     SetFate,
 )
+from swarm.server.storage.schema import EPISODE_BODY, EPISODE_COLUMNS
 from swarm.server.storage.store import StorageUnreadable, Store
 
 
@@ -86,6 +88,10 @@ def test_recorded_calls_come_back_equal_to_the_last_bit() -> None:
     calls = [masked, *calls, masked]
     assert decode(encode(calls)) == calls
     assert decode(encode([])) == []
+
+
+def test_every_field_of_an_episode_has_a_place() -> None:
+    assert {*EPISODE_COLUMNS, *EPISODE_BODY} == {field.name for field in fields(EpisodeRow)}
 
 
 def test_an_episode_comes_back_equal_after_it_was_opened_and_ended(store: Store) -> None:
