@@ -38,7 +38,7 @@ _PASS_OPERATIONS = 2
 _FIXED_TOKENS = 512
 """Cost of a weight update, in tokens, whatever was computed before it."""
 _MOST_SEEN = 8192
-"""Tokens that are computed at once, each of which is compared with all others."""
+"""Tokens that are computed at once, each of which is compared with all others; more where one call has more."""
 _DISK_BYTES_PER_S = 50e6
 """Written to a slow disk and hashed, or read from it."""
 _MEMORY_BYTES_PER_S = 100e6
@@ -159,8 +159,11 @@ class ModelWork:
     def train(self, batch: TrainBatch, *, first: bool) -> Work:
         """One optimiser step. first: of its process."""
         spec = batch.spec.optimizer
-        tokens = merged_tokens(call for group in batch.groups for one in group.episodes for call in one.calls)
-        amount = spec.epochs * (tokens * self._compared(min(tokens, _MOST_SEEN)) + _FIXED_TOKENS * spec.minibatches)
+        calls = [call for group in batch.groups for one in group.episodes for call in one.calls]
+        tokens = merged_tokens(calls)
+        longest = max((len(call.prompt_ids) + len(call.sampled_ids) for call in calls), default=0)
+        seen = min(tokens, max(_MOST_SEEN, longest))
+        amount = spec.epochs * (tokens * self._compared(seen) + _FIXED_TOKENS * spec.minibatches)
         computed_s = _STEP_OPERATIONS * self.parameters * amount / (_TRAINED_PER_S[self.device] * self.devices)
         kind = f"{'first ' if first else ''}train{_of(batch.spec)}"
         least_s = 0.0 if self.device == "cpu" else self.start_s

@@ -100,6 +100,7 @@ def test_more_tokens_longer_contexts_and_more_passes_are_more_work(tiny_llama: M
 
     assert amount(400) > 2 * amount(100)
     assert amount(4000) > 10 * amount(400)
+    assert amount(16_000) > 3 * amount(8_000)  # of one call each token is compared with all before it
     assert amount(100, optimizer={"epochs": 3}) == 3 * amount(100)
 
 
