@@ -7,6 +7,7 @@ other; E episodes of the batch, one entry for each agent that played in them; X 
 
 from __future__ import annotations
 
+import sys
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -111,11 +112,14 @@ class OwnFunction:
     def __call__(self, tokens: Tokens) -> Tensor:
         """[N], in the type of the log-probabilities; 0 where the mask is False. Raises: TrainingRefused."""
         module = ModuleType(self.file.removesuffix(".py"))
+        sys.modules[module.__name__] = module  # where dataclasses look for it
         try:
             exec(compile(self._text, self.file, "exec", dont_inherit=True), module.__dict__)
             answer = getattr(module, self.name)(tokens)
         except (Exception, SystemExit) as error:  # whatever a user's text raises: it ends the run, and not the trainer
             raise self._refused(f"raised {type(error).__name__}: {error}{self._line(error)}") from error
+        finally:
+            del sys.modules[module.__name__]
         if not isinstance(answer, torch.Tensor):
             raise self._refused(f"returned {type(answer).__name__}, not a tensor with one number per token")
         if answer.shape != tokens.logp_N.shape:

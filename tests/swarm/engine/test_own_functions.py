@@ -60,6 +60,18 @@ def test_what_a_trainer_cannot_use_is_refused_with_what_to_do(body: str, said: s
         algorithm.credit([trajectory("a", 1.0, 2)])
 
 
+def test_a_text_may_define_dataclasses_with_postponed_annotations() -> None:
+    lines = [
+        "from __future__ import annotations",
+        "from dataclasses import dataclass",
+        "@dataclass",
+        "class Half:",
+        "    of: float",
+    ]
+    text = "\n".join([*lines, "def advantage(t):", "    return t.logp_N * 0 + Half(3.0).of / 2"])
+    assert list(algorithm_of(written(text)).credit([trajectory("a", 1.0, 2)])[0].advantages) == [1.5, 1.5]
+
+
 def test_what_a_text_leaves_in_its_module_is_gone_by_the_next_call() -> None:
     text = "seen = []\n\ndef advantage(t):\n    seen.append(1)\n    return t.advantage_N + len(seen)"
     algorithm = algorithm_of(written(text))
