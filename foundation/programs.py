@@ -340,15 +340,16 @@ async def run_apart(
     assert process.stdin is not None
     assert process.stdout is not None
     assert process.stderr is not None
+    reading = asyncio.gather(process.stdout.read(), process.stderr.read())
     try:
         # Its standard input stays open: that it ends is how the process learns that this one is gone.
         process.stdin.write(json.dumps(spec).encode() + b"\n")
-        said, words = await asyncio.gather(process.stdout.read(), process.stderr.read())
+        said, words = await asyncio.shield(reading)
         code = await process.wait()
     finally:
         process.stdin.close()
-        if process.returncode is None:
-            await asyncio.shield(process.wait())
+        if process.returncode is None:  # it ends when what it says is read
+            await asyncio.shield(asyncio.gather(reading, process.wait(), return_exceptions=True))
     if code != 0:
         raise StillRunning(f"{command[0]} could not be run to its end: {words.decode(errors='replace')[-2_000:]}")
     return ProgramEnd.read(json.loads(said))

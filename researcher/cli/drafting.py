@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from researcher.study.plan import Plan
 from researcher.study.spec import StudySpec
 from researcher.view import duration
 from researcher.web.drafting import Checked, Drafted, Places, Problem
+from swarm.client.own_algorithms import names_file
 
 _REMEMBERED = 32
 
@@ -123,6 +124,8 @@ class TextDrafting:
         fields, lines = read_study_text(text, self.folder or self.home.root)
         if isinstance(fields.get("instrument"), str):
             self.check_installed(fields["instrument"])
+        if self.folder is None:
+            _check_no_files(fields)
         draft, calls = self._author(fields)
         knowledge = Knowledge.of(self.home, list(places.servers), places.engine)
         servers = max(1, len(places.servers))
@@ -159,6 +162,24 @@ class TextDrafting:
         kept = {path: source for path, source in draft.sources.items() if _at(fields, path) == _at(draft.fields, path)}
         sources = {path: kept.get(path, each) for path, each in marked(fields, "file").items()}
         return replace(draft, fields=fields, sources=sources), calls
+
+
+def _check_no_files(fields: Mapping[str, Any]) -> None:
+    """Nobody who only reaches the page has a file of this machine read, or run on a server. Raises: SpecRefused."""
+    for name in ("compare", "arms", "set"):
+        for text in _texts(fields.get(name)):
+            if names_file(text):
+                said = f"{text!r} is a function in a file, and those are started with `researcher start` alone"
+                raise SpecRefused(name, said, [text])
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Every text within."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | list):
+        for each in value.values() if isinstance(value, Mapping) else value:
+            yield from _texts(each)
 
 
 def _at(fields: Mapping[str, Any], path: str) -> Any:

@@ -12,9 +12,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import Field
 
+from foundation.addresses import is_loopback
 from foundation.commandline import UsageError
 from foundation.nearest import nearest
 from foundation.strict import StrictModel
@@ -106,10 +108,6 @@ class StudyText(StrictModel):
         "local", description="of a server started here; echo trains nothing: it only shows that a study would run"
     )
 
-    @property
-    def places(self) -> Places:
-        return Places(servers=tuple(dict.fromkeys(self.servers)), engine=self.engine)
-
 
 class Start(StudyText):
     approve: str | None = Field(
@@ -175,6 +173,16 @@ def _instruments(research: Research, given: OneInstrument) -> Answer:
     return Answer(text, {"instruments": short, "text": text})
 
 
+def _places(research: Research, given: StudyText) -> Places:
+    """Raises: UsageError for a server elsewhere, which would be sent this machine's token, where the caller may be anybody with ours."""
+    for url in given.servers if research.drafting.folder is None else ():
+        if not is_loopback(urlsplit(url).hostname or ""):
+            raise UsageError(
+                f"{url} is not on this machine: over HTTP only servers here can be named; `researcher start --server` takes others"
+            )
+    return Places(servers=tuple(dict.fromkeys(given.servers)), engine=given.engine)
+
+
 def _schema(research: Research, given: Nothing) -> Answer:
     schema = schema_of_study_files()
     return Answer(json.dumps(schema), schema)
@@ -199,7 +207,7 @@ def _draft(research: Research, given: Topic) -> Answer:
 
 
 def _price(research: Research, given: StudyText) -> Answer:
-    ready = research.drafting.ready(given.study, given.places, runs=False)
+    ready = research.drafting.ready(given.study, _places(research, given), runs=False)
     lines, asks = plan_lines(ready.plan), _needs_approval(research, ready)
     document = priced(ready.draft, ready.spec, ready.plan, ready.price)
     document |= {"plan": lines, "budget": ready.plan.budget.model_dump(mode="json"), "needs_approval": asks is not None}
@@ -221,7 +229,7 @@ def _needs_approval(research: Research, ready: Ready) -> str | None:
 
 
 def _start(research: Research, given: Start) -> Answer:
-    ready = research.drafting.ready(given.study, given.places, runs=True)
+    ready = research.drafting.ready(given.study, _places(research, given), runs=True)
     digest = ready.plan.digest()
     if given.approve is not None:
         _check_approved(given.approve, digest)
@@ -396,7 +404,8 @@ TOOLS = (
     _tool(
         *("draft", Topic, _draft),
         "A question in words becomes a study file in YAML, with comments that say where each setting came from and what of the "
-        "topic is left out. Runs nothing. The planner may ask back: then answer in `answers`.",
+        "topic is left out. Runs nothing. The planner may ask back: then answer in `answers`. Where an LLM plans, it spends its tokens.",
+        "adds",
     ),
     _tool(
         *("price", StudyText, _price),

@@ -36,10 +36,18 @@ def command_of(agent: str, place: Path) -> Command:
         return Command([sys.executable, str(_copied("agent.py", place))], python)
     if agent in PROGRAMS:
         return Command(["sh", str(_copied(f"agents/{agent}.sh", place))], [*python, *_installed(PROGRAMS[agent])])
-    words = shlex.split(agent)
+    words = words_of(agent)
     if not words:
         raise WorkflowFault(f"the agent is empty: name {BUILT_IN}, {', '.join(PROGRAMS)}, or a command")
     return Command(words, [*python, *(_installed(words[0]) if shutil.which(words[0]) else [])])
+
+
+def words_of(agent: str) -> list[str]:
+    """The command line. Raises: ValueError for one that no shell would take."""
+    try:
+        return shlex.split(agent)
+    except ValueError as error:
+        raise ValueError(f"agent must be {BUILT_IN}, a name, or a command, and {agent!r} is none: {error}") from error
 
 
 def variables(turns: int, context: int, answer_tokens: int) -> dict[str, str]:
@@ -62,4 +70,4 @@ def _installed(program: str) -> list[Path]:
         )
     folders = [Path(found).parent, Path(found).resolve().parent]
     around = [folder for folder in (*folders[0].parents, *folders[1].parents) if folder.name == "node_modules"]
-    return [*folders, *around]
+    return [each for each in (*folders, *around) if not Path.home().is_relative_to(each)]  # never all of a home

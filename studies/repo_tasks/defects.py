@@ -8,8 +8,8 @@ import random
 from collections.abc import Iterator
 
 KINDS = ("comparison", "operator", "constant", "name", "missing")
-"""comparison: another one. operator: + for -, // for %, `and` for `or`, min for max. constant: a number one too large or too small, True for
-False. name: another variable. missing: a statement is left out."""
+"""comparison: another one. operator: + for -, // for %, `and` for `or`, min for max. constant: a number one too large or too small.
+name: another variable. missing: a statement is left out."""
 _COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE,
     ast.LtE: ast.Lt,

@@ -1,7 +1,7 @@
 """Small repositories with one defect, which a test shows: made by number, the same each time.
 
-A repository is a package of a few modules with tests beside it. Its hidden tests are calls and what they must return: they never
-lie in a folder, so that neither the agent nor the code that it wrote can read them.
+A repository is a package of a few modules with tests beside it. Its hidden tests are other calls and what they must return: they
+never lie in a folder, so that neither the agent nor the code that it wrote can read them.
 """
 
 from __future__ import annotations
@@ -26,6 +26,10 @@ HELD_OUT_SHARE = 4
 """One place of a defect in this many is never trained on."""
 OF_BROKEN, OF_OTHERS, SHOWN = 16, 3, 2
 """Hidden cases of the function with the defect, and of each other one; those of each function that the repository's tests show."""
+
+
+LEAST_UNSEEN = 2
+"""Hidden cases in which the defect shows, at the least: mending what a test shows is not enough."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +80,7 @@ def repository(defect: str, modules: int, number: int) -> Repository:
         victim = rng.choice(list(sources))
         for place, source in enumerate(broken(sources[victim], kind, random.Random(0))):
             cases = _cases(rng, victim, sources[victim], OF_BROKEN, source)
-            if any(case.fails for case in cases) and rng.random() < 0.5:
+            if sum(case.fails for case in cases) > LEAST_UNSEEN and rng.random() < 0.5:
                 others = [
                     case
                     for each in sources
@@ -143,7 +147,9 @@ def _assembled(
         files[f"{package}/{module}.py"] = f'"""The {module} of {package}."""\n\n\n{code}'
         files[f"tests/test_{module}.py"] = _tests(package, module, own, cases)
     failing = f"tests.test_{victim.module}.{_class_of(victim)}.test_1"
-    return Repository(files=files, package=package, defect=defect, failing=failing, hidden=tuple(cases))
+    shown = [case for function in sources for case in _shown(_of(cases, function))]
+    hidden = tuple(case for case in cases if case not in shown)
+    return Repository(files=files, package=package, defect=defect, failing=failing, hidden=hidden)
 
 
 def _readme(package: str, sources: dict[Function, str]) -> str:
@@ -154,10 +160,13 @@ def _readme(package: str, sources: dict[Function, str]) -> str:
 def _tests(package: str, module: str, functions: Sequence[Function], cases: Sequence[Case]) -> str:
     text = f"import unittest\n\nfrom {package} import {module}\n"
     for function in functions:
-        own = [case for case in cases if (case.module, case.function) == (module, function.name)]
         text += f"\n\nclass {_class_of(function)}(unittest.TestCase):\n"
-        text += "\n".join(_test(number, case) for number, case in enumerate(_shown(own), start=1))
+        text += "\n".join(_test(number, case) for number, case in enumerate(_shown(_of(cases, function)), start=1))
     return text
+
+
+def _of(cases: Sequence[Case], function: Function) -> list[Case]:
+    return [case for case in cases if (case.module, case.function) == (function.module, function.name)]
 
 
 def _shown(cases: Sequence[Case]) -> Iterator[Case]:

@@ -15,7 +15,7 @@ from typing import Literal
 
 from swarm.client import Episode, Outcome, Task, grading, run_agent
 
-from .commands import BUILT_IN, command_of, variables
+from .commands import BUILT_IN, command_of, variables, words_of
 from .defects import KINDS
 from .grading import graded
 from .repositories import ANY, MODULES, Repository, repository
@@ -54,7 +54,7 @@ def tasks(
         raise ValueError(f"modules must lie between 1 and {len(MODULES)}, got {modules}")
     if not 1 <= turns <= MOST_TURNS:
         raise ValueError(f"turns must lie between 1 and {MOST_TURNS}, got {turns}")
-    if not agent.strip():
+    if not words_of(agent):
         raise ValueError(f"agent must be {BUILT_IN}, a name, or a command; it is empty")
     if split == "heldout":
         count = MOST_HELD_OUT if count is None else min(count, MOST_HELD_OUT)

@@ -49,10 +49,10 @@ async def run_agent(
     """
     _require_confinement()
     with tempfile.TemporaryDirectory(prefix="agent-", ignore_cleanup_errors=True) as place:
-        room = _room(command, place, folder, reads=reads, writes=[folder], hidden=hidden)
         async with InferenceRelay(episode.base_url, episode.api_key, sampling=episode.sampling) as relay:
             model = variables_for_model(relay.base_url, episode.api_key)
             try:
+                room = _room(command, place, folder, reads=reads, writes=[folder], hidden=hidden)
                 environ = room.environment(clean_environment(os.environ), model) | dict(variables or {})
                 confined = room.confinement([relay.port])
                 end = await run_apart(
@@ -68,16 +68,23 @@ async def run_agent(
 
 
 async def run_confined(
-    command: Sequence[str], folder: Path, *, given: bytes = b"", reads: Sequence[Path] = (), limit_s: float
+    command: Sequence[str],
+    folder: Path,
+    *,
+    given: bytes = b"",
+    reads: Sequence[Path] = (),
+    hidden: Sequence[Path] = (),
+    limit_s: float,
 ) -> ProgramEnd:
     """Run a program that may read the system, itself and `folder`, write nothing, and reach no network: a grader of code.
 
+    reads, hidden: what it may read besides, and what it may not, also within that.
     However it ends is an answer, in `ProgramEnd`. Raises: WorkflowFault where there is no such program, or nothing can be confined.
     """
     _require_confinement()
     with tempfile.TemporaryDirectory(prefix="grader-", ignore_cleanup_errors=True) as place:
-        room = _room(command, place, folder, reads=reads)
         try:
+            room = _room(command, place, folder, reads=reads, hidden=hidden)
             environ, open_to = room.environment(clean_environment(os.environ), {}), room.confinement([])
             readable = Confinement(reads=open_to.reads, lists=open_to.lists, writes=[Path("/dev/null")], ports=[])
             end = await run_apart(command, environ, given=given, limit_s=limit_s, confined=readable, folder=folder)

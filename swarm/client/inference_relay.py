@@ -166,12 +166,12 @@ class InferenceRelay:
 
     def _sampled(self, request: h11.Request, body: bytes) -> bytes:
         """The body with our sampling fields, where it asks for an answer."""
-        path = request.target.decode("latin-1").partition("?")[0]
+        path = _unquoted(request.target.decode("latin-1").partition("?")[0])
         if not self._sampling or not path.endswith(_SAMPLED):
             return body
         try:
             asked = json.loads(body)
-        except ValueError:  # the server says what is wrong with it
+        except (ValueError, RecursionError):  # the server says what is wrong with it
             return body
         return json.dumps(asked | self._sampling).encode() if isinstance(asked, dict) else body
 

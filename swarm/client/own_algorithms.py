@@ -1,7 +1,7 @@
 """Functions of one's own for an algorithm, read here so that their text travels in the run's spec.
 
 A function is named by a file (`path/to/mine.py:advantage`), or by an entry point of an installed package in the group `swarm.algorithms`.
-Nothing is executed.
+Nothing of a file is executed; to find an entry point the packages around it are imported.
 """
 
 from __future__ import annotations
@@ -40,6 +40,11 @@ class OwnSource:
     @property
     def file(self) -> str:
         return self.reference.partition(":")[0]
+
+
+def names_file(given: str) -> bool:
+    """Whether it names a function in a file, `FILE.py:NAME`."""
+    return given not in _BUILT_IN and _FILE.fullmatch(given) is not None
 
 
 def read_function(given: str, folder: Path = Path()) -> OwnSource | None:

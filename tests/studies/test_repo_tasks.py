@@ -17,7 +17,7 @@ from studies.repo_tasks import workflow
 from studies.repo_tasks.agent import put_in_place
 from studies.repo_tasks.defects import KINDS
 from studies.repo_tasks.functions import FUNCTIONS
-from studies.repo_tasks.grading import Grade, graded
+from studies.repo_tasks.grading import MOST_FILES, Grade, graded, left_behind
 from studies.repo_tasks.repositories import Repository, repository, result, same
 from studies.repo_tasks.reward import score
 from swarm.client import RunSpec, SwarmClient, Task
@@ -93,6 +93,26 @@ def test_every_kind_of_defect_shows_in_the_test_that_is_said_to_fail(kind: str, 
 def test_what_cannot_be_played_is_refused(changes: dict[str, str | int], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         workflow.tasks("train", 0, 1, **changes)  # type: ignore[arg-type]
+
+
+def test_what_a_test_shows_is_not_hidden_and_does_not_suffice() -> None:
+    for number in range(60):
+        found = repository("any", 2, number)
+        shown = "".join(text for path, text in found.files.items() if path.startswith("tests/"))
+        assert sum(case.fails for case in found.hidden) >= 2
+        for case in found.hidden:
+            given = ", ".join(map(repr, case.arguments))
+            assert f"{case.module}.{case.function}({given})," not in shown
+
+
+def test_a_package_that_is_a_link_or_full_of_files_is_not_read_to_its_end(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "secret.py").write_text("x")
+    (tmp_path / "kit").symlink_to(tmp_path / "other")
+    assert left_behind(tmp_path, "kit") == {}
+    for number in range(MOST_FILES + 10):
+        (tmp_path / "other" / f"{number}.py").write_text("x")
+    assert len(left_behind(tmp_path, "other")) == MOST_FILES
 
 
 def test_mending_is_worth_more_than_trying_and_trying_more_than_nothing() -> None:

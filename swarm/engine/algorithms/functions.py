@@ -111,7 +111,7 @@ class OwnFunction:
 
     def __call__(self, tokens: Tokens) -> Tensor:
         """[N], in the type of the log-probabilities; 0 where the mask is False. Raises: TrainingRefused."""
-        module = ModuleType(self.file.removesuffix(".py"))
+        module = ModuleType(f"own function {self.file}")
         sys.modules[module.__name__] = module  # where dataclasses look for it
         try:
             exec(compile(self._text, self.file, "exec", dont_inherit=True), module.__dict__)
@@ -119,7 +119,7 @@ class OwnFunction:
         except (Exception, SystemExit) as error:  # whatever a user's text raises: it ends the run, and not the trainer
             raise self._refused(f"raised {type(error).__name__}: {error}{self._line(error)}") from error
         finally:
-            del sys.modules[module.__name__]
+            sys.modules.pop(module.__name__, None)
         if not isinstance(answer, torch.Tensor):
             raise self._refused(f"returned {type(answer).__name__}, not a tensor with one number per token")
         if answer.shape != tokens.logp_N.shape:

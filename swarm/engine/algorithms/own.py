@@ -68,6 +68,11 @@ class OwnLoss(Algorithm):
     couples_calls: ClassVar[bool] = False
 
     @property
+    def rewards_alone(self) -> bool:
+        """A loss may price tokens without an advantage, so that none is left out."""
+        return False
+
+    @property
     def of_updates(self) -> bool:
         return True
 

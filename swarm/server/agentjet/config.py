@@ -187,15 +187,26 @@ class _Job:
         try:
             return default if found is None or isinstance(found, bool) else float(found)  # YAML reads 1e-6 as a text
         except (TypeError, ValueError) as error:
-            raise _unfit(key, f"must be a number, got {str(found)[:80]!r}") from error
+            raise _unfit(key, f"must be a number, got {_shown(found)}") from error
 
     def _of(self, key: str, kind: type[T], default: T) -> T:
         found = self.value(key)
         if found is None:
             return default
         if not isinstance(found, kind) or (kind is int and isinstance(found, bool)):
-            raise _unfit(key, f"must be of type {kind.__name__}, got {str(found)[:80]!r}")
+            raise _unfit(key, f"must be of type {kind.__name__}, got {_shown(found)}")
         return found
+
+
+def _shown(found: object) -> str:
+    """A value in words. Of a list or a mapping its type alone: aliases in YAML make small texts large ones."""
+    return (
+        repr(found[:80])
+        if isinstance(found, str)
+        else repr(found)
+        if isinstance(found, bool | int | float)
+        else type(found).__name__
+    )
 
 
 def _unfit(key: str, problem: str) -> Refusal:

@@ -35,13 +35,14 @@ def no_room(t: Transition, run: Run) -> NotYet | None:
     """Why an ungrouped train episode cannot begin now; None when one can. Codes: invalid_spec where the run has a mix.
 
     Bounded are the episodes that the next steps can use. Of groups that are not full yet only those nearest to it count, as many
-    as these steps take: however thinly a client spreads its episodes over tasks, some group can always be filled.
+    as these steps take: however thinly a client spreads its episodes over tasks, some group can be filled until the pool is full.
     """
     state, batch, groups = t.state, run.spec.batch, t.state.groups
     if batch.mix:
         problem = "is needed: this run mixes families of tasks, and a claim without a task belongs to none"
         raise invalid_spec([FieldError(field="task_id", problem=problem)])
-    if len(state.pooled) + len(state.live) >= batch.max_pool_episodes:
+    playing = groups.ungrouped + sum(len(group.running) for group in groups)
+    if len(state.pooled) + playing >= batch.max_pool_episodes:
         return NotYet(code=ErrorCode.DRAINING, detail=f"the pool holds its {batch.max_pool_episodes} episodes")
     ahead = 0 if state.journalled is None else 1
     usable = horizon(run.spec, step=run.step, versions_ahead=ahead)

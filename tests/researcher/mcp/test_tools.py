@@ -106,7 +106,7 @@ async def test_every_tool_says_what_it_takes_and_whether_it_changes_anything(hom
     assert [tool.name for tool in listed] == [tool.name for tool in TOOLS]
     hints = {tool.name: tool.annotations for tool in listed}
     assert {name for name, each in hints.items() if each and not each.read_only_hint} == {
-        *("start", "report", "stop", "campaign_tell", "campaign_approve")
+        *("draft", "start", "report", "stop", "campaign_tell", "campaign_approve")
     }
     assert {name for name, each in hints.items() if each and each.destructive_hint} == {"stop"}
     for tool in listed:
@@ -218,6 +218,13 @@ async def test_instruments_in_folders_run_for_the_agent_of_this_machine_alone(ho
             await agent.refused("instruments", name=str(repeat)),
         ):
             assert "only installed instruments are started from here" in refused
+        own = SMALL.replace(
+            "learning_rate: {baseline: 1e-5, levels: [4e-5]}", "algorithm: {baseline: grpo, levels: [/tmp/x.py:f]}"
+        )
+        assert "is a function in a file" in await agent.refused("price", study=own)
+        assert "over HTTP only servers here" in await agent.refused(
+            "price", study=SMALL, servers=["http://192.0.2.1:8642"]
+        )
 
 
 async def test_a_study_that_trains_shows_its_curves_and_is_stopped_by_its_whole_id_alone(home: Home) -> None:

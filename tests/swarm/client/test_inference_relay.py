@@ -50,13 +50,14 @@ async def test_what_every_call_is_given_stands_in_each_whatever_the_agent_says()
         "http://server.test/v1", KEY, sampling={"temperature": 0.5}, transport=httpx.MockTransport(echo)
     )
     async with given as open_:
-        for path in ("chat/completions", "completions", "responses", "messages?beta=true"):
+        for path in ("chat/completions", "chat/completion%73", "completions", "responses", "messages?beta=true"):
             answer = await asked(f"{open_.base_url}/{path}", content=b'{"temperature": 1, "a": 1}')
             assert json.loads(answer.json()["body"]) == {"temperature": 0.5, "a": 1}
         for path, body in (
             ("messages/count_tokens", '{"a": 1}'),
             ("chat/completions", "no JSON"),
             ("responses", "[1]"),
+            ("responses", "[" * 100_000),
         ):
             assert (await asked(f"{open_.base_url}/{path}", content=body)).json()["body"] == body
     with pytest.raises(ValueError, match="not max_tokens"):

@@ -81,6 +81,13 @@ def test_what_cannot_be_done_is_refused_by_its_key(ajet: dict[str, Any], key: st
     assert key in caught.value.detail
 
 
+def test_aliases_within_aliases_are_not_written_out() -> None:
+    layers = [f"  a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 40)]
+    text = "\n".join(["x:", "  a0: &a0 [lol]", *layers, "ajet: {rollout: {num_repeat: *a39}}"])
+    with pytest.raises(Refusal, match=r"ajet\.rollout\.num_repeat: must be of type int, got list"):
+        run_spec(text, INFO)
+
+
 @pytest.mark.parametrize("text", ["", "- a", "ajet: 3", "ajet: {", "ajet: !!python/object:os.system {}"])
 def test_what_is_no_job_is_refused(text: str) -> None:
     with pytest.raises(Refusal, match="yaml_as_string"):
