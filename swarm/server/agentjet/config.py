@@ -73,7 +73,7 @@ def run_spec(text: str, info: EngineInfo) -> RunSpec:
         "parameters": _parameters(job),
         "batch": _batch(job, method),
         "sampling": {
-            "temperature": job.number("rollout.temperature", 1.0),
+            "temperature": job.number("rollout.temperature", 0.9),
             "top_p": job.number("rollout.top_p", 1.0),
             "top_k": job.whole("rollout.top_k", -1),
             "max_tokens": job.whole("rollout.max_response_length_in_one_turn", 4096),

@@ -26,7 +26,7 @@ def test_a_job_that_sets_nothing_is_trained_by_their_defaults() -> None:
     assert (spec.model, spec.algorithm.name, spec.algorithm.kl, spec.algorithm.kl_in) == (None, "grpo", 0.002, "loss")
     assert (spec.batch.rule, spec.batch.tasks, spec.batch.group_size) == ("tasks", 32, 4)
     assert (spec.optimizer.learning_rate, spec.optimizer.weight_decay, spec.optimizer.max_grad_norm) == (1e-6, 0.01, 20)
-    assert (spec.sampling.temperature, spec.sampling.top_p, spec.sampling.max_tokens) == (1.0, 1.0, 4096)
+    assert (spec.sampling.temperature, spec.sampling.top_p, spec.sampling.max_tokens) == (0.9, 1.0, 4096)
     assert (spec.parameters, spec.limits.steps, spec.checkpoint.every_steps) == ("full", None, 20)
 
 
@@ -36,7 +36,7 @@ def test_what_a_job_sets_is_what_is_trained() -> None:
         experiment_name="e",
         swarm_mode_sample_collection_method="rollout_until_finish_enough_episodes",
         data={"train_batch_size": 3},
-        rollout={"num_repeat": 5, "temperature": 0.9, "top_p": 0.95, "max_response_length_in_one_turn": 100},
+        rollout={"num_repeat": 5, "temperature": 0.7, "top_p": 0.95, "max_response_length_in_one_turn": 100},
         lora={"lora_rank": 8, "lora_alpha": 16, "target_modules": "q_proj, v_proj"},
         trainer_common={
             "algorithm": {"adv_estimator": "reinforce_plus_plus_baseline"},
@@ -50,7 +50,7 @@ def test_what_a_job_sets_is_what_is_trained() -> None:
         unheard_of={"of": "this"},
     )
     assert (spec.batch.rule, spec.batch.episodes, spec.batch.group_size) == ("episodes", 15, 5)
-    assert (spec.sampling.temperature, spec.sampling.top_p, spec.sampling.max_tokens) == (0.9, 0.95, 100)
+    assert (spec.sampling.temperature, spec.sampling.top_p, spec.sampling.max_tokens) == (0.7, 0.95, 100)
     assert (spec.algorithm.name, spec.algorithm.baseline, spec.algorithm.kl) == ("reinforce_pp", "group", 0)
     assert spec.parameters != "full"
     assert (spec.parameters.rank, spec.parameters.alpha, spec.parameters.targets) == (8, 16, ("q_proj", "v_proj"))
