@@ -86,6 +86,8 @@ async def collect(
     series = _steps(report) | _evaluations(blueprint, own, report, metrics, partner=partner) | _trained(metrics, own)
     series |= interim_series(blueprint, entries, metrics, last=report.step)
     series["tokens_sampled"] = _sampled(entries, report.step)
+    for each in blueprint.elsewhere:
+        series |= _elsewhere(blueprint, each, entries, report.step)
     status = await swarm.status()
     hosted = HostedModel(
         name=hosted_name(status.model),
@@ -121,8 +123,6 @@ async def collect_whole(
     """
     whole = await collect(swarm, blueprint, [metric for metric in metrics if metric.part is None])
     series, evidence, tokens = dict(whole.series), whole.evidence, whole.tokens
-    for each in blueprint.elsewhere:
-        series |= await _elsewhere(swarm, blueprint, each)
     roles, changes = {}, list(evidence.changes or [])
     joined = Counter(evidence.joined)
     lost = [evidence.attrition] if evidence.attrition is not None else []
@@ -155,17 +155,17 @@ async def collect_whole(
     )
 
 
-async def _elsewhere(swarm: SwarmClient, blueprint: TrialBlueprint, elsewhere: Elsewhere) -> Points:
+def _elsewhere(blueprint: TrialBlueprint, elsewhere: Elsewhere, entries: Sequence[LedgerEntry], last: int) -> Points:
     """Rewards and successes on another instrument's held-out tasks, as `_evaluation` gives them, under names of their own.
 
-    Raises: EvidenceMissing.
+    entries: of the run's ledger. last: its last step. Raises: EvidenceMissing.
     """
     name, me = elsewhere.instrument, elsewhere_id(blueprint.trial_key, elsewhere.instrument)
-    report = await swarm.run(blueprint.run_id)
-    entries = [entry async for entry in swarm.ledger(run_id=blueprint.run_id, kind="eval") if entry.client_id == me]
     there = blueprint.model_copy(update={"heldout": elsewhere.heldout})
     try:
-        found = _evaluation(there, entries, "after", report.step, (), partner=False)
+        found = _evaluation(
+            there, [entry for entry in entries if entry.client_id == me], "after", last, (), partner=False
+        )
     except EvidenceMissing as missing:
         raise EvidenceMissing(f"on {name}: {missing}") from missing
     return {f"{part_of(name)}/{series}": line for series, line in found.items()}

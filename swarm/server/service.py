@@ -384,7 +384,8 @@ class Service(DurableState):
     async def end(self, episode_id: str, result: EpisodeResult, task_id: str | None = None) -> EpisodeReceipt:
         """Store reward and calls durably. Codes: not_found, lease_lost, idempotency_conflict, invalid_spec, storage_full.
 
-        task_id: of an episode that was claimed without one. Calls that are open are broken off and recorded as such: the client may have hung up on them just now.
+        Calls that are open are broken off and recorded as such: the client may have hung up on them just now.
+        task_id: of an episode that was claimed without one.
         """
         await self._break_off_calls(episode_id, result.lease)
         if episode_id not in self.state.live:

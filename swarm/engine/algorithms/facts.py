@@ -69,6 +69,11 @@ def ratio(logp_U: Tensor, before_U: Tensor) -> Tensor:
     return exponential(logp_U - before_U)
 
 
+def nothing_clipped(logp_U: Tensor) -> Tensor:
+    """`Algorithm.clipped` where there is no clip range."""
+    return logp_U.exp() < 0.0  # a comparison, as the echo engine has no tensors
+
+
 def excess(logp_U: Tensor, before_U: Tensor) -> Tensor:
     """How far the ratio is above one."""
     return (logp_U - before_U).clamp(max=_MAX_GAP).expm1()

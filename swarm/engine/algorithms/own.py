@@ -16,7 +16,7 @@ from torch import Tensor
 
 from swarm.engine.algorithms.base import Algorithm
 from swarm.engine.algorithms.corrections import Correction
-from swarm.engine.algorithms.facts import TokenFacts, old
+from swarm.engine.algorithms.facts import TokenFacts, nothing_clipped, old
 from swarm.engine.algorithms.functions import OwnFunction, Tokens, Update
 from swarm.engine.algorithms.rewards import Credit, Episodes, Trajectory
 from swarm.engine.seam import TrainingRefused
@@ -99,7 +99,7 @@ class OwnLoss(Algorithm):
 
     def clipped(self, logp_U: Tensor, facts: TokenFacts) -> Tensor:
         """No function says what it clips."""
-        return self.ratio(logp_U, facts) < 0
+        return nothing_clipped(logp_U)
 
 
 def with_own_loss(kind: type[Algorithm]) -> type[Algorithm]:

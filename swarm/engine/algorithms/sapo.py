@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from swarm.engine.algorithms.facts import TokenFacts, excess, old
+from swarm.engine.algorithms.facts import TokenFacts, excess, nothing_clipped, old
 from swarm.engine.algorithms.grpo import Grpo
 
 if TYPE_CHECKING:
@@ -27,4 +27,4 @@ class Sapo(Grpo):
         return (above_U * raised_U + below_U * (1.0 - 1.0 * raised_U)) * facts.advantage_U
 
     def clipped(self, logp_U: Tensor, facts: TokenFacts) -> Tensor:
-        return self.ratio(logp_U, facts) < 0
+        return nothing_clipped(logp_U)

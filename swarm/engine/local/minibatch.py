@@ -15,7 +15,6 @@ from torch import Tensor
 
 from swarm.engine.algorithms.base import Algorithm
 from swarm.engine.algorithms.facts import TokenFacts
-from swarm.engine.algorithms.facts import kl_to_start as kl_to_start
 from swarm.engine.algorithms.functions import Update
 from swarm.engine.algorithms.own import told_of
 from swarm.engine.algorithms.rewards import Credit, Episodes

@@ -23,7 +23,6 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from foundation import strict_json
 from foundation.clock import Clock
 from foundation.strict import explain
 from swarm.engine.seam import EngineInfo
@@ -377,14 +376,12 @@ def _require_admin(request: Request) -> None:
 
 
 async def _decoded(request: Request, model: type[Body]) -> Body:
-    """Fields that are unknown here are passed over: releases of their client differ. Raises: Wrong."""
+    """Fields that are unknown here are passed over: releases of their client differ. Raises: Wrong, Refusal."""
     raw = await wire.read_body(request, wire.MAX_CONTROL_BYTES)
     try:
-        return model.model_validate(strict_json.loads_plain(raw or b"{}"))
+        return model.model_validate(await wire.read_json(raw or b"{}"))
     except ValidationError as error:
         raise Wrong("; ".join(map(str, explain(error, model)))) from error
-    except ValueError as error:
-        raise Wrong(f"the body is not JSON: {error}") from error
 
 
 def _result(output: WorkflowOutput, lease: str) -> EpisodeResult:

@@ -119,7 +119,7 @@ async def read_body(request: Request, limit_bytes: int) -> bytes:
 
 async def decode(request: Request, model: type[Model]) -> Model:
     """The body as `model`. Raises: Refusal(invalid_spec), naming each bad field and the nearest known name."""
-    value = await _read(await read_body(request, MAX_CONTROL_BYTES) or b"{}", control=True)
+    value = await read_json(await read_body(request, MAX_CONTROL_BYTES) or b"{}", control=True)
     try:
         return model.model_validate(value)
     except ValidationError as error:
@@ -131,14 +131,14 @@ async def decode_object(
 ) -> dict[str, Any]:
     """The body as a JSON object that passes the check. control: of a call under `/swarm`. Raises: Refusal(invalid_spec)."""
     raw = await read_body(request, MAX_CONTROL_BYTES if control else MAX_BODY_BYTES)
-    value = await _read(raw, control=control, check=check)
+    value = await read_json(raw, control=control, check=check)
     if not isinstance(value, dict):
         fault = FieldError(field="(whole)", problem="should be a JSON object")
         raise invalid_spec([fault], "the body must be a JSON object")
     return value
 
 
-async def _read(raw: bytes, *, control: bool, check: Callable[[dict[str, Any]], None] | None = None) -> Any:
+async def read_json(raw: bytes, *, control: bool = False, check: Callable[[dict[str, Any]], None] | None = None) -> Any:
     """JSON, read and checked in a thread where that takes long. Raises: Refusal(invalid_spec)."""
     large = len(raw) > _LARGE_BYTES
 

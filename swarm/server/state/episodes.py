@@ -67,8 +67,8 @@ _UNSETTLED = "its client gave up, and the server was restarted before its engine
 def end(t: Transition, episode_id: str, result: EpisodeResult, task_id: str | None = None) -> EpisodeReceipt:
     """Close an open episode with its reward. Codes: not_found, lease_lost, invalid_spec.
 
-    task_id: of an episode that was claimed without one. One with a failed call that nothing made good is dropped as tainted, unless the result says `despite`. One without calls
-    is dropped too, unless a person played it by hand.
+    One with a failed call that nothing made good is dropped as tainted, unless the result says `despite`. One without calls is dropped
+    too, unless a person played it by hand. task_id: of an episode that was claimed without one.
     """
     live = held(t, episode_id, result.lease)
     refuse_misspelt_agents(live.calls, result.agent_rewards)
