@@ -22,24 +22,12 @@ from researcher.store.errors import OverBudget
 from researcher.store.store import Store
 from researcher.study.plan import Budget, Plan
 from researcher.view import StudyPicture
+from tests.fakes.quiet import Quiet
 from tests.fakes.repeat_study import repeat_plan, repeat_setup
 from tests.fakes.shown_study import finish
 from tests.fakes.study import study_plan
 
 pytestmark = pytest.mark.anyio
-
-
-class _Quiet:
-    """Neither view nor copy."""
-
-    def show(self, picture: StudyPicture) -> None: ...
-
-    def say(self, line: str) -> None: ...
-
-    def close(self) -> None: ...
-
-    def drain(self, study_id: str | None = None) -> int:
-        return 0
 
 
 async def test_when_its_wall_time_is_spent_what_runs_is_paused_and_the_study_stops(tmp_path: Path) -> None:
@@ -52,7 +40,7 @@ async def test_when_its_wall_time_is_spent_what_runs_is_paused_and_the_study_sto
     for _ in range(2):  # resuming it does not give it more
         async with ServerPool(store, f"study {study}", local=slow) as pool:
             executor = Executor(store, pool, repeat_setup(tmp_path / "studies"), limits=limits)
-            conduct = Conduct(store, executor, _Quiet(), _Quiet(), SystemClock(), tmp_path / "studies")
+            conduct = Conduct(store, executor, Quiet(), Quiet(), SystemClock(), tmp_path / "studies")
             with pytest.raises(OverBudget, match="wall time is spent"):
                 await conduct.carry_out(study)
             assert (await pool.servers[0].swarm.status()).run_id is None
@@ -103,7 +91,7 @@ async def test_a_study_whose_last_trials_end_as_its_wall_time_does_is_concluded(
         for trial in store.trials.ensure(study, stage.id, [(arm, seed) for arm in stage.arms for seed in range(3)]):
             finish(store, study, trial, 0.3 + 0.01 * trial.seed)
     executor = _Finishing(store, clock, plan.budget.wall_s + 1)
-    conduct = Conduct(store, executor, _Quiet(), _Quiet(), clock, tmp_path / "studies")  # type: ignore[arg-type]
+    conduct = Conduct(store, executor, Quiet(), Quiet(), clock, tmp_path / "studies")  # type: ignore[arg-type]
     async with asyncio.timeout(30):
         outcome = await conduct.carry_out(study)
     assert outcome.status is StudyStatus.DONE
@@ -122,7 +110,7 @@ async def test_a_request_that_comes_as_a_stage_ends_keeps_the_next_one_from_runn
     executor = _Finishing(store, clock, 1.0)
     executor.halted.set()
     executor.then = lambda: getattr(store.studies, wish)(study)
-    conduct = Conduct(store, executor, _Quiet(), _Quiet(), clock, tmp_path / "studies")  # type: ignore[arg-type]
+    conduct = Conduct(store, executor, Quiet(), Quiet(), clock, tmp_path / "studies")  # type: ignore[arg-type]
     statuses = []
     for _ in plan.stages:
         outcome = await conduct.carry_out(study)
@@ -147,7 +135,7 @@ async def test_a_study_in_which_not_one_trial_is_finished_has_failed(tmp_path: P
         store.trials.fail(study, trial.key, f"2 attempts failed; the last: no {trial.key}")
         clock.advance(1.0)
     executor = _Finishing(store, clock, 0.0)
-    conduct = Conduct(store, executor, _Quiet(), _Quiet(), clock, tmp_path / "studies")  # type: ignore[arg-type]
+    conduct = Conduct(store, executor, Quiet(), Quiet(), clock, tmp_path / "studies")  # type: ignore[arg-type]
     for _ in range(2):  # resuming it changes nothing
         outcome = await conduct.carry_out(study)
         trials = store.trials.all(study)
@@ -173,7 +161,7 @@ async def test_a_study_whose_report_cannot_be_written_stops_all_the_same(tmp_pat
     (tmp_path / "studies").mkdir()
     (tmp_path / "studies" / study).write_text("in the way")
     executor = _Finishing(store, clock, 0.0)
-    conduct = Conduct(store, executor, _Quiet(), _Quiet(), clock, tmp_path / "studies")  # type: ignore[arg-type]
+    conduct = Conduct(store, executor, Quiet(), Quiet(), clock, tmp_path / "studies")  # type: ignore[arg-type]
     with pytest.raises(OverBudget):
         await conduct.carry_out(study)
     assert store.studies.get(study).status is StudyStatus.STOPPED
@@ -196,7 +184,7 @@ async def test_the_report_that_is_written_at_a_studys_end_tells_of_it_and_verifi
         store.studies.request_stop(study)
     executor = _Finishing(store, clock, 0.0)
     executor.halted.set()
-    conduct = Conduct(store, executor, _Quiet(), _Quiet(), clock, tmp_path / "studies")  # type: ignore[arg-type]
+    conduct = Conduct(store, executor, Quiet(), Quiet(), clock, tmp_path / "studies")  # type: ignore[arg-type]
     with pytest.raises(OverBudget) if spent else contextlib.nullcontext():
         await conduct.carry_out(study)
     assert store.studies.get(study).status is StudyStatus.STOPPED
@@ -223,7 +211,7 @@ async def test_a_study_that_died_before_its_conclusion_is_concluded_though_its_w
     store.budgets.set(study, "wall_s", plan.budget.wall_s)
     store.budgets.spend(study, "wall_s", "since 0", plan.budget.wall_s)
     executor = _Finishing(store, clock, 0.0)
-    conduct = Conduct(store, executor, _Quiet(), _Quiet(), clock, tmp_path / "studies")  # type: ignore[arg-type]
+    conduct = Conduct(store, executor, Quiet(), Quiet(), clock, tmp_path / "studies")  # type: ignore[arg-type]
     async with asyncio.timeout(30):
         outcome = await conduct.carry_out(study)
     assert outcome.status is StudyStatus.DONE
@@ -270,7 +258,7 @@ class _Paced:
     def halt(self, wish: str) -> None: ...
 
 
-class _Watched(_Quiet):
+class _Watched(Quiet):
     def __init__(self) -> None:
         self.spent_s: list[float] = []
 
@@ -287,7 +275,7 @@ async def test_what_is_spent_counts_on_over_stages_and_resumes(tmp_path: Path) -
     view = _Watched()
     for calls in (1, 9):  # paused after its noise floor, then resumed
         executor = _Paced(store, clock, calls)
-        conduct = Conduct(store, executor, _Quiet(), view, clock, tmp_path / "studies")  # type: ignore[arg-type]
+        conduct = Conduct(store, executor, Quiet(), view, clock, tmp_path / "studies")  # type: ignore[arg-type]
         async with asyncio.timeout(30):
             await conduct.carry_out(study)
         clock.advance(3600.0)

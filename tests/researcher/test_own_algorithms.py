@@ -25,8 +25,8 @@ from researcher.report.verify import verify
 from researcher.store.store import Store
 from researcher.study.file import checked_spec, read_data_file
 from researcher.study.plan import Plan
-from researcher.view import StudyPicture
 from swarm.protocol.runspec import RunSpec
+from tests.fakes.quiet import Quiet
 from tests.fakes.repeat_study import FOLDER
 from tests.swarm.engine.own_functions import SOURCE
 
@@ -40,19 +40,6 @@ arms:
   grpo: {}
   mine: {algorithm: "mine.py:advantage", importance_correction: "mine.py:correction"}
 """
-
-
-class _Quiet:
-    """Neither view nor copy."""
-
-    def show(self, picture: StudyPicture) -> None: ...
-
-    def say(self, line: str) -> None: ...
-
-    def close(self) -> None: ...
-
-    def drain(self, study_id: str | None = None) -> int:
-        return 0
 
 
 def planned(folder: Path, source: str = SOURCE, **changes: Any) -> Plan:
@@ -120,7 +107,7 @@ async def test_a_study_of_an_own_algorithm_concludes(tmp_path: Path, monkeypatch
     server = LocalServer(model="echo", engine="echo", folder=tmp_path / "server", arguments=("--allow-algorithms",))
     async with ServerPool(store, f"study {study}", local=server) as pool:
         executor = Executor(store, pool, setup)
-        conduct = Conduct(store, executor, _Quiet(), _Quiet(), SystemClock(), tmp_path / "studies")
+        conduct = Conduct(store, executor, Quiet(), Quiet(), SystemClock(), tmp_path / "studies")
         outcome = await conduct.carry_out(study)
     assert outcome.status is StudyStatus.DONE
     data = store.study_data(study)

@@ -23,27 +23,14 @@ from researcher.store.mlflow_sink import MlflowSink
 from researcher.store.store import Store
 from researcher.study.plan import Plan, Verdict
 from researcher.study.spec import StudySpec
-from researcher.view import StudyPicture
 from swarm.client.tasks import each
 from swarm.client.workflow import load_workflow
+from tests.fakes.quiet import Quiet
 from tests.fakes.repeat_study import FOLDER
 from tests.fakes.web_page import WebPage
 
 pytestmark = [pytest.mark.anyio, pytest.mark.campaign]
 RATES = [1e-5, 1e-4, 1e-3]
-
-
-class _Quiet:
-    """Neither view nor copy."""
-
-    def show(self, picture: StudyPicture) -> None: ...
-
-    def say(self, line: str) -> None: ...
-
-    def close(self) -> None: ...
-
-    def drain(self, study_id: str | None = None) -> int:
-        return 0
 
 
 @pytest.fixture
@@ -68,7 +55,7 @@ async def carried_out(home: Path, store: Store, plan: Plan) -> tuple[str, list[V
     store.plans.save(study, plan)
     server = LocalServer(model="echo", engine="echo", folder=home / "server")
     async with ServerPool(store, f"study {study}", local=server) as pool:
-        conduct = Conduct(store, Executor(store, pool, setup), _Quiet(), _Quiet(), SystemClock(), home / "studies")
+        conduct = Conduct(store, Executor(store, pool, setup), Quiet(), Quiet(), SystemClock(), home / "studies")
         outcome = await conduct.carry_out(study)
     assert outcome.status is StudyStatus.DONE
     data = store.study_data(study)

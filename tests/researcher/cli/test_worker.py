@@ -14,24 +14,12 @@ from researcher.executor.processes import Berth
 from researcher.home import Home
 from researcher.models import StudyStatus
 from researcher.schedule.timetable import Timetable
+from tests.fakes.quiet import Quiet
 from tests.fakes.shown_study import at_gate, opened, planned, running
 
 pytestmark = pytest.mark.anyio
 NOON = 1_700_049_600.0
 """2023-11-15 12:00 UTC."""
-
-
-class _Quiet:
-    """Neither view nor copy."""
-
-    def show(self, picture: object) -> None: ...
-
-    def say(self, line: str) -> None: ...
-
-    def close(self) -> None: ...
-
-    def drain(self, study_id: str | None = None) -> int:
-        return 0
 
 
 @pytest.fixture
@@ -42,7 +30,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Home, str]:
 
 
 async def _worked(home: Home, study: str) -> Outcome:
-    return await work_on(home, study, _Quiet(), wait=False, clock=ManualClock(NOON), copy=lambda store: _Quiet())
+    return await work_on(home, study, Quiet(), wait=False, clock=ManualClock(NOON), copy=lambda store: Quiet())
 
 
 async def test_a_study_whose_days_pass_at_its_plans_gate_is_ended(home: tuple[Home, str]) -> None:
@@ -91,12 +79,12 @@ async def test_a_study_that_came_to_rest_when_the_next_window_was_open_goes_on(
     slow = _Slow(clock)
 
     async def work(worker: Worker) -> Outcome:
-        conduct = Conduct(worker._store, slow, _Quiet(), _Quiet(), clock, found.studies)  # type: ignore[arg-type]
+        conduct = Conduct(worker._store, slow, Quiet(), Quiet(), clock, found.studies)  # type: ignore[arg-type]
         return await conduct.carry_out(study)
 
     monkeypatch.setattr(Worker, "_work", work)
     with pytest.raises(NoServersLeft, match="enough seen"):
-        await work_on(found, study, _Quiet(), wait=wait, clock=clock, copy=lambda store: _Quiet())
+        await work_on(found, study, Quiet(), wait=wait, clock=clock, copy=lambda store: Quiet())
     assert slow.calls == 2
     found.store.close()
 

@@ -22,24 +22,13 @@ from researcher.models import BudgetState, StudyStatus, TrialRecord, TrialStatus
 from researcher.store.errors import OverBudget
 from researcher.store.store import Store
 from researcher.study.plan import Budget, Plan
-from researcher.view import StudyPicture
 from tests.fakes.example_plan import ARMS
+from tests.fakes.quiet import Quiet
 from tests.fakes.repeat_study import repeat_plan, repeat_setup
 
 pytestmark = pytest.mark.anyio
 LIMITS = TrialLimits(check_s=0.2, count_s=0.2, grace_s=5, attempt_s=60, stall_s=20)
 PLENTY = 100_000_000
-
-
-class _Quiet:
-    def show(self, picture: StudyPicture) -> None: ...
-
-    def say(self, line: str) -> None: ...
-
-    def close(self) -> None: ...
-
-    def drain(self, study_id: str | None = None) -> int:
-        return 0
 
 
 @pytest.fixture
@@ -163,7 +152,7 @@ async def test_a_study_stops_when_its_tokens_are_spent_and_resuming_it_gives_it_
     for _ in range(2):
         async with _pool(store, study, tmp_path, "--echo-latency-s", "0.3") as pool:
             executor = Executor(store, pool, repeat_setup(tmp_path / "studies"), limits=LIMITS)
-            conduct = Conduct(store, executor, _Quiet(), _Quiet(), SystemClock(), tmp_path / "studies")
+            conduct = Conduct(store, executor, Quiet(), Quiet(), SystemClock(), tmp_path / "studies")
             async with asyncio.timeout(60):
                 with pytest.raises(OverBudget, match="tokens is spent"):
                     await conduct.carry_out(study)

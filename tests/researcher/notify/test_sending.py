@@ -33,26 +33,15 @@ from researcher.schedule.timetable import Timetable
 from researcher.store.errors import OverBudget
 from researcher.store.store import Store
 from researcher.study.plan import Plan
-from researcher.view import StudyPicture
 from tests.contracts.notifier_contract import PNG, a_notice
 from tests.fakes.notices import SECRET, FakeNotifier, Webhook, webhook
+from tests.fakes.quiet import Quiet
 from tests.fakes.shown_study import finish
 from tests.fakes.study import study_plan
 
 pytestmark = pytest.mark.anyio
 ANSWER = "forty-two, says the client with sk-1234567890abcdef"
 DAY_S = 86_400.0
-
-
-class _Quiet:
-    def show(self, picture: StudyPicture) -> None: ...
-
-    def say(self, line: str) -> None: ...
-
-    def close(self) -> None: ...
-
-    def drain(self, study_id: str | None = None) -> int:
-        return 0
 
 
 class _Finishing:
@@ -97,7 +86,7 @@ class _House:
 
     async def conduct(self, study: str, *, fails: bool = False) -> Outcome:
         executor: Any = _Finishing(self.store, fails=fails)
-        quiet = _Quiet()
+        quiet = Quiet()
         found = Conduct(self.store, executor, quiet, quiet, self.clock, self.home.studies, further=self.sinks())
         return await found.carry_out(study)
 
@@ -170,7 +159,7 @@ async def test_a_worker_that_cannot_go_on_says_so_at_once_and_once_a_day(
     house.clock.advance(0.6 * DAY_S)  # to noon, UTC
     for told in (1, 1, 2):
         with pytest.raises(NoServersLeft):
-            await work_on(house.home, study, _Quiet(), wait=False, clock=house.clock, copy=lambda _: _Quiet())
+            await work_on(house.home, study, Quiet(), wait=False, clock=house.clock, copy=lambda _: Quiet())
         assert len(house.hook.posts) == told
         house.clock.advance(DAY_S * 0.4)
     assert "no server is left" in house.hook.posts[0]["message"]
@@ -179,7 +168,7 @@ async def test_a_worker_that_cannot_go_on_says_so_at_once_and_once_a_day(
 
 async def test_a_plans_gate_is_told_of_although_no_trial_has_begun(house: _House) -> None:
     study = house.study(approve="plan")
-    await work_on(house.home, study, _Quiet(), wait=False, clock=house.clock, copy=lambda _: _Quiet())
+    await work_on(house.home, study, Quiet(), wait=False, clock=house.clock, copy=lambda _: Quiet())
     assert house.titles == [f"{study} waits for your word"]
     assert f"researcher show {study}" in house.hook.posts[0]["message"]
 

@@ -16,15 +16,10 @@ import httpx
 import pytest
 from httpx import ASGITransport
 
-from foundation.clock import SystemClock
-from foundation.ids import RandomIds
 from swarm.engine.echo.engine import EchoEngine
-from swarm.server.app import create_app
-from swarm.server.gateway.gateway import Gateway
-from swarm.server.keys import ControlTokens, Keyring
+from swarm.server.keys import ControlTokens
 from swarm.server.routes import wire
-from swarm.server.service import Service
-from swarm.server.training_loop import TrainingLoop
+from tests.swarm.server.in_process import in_process
 
 pytestmark = pytest.mark.anyio
 
@@ -57,25 +52,11 @@ def _bearer(token: str) -> dict[str, str]:
 
 @contextlib.asynccontextmanager
 async def serving(directory: Path, tokens: ControlTokens, public_url: str | None = None) -> AsyncIterator[Served]:
-    clock, ids, engine, closing = SystemClock(), RandomIds(), EchoEngine(), asyncio.Event()
-    service = Service.open(directory / "pool", engine.info, clock=clock, ids=ids)
-    await service.start()
-    training_loop = asyncio.create_task(TrainingLoop(service, engine, clock=clock, runs_dir=directory / "runs").run())
-    app = create_app(
-        service=service,
-        gateway=Gateway(service, engine, clock, ids),
-        info=engine.info,
-        keys=Keyring(b"k" * 32),
-        tokens=tokens,
-        clock=clock,
-        closing=closing,
-        public_url=public_url,
-    )
-    async with httpx.AsyncClient(transport=ASGITransport(app), base_url="http://127.0.0.1:8642") as http:
-        yield Served(http, closing, engine)
-    training_loop.cancel()
-    await asyncio.gather(training_loop, return_exceptions=True)
-    await service.close()
+    async with (
+        in_process(directory, tokens, public_url) as surface,
+        httpx.AsyncClient(transport=ASGITransport(surface.app), base_url="http://127.0.0.1:8642") as http,
+    ):
+        yield Served(http, surface.closing, surface.engine)
 
 
 @pytest.fixture

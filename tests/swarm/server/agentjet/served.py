@@ -13,17 +13,13 @@ import httpx
 from httpx import ASGITransport
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from foundation.clock import ManualClock, SystemClock
-from foundation.ids import RandomIds
-from swarm.engine.echo.engine import EchoEngine
+from foundation.clock import ManualClock
 from swarm.server.agentjet.facade import START_TAKES_S, AgentJet
 from swarm.server.agentjet.prefix import Prefixes
-from swarm.server.app import create_app
-from swarm.server.gateway.gateway import Gateway
-from swarm.server.keys import ControlTokens, Keyring
+from swarm.server.keys import ControlTokens
 from swarm.server.service import Service
-from swarm.server.training_loop import TrainingLoop
 from tests.swarm.server.agentjet.replay import Json, Replay
+from tests.swarm.server.in_process import in_process
 
 PREFIXES = Prefixes(admin="admin-secret-0123456789", client="client-secret-012345678")
 ADMIN, CLIENT = f"/ajet/{PREFIXES.admin}", f"/ajet/{PREFIXES.client}"
@@ -118,32 +114,22 @@ async def serving(
     directory: Path, prefixes: Prefixes = PREFIXES, facade_clock: ManualClock | None = None
 ) -> AsyncIterator[Served]:
     """facade_clock: of the facade alone."""
-    facade_clock = facade_clock or ManualClock()
-    clock, ids, engine, closing = SystemClock(), RandomIds(), EchoEngine(), asyncio.Event()
-    tokens = ControlTokens(None, None)
-    service = Service.open(directory / "pool", engine.info, clock=clock, ids=ids)
-    await service.start()
-    training_loop = asyncio.create_task(TrainingLoop(service, engine, clock=clock, runs_dir=directory / "runs").run())
-    app = create_app(
-        service=service,
-        gateway=Gateway(service, engine, clock, ids),
-        info=engine.info,
-        keys=Keyring(b"k" * 32),
-        tokens=tokens,
-        clock=clock,
-        closing=closing,
-    )
+    facade_clock, tokens = facade_clock or ManualClock(), ControlTokens(None, None)
+    async with in_process(directory, tokens) as surface:
 
-    def front() -> ASGIApp:
-        facade = AgentJet(service=service, info=engine.info, tokens=tokens, clock=facade_clock, closing=closing)
-        return facade.before(app, prefixes)
+        def front() -> ASGIApp:
+            facade = AgentJet(
+                service=surface.service,
+                info=surface.engine.info,
+                tokens=tokens,
+                clock=facade_clock,
+                closing=surface.closing,
+            )
+            return facade.before(surface.app, prefixes)
 
-    transport = Exchangeable(front())
-    async with httpx.AsyncClient(transport=ASGITransport(transport), base_url="http://127.0.0.1:8642") as http:
-        yield Served(http, service, facade_clock, lambda: transport.exchange(front()))
-    training_loop.cancel()
-    await asyncio.gather(training_loop, return_exceptions=True)
-    await service.close()
+        transport = Exchangeable(front())
+        async with httpx.AsyncClient(transport=ASGITransport(transport), base_url="http://127.0.0.1:8642") as http:
+            yield Served(http, surface.service, facade_clock, lambda: transport.exchange(front()))
 
 
 async def replayed(served: Served, name: str) -> Replay:
