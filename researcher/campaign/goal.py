@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
@@ -13,7 +12,6 @@ from researcher.design.question import InstrumentNames
 from researcher.instruments.instrument import Direction, Factor, Instrument, Scalar
 from researcher.instruments.levels import as_level, level_problem
 from researcher.refusals import Refusals, SpecRefused, refused_in
-from researcher.study.file import read_data_file
 from researcher.study.spec import LONGEST_QUESTION, Count, Duration, SpecSchedule
 
 MOST_LEVELS = 9
@@ -92,17 +90,12 @@ class CampaignGoal(StrictModel):
         return self.model_dump(mode="json", exclude_defaults=True)
 
 
-def read_goal(path: Path) -> CampaignGoal:
-    """Raises: PlanningRefused, with the line of each wrong field."""
-    fields, lines = read_data_file(path, "a goal file")
+def goal_in(fields: Mapping[str, Any]) -> CampaignGoal:
+    """Raises: SpecRefused, naming every wrong field."""
     try:
         return CampaignGoal.model_validate(fields)
     except ValidationError as error:
-        try:
-            Refusals(refused_in(error, CampaignGoal)).raise_any()
-        except SpecRefused as refused:
-            refused.args = (lines.located(refused),)
-            raise
+        Refusals(refused_in(error, CampaignGoal)).raise_any()
         raise AssertionError("pydantic refuses, and names no field") from error
 
 

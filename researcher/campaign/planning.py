@@ -16,7 +16,7 @@ from researcher.design.pricing import Price, price_of
 from researcher.instruments.catalogue import InstrumentFolder
 from researcher.models import Role, StudyOptions
 from researcher.paces import paces_on
-from researcher.refusals import PlanningRefused
+from researcher.refusals import SpecRefused
 from researcher.store.store import Store
 from researcher.study.plan import ALPHA, Plan
 from researcher.study.spec import StudySpec
@@ -65,11 +65,10 @@ class InstrumentPlanner:
 
 
 async def first_step(goal: CampaignGoal, aim: Aim, planner: StudyPlanner) -> Decided:
-    """The first decision of a campaign without an LLM. Raises: PlanningRefused where the budget pays for no study."""
+    """The first decision of a campaign without an LLM. Raises: SpecRefused where the budget pays for no study."""
     decided = await decide(before_all(goal, aim), BuiltinStrategist(), planner)
     if decided.step is None or decided.step.plan is None:
         refused = "; ".join(each.problems[0] for each in decided.judgements if each.problems)
-        raise PlanningRefused(
-            f"budget: it pays for no first study: {refused or 'one takes a quarter of what is left'}; give more, or fewer factors"
-        )
+        said = f"it pays for no first study: {refused or 'one takes a quarter of what is left'}; give more, or fewer factors"
+        raise SpecRefused("budget", said)
     return decided

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import getpass
 import json
 import math
 import os
 import shutil
-import socket
 import sys
 import tarfile
 import time
@@ -17,29 +15,24 @@ from pathlib import Path
 from typing import Any
 
 from foundation import logs
-from foundation.clock import SystemClock
 from foundation.commandline import UsageError
-from foundation.paths import user_data_dir
 from foundation.streams import one_line
 from researcher.campaign import people
-from researcher.campaign.goal import Aim, CampaignGoal, aim_of, read_goal
+from researcher.campaign.goal import CampaignGoal, goal_in
 from researcher.campaign.people import open_question
 from researcher.campaign.records import observe
 from researcher.campaign.report import write_campaign_report
 from researcher.campaign.verify import verify_campaign
 from researcher.cli import DONE, FAILED, WAITING, answer, say
-from researcher.cli.request import Asking, campaign_llm, check_addresses, seconds
+from researcher.cli.goals import ready_goal, recorded
+from researcher.cli.request import Asking, check_addresses, seconds
 from researcher.cli.start import home_to_look_at, keep_calls
 from researcher.describe import when
 from researcher.home import Home, open_home
-from researcher.instruments.catalogue import OWN_STUDIES, InstrumentFolder, open_instrument
-from researcher.models import CampaignRecord, CampaignStatus, LlmCall, StudyOptions
-from researcher.notify.services import check_names
+from researcher.models import CampaignRecord, CampaignStatus, LlmCall
 from researcher.ownership import living_owner, owned_now
-from researcher.refusals import SpecRefused
-from researcher.schedule.timetable import Timetable
 from researcher.store.errors import NotFound
-from researcher.study.file import read_data_file
+from researcher.study.file import Lines, read_data_file
 
 _SHOWN_GOAL = 120
 _LOOK_EVERY_S = 2.0
@@ -52,82 +45,40 @@ def campaign_command(args: argparse.Namespace) -> int:
 
 def start(args: argparse.Namespace) -> int:
     """Fix the goal, then carry the campaign out here or have the daemon do it."""
-    goal = _goal(args)
+    goal, lines = _goal(args)
     check_addresses(args.server)
     if args.server and args.engine == "echo":
         raise UsageError("--engine is for a server started here, and --server names others: drop one of them")
-    own_ideas = campaign_llm(goal) is None  # what it refuses is refused here rather than by the worker
-    if goal.notify and not args.dry_run:
-        check_names(goal.notify, os.environ)
-    folder = open_instrument(goal.instruments[0])
-    aim = aim_of(goal, folder.instrument)
-    timetable = Timetable.of(goal.schedule.windows, goal.schedule.days, SystemClock().now())
-    document: dict[str, Any] = {"goal": goal.document(), "aim": aim.model_dump(mode="json")}
     home = home_to_look_at(args)
-    options = StudyOptions(
-        instrument=None if folder.path.parent == OWN_STUDIES else str(folder.path),
-        servers=tuple(args.server),
-        engine=args.engine,
-        machine=socket.gethostname(),
-        max_parallel=args.max_parallel,
-    )
-    first = _first(home, options, folder, goal, aim) if own_ideas else None
+    with lines.named():
+        ready = ready_goal(goal, home, args.server, args.engine, max_parallel=args.max_parallel, runs=not args.dry_run)
     if args.dry_run:
-        return answer(args.json, {**document, "first": first}, *_aim_lines(document), *_first_lines(first))
+        return answer(args.json, {**ready.document, "first": ready.first}, *ready.lines())
     assert home is not None
-    schedule = {"timetable": timetable.model_dump(mode="json"), "carried": args.detach}
-    campaign_id = home.store.campaigns.create(document["goal"], document["aim"], options, schedule)
+    campaign_id = recorded(home, ready, carried=args.detach)
     if args.detach:
         from researcher.schedule.daemon import ensure_daemon
 
         ensure_daemon()
         text = f"{campaign_id}: the daemon carries it on; `researcher campaign watch {campaign_id}` follows it"
-        return answer(args.json, {"campaign": campaign_id, **document}, text)
+        return answer(args.json, {"campaign": campaign_id, **ready.document}, text)
     return _carry_on(home, campaign_id, as_json=args.json, wait=True)
 
 
-def _goal(args: argparse.Namespace) -> CampaignGoal:
+def _goal(args: argparse.Namespace) -> tuple[CampaignGoal, Lines]:
     if (args.file is None) == (args.topic is None):
         raise UsageError("give a goal file or --topic TEXT, one of them: `researcher campaign start GOAL.yaml`")
     if args.file is not None:
-        return read_goal(Path(args.file))
+        fields, lines = read_data_file(Path(args.file), "a goal file")
+        with lines.named():
+            return goal_in(fields), lines
     from researcher.campaign.topic import goal_of
 
     calls: list[LlmCall] = []
     try:
-        return goal_of(Asking(args, open_home(), calls).wanted().draft)
+        return goal_of(Asking(args, open_home(), calls).wanted().draft), Lines("the topic")
     finally:
         keep_calls(calls)
-
-
-def _aim_lines(document: dict[str, Any]) -> list[str]:
-    aim = document["aim"]
-    lines = [f"goal: {document['goal']['goal']}"]
-    lines.append(f"{aim['metric']} of {aim['instrument']} is to {aim['direction']} by {aim['margin']:g} or more")
-    for factor in aim["factors"]:
-        lines.append(f"  {factor['name']}: {', '.join(map(str, factor['levels']))} (default {factor['default']})")
-    return lines
-
-
-def _first(
-    home: Home | None, options: StudyOptions, folder: InstrumentFolder, goal: CampaignGoal, aim: Aim
-) -> dict[str, Any]:
-    """What it would begin with, and its price. Raises: PlanningRefused where the budget pays for nothing."""
-    from researcher.campaign.planning import first_step
-    from researcher.cli.campaign_worker import planner_of
-
-    root, store = (user_data_dir(), None) if home is None else (home.root, home.store)
-    decided = asyncio.run(first_step(goal, aim, planner_of(root, store, options, folder)))
-    assert decided.step is not None
-    return decided.step.row()
-
-
-def _first_lines(first: dict[str, Any] | None) -> list[str]:
-    if first is None:
-        return ["first study: the LLM proposes it when the campaign begins"]
-    proposal, (least, most) = first["proposal"], first["trials"]
-    trials = str(least) if least == most else f"{least} to {most}"
-    return [f"first study: {proposal['because']}", f"  {trials} trials, about {first['cost_s'] / 60:.0f} min of trials"]
 
 
 def _carry_on(home: Home, campaign_id: str, *, as_json: bool, wait: bool) -> int:
@@ -281,11 +232,8 @@ def tell(args: argparse.Namespace) -> int:
     home, record = _named(args)
     if args.study is not None:
         spec, lines = read_data_file(Path(args.study), "a study")
-        try:
+        with lines.named():
             people.request_study(home.store, record.id, spec, args.words, getpass.getuser())
-        except SpecRefused as refused:
-            refused.args = (lines.located(refused),)
-            raise
         text = f"{record.id}: the next decision carries it out, or says what is wrong with it"
         return answer(args.json, {"campaign": record.id, "told": args.words, "study": spec}, text)
     people.tell(home.store, record.id, args.words, getpass.getuser())

@@ -11,6 +11,7 @@ import os
 import shlex
 import socket
 import sys
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,7 @@ from researcher.schedule.timetable import Timetable
 from researcher.study.draft import Draft, study_text
 from researcher.study.file import checked_spec
 from researcher.study.plan import Plan
-from researcher.study.spec import StudySpec
+from researcher.study.spec import SpecSchedule, StudySpec
 
 NEW = "new"
 
@@ -181,14 +182,14 @@ def planned(
     refusals, timetable, plan = Refusals(wrong), None, None
     if spec is not None:
         with refusals.kept():
-            timetable = _timetable(spec)
+            timetable = timetable_of(spec.schedule)
         if runs and spec.notify:
             from researcher.notify.services import check_names
 
             with refusals.kept():
                 check_names(spec.notify, os.environ)
         with refusals.kept():
-            folder = folder or _instrument(spec)
+            folder = folder or instrument_of("instrument", spec.instrument)
             if wrong:
                 named(spec, folder.instrument)
             else:
@@ -196,12 +197,8 @@ def planned(
                     spec, folder, known=knowledge.known, paces=knowledge.paces, servers=servers, kept=knowledge.kept
                 )
                 plan = labelled(made, folder)
-    try:
+    with nullcontext() if wanted.lines is None else wanted.lines.named():
         refusals.raise_any()
-    except SpecRefused as error:
-        if wanted.lines is not None:
-            error.args = (wanted.lines.located(error),)
-        raise
     assert spec is not None
     assert timetable is not None
     assert folder is not None
@@ -209,20 +206,20 @@ def planned(
     return spec, timetable, folder, plan
 
 
-def _timetable(spec: StudySpec) -> Timetable:
+def timetable_of(schedule: SpecSchedule) -> Timetable:
     """Raises: SpecRefused."""
     try:
-        return Timetable.of(spec.schedule.windows, spec.schedule.days, SystemClock().now())
+        return Timetable.of(schedule.windows, schedule.days, SystemClock().now())
     except UsageError as error:
         raise SpecRefused("schedule.windows", str(error)) from error
 
 
-def _instrument(spec: StudySpec) -> InstrumentFolder:
-    """Raises: SpecRefused."""
+def instrument_of(field: str, name: str) -> InstrumentFolder:
+    """The instrument that a field of a file names. Raises: SpecRefused."""
     try:
-        return open_instrument(spec.instrument)
+        return open_instrument(name)
     except PlanningRefused as error:
-        raise SpecRefused("instrument", str(error), error.nearest) from error
+        raise SpecRefused(field, str(error), error.nearest) from error
 
 
 def with_tasks(plan: Plan, folder: InstrumentFolder, home: Home | None, *, dry_run: bool) -> Plan:

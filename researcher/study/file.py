@@ -9,6 +9,7 @@ import os
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,15 @@ class Lines:
     def located(self, refused: SpecRefused) -> str:
         """Each problem after the line of its field."""
         return "; ".join(f"{self.at(field)}: {field}: {problem}" for field, problem in refused.problems)
+
+    @contextmanager
+    def named(self) -> Iterator[None]:
+        """What the body refuses says the line of each field."""
+        try:
+            yield
+        except SpecRefused as refused:
+            refused.args = (self.located(refused),)
+            raise
 
 
 class _Loader(yaml.SafeLoader):
@@ -94,9 +104,9 @@ def read_study_file(path: Path) -> tuple[dict[str, Any], Lines]:
     return data, lines
 
 
-def read_study_text(text: str, folder: Path) -> tuple[dict[str, Any], Lines]:
+def read_study_text(text: str, folder: Path, kind: str = "a study file") -> tuple[dict[str, Any], Lines]:
     """The same of a YAML text that stands in no file. folder: where its relative paths start. Raises: PlanningRefused."""
-    return _data(Path("the text"), text, "a study file", folder)
+    return _data(Path("the text"), text, kind, folder)
 
 
 def read_data_file(path: Path, kind: str) -> tuple[dict[str, Any], Lines]:

@@ -62,12 +62,16 @@ def said(capsys: Capture, code: int, *words: str) -> Any:
         ("goal: better\ninstruments: [arithmetic]\n", "budget"),
         ("goal: better\ninstruments: [arithmetic]\nbudget: {trials: 20}\nfactor: [kl]\n", "did you mean 'factors'"),
         ("goal: better\ninstruments: [arithmetic]\nbudget: {trials: 20}\nfactors: [learning_rte]\n", "learning_rate"),
-        ("goal: better\ninstruments: [arithmetic]\nbudget: {trials: 20}\nfactors: {kl: [0.1, 7]}\n", "factors.kl"),
+        (
+            "goal: better\ninstruments: [arithmetic]\nbudget: {trials: 20}\nfactors: {kl: [0.1, 7]}\n",
+            "goal.yaml:4: factors.kl",
+        ),
         (
             "goal: better\ninstruments: [arithmetic]\nbudget: {trials: 20}\nobjective: {metric: auc}\n",
             "objective.metric",
         ),
-        ("goal: better\ninstruments: [arithmetc]\nbudget: {trials: 20}\n", "arithmetic"),
+        ("goal: better\ninstruments: [arithmetc]\nbudget: {trials: 20}\n", "goal.yaml:2: instruments"),
+        ("goal: better\ninstruments: [arithmetic]\nbudget: {wall: 1h}\nschedule: {windows: [ten]}\n", "goal.yaml:4"),
         (
             "goal: better\ninstruments: [arithmetic]\nbudget: {trials: 20}\nnotify: [NOWHERE]\n",
             "RESEARCHER_NOTIFY_NOWHERE",
@@ -101,7 +105,7 @@ def test_a_budget_that_pays_for_no_study_is_refused_before_anything_is_recorded(
     file = tmp_path / "goal.yaml"
     file.write_text("goal: better\ninstruments: [arithmetic]\nbudget: {trials: 10}\nfactors: {kl: [0.1]}\n")
     assert main(["campaign", "start", str(file)]) == 2
-    assert "budget: it pays for no first study" in capsys.readouterr().err
+    assert "goal.yaml:3: budget: it pays for no first study" in capsys.readouterr().err
     assert said(capsys, 0, "list") == []
 
 

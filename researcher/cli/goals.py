@@ -1,0 +1,116 @@
+"""A campaign from its goal to its record: what `researcher campaign start` and the web page do alike."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from foundation.paths import user_data_dir
+from researcher.campaign.goal import Aim, CampaignGoal, aim_of
+from researcher.cli.request import campaign_llm
+from researcher.cli.start import instrument_of, timetable_of
+from researcher.home import Home
+from researcher.instruments.catalogue import OWN_STUDIES, InstrumentFolder
+from researcher.models import StudyOptions
+from researcher.notify.services import check_names
+from researcher.refusals import Refusals
+from researcher.schedule.timetable import Timetable
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyGoal:
+    """A goal that can be pursued. first: its first step as a row; None where an LLM leads, which proposes it later."""
+
+    goal: CampaignGoal
+    aim: Aim
+    timetable: Timetable
+    options: StudyOptions
+    first: dict[str, Any] | None
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """As it is recorded."""
+        return {"goal": self.goal.document(), "aim": self.aim.model_dump(mode="json")}
+
+    def lines(self) -> list[str]:
+        """The levels that may be tried, and the first study, for people."""
+        aim = self.aim
+        lines = [f"goal: {self.goal.goal}"]
+        lines.append(f"{aim.metric} of {aim.instrument} is to {aim.direction} by {aim.margin:g} or more")
+        for factor in aim.factors:
+            lines.append(f"  {factor.name}: {', '.join(map(str, factor.levels))} (default {factor.default})")
+        return lines + _first_lines(self.first)
+
+
+def _first_lines(first: dict[str, Any] | None) -> list[str]:
+    if first is None:
+        return ["first study: the LLM proposes it when the campaign begins"]
+    return [f"first study: {first['proposal']['because']}", f"  {price_text(first)}"]
+
+
+def price_text(first: dict[str, Any]) -> str:
+    """What the first step would take."""
+    least, most = first["trials"]
+    trials = str(least) if least == most else f"{least} to {most}"
+    return f"{trials} trials, about {first['cost_s'] / 60:.0f} min of trials"
+
+
+def ready_goal(
+    goal: CampaignGoal,
+    home: Home | None,
+    servers: Sequence[str],
+    engine: str,
+    *,
+    max_parallel: int | None = None,
+    runs: bool,
+) -> ReadyGoal:
+    """Nothing is recorded. home: None where there is no database yet. runs: here, so that its notices have to be sent from here.
+
+    Raises: PlanningRefused; SpecRefused for all fields that are wrong, or where the budget pays for no first study.
+    """
+    own_ideas = campaign_llm(goal) is None  # what it refuses is refused here rather than by the worker
+    refusals, timetable, folder, aim = Refusals(), None, None, None
+    with refusals.kept():
+        timetable = timetable_of(goal.schedule)
+    if runs and goal.notify:
+        with refusals.kept():
+            check_names(goal.notify, os.environ)
+    with refusals.kept():
+        folder = instrument_of("instruments", goal.instruments[0])
+        aim = aim_of(goal, folder.instrument)
+    refusals.raise_any()
+    assert timetable is not None
+    assert folder is not None
+    assert aim is not None
+    options = StudyOptions(
+        instrument=None if folder.path.parent == OWN_STUDIES else str(folder.path),
+        servers=tuple(servers),
+        engine=engine,
+        machine=socket.gethostname(),
+        max_parallel=max_parallel,
+    )
+    first = _first(home, options, folder, goal, aim) if own_ideas else None
+    return ReadyGoal(goal, aim, timetable, options, first)
+
+
+def _first(
+    home: Home | None, options: StudyOptions, folder: InstrumentFolder, goal: CampaignGoal, aim: Aim
+) -> dict[str, Any]:
+    """What it would begin with, and its price."""
+    from researcher.campaign.planning import first_step
+    from researcher.cli.campaign_worker import planner_of
+
+    root, store = (user_data_dir(), None) if home is None else (home.root, home.store)
+    decided = asyncio.run(first_step(goal, aim, planner_of(root, store, options, folder)))
+    assert decided.step is not None
+    return decided.step.row()
+
+
+def recorded(home: Home, ready: ReadyGoal, *, carried: bool) -> str:
+    """Record the campaign; returns its id. carried: by the daemon."""
+    schedule = {"timetable": ready.timetable.model_dump(mode="json"), "carried": carried}
+    return home.store.campaigns.create(ready.document["goal"], ready.document["aim"], ready.options, schedule)
