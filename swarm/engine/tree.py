@@ -196,7 +196,7 @@ def cut(tree: PrefixTree, segment_tokens: int) -> list[Segment]:
     Nodes under which nothing is trained are left out: a sampled token is predicted at its parent, so that leaves are not
     computed. A cut inside a tree repeats the path above it. Cuts are made where they repeat least, all in all; among
     equals there are as few as can be. Below a long path a segment may grow to twice the path, so that at most half of its
-    work is repeated.
+    work is repeated, and what hangs off a path that is longer than a segment is computed with it.
     """
     if segment_tokens < 1:
         raise ValueError(f"segment_tokens must be positive, got {segment_tokens}")
@@ -288,7 +288,8 @@ def _fits(first: int, last: int, ends: Sequence[int], news: Sequence[int], lengt
     """Whether heads [first, last) make a segment. One alone always does."""
     context = lengths[first] - news[first]
     size = context + ends[last] - ends[first]
-    return size <= max(most, 2 * context) or last == first + 1
+    long = lengths[first] if lengths[first] > most else context
+    return size <= max(most, 2 * long) or last == first + 1
 
 
 def _uses_by_parent(tree: PrefixTree) -> dict[int, list[int]]:

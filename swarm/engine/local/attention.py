@@ -34,6 +34,8 @@ _LONG = 512
 """Tokens on a long path."""
 _SCORES = 1 << 20
 """So many scores are held at a time, 2 MB in bfloat16: more would leave the cache."""
+_COPIES = 1 << 20
+"""So many copies of keys are held at a time, 0.5 GB where a head is 64 wide."""
 _LANES = 32
 """Numbers that a vector instruction holds: rows of scores are whole ones, and a softmax over them takes two thirds of the time."""
 
@@ -65,17 +67,26 @@ class Gathering:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """All tiles of a micro-batch for a number of heads.
+class Batch:
+    """Stacks whose key rows are added up together: all of them at once would be as many as T² / 128 on a long path.
 
-    place_TH: where each token's result lies among the query rows of all tiles. slot_N, first_GT: the key rows of all tiles,
-    sorted by the key that they are copies of, and where each key's copies begin.
+    slot_N, first_GT: the key rows of its stacks, sorted by the key that they are copies of, and where each key's copies begin.
     """
 
     gatherings: list[Gathering]
-    place_TH: Tensor
     slot_N: Tensor
     first_GT: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """All tiles of a micro-batch for a number of heads.
+
+    place_TH: where each token's result lies among the query rows of all tiles.
+    """
+
+    batches: list[Batch]
+    place_TH: Tensor
 
 
 @dataclass(slots=True, kw_only=True)
@@ -170,9 +181,10 @@ class _Tiled(torch.autograd.Function):
         query_ND, key_ND, value_ND = rows
         results = []
         with torch.autocast("cpu", enabled=False):
-            for part in plan.gatherings:
-                prob, _, _ = _probabilities(part, query_ND, key_ND, scale)
-                results.append(torch.bmm(prob, _keys(value_ND, part)).flatten(0, 1))
+            for batch in plan.batches:
+                for part in batch.gatherings:
+                    prob, _, _ = _probabilities(part, query_ND, key_ND, scale)
+                    results.append(torch.bmm(prob, _keys(value_ND, part)).flatten(0, 1))
         return torch.cat(results).index_select(0, plan.place_TH.flatten()).view(*plan.place_TH.shape, -1)
 
     @staticmethod
@@ -180,18 +192,22 @@ class _Tiled(torch.autograd.Function):
         query_ND, key_ND, value_ND = ctx.saved_tensors
         plan, scale, dtype = ctx.plan, ctx.scale, query_ND.dtype
         grad_ND = _rows(grad_THD.transpose(0, 1), dtype)
-        by_query, by_key, by_value = [], [], []
+        by_query: list[Tensor] = []
+        of_key, of_value = (torch.zeros(key_ND.shape, dtype=torch.float32) for _ in range(2))
         with torch.autocast("cpu", enabled=False):
-            for part in plan.gatherings:
-                prob, scaled, key = _probabilities(part, query_ND, key_ND, scale)
-                grad = _queries(grad_ND, part)
-                by_value.append(torch.bmm(prob.transpose(1, 2), grad).flatten(0, 1))
-                slope = torch.bmm(grad, _keys(value_ND, part).transpose(1, 2))
-                slope = torch._softmax_backward_data(slope, prob, -1, dtype)
-                by_query.append(torch.bmm(slope, key).mul_(scale).flatten(0, 1))
-                by_key.append(torch.bmm(slope.transpose(1, 2), scaled).flatten(0, 1))
+            for batch in plan.batches:
+                by_key, by_value = [], []
+                for part in batch.gatherings:
+                    prob, scaled, key = _probabilities(part, query_ND, key_ND, scale)
+                    grad = _queries(grad_ND, part)
+                    by_value.append(torch.bmm(prob.transpose(1, 2), grad).flatten(0, 1))
+                    slope = torch.bmm(grad, _keys(value_ND, part).transpose(1, 2))
+                    slope = torch._softmax_backward_data(slope, prob, -1, dtype)
+                    by_query.append(torch.bmm(slope, key).mul_(scale).flatten(0, 1))
+                    by_key.append(torch.bmm(slope.transpose(1, 2), scaled).flatten(0, 1))
+                of_key += _summed(by_key, batch)
+                of_value += _summed(by_value, batch)
         of_query = torch.cat(by_query).index_select(0, plan.place_TH.T.flatten())
-        of_key, of_value = _summed(by_key, plan), _summed(by_value, plan)
         # Autograd brings each to the type of what it is the gradient of.
         return _by_head(of_query, plan), _by_head(of_key, plan), _by_head(of_value, plan), None, None
 
@@ -232,9 +248,9 @@ def _probabilities(part: Gathering, query_ND: Tensor, key_ND: Tensor, scale: flo
     return score.softmax(-1).view(tiles * groups, ratio * queries, keys), scaled, key
 
 
-def _summed(parts: Sequence[Tensor], plan: Plan) -> Tensor:
+def _summed(parts: Sequence[Tensor], batch: Batch) -> Tensor:
     """What all copies of a key received, added up in float32: [G * T, D]."""
-    return embedding_bag(plan.slot_N, torch.cat(list(parts)).float(), plan.first_GT, mode="sum")
+    return embedding_bag(batch.slot_N, torch.cat(list(parts)).float(), batch.first_GT, mode="sum")
 
 
 # -- tiles ------------------------------------------------------------------------------------------------------------------
@@ -284,16 +300,29 @@ def _planned(
         for gathered in [_gathering(some, count, heads, kv_heads, depth_T, window)]
     ]
     query_N = torch.cat([part.query_N for part in gatherings])
-    key_N = torch.cat([part.key_N for part in gatherings])
     place_HT = torch.empty(heads * count, dtype=torch.long)
     place_HT[query_N] = torch.arange(heads * count)
-    copies = torch.bincount(key_N, minlength=kv_heads * count)
-    return Plan(
-        gatherings=gatherings,
-        place_TH=place_HT.view(heads, count).T.contiguous(),
-        slot_N=key_N.argsort(stable=True),
-        first_GT=copies.cumsum(0) - copies,
-    )
+    batches = [_batch(some, kv_heads * count) for some in _within_copies(gatherings)]
+    return Plan(batches=batches, place_TH=place_HT.view(heads, count).T.contiguous())
+
+
+def _within_copies(gatherings: Sequence[Gathering]) -> Iterator[list[Gathering]]:
+    """Runs of stacks with at most `_COPIES` key rows; one stack alone may have more."""
+    some, copies = list[Gathering](), 0
+    for part in gatherings:
+        if some and copies + len(part.key_N) > _COPIES:
+            yield some
+            some, copies = [], 0
+        some.append(part)
+        copies += len(part.key_N)
+    yield some
+
+
+def _batch(gatherings: list[Gathering], keys: int) -> Batch:
+    """keys: G * T."""
+    key_N = torch.cat([part.key_N for part in gatherings])
+    copies = torch.bincount(key_N, minlength=keys)
+    return Batch(gatherings=gatherings, slot_N=key_N.argsort(stable=True), first_GT=copies.cumsum(0) - copies)
 
 
 def _split(stack: Tiles, heads: int) -> Iterator[Tiles]:

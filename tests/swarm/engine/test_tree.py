@@ -90,6 +90,12 @@ def test_segments_repeat_at_most_as_much_as_they_add() -> None:
     assert sum(len(segment.token) for segment in segments) <= 2 * len(tree.token) + 120
 
 
+def test_answers_to_a_prompt_that_is_longer_than_a_segment_are_computed_with_it() -> None:
+    long = list(range(100, 160))
+    (segment,) = cut(grow([branch(call(str(number), long, [number, 2, 3, 4])) for number in range(10)]), 10)
+    assert len(segment.token) == 60 + 10 * 3
+
+
 def test_cuts_are_made_where_they_repeat_least() -> None:
     """Filled up greedily, the first segment would end inside the last group and repeat its prompt."""
     calls = [
@@ -126,7 +132,8 @@ def tokens_if_cut(tree: PrefixTree, heads: Sequence[int], pattern: int, segment_
     total, before = 0, set[int]()
     for part in parts:
         nodes = {node for head in part for node in tree.path(head)}
-        context = len(nodes & before)
+        path = len(tree.path(part[0]))
+        context = path if path > segment_tokens else len(nodes & before)
         if len(part) > 1 and len(nodes) > max(segment_tokens, 2 * context):
             return None
         total += len(nodes)

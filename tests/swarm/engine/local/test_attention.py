@@ -59,12 +59,14 @@ def dense(segment: Segment, query: Tensor, key: Tensor, value: Tensor, window: i
 
 
 @pytest.mark.parametrize("window", [None, 7])
-@pytest.mark.parametrize(("scores", "long"), [(1 << 22, 512), (3000, 512), (1 << 22, 1)])
+@pytest.mark.parametrize(
+    "limits", [{}, {"_SCORES": 3000}, {"_LONG": 1}, {"_SCORES": 3000, "_COPIES": 500}], ids=lambda limits: " ".join(limits)
+)
 def test_tiles_compute_what_a_dense_mask_computes_forwards_and_backwards(
-    monkeypatch: pytest.MonkeyPatch, window: int | None, scores: int, long: int
+    monkeypatch: pytest.MonkeyPatch, window: int | None, limits: dict[str, int]
 ) -> None:
-    monkeypatch.setattr("swarm.engine.local.attention._SCORES", scores)
-    monkeypatch.setattr("swarm.engine.local.attention._LONG", long)
+    for name, value in limits.items():
+        monkeypatch.setattr(attention, name, value)
     segment = segment_of()
     inputs, others = rows(segment), rows(segment)
     micro = MicroBatch.of(segment)
