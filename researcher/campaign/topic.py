@@ -2,19 +2,46 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from pydantic import ValidationError
-
-from foundation.strict import explain
-from researcher.campaign.goal import CampaignGoal
+from researcher.campaign.goal import CampaignGoal, goal_in
 from researcher.design.planning import DEFAULT_BUDGET_S
 from researcher.refusals import PlanningRefused
-from researcher.study.draft import Draft
+from researcher.study.draft import Draft, file_text
+from researcher.study.spec import duration_text
+
+_KEPT = ("model", "set", "steps", "schedule", "approve")
+"""Fields that a study and a campaign have alike."""
+_MOVED = {
+    "question": "goal",
+    "instrument": "instruments",
+    "metric": "objective.metric",
+    "margin": "objective.margin",
+    "claim": "objective.direction",
+}
+"""Fields of a study, and where a goal has them."""
 
 
 def goal_of(draft: Draft) -> CampaignGoal:
-    """The goal of a study's draft. Levels that the topic names are the ones that are tried; else code chooses them.
+    """The goal of a study's draft. Raises: PlanningRefused where the topic asks for what a campaign has not."""
+    return goal_in(goal_draft(draft).fields)
+
+
+def goal_text(draft: Draft, problems: tuple[str, ...] = ()) -> str:
+    """A goal file of a study's draft, for a person to edit. problems: what is to be settled first.
+
+    Raises: PlanningRefused where the topic asks for what a campaign has not.
+    """
+    heading = (
+        f"Goal file, written by {draft.author}. Run it: researcher campaign start FILE\n"
+        "Of a factor without levels, code chooses some around the default."
+    )
+    return file_text(goal_draft(draft), CampaignGoal, heading, problems)
+
+
+def goal_draft(draft: Draft) -> Draft:
+    """Fields of a goal, not yet validated. Levels that the topic names are the ones that are tried; else code chooses them.
 
     Raises: PlanningRefused where the topic asks for what a campaign has not.
     """
@@ -23,28 +50,30 @@ def goal_of(draft: Draft) -> CampaignGoal:
         raise PlanningRefused(
             "the topic compares bundles of settings or models: that is one study, `researcher start --topic` runs it"
         )
+    goal: dict[str, Any] = {name: fields[name] for name in _KEPT if name in fields}
+    for name, path in _MOVED.items():
+        above, _, last = path.rpartition(".")
+        if name in fields and (name != "claim" or fields[name] in ("increase", "decrease")):
+            (goal.setdefault(above, {}) if above else goal)[last] = fields[name]
+    if "instruments" in goal:
+        goal["instruments"] = [goal["instruments"]]
     factors: dict[str, list[Any]] = {
         name: [*([each["baseline"]] if "baseline" in each else []), *each["levels"]]
         if draft.sources.get(f"compare.{name}") == "topic"
         else []
         for name, each in fields.get("compare", {}).items()
     }
-    objective: dict[str, Any] = {name: fields[name] for name in ("metric", "margin") if name in fields}
-    if fields.get("claim") in ("increase", "decrease"):
-        objective["direction"] = fields["claim"]
     budget = fields.get("budget", {})
     if not budget.keys() & {"wall", "trials"}:
-        budget = {**budget, "wall": DEFAULT_BUDGET_S}
-    goal: dict[str, Any] = {
-        "goal": fields["question"],
-        "instruments": [fields["instrument"]],
-        "objective": objective,
-        "factors": factors,
-        "budget": budget,
-        **{name: fields[name] for name in ("model", "set", "steps", "schedule", "approve") if name in fields},
-    }
-    try:
-        return CampaignGoal.model_validate(goal)
-    except ValidationError as error:
-        problems = [str(problem) for problem in explain(error, CampaignGoal)]
-        raise PlanningRefused(f"the topic makes no goal: {'; '.join(problems)}", problems) from error
+        budget = {**budget, "wall": duration_text(DEFAULT_BUDGET_S)}
+    goal |= {"budget": budget} | ({"factors": factors} if factors else {})
+    sources = {_moved(path): source for path, source in draft.sources.items()}
+    asked = dict.fromkeys(path.partition(".")[0] for path, source in sources.items() if source == "topic")
+    own = [f"{name}, which each study of a campaign has its own of" for name in asked if name not in goal]
+    return replace(draft, fields=goal, sources=sources, because="", uncovered=(*draft.uncovered, *own))
+
+
+def _moved(path: str) -> str:
+    """Where a goal has what a study has at that path."""
+    name, dot, rest = path.partition(".")
+    return f"{'factors' if name == 'compare' else _MOVED.get(name, name)}{dot}{rest}"

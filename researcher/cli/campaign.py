@@ -24,7 +24,7 @@ from researcher.campaign.records import observe
 from researcher.campaign.report import write_campaign_report
 from researcher.campaign.verify import verify_campaign
 from researcher.cli import DONE, FAILED, WAITING, answer, say
-from researcher.cli.goals import ready_goal, recorded
+from researcher.cli.goals import ready_goal, record_campaign
 from researcher.cli.request import Asking, check_addresses, seconds
 from researcher.cli.start import home_to_look_at, keep_calls
 from researcher.describe import when
@@ -55,7 +55,7 @@ def start(args: argparse.Namespace) -> int:
     if args.dry_run:
         return answer(args.json, {**ready.document, "first": ready.first}, *ready.lines())
     assert home is not None
-    campaign_id = recorded(home, ready, carried=args.detach)
+    campaign_id = record_campaign(home, ready, carried=args.detach)
     if args.detach:
         from researcher.schedule.daemon import ensure_daemon
 
@@ -74,11 +74,13 @@ def _goal(args: argparse.Namespace) -> tuple[CampaignGoal, Lines]:
             return goal_in(fields), lines
     from researcher.campaign.topic import goal_of
 
-    calls: list[LlmCall] = []
+    calls, lines = list[LlmCall](), Lines("the topic")
     try:
-        return goal_of(Asking(args, open_home(), calls).wanted().draft), Lines("the topic")
+        draft = Asking(args, open_home(), calls).wanted().draft
     finally:
         keep_calls(calls)
+    with lines.named():
+        return goal_of(draft), lines
 
 
 def _carry_on(home: Home, campaign_id: str, *, as_json: bool, wait: bool) -> int:

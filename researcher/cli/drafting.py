@@ -1,17 +1,22 @@
-"""Drafting and starting studies for the web page and for MCP, by the same steps as `researcher draft` and `start --detach`."""
+"""Drafting and starting studies and campaigns for the web page and for MCP, by the same steps as `researcher draft`,
+`start --detach` and `campaign start --detach`.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from foundation.commandline import UsageError
 from foundation.nearest import nearest
+from researcher.campaign.goal import goal_in
+from researcher.campaign.topic import goal_text
+from researcher.cli.goals import ReadyGoal, price_text, ready_goal, record_campaign
 from researcher.cli.request import Knowledge, Wanted, check_addresses, checked_topic, planner_of
 from researcher.cli.resume import hand_over
 from researcher.cli.start import common_options, keep_calls, planned, recorded, with_tasks
@@ -20,7 +25,7 @@ from researcher.design.pricing import Price, price_of
 from researcher.home import Home
 from researcher.instruments.catalogue import InstrumentFolder, available, open_instrument
 from researcher.models import LlmCall, StudyOptions
-from researcher.planner.outcome import Asked, Declined, NeedsEdit, TopicRequest
+from researcher.planner.outcome import Asked, Declined, NeedsEdit, Proposed, TopicRequest
 from researcher.refusals import PlanningRefused, SpecRefused
 from researcher.schedule.timetable import Timetable
 from researcher.study.draft import Draft, marked, study_text
@@ -69,6 +74,20 @@ class TextDrafting:
         return [each.instrument.name for each in available()]
 
     def draft(self, topic: str, instrument: str | None, answers: Sequence[str]) -> Drafted:
+        outcome, calls = self.outcome(topic, instrument, answers)
+        if isinstance(outcome, Asked):
+            return Drafted(asks=outcome.question)
+        problems = outcome.problems if isinstance(outcome, NeedsEdit) else ()
+        with self._lock:
+            self._drafts[str(outcome.draft.fields.get("question"))] = (outcome.draft, calls)
+            while len(self._drafts) > _REMEMBERED:
+                self._drafts.popitem(last=False)
+        return Drafted(text=study_text(outcome.draft, problems), problems=problems)
+
+    def outcome(
+        self, topic: str, instrument: str | None, answers: Sequence[str]
+    ) -> tuple[Proposed | NeedsEdit | Asked, list[LlmCall]]:
+        """What the planner makes of a topic, and its LLM calls. Raises: PlanningRefused, UsageError."""
         topic, calls = checked_topic(topic), list[LlmCall]()
         if instrument is not None:
             self.check_installed(instrument)
@@ -88,17 +107,10 @@ class TextDrafting:
             outcome = asyncio.run(planner_of(None, calls, lambda _: None, durable=True).propose(request))
         finally:
             keep_calls(calls)
-        if isinstance(outcome, Asked):
-            return Drafted(asks=outcome.question)
         if isinstance(outcome, Declined):
             nearest = f" Nearest: {', '.join(outcome.nearest)}." if outcome.nearest else ""
             raise PlanningRefused(f"{outcome.reason.rstrip('.')}.{nearest}", outcome.nearest)
-        problems = outcome.problems if isinstance(outcome, NeedsEdit) else ()
-        with self._lock:
-            self._drafts[str(outcome.draft.fields.get("question"))] = (outcome.draft, calls)
-            while len(self._drafts) > _REMEMBERED:
-                self._drafts.popitem(last=False)
-        return Drafted(text=study_text(outcome.draft, problems), problems=problems)
+        return outcome, calls
 
     def check(self, text: str, places: Places) -> Checked:
         try:
@@ -118,14 +130,12 @@ class TextDrafting:
 
         Raises: PlanningRefused, with the line of each setting that is wrong; UsageError for its servers.
         """
-        check_addresses(list(places.servers))
-        if places.servers and places.engine == "echo":
-            raise UsageError("the engine is for a server started here, and servers are named: leave one of them out")
+        _check_places(places)
         fields, lines = read_study_text(text, self.folder or self.home.root)
         if isinstance(fields.get("instrument"), str):
             self.check_installed(fields["instrument"])
         if self.folder is None:
-            _check_no_files(fields)
+            _check_no_files(fields, ("compare", "arms", "set"))
         draft, calls = self._author(fields)
         knowledge = Knowledge.of(self.home, list(places.servers), places.engine)
         servers = max(1, len(places.servers))
@@ -144,14 +154,14 @@ class TextDrafting:
         hand_over(self.home, study_id, ready.plan)
         return study_id
 
-    def check_installed(self, name: str) -> None:
+    def check_installed(self, name: str, field: str = "instrument") -> None:
         """Without a folder: one of anybody's would run its code here for whoever reaches the page. Raises: SpecRefused."""
         names = self.instruments()
         if self.folder is None and name not in names:
             guess = nearest(name, names)
             hint = f"did you mean {guess}?" if guess else f"there are {', '.join(names)}"
             said = f"only installed instruments are started from here ({hint}); `researcher start` runs one in a folder"
-            raise SpecRefused("instrument", said, [guess] if guess else [])
+            raise SpecRefused(field, said, [guess] if guess else [])
 
     def _author(self, fields: dict[str, Any]) -> tuple[Draft, list[LlmCall]]:
         """A draft of these fields: the planner's, where a person has left or changed some of it."""
@@ -164,9 +174,68 @@ class TextDrafting:
         return replace(draft, fields=fields, sources=sources), calls
 
 
-def _check_no_files(fields: Mapping[str, Any]) -> None:
+@dataclass(slots=True)
+class GoalDrafting:
+    """The same over goal files of campaigns. studies: whose planner reads topics. ensure_daemon: starts the daemon unless it runs."""
+
+    studies: TextDrafting
+    ensure_daemon: Callable[[], None]
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def instruments(self) -> list[str]:
+        return self.studies.instruments()
+
+    def draft(self, topic: str, instrument: str | None, answers: Sequence[str]) -> Drafted:
+        outcome, _ = self.studies.outcome(topic, instrument, answers)
+        if isinstance(outcome, Asked):
+            return Drafted(asks=outcome.question)
+        problems = outcome.problems if isinstance(outcome, NeedsEdit) else ()
+        return Drafted(text=goal_text(outcome.draft, problems), problems=problems)
+
+    def check(self, text: str, places: Places) -> Checked:
+        try:
+            ready = self._ready(text, places, runs=False)
+        except PlanningRefused as error:
+            return _checked(error, text)
+        return Checked(plan=tuple(ready.lines()), price=_goal_price(ready))
+
+    def start(self, text: str, places: Places) -> str | Checked:
+        """Record the campaign and have the daemon carry it on; returns its id, or what is wrong. Raises: UsageError."""
+        try:
+            with self._lock:  # of two equal texts that come at once, the second finds the first one's campaign
+                ready = self._ready(text, places, runs=True)
+                campaign_id = record_campaign(self.studies.home, ready, carried=True)
+        except PlanningRefused as error:
+            return _checked(error, text)
+        self.ensure_daemon()
+        return campaign_id
+
+    def _ready(self, text: str, places: Places, *, runs: bool) -> ReadyGoal:
+        _check_places(places)
+        fields, _ = read_study_text(text, self.studies.home.root, "a goal file")
+        goal = goal_in(fields)
+        for name in goal.instruments:
+            self.studies.check_installed(name, "instruments")
+        _check_no_files(fields, ("factors", "set"))
+        for other in self.studies.home.store.campaigns.all():
+            if not other.status.ended and other.goal == goal.document():
+                said = (
+                    f"{other.id} pursues this goal already; stop it first, or say what this one is to find out besides"
+                )
+                raise SpecRefused("goal", said)
+        return ready_goal(goal, self.studies.home, places.servers, places.engine, runs=runs)
+
+
+def _check_places(places: Places) -> None:
+    """Raises: UsageError."""
+    check_addresses(list(places.servers))
+    if places.servers and places.engine == "echo":
+        raise UsageError("the engine is for a server started here, and servers are named: leave one of them out")
+
+
+def _check_no_files(fields: Mapping[str, Any], names: Sequence[str]) -> None:
     """Nobody who only reaches the page has a file of this machine read, or run on a server. Raises: SpecRefused."""
-    for name in ("compare", "arms", "set"):
+    for name in names:
         for text in _texts(fields.get(name)):
             if names_file(text):
                 said = f"{text!r} is a function in a file, and those are started with `researcher start` alone"
@@ -201,6 +270,12 @@ def _checked(error: PlanningRefused, text: str) -> Checked:
 def _problem(name: str, said: str, lines: Lines) -> Problem:
     line = lines.at(name).rpartition(":")[2]
     return Problem(field=name, line=int(line) if line.isdecimal() else None, text=said)
+
+
+def _goal_price(ready: ReadyGoal) -> str:
+    limits = ", ".join(f"{name.replace('_', ' ')} {limit}" for name, limit in ready.document["goal"]["budget"].items())
+    first = "" if ready.first is None else f"first study: {price_text(ready.first)}; "
+    return f"{first}the campaign spends at most: {limits}"
 
 
 def _price_text(price: Price, plan: Plan) -> str:

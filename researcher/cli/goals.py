@@ -110,7 +110,7 @@ def _first(
     return decided.step.row()
 
 
-def recorded(home: Home, ready: ReadyGoal, *, carried: bool) -> str:
+def record_campaign(home: Home, ready: ReadyGoal, *, carried: bool) -> str:
     """Record the campaign; returns its id. carried: by the daemon."""
     schedule = {"timetable": ready.timetable.model_dump(mode="json"), "carried": carried}
     return home.store.campaigns.create(ready.document["goal"], ready.document["aim"], ready.options, schedule)

@@ -13,7 +13,7 @@ from foundation import logs
 from foundation.clock import SystemClock
 from foundation.commandline import UsageError
 from researcher.cli import DONE, FAILED
-from researcher.cli.drafting import TextDrafting
+from researcher.cli.drafting import GoalDrafting, TextDrafting
 from researcher.cli.servers import ask_servers
 from researcher.home import Home, open_home
 from researcher.schedule.daemon import ensure_daemon
@@ -36,7 +36,9 @@ def ui_command(args: argparse.Namespace) -> int:
         public_url = args.public_url and args.public_url.rstrip("/")
         access = Access(host=args.host, port=listener.getsockname()[1], token=token, public_url=public_url)
         tracking = Tracking(home.store, port=args.mlflow_port, local=access.local)
-        services = Services(ensure_daemon=ensure_daemon, drafting=TextDrafting(home), ask=ask_servers)
+        studies = TextDrafting(home)
+        goals = GoalDrafting(studies, ensure_daemon)
+        services = Services(ensure_daemon=ensure_daemon, drafting=studies, goals=goals, ask=ask_servers)
         app = create_app(home, access, Sheets(home, SystemClock()), tracking, services)
         try:
             serve(app, listener, lambda: _show(f"{access.url}{path}", args))

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from foundation.commandline import UsageError
+from foundation.strict import StrictModel
 from researcher.instruments.instrument import Scalar
 from researcher.instruments.levels import level_text, number_text
 from researcher.study.file import scalar
@@ -168,14 +169,20 @@ _FROM = {
 
 def study_text(draft: Draft, problems: tuple[str, ...] = ()) -> str:
     """The file's text; reading it gives the draft's fields again. problems: what a person has to settle, one comment each."""
-    lines = [*_comment(f"Study file, written by {draft.author}. Run it: researcher start FILE")]
+    heading = f"Study file, written by {draft.author}. Run it: researcher start FILE"
+    return file_text(draft, StudySpec, heading, problems)
+
+
+def file_text(draft: Draft, model: type[StrictModel], heading: str, problems: tuple[str, ...]) -> str:
+    """The same of fields of another model. heading: the first line, a comment."""
+    lines = [*_comment(heading)]
     if draft.because:
         lines += _comment(draft.because)
     for each in draft.uncovered:
         lines += _comment(f"Not covered: {each}")
     for each in problems:
         lines += _comment(f"To be settled: {each}")
-    order = [name for name in StudySpec.model_fields if name in draft.fields]
+    order = [name for name in model.model_fields if name in draft.fields]
     order += [name for name in draft.fields if name not in order]
     for name in order:
         lines += _setting(name, draft.fields[name], draft)

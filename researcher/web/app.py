@@ -25,7 +25,7 @@ from researcher.store.errors import Ambiguous, LeaseHeld, NotFound, StoreError, 
 from researcher.web.access import Guard, session_cookie
 from researcher.web.campaign_pages import CampaignPages, campaign_at
 from researcher.web.campaigns import CampaignSheets
-from researcher.web.drafting import Drafting, DraftPages
+from researcher.web.drafting import CAMPAIGN, STUDY, Drafting, DraftPages
 from researcher.web.forms import Form, FormRefused, check, local_path, person, whole, words
 from researcher.web.rendering import Renderer, default_person, report_file
 from researcher.web.servers import Ask, ServerPages
@@ -154,8 +154,8 @@ _LIST = ("/", "the list of studies")
 def _back(request: Request) -> tuple[str, str]:
     """Where a refusal leads back to, by the address that was refused."""
     reference = request.path_params.get("reference")
-    if request.url.path.startswith("/draft"):
-        return "/draft", "the form for a new study"
+    if request.url.path.startswith(STUDY.path):
+        return (CAMPAIGN if request.url.path.startswith(CAMPAIGN.path) else STUDY).form
     if request.url.path.startswith("/campaigns"):
         return ("/campaigns", "the list of campaigns") if reference is None else campaign_at(reference)
     return _LIST if reference is None else _study_at(reference)
@@ -163,10 +163,13 @@ def _back(request: Request) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Services:
-    """What the page asks others to do. ensure_daemon: starts the daemon unless it runs. ask: servers how they are."""
+    """What the page asks others to do. ensure_daemon: starts the daemon unless it runs. drafting, goals: draft and start studies and
+    campaigns. ask: servers how they are.
+    """
 
     ensure_daemon: Callable[[], None]
     drafting: Drafting
+    goals: Drafting
     ask: Ask
 
 
@@ -188,7 +191,8 @@ def create_app(home: Home, access: Access, sheets: Sheets, tracking: Tracking, s
     app.add_api_route("/studies/{reference}/amend", pages.amend, **post)
     app.add_api_route("/servers", ServerPages(home, sheets, renderer, services.ask).servers, **get)
     campaigns.add_routes(app)
-    DraftPages(access, services.drafting, renderer).add_routes(app)
+    DraftPages(access, STUDY, services.drafting, renderer).add_routes(app)
+    DraftPages(access, CAMPAIGN, services.goals, renderer).add_routes(app)
     app.mount("/static", StaticFiles(directory=_HERE / "static"))
     for kind in (StoreError, PlanningRefused, UsageError, FormRefused, HTTPException, RequestValidationError):
         app.add_exception_handler(kind, pages.refused)

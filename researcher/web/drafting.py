@@ -1,4 +1,4 @@
-"""Drafting a study on the page: what has to be injected for it, and its routes."""
+"""Drafting a study or a campaign on the page: what has to be injected for it, and its routes."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ class Checked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Places:
-    """Where a study is to run. servers: addresses; none: one is started on this machine, with `engine`."""
+    """Where trials are to run. servers: addresses; none: one is started on this machine, with `engine`."""
 
     servers: tuple[str, ...] = ()
     engine: str = "local"
 
 
 class Drafting(Protocol):
-    """The planner, and whoever carries out what it plans."""
+    """The planner, and whoever carries out what it plans: studies, or campaigns."""
 
     def instruments(self) -> Sequence[str]:
         """Names of those that are installed."""
@@ -65,27 +65,74 @@ class Drafting(Protocol):
         """Ask the planner. answers: to its earlier questions. Raises: PlanningRefused, UsageError."""
 
     def check(self, text: str, places: Places) -> Checked:
-        """Plan and price a study file's text; nothing is recorded."""
+        """Plan and price a file's text; nothing is recorded."""
 
     def start(self, text: str, places: Places) -> str | Checked:
-        """Record the study and hand it to the daemon; returns its id, or what is wrong. Raises: UsageError for its servers."""
+        """Record it and hand it to the daemon; returns its id, or what is wrong. Raises: UsageError for its servers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """What a form is for. path: of its routes; shown: path below which what was started is shown; the rest: words of the form."""
+
+    name: str
+    path: str
+    shown: str
+    asks: str
+    hint: str
+    file: str
+    fields: str
+    other: str
+    """What there is beside it, with the path of its form."""
+    other_path: str
+
+    @property
+    def form(self) -> tuple[str, str]:
+        """The form as a place to go back to."""
+        return self.path, f"the form for a new {self.name}"
+
+
+STUDY = Kind(
+    name="study",
+    path="/draft",
+    shown="/studies",
+    asks="What do you want to know?",
+    hint="a question about training agents",
+    file="study file",
+    fields="compare or arms, design, seeds, steps, budget: `researcher schema` describes every field",
+    other="A goal that takes several studies, for hours or days, is a campaign.",
+    other_path="/draft/campaign",
+)
+CAMPAIGN = Kind(
+    name="campaign",
+    path="/draft/campaign",
+    shown="/campaigns",
+    asks="What is to be found out?",
+    hint="a goal, and what it may cost: What makes GRPO learn one-digit sums fastest? Two hours.",
+    file="goal file",
+    fields="goal, instruments, objective, factors, set, steps, strategist, budget, schedule, approve, notify",
+    other="One question that one comparison answers is a study.",
+    other_path="/draft",
+)
 
 
 class DraftPages:
-    """What the routes under /draft call."""
+    """What the routes of one kind call."""
 
-    def __init__(self, access: Access, drafting: Drafting, renderer: Renderer) -> None:
+    def __init__(self, access: Access, kind: Kind, drafting: Drafting, renderer: Renderer) -> None:
         self._access = access
+        self._kind = kind
         self._drafting = drafting
         self._render = renderer.page
 
     def add_routes(self, app: FastAPI) -> None:
-        """Under /draft."""
+        """Under the path of the kind."""
         post: dict[str, Any] = {"methods": ["POST"], "response_model": None}
-        app.add_api_route("/draft", self.look, methods=["GET"], response_model=None)
-        app.add_api_route("/draft", self.draft, **post)
-        app.add_api_route("/draft/check", self.check, **post)
-        app.add_api_route("/draft/start", self.start, **post)
+        path = self._kind.path
+        app.add_api_route(path, self.look, methods=["GET"], response_model=None)
+        app.add_api_route(path, self.draft, **post)
+        app.add_api_route(f"{path}/check", self.check, **post)
+        app.add_api_route(f"{path}/start", self.start, **post)
 
     def look(self, request: Request) -> Response:
         """An empty form."""
@@ -94,7 +141,7 @@ class DraftPages:
     def draft(self, request: Request, form: Form) -> Response:
         """The planner's draft of a topic, for the person to edit."""
         check(self._access, request, form)
-        topic = words(form, "topic", "the topic is empty; ask a question about training agents")
+        topic = words(form, "topic", f"the topic is empty; write {self._kind.hint}")
         answers = [line for line in form.get("answers", "").splitlines() if line]
         if form.get("asks") and form.get("answer"):
             answers.append(" ".join(form["answer"].split()))
@@ -110,7 +157,7 @@ class DraftPages:
         return self._judged(request, form, self._drafting.check, 200)
 
     def start(self, request: Request, form: Form) -> Response:
-        """Begin the study, and go on to its page."""
+        """Begin, and go on to the page of what began."""
         return self._judged(request, form, self._drafting.start, 400)
 
     def _judged(
@@ -119,12 +166,17 @@ class DraftPages:
         """unfit: the HTTP status where the text cannot be carried out."""
         check(self._access, request, form)
         try:
-            found = judge(_text(form), _places(form))
+            found = judge(self._text(form), _places(form))
         except (UsageError, SwarmError) as error:
             return self._page(request, form, refused=str(error), status=400)
         if isinstance(found, str):
-            return RedirectResponse(f"/studies/{found}", 303)
+            return RedirectResponse(f"{self._kind.shown}/{found}", 303)
         return self._page(request, form, checked=found, status=unfit if found.problems else 200)
+
+    def _text(self, form: dict[str, str]) -> str:
+        """Browsers send line ends of their own. Raises: FormRefused."""
+        given = words(form, "text", f"there is no {self._kind.file} yet: draft one from a topic, or write it")
+        return given.replace("\r\n", "\n") + "\n"
 
     def _page(
         self,
@@ -141,6 +193,7 @@ class DraftPages:
             request,
             "draft",
             status=status,
+            kind=self._kind,
             given={name: form.get(name, "") for name in names},
             instruments=self._drafting.instruments(),
             engines=ENGINES,
@@ -149,12 +202,6 @@ class DraftPages:
             refused=refused,
             token=self._access.form_token(request.state.session),
         )
-
-
-def _text(form: dict[str, str]) -> str:
-    """Browsers send line ends of their own. Raises: FormRefused."""
-    given = words(form, "text", "there is no study file yet: draft one from a topic, or write it")
-    return given.replace("\r\n", "\n") + "\n"
 
 
 def _places(form: dict[str, str]) -> Places:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import httpx
 
 from foundation.clock import ManualClock
-from researcher.cli.drafting import TextDrafting
+from researcher.cli.drafting import GoalDrafting, TextDrafting
 from researcher.home import Home
 from researcher.serving import Access
 from researcher.web.access import Guard
@@ -49,10 +49,17 @@ class WebPage:
     def __post_init__(self) -> None:
         sheets = Sheets(self.home, self.clock)
         self.tracking = Tracking(self.home.store, port=0, local=self.access.local, start_limit_s=600)
+        studies = TextDrafting(self.home)
         services = Services(
-            ensure_daemon=lambda: self.daemons.append(1), drafting=TextDrafting(self.home), ask=self.asks.statuses
+            ensure_daemon=self._daemon,
+            drafting=studies,
+            goals=GoalDrafting(studies, self._daemon),
+            ask=self.asks.statuses,
         )
         self.app = create_app(self.home, self.access, sheets, self.tracking, services)
+
+    def _daemon(self) -> None:
+        self.daemons.append(1)
 
     def browser(self, base: str = BASE) -> httpx.AsyncClient:
         """One person's browser, with cookies of its own. It tells where its forms come from, as browsers do."""

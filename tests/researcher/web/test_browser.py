@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from researcher.models import CampaignStatus
+from researcher.schedule.daemon import only_daemon
 from tests.fakes.browser import Browser, Tab, browser, chromium
 from tests.fakes.shown_campaign import ShownCampaign
 from tests.fakes.shown_study import at_gate, finish, opened, running
@@ -245,6 +246,48 @@ def test_a_study_is_drafted_by_keyboard_on_a_narrow_screen(chrome: Browser, tmp_
         _tab_to(tab, "#file button")
         tab.press("Enter")
         tab.wait("document.querySelector('#price')?.innerText.includes('trials')")
+        _fits(tab)
+        _harmless(tab)
+    home.store.close()
+
+
+def test_a_campaign_is_begun_by_keyboard_on_a_narrow_screen(
+    chrome: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, _ = opened(tmp_path / "home")
+    monkeypatch.setenv("RESEARCHER_HOME", str(home.root))
+    monkeypatch.delenv("RESEARCHER_DATABASE_URL", raising=False)
+    with only_daemon(), served(home.root) as address:  # the one that the page starts ends, as there is one
+        tab = chrome.tab()
+        tab.width(360)
+        tab.go(f"{address}/campaigns")
+        _tab_to(tab, "#campaigns a[href='/draft/campaign']")
+        tab.press("Enter")
+        tab.wait("document.querySelector('#topic textarea')")
+        _fits(tab)
+        _tab_to(tab, "#topic textarea")
+        tab.write("What makes GRPO learn one-digit sums fastest? Two hours.")
+        _tab_to(tab, "#topic button")
+        tab.press("Enter")
+        tab.wait("document.querySelector('#file textarea').value.includes('budget: {wall: 2h}')")
+        _fits(tab)
+        _tab_to(tab, "#file textarea")
+        tab.write("bugdet: 3\n")
+        _tab_to(tab, "#file button")
+        tab.press("Enter")
+        tab.wait("document.querySelector('#problems')?.innerText.includes('bugdet')")
+        _fits(tab)
+        goal = "goal: sums\ninstruments: [arithmetic]\nfactors: {kl: [0.1]}\nbudget: {trials: 100}\n"
+        tab.type("#file textarea", goal)
+        _tab_to(tab, "#file button")
+        tab.press("Enter")
+        tab.wait("document.querySelector('#price')?.innerText.includes('first study')")
+        _fits(tab)
+        _harmless(tab)
+        _tab_to(tab, "#file button[formaction$=start]")
+        tab.press("Enter")
+        tab.wait("document.querySelector('h1')?.innerText === 'sums'")
+        assert tab.run("location.pathname").startswith("/campaigns/ca-")
         _fits(tab)
         _harmless(tab)
     home.store.close()
