@@ -62,8 +62,8 @@ def judge(
     timelines = len(leaves(calls)) - forks.total()
     faults = [
         *_fault_of_outcomes(swarm, bare),
-        *_faults_of_record(calls),
-        *([] if seen is None else _faults_against(seen, calls)),
+        *faults_of_record(calls),
+        *([] if seen is None else faults_against(seen, calls)),
         *_faults_of_shape(framework, calls, timelines, forks),
     ]
     return Judgement(
@@ -93,7 +93,8 @@ def _fault_of_outcomes(swarm: Outcome, bare: Outcome | None) -> list[str]:
     return [] if swarm.succeeded else [f"the script fails: {swarm.error}"]
 
 
-def _faults_of_record(calls: Sequence[RecordedCall]) -> list[str]:
+def faults_of_record(calls: Sequence[RecordedCall]) -> list[str]:
+    """Of one episode's calls: each has all that training needs, and continues the one that it names."""
     by_id = {call.call_id: call for call in calls}
     faults = []
     for call in calls:
@@ -112,7 +113,7 @@ def _faults_of_record(calls: Sequence[RecordedCall]) -> list[str]:
     return faults
 
 
-def _faults_against(seen: Sequence[Seen], calls: Sequence[RecordedCall]) -> list[str]:
+def faults_against(seen: Sequence[Seen], calls: Sequence[RecordedCall]) -> list[str]:
     """Recorded = sampled, as multisets of (prompt, answer). A call that was broken off may hold less than passed by."""
     left = Counter((choice.prompt_ids, choice.sampled_ids) for choice in seen)
     faults = []

@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import os
+from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bench.serving import ServerProcess
 from foundation.clock import SystemClock
 from foundation.confinement import PORTS, landlock_version
-from swarm.client import SwarmClient
+from studies.repo_tasks.workflow import rollout, tasks
+from swarm.client import AgentFailed, SwarmClient, Task
 from swarm.client.sync import SwarmClient as Synchronous
 from swarm.engine.echo.engine import EchoEngine
-from swarm.protocol.episodes import RecordedCall
+from swarm.protocol.episodes import EpisodeTrace, RecordedCall
+from swarm.protocol.runspec import BatchSpec, RunSpec, SamplingSpec
 from swarm.protocol.status import Phase
 from tests.conformance.coding_agents import CodingAgent, Limits, coding_agents, installed, play, rehearse_agent
 from tests.conformance.environments import NotInstalled
-from tests.conformance.judgement import Judgement
+from tests.conformance.judgement import Judgement, faults_against, faults_of_record
 from tests.conformance.relay import vllm_socket_of, witnessed
 from tests.conformance.stage import Stage, staged
-from tests.conformance.training import MISMATCH_LIMIT, REWARDS, spec_of, step_after
+from tests.conformance.training import MISMATCH_LIMIT, spec_of, step_after
 from tests.conformance.witness import Witness
 from tests.conformance.witnessing import Witnessing
 from tests.swarm.server.gateway.conftest import Served, served_by
@@ -169,50 +175,59 @@ def played(
 
 # -- over vLLM -----------------------------------------------------------------------------------------------------------
 
-CONTEXT = 40_960
+CONTEXT, ANSWER = 40_960, 64
+SPEC = RunSpec(
+    seed=1, batch=BatchSpec(tasks=2, group_size=4), sampling=SamplingSpec(temperature=1.0, max_tokens=ANSWER)
+)
 
 
 @pytest.mark.campaign
 @pytest.mark.parametrize("name", ALL)
-def test_a_coding_agent_is_recorded_and_trained_over_vllm(name: str, smollm2: Path, work: Path, tmp_path: Path) -> None:
+def test_eight_episodes_of_repo_tasks_are_recorded_and_trained_over_vllm(
+    name: str, smollm2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A tiny model that holds an agent's prompt, with SmolLM2's tokens: what it says is noise, and cut at the limit."""
-    agent = agent_of(name)
+    programs = installed(agent_of(name)) / ".bin"
+    monkeypatch.setenv("PATH", os.pathsep.join([str(programs), os.environ["PATH"]]))
     make_tiny_llama(tmp_path / "long", context=CONTEXT, tokenizer=smollm2)
-    judgements, metrics = over_vllm(
-        agent, tmp_path / "long", CONTEXT, work, tmp_path, Limits(context=CONTEXT, answer=64)
-    )
-    for judgement in judgements:
-        assert judgement.calls > 0
-        # An agent may end with an error over an answer that was cut; what counts is its calls.
-        assert [fault for fault in judgement.faults if not fault.startswith("the script fails")] == [], judgement
+    options = ("--max-model-len", str(CONTEXT), "--max-num-seqs", "4", "--log-level", "warning")
+    witness = Witness()
+    with (
+        ServerProcess(tmp_path / "state", *options, engine="local", model=str(tmp_path / "long")) as server,
+        witnessed(vllm_socket_of(server.state_dir), witness),
+        Synchronous(server.url) as swarm,
+    ):
+        run_id = swarm.start_run(SPEC).run_id
+        for status in swarm.statuses():
+            if status.phase in (Phase.ROLLING, Phase.FAILED):
+                break
+        traces = asyncio.run(mended(server.url, run_id, name))
+        metrics = step_after(swarm, run_id, 0)
+    calls = [call for trace in traces for call in trace.calls]
+    forks = Counter(call.fork_cause for call in calls if call.fork_cause)
+    print(name, [len(trace.calls) for trace in traces], max(len(call.prompt_ids) for call in calls), forks, metrics)
+    assert [len(trace.calls) > 0 for trace in traces] == [True] * SPEC.batch.tasks * SPEC.batch.group_size
+    assert faults_against(witness.seen, calls) == []
+    assert [fault for trace in traces for fault in faults_of_record(trace.calls)] == []
     assert metrics["tokens_trained"] > 0
     assert metrics["logprob_mismatch_mean"] < MISMATCH_LIMIT
 
 
-def over_vllm(
-    agent: CodingAgent, model: Path, context: int, work: Path, scratch: Path, limits: Limits
-) -> tuple[list[Judgement], dict[str, float]]:
-    """A group of two episodes on a server that is started here, and the step that is made of them. No tool is forced."""
-    options = ("--max-model-len", str(context), "--max-num-seqs", "4", "--log-level", "warning")
-    free = agent.model_copy(update={"tools": (), "calls": 1, "timelines": None})
+async def mended(url: str, run_id: str, name: str) -> list[EpisodeTrace]:
+    """Each repository of a step as often as a group has episodes. Every second one is said to be right: noise mends none."""
+    settings: dict[str, Any] = {"agent": name, "turns": 4, "context": CONTEXT, "answer_tokens": ANSWER}
+    async with SwarmClient(url) as swarm:
 
-    async def go(stage: Stage, witness: Witness, run_id: str) -> list[Judgement]:
-        async with SwarmClient(stage.url) as swarm:
-            return [
-                await rehearse_agent(free, swarm, stage, witness, work, run_id=run_id, reward=reward, limits=limits)
-                for reward in REWARDS
-            ]
+        async def play(task: Task, number: int) -> str:
+            async with swarm.episode(task_id=task.id, run_id=run_id) as episode:
+                with suppress(
+                    AgentFailed
+                ):  # it may end with an error over an answer that was cut; what counts is its calls
+                    await rollout(episode, task)
+                episode.end(reward=float(number % 2))
+            return episode.id
 
-    with ServerProcess(scratch / "state", *options, engine="local", model=str(model)) as server:
-        witness = Witness()
-        with (
-            witnessed(vllm_socket_of(server.state_dir), witness),
-            staged(server.url) as stage,
-            Synchronous(server.url) as swarm,
-        ):
-            run_id = swarm.start_run(spec_of()).run_id
-            for status in swarm.statuses():
-                if status.phase in (Phase.ROLLING, Phase.FAILED):
-                    break
-            judgements = asyncio.run(go(stage, witness, run_id))
-            return judgements, step_after(swarm, run_id, 0)
+        found = []
+        for task in tasks("train", 1, SPEC.batch.tasks, **settings):
+            found += await asyncio.gather(*(play(task, number) for number in range(SPEC.batch.group_size)))
+        return [await swarm.trace(each) for each in found]

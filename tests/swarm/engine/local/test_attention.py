@@ -60,7 +60,9 @@ def dense(segment: Segment, query: Tensor, key: Tensor, value: Tensor, window: i
 
 @pytest.mark.parametrize("window", [None, 7])
 @pytest.mark.parametrize(
-    "limits", [{}, {"_SCORES": 3000}, {"_LONG": 1}, {"_SCORES": 3000, "_COPIES": 500}], ids=lambda limits: " ".join(limits)
+    "limits",
+    [{}, {"_SCORES": 3000}, {"_LONG": 1}, {"_SCORES": 3000, "_COPIES": 500}],
+    ids=lambda limits: " ".join(limits),
 )
 def test_tiles_compute_what_a_dense_mask_computes_forwards_and_backwards(
     monkeypatch: pytest.MonkeyPatch, window: int | None, limits: dict[str, int]
