@@ -22,6 +22,7 @@ from researcher.campaign.goal import CampaignGoal, goal_in
 from researcher.campaign.people import open_question
 from researcher.campaign.records import observe
 from researcher.campaign.report import write_campaign_report
+from researcher.campaign.seen import Left
 from researcher.campaign.verify import verify_campaign
 from researcher.cli import DONE, FAILED, WAITING, answer, say
 from researcher.cli.goals import ready_goal, record_campaign
@@ -33,6 +34,7 @@ from researcher.models import CampaignRecord, CampaignStatus, LlmCall
 from researcher.ownership import living_owner, owned_now
 from researcher.store.errors import NotFound
 from researcher.study.file import Lines, read_data_file
+from researcher.view import duration
 
 _SHOWN_GOAL = 120
 _LOOK_EVERY_S = 2.0
@@ -170,6 +172,26 @@ def status_json(home: Home, record: CampaignRecord) -> dict[str, Any]:
     }
 
 
+def _amounts(left: Left) -> list[str]:
+    """What is left of each limit, in words."""
+    limits = (
+        (left.wall_s, left.reserved_wall_s, "of trials", duration),
+        (left.trials, left.reserved_trials, "trials", _number),
+        (left.tokens, 0.0, "tokens of agents' calls", _number),
+        (left.llm_tokens, 0.0, "tokens of the strategist's LLM", _number),
+        (left.money, 0.0, "in money for the strategist's LLM", _number),
+    )
+    return [
+        f"{words(value)} {what}" + (f" ({words(min(value, reserved))} for confirmations only)" if reserved else "")
+        for value, reserved, what, words in limits
+        if value is not None
+    ]
+
+
+def _number(value: float) -> str:
+    return f"{value:,.10g}"
+
+
 def status_lines(document: dict[str, Any]) -> list[str]:
     """The same for people."""
     reason = f" ({document['reason']})" if document["reason"] else ""
@@ -178,13 +200,8 @@ def status_lines(document: dict[str, Any]) -> list[str]:
         study = f" [{each['study_id']}]" if each["study_id"] else ""
         lines.append(f"  {each['seq']}. {each['action']}{study}: {one_line(each['because'])}")
     lines += [f"  {each['id']} {each['status']}: {one_line(each['claim'])}" for each in document["hypotheses"]]
-    left = [
-        f"{name.removesuffix('_s')} {value:g}{' s' if name.endswith('_s') else ''}"
-        for name, value in document["left"].items()
-        if value is not None
-    ]
-    buys = "" if document["trials_left"] is None else f": about {document['trials_left']} more trials"
-    lines.append(f"left: {', '.join(left)}{buys}")
+    buys = "" if document["trials_left"] is None else f": enough for about {document['trials_left']} more trials"
+    lines.append(f"left: {', '.join(_amounts(Left.model_validate(document['left'])))}{buys}")
     if not document["incumbent"]:
         lines.append("nothing is confirmed yet")
     else:

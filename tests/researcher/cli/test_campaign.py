@@ -113,7 +113,9 @@ def test_it_says_what_was_found_and_verifies_it(done: MadeUpCampaign, tmp_path: 
     assert [each["id"] for each in said(capsys, 0, "list")] == [done.id]
     status = said(capsys, 0, "status")
     assert status["incumbent"] == {"learning_rate": 1.6e-4}
-    assert status["trials_left"] > 0
+    assert main(["campaign", "status"]) == 0
+    rest = f"left: {status['left']['trials']} trials (60 for confirmations only): enough for about {status['trials_left']} more"
+    assert rest in capsys.readouterr().out
     assert Path(said(capsys, 0, "report")["markdown"]).is_file()
     target = tmp_path / "campaign.tar.gz"
     said(capsys, 0, "export", "--to", str(target))
