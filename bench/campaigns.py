@@ -7,7 +7,7 @@ Eight factors of the simulation instrument, each with its levels; rewards are in
     planted    two of the eight matter, each best at one of its levels, with an interaction between them; the best setting is three
                steps of search away from the default
 
-Strategists: `builtin`; `llm` where one is configured; `chaser`, which confirms whatever looks best at once and again, as often as the
+Strategists: `builtin`; `llm`, the one that asks an LLM, which a program plays (`bench.hasty_llm`); `chaser`, which confirms whatever looks best at once and again, as often as the
 budget pays for it; `random`, which draws settings at random and confirms the best; `oneshot`, one frozen plan: a screen, and the
 comparison that follows from it. Bars: `false_claims` at most 5 % (a rate fails only when its exact binomial interval excludes the bar);
 `found`, the best setting or one within a margin of it, confirmed or named best, in at least 80 % of planted worlds; the mean regret at
@@ -31,27 +31,35 @@ import numpy as np
 
 from bench.command import run
 from bench.false_positives import exact_interval
+from bench.hasty_llm import HastyLlm
 from bench.made_up_studies import World, instrument, simulate
 from foundation.arguments import count, whole
+from foundation.clock import ManualClock
 from foundation.ids import derived_seed
 from researcher.campaign.builtin import BuiltinStrategist, arm_name, proposals, words_of
 from researcher.campaign.deciding import written
 from researcher.campaign.goal import Aim, CampaignBudget, CampaignGoal, Objective, aim_of, changed, default_levels
 from researcher.campaign.graph import decide
+from researcher.campaign.llm.strategist import LlmStrategist
 from researcher.campaign.proposals import NewHypothesis, Proposal
 from researcher.campaign.records import seen_of
 from researcher.campaign.seen import Levels, Seen, StudySeen, study_seen
-from researcher.campaign.strategist import Strategist
+from researcher.campaign.strategist import Strategist, StrategistFailed
 from researcher.design.planning import plan_of
 from researcher.design.pricing import Price, price_of
+from researcher.instruments.instrument import Instrument
+from researcher.llm.settings import LlmSettings
 from researcher.models import (
     CampaignRecord,
     CampaignStatus,
     DecisionRecord,
+    Finding,
     HypothesisRecord,
     LlmCall,
     Role,
+    SampledEpisode,
     StudyStatus,
+    TrialRecord,
 )
 from researcher.study.plan import ALPHA, Plan
 from researcher.study.spec import StudySpec
@@ -59,6 +67,8 @@ from researcher.study.spec import StudySpec
 FACTORS = ("learning_rate", "group_size", "tasks_per_step", "temperature", "max_tokens", "entropy", "kl", "epochs")
 TRIALS, MARGIN = 240, 0.1
 MOST_FALSE, LEAST_FOUND = 0.05, 0.80
+IN_NULL, IN_PLANTED = ("builtin", "llm", "chaser"), ("builtin", "llm", "random", "oneshot")
+"""Strategists by the worlds that they play in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +127,23 @@ class Bench:
     ) -> tuple[Plan, Price]:
         plan = plan_of(spec, self.folder, alpha=ALPHA if alpha is None else alpha, planned_effect=expects)
         return plan, price_of(plan, self.folder.instrument, servers=1)
+
+
+@dataclass(slots=True)
+class DrawnEvidence:
+    """`Evidence` of a simulated campaign. ran: trials by study."""
+
+    instrument: Instrument
+    ran: dict[str, list[TrialRecord]] = field(default_factory=dict)
+
+    def trials(self, study: str) -> list[TrialRecord]:
+        return self.ran[study]
+
+    def samples(self, study: str) -> dict[str, list[SampledEpisode]]:
+        return {}
+
+    def findings(self) -> Sequence[Finding]:
+        return ()
 
 
 class Chaser:
@@ -210,6 +237,9 @@ class Campaign:
 
     record: CampaignRecord
     truth: Truth
+    evidence: DrawnEvidence
+    failure: str = ""
+    """Why the strategist was given up; empty where the campaign was concluded."""
     decisions: list[DecisionRecord] = field(default_factory=list)
     hypotheses: dict[str, HypothesisRecord] = field(default_factory=dict)
     studies: list[StudySeen] = field(default_factory=list)
@@ -220,13 +250,18 @@ class Campaign:
         return seen_of(self.record, len(self.decisions) + 1, self.studies, hypotheses, [], self.decisions)
 
     async def run(self, strategist: Strategist, planner: Bench) -> None:
-        """Until it concludes."""
+        """Until it concludes, or the strategist fails."""
         while True:
             seen = self.seen
-            decided = await decide(seen, strategist, planner)
+            try:
+                decided = await decide(seen, strategist, planner)
+            except StrategistFailed as error:
+                self.failure = str(error)
+                return
             if decided.step is None:
                 raise RuntimeError("; ".join(decided.problems))
-            add = written(self.record, seen, decided, strategist.name, [], list(self.hypotheses.values()))
+            calls = strategist.calls()
+            add = written(self.record, seen, decided, strategist.name, calls, list(self.hypotheses.values()))
             decision = add.decision.model_copy(update={"study_id": None if add.study is None else f"s{seen.seq}"})
             self.decisions.append(decision)
             self.hypotheses |= {each.id: each for each in add.hypotheses}
@@ -242,6 +277,7 @@ class Campaign:
         }
         world = World(means=means, sigma=self.truth.sigma, seed=derived_seed(self.truth.seed, decision.seq))
         ending = simulate(plan, world)
+        self.evidence.ran[f"s{decision.seq}"] = list(ending.records)
         spent = {"wall_s": float(len(ending.records))}
         return study_seen(
             decision,
@@ -288,10 +324,7 @@ def goal() -> CampaignGoal:
 async def campaign(kind: str, name: str, seed: int, planner: Bench) -> Campaign:
     asked = goal()
     aim = aim_of(asked, planner.folder.instrument)
-    draw = np.random.default_rng(seed)
-    truth = truth_of(kind, aim, draw)
-    made: dict[str, Callable[[], Strategist]] = {"builtin": BuiltinStrategist, "chaser": Chaser, "oneshot": OneShot}
-    strategist: Strategist = Random(seed) if name == "random" else made[name]()
+    truth = truth_of(kind, aim, np.random.default_rng(seed))
     record = CampaignRecord(
         id=f"ca-{seed}",
         goal=asked.document(),
@@ -300,9 +333,19 @@ async def campaign(kind: str, name: str, seed: int, planner: Bench) -> Campaign:
         created_at=0.0,
         updated_at=0.0,
     )
-    found = Campaign(record, truth)
-    await found.run(strategist, planner)
+    found = Campaign(record, truth, DrawnEvidence(planner.folder.instrument))
+    await found.run(_strategist(name, seed, planner, found.evidence), planner)
     return found
+
+
+def _strategist(name: str, seed: int, planner: Bench, evidence: DrawnEvidence) -> Strategist:
+    if name == "llm":
+        settings, llm = LlmSettings(model="hasty"), HastyLlm(derived_seed(seed, "llm"))
+        return LlmStrategist(llm, settings, ManualClock(), planner=planner, evidence=evidence, checkpoints=None)
+    if name == "random":
+        return Random(seed)
+    made: dict[str, Callable[[], Strategist]] = {"builtin": BuiltinStrategist, "chaser": Chaser, "oneshot": OneShot}
+    return made[name]()
 
 
 def say(**fields: object) -> None:
@@ -320,58 +363,66 @@ def main() -> int:
     parser.add_argument(
         "--planted", type=whole(0), default=100, metavar="N", help="campaigns in planted worlds, by strategist"
     )
+    parser.add_argument(
+        "--strategist",
+        action="append",
+        choices=sorted({*IN_NULL, *IN_PLANTED}),
+        help="only this one; repeatable (default: all)",
+    )
     parser.add_argument("--seed", type=count, default=None)
     args = parser.parse_args()
     seed = args.seed or secrets.randbelow(10**9)
+    wanted = args.strategist or [*IN_NULL, *IN_PLANTED]
     planner, failed = Bench(), []
     false: dict[str, float] = {}
-    for name in ("builtin", "chaser"):
-        ran = [asyncio.run(campaign("null", name, derived_seed(seed, "null", n), planner)) for n in range(args.null)]
-        if ran:
-            hits = sum(each.is_false() for each in ran)
-            low, high = exact_interval(hits, len(ran))
-            false[name] = hits / len(ran)
-            failed += [f"false claims of {name}"] if low > MOST_FALSE else []
-            confirmations = sum(sum(s.confirms for s in each.studies) for each in ran) / len(ran)
-            say(
-                world="null",
-                strategist=name,
-                campaigns=len(ran),
-                false_claims=hits / len(ran),
-                low=low,
-                high=high,
-                confirmations=confirmations,
-            )
+    for name in [each for each in IN_NULL if each in wanted and args.null]:
+        ran, took_s = played("null", name, seed, args.null, planner)
+        hits = sum(each.is_false() for each in ran)
+        low, high = exact_interval(hits, len(ran))
+        false[name] = hits / len(ran)
+        failed += [f"false claims of {name}"] if low > MOST_FALSE else []
+        confirmations = sum(sum(s.confirms for s in each.studies) for each in ran) / len(ran)
+        say(
+            world="null", strategist=name, campaigns=len(ran), false_claims=hits / len(ran), low=low, high=high, confirmations=confirmations,
+            given_up=sum(bool(each.failure) for each in ran), s=took_s,
+        )  # fmt: skip
     regrets: dict[str, float] = {}
     found: dict[str, float] = {}
-    for name in ("builtin", "random", "oneshot"):
-        began = time.perf_counter()
-        seeds = [derived_seed(seed, "planted", n) for n in range(args.planted)]
-        ran = [asyncio.run(campaign("planted", name, each, planner)) for each in seeds]
-        if ran:
-            regrets[name] = float(np.mean([each.regret() for each in ran]))
-            hits = sum(each.regret() <= 1.0 for each in ran)
-            low, high = exact_interval(hits, len(ran))
-            found[name] = hits / len(ran)
-            trials = float(np.mean([sum(s.trials for s in each.studies) for each in ran]))
-            say(
-                world="planted", strategist=name, campaigns=len(ran), found=hits / len(ran), low=low, high=high, regret=regrets[name],
-                trials=trials, false_claims=sum(each.is_false() for each in ran) / len(ran),
-                s=(time.perf_counter() - began) / len(ran),
-            )  # fmt: skip
-            failed += ["found"] if name == "builtin" and high < LEAST_FOUND else []
-    if regrets:
-        failed += [f"regret against {name}" for name in ("random", "oneshot") if regrets["builtin"] >= regrets[name]]
+    for name in [each for each in IN_PLANTED if each in wanted and args.planted]:
+        ran, took_s = played("planted", name, seed, args.planted, planner)
+        regrets[name] = float(np.mean([each.regret() for each in ran]))
+        hits = sum(each.regret() <= 1.0 for each in ran)
+        low, high = exact_interval(hits, len(ran))
+        found[name] = hits / len(ran)
+        trials = float(np.mean([sum(s.trials for s in each.studies) for each in ran]))
+        say(
+            world="planted", strategist=name, campaigns=len(ran), found=hits / len(ran), low=low, high=high, regret=regrets[name],
+            trials=trials, false_claims=sum(each.is_false() for each in ran) / len(ran),
+            given_up=sum(bool(each.failure) for each in ran), s=took_s,
+        )  # fmt: skip
+        failed += ["found"] if name == "builtin" and high < LEAST_FOUND else []
+    own, others = (
+        regrets.get("builtin", math.nan),
+        {name: regrets.get(name, math.nan) for name in ("random", "oneshot")},
+    )
+    failed += [f"regret against {name}" for name, regret in others.items() if own >= regret]
     say(
         bench="campaigns",
         seed=seed,
         false_claims=max(false.values(), default=math.nan),
         found=found.get("builtin", math.nan),
-        regret_vs_random=regrets["builtin"] / regrets["random"] if regrets else math.nan,
-        regret_vs_oneshot=regrets["builtin"] / regrets["oneshot"] if regrets else math.nan,
+        regret_vs_random=own / others["random"],
+        regret_vs_oneshot=own / others["oneshot"],
         failed=failed,
     )
     return 1 if failed else 0
+
+
+def played(kind: str, name: str, seed: int, count: int, planner: Bench) -> tuple[list[Campaign], float]:
+    """So many campaigns, and the mean of the seconds that each took."""
+    began = time.perf_counter()
+    ran = [asyncio.run(campaign(kind, name, derived_seed(seed, kind, n), planner)) for n in range(count)]
+    return ran, (time.perf_counter() - began) / count
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.hasty_llm import HastyLlm
 from researcher.campaign.builtin import BuiltinStrategist
 from researcher.campaign.graph import decide
 from researcher.campaign.judging import chosen, judged
@@ -78,3 +79,11 @@ class TestLlm(StrategistContract):
     @pytest.fixture
     def make(self) -> Make:
         return lambda made, seen: strategist(ScriptedLlm(when=as_builtin(lambda: seen)), made)
+
+
+class TestHastyLlm(StrategistContract):
+    """The LLM that the bench plays: the same strategist, with answers from what the prompt says."""
+
+    @pytest.fixture
+    def make(self) -> Make:
+        return lambda made, seen: strategist(HastyLlm(seed=4, eager=0.0), made)
