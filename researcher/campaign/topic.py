@@ -69,7 +69,7 @@ def goal_draft(draft: Draft) -> Draft:
     goal |= {"budget": budget} | ({"factors": factors} if factors else {})
     sources = {_moved(path): source for path, source in draft.sources.items()}
     asked = dict.fromkeys(path.partition(".")[0] for path, source in sources.items() if source == "topic")
-    own = [f"{name}, which each study of a campaign has its own of" for name in asked if name not in goal]
+    own = [f"{name} (each study of a campaign has its own)" for name in asked if name not in (*goal, "design")]
     return replace(draft, fields=goal, sources=sources, because="", uncovered=(*draft.uncovered, *own))
 
 

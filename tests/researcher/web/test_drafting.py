@@ -118,6 +118,7 @@ async def test_a_goal_in_words_becomes_a_file_a_first_study_with_its_price_and_a
     text = text_in(drafted.text)
     assert "instruments: [arithmetic]" in text
     assert "budget: {wall: 2h}" in text
+    assert "Not covered" not in text
     edited = re.sub(r"factors:\n(  .*\n)+", "factors: {kl: [0.1]}\n", text).replace("\n", "\r\n")
     checked = await send(browser, "/draft/campaign/check", text=edited, engine="echo")
     assert "kl: 0.0, 0.1 (default 0.0)" in checked.text
@@ -186,6 +187,8 @@ async def test_a_goal_that_the_planner_does_not_understand_gives_a_file_to_edit_
 ) -> None:
     unclear = await send(browser, "/draft/campaign", topic="What makes GRPO learn one-digit sums fastest on Tuesdays?")
     assert "# To be settled: 'tuesdays' is not understood here." in text_in(unclear.text)
+    narrow = await send(browser, "/draft/campaign", topic=TOPIC)
+    assert "# Not covered: seeds (each study of a campaign has its own)" in text_in(narrow.text)
     listed = "Ablate DAPO on countdown: (a) vanilla GRPO, (b) with clip-higher 0.28"
     bundles = await send(browser, "/draft/campaign", topic=listed, text=GOAL_FILE)
     assert bundles.status_code == 400
