@@ -66,6 +66,7 @@ from researcher.study.spec import StudySpec
 
 FACTORS = ("learning_rate", "group_size", "tasks_per_step", "temperature", "max_tokens", "entropy", "kl", "epochs")
 TRIALS, MARGIN = 240, 0.1
+_SHIPPED = {"simulation": None}
 MOST_FALSE, LEAST_FOUND = 0.05, 0.80
 IN_NULL, IN_PLANTED = ("builtin", "llm", "chaser"), ("builtin", "llm", "random", "oneshot")
 """Strategists by the worlds that they play in."""
@@ -131,10 +132,13 @@ class Bench:
 
 @dataclass(slots=True)
 class DrawnEvidence:
-    """`Evidence` of a simulated campaign. ran: trials by study."""
+    """`Evidence` of a simulated campaign on one instrument. ran: trials by study."""
 
-    instrument: Instrument
+    own: Instrument
     ran: dict[str, list[TrialRecord]] = field(default_factory=dict)
+
+    def instrument(self, name: str) -> Instrument:
+        return self.own
 
     def trials(self, study: str) -> list[TrialRecord]:
         return self.ran[study]
@@ -154,8 +158,8 @@ class Chaser:
     async def propose(self, seen: Seen) -> Sequence[Proposal]:
         if not seen.studies:
             return proposals(seen)
-        ranked = sorted(seen.measured().values(), key=lambda each: -seen.aim.sign * each[2])
-        best = next((levels for levels, _, _ in ranked if levels != seen.incumbent), None)
+        ranked = sorted(seen.on().measured().values(), key=lambda each: -seen.aim.sign * each[2])
+        best = next((levels for levels, _, _ in ranked if levels != seen.on().incumbent), None)
         if best is None:
             return [Proposal(action="conclude", because="nothing is left", words="nothing is left")]
         return [_confirm(seen, best), Proposal(action="conclude", because="the budget is spent", words="done")]
@@ -186,7 +190,7 @@ class Random:
             spec={"design": "screen", "arms": arms, "seeds": {"min": 2}},
             hypothesis=NewHypothesis(claim="one is better", prediction="one is better", kill_if="none is"),
         )
-        ranked = sorted(seen.measured().values(), key=lambda each: -each[2])
+        ranked = sorted(seen.on().measured().values(), key=lambda each: -each[2])
         if len(seen.studies) < 6:
             return [explore, end]
         return [_confirm(seen, ranked[0][0]), end]
@@ -261,7 +265,7 @@ class Campaign:
             if decided.step is None:
                 raise RuntimeError("; ".join(decided.problems))
             calls = strategist.calls()
-            add = written(self.record, seen, decided, strategist.name, calls, list(self.hypotheses.values()))
+            add = written(self.record, seen, decided, strategist.name, calls, list(self.hypotheses.values()), _SHIPPED)
             decision = add.decision.model_copy(update={"study_id": None if add.study is None else f"s{seen.seq}"})
             self.decisions.append(decision)
             self.hypotheses |= {each.id: each for each in add.hypotheses}
@@ -304,7 +308,7 @@ class Campaign:
 
     def chosen(self) -> Levels:
         """What it recommends: the incumbent."""
-        return self.seen.incumbent
+        return self.seen.on().incumbent
 
     def regret(self) -> float:
         """Margins below the best setting."""

@@ -161,6 +161,14 @@ def _add_campaign(commands: argparse._SubParsersAction[Parser]) -> None:
     start = actions.add_parser("start", help=text, description=f"{text[0].upper()}{text[1:]}.")
     start.add_argument("file", nargs="?", metavar="GOAL", help="a goal file, YAML or TOML")
     _add_topic(start)
+    start.add_argument(
+        "--instrument",
+        action="append",
+        default=[],
+        dest="instruments",
+        metavar="NAME|DIR",
+        help="the environment of a topic's studies; repeated: the campaign studies each of them",
+    )
     start.set_defaults(
         **dict.fromkeys(("model", "vary", "arm", "set", "secondary", "evaluate_on", "window"), ()),
         **dict.fromkeys(("instrument", "design", "metric", "claim", "margin", "steps", "looks", "fine", "approve")),

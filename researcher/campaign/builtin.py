@@ -6,6 +6,10 @@
     confirm   the setting that looks best against the default, or the incumbent, on fresh seeds
     replicate a confirmation that contradicts what was explored
 
+Of several instruments it works on the first until that has a confirmed best or its share of the budget is spent. The next one begins
+with a confirmation of the setting that was confirmed before, and goes on like the first. What is left then goes to the one that has
+had least.
+
 Everything follows from `Seen`: the same records give the same proposals.
 """
 
@@ -23,7 +27,7 @@ import numpy as np
 from researcher.campaign.goal import Aim, AimFactor, changed, default_levels
 from researcher.campaign.honesty import limits
 from researcher.campaign.proposals import PRIOR_MARGINS, NewHypothesis, Proposal
-from researcher.campaign.seen import EffectSeen, Seen, key_of
+from researcher.campaign.seen import EffectSeen, Seen, StudySeen, View, key_of
 from researcher.design.planning import PLANNED_EFFECT
 from researcher.instruments.instrument import Scalar
 from researcher.instruments.levels import level_text
@@ -64,23 +68,107 @@ class BuiltinStrategist:
 
 
 def proposals(seen: Seen) -> list[Proposal]:
-    """The alternatives at this point. The last one ends the campaign, where the budget pays for none of the others."""
-    vetoed = sum(said.kind == "vetoed" for said in seen.said)
-    found: list[Proposal] = []
-    screened = any(study.design == "screen" for study in seen.studies)
-    if not screened and len(seen.aim.factors) > 1:
-        found += _screens(seen)
-    else:
-        found += _after_screen(seen)
-    if vetoed and len(found) > vetoed:  # a person vetoed what comes first here: the next ones are proposed instead
-        found = found[vetoed:]
+    """The alternatives at this point. The last one ends the campaign, where the budget pays for none of the others; where
+    another instrument may still have its turn, there is none at the first attempt."""
+    turns = _turns(seen)
+    if len(turns) > 1 and not seen.problems:
+        return _less_vetoed(turns[0], seen)
+    found = _less_vetoed(turns[0], seen) if len(turns) == 1 else [each for turn in turns for each in turn[:2]]
     return [*found[: _MOST_PROPOSED - 1], _conclusion(seen)]
+
+
+def _less_vetoed(found: list[Proposal], seen: Seen) -> list[Proposal]:
+    """A person vetoed what comes first here: the next ones are proposed instead."""
+    vetoed = sum(said.kind == "vetoed" for said in seen.said)
+    return (found[vetoed:] if vetoed and len(found) > vetoed else found)[: _MOST_PROPOSED - 1]
+
+
+# -- instruments ------------------------------------------------------------------------------------------------------------
+
+
+def _turns(seen: Seen) -> list[list[Proposal]]:
+    """Alternatives by what comes first: one list for each thing that may be done next, none of them empty but the only one."""
+    views = seen.views
+    if len(views) == 1:
+        return [_own(views[0])]
+    found = [[step] for view in views if not view.incumbent and (step := _carried_over(view)) is not None]
+    unsettled = [view for view in views if not _settled(view)]
+    behind = [view for view in unsettled if _spent_share(view) < 1 / len(views)]
+    ordered = (*behind, *unsettled, *sorted(views, key=_spent_share))
+    found += [_own(seen.on(name)) for name in dict.fromkeys(view.instrument for view in ordered)]
+    return [each for each in found if each] or [[]]
+
+
+def _settled(view: View) -> bool:
+    """Whether it has a confirmed best, and its levels were looked at."""
+    return bool(view.incumbent) and any(study.design == "levels" for study in view.studies)
+
+
+def _own(view: View) -> list[Proposal]:
+    """The next step on one instrument by what is known of it alone."""
+    screened = any(study.design == "screen" for study in view.studies)
+    found = _screens(view) if not screened and len(view.aim.factors) > 1 else _after_screen(view)
+    if not view.whole.others:
+        return found
+    return [
+        each.model_copy(update={"instrument": view.key or None, "because": f"On {view.instrument}: {each.because}"})
+        for each in found
+    ]
+
+
+def _spent_share(view: View) -> float:
+    """Of the whole budget, the part that this instrument's studies took, of the limit that it took most of."""
+    left, all_studies = view.whole.left, view.whole.studies
+    limited = [
+        (left.trials, [float(each.trials) for each in all_studies]),
+        (left.wall_s, [each.wall_s for each in all_studies]),
+    ]
+    shares = [0.0]
+    for rest, spent in limited:
+        if rest is not None and (whole := rest + math.fsum(spent)) > 0:
+            own = (value for value, study in zip(spent, all_studies, strict=True) if study.instrument == view.key)
+            shares.append(math.fsum(own) / whole)
+    return max(shares)
+
+
+def _carried_over(view: View) -> Proposal | None:
+    """A confirmation, on this instrument, of the newest setting that another has confirmed and nobody has tested here."""
+    for study in reversed(view.whole.studies):
+        if study.supports and study.instrument != view.key:
+            levels = changed(view.aim, study.arm(study.effects[0].treatment).levels)
+            known = levels.keys() <= {factor.name for factor in view.aim.factors}
+            if levels and known and view.tested(levels) is None:
+                return _also(view, study, levels)
+    return None
+
+
+def _also(view: View, study: StudySeen, levels: _Levels) -> Proposal:
+    aim, there = view.aim, view.whole.of(study).instrument
+    return Proposal(
+        action="confirm",
+        instrument=view.key or None,
+        because=f"{words_of(levels)} was confirmed on {there}: does it help on {aim.instrument} too?",
+        spec={
+            "design": "compare",
+            "arms": {"default": {}, arm_name(aim, levels): levels},
+            "seeds": {"min": _least_seeds(view), "max": _MOST_SEEDS},
+        },
+        hypothesis=NewHypothesis(
+            claim=f"{words_of(levels)} also helps on {aim.instrument}: it is better than the default on {aim.metric} by {aim.margin:g} or more.",
+            prediction=f"{aim.metric} of {aim.instrument} {'rises' if aim.sign > 0 else 'falls'} by {aim.margin:g} or more.",
+            kill_if="The interval lies against the direction, or within the margin on both sides.",
+            parent=study.hypothesis,
+        ),
+        if_true=f"It holds on {aim.instrument} too, and is searched on from there while something may still be better.",
+        if_false=f"It is no general answer: {aim.instrument} is searched by itself.",
+        rests_on=(study.study,),
+    )
 
 
 # -- screen -----------------------------------------------------------------------------------------------------------------
 
 
-def _screens(seen: Seen) -> list[Proposal]:
+def _screens(seen: View) -> list[Proposal]:
     """Screens of all factors, and of fewer: what the budget does not pay for is refused."""
     factors = [_alternative(each) for each in seen.aim.factors][:_MOST_SCREENED]
     sizes = dict.fromkeys(size for size in (len(factors), 7, 5, min(3, len(factors))) if 2 <= size <= len(factors))
@@ -93,7 +181,7 @@ def _alternative(factor: AimFactor) -> tuple[AimFactor, Scalar]:
     return factor, factor.levels[place + 1] if place + 1 < len(factor.levels) else factor.levels[place - 1]
 
 
-def _screen(factors: Sequence[tuple[AimFactor, Scalar]], seen: Seen) -> Proposal:
+def _screen(factors: Sequence[tuple[AimFactor, Scalar]], seen: View) -> Proposal:
     names = ", ".join(factor.name for factor, _ in factors)
     return Proposal(
         action="explore",
@@ -112,7 +200,7 @@ def _screen(factors: Sequence[tuple[AimFactor, Scalar]], seen: Seen) -> Proposal
     )
 
 
-def survivors(seen: Seen) -> list[AimFactor]:
+def survivors(seen: View) -> list[AimFactor]:
     """The factors to search: first those whose screened effect stands out, then those that no screen had, then the others by
     their effects. A weak effect at one level may be a strong one at the next, so that the search leaves out only what is last."""
     effects: dict[str, EffectSeen] = {}
@@ -162,7 +250,7 @@ class Outlook:
         return found
 
 
-def outlook(seen: Seen, factors: Sequence[AimFactor]) -> Outlook:
+def outlook(seen: View, factors: Sequence[AimFactor]) -> Outlook:
     """What all configurations that have run say together, over the levels of these factors."""
     surface = Surface(seen, factors)
     if not surface.points:
@@ -177,7 +265,7 @@ class Surface:
     settings: N, the default first. at: row of the incumbent.
     """
 
-    def __init__(self, seen: Seen, factors: Sequence[AimFactor]) -> None:
+    def __init__(self, seen: View, factors: Sequence[AimFactor]) -> None:
         self._seen = seen
         self._factors = factors
         self.settings = _settings(seen, factors)
@@ -218,7 +306,7 @@ def _kernel(dimensions: int) -> Any:
     return smooth + ConstantKernel(0.25, (0.05, 4.0)) * DotProduct(0.1, "fixed")
 
 
-def _settings(seen: Seen, factors: Sequence[AimFactor]) -> list[_Levels]:
+def _settings(seen: View, factors: Sequence[AimFactor]) -> list[_Levels]:
     """Every combination of the factors' levels, the default first; all other factors as the incumbent has them."""
     chosen = list(factors)
     while math.prod(len(factor.levels) for factor in chosen) > _MOST_SETTINGS:
@@ -249,7 +337,7 @@ def _step(factor: AimFactor, level: float) -> float:
     return float(np.interp(level, ladder, range(len(ladder)))) - factor.place
 
 
-def _after_screen(seen: Seen) -> list[Proposal]:
+def _after_screen(seen: View) -> list[Proposal]:
     """Searches while a setting may be better than the one that looks best, else its confirmation; with an incumbent, a look at the
     factors around it that the search left out."""
     if (contradiction := _contradicted(seen)) is not None:
@@ -260,7 +348,7 @@ def _after_screen(seen: Seen) -> list[Proposal]:
     gain = float(view.mean[best] - view.mean[at])
     tried = [levels for study in seen.studies if study.confirms for levels in study.planned[1:]]
     new = key_of(changed(seen.aim, view.settings[best])) not in {key_of(levels) for levels in tried}
-    confirm = gain >= _MATTERS * margin and new and seen.confirmations < _MOST_CONFIRMATIONS
+    confirm = gain >= _MATTERS * margin and new and sum(study.confirms for study in seen.studies) < _MOST_CONFIRMATIONS
     confirmation = [_confirmation(seen, view.settings[best], gain)] if confirm else []
     looks = sum(study.design == "levels" for study in seen.studies)
     if not looks and _affordable("explore", seen) >= _WIDE:
@@ -270,13 +358,13 @@ def _after_screen(seen: Seen) -> list[Proposal]:
     return confirmation or _scans(seen)
 
 
-def _searches(seen: Seen, factors: Sequence[AimFactor], view: Outlook) -> list[Proposal]:
+def _searches(seen: View, factors: Sequence[AimFactor], view: Outlook) -> list[Proposal]:
     """Searches of several sizes: the settings with the largest expected improvement, one after the other."""
     picked = _batch(seen, view, most=7)
     return [_search(seen, picked[:size], factors) for size in (7, 3, 2) if size <= len(picked)]
 
 
-def _batch(seen: Seen, view: Outlook, most: int) -> list[_Levels]:
+def _batch(seen: View, view: Outlook, most: int) -> list[_Levels]:
     """Each next pick as if the ones before had come out as believed (the kriging believer)."""
     surface, points = view.surface, list(view.surface.points)
     if not points:
@@ -297,7 +385,7 @@ def _batch(seen: Seen, view: Outlook, most: int) -> list[_Levels]:
     return picked
 
 
-def _scans(seen: Seen) -> list[Proposal]:
+def _scans(seen: View) -> list[Proposal]:
     """The incumbent, or the default, with one factor at a level that nobody has tried there: the farthest levels first, each factor
     in turn. A screen tries one level of each factor only, and what does nothing there may do something two steps on."""
     base = {**default_levels(seen.aim), **seen.incumbent}
@@ -319,7 +407,7 @@ def _farthest_first(factor: AimFactor) -> list[Scalar]:
     return [factor.levels[place] for place in places]
 
 
-def _scan(seen: Seen, settings: Sequence[_Levels]) -> Proposal:
+def _scan(seen: View, settings: Sequence[_Levels]) -> Proposal:
     name = "incumbent" if seen.incumbent else "default"
     return Proposal(
         action="explore",
@@ -337,13 +425,13 @@ def _scan(seen: Seen, settings: Sequence[_Levels]) -> Proposal:
     )
 
 
-def _beside(seen: Seen, name: str, base: _Levels, settings: Sequence[_Levels]) -> dict[str, Any]:
+def _beside(seen: View, name: str, base: _Levels, settings: Sequence[_Levels]) -> dict[str, Any]:
     """A study of these settings beside the one of that name, without a verdict."""
     arms = {name: base} | {arm_name(seen.aim, each): changed(seen.aim, each) for each in settings}
     return {"design": "screen", "arms": arms, "seeds": {"min": _SEARCH_SEEDS}}
 
 
-def _parent(seen: Seen) -> str | None:
+def _parent(seen: View) -> str | None:
     """The hypothesis that a new one goes on from: the last that was supported, else the last that was explored."""
     for wanted in ("supported", "explored"):
         told = [each.id for each in seen.hypotheses if each.status == wanted]
@@ -352,7 +440,7 @@ def _parent(seen: Seen) -> str | None:
     return None
 
 
-def _search(seen: Seen, settings: Sequence[_Levels], factors: Sequence[AimFactor]) -> Proposal:
+def _search(seen: View, settings: Sequence[_Levels], factors: Sequence[AimFactor]) -> Proposal:
     names = ", ".join(factor.name for factor in factors)
     return Proposal(
         action="explore",
@@ -371,7 +459,7 @@ def _search(seen: Seen, settings: Sequence[_Levels], factors: Sequence[AimFactor
     )
 
 
-def _dropped(seen: Seen, factors: Sequence[AimFactor]) -> dict[str, str]:
+def _dropped(seen: View, factors: Sequence[AimFactor]) -> dict[str, str]:
     """The screen's hypothesis, where no factor stood out."""
     kept = {factor.name for factor in factors}
     for study in seen.studies:
@@ -386,7 +474,7 @@ def _dropped(seen: Seen, factors: Sequence[AimFactor]) -> dict[str, str]:
 # -- confirm ------------------------------------------------------------------------------------------------------------------
 
 
-def _confirmation(seen: Seen, best: _Levels, gain: float) -> Proposal:
+def _confirmation(seen: View, best: _Levels, gain: float) -> Proposal:
     levels = changed(seen.aim, best)
     treatment = arm_name(seen.aim, best)
     baseline = "incumbent" if seen.incumbent else "default"
@@ -411,15 +499,16 @@ def _confirmation(seen: Seen, best: _Levels, gain: float) -> Proposal:
     )
 
 
-def _least_seeds(seen: Seen) -> int:
+def _least_seeds(seen: View) -> int:
     """Seeds per arm with which a confirmation begins: 6 where twice as many can be paid for, since on fewer the noise floor's
     bound on the spread is so wide that many a study would be refused as underpowered; else 3."""
     return 6 if _affordable("confirm", seen) >= 24 else 3
 
 
-def _affordable(action: Action, seen: Seen) -> float:
+def _affordable(action: Action, seen: View) -> float:
     """Trials that the next study of this kind may have, by what trials have taken so far."""
-    budget, ran = limits(action, seen), [study for study in seen.studies if study.trials]
+    budget = limits(action, seen.whole)
+    ran = [study for study in seen.studies or seen.whole.studies if study.trials]
     trials = float(budget.get("trials", math.inf))
     if "wall" in budget and ran:
         trial_s = sum(study.wall_s for study in ran) / sum(study.trials for study in ran)
@@ -427,10 +516,12 @@ def _affordable(action: Action, seen: Seen) -> float:
     return trials
 
 
-def _contradicted(seen: Seen) -> Proposal | None:
+def _contradicted(seen: View) -> Proposal | None:
     """A replication of the last confirmation, where it refuted what exploring had shown."""
     last = seen.studies[-1] if seen.studies else None
     if last is None or last.action != "confirm" or last.verdict is not Verdict.REFUTED or last.unfit:
+        return None
+    if all(study.confirms for study in seen.studies):  # nothing was explored here that it could contradict
         return None
     effect = last.effects[0]
     sides = {effect.baseline: last.arm(effect.baseline).levels, effect.treatment: last.arm(effect.treatment).levels}
@@ -446,19 +537,29 @@ def _contradicted(seen: Seen) -> Proposal | None:
 
 
 def _conclusion(seen: Seen) -> Proposal:
+    views = seen.views
+    said = [_found_on(view) for view in views]
+    words = (
+        said[0]
+        if len(views) == 1
+        else " ".join(f"{view.instrument}: {each}" for view, each in zip(views, said, strict=True))
+    )
+    return Proposal(action="conclude", because="No further step is worth its price, or can be paid for.", words=words)
+
+
+def _found_on(seen: View) -> str:
+    """What was found on one instrument."""
     confirmed = [study for study in seen.studies if study.supports]
     tried = [study for study in seen.studies if study.confirms]
     if confirmed:
-        words = f"{words_of(seen.incumbent)} is better than what it was compared with; nothing else in reach looks better by half a margin."
-    elif tried:
-        words = "What looked better while exploring was not confirmed."
-    elif not any(study.trials for study in seen.studies):
-        words = "No study could be paid for, so nothing was tried: give it a larger budget, or fewer factors."
-    elif all(study.unfit for study in seen.studies):
-        words = f"No result can be used: {seen.studies[-1].unfit}."
-    else:
-        words = "Nothing that was tried looks better than the default by half a margin."
-    return Proposal(action="conclude", because="No further step is worth its price, or can be paid for.", words=words)
+        return f"{words_of(seen.incumbent)} is better than what it was compared with; nothing else in reach looks better by half a margin."
+    if tried:
+        return "What looked better while exploring was not confirmed."
+    if not any(study.trials for study in seen.studies):
+        return "No study could be paid for, so nothing was tried: give it a larger budget, or fewer factors."
+    if all(study.unfit for study in seen.studies):
+        return f"No result can be used: {seen.studies[-1].unfit}."
+    return "Nothing that was tried looks better than the default by half a margin."
 
 
 # -- words ----------------------------------------------------------------------------------------------------------------------

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from researcher.campaign.graph import Decided
 from researcher.campaign.proposals import Judged, NewHypothesis
 from researcher.campaign.records import fates_of
-from researcher.campaign.seen import Seen
+from researcher.campaign.seen import Seen, View
 from researcher.models import (
     CONFIRMING,
     CampaignRecord,
@@ -41,15 +41,17 @@ def written(
     strategist: str,
     calls: Sequence[LlmCall],
     hypotheses: Sequence[HypothesisRecord],
+    folders: Mapping[str, str | None],
 ) -> Written:
-    """hypotheses: the newest versions before this decision. `decided` has a step."""
+    """hypotheses: the newest versions before this decision. folders: of the instruments' files, by name; None: the repository
+    ships it. `decided` has a step."""
     step = decided.step
     assert step is not None
     versions = _changed(hypotheses, seen, step)
     asked, name = step.proposal.hypothesis, None
     if isinstance(asked, NewHypothesis):
         name = f"H{len(hypotheses) + 1}"
-        versions.append(_registered(name, asked, seen))
+        versions.append(_registered(name, asked, seen.on(step.proposal.instrument or "")))
     elif asked is not None:
         name = asked
     role = _role(step)
@@ -67,7 +69,7 @@ def written(
         plan=step.plan,
         llm_calls=[call.model_dump(mode="json") for call in calls],
     )
-    study = None if step.plan is None else _study(record, step, name, role, strategist)
+    study = None if step.plan is None else _study(record, step, name, role, strategist, folders)
     return Written(decision, tuple(versions), study)
 
 
@@ -77,16 +79,16 @@ def _role(step: Judged) -> Role | None:
     return "confirm" if step.proposal.action in CONFIRMING else "explore"
 
 
-def _registered(name: str, asked: NewHypothesis, seen: Seen) -> HypothesisRecord:
+def _registered(name: str, asked: NewHypothesis, view: View) -> HypothesisRecord:
     return HypothesisRecord(
         id=name,
         parent=asked.parent,
         claim=asked.claim,
-        metric=seen.aim.metric,
-        margin=seen.aim.margin,
+        metric=view.aim.metric,
+        margin=view.aim.margin,
         prediction=asked.prediction,
         kill_if=asked.kill_if,
-        seq=seen.seq,
+        seq=view.whole.seq,
     )
 
 
@@ -109,12 +111,18 @@ def _changed(hypotheses: Sequence[HypothesisRecord], seen: Seen, step: Judged) -
 
 
 def _study(
-    record: CampaignRecord, step: Judged, hypothesis: str | None, role: Role | None, strategist: str
+    record: CampaignRecord,
+    step: Judged,
+    hypothesis: str | None,
+    role: Role | None,
+    strategist: str,
+    folders: Mapping[str, str | None],
 ) -> StudyRecord:
     """Without an id, which the store gives."""
     plan = Plan.model_validate_json(step.plan or "")
     request = StudyRequest(spec=step.spec, author=strategist, because=step.proposal.because)
-    options: StudyOptions = record.options.model_copy(update={"request": request})
+    changed = {"request": request, "instrument": folders[plan.instrument]}
+    options: StudyOptions = record.options.model_copy(update=changed)
     return StudyRecord(
         id="",
         topic=plan.question,

@@ -1,8 +1,8 @@
-"""`CampaignGoal`: everything that can be asked of a campaign, in one validated document, and what it means on an instrument."""
+"""`CampaignGoal`: everything that can be asked of a campaign, in one validated document, and what it means on each instrument."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
@@ -20,7 +20,7 @@ _TRAINING, _PARAMETERS = "run.", "run.parameters"
 
 
 class Objective(StrictModel):
-    """What is to become better. None: the instrument's own. margin: the smallest effect that matters, in the metric's unit."""
+    """What is to become better. None: each instrument's own. margin: the smallest effect that matters, in the metric's unit."""
 
     metric: str | None = None
     direction: Direction | None = None
@@ -51,9 +51,9 @@ def _by_name(given: Any) -> Any:
 class CampaignGoal(StrictModel):
     """A campaign's request.
 
-    goal: the brief, quoted in decisions and the report, never parsed. model None: the instrument's. factors: what may be
-    changed, by name, each with the levels that may be tried (none: code chooses); empty: every training factor of the
-    instrument. set: the same in all studies. approve: where a person is waited for: before anything (`campaign`), before
+    goal: the brief, quoted in decisions and the report, never parsed. instruments: each study is on one of them, the first
+    unless it says otherwise. model None: the instrument's. factors: what may be changed, by name, each with the levels that
+    may be tried (none: code chooses); empty: every training factor of the instrument. set: the same in all studies. approve: where a person is waited for: before anything (`campaign`), before
     each study, before each confirmation.
     """
 
@@ -79,8 +79,8 @@ class CampaignGoal(StrictModel):
         }
         if self.budget.wall is None and self.budget.trials is None:
             both["budget"] = "give wall or trials: a campaign without either would never end"
-        if len(self.instruments) > 1:
-            both["instruments"] = "several instruments in one campaign are not supported yet: name one"
+        if len(set(self.instruments)) < len(self.instruments):
+            both["instruments"] = "names one of them twice: leave it out"
         if both:
             raise misfit(both)
         return self
@@ -168,6 +168,41 @@ def aim_of(goal: CampaignGoal, instrument: Instrument) -> Aim:
         steps=goal.steps,
         generated=instrument.generated is not None,
     )
+
+
+def aims_of(goal: CampaignGoal, instruments: Sequence[Instrument]) -> tuple[Aim, ...]:
+    """What the goal means on each of them. Raises: SpecRefused, naming every wrong field and the instrument that lacks it."""
+    refusals, aims = Refusals(), list[Aim]()
+    for instrument in instruments:
+        try:
+            aims.append(aim_of(goal, instrument))
+        except SpecRefused as refused:
+            refusals.found += [refused] if len(instruments) == 1 else _named(refused, instrument.name)
+    refusals.raise_any()
+    names = [aim.instrument for aim in aims]
+    if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
+        raise SpecRefused("instruments", f"two of them are called {twice[0]}: rename one in its declaration", twice)
+    _check_one_metric(goal.objective, aims)
+    return tuple(aims)
+
+
+def _named(refused: SpecRefused, instrument: str) -> list[SpecRefused]:
+    """Each problem with the instrument that has it."""
+    return [
+        SpecRefused(field, said if instrument in said else f"on {instrument}: {said}", refused.nearest)
+        for field, said in refused.problems
+    ]
+
+
+def _check_one_metric(objective: Objective, aims: Sequence[Aim]) -> None:
+    """Raises: SpecRefused where a margin or a direction is given for metrics that differ."""
+    if len({aim.metric for aim in aims}) < 2:
+        return
+    given = [name for name in ("direction", "margin") if getattr(objective, name) is not None]
+    if given:
+        own = ", ".join(f"{aim.metric} of {aim.instrument}" for aim in aims)
+        said = f"stands for one metric, and the instruments have {own}: name objective.metric, or leave it out"
+        raise SpecRefused(f"objective.{given[0]}", said, [aim.metric for aim in aims])
 
 
 def _usual(goal: CampaignGoal, instrument: Instrument) -> list[Factor]:

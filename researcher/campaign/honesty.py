@@ -1,8 +1,10 @@
 """The rules that keep a campaign's claims honest, as code that no strategist can pass by.
 
 1. What is proposed after seeing data explores: its effects are shown, and it gives no verdict of the campaign.
-2. Claims come from confirmations alone: a frozen plan, a registered prediction, unused seeds, unscored held-out tasks.
-3. The k-th confirmation spends 0.05 · 6 / (π² k²), counted when its plan is frozen, and whatever comes of it.
+2. Claims come from confirmations alone: a frozen plan, a registered prediction, unused seeds, unscored held-out tasks. A claim is
+   about the instrument that it was confirmed on: what another showed may be tested there, and counts as nothing before.
+3. The k-th confirmation spends 0.05 · 6 / (π² k²), counted when its plan is frozen, and whatever comes of it. Those on all
+   instruments are counted together.
 4. Metric and margin of a claim are the goal's, and are fixed when it is registered.
 5. The baseline of a confirmation is the default or the incumbent; anything else is labelled.
 6. Invalid results, those of the echo engine and those of rewards that an LLM wrote support no claim.
@@ -13,15 +15,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import ValidationError
 
-from foundation.nearest import nearest
+from foundation.nearest import a_few, nearest
 from researcher.campaign.goal import Aim, changed
 from researcher.campaign.proposals import NewHypothesis, Proposal
-from researcher.campaign.seen import HypothesisSeen, Seen
+from researcher.campaign.seen import HypothesisSeen, Seen, View
 from researcher.design.planning import PLANNED_EFFECT
 from researcher.instruments.instrument import Scalar
 from researcher.models import CONFIRMING, STUDIES, Action
@@ -88,31 +90,45 @@ def _badly_typed(spec: Mapping[str, Any], aim: Aim) -> list[SpecRefused]:
 
 def problems_of(proposal: Proposal, seen: Seen) -> list[str]:
     """What is wrong with a proposal before it is planned."""
+    if unknown := instrument_problem(proposal.instrument, seen.instruments):
+        return [f"instrument: {unknown}"]
+    view = seen.on(proposal.instrument or "")
     found = [str(each) for each in _not_theirs(proposal.spec)]
-    if proposal.spec and (wrong := _badly_typed(proposal.spec, seen.aim)):
+    if proposal.spec and (wrong := _badly_typed(proposal.spec, view.aim)):
         return [*found, *map(str, wrong)]
-    both = seen.aim.settings.keys() & proposal.spec.get("set", {}).keys()
+    both = view.aim.settings.keys() & proposal.spec.get("set", {}).keys()
     found += [f"set.{name}: is the same in all studies of this campaign, leave it out" for name in sorted(both)]
-    if seen.aim.steps is not None and "steps" in proposal.spec:
-        found.append(f"steps: are {seen.aim.steps} in all studies of this campaign, leave them out")
+    if view.aim.steps is not None and "steps" in proposal.spec:
+        found.append(f"steps: are {view.aim.steps} in all studies of this campaign, leave them out")
     known = {each.id: each for each in seen.hypotheses}
     if proposal.action in STUDIES:
-        found += _hypothesis_problems(proposal, known)
+        found += _hypothesis_problems(proposal, known, view)
         if not proposal.spec:
             found.append(f"{proposal.action} needs a spec that says what is compared")
-    elif proposal.spec:
-        found.append(f"{proposal.action} carries out no study: leave the spec out")
+    else:
+        given = [name for name in ("spec", "instrument") if getattr(proposal, name)]
+        found += [f"{proposal.action} carries out no study: leave the {name} out" for name in given]
     if proposal.action in ("ask", "conclude", "new_instrument") and not proposal.words.strip():
         found.append(f"{proposal.action} needs words")
     if proposal.action in CONFIRMING:
-        found += _confirmation_problems(proposal, seen)
+        found += _confirmation_problems(proposal, view)
     ran = {study.study for study in seen.studies}
     found += [f"rests_on: there is no study {each!r} in this campaign" for each in proposal.rests_on if each not in ran]
     found += [f"drops: there is no hypothesis {name!r}" for name in proposal.drops if name not in known]
     return found
 
 
-def _hypothesis_problems(proposal: Proposal, known: dict[str, HypothesisSeen]) -> list[str]:
+def instrument_problem(name: str | None, known: Sequence[str]) -> str:
+    """Why a campaign with these instruments has none of that name; empty where it has."""
+    if name is None or name in known:
+        return ""
+    guess = nearest(name, known)
+    return f"no instrument of this campaign is called {name!r}; " + (
+        f"did you mean {guess}?" if guess else f"it has {', '.join(a_few(name, known))}"
+    )
+
+
+def _hypothesis_problems(proposal: Proposal, known: dict[str, HypothesisSeen], view: View) -> list[str]:
     asked = proposal.hypothesis
     if asked is None:
         return [f"{proposal.action} needs a hypothesis: an id of an open one, or a new one"]
@@ -123,22 +139,27 @@ def _hypothesis_problems(proposal: Proposal, known: dict[str, HypothesisSeen]) -
         return [f"hypothesis: there is no hypothesis {asked!r}; there are: {', '.join(known) or 'none yet'}"]
     if proposal.action != "replicate" and known[asked].status == "dropped":
         return [f"hypothesis: {asked} was dropped; register a new one that says what changed"]
+    about = view.whole.about(asked)
+    if about.aim is not view.aim:
+        said = f"register a new one that says what is expected on {view.instrument}"
+        return [f"hypothesis: {asked} is about {about.instrument}; {said}"]
     return []
 
 
-def _confirmation_problems(proposal: Proposal, seen: Seen) -> list[str]:
+def _confirmation_problems(proposal: Proposal, view: View) -> list[str]:
     apart = [name for name in proposal.spec if name in FIELDS and name not in _CONFIRMED]
     found = [f"{name}: no field of a {proposal.action}, whose arms say all that differs" for name in apart]
-    known = {factor.name for factor in seen.aim.factors}
+    known = {factor.name for factor in view.aim.factors}
+    elsewhere = _confirmed_elsewhere(proposal, view)
     arms = proposal.spec.get("arms", {})
     foreign = {name for levels in arms.values() for name in levels} - known
     found += [f"arms: {name} is none of the goal's factors" for name in sorted(foreign)]
-    sides = [changed(seen.aim, levels) for levels in arms.values()]
+    sides = [changed(view.aim, levels) for levels in arms.values()]
     found += [
-        f"arms: {name} {level} is none of the goal's levels ({', '.join(map(str, seen.aim.factor(name).levels))})"
+        f"arms: {name} {level} is none of the goal's levels ({', '.join(map(str, view.aim.factor(name).levels))})"
         for side in sides
         for name, level in side.items()
-        if name in known and level not in seen.aim.factor(name).levels
+        if name in known and level not in view.aim.factor(name).levels and side not in elsewhere
     ]
     if len(sides) == 2 and sides[0] == sides[1]:
         found.append("arms: both set the same, so that there is nothing to confirm")
@@ -146,18 +167,29 @@ def _confirmation_problems(proposal: Proposal, seen: Seen) -> list[str]:
         found.append(f"design: a {proposal.action} is a plain comparison of two arms")
     if len(arms) != 2:
         found.append(f"arms: a {proposal.action} names two: what it is compared with, and what is claimed to be better")
-    if proposal.expects is not None and proposal.expects < PLANNED_EFFECT * seen.aim.margin:
-        found.append(f"expects: at least {PLANNED_EFFECT * seen.aim.margin:g}, 1.5 margins: less would be found anyway")
-    if proposal.action == "replicate" and not any(study.confirms for study in seen.studies):
-        found.append("replicate: nothing was confirmed yet")
-    if proposal.action == "confirm" and not seen.studies:
-        found.append("confirm: explore first; what nobody has looked at cannot be claimed")
+    if proposal.expects is not None and proposal.expects < PLANNED_EFFECT * view.aim.margin:
+        found.append(f"expects: at least {PLANNED_EFFECT * view.aim.margin:g}, 1.5 margins: less would be found anyway")
+    at = f" on {view.instrument}" if view.whole.others else ""
+    if proposal.action == "replicate" and not any(study.confirms for study in view.studies):
+        found.append(f"replicate: nothing was confirmed{at} yet")
+    if proposal.action == "confirm" and not view.studies and not any(side in elsewhere for side in sides):
+        instead = ", or rest it on the study that confirmed this setting on another instrument" if at else ""
+        found.append(f"confirm: explore first{at}{instead}; what nobody has looked at cannot be claimed")
     return found
+
+
+def _confirmed_elsewhere(proposal: Proposal, view: View) -> list[dict[str, Scalar]]:
+    """Settings that studies which the proposal rests on confirmed on other instruments, as this one would set them."""
+    return [
+        changed(view.aim, study.arm(study.effects[0].treatment).levels)
+        for study in view.whole.studies
+        if study.study in proposal.rests_on and study.supports and study.instrument != view.key
+    ]
 
 
 def completed(proposal: Proposal, seen: Seen) -> dict[str, Any]:
     """The study's whole spec: the strategist's part with the campaign's laid over it."""
-    aim, confirms = seen.aim, proposal.action in CONFIRMING
+    aim, confirms = seen.on(proposal.instrument or "").aim, proposal.action in CONFIRMING
     spec: dict[str, Any] = {
         **proposal.spec,
         "question": f"{seen.goal} [{proposal.because}]"[:4000],
@@ -194,9 +226,9 @@ def too_little(budget: dict[str, Any]) -> str:
     return f"nothing is left of the budget's {' and '.join(spent)}" if spent else ""
 
 
-def baseline_of(plan: Plan, seen: Seen) -> str:
-    """`default`, `incumbent` or `other`: what the study's first arm is."""
-    levels: dict[str, Scalar] = changed(seen.aim, plan.arms[0].levels)
+def baseline_of(plan: Plan, view: View) -> str:
+    """`default`, `incumbent` or `other`: what the study's first arm is on its instrument."""
+    levels: dict[str, Scalar] = changed(view.aim, plan.arms[0].levels)
     if not levels:
         return "default"
-    return "incumbent" if levels == seen.incumbent else "other"
+    return "incumbent" if levels == view.incumbent else "other"

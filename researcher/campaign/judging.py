@@ -19,13 +19,13 @@ from researcher.study.spec import StudySpec
 
 
 class StudyPlanner(Protocol):
-    """Makes plans on a campaign's instrument, with what is known of its machine."""
+    """Makes plans on a campaign's instruments, with what is known of its machine."""
 
     def plan(
         self, spec: StudySpec, *, role: Role, alpha: float | None, expects: float | None = None
     ) -> tuple[Plan, Price]:
-        """alpha: what a confirmation spends; None in explorations. expects: the effect that its seeds are counted for; None:
-        the study's usual one. Raises: PlanningRefused."""
+        """spec.instrument: one of the campaign's, by name. alpha: what a confirmation spends; None in explorations. expects: the
+        effect that its seeds are counted for; None: the study's usual one. Raises: PlanningRefused."""
 
 
 def judged(proposal: Proposal, seen: Seen, planner: StudyPlanner) -> Judged:
@@ -33,7 +33,7 @@ def judged(proposal: Proposal, seen: Seen, planner: StudyPlanner) -> Judged:
     problems = problems_of(proposal, seen)
     if problems or proposal.action not in STUDIES:
         return Judged(proposal=proposal, problems=tuple(problems))
-    fields = completed(proposal, seen)
+    view, fields = seen.on(proposal.instrument or ""), completed(proposal, seen)
     if (spent := too_little(fields["budget"])) != "":
         return Judged(proposal=proposal, problems=(spent,))
     try:
@@ -48,7 +48,7 @@ def judged(proposal: Proposal, seen: Seen, planner: StudyPlanner) -> Judged:
         )
     except PlanningRefused as error:
         return Judged(proposal=proposal, problems=(str(error),))
-    if plan.hypotheses[0].metric != seen.aim.metric or plan.hypotheses[0].margin != seen.aim.margin:
+    if plan.hypotheses[0].metric != view.aim.metric or plan.hypotheses[0].margin != view.aim.margin:
         return Judged(proposal=proposal, problems=("metric and margin are the goal's, and the plan has others",))
     return Judged(
         proposal=proposal,
@@ -57,8 +57,8 @@ def judged(proposal: Proposal, seen: Seen, planner: StudyPlanner) -> Judged:
         alpha=alpha,
         trials=price.trials,
         cost_s=sum(price.wall_s) / 2,
-        bits=information(plan, seen),
-        baseline=baseline_of(plan, seen) if confirms else "",
+        bits=information(plan, view),
+        baseline=baseline_of(plan, view) if confirms else "",
     )
 
 

@@ -19,7 +19,7 @@ from researcher.campaign.graph import Decided, decide
 from researcher.campaign.judging import StudyPlanner, chosen, judged
 from researcher.campaign.people import RESUMED, ask, waits_for_a_person
 from researcher.campaign.proposals import Judged, Proposal
-from researcher.campaign.records import UNDECIDED, observe
+from researcher.campaign.records import JOINED, UNDECIDED, folders_of, observe
 from researcher.campaign.report import campaign_page, write_campaign_report
 from researcher.campaign.requests import requested
 from researcher.campaign.seen import Seen
@@ -146,7 +146,8 @@ class CampaignLoop:
             return self._undecided(record, CampaignStatus.FAILED, f"{reason}; {hint}")
         calls = self._strategist.calls()
         decided = replace(decided, judgements=(*asked, *decided.judgements))
-        add = written(record, seen, decided, author, calls, hypotheses)
+        folders = folders_of(record, self._store.campaigns.events(record.id, JOINED))
+        add = written(record, seen, decided, author, calls, hypotheses, folders)
         made = self._store.campaigns.decide(record.id, add.decision, add.hypotheses, add.study)
         self._tell(f"decision {made.seq}: {made.action}. {made.because}")
         return None

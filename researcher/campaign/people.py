@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+from researcher.campaign.records import JOINED, aims_on_record
 from researcher.campaign.report import write_campaign_report
 from researcher.campaign.requests import check_request
 from researcher.models import CampaignEvent, CampaignRecord, CampaignStatus, DecisionRecord
@@ -64,10 +65,11 @@ def tell(store: Store, campaign_id: str, words: str, by: str) -> None:
 def request_study(store: Store, campaign_id: str, spec: Mapping[str, Any], words: str, by: str) -> None:
     """Ask for a study: the next decision carries it out, as an exploration, or says what is wrong with it.
 
-    spec: fields of a study file (`researcher.campaign.requests.FIELDS`). Raises: SpecRefused; WrongState when the campaign has ended.
+    spec: fields of a study file (`researcher.campaign.honesty.FIELDS`), and where the campaign has several, its instrument. Raises: SpecRefused; WrongState when the campaign has ended.
     """
     check_open(store, campaign_id, "asked for anything")
-    check_request(store.campaigns.get(campaign_id), spec)
+    joined = store.campaigns.events(campaign_id, JOINED)
+    check_request(aims_on_record(store.campaigns.get(campaign_id), joined), spec)
     store.campaigns.record(campaign_id, "told", {"words": words, "by": by, "spec": dict(spec)})
 
 

@@ -1,9 +1,9 @@
-"""Plans of a campaign's studies: on its instrument, by what trials have taken on its machine."""
+"""Plans of a campaign's studies: on the instrument of each, by what trials have taken on its machine."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from researcher.campaign.builtin import BuiltinStrategist
@@ -64,9 +64,30 @@ class InstrumentPlanner:
         return split_heldout(self.count_heldout(2 * wanted), wanted)
 
 
-async def first_step(goal: CampaignGoal, aim: Aim, planner: StudyPlanner) -> Decided:
+@dataclass(frozen=True)
+class CampaignPlanner:
+    """Plans each study on its instrument. opened: the planner of an instrument by its name; it raises PlanningRefused, and is
+    asked once for each."""
+
+    opened: Callable[[str], InstrumentPlanner]
+    _known: dict[str, InstrumentPlanner] = field(default_factory=dict)
+
+    def on(self, instrument: str) -> InstrumentPlanner:
+        """Raises: PlanningRefused."""
+        if instrument not in self._known:
+            self._known[instrument] = self.opened(instrument)
+        return self._known[instrument]
+
+    def plan(
+        self, spec: StudySpec, *, role: Role, alpha: float | None, expects: float | None = None
+    ) -> tuple[Plan, Price]:
+        """Raises: PlanningRefused."""
+        return self.on(spec.instrument).plan(spec, role=role, alpha=alpha, expects=expects)
+
+
+async def first_step(goal: CampaignGoal, aims: Sequence[Aim], planner: StudyPlanner) -> Decided:
     """The first decision of a campaign without an LLM. Raises: SpecRefused where the budget pays for no study."""
-    decided = await decide(before_all(goal, aim), BuiltinStrategist(), planner)
+    decided = await decide(before_all(goal, aims), BuiltinStrategist(), planner)
     if decided.step is None or decided.step.plan is None:
         refused = "; ".join(each.problems[0] for each in decided.judgements if each.problems)
         said = f"it pays for no first study: {refused or 'one takes a quarter of what is left'}; give more, or fewer factors"

@@ -10,7 +10,8 @@ from pydantic import Field
 
 from foundation.strict import StrictModel
 from researcher.analysis.samples import deciding_stage
-from researcher.campaign.seen import Seen, key_of
+from researcher.campaign.goal import changed
+from researcher.campaign.seen import View, key_of
 from researcher.instruments.instrument import Scalar
 from researcher.models import Action
 from researcher.study.plan import Plan
@@ -32,7 +33,7 @@ class NewHypothesis(StrictModel):
 class Proposal(StrictModel):
     """One possible next step.
 
-    spec: fields of a study file that say what is compared (`compare` or `arms`, `design`, `set`, `steps`, `seeds`); goal,
+    instrument: of the campaign's, by name; None: the first. spec: fields of a study file that say what is compared (`compare` or `arms`, `design`, `set`, `steps`, `seeds`); goal,
     instrument, metric, margin, seeds' start and budget are code's. hypothesis: the id of an open one, or a new one; needed
     by actions that carry out a study. if_true, if_false: what follows. rests_on: ids of studies of this campaign. words:
     the question of `ask`, the answer of `conclude`, the brief of `new_instrument`.
@@ -40,6 +41,7 @@ class Proposal(StrictModel):
 
     action: Action
     because: _Text
+    instrument: str | None = None
     spec: dict[str, Any] = {}
     hypothesis: NewHypothesis | str | None = None
     if_true: str = ""
@@ -84,39 +86,38 @@ class Judged(StrictModel):
         return {**said, "rank": round(self.rank, 6)}
 
 
-def information(plan: Plan, seen: Seen) -> float:
+def information(plan: Plan, view: View) -> float:
     """Expected information of a plan in bits: the sum over its hypotheses of log2(1 + (tau / SE)^2) / 2, where tau is the
     standard deviation of what is believed of the effect, and SE that of the estimate at the plan's least seeds.
 
-    An effect that nobody has measured is believed to be 0 ± two margins; one that has been is known as well as its trials say.
+    An effect that nobody has measured on this instrument is believed to be 0 ± two margins; one that has been is known as well
+    as its trials say.
     """
-    sigma, bits = seen.sigma, 0.0
-    measured = seen.measured()
+    sigma, bits = view.sigma, 0.0
+    measured = view.measured()
     for hypothesis in plan.hypotheses:
-        if hypothesis.metric != seen.aim.metric:
+        if hypothesis.metric != view.aim.metric:
             continue
         stage = deciding_stage(plan, hypothesis)
         counts = [len(arms) * stage.seeds for arms in (hypothesis.baselines, hypothesis.treatments)]
         error = sigma * math.sqrt(sum(1 / count for count in counts))
         sides = [[plan.arm(name).levels for name in arms] for arms in (hypothesis.baselines, hypothesis.treatments)]
-        prior = _believed([_trials_of(side, measured, seen) for side in sides], seen)
+        prior = _believed([_trials_of(side, measured, view) for side in sides], view)
         bits += 0.5 * math.log2(1 + (prior / error) ** 2)
     return bits
 
 
-def _believed(counts: list[int], seen: Seen) -> float:
+def _believed(counts: list[int], view: View) -> float:
     """Standard deviation of the effect between two sides of so many finished trials."""
-    prior = PRIOR_MARGINS * seen.aim.margin
+    prior = PRIOR_MARGINS * view.aim.margin
     if not all(counts):
         return prior
-    error = seen.sigma * math.sqrt(sum(1 / count for count in counts))
+    error = view.sigma * math.sqrt(sum(1 / count for count in counts))
     return 1 / math.sqrt(1 / prior**2 + 1 / error**2)
 
 
 def _trials_of(
-    side: list[dict[str, Scalar]], measured: Mapping[str, tuple[dict[str, Scalar], int, float]], seen: Seen
+    side: list[dict[str, Scalar]], measured: Mapping[str, tuple[dict[str, Scalar], int, float]], view: View
 ) -> int:
-    from researcher.campaign.goal import changed
-
-    keys = [key_of(changed(seen.aim, levels)) for levels in side]
+    keys = [key_of(changed(view.aim, levels)) for levels in side]
     return sum(measured[key][1] for key in keys) if all(key in measured for key in keys) else 0

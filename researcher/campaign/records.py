@@ -25,6 +25,8 @@ from researcher.study.plan import Plan
 _WORDS = ("told", "vetoed", "amended", "answered")
 UNDECIDED = "undecided"
 """A line of the journal: the strategist was asked, and nothing came of it."""
+JOINED = "joined"
+"""A line of the journal: a further instrument is the campaign's from the next decision on."""
 
 
 def observe(store: Store, campaign_id: str, seq: int | None = None, *, heard: int | None = None) -> Seen:
@@ -35,9 +37,10 @@ def observe(store: Store, campaign_id: str, seq: int | None = None, *, heard: in
     record = store.campaigns.get(campaign_id)
     decisions = [each for each in store.campaigns.decisions(campaign_id) if seq is None or each.seq < seq]
     number = seq or len(decisions) + 1
-    studies = [_study(store, record, each) for each in decisions if each.action in STUDIES]
-    lines = store.campaigns.events(campaign_id, *_WORDS, UNDECIDED)
+    lines = store.campaigns.events(campaign_id, *_WORDS, UNDECIDED, JOINED)
     events = [event for event in lines if heard is None or event.seq <= heard]
+    aims = aims_on_record(record, events)
+    studies = [_study(store, aims, each) for each in decisions if each.action in STUDIES]
     return seen_of(record, number, studies, store.campaigns.hypotheses(campaign_id, before=number), events, decisions)
 
 
@@ -49,14 +52,16 @@ def seen_of(
     events: Sequence[CampaignEvent],
     decisions: Sequence[DecisionRecord],
 ) -> Seen:
-    """Pure. events: what people said, and calls of an LLM that came to nothing."""
+    """Pure. events: what people said, calls of an LLM that came to nothing, and instruments that joined."""
     goal = CampaignGoal.model_validate(record.goal)
+    aim, *others = aims_on_record(record, events)
     fates = fates_of(hypotheses, studies)
     return Seen(
         campaign=record.id,
         seq=number,
         goal=goal.goal,
-        aim=Aim.model_validate(record.aim),
+        aim=aim,
+        others=tuple(others),
         hypotheses=tuple(
             HypothesisSeen(
                 id=each.id,
@@ -75,10 +80,31 @@ def seen_of(
     )
 
 
-def before_all(goal: CampaignGoal, aim: Aim) -> Seen:
+def before_all(goal: CampaignGoal, aims: Sequence[Aim]) -> Seen:
     """What the first decision of a campaign with this goal would see."""
-    left = left_of(limits_of(goal, ()), (), ())
-    return Seen(campaign="", seq=1, goal=goal.goal, aim=aim, hypotheses=(), studies=(), left=left, said=())
+    left, (aim, *others) = left_of(limits_of(goal, ()), (), ()), aims
+    return Seen(
+        campaign="", seq=1, goal=goal.goal, aim=aim, others=tuple(others), hypotheses=(), studies=(), left=left, said=()
+    )
+
+
+def joining(aim: Aim, folder: str | None) -> dict[str, Any]:
+    """The journal's line of a further instrument. folder: of its files; None: one of those that the repository ships."""
+    return {"aim": aim.model_dump(mode="json"), "folder": folder}
+
+
+def aims_on_record(record: CampaignRecord, events: Sequence[CampaignEvent]) -> list[Aim]:
+    """What the goal means on each of the campaign's instruments, the first one first."""
+    joined = [event.detail["aim"] for event in events if event.kind == JOINED]
+    return [Aim.model_validate(each) for each in (record.aim, *joined)]
+
+
+def folders_of(record: CampaignRecord, events: Sequence[CampaignEvent]) -> dict[str, str | None]:
+    """Where each instrument's files are, by its name; None: the repository ships it."""
+    found: dict[str, str | None] = {str(record.aim["instrument"]): record.options.instrument}
+    return found | {
+        event.detail["aim"]["instrument"]: event.detail["folder"] for event in events if event.kind == JOINED
+    }
 
 
 def limits_of(goal: CampaignGoal, events: Sequence[CampaignEvent]) -> dict[str, float | None]:
@@ -153,23 +179,25 @@ def _fate(study: StudySeen) -> tuple[Fate, str]:
     return verdict, f"{study.study} found it {verdict}"
 
 
-def _study(store: Store, record: CampaignRecord, decision: DecisionRecord) -> StudySeen:
-    """The row of a study that has ended."""
+def _study(store: Store, aims: Sequence[Aim], decision: DecisionRecord) -> StudySeen:
+    """The row of a study that has ended. aims: the first instrument's first."""
     assert decision.study_id is not None
     study = store.studies.get(decision.study_id)
     plan = Plan.model_validate_json(decision.plan or "") if study.plan_version is None else store.plans.get(study.id)
+    aim = next((each for each in aims if each.instrument == plan.instrument), aims[0])
     trials: list[TrialRecord] = store.trials.all(study.id, series=())
     verdicts: list[VerdictRecord] = store.verdicts.all(study.id)
     spent = {budget.kind: budget.spent for budget in store.budgets.all(study.id)}
     return study_seen(
         decision,
-        Aim.model_validate(record.aim),
+        aim,
         plan,
         trials,
         verdicts,
         status=study.status,
         reason=study.reason or "",
         spent=spent,
+        instrument="" if aim is aims[0] else aim.instrument,
     )
 
 

@@ -12,9 +12,10 @@ from typing import Any
 
 from foundation.paths import write_atomically
 from researcher.campaign.builtin import words_of
-from researcher.campaign.goal import CampaignGoal
+from researcher.campaign.goal import Aim, CampaignGoal, changed
 from researcher.campaign.records import UNDECIDED, calls_of, fates_of, observe
-from researcher.campaign.seen import EffectSeen, Seen, StudySeen
+from researcher.campaign.seen import EffectSeen, Seen, StudySeen, View, key_of
+from researcher.instruments.instrument import Scalar
 from researcher.instruments.levels import level_text
 from researcher.models import CampaignRecord, CampaignStatus, DecisionRecord, HypothesisRecord, StudyStatus
 from researcher.report.writer import digest, html_templates, markdown_templates, tidy
@@ -37,11 +38,27 @@ class Branch:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A decision as the report tells it. study: what its study found, where there was one and it has ended."""
+    """A decision as the report tells it.
+
+    study: what its study found, where there was one and it has ended. aim: on the instrument that it is about. on: that
+    instrument's name, where the campaign has several and the decision carries out a study; else empty.
+    """
 
     decision: DecisionRecord
     study: StudySeen | None
+    aim: Aim
+    on: str
     offers: list[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """The best configuration on an instrument. on: its name where the campaign has several, else empty; rest: what all other
+    settings are."""
+
+    on: str
+    words: str
+    rest: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,9 +74,8 @@ class CampaignPage:
     tree: list[Branch]
     steps: list[Step]
     unknown: list[str]
-    best: str
-    rest: str
-    """What all other settings are."""
+    best: list[Best]
+    """For each instrument."""
     spent: list[tuple[str, str, str]]
     """What, how much was spent, and how much is left."""
 
@@ -81,10 +97,9 @@ def campaign_page(
         reason=(record.reason if reason is None else reason) or "",
         answer=_answer(seen, decisions, ended),
         tree=_tree(hypotheses, seen),
-        steps=[Step(each, by_seq.get(each.seq), _offers(each)) for each in decisions],
+        steps=[_step(each, by_seq.get(each.seq), seen) for each in decisions],
         unknown=_unknown(seen),
-        best=words_of(seen.incumbent),
-        rest=_rest(seen),
+        best=[Best(_name(view), words_of(view.incumbent), _rest(view.aim)) for view in seen.views],
         spent=_spent(seen, calls_of(decisions, store.campaigns.events(campaign_id, UNDECIDED))),
     )
 
@@ -120,27 +135,65 @@ def rendered(page: CampaignPage) -> dict[str, str]:
 
 
 def _answer(seen: Seen, decisions: Sequence[DecisionRecord], status: CampaignStatus) -> list[str]:
-    """The answer in two or three sentences that a colleague would say."""
+    """The answer in two or three sentences that a colleague would say, for each instrument."""
     found: list[str] = []
-    confirmed = [study for study in seen.studies if study.supports]
-    if confirmed:
-        last = confirmed[-1]
-        found.append(f"{_upper(words_of(seen.incumbent))} is the best that was confirmed.")
-        found.append(f"{effect_text(last.effects[0], seen)} ({last.study}, on seeds that no exploration had used).")
-    elif any(study.confirms and StudyStatus(study.status).ended for study in seen.studies):
-        found.append("Nothing was confirmed to be better than the default.")
-        last = [study for study in seen.studies if study.confirms and StudyStatus(study.status).ended][-1]
-        came = (
-            f"{effect_text(last.effects[0], seen)}: {last.verdict}" if last.effects else "The last one gave no verdict"
-        )
-        found.append(f"{came} ({last.study}: {_why(last)}).")
-    else:
-        found.append("Nothing was confirmed, so no claim is made.")
+    for view in seen.views:
+        first, *others = _found(view)
+        found += [f"On {view.instrument}: {first}" if seen.others else first, *others]
+    found += _held(seen)
     if not status.ended:
         found.append("The campaign goes on: this is what is known so far.")
     elif decisions and decisions[-1].action == "conclude":
         found.append(decisions[-1].because)
     return found
+
+
+def _found(view: View) -> list[str]:
+    """What was confirmed on one instrument."""
+    confirmed = [study for study in view.studies if study.supports]
+    tested = [study for study in view.studies if study.confirms and StudyStatus(study.status).ended]
+    if confirmed:
+        last = confirmed[-1]
+        return [
+            f"{_upper(words_of(view.incumbent))} is the best that was confirmed.",
+            f"{effect_text(last.effects[0], view.aim)} ({last.study}, on seeds that no exploration had used).",
+        ]
+    if not tested:
+        return ["Nothing was confirmed, so no claim is made."]
+    last = tested[-1]
+    came = (
+        f"{effect_text(last.effects[0], view.aim)}: {last.verdict}" if last.effects else "The last one gave no verdict"
+    )
+    return ["Nothing was confirmed to be better than the default.", f"{came} ({last.study}: {_why(last)})."]
+
+
+def _held(seen: Seen) -> list[str]:
+    """For each setting that is the confirmed best on an instrument: whether it held on the others."""
+    if not seen.others:
+        return []
+    found, told = list[str](), set[str]()
+    for view in seen.views:
+        levels = view.incumbent
+        if levels and key_of(levels) not in told:
+            told.add(key_of(levels))
+            others = [_held_on(other, view.aim, levels) for other in seen.views if other.aim is not view.aim]
+            found.append(f"{_upper(words_of(levels))}, confirmed on {view.instrument}, {', '.join(others)}.")
+    return found
+
+
+def _held_on(view: View, own: Aim, levels: Mapping[str, Scalar]) -> str:
+    """Whether what was confirmed elsewhere held on this instrument. levels: of `own`, where they differ from its defaults."""
+    if not levels.keys() <= {factor.name for factor in view.aim.factors}:
+        return f"cannot be set on {view.instrument}"
+    wanted = changed(view.aim, levels)
+    if not wanted:
+        return f"is the default of {view.instrument}"
+    study = view.tested(wanted)
+    if study is None or not StudyStatus(study.status).ended:
+        return f"was not tested on {view.instrument}"
+    if study.supports:
+        return f"held on {view.instrument} too ({study.study})"
+    return f"was not confirmed on {view.instrument} ({study.study}: {_why(study) or study.verdict or 'no verdict'})"
 
 
 def _why(study: StudySeen) -> str:
@@ -149,8 +202,7 @@ def _why(study: StudySeen) -> str:
     return "against neither the default nor the best so far" if apart else study.unfit or study.reason
 
 
-def _rest(seen: Seen) -> str:
-    aim = seen.aim
+def _rest(aim: Aim) -> str:
     own = [f"{name} {level_text(level)}" for name, level in aim.settings.items()]
     own += [f"{aim.steps} steps"] if aim.steps is not None else []
     own += [f"model {aim.model}"] if aim.model is not None else []
@@ -158,12 +210,12 @@ def _rest(seen: Seen) -> str:
     return f"Every other setting is the default of {aim.instrument}{told}."
 
 
-def effect_text(effect: EffectSeen, seen: Seen) -> str:
+def effect_text(effect: EffectSeen, aim: Aim) -> str:
     """An effect in a sentence without its full stop."""
     way = "rises" if effect.diff >= 0 else "falls"
     level = f"{100 * effect.level:.4g} %"
     return (
-        f"{_upper(seen.aim.metric)} {way} by {short(abs(effect.diff))} ({level} CI {short(effect.low)} to {short(effect.high)}) "
+        f"{_upper(aim.metric)} {way} by {short(abs(effect.diff))} ({level} CI {short(effect.low)} to {short(effect.high)}) "
         f"with {effect.treatment} against {effect.baseline}"
     )
 
@@ -197,6 +249,16 @@ def _tree(hypotheses: Sequence[HypothesisRecord], seen: Seen) -> list[Branch]:
     return found
 
 
+def _step(decision: DecisionRecord, study: StudySeen | None, seen: Seen) -> Step:
+    view = seen.on() if study is None else seen.of(study)
+    return Step(decision, study, view.aim, "" if study is None else _name(view), _offers(decision))
+
+
+def _name(view: View) -> str:
+    """The instrument's, where the campaign has several."""
+    return view.instrument if view.whole.others else ""
+
+
 def _offers(decision: DecisionRecord) -> list[dict[str, Any]]:
     """The proposals, highest rank first."""
     return sorted(decision.proposals, key=lambda each: (not each["chosen"], -each["rank"]))
@@ -204,25 +266,30 @@ def _offers(decision: DecisionRecord) -> list[dict[str, Any]]:
 
 def _unknown(seen: Seen) -> list[str]:
     """What the campaign leaves open."""
-    varied = {name for study in seen.studies for arm in study.arms for name in arm.levels}
-    idle = [factor.name for factor in seen.aim.factors if factor.name not in varied]
-    found = [f"Never varied: {', '.join(idle)}."] if idle else []
-    partly = [
-        f"{factor.name} at {', '.join(str(level) for level in factor.levels if level not in _tried(seen, factor.name, factor.default))}"
-        for factor in seen.aim.factors
-        if factor.name in varied and set(factor.levels) - _tried(seen, factor.name, factor.default)
-    ]
-    found += [f"Levels in reach that no trial had: {'; '.join(partly)}."] if partly else []
+    found = [line for view in seen.views for line in _not_tried(view)]
     unfit = [f"{study.study} ({study.unfit})" for study in seen.studies if study.unfit]
     found += [f"Results that support no claim: {'; '.join(unfit)}."] if unfit else []
-    found.append(
-        f"Whether the answer holds on another model, instrument or length of training than {seen.aim.instrument}'s."
-    )
+    names = " and ".join(f"{name}'s" for name in seen.instruments)
+    found.append(f"Whether the answer holds on another model, instrument or length of training than {names}.")
     return found
 
 
-def _tried(seen: Seen, name: str, default: Any) -> set[Any]:
-    return {default} | {arm.levels[name] for study in seen.studies for arm in study.arms if name in arm.levels}
+def _not_tried(view: View) -> list[str]:
+    """Factors and levels that no trial on one instrument had."""
+    varied = {name for study in view.studies for arm in study.arms for name in arm.levels}
+    idle = [factor.name for factor in view.aim.factors if factor.name not in varied]
+    partly = [
+        f"{factor.name} at {', '.join(str(level) for level in factor.levels if level not in _tried(view, factor.name, factor.default))}"
+        for factor in view.aim.factors
+        if factor.name in varied and set(factor.levels) - _tried(view, factor.name, factor.default)
+    ]
+    at = f" on {_name(view)}" if _name(view) else ""
+    found = [f"Never varied{at}: {', '.join(idle)}."] if idle else []
+    return found + ([f"Levels in reach that no trial{at} had: {'; '.join(partly)}."] if partly else [])
+
+
+def _tried(view: View, name: str, default: Any) -> set[Any]:
+    return {default} | {arm.levels[name] for study in view.studies for arm in study.arms if name in arm.levels}
 
 
 def _spent(seen: Seen, calls: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, str]]:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from researcher.campaign.goal import Aim
-from researcher.campaign.honesty import form_problems
+from researcher.campaign.honesty import form_problems, instrument_problem
 from researcher.campaign.proposals import NewHypothesis, Proposal
-from researcher.models import CampaignEvent, CampaignRecord, DecisionRecord
-from researcher.refusals import Refusals
+from researcher.models import CampaignEvent, DecisionRecord
+from researcher.refusals import Refusals, SpecRefused
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,9 +21,23 @@ class Requested:
     proposal: Proposal
 
 
-def check_request(record: CampaignRecord, spec: Mapping[str, Any]) -> None:
-    """Raises: SpecRefused, naming every wrong field. What its instrument says to it is seen when it is planned."""
-    Refusals(form_problems(spec, Aim.model_validate(record.aim))).raise_any()
+def check_request(aims: Sequence[Aim], spec: Mapping[str, Any]) -> None:
+    """aims: of the campaign's instruments, the first one first. What its instrument says to it is seen when it is planned.
+
+    Raises: SpecRefused, naming every wrong field.
+    """
+    name, rest = _apart(spec)
+    names = [aim.instrument for aim in aims]
+    if unknown := instrument_problem(name, names):
+        raise SpecRefused("instrument", unknown, names)
+    aim = next(aim for aim in aims if aim.instrument == (name or names[0]))
+    Refusals(form_problems(rest, aim)).raise_any()
+
+
+def _apart(spec: Mapping[str, Any]) -> tuple[str | None, dict[str, Any]]:
+    """The instrument that a request names, and its other fields."""
+    name = spec.get("instrument")
+    return None if name is None else str(name), {field: value for field, value in spec.items() if field != "instrument"}
 
 
 def requested(events: Sequence[CampaignEvent], decisions: Sequence[DecisionRecord]) -> list[Requested]:
@@ -43,10 +57,12 @@ def requested(events: Sequence[CampaignEvent], decisions: Sequence[DecisionRecor
 
 def _proposal(event: CampaignEvent) -> Proposal:
     by, words = event.detail.get("by", "") or "somebody", event.detail.get("words", "")
+    instrument, spec = _apart(event.detail["spec"])
     return Proposal(
         action="explore",
         because=f"{by} asked for it: {words}"[:4000],
-        spec=dict(event.detail["spec"]),
+        instrument=instrument,
+        spec=spec,
         hypothesis=NewHypothesis(
             claim=words[:4000],
             prediction="A difference of the margin or more, as whoever asked for it expects.",

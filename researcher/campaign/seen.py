@@ -9,7 +9,10 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from foundation.strict import StrictModel
 from researcher.analysis.samples import sample
@@ -76,6 +79,8 @@ class StudySeen(StrictModel):
     tokens: float
     last_seed: int
     alpha: float | None
+    instrument: Annotated[str, Field(exclude_if=lambda name: not name)] = ""
+    """Which it ran on; empty: the campaign's first."""
 
     @property
     def confirms(self) -> bool:
@@ -127,7 +132,7 @@ class Said(StrictModel):
 
 
 class Seen(StrictModel):
-    """Input of one decision."""
+    """Input of one decision. aim: on the campaign's first instrument; others: on its further ones."""
 
     campaign: str
     seq: int
@@ -141,6 +146,7 @@ class Seen(StrictModel):
     """The last line of the journal that it is made from."""
     problems: tuple[str, ...] = ()
     """What was wrong with every proposal of this decision so far."""
+    others: Annotated[tuple[Aim, ...], Field(exclude_if=lambda aims: not aims)] = ()
 
     def canonical(self) -> str:
         """Canonical JSON: sorted keys, no white space."""
@@ -159,6 +165,58 @@ class Seen(StrictModel):
     def next_seed(self) -> int:
         """The first seed that no study of the campaign could have used."""
         return max((study.last_seed + 1 for study in self.studies), default=0)
+
+    # -- by instrument ----------------------------------------------------------------------------------------------------
+
+    @property
+    def instruments(self) -> tuple[str, ...]:
+        """Their names, the first one first."""
+        return (self.aim.instrument, *(aim.instrument for aim in self.others))
+
+    def on(self, instrument: str = "") -> View:
+        """What was seen of this instrument; empty: of the first. Raises: KeyError where the campaign has none of that name."""
+        aims = {aim.instrument: aim for aim in (self.aim, *self.others)}
+        return View(self, aims[instrument or self.aim.instrument])
+
+    @property
+    def views(self) -> tuple[View, ...]:
+        """Of each instrument."""
+        return tuple(self.on(name) for name in self.instruments)
+
+    def of(self, study: StudySeen) -> View:
+        """Of the instrument that the study ran on."""
+        return self.on(study.instrument)
+
+    def about(self, hypothesis: str) -> View:
+        """Of the instrument on which a hypothesis of this id was tested first; of the first where none was yet."""
+        return self.on(next((study.instrument for study in self.studies if study.hypothesis == hypothesis), ""))
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What a campaign has seen of one of its instruments: its noise, margin and effects are its own, never pooled with another's."""
+
+    whole: Seen
+    aim: Aim
+
+    @property
+    def instrument(self) -> str:
+        return self.aim.instrument
+
+    @property
+    def key(self) -> str:
+        """Its name as a study has it: empty for the first."""
+        return "" if self.aim is self.whole.aim else self.aim.instrument
+
+    @property
+    def studies(self) -> tuple[StudySeen, ...]:
+        """Its own."""
+        return tuple(study for study in self.whole.studies if study.instrument == self.key)
+
+    @property
+    def hypotheses(self) -> tuple[HypothesisSeen, ...]:
+        """Those about it."""
+        return tuple(each for each in self.whole.hypotheses if self.whole.about(each.id).aim is self.aim)
 
     @property
     def incumbent(self) -> dict[str, Scalar]:
@@ -193,6 +251,12 @@ class Seen(StrictModel):
                 found[key] = (dict(arm.levels), total, (n * mean + arm.n * arm.mean) / total)
         return found
 
+    def tested(self, levels: Levels) -> StudySeen | None:
+        """The last confirmation of this setting, given by its levels that differ from the defaults."""
+        wanted = key_of(levels)
+        found = [study for study in self.studies if study.confirms and study.planned[1:]]
+        return next((study for study in reversed(found) if key_of(study.planned[1]) == wanted), None)
+
 
 def key_of(levels: Levels) -> str:
     """The same for equal settings."""
@@ -209,8 +273,13 @@ def study_seen(
     status: str,
     reason: str,
     spent: Mapping[str, float],
+    instrument: str = "",
 ) -> StudySeen:
-    """The row of a study that has ended. status, reason: how it ended; spent: of its budgets, by kind."""
+    """The row of a study that has ended.
+
+    aim: on its instrument. status, reason: how it ended; spent: of its budgets, by kind; instrument: its name, empty for the
+    campaign's first.
+    """
     assert decision.role is not None
     step: Mapping[str, Any] = next((each for each in decision.proposals if each["chosen"]), {})
     frozen = decision.plan is None or Plan.model_validate_json(decision.plan).digest() == plan.digest()
@@ -258,6 +327,7 @@ def study_seen(
         tokens=spent.get("tokens", 0.0),
         last_seed=plan.last_seed,
         alpha=decision.alpha,
+        instrument=instrument,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,9 +24,13 @@ _MOVED = {
 """Fields of a study, and where a goal has them."""
 
 
-def goal_of(draft: Draft) -> CampaignGoal:
-    """The goal of a study's draft. Raises: PlanningRefused where the topic asks for what a campaign has not."""
-    return goal_in(goal_draft(draft).fields)
+def goal_of(draft: Draft, instruments: Sequence[str] = ()) -> CampaignGoal:
+    """The goal of a study's draft. instruments: what the campaign studies; none: the draft's.
+
+    Raises: PlanningRefused where the topic asks for what a campaign has not.
+    """
+    named = {"instruments": list(instruments)} if instruments else {}
+    return goal_in(goal_draft(draft).fields | named)
 
 
 def goal_text(draft: Draft, problems: tuple[str, ...] = ()) -> str:

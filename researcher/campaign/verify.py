@@ -11,7 +11,6 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from researcher.campaign.goal import Aim
 from researcher.campaign.honesty import ALPHA, alpha_of
 from researcher.campaign.records import observe
 from researcher.campaign.report import REPORT, campaign_page, rendered
@@ -40,8 +39,9 @@ def _whole(store: Store, campaign_id: str, decisions: list[DecisionRecord]) -> I
     for study in store.studies.all():
         if study.campaign_id == campaign_id and study.id not in decided:
             yield f"{study.id}: no decision on record began it"
-    aim = Aim.model_validate(store.campaigns.get(campaign_id).aim)
+    seen = observe(store, campaign_id)
     for each in store.campaigns.hypotheses(campaign_id):
+        aim = seen.about(each.id).aim
         if (each.metric, each.margin) != (aim.metric, aim.margin):
             yield f"{each.id}: its metric or margin is not the goal's"
 
@@ -59,7 +59,7 @@ def _input(store: Store, campaign_id: str, decision: DecisionRecord) -> Iterator
     again = observe(store, campaign_id, decision.seq, heard=kept.heard)
     if again.digest() != decision.saw_digest:
         told, made = kept.model_dump(), again.model_dump()
-        parts = ", ".join(name for name in told if told[name] != made[name])
+        parts = ", ".join(name for name in told | made if told.get(name) != made.get(name))
         yield f"decision {decision.seq}: the records before it give another input ({parts})"
 
 
@@ -75,7 +75,7 @@ def _alphas(decisions: list[DecisionRecord]) -> Iterator[str]:
 def _plans(store: Store, decisions: list[DecisionRecord]) -> Iterator[str]:
     """Each study ran the plan that its decision froze, on seeds of its own, and a confirmation at its alpha."""
     used: dict[int, str] = {}
-    scored = 0
+    scored: dict[str, int] = {}
     for each in decisions:
         if each.plan is None or each.study_id is None:
             continue
@@ -88,8 +88,8 @@ def _plans(store: Store, decisions: list[DecisionRecord]) -> Iterator[str]:
             if used.setdefault(seed, each.study_id) != each.study_id:
                 yield f"{each.study_id}: seed {seed} was used by {used[seed]} before"
         if each.alpha is None:
-            scored = max(scored, plan.heldout_upto)
-        elif plan.heldout_from and plan.heldout_from < scored:
+            scored[plan.instrument] = max(scored.get(plan.instrument, 0), plan.heldout_upto)
+        elif plan.heldout_from and plan.heldout_from < scored.get(plan.instrument, 0):
             yield f"{each.study_id}: it confirms on held-out tasks that an exploration scored before"
         if each.alpha is not None and any(not math.isclose(h.alpha, each.alpha) for h in plan.hypotheses):
             yield f"{each.study_id}: its plan tests at another alpha than its decision spends"

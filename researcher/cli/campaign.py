@@ -71,18 +71,21 @@ def _goal(args: argparse.Namespace) -> tuple[CampaignGoal, Lines]:
     if (args.file is None) == (args.topic is None):
         raise UsageError("give a goal file or --topic TEXT, one of them: `researcher campaign start GOAL.yaml`")
     if args.file is not None:
+        if args.instruments:
+            raise UsageError("a goal file names its instruments (`instruments: [A, B]`): drop --instrument")
         fields, lines = read_data_file(Path(args.file), "a goal file")
         with lines.named():
             return goal_in(fields), lines
     from researcher.campaign.topic import goal_of
 
+    args.instrument = next(iter(args.instruments), None)
     calls, lines = list[LlmCall](), Lines("the topic")
     try:
         draft = Asking(args, open_home(), calls).wanted().draft
     finally:
         keep_calls(calls)
     with lines.named():
-        return goal_of(draft), lines
+        return goal_of(draft, args.instruments), lines
 
 
 def _carry_on(home: Home, campaign_id: str, *, as_json: bool, wait: bool) -> int:
@@ -160,7 +163,11 @@ def status_json(home: Home, record: CampaignRecord) -> dict[str, Any]:
         **record.model_dump(mode="json", exclude={"aim", "options"}),
         "worker": living_owner(store, record.id, time.time()),
         "waits_for": None if asked is None else asked.detail,
-        "incumbent": seen.incumbent,
+        "incumbent": seen.on().incumbent,
+        "instruments": [
+            {"instrument": view.instrument, "metric": view.aim.metric, "incumbent": view.incumbent}
+            for view in seen.views
+        ],
         "left": left,
         "trials_left": min(trials_left, default=None),
         "hypotheses": [each.model_dump(mode="json") for each in seen.hypotheses],
@@ -202,10 +209,10 @@ def status_lines(document: dict[str, Any]) -> list[str]:
     lines += [f"  {each['id']} {each['status']}: {one_line(each['claim'])}" for each in document["hypotheses"]]
     buys = "" if document["trials_left"] is None else f": enough for about {document['trials_left']} more trials"
     lines.append(f"left: {', '.join(_amounts(Left.model_validate(document['left'])))}{buys}")
-    if not document["incumbent"]:
-        lines.append("nothing is confirmed yet")
-    else:
-        lines.append(f"best confirmed: {', '.join(f'{name}={level}' for name, level in document['incumbent'].items())}")
+    for each in document["instruments"]:
+        at = f" on {each['instrument']}" if len(document["instruments"]) > 1 else ""
+        best = ", ".join(f"{name}={level}" for name, level in each["incumbent"].items())
+        lines.append(f"best confirmed{at}: {best}" if best else f"nothing is confirmed{at} yet")
     lines += [f"{each['kind']} by {each['by']}: {one_line(each['words'])}" for each in document["said"]]
     if document["worker"] is None and document["ended_at"] is None:
         carried = document["schedule"].get("carried")

@@ -13,7 +13,8 @@ from foundation.clock import Clock, SystemClock
 from researcher.campaign.builtin import BuiltinStrategist
 from researcher.campaign.goal import CampaignGoal
 from researcher.campaign.loop import CampaignLoop, CampaignOutcome, Rest
-from researcher.campaign.planning import InstrumentPlanner
+from researcher.campaign.planning import CampaignPlanner, InstrumentPlanner
+from researcher.campaign.records import JOINED, folders_of
 from researcher.campaign.strategist import Strategist
 from researcher.cli.request import campaign_llm
 from researcher.cli.worker import work_on
@@ -64,9 +65,14 @@ async def work_on_campaign(
     async with owned(home.store, campaign_id, clock) as store:
         record = store.campaigns.get(campaign_id)
         goal = CampaignGoal.model_validate(record.goal)
-        folder = open_instrument(record.options.instrument or goal.instruments[0])
-        planner = planner_of(home.root, store, record.options, folder)
-        strategist = strategist_of(goal, store, planner, clock, view.say)
+
+        def opened(name: str) -> InstrumentPlanner:
+            folder = folders_of(record, store.campaigns.events(campaign_id, JOINED)).get(name)
+            return planner_of(home.root, store, record.options, open_instrument(folder or name))
+
+        planner = CampaignPlanner(opened)
+        planner.on(str(record.aim["instrument"]))  # where that is gone, nothing begins
+        strategist = strategist_of(goal, store, planner, record.options, clock, view.say)
         view.say(f"{campaign_id}: {goal.goal} (strategist: {strategist.name}); records in {home.root}")
 
         def notify(notice: Notice) -> None:
@@ -132,7 +138,12 @@ def planner_of(root: Path, store: Store | None, options: StudyOptions, folder: I
 
 
 def strategist_of(
-    goal: CampaignGoal, store: Store, planner: InstrumentPlanner, clock: Clock, say: Callable[[str], None]
+    goal: CampaignGoal,
+    store: Store,
+    planner: CampaignPlanner,
+    options: StudyOptions,
+    clock: Clock,
+    say: Callable[[str], None],
 ) -> Strategist:
     """The one that the goal names; auto: the LLM where one is configured. Raises: PlanningRefused."""
     settings = campaign_llm(goal)
@@ -149,7 +160,7 @@ def strategist_of(
         settings,
         clock,
         planner=planner,
-        evidence=StoreEvidence(store, planner.folder.instrument, planner.options.engine == "echo"),
+        evidence=StoreEvidence(store, lambda name: planner.on(name).folder.instrument, options.engine == "echo"),
         checkpoints=default_url(),
         tell=say,
     )

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from foundation.paths import user_data_dir
-from researcher.campaign.goal import Aim, CampaignGoal, aim_of
+from researcher.campaign.goal import Aim, CampaignGoal, aims_of
+from researcher.campaign.records import joining
 from researcher.cli.request import campaign_llm
 from researcher.cli.start import instrument_of, timetable_of
 from researcher.home import Home
@@ -23,26 +24,32 @@ from researcher.schedule.timetable import Timetable
 
 @dataclass(frozen=True, slots=True)
 class ReadyGoal:
-    """A goal that can be pursued. first: its first step as a row; None where an LLM leads, which proposes it later."""
+    """A goal that can be pursued.
+
+    aims, folders: of each instrument, by place; a folder is None where the repository ships it. first: its first step as a row;
+    None where an LLM leads, which proposes it later.
+    """
 
     goal: CampaignGoal
-    aim: Aim
+    aims: tuple[Aim, ...]
+    folders: tuple[str | None, ...]
     timetable: Timetable
     options: StudyOptions
     first: dict[str, Any] | None
 
     @property
     def document(self) -> dict[str, Any]:
-        """As it is recorded."""
-        return {"goal": self.goal.document(), "aim": self.aim.model_dump(mode="json")}
+        """As it is recorded. others: aims on further instruments."""
+        aim, *others = (aim.model_dump(mode="json") for aim in self.aims)
+        return {"goal": self.goal.document(), "aim": aim, "others": others}
 
     def lines(self) -> list[str]:
         """The levels that may be tried, and the first study, for people."""
-        aim = self.aim
         lines = [f"goal: {self.goal.goal}"]
-        lines.append(f"{aim.metric} of {aim.instrument} is to {aim.direction} by {aim.margin:g} or more")
-        for factor in aim.factors:
-            lines.append(f"  {factor.name}: {', '.join(map(str, factor.levels))} (default {factor.default})")
+        for aim in self.aims:
+            lines.append(f"{aim.metric} of {aim.instrument} is to {aim.direction} by {aim.margin:g} or more")
+            for factor in aim.factors:
+                lines.append(f"  {factor.name}: {', '.join(map(str, factor.levels))} (default {factor.default})")
         return lines + _first_lines(self.first)
 
 
@@ -73,39 +80,46 @@ def ready_goal(
     Raises: PlanningRefused; SpecRefused for all fields that are wrong, or where the budget pays for no first study.
     """
     own_ideas = campaign_llm(goal) is None  # what it refuses is refused here rather than by the worker
-    refusals, timetable, folder, aim = Refusals(), None, None, None
+    refusals, timetable, folders, aims = Refusals(), None, list[InstrumentFolder](), tuple[Aim, ...]()
     with refusals.kept():
         timetable = timetable_of(goal.schedule)
     if runs and goal.notify:
         with refusals.kept():
             check_names(goal.notify, os.environ)
+    for name in goal.instruments:
+        with refusals.kept():
+            folders.append(instrument_of("instruments", name))
     with refusals.kept():
-        folder = instrument_of("instruments", goal.instruments[0])
-        aim = aim_of(goal, folder.instrument)
+        aims = aims_of(goal, [folder.instrument for folder in folders])
     refusals.raise_any()
     assert timetable is not None
-    assert folder is not None
-    assert aim is not None
+    places = tuple(None if folder.path.parent == OWN_STUDIES else str(folder.path) for folder in folders)
     options = StudyOptions(
-        instrument=None if folder.path.parent == OWN_STUDIES else str(folder.path),
+        instrument=places[0],
         servers=tuple(servers),
         engine=engine,
         machine=socket.gethostname(),
         max_parallel=max_parallel,
     )
-    first = _first(home, options, folder, goal, aim) if own_ideas else None
-    return ReadyGoal(goal, aim, timetable, options, first)
+    first = _first(home, options, folders, goal, aims) if own_ideas else None
+    return ReadyGoal(goal, aims, places, timetable, options, first)
 
 
 def _first(
-    home: Home | None, options: StudyOptions, folder: InstrumentFolder, goal: CampaignGoal, aim: Aim
+    home: Home | None,
+    options: StudyOptions,
+    folders: Sequence[InstrumentFolder],
+    goal: CampaignGoal,
+    aims: Sequence[Aim],
 ) -> dict[str, Any]:
     """What it would begin with, and its price."""
-    from researcher.campaign.planning import first_step
+    from researcher.campaign.planning import CampaignPlanner, first_step
     from researcher.cli.campaign_worker import planner_of
 
     root, store = (user_data_dir(), None) if home is None else (home.root, home.store)
-    decided = asyncio.run(first_step(goal, aim, planner_of(root, store, options, folder)))
+    by_name = {folder.instrument.name: folder for folder in folders}
+    planner = CampaignPlanner(lambda name: planner_of(root, store, options, by_name[name]))
+    decided = asyncio.run(first_step(goal, aims, planner))
     assert decided.step is not None
     return decided.step.row()
 
@@ -113,4 +127,5 @@ def _first(
 def record_campaign(home: Home, ready: ReadyGoal, *, carried: bool) -> str:
     """Record the campaign; returns its id. carried: by the daemon."""
     schedule = {"timetable": ready.timetable.model_dump(mode="json"), "carried": carried}
-    return home.store.campaigns.create(ready.document["goal"], ready.document["aim"], ready.options, schedule)
+    joined = [joining(aim, folder) for aim, folder in zip(ready.aims[1:], ready.folders[1:], strict=True)]
+    return home.store.campaigns.create(ready.document["goal"], ready.document["aim"], ready.options, schedule, joined)

@@ -34,8 +34,8 @@ class CampaignStatus(StrEnum):
 class CampaignRecord(BaseModel):
     """One campaign as SQL has it.
 
-    goal: the goal file's fields. aim: what they mean on its instrument (`researcher.campaign.goal.Aim`). options: those of its
-    studies. schedule: its timetable, and whether a daemon carries it.
+    goal: the goal file's fields. aim: what they mean on its first instrument (`researcher.campaign.goal.Aim`); further ones join
+    by lines of its journal. options: those of its studies. schedule: its timetable, and whether a daemon carries it.
     """
 
     id: str
@@ -97,7 +97,7 @@ class DecisionRecord(BaseModel):
 
 
 class CampaignEvent(BaseModel):
-    """A line of a campaign's journal (`told`, `vetoed`, `amended`, `asked`, `answered`, `status`, …)."""
+    """A line of a campaign's journal (`told`, `vetoed`, `amended`, `asked`, `answered`, `joined`, `status`, …)."""
 
     seq: int
     campaign_id: str

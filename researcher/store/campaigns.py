@@ -41,8 +41,10 @@ class Campaigns(Part):
         aim: Mapping[str, Any],
         options: StudyOptions,
         schedule: Mapping[str, Any],
+        joined: Sequence[Mapping[str, Any]] = (),
     ) -> str:
-        """schedule: the timetable, and whether a daemon carries it, as of a study."""
+        """schedule: the timetable, and whether a daemon carries it, as of a study. joined: a line of the journal for each further
+        instrument (`researcher.campaign.records.joining`)."""
         campaign_id, now = self._db.ids.new(CAMPAIGN), self._db.clock.now()
         made = CampaignRecord(
             id=campaign_id,
@@ -56,6 +58,10 @@ class Campaigns(Part):
         )
         with self._db.writing() as session:
             session.add(CampaignRow(**made.model_dump(mode="json")))
+            session.flush()
+            for each in joined:
+                self._note(session, campaign_id, "joined", each)
+                session.flush()
         return campaign_id
 
     @retried

@@ -8,7 +8,7 @@ from typing import Any
 
 from researcher.campaign.people import open_question
 from researcher.campaign.report import Branch, CampaignPage, Step, campaign_page
-from researcher.campaign.seen import StudySeen
+from researcher.campaign.seen import StudySeen, View
 from researcher.describe import carrier
 from researcher.home import Home
 from researcher.instruments.levels import level_text
@@ -36,6 +36,15 @@ class CampaignLine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EffectsPart:
+    """Effects on one instrument. on: its name where the campaign has several, else ""; left_out: earlier ones."""
+
+    on: str
+    drawing: str
+    left_out: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CampaignSheet:
     """All of one campaign's page."""
 
@@ -54,8 +63,8 @@ class CampaignSheet:
     timeline: str
     axis: str
     """What the timeline's axis counts: `wall time` or `trials`."""
-    effects: str
-    effects_left_out: int
+    effects: list[EffectsPart]
+    """For each instrument with effects."""
     spending: list[SpendingPart]
     said: list[CampaignEvent]
     """Newest first."""
@@ -113,7 +122,6 @@ class CampaignSheets:
         owner = None if record.status.ended else self._home.worker(campaign_id)
         running = newest is not None and newest.study is not None and not StudyStatus(newest.study.status).ended
         waits = running and not record.status.ended
-        rows = _effects(page)
         return CampaignSheet(
             page=page,
             worker=f"worked on by {owner}" if owner else self._unattended(record, asked is not None),
@@ -124,8 +132,7 @@ class CampaignSheets:
             earlier=steps[-2::-1],
             timeline=_timeline(page),
             axis="trials" if _counts_trials(page) else "wall time",
-            effects=campaign_drawings.effects(rows[-_MOST_EFFECTS:], page.seen.aim.margin, page.seen.aim.metric),
-            effects_left_out=max(0, len(rows) - _MOST_EFFECTS),
+            effects=[_effects(view) for view in page.seen.views if any(study.effects for study in view.studies)],
             spending=_spending(page),
             said=[each for each in reversed(events) if each.kind in _KINDS][:_JOURNAL],
             reported=(self._home.studies / campaign_id / "report.html").is_file(),
@@ -150,12 +157,13 @@ _MOST_EFFECTS = 40
 def _example(page: CampaignPage) -> str:
     factor = page.seen.aim.factors[0]
     levels = ", ".join(level_text(level) for level in factor.levels if level != factor.default)
-    return f"compare: {{{factor.name}: {{levels: [{levels}]}}}}\nseeds: {{min: 3}}\n"
+    on = f"instrument: {page.seen.aim.instrument}\n" if page.seen.others else ""
+    return f"{on}compare: {{{factor.name}: {{levels: [{levels}]}}}}\nseeds: {{min: 3}}\n"
 
 
-def _effects(page: CampaignPage) -> list[EffectRow]:
-    """Every effect so far, in the order of the decisions."""
-    return [
+def _effects(view: View) -> EffectsPart:
+    """Every effect on one instrument so far, in the order of the decisions: another's has its own margin and metric."""
+    rows = [
         EffectRow(
             seq=study.seq,
             text=f"{effect.treatment} against {effect.baseline}",
@@ -165,9 +173,14 @@ def _effects(page: CampaignPage) -> list[EffectRow]:
             confirms=study.confirms,
             verdict="" if effect.verdict is None else effect.verdict.value,
         )
-        for study in page.seen.studies
+        for study in view.studies
         for effect in study.effects
     ]
+    return EffectsPart(
+        on=view.instrument if view.whole.others else "",
+        drawing=campaign_drawings.effects(rows[-_MOST_EFFECTS:], view.aim.margin, view.aim.metric),
+        left_out=max(0, len(rows) - _MOST_EFFECTS),
+    )
 
 
 def _counts_trials(page: CampaignPage) -> bool:

@@ -4,6 +4,7 @@ copied it comes to the decisions and the answer of one that nobody disturbed. Re
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from researcher.campaign.records import observe
 from researcher.campaign.report import campaign_page
 from researcher.campaign.verify import verify_campaign
 from researcher.models import CampaignStatus, TrialStatus
@@ -55,7 +57,7 @@ class CampaignPlay(Play):
         """The report's parts that follow from what was decided and found."""
         page = campaign_page(self.store, self.owned)
         tree = [(branch.hypothesis.id, branch.hypothesis.claim, branch.fate) for branch in page.tree]
-        return page.status, page.best, page.answer[-1], tree
+        return page.status, page.best[0].words, page.answer[-1], tree
 
 
 @pytest.fixture(scope="module")
@@ -138,3 +140,35 @@ def _killed(play: CampaignPlay, daemon: subprocess.Popen[bytes]) -> subprocess.P
     """Another daemon in place of this one."""
     play.kill(daemon)
     return play.begin("daemon")
+
+
+def test_a_campaign_over_two_instruments_goes_on_where_its_worker_died_and_pools_nothing(tmp_path: Path) -> None:
+    """Each is explored for its share of the budget, on its own files; the echo engine has nothing confirmed."""
+    with ExitStack() as stack:
+        servers = [server(stack, tmp_path / name).url for name in ("a", "b")]
+        play = CampaignPlay(tmp_path / "town", stack, servers, goal=GOAL, further=[str(tmp_path / "recall")])
+        shutil.copytree(play.instrument, tmp_path / "recall")
+        declaration = tmp_path / "recall" / "instrument.toml"
+        declaration.write_text(declaration.read_text().replace('name = "repeat"', 'name = "recall"', 1))
+        play.plan("campaign")
+        worker = play.begin("sit", play.owned)
+
+        def runs_there() -> bool:
+            studies = play.store.studies.all()
+            return any((each.options.instrument or "").endswith("recall") for each in studies)
+
+        play.until("the second one is studied", runs_there)
+        play.kill(worker)
+        assert play.begin("sit", play.owned).wait(timeout=LIMIT_S) == 0, play.said()
+        seen = observe(play.store, play.owned)
+        assert [bool(view.studies) for view in seen.views] == [True, True]
+        assert {study.study for view in seen.views for study in view.studies} == {study.study for study in seen.studies}
+        for study in seen.studies:
+            assert play.store.plans.get(study.study).instrument == seen.of(study).instrument
+            assert "echo engine" in study.unfit
+        counted = [sum(n for _, n, _ in view.measured().values()) for view in seen.views]
+        assert sum(counted) <= play.done
+        page = campaign_page(play.store, play.owned)
+        assert (page.status, [best.words for best in page.best]) == (CampaignStatus.DONE, ["the default"] * 2)
+        assert any("On recall: " in sentence for sentence in page.answer)
+        assert verify_campaign(play.store, play.owned, play.town.home / "studies" / play.owned) == []

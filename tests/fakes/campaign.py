@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from bench.campaigns import Bench, goal
-from bench.made_up_studies import METRIC, World, simulate
+from bench.made_up_studies import METRIC, World, instrument, simulate
 from foundation.clock import Clock, ManualClock
 from foundation.ids import derived_seed
 from researcher.campaign.builtin import BuiltinStrategist
-from researcher.campaign.goal import CampaignGoal, aim_of
+from researcher.campaign.goal import CampaignGoal, aims_of
 from researcher.campaign.loop import CampaignLoop, CampaignOutcome, Rest
+from researcher.campaign.records import joining
 from researcher.campaign.seen import Levels
 from researcher.campaign.strategist import Strategist
+from researcher.design.pricing import Price
+from researcher.instruments.catalogue import InstrumentFolder
 from researcher.instruments.instrument import Scalar
-from researcher.models import HostedModel, Notice, SampledEpisode, StudyOptions, StudyStatus, TrialEvidence
+from researcher.models import HostedModel, Notice, Role, SampledEpisode, StudyOptions, StudyStatus, TrialEvidence
 from researcher.schedule.timetable import Timetable
 from researcher.store.store import Store
 from researcher.study.plan import Plan, Verdict
+from researcher.study.spec import StudySpec
 from tests.fakes.sampled import an_episode
 
 TRIAL_S = 10.0
@@ -36,12 +40,39 @@ def flat(levels: Levels) -> float:
     return 0.0
 
 
+def another(name: str, *, margin: float = 0.1, author: str | None = None) -> InstrumentFolder:
+    """The simulation instrument under another name, whose metric has this margin. author: the LLM that wrote it."""
+    folder = instrument()
+    metrics = tuple(
+        metric.model_copy(update={"margin": margin}) if metric.name == METRIC else metric
+        for metric in folder.instrument.metrics
+    )
+    changed = {"name": name, "metrics": metrics, "generated": author}
+    return InstrumentFolder(folder.instrument.model_copy(update=changed), folder.path, folder.code)
+
+
+class Benches(Bench):
+    """Plans each study on the instrument that it names."""
+
+    def __init__(self, *further: InstrumentFolder) -> None:
+        super().__init__()
+        self.folders = {folder.instrument.name: folder for folder in (self.folder, *further)}
+
+    def plan(
+        self, spec: StudySpec, *, role: Role, alpha: float | None, expects: float | None = None
+    ) -> tuple[Plan, Price]:
+        self.folder = self.folders[spec.instrument]
+        return super().plan(spec, role=role, alpha=alpha, expects=expects)
+
+
 class RecordedStudies:
-    """Runs a study by recording what its trials would have found. worth: of an arm, by the factors' levels."""
+    """Runs a study by recording what its trials would have found. worth: of an arm, by the factors' levels; elsewhere: the same
+    on instruments of these names."""
 
     def __init__(self, store: Store, worth: Worth, clock: Clock, *, sigma: float = 0.06, engine: str = "local") -> None:
         self._store = store
         self._worth = worth
+        self.elsewhere: dict[str, Worth] = {}
         self._clock = clock
         self._sigma = sigma
         self._engine = engine
@@ -61,7 +92,8 @@ class RecordedStudies:
             return Rest(ended=True, reason="stopped on request")
         store.studies.set_status(study_id, StudyStatus.RUNNING)
         self.ran.append(study_id)
-        means = {arm.name: self._worth(arm.levels) for arm in plan.arms}
+        worth = self.elsewhere.get(plan.instrument, self._worth)
+        means = {arm.name: worth(arm.levels) for arm in plan.arms}
         ending = simulate(plan, World(means=means, sigma=self._sigma, seed=derived_seed(plan.digest())))
         evidence = TrialEvidence(model=HostedModel(name=plan.model.name, engine=self._engine))
         store.budgets.set(study_id, "wall_s", plan.budget.wall_s)
@@ -93,7 +125,8 @@ def answered(text: str, key: str) -> SampledEpisode:
 
 
 class MadeUpCampaign:
-    """A campaign on the simulation instrument, its store and its loop."""
+    """A campaign on the simulation instrument, its store and its loop. further: other instruments, and what arms are worth there;
+    written: those of them that an LLM wrote."""
 
     def __init__(
         self,
@@ -104,22 +137,36 @@ class MadeUpCampaign:
         url: str | None = None,
         clock: ManualClock | None = None,
         engine: str = "local",
+        further: Mapping[str, Worth] | None = None,
+        written: Collection[str] = (),
         **fields: Any,
     ) -> None:
         self.clock = clock or ManualClock()
         self.folder = folder
         self.store = Store.open(url or f"sqlite:///{folder}/records.sqlite", clock=self.clock)
-        self.planner = Bench()
+        self.planner = Benches(
+            *(another(name, author="some-llm" if name in written else None) for name in further or {})
+        )
         self.strategist = strategist or BuiltinStrategist()
         self.runner = RecordedStudies(self.store, worth, self.clock, engine=engine)
+        self.runner.elsewhere = dict(further or {})
         asked = CampaignGoal.model_validate(
-            {**goal().document(), "factors": ["learning_rate", "temperature"], **fields}
+            {
+                **goal().document(),
+                "instruments": list(self.planner.folders),
+                "factors": ["learning_rate", "temperature"],
+                **fields,
+            }
         )
-        aim = aim_of(asked, self.planner.folder.instrument)
+        aim, *others = aims_of(asked, [folder.instrument for folder in self.planner.folders.values()])
         timetable = Timetable.of(asked.schedule.windows, asked.schedule.days, self.clock.now(), zone="UTC")
         schedule: Mapping[str, Any] = {"timetable": timetable.model_dump(mode="json"), "carried": True}
         self.id = self.store.campaigns.create(
-            asked.document(), aim.model_dump(mode="json"), StudyOptions(engine=engine), schedule
+            asked.document(),
+            aim.model_dump(mode="json"),
+            StudyOptions(engine=engine),
+            schedule,
+            [joining(each, None) for each in others],
         )
         self.told: list[str] = []
         self.notices: list[Notice] = []

@@ -59,7 +59,7 @@ def strategist(
         LlmSettings(model="some-llm", **settings),
         clock or Jumping(),
         planner=made.planner,
-        evidence=StoreEvidence(made.store, instrument().instrument, on_echo=False),
+        evidence=StoreEvidence(made.store, lambda name: instrument().instrument, on_echo=False),
         checkpoints=made.store.url if kept else None,
         tell=made.told.append,
     )

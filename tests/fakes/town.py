@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from foundation import logs
-from researcher.campaign.goal import CampaignGoal, aim_of
+from researcher.campaign.goal import CampaignGoal, aims_of
+from researcher.campaign.records import joining
 from researcher.cli.campaign_worker import work_on_campaign
 from researcher.cli.worker import work_on
 from researcher.executor.errors import ExecutorError
@@ -66,7 +67,7 @@ class Town:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What the test has arranged: instrument, servers, windows, days, seeds, budget_s."""
+        """What the test has arranged: instrument, servers, windows, days, seeds, budget_s; a campaign's further instruments."""
         found: dict[str, Any] = json.loads((self.folder / "town.json").read_text())
         return found
 
@@ -143,12 +144,14 @@ def plan(town: Town) -> None:
 
 def campaign(town: Town) -> None:
     home, facts = town.open_home(), town.facts
-    goal = CampaignGoal.model_validate(facts["goal"] | {"instruments": [facts["instrument"]], "strategist": "builtin"})
-    aim = aim_of(goal, open_instrument(facts["instrument"]).instrument)
+    places = [facts["instrument"], *facts.get("further", [])]
+    goal = CampaignGoal.model_validate(facts["goal"] | {"instruments": places, "strategist": "builtin"})
+    aim, *others = aims_of(goal, [open_instrument(place).instrument for place in places])
     timetable = Timetable.of(goal.schedule.windows, goal.schedule.days, town.clock.now(), zone="UTC")
     options = StudyOptions(instrument=facts["instrument"], servers=tuple(facts["servers"]), engine="echo")
     schedule = {"timetable": timetable.model_dump(mode="json"), "carried": True}
-    _say(home.store.campaigns.create(goal.document(), aim.model_dump(mode="json"), options, schedule))
+    joined = [joining(each, place) for each, place in zip(others, places[1:], strict=True)]
+    _say(home.store.campaigns.create(goal.document(), aim.model_dump(mode="json"), options, schedule, joined))
 
 
 async def daemon(town: Town) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from researcher.campaign.llm.tools import CURVES
@@ -13,11 +13,14 @@ from researcher.store.store import Store
 
 @dataclass(frozen=True, slots=True)
 class StoreEvidence:
-    """on_echo: whether the campaign runs on the echo engine, whose findings are no other's."""
+    """opened: an instrument of the campaign by its name. on_echo: whether the campaign runs on the echo engine, whose findings are no other's."""
 
     store: Store
-    instrument: Instrument
+    opened: Callable[[str], Instrument]
     on_echo: bool
+
+    def instrument(self, name: str) -> Instrument:
+        return self.opened(name)
 
     def trials(self, study: str) -> list[TrialRecord]:
         return self.store.trials.all(study, series=CURVES)

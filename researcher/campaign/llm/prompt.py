@@ -13,7 +13,7 @@ from typing import Any
 
 from researcher.campaign.goal import Aim
 from researcher.campaign.honesty import alpha_of, limits
-from researcher.campaign.seen import ArmSeen, EffectSeen, HypothesisSeen, Left, Seen, StudySeen
+from researcher.campaign.seen import ArmSeen, EffectSeen, HypothesisSeen, Left, Seen, StudySeen, View
 from researcher.instruments.levels import level_text
 from researcher.llm.asking import tokens_of
 from researcher.llm.look_ups import hours
@@ -24,6 +24,8 @@ MOST_TOKENS = 8000
 _PROMPTS = Path(__file__).parent / "prompts"
 _SHARES = {"goal": 0.12, "aim": 0.14, "problems": 0.12, "said": 0.14, "hypotheses": 0.18}
 """Of the room, the most that each part may take. Studies take what is left."""
+_MOST_AIMS = 0.32
+"""The same of the aims of all instruments, which have a share each up to this one."""
 _WHOLE = 3
 """Newest rows of a part that are shortened last."""
 _MOST_ARMS, _MOST_EFFECTS = 12, 12
@@ -38,7 +40,8 @@ def first_messages(
     """The system prompt and the request. tools: all that the request carries, which count."""
     look_ups = form == FORMS[0]
     schema = "" if look_ups else json.dumps(ending_schema(tools, endings))
-    system = {"role": "system", "content": filled(_PROMPTS, "system.md.jinja", look_ups=look_ups, most=most_proposals)}
+    told = {"look_ups": look_ups, "most": most_proposals, "several": bool(seen.others)}
+    system = {"role": "system", "content": filled(_PROMPTS, "system.md.jinja", **told)}
 
     def asked(**parts: str) -> list[dict[str, Any]]:
         text = filled(_PROMPTS, "request.md.jinja", seen=seen, schema=schema, left=_left(seen), **parts)
@@ -52,13 +55,13 @@ def first_messages(
     most = {name: int(share * room) for name, share in _SHARES.items()}
     parts = {
         "goal": quoted(seen.goal, most["goal"]),
-        "aim": cut(_aim(seen.aim), most["aim"]),
+        "aim": _aims(seen, room),
         "problems": cut("\n".join(f"- {quoted(each, 800)}" for each in seen.problems), most["problems"]),
         "said": rows([_said(each.kind, each.by, each.words) for each in seen.said], most["said"]),
         "hypotheses": rows([_hypothesis(each) for each in _by_relevance(seen.hypotheses)], most["hypotheses"]),
     }
     spare = room - sum(_weight(part) for part in parts.values())
-    studies = rows([(_whole(each, seen.aim), _short(each)) for each in seen.studies], spare)
+    studies = rows([(_whole(each, seen), _short(each, seen)) for each in seen.studies], spare)
     return asked(**parts, studies=studies, confirmed=confirmed)
 
 
@@ -125,11 +128,20 @@ def _noted(kept: Sequence[str], dropped: int, shortened: int) -> str:
 # -- parts --------------------------------------------------------------------------------------------------------------
 
 
-def _aim(aim: Aim) -> str:
+def _aims(seen: Seen, room: int) -> str:
+    """A block for each instrument, none longer than its share."""
+    count = len(seen.views)
+    most = int(min(_SHARES["aim"], _MOST_AIMS / count) * room)
+    return "\n\n".join(
+        cut(_aim(view.aim, f"# Aim on {view.instrument}" if count > 1 else "# Aim"), most) for view in seen.views
+    )
+
+
+def _aim(aim: Aim, heading: str) -> str:
     better = "more" if aim.direction == "increase" else "less"
     noise = "" if aim.sigma is None else f"; sd between seeds {aim.sigma:g} by the instrument"
     lines = [
-        f"# Aim\n{aim.metric} of instrument {aim.instrument}: {better} is better; the smallest effect that matters is {aim.margin:g}{noise}."
+        f"{heading}\n{aim.metric} of instrument {aim.instrument}: {better} is better; the smallest effect that matters is {aim.margin:g}{noise}."
     ]
     fixed = [f"{name}={level_text(level)}" for name, level in aim.settings.items()]
     fixed += [] if aim.steps is None else [f"steps={aim.steps}"]
@@ -151,7 +163,7 @@ def _left(seen: Seen) -> str:
         lines.append(f"{what} may spend {', '.join(said) or 'what it needs'}.")
     lines.append(
         f"Confirmations so far: {seen.confirmations}; the next is tested at alpha {alpha_of(seen.confirmations + 1):.4g}. "
-        f"Standard deviation between seeds, as believed: {seen.sigma:.3g}."
+        f"Standard deviation between seeds, as believed: {', '.join(f'{view.sigma:.3g}{_at(view)}' for view in seen.views)}."
     )
     return "\n".join(lines)
 
@@ -168,8 +180,17 @@ def _amounts(left: Left) -> str:
 
 
 def _confirmed(seen: Seen) -> str:
-    levels = ", ".join(f"{name}={level_text(level)}" for name, level in seen.incumbent.items())
-    return f"Incumbent: {levels}" if levels else "Nothing: the default stands."
+    return "\n".join(_incumbent(view) for view in seen.views)
+
+
+def _incumbent(view: View) -> str:
+    levels = ", ".join(f"{name}={level_text(level)}" for name, level in view.incumbent.items())
+    return f"Incumbent{_at(view)}: {levels}" if levels else f"Nothing{_at(view)}: the default stands."
+
+
+def _at(view: View) -> str:
+    """The instrument, where the campaign has several."""
+    return f" on {view.instrument}" if view.whole.others else ""
 
 
 def _by_relevance(hypotheses: Sequence[HypothesisSeen]) -> list[HypothesisSeen]:
@@ -189,19 +210,20 @@ def _said(kind: str, by: str, words: str) -> tuple[str, str]:
     return head + quoted(words), head + quoted(words, _LONGEST_SHORT)
 
 
-def _head(study: StudySeen) -> str:
+def _head(study: StudySeen, seen: Seen) -> str:
     verdict = f", {study.verdict}" if study.verdict is not None else ""
-    return f"- {study.study}: {study.action} {study.hypothesis}, {study.status}{verdict}, {study.trials} trials"
+    return f"- {study.study}{_at(seen.of(study))}: {study.action} {study.hypothesis}, {study.status}{verdict}, {study.trials} trials"
 
 
-def _whole(study: StudySeen, aim: Aim) -> str:
+def _whole(study: StudySeen, seen: Seen) -> str:
+    sign = seen.of(study).aim.sign
     cost = f", {hours(study.wall_s)}" + (f", {study.tokens:g} tokens" if study.tokens else "")
     spent = "" if study.alpha is None else f", alpha {study.alpha:.3g}, against the {study.baseline}"
-    lines = [f"{_head(study)}{cost}{spent}"]
+    lines = [f"{_head(study, seen)}{cost}{spent}"]
     if study.unfit:
         fired = f" ({', '.join(study.sentinels)})" if study.sentinels else ""
         lines.append(f"  supports no claim: {study.unfit}{fired}")
-    ranked = sorted(study.arms, key=lambda arm: -aim.sign * (arm.mean if arm.mean is not None else -aim.sign * 1e300))
+    ranked = sorted(study.arms, key=lambda arm: -sign * (arm.mean if arm.mean is not None else -sign * 1e300))
     lines += [f"  {_arm(arm)}" for arm in ranked[:_MOST_ARMS]]
     if len(ranked) > _MOST_ARMS:
         lines.append(f"  … {len(ranked) - _MOST_ARMS} arms below")
@@ -212,11 +234,11 @@ def _whole(study: StudySeen, aim: Aim) -> str:
     return cut("\n".join(lines), 2400)
 
 
-def _short(study: StudySeen) -> str:
+def _short(study: StudySeen, seen: Seen) -> str:
     """The strongest effect alone."""
     strongest = max(study.effects, key=lambda effect: abs(effect.diff), default=None)
     unfit = "; supports no claim" if study.unfit else ""
-    return cut(f"{_head(study)}{unfit}" + ("" if strongest is None else f"; {_effect(strongest)}"), 300)
+    return cut(f"{_head(study, seen)}{unfit}" + ("" if strongest is None else f"; {_effect(strongest)}"), 300)
 
 
 def _arm(arm: ArmSeen) -> str:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from pydantic import ValidationError
 
 from foundation.strict import explain
-from researcher.campaign.honesty import FIELDS
+from researcher.campaign.honesty import FIELDS, instrument_problem
 from researcher.campaign.judging import StudyPlanner, judged
 from researcher.campaign.llm.prompt import first_messages, quoted
 from researcher.campaign.proposals import Judged, NewHypothesis, Proposal
@@ -36,8 +36,8 @@ _ACTIONS = ("explore", "confirm", "replicate", "new_instrument", "ask", "conclud
 class Evidence(Protocol):
     """What look-ups read of the records. Nothing of it can be changed through here."""
 
-    @property
-    def instrument(self) -> Instrument: ...
+    def instrument(self, name: str) -> Instrument:
+        """One of the campaign's. Raises: PlanningRefused where it is gone."""
 
     def trials(self, study: str) -> list[TrialRecord]:
         """Trials of a study of this campaign, with the series of `CURVES`."""
@@ -61,17 +61,17 @@ class NextStep:
         self._evidence = evidence
 
     def tools(self) -> list[dict[str, Any]]:
-        return tool_schemas()
+        return tool_schemas(self._seen.instruments)
 
     def first_messages(self, form: str) -> list[dict[str, Any]]:
-        return first_messages(self._seen, form, tool_schemas(), ENDINGS, MOST_PROPOSALS)
+        return first_messages(self._seen, form, self.tools(), ENDINGS, MOST_PROPOSALS)
 
     def look_up(self, call: Call) -> str:
         known = {
             "price": self._priced,
             "curve": lambda given: self._of_arm(given, self._curve),
             "samples": lambda given: self._of_arm(given, self._samples),
-            "instrument": lambda _: described(self._evidence.instrument),
+            "instrument": self._described,
             "findings": self._findings,
         }
         return looked_up(call, known, ENDINGS, _LONGEST)
@@ -106,7 +106,16 @@ class NextStep:
         if action not in STUDIES or not isinstance(spec, dict):
             return f"price: give an action ({', '.join(STUDIES)}) and a spec, an object"
         asked: NewHypothesis | str = NewHypothesis(claim="?", prediction="?", kill_if="?")
-        found = judged(Proposal(action=action, because="price", spec=spec, hypothesis=asked), self._seen, self._planner)
+        on = given.get("instrument") or None
+        proposal = Proposal(
+            action=action,
+            because="price",
+            instrument=None if on is None else str(on),
+            spec=spec,
+            hypothesis=asked,
+            rests_on=tuple(study.study for study in self._seen.studies),
+        )
+        found = judged(proposal, self._seen, self._planner)
         if found.plan is None:
             return "It has problems:\n" + "\n".join(f"- {problem}" for problem in found.problems)
         return "\n".join(self._price_lines(found, Plan.model_validate_json(found.plan), confirms=action in CONFIRMING))
@@ -115,10 +124,16 @@ class NextStep:
         rank = f"{found.bits:.2f} bits expected, {found.rank:.3g} bits per hour"
         lines = [f"It can be planned: {span(*found.trials)} trials, about {hours(found.cost_s)}; {rank}."]
         if plan.hypotheses:
-            lines.append(power_text(plan, None, self._seen.sigma))
+            lines.append(power_text(plan, None, self._seen.on(plan.instrument).sigma))
         if confirms:
             lines.append(f"It spends alpha {found.alpha:.4g}. Its baseline is: {found.baseline}.")
         return [*lines, *(f"Note: {note}" for note in plan.assumptions)]
+
+    def _described(self, given: dict[str, Any]) -> str:
+        name = given.get("name") or self._seen.instruments[0]
+        if unknown := instrument_problem(str(name), self._seen.instruments):
+            return unknown
+        return described(self._evidence.instrument(str(name)))
 
     def _of_arm(self, given: dict[str, Any], show: Any) -> str:
         ran = {study.study: study for study in self._seen.studies}
@@ -179,21 +194,26 @@ def _sample(episode: SampledEpisode) -> str:
     )
 
 
-def tool_schemas() -> list[dict[str, Any]]:
-    """Look-ups and the ending."""
+def tool_schemas(instruments: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """Look-ups and the ending. instruments: the campaign's, which calls name where there are several."""
     text, of_arm = {"type": "string"}, {"study": {"type": "string"}, "arm": {"type": "string"}}
     action = {"type": "string", "enum": list(STUDIES)}
+    several = {"type": "string", "enum": list(instruments)} if len(instruments) > 1 else None
+    on = {} if several is None else {"instrument": several}
+    named = {} if several is None else {"name": several}
+    which = "The instrument" if several is None else "An instrument"
     return [
-        tool("price", "Check a study: its problems, or else trials, hours, detectable effect, alpha.", {"action": action, "spec": {"type": "object"}}),
+        tool("price", "Check a study: its problems, or else trials, hours, detectable effect, alpha.", {"action": action, **on, "spec": {"type": "object"}}),
         tool("curve", "Learning curve of an arm of a study of this campaign.", of_arm),
         tool("samples", "Answers of an arm's models, as data.", of_arm),
-        tool("instrument", "The instrument: what it does, factors with bounds, metrics.", {}),
+        tool("instrument", f"{which}: what it does, factors with bounds, metrics.", named),
         tool("findings", "Earlier findings that hold these words (factor, metric, model); newest first.", {"query": text}),
-        tool("propose", "End with one to five alternatives for the next step.", {"proposals": {"type": "array", "items": _proposal()}}),
+        tool("propose", "End with one to five alternatives for the next step.", {"proposals": {"type": "array", "items": _proposal(on)}}),
     ]  # fmt: skip
 
 
-def _proposal() -> dict[str, Any]:
+def _proposal(on: dict[str, Any]) -> dict[str, Any]:
+    """on: the field that names its instrument, where there are several."""
     text, texts = {"type": "string"}, {"type": "array", "items": {"type": "string"}}
     spec = spec_schema([name for name in StudySpec.model_fields if name not in (*FIELDS, "question")])
     del spec["properties"]["seeds"]["properties"]["first"]
@@ -201,6 +221,7 @@ def _proposal() -> dict[str, Any]:
     properties = {
         "action": {"type": "string", "enum": list(_ACTIONS)},
         "because": text,
+        **on,
         "hypothesis": {"anyOf": [text, {"type": "object", "properties": new, "additionalProperties": False}]},
         "spec": spec,
         "if_true": text,

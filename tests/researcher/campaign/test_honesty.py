@@ -68,7 +68,7 @@ async def test_an_exploration_is_shown_and_never_claimed(tmp_path: Path) -> None
     seen = observe(made.store, made.id)
     assert seen.studies[0].effects
     assert all(effect.verdict is None for effect in seen.studies[0].effects)
-    assert seen.incumbent == {}
+    assert seen.on().incumbent == {}
     page = campaign_page(made.store, made.id)
     assert page.answer[0] == "Nothing was confirmed, so no claim is made."
     assert [branch.fate for branch in page.tree] == ["explored"]
@@ -129,7 +129,7 @@ async def test_another_baseline_is_labelled(tmp_path: Path) -> None:
     [study] = [each for each in observe(made.store, made.id).studies if each.confirms]
     assert study.verdict is Verdict.SUPPORTED
     assert not study.supports
-    assert observe(made.store, made.id).incumbent == {}
+    assert observe(made.store, made.id).on().incumbent == {}
 
 
 async def test_results_of_the_echo_engine_support_nothing(tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ async def test_results_of_the_echo_engine_support_nothing(tmp_path: Path) -> Non
     seen = observe(made.store, made.id)
     assert seen.studies[1].verdict is Verdict.SUPPORTED
     assert "echo engine" in seen.studies[1].unfit
-    assert seen.incumbent == {}
+    assert seen.on().incumbent == {}
     assert "Nothing was confirmed" in campaign_page(made.store, made.id).answer[0]
 
 
@@ -159,7 +159,7 @@ async def test_rewards_that_an_llm_wrote_support_nothing(tmp_path: Path) -> None
         connection.execute(text("UPDATE campaigns SET aim = :aim"), {"aim": json.dumps({**aim, "generated": True})})
     await made.carry_out()
     assert "LLM wrote" in observe(made.store, made.id).studies[1].unfit
-    assert observe(made.store, made.id).incumbent == {}
+    assert observe(made.store, made.id).on().incumbent == {}
 
 
 async def test_the_report_names_every_hypothesis(tmp_path: Path) -> None:
@@ -225,7 +225,7 @@ async def test_what_ran_with_other_settings_stands_for_none_of_the_goals(tmp_pat
     await made.carry_out()
     seen = observe(made.store, made.id)
     assert [study.apart for study in seen.studies] == [False, True]
-    assert all(n == 2 for _, n, _ in seen.measured().values())
+    assert all(n == 2 for _, n, _ in seen.on().measured().values())
 
 
 async def test_a_study_of_a_campaign_is_not_amended_behind_its_back(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from researcher.campaign.builtin import BuiltinStrategist
 from researcher.campaign.goal import CampaignGoal
 from researcher.campaign.llm.prompt import MOST_TOKENS, cut, quoted
 from researcher.campaign.llm.tools import ENDINGS, NextStep, tool_schemas
-from researcher.campaign.planning import InstrumentPlanner
+from researcher.campaign.planning import CampaignPlanner, InstrumentPlanner
 from researcher.campaign.proposals import Proposal
 from researcher.campaign.records import observe
 from researcher.campaign.report import campaign_page
@@ -346,7 +346,7 @@ async def test_an_llm_that_obeys_an_order_in_a_trials_answer_can_claim_nothing(
     assert read
     assert all(json.dumps(INJECTED)[1:-1] in text for text in read)
     seen = observe(made.store, made.id)
-    assert seen.incumbent == {}
+    assert seen.on().incumbent == {}
     assert not any(study.supports for study in seen.studies)
     assert "is the best that was confirmed" not in campaign_page(made.store, made.id).answer[0]
     assert verify_campaign(made.store, made.id, made.folder / made.id) == []
@@ -404,9 +404,12 @@ def test_the_goal_says_who_leads_and_a_goal_that_cannot_be_kept_is_refused(
     goal = CampaignGoal.model_validate(
         {**made.store.campaigns.get(made.id).goal, "strategist": wanted, "budget": {"trials": 9, "money": money}}
     )
-    planner = InstrumentPlanner(made.store, instrument(), StudyOptions(), lambda plan: plan, lambda most: most)
+    options = StudyOptions()
+    planner = CampaignPlanner(
+        lambda name: InstrumentPlanner(made.store, instrument(), options, lambda plan: plan, lambda most: most)
+    )
     if " " in expected:
         with pytest.raises(PlanningRefused, match=expected):
             campaign_llm(goal)
         return
-    assert strategist_of(goal, made.store, planner, made.clock, made.told.append).name == expected
+    assert strategist_of(goal, made.store, planner, options, made.clock, made.told.append).name == expected

@@ -24,7 +24,7 @@ async def test_it_finds_the_best_setting_and_confirms_it(tmp_path: Path) -> None
     outcome = await made.carry_out()
     assert outcome.status is CampaignStatus.DONE
     seen = observe(made.store, made.id)
-    assert seen.incumbent == {"learning_rate": 1.6e-4}
+    assert seen.on().incumbent == {"learning_rate": 1.6e-4}
     assert seen.studies[0].action == "explore"
     assert any(study.verdict is Verdict.SUPPORTED for study in seen.studies)
     assert verify_campaign(made.store, made.id, made.folder / made.id) == []
@@ -37,7 +37,7 @@ async def test_where_nothing_matters_it_says_so(tmp_path: Path) -> None:
     made = MadeUpCampaign(tmp_path, flat)
     outcome = await made.carry_out()
     assert outcome.status is CampaignStatus.DONE
-    assert observe(made.store, made.id).incumbent == {}
+    assert observe(made.store, made.id).on().incumbent == {}
 
 
 class Killed(BaseException):
@@ -93,7 +93,7 @@ async def test_a_person_is_waited_for_where_the_goal_says_so(tmp_path: Path) -> 
     await made.carry_out()
     with pytest.raises(WrongState, match="waits for no approval"):
         approve(made.store, made.id, "again", "ada")
-    assert observe(made.store, made.id).incumbent == {"learning_rate": 1.6e-4}
+    assert observe(made.store, made.id).on().incumbent == {"learning_rate": 1.6e-4}
 
 
 async def test_a_vetoed_study_stops_and_the_next_decision_knows_why(tmp_path: Path) -> None:

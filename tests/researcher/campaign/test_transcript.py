@@ -150,7 +150,7 @@ async def test_a_strong_model_leads_a_campaign_to_its_answer(
     assert sum(call["answer"] is None for call in decisions[1].llm_calls) > 20
 
     seen = observe(made.store, made.id)
-    assert seen.incumbent == {"learning_rate": 1.6e-4}
+    assert seen.on().incumbent == {"learning_rate": 1.6e-4}
     assert [each.status for each in seen.hypotheses] == [
         "dropped",
         "dropped",

@@ -167,3 +167,28 @@ def test_a_vetoed_study_stays_stopped_when_the_campaign_goes_on(waiting: MadeUpC
     asyncio.run(waiting.carry_out())
     assert waiting.runner.ran == []
     assert len(waiting.store.campaigns.decisions(waiting.id)) == 2
+
+
+def test_a_goal_on_several_instruments_shows_what_may_be_tried_on_each(
+    home: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    file = tmp_path / "goal.yaml"
+    file.write_text(
+        "goal: better\ninstruments: [arithmetic, guess_number]\nbudget: {trials: 200}\nfactors: [learning_rate, kl]\n"
+    )
+    found = said(capsys, 0, "start", str(file), "--dry-run")
+    assert [aim["instrument"] for aim in (found["aim"], *found["others"])] == ["arithmetic", "guess_number"]
+    assert found["first"]["proposal"]["instrument"] is None
+    file.write_text("goal: better\ninstruments: [arithmetic, guess_number]\nbudget: {trials: 90}\nfactors: [digits]\n")
+    assert main(["campaign", "start", str(file)]) == 2
+    assert "factors.digits: guess_number has no factor" in capsys.readouterr().err
+    assert main(["campaign", "start", str(file), "--instrument", "countdown"]) == 2
+    assert "drop --instrument" in capsys.readouterr().err
+
+
+def test_a_topic_is_studied_on_each_instrument_that_is_named(home: Path, capsys: Capture) -> None:
+    named = ["--instrument", "arithmetic", "--instrument", "guess_number"]
+    topic = "Which learning rate is best, and does the temperature matter? Two hours."
+    found = said(capsys, 0, "start", "--planner", "builtin", "--topic", topic, *named, "--dry-run")
+    assert found["goal"]["instruments"] == ["arithmetic", "guess_number"]
+    assert [aim["instrument"] for aim in found["others"]] == ["guess_number"]

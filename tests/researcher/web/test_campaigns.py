@@ -13,6 +13,7 @@ from researcher.campaign.records import observe
 from researcher.models import CampaignStatus, StudyStatus
 from researcher.web import campaign_drawings
 from researcher.web.campaign_drawings import Bar, EffectRow
+from tests.fakes.campaign import flat
 from tests.fakes.shown_campaign import ShownCampaign
 from tests.fakes.web_page import WebPage, form_token
 
@@ -213,3 +214,17 @@ def test_drawings_are_whole_and_what_others_wrote_is_text_in_them() -> None:
         assert re.search(r"\b(nan|inf)\b", svg) is None
     assert campaign_drawings.effects([], 0.1, "m") == ""
     assert campaign_drawings.timeline(bars, left=0.0, reserved=0.0, in_seconds=True) == ""
+
+
+async def test_effects_and_the_best_are_shown_for_each_instrument(page: WebPage, browser: httpx.AsyncClient) -> None:
+    made = ShownCampaign(page.home, page.url, further={"elsewhere": flat})
+    await made.to(CampaignStatus.DONE)
+    text = (await browser.get(f"/campaigns/{made.id}")).text
+    assert text.count("Effects on final_reward with their intervals") == 2
+    for words in (
+        "On simulation:",
+        "On elsewhere:",
+        "Looked for: final_reward of elsewhere",
+        "was not confirmed on elsewhere",
+    ):
+        assert words in text, words
