@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection
 from datetime import UTC, datetime
 
 from foundation.streams import one_line
 from researcher.analysis.knowledge import told
-from researcher.home import Home
 from researcher.instruments.levels import level_text
-from researcher.models import EXCUSED, KINDS, MODELS_KEPT, MODELS_NOT_KEPT, Attrition, Event, RepairRecord, StudyRecord
-from researcher.schedule.timetable import Timetable
+from researcher.models import EXCUSED, KINDS, MODELS_KEPT, MODELS_NOT_KEPT, Attrition, Event, RepairRecord
 from researcher.study.plan import Arm, Known, Plan
 from researcher.view import duration
 
@@ -97,36 +94,6 @@ def repair_lines(record: RepairRecord) -> list[str]:
         f"            {record.rehearsed}",
         *(f"    {line}" for line in record.diff.splitlines()),
     ]
-
-
-def unattended(home: Home, study: StudyRecord) -> str:
-    """Who will continue a study that has no worker, and when."""
-    if study.plan_version is None:
-        return "nobody works on it, and it has no plan: `researcher start` asks anew, `researcher stop` ends this one"
-    detail = home.store.studies.schedule(study.id)
-    carried = detail is not None and detail.get("carried") and not study.pause_requested
-    from researcher.gates import waits_for_an_answer  # the store takes longer to import than a dry run takes
-
-    if waits_for_an_answer(home.store, study.id):
-        return f"{carrier()} once there is an answer" if carried else "nobody works on it until there is an answer"
-    if detail is None or not carried:
-        return "nobody works on it; `researcher resume` goes on"
-    now = time.time()
-    opening = Timetable.of_record(detail).next_opening(now)
-    if opening is None:
-        return f"its days are over; {carrier('ends')}"
-    return carrier() + (f" at {when(opening)}" if opening > now else "")
-
-
-def carrier(does: str = "goes on with", command: str = "researcher resume") -> str:
-    """Who continues a study in the daemon's care: the daemon, or, if none runs, the command that starts one. does: another verb.
-
-    command: what continues it here.
-    """
-    from researcher.schedule.daemon import daemon_lives  # APScheduler takes longer to import than a list takes
-
-    who = "the daemon" if daemon_lives() else f"no daemon runs here: `researcher daemon` or `{command}`"
-    return f"{who} {does} it"
 
 
 def event_text(event: Event) -> str:

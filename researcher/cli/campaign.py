@@ -17,6 +17,7 @@ from typing import Any
 from foundation import logs
 from foundation.commandline import UsageError
 from foundation.streams import one_line
+from researcher.attendance import carrier, of_campaign
 from researcher.campaign import people
 from researcher.campaign.goal import CampaignGoal, goal_in
 from researcher.campaign.people import open_question
@@ -62,7 +63,8 @@ def start(args: argparse.Namespace) -> int:
         from researcher.schedule.daemon import ensure_daemon
 
         ensure_daemon()
-        text = f"{campaign_id}: the daemon carries it on; `researcher campaign watch {campaign_id}` follows it"
+        who = carrier(command=f"researcher campaign resume {campaign_id}")
+        text = f"{campaign_id}: {who}; `researcher campaign watch {campaign_id}` follows it"
         return answer(args.json, {"campaign": campaign_id, **ready.document}, text)
     return _carry_on(home, campaign_id, as_json=args.json, wait=True)
 
@@ -145,7 +147,9 @@ def status(args: argparse.Namespace) -> int:
     answer(args.json, document, *status_lines(document))
     if record.status.ended:
         return FAILED if record.status is CampaignStatus.FAILED else DONE
-    return WAITING if record.status is CampaignStatus.WAITING or document["worker"] is None else DONE
+    if document["worker"] is not None:
+        return WAITING if document["waits_for"] is not None else DONE
+    return DONE if of_campaign(home, record, asks=document["waits_for"] is not None).goes_on else WAITING
 
 
 def status_json(home: Home, record: CampaignRecord) -> dict[str, Any]:
@@ -159,9 +163,12 @@ def status_json(home: Home, record: CampaignRecord) -> dict[str, Any]:
     if seen.left.wall_s is not None and per_trial_s:
         trials_left.append(int(seen.left.wall_s / per_trial_s))
     asked = open_question(store.campaigns.events(record.id))
+    worker = living_owner(store, record.id, time.time())
+    rests = worker is None and not record.status.ended
     return {
         **record.model_dump(mode="json", exclude={"aim", "options"}),
-        "worker": living_owner(store, record.id, time.time()),
+        "worker": worker,
+        "goes_on": of_campaign(home, record, asks=asked is not None).text if rests else None,
         "waits_for": None if asked is None else asked.detail,
         "incumbent": seen.on().incumbent,
         "instruments": [
@@ -214,13 +221,7 @@ def status_lines(document: dict[str, Any]) -> list[str]:
         best = ", ".join(f"{name}={level}" for name, level in each["incumbent"].items())
         lines.append(f"best confirmed{at}: {best}" if best else f"nothing is confirmed{at} yet")
     lines += [f"{each['kind']} by {each['by']}: {one_line(each['words'])}" for each in document["said"]]
-    if document["worker"] is None and document["ended_at"] is None:
-        carried = document["schedule"].get("carried")
-        lines.append(
-            "nobody works on it; "
-            + ("the daemon goes on with it" if carried else f"`researcher campaign resume {document['id']}` goes on")
-        )
-    return lines
+    return [*lines, document["goes_on"]] if document["goes_on"] else lines
 
 
 def watch(args: argparse.Namespace) -> int:
@@ -249,7 +250,9 @@ def watch(args: argparse.Namespace) -> int:
         if record.status.ended:
             return FAILED if record.status is CampaignStatus.FAILED else DONE
         if record.status is CampaignStatus.WAITING and living_owner(home.store, record.id, time.time()) is None:
-            return WAITING
+            asks = people.waits_for_a_person(home.store, record)
+            if not of_campaign(home, record, asks=asks).goes_on:
+                return WAITING
         time.sleep(_LOOK_EVERY_S)
 
 

@@ -9,10 +9,11 @@ from typing import Literal
 
 from foundation.clock import SystemClock
 from foundation.commandline import UsageError
+from researcher.attendance import carrier
 from researcher.cli import DONE, answer
 from researcher.cli.request import seconds
 from researcher.conduct import interim_report
-from researcher.describe import carrier, plan_lines
+from researcher.describe import plan_lines
 from researcher.executor.cleanup import end_left_of
 from researcher.gates import Amendment, amend, answer_gate
 from researcher.halts import STOPPED_ON_REQUEST, STOPPED_UNPLANNED

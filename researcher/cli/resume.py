@@ -14,6 +14,7 @@ from foundation import logs
 from foundation.clock import SystemClock
 from foundation.commandline import UsageError
 from foundation.streams import read_or_not
+from researcher.attendance import carrier
 from researcher.cli import DONE, FAILED, WAITING, Interrupted, answer, say, say_json
 from researcher.cli.clients import check_cluster
 from researcher.cli.request import check_addresses, teller
@@ -39,7 +40,7 @@ def detach(home: Home, study_id: str, plan: Plan, *, as_json: bool) -> int:
     """Hand the study to the daemon, and say so."""
     hand_over(home, study_id, plan)
     document = {"study": study_id, "hash": plan.digest(), "log": home.studies / study_id / "daemon.log"}
-    return answer(as_json, document, f"{study_id}: the daemon carries it on; `researcher watch {study_id}` follows it")
+    return answer(as_json, document, f"{study_id}: {carrier()}; `researcher watch {study_id}` follows it")
 
 
 def hand_over(home: Home, study_id: str, plan: Plan) -> None:

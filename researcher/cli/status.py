@@ -12,8 +12,9 @@ from typing import Any
 from foundation.clock import SystemClock
 from foundation.commandline import UsageError
 from foundation.streams import one_line
+from researcher.attendance import goes_on, unattended
 from researcher.cli import DONE, FAILED, OUT_OF_BUDGET, WAITING, answer, say, say_json
-from researcher.describe import event_text, plan_lines, repair_lines, unattended, when
+from researcher.describe import event_text, plan_lines, repair_lines, when
 from researcher.gates import waits_for_an_answer
 from researcher.home import Home, open_home
 from researcher.instruments.instrument import HELDOUT_REWARD, HELDOUT_SUCCESS
@@ -224,15 +225,15 @@ def _trial_line(trial: TrialRecord) -> str:
 
 
 def exit_code(home: Home, study: StudyRecord) -> int:
-    """Exit code for the study's state. Stopped by a person is fine here; `start` and `resume` fail then. A study
-    without a worker is waiting.
+    """Exit code for the study's state. Stopped by a person is fine here; `start` and `resume` fail then. One that nobody works on
+    is waiting, unless a living daemon goes on with it.
     """
     if study.status is StudyStatus.STOPPED:
         spent = home.store.journal.last(study.id, OVER_BUDGET)
         return OUT_OF_BUDGET if spent is not None and spent.detail["because"] == study.reason else DONE
     if study.status.ended:
         return FAILED if study.status is StudyStatus.FAILED else DONE
-    return WAITING if study.status is StudyStatus.WAITING or home.worker(study.id) is None else DONE
+    return DONE if home.worker(study.id) is not None or goes_on(home, study) else WAITING
 
 
 _CURVES = ("reward_mean", HELDOUT_REWARD, HELDOUT_SUCCESS)

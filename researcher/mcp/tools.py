@@ -422,7 +422,7 @@ TOOLS = (
     _tool(
         *("status", Status, _status),
         "How a study is doing: status, trials, decisions, verdicts, budget, and what it waits for. exit_code is that of "
-        "`researcher status`: 0 done or worked on, 1 failed, 3 waiting, 4 out of budget. `wait_s` waits for a change.",
+        "`researcher status`: 0 done, worked on or in a living daemon's care, 1 failed, 3 a person has to do something, 4 out of budget. `wait_s` waits for a change.",
     ),
     _tool(*("curves", Curves, _curves), "Learning curves of a study's trials by step, also while they train."),
     _tool(

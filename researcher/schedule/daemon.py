@@ -51,6 +51,8 @@ _QUIET_S = 900.0
 _AHEAD_S = 8 * 86_400.0
 """Farther ahead no alarm is set for."""
 _KNOCK_S = 0.1
+STARTING_S = 15.0
+"""How long a daemon may take to start."""
 _PLANNED_S = 600.0
 """A study whose plan was not frozen by then was given up by the one who planned it."""
 _children: list[subprocess.Popen[bytes]] = []
@@ -309,8 +311,13 @@ def _lock_file() -> Path:
 
 
 def ensure_daemon() -> None:
-    """Start a daemon in the background, unless one runs already. It ends when no study is left in its care."""
-    _spawn(["daemon", "--until-idle"], user_data_dir() / "daemon.log")
+    """Start a daemon in the background, unless one runs already, and wait until it lives: whoever looks next finds it. It ends when no
+    study is left in its care.
+    """
+    child = _spawn(["daemon", "--until-idle"], user_data_dir() / "daemon.log")
+    until = time.monotonic() + STARTING_S
+    while child.poll() is None and not daemon_lives() and time.monotonic() < until:
+        time.sleep(_KNOCK_S)
 
 
 def _launch(study_id: str) -> None:
@@ -320,7 +327,7 @@ def _launch(study_id: str) -> None:
     _spawn([*command, "resume", study_id, "--scheduled", "--json"], folder / "daemon.log")
 
 
-def _spawn(arguments: list[str], log: Path) -> None:
+def _spawn(arguments: list[str], log: Path) -> subprocess.Popen[bytes]:
     with log.open("ab") as opened:
         child = subprocess.Popen(
             [sys.executable, "-m", "researcher.main", *arguments],
@@ -331,6 +338,7 @@ def _spawn(arguments: list[str], log: Path) -> None:
             start_new_session=True,
         )
     _children.append(child)
+    return child
 
 
 def _jobs_table() -> str:

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from researcher.attendance import of_campaign
 from researcher.campaign.people import open_question
 from researcher.campaign.report import Branch, CampaignPage, Step, campaign_page
 from researcher.campaign.seen import StudySeen, View
-from researcher.describe import carrier
 from researcher.home import Home
 from researcher.instruments.levels import level_text
 from researcher.models import CampaignEvent, CampaignRecord, CampaignStatus, StudyStatus
@@ -144,11 +144,7 @@ class CampaignSheets:
         """Who goes on with a campaign that nobody works on; "" where that is no question."""
         if record.status.ended or self._home.worker(record.id):
             return ""
-        command = f"researcher campaign resume {record.id}"
-        who = carrier(command=command) if record.schedule.get("carried") and not record.pause_requested else ""
-        if asks:
-            return f"{who} once there is an answer" if who else "nobody works on it until there is an answer"
-        return who or f"nobody works on it; `{command}` goes on"
+        return of_campaign(self._home, record, asks=asks).text
 
 
 _MOST_EFFECTS = 40

@@ -14,7 +14,8 @@ from foundation.clock import Clock
 from foundation.logs import redact
 from researcher.analysis.sentinel_findings import SentinelFinding
 from researcher.analysis.sentinels import inspect
-from researcher.describe import carrier, event_text, unattended, when
+from researcher.attendance import carrier, unattended
+from researcher.describe import event_text, when
 from researcher.gates import answer_text, waits_for_an_answer
 from researcher.home import Home
 from researcher.models import (

@@ -14,7 +14,7 @@ import pytest
 from foundation.clock import ManualClock
 from researcher.home import DATABASE
 from researcher.main import main
-from researcher.schedule.daemon import Carrier
+from researcher.schedule.daemon import Carrier, only_daemon
 from tests.fakes.campaign import MadeUpCampaign
 
 Capture = pytest.CaptureFixture[str]
@@ -151,6 +151,18 @@ def test_the_daemon_goes_on_once_a_person_has_answered(waiting: MadeUpCampaign, 
     said(capsys, 0, "approve")
     carrier.look()
     assert launched == [waiting.id]
+
+
+def test_an_answered_one_waits_for_nobody_while_a_daemon_lives(waiting: MadeUpCampaign, capsys: Capture) -> None:
+    command = f"researcher campaign resume {waiting.id}"
+    with only_daemon():
+        assert said(capsys, 3, "status")["goes_on"] == "the daemon goes on with it once there is an answer"
+        said(capsys, 0, "approve")
+        assert said(capsys, 0, "status")["goes_on"] == "the daemon goes on with it"
+    assert (
+        said(capsys, 3, "status")["goes_on"]
+        == f"no daemon runs here: `researcher daemon` or `{command}` goes on with it"
+    )
 
 
 def test_a_topic_makes_a_goal(home: Path, capsys: Capture) -> None:

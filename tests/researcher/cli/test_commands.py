@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from argparse import Namespace
 from contextlib import nullcontext
 from dataclasses import replace
@@ -41,6 +42,7 @@ from researcher.models import OVER_BUDGET, Claim, Event, LlmCall, ReportSeal, St
 from researcher.ownership import this_process
 from researcher.report.writer import wording
 from researcher.schedule.daemon import only_daemon
+from researcher.schedule.timetable import Timetable
 from researcher.store.store import Store
 from researcher.view import JsonView, LiveView, PlainView, StudyPicture, view_for
 from swarm.client.sync import SwarmClient
@@ -49,6 +51,7 @@ from swarm.protocol.runspec import RunSpec
 from tests.fakes.example_plan import ARMS, example_plan
 from tests.fakes.repeat_study import FOLDER
 from tests.fakes.shown_study import at_gate, meet_gate, opened, running
+from tests.fakes.shown_study import planned as shown_planned
 
 TOPIC = "Does a learning rate of 4e-5 learn sums faster than 1e-5?"
 ASKED = ["start", "--instrument", "arithmetic", "--vary", "learning_rate=1e-5,1e-4", "--claim", "increase"]
@@ -367,7 +370,7 @@ def test_a_study_that_the_daemon_carries_is_watched_before_it_begins_and_between
     monkeypatch.setattr(status, "_LOOK_EVERY_S", 0.05)
     store = Store.open()
     store.studies.set_status(study, StudyStatus.WAITING, "waits for its next window")
-    store.studies.save_schedule(study, {"timetable": {"zone": "UTC"}, "carried": True})
+    store.studies.save_schedule(study, {"timetable": closed(), "carried": True})
     with only_daemon() as alone:
         assert alone
         ending = Timer(0.5, store.studies.set_status, (study, StudyStatus.DONE, "one stage"))
@@ -814,13 +817,48 @@ def test_a_study_in_the_daemons_care_says_whether_there_is_one(
     store.studies.save_schedule(study, {"timetable": {"zone": "UTC", **timetable}, "carried": True})
     store.close()
     with only_daemon() if daemon else nullcontext():
-        assert main(["status", study]) == WAITING
+        assert main(["status", study]) == (0 if daemon else WAITING)
     said = capsys.readouterr().out
     assert (f"the daemon {goes_on}" in said, f"{NO_DAEMON}{goes_on}" in said) == (daemon, not daemon)
     if not daemon:
         assert main(["watch", study]) == WAITING
         said = capsys.readouterr().out
         assert (said.count(goes_on), said.count(NO_DAEMON)) == (1, 1)
+
+
+def closed() -> dict[str, Any]:
+    """A timetable whose window is hours away."""
+    hour = time.gmtime().tm_hour
+    window = f"{(hour + 11) % 24:02}:00-{(hour + 12) % 24:02}:00"
+    return Timetable.of([window], None, time.time(), zone="UTC").model_dump(mode="json")
+
+
+@pytest.mark.parametrize("rests", ["planned", "window", "gate", "answered", "paused", "stuck"])
+def test_only_what_a_person_has_to_see_to_waits_by_its_exit_code_beside_a_daemon(
+    rests: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found, _ = opened(user_data_dir())
+    store = found.store
+    study = at_gate(store) if rests in ("gate", "answered") else shown_planned(store)
+    store.studies.save_schedule(
+        study, {"timetable": closed() if rests == "window" else {"zone": "UTC"}, "carried": True}
+    )
+    if rests == "answered":
+        main(["approve", study])
+    elif rests == "paused":
+        store.studies.request_pause(study)
+    elif rests == "window":
+        store.studies.set_status(study, StudyStatus.WAITING, "waits for its next window")
+    elif rests == "stuck":
+        store.studies.set_status(study, StudyStatus.WAITING, "http://a:1 does not answer")
+    capsys.readouterr()
+    with only_daemon():
+        assert main(["status", study]) == (WAITING if rests in ("gate", "paused", "stuck") else 0)
+        said = capsys.readouterr().out
+        assert ("see to what it waits for" in said) == (rests == "stuck")
+        assert "no daemon runs here" not in said
+    assert main(["status", study]) == WAITING
+    store.close()
 
 
 def test_a_plan_that_is_amended_after_its_answer_waits_for_another(capsys: pytest.CaptureFixture[str]) -> None:

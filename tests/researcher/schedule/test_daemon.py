@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import datetime
@@ -14,10 +16,11 @@ import pytest
 from foundation.clock import ManualClock
 from researcher.models import Answer, StudyStatus
 from researcher.ownership import this_process
-from researcher.schedule.daemon import Carrier, carry, daemon_lives, only_daemon
+from researcher.schedule.daemon import Carrier, carry, daemon_lives, ensure_daemon, only_daemon
 from researcher.schedule.timetable import Timetable
 from researcher.store.store import Store
 from tests.fakes.postgres import postgres
+from tests.fakes.shown_study import planned
 from tests.fakes.study import study_plan
 
 _ZONE = "Europe/Berlin"
@@ -229,6 +232,23 @@ def test_another_database_has_a_daemon_of_its_own(tmp_path: Path, monkeypatch: p
         with only_daemon() as alone:
             assert alone
             assert daemon_lives()
+
+
+def test_whoever_looks_after_a_study_was_handed_over_finds_a_daemon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RESEARCHER_HOME", str(tmp_path))
+    monkeypatch.delenv("RESEARCHER_DATABASE_URL", raising=False)
+    store = Store.open()
+    study = planned(store)
+    store.studies.request_pause(study)
+    table = Timetable.of([], None, 0.0, zone=_ZONE)
+    store.studies.save_schedule(study, {"timetable": table.model_dump(mode="json"), "carried": True})
+    ensure_daemon()
+    assert daemon_lives()
+    [lock] = tmp_path.glob("daemon-*.lock")
+    os.kill(int(lock.read_text()), signal.SIGTERM)
+    store.close()
 
 
 @pytest.mark.parametrize("rests", ["window", "pause", "gate", "ended"])

@@ -1,0 +1,122 @@
+"""Who goes on with a study or a campaign that nobody works on: the daemon by itself, or a person with a command."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from researcher.describe import when
+from researcher.home import Home
+from researcher.models import CampaignRecord, CampaignStatus, StudyRecord, StudyStatus
+from researcher.schedule.timetable import Timetable
+
+_CAMPAIGN_ANSWERS = ("approved", "vetoed", "told", "answered", "amended")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attendance:
+    """A study or campaign that nobody works on.
+
+    command: what continues it here. asks: it waits for a person's answer. rests_since: when it came to rest; None where it did not, or
+    where a person has answered since. schedule: as it is stored; None: nobody has scheduled it.
+    """
+
+    command: str
+    asks: bool
+    pause_requested: bool
+    rests_since: float | None
+    schedule: dict[str, Any] | None
+
+    @property
+    def carried(self) -> bool:
+        """Whether it is in a daemon's care."""
+        return bool(self.schedule and self.schedule.get("carried")) and not self.pause_requested
+
+    @property
+    def text(self) -> str:
+        """Who will continue it, and when."""
+        if self.asks and not self.carried:
+            return "nobody works on it until there is an answer"
+        if self.asks:
+            return f"{carrier(command=self.command)} once there is an answer"
+        if self.schedule is None or not self.carried:
+            return f"nobody works on it; `{self.command}` goes on"
+        now = time.time()
+        opening = Timetable.of_record(self.schedule).next_opening(now)
+        if opening is None:
+            return f"its days are over; {carrier('ends', self.command)}"
+        if opening > now:
+            return f"{carrier(command=self.command)} at {when(opening)}"
+        return (
+            f"{carrier('tries', self.command)} again; see to what it waits for"
+            if self._stuck
+            else carrier(command=self.command)
+        )
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether a living daemon continues it, and no person has to do anything."""
+        return self.carried and not self.asks and not self._stuck and _daemon_lives()
+
+    @property
+    def _stuck(self) -> bool:
+        """Whether it came to rest while it might have worked: it could not go on, as where no server is left."""
+        if self.rests_since is None or self.schedule is None:
+            return False
+        return Timetable.of_record(self.schedule).open(self.rests_since)
+
+
+def of_study(home: Home, study: StudyRecord) -> Attendance:
+    """Of a study whose plan is frozen."""
+    gate = home.store.gates.open(study.id)
+    rests = study.status is StudyStatus.WAITING and (gate is None or gate.answer is None)
+    return Attendance(
+        command="researcher resume",
+        asks=gate is not None and gate.answer is None,
+        pause_requested=study.pause_requested,
+        rests_since=study.updated_at if rests else None,
+        schedule=home.store.studies.schedule(study.id),
+    )
+
+
+def of_campaign(home: Home, record: CampaignRecord, *, asks: bool) -> Attendance:
+    """asks: it waits for a person's answer."""
+    rests = record.status is CampaignStatus.WAITING and not any(
+        event.kind in _CAMPAIGN_ANSWERS and event.at >= record.updated_at
+        for event in home.store.campaigns.events(record.id)
+    )
+    return Attendance(
+        command=f"researcher campaign resume {record.id}",
+        asks=asks,
+        pause_requested=record.pause_requested,
+        rests_since=record.updated_at if rests else None,
+        schedule=record.schedule,
+    )
+
+
+def unattended(home: Home, study: StudyRecord) -> str:
+    """Who will continue a study that has no worker, and when."""
+    if study.plan_version is None:
+        return "nobody works on it, and it has no plan: `researcher start` asks anew, `researcher stop` ends this one"
+    return of_study(home, study).text
+
+
+def goes_on(home: Home, study: StudyRecord) -> bool:
+    """Whether a study that has no worker goes on without a person."""
+    return study.plan_version is not None and of_study(home, study).goes_on
+
+
+def carrier(does: str = "goes on with", command: str = "researcher resume") -> str:
+    """Who continues a study in the daemon's care: the daemon, or, if none runs, the command that starts one. does: another verb.
+
+    command: what continues it here.
+    """
+    who = "the daemon" if _daemon_lives() else f"no daemon runs here: `researcher daemon` or `{command}`"
+    return f"{who} {does} it"
+
+
+def _daemon_lives() -> bool:
+    from researcher.schedule.daemon import daemon_lives  # APScheduler takes longer to import than a list takes
+
+    return daemon_lives()
