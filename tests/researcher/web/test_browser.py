@@ -257,7 +257,7 @@ def test_a_campaign_is_begun_by_keyboard_on_a_narrow_screen(
     home, _ = opened(tmp_path / "home")
     monkeypatch.setenv("RESEARCHER_HOME", str(home.root))
     monkeypatch.delenv("RESEARCHER_DATABASE_URL", raising=False)
-    with only_daemon(), served(home.root) as address:  # the one that the page starts ends, as there is one
+    with only_daemon(), served(home.root) as address:  # the one that the page starts waits, and finds nothing to do
         tab = chrome.tab()
         tab.width(360)
         tab.go(f"{address}/campaigns")
@@ -289,5 +289,7 @@ def test_a_campaign_is_begun_by_keyboard_on_a_narrow_screen(
         tab.wait("document.querySelector('h1')?.innerText === 'sums'")
         assert tab.run("location.pathname").startswith("/campaigns/ca-")
         _fits(tab)
+        assert researcher(home.root, "campaign", "stop") == 0
+        tab.wait("document.body.innerText.includes('stopped')")
         _harmless(tab)
     home.store.close()
