@@ -7,7 +7,7 @@ import itertools
 import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 from foundation.nearest import nearest
@@ -16,13 +16,30 @@ _NEGATIVE = re.compile(r"-[\d.]")
 _LONG_OPTION = re.compile(r"--[a-z][a-z-]*")
 
 
+USAGE = "usage"
+"""Code of an error in the command line itself."""
+
+
 class UsageError(Exception):
-    """The command line cannot be understood; the message is one line that says what to do."""
+    """The command line cannot be understood; the message is one line that says what to do.
+
+    nearest: names that may have been meant. code: what programs branch on.
+    """
+
+    def __init__(self, message: str, nearest: Iterable[str] = (), *, code: str = USAGE) -> None:
+        super().__init__(message)
+        self.nearest = tuple(nearest)
+        self.code = code
+
+
+def error_line(text: str, *, code: str, nearest: Iterable[str] = ()) -> str:
+    """An error as `--json` prints it on standard error: one line of JSON."""
+    return json.dumps({"error": text, "code": code, "nearest": list(nearest)}) + "\n"
 
 
 class Parser(argparse.ArgumentParser):
     """argparse that refuses abbreviations and names what was probably meant. Exits with 2 and one line on errors, which is
-    JSON where `--json` was given: `{"error", "nearest"}`."""
+    JSON where `--json` was given: `{"error", "code", "nearest"}`."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         kwargs.setdefault("allow_abbrev", False)
@@ -46,7 +63,7 @@ class Parser(argparse.ArgumentParser):
 
     def _end(self, message: str, hint: str, guess: str | None) -> NoReturn:
         if self._as_json:
-            sys.stderr.write(json.dumps({"error": message + hint, "nearest": [guess] if guess else []}) + "\n")
+            sys.stderr.write(error_line(message + hint, code=USAGE, nearest=[guess] if guess else []))
         else:
             sys.stderr.write(f"{self.prog}: {message}{hint}; see `{self.prog} --help`\n")
         raise SystemExit(2)

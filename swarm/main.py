@@ -9,12 +9,11 @@ from __future__ import annotations
 import argparse
 import errno
 import importlib
-import json
 import sys
 from collections.abc import Sequence
 from typing import Any
 
-from foundation.commandline import Parser, UsageError
+from foundation.commandline import Parser, UsageError, error_line
 from foundation.imports import advice
 from foundation.streams import read_or_not, silence
 from swarm.cli.parser import add_commands
@@ -68,11 +67,10 @@ def _named(function: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-def _fail(args: argparse.Namespace, error: Exception, code: int) -> int:
+def _fail(args: argparse.Namespace, error: UsageError | SwarmError, code: int) -> int:
     text = " ".join(str(error).split())
     if getattr(args, "json", False):
-        document = {"error": text, "code": str(getattr(error, "code", "")) or None}
-        sys.stderr.write(json.dumps(document) + "\n")
+        sys.stderr.write(error_line(text, code=str(error.code), nearest=error.nearest))
     else:
         words = [args.command, getattr(args, f"{args.command}_command", None)]
         sys.stderr.write(f"swarm {' '.join(word for word in words if word)}: {text}\n")

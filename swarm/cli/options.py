@@ -23,6 +23,7 @@ from swarm.cli.parser import DEFAULT_URL
 from swarm.client import NotASwarmServer, Patience, Task
 from swarm.client.sync import SwarmClient
 from swarm.client.wire import checked_token, checked_url
+from swarm.protocol.errors import ErrorCode
 
 Choice = TypeVar("Choice", bound=StrEnum)
 Model = TypeVar("Model", bound=BaseModel)
@@ -88,7 +89,9 @@ def task_of(args: argparse.Namespace) -> Task:
         document["metadata"] = option_json(args.metadata, "--metadata")
     unknown = sorted(set(document) - _TASK_FIELDS)
     if unknown or not isinstance(document["metadata"], dict):
-        raise UsageError(f"a task has id, query and metadata (an object){f', not {unknown[0]}' if unknown else ''}")
+        meant = [guess for name in unknown if (guess := nearest(name, _TASK_FIELDS))]
+        found = f", not {unknown[0]}" if unknown else ""
+        raise UsageError(f"a task has id, query and metadata (an object){found}", meant)
     if not str(document["id"]):
         raise UsageError("the task's id is empty; give one, or leave --task-id out")
     return Task(id=str(document["id"]), query=str(document["query"]), metadata=document["metadata"])
@@ -159,9 +162,10 @@ def valid(model: type[Model], document: dict[str, Any], assignments: Sequence[st
         given = {path: text for path, _, text in (assignment.partition("=") for assignment in assignments)}
         texts = {".".join(map(str, item["loc"])) for item in error.errors() if item["type"] == "string_type"}
         meant = {path: text for path, text in given.items() if path in texts}
-        raise UsageError(
-            "; ".join(f"{fault}{_as_text(fault.field, meant)}" for fault in explain(error, model))
-        ) from error
+        faults = explain(error, model)
+        words = "; ".join(f"{fault}{_as_text(fault.field, meant)}" for fault in faults)
+        near = [fault.nearest for fault in faults if fault.nearest]
+        raise UsageError(words, near, code=ErrorCode.INVALID_SPEC) from error
 
 
 def _as_text(path: str, given: Mapping[str, str]) -> str:
@@ -179,7 +183,7 @@ def choice(kind: type[Choice], option: str, text: str | None) -> Choice | None:
     if text not in known:
         guess = nearest(text, known)
         hint = f"did you mean {guess}?" if guess else f"one of {', '.join(known)}"
-        raise UsageError(f"{option} {text!r} is unknown ({hint})")
+        raise UsageError(f"{option} {text!r} is unknown ({hint})", [guess] if guess else [])
     return kind(text)
 
 

@@ -105,7 +105,8 @@ def _member(module: ModuleType, name: str, source: str) -> Rollout:
     found = getattr(module, name, None)
     if found is None:
         guess = nearest(name, [other for other in vars(module) if not other.startswith("_")])
-        raise WorkflowFault(f"{source} has no {name!r}" + (f" (did you mean {guess!r}?)" if guess else ""))
+        hint = f" (did you mean {guess!r}?)" if guess else ""
+        raise WorkflowFault(f"{source} has no {name!r}{hint}", nearest=[guess] if guess else [])
     return _checked(found, f"{source}:{name}")
 
 

@@ -81,7 +81,10 @@ def _hub_repository(name: str) -> KnownModel:
         return KnownModel(name=name, hub=HubSource(repo=name, folder=catalogue.hub_folder(name)))
     guess = nearest(name.lower(), catalogue.known_names())
     hint = f"did you mean {guess!r}?" if guess else f"known names: {', '.join(catalogue.known_names())}."
-    raise ModelUnavailable(f"there is no model or folder {name!r}; {hint} Else give a folder, or a hub name OWNER/NAME")
+    raise ModelUnavailable(
+        f"there is no model or folder {name!r}; {hint} Else give a folder, or a hub name OWNER/NAME",
+        nearest=[guess] if guess else [],
+    )
 
 
 def _cached(known: KnownModel, cache: Path) -> ModelFolder | None:

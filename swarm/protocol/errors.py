@@ -7,6 +7,8 @@ SwarmError
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -52,17 +54,33 @@ HTTP_STATUS: dict[ErrorCode, int] = {
 
 
 class SwarmError(Exception):
-    """Anything that this product raises on purpose. cause: who lost an attempt that it ended; None if unknown."""
+    """Anything that this product raises on purpose.
 
+    code: what callers branch on: one of `ErrorCode` for a refusal, else the name of the error (`server_unreachable`).
+    cause: who lost an attempt that it ended; None if unknown. nearest: names that may have been meant.
+    """
+
+    code: str = "failed"
     cause: ClassVar[Cause | None] = None
+
+    def __init__(self, *words: object, nearest: Iterable[str] = ()) -> None:
+        super().__init__(*words)
+        self.nearest = tuple(nearest)
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "code" not in vars(cls):
+            cls.code = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", cls.__name__).lower()
 
 
 class Refusal(SwarmError):
     """The server will not do it. `detail` says what to do next; `fields` belong to the code."""
 
     def __init__(self, code: ErrorCode, detail: str, **fields: Any) -> None:
-        super().__init__(detail)
-        self.code = code
+        errors = fields.get("errors")
+        faults = [each for each in errors if isinstance(each, dict)] if isinstance(errors, list) else []
+        super().__init__(detail, nearest=[str(each["nearest"]) for each in faults if each.get("nearest")])
+        self.code: ErrorCode = code
         self.detail = detail
         self.fields = fields
 

@@ -137,6 +137,37 @@ def test_an_error_is_one_clear_line(
     assert captured.out == ""
 
 
+@pytest.mark.parametrize(
+    ("arguments", "exit_code", "code", "nearest"),
+    [
+        (["run", "start", "--set", "optimizer.learning_rat=1"], 2, "invalid_spec", ["optimizer.learning_rate"]),
+        (["run", "start", "--set", "batch.rule=task"], 2, "invalid_spec", ["tasks"]),
+        (["run", "start", "--set", "optimizer"], 2, "usage", []),
+        (["run", "status", "--watsh"], 2, "usage", ["--watch"]),
+        (["episode", "clam"], 2, "usage", ["claim"]),
+        (["ledger", "--reason", "ecpired"], 2, "usage", ["expired"]),
+        (["try", "json:dumps", "--task", '{"query": "q", "metdata": {}}'], 2, "usage", ["metadata"]),
+        (["try", "json:dumpz", "--task", "x"], 1, "workflow_fault", ["dump"]),
+        (["models", "get", "smolm2-135m"], 1, "model_unavailable", ["smollm2-135m"]),
+        (["run", "status", "--url", "http://127.0.0.1:9"], 1, "server_unreachable", []),
+    ],
+)
+def test_an_error_as_json_has_a_code_and_the_names_that_may_have_been_meant(
+    arguments: list[str], exit_code: int, code: str, nearest: list[str], capsys: Capture
+) -> None:
+    assert swarm(*arguments, "--json") == exit_code
+    said = json.loads(capsys.readouterr().err)
+    assert said["error"]
+    assert (said["code"], said["nearest"]) == (code, nearest)
+
+
+def test_what_a_server_refuses_has_the_names_that_may_have_been_meant(server: ServerProcess, capsys: Capture) -> None:
+    assert swarm("run", "start") == 0
+    assert swarm("run", "patch", "--set", "optimizer.learning_rat=1", "--json") == 2
+    said = json.loads(capsys.readouterr().err)
+    assert (said["code"], said["nearest"]) == ("invalid_spec", ["optimizer.learning_rate"])
+
+
 def test_options_of_a_claim_win_over_its_document(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     document = {"task_id": "t", "run_id": "r", "idle_limit_s": 6, "max_episode_s": 6, "wait_s": 6}
     for name in ("idle_limit_s", "max_episode_s", "wait_s"):
