@@ -17,6 +17,8 @@ from researcher.main import parser as researcher_parser
 from researcher.mcp.tools import TOOLS
 from researcher.study.file import checked_spec, read_study_text
 from swarm.main import parser as swarm_parser
+from tests.reader_fixture import Reader
+from tests.reader_fixture import blocks as reader_blocks
 
 ROOT = Path(__file__).resolve().parents[1]
 SKILLS = sorted((ROOT / "skills").glob("*/SKILL.md"))
@@ -112,6 +114,24 @@ def test_whole_command_lines_are_understood() -> None:
                 program, *words = shlex.split(part, comments=True)
                 if program in PARSERS:
                     assert isinstance(PARSERS[program].parse_args(words), argparse.Namespace)
+
+
+NEEDS_A_MODEL = ("swarm models", "swarm serve --plan", "swarm chat")
+
+
+def test_its_client_is_tried_and_played_as_the_training_skill_says(reader: Reader) -> None:
+    """On the echo engine, which needs no model and exports none."""
+    _, body = parts(ROOT / "skills" / "swarm-training" / "SKILL.md")
+    client = next(block for block in reader_blocks(body) if block.file)
+    assert client.file == "client.py"
+    reader.types("swarm serve --engine echo")
+    reader.writes(client.file, client.text)
+    for line in blocks(body, "bash")[0].splitlines():
+        if not line.startswith((*NEEDS_A_MODEL, "swarm serve")):
+            reader.types(line)
+    said = {" ".join(command.split()[:2]): text for command, text in reader.said}
+    assert "\nreward 0" in said["swarm try"]
+    assert "run_over=True" in said["python client.py"]
 
 
 def test_every_tool_is_named_and_every_name_is_a_tool() -> None:

@@ -50,10 +50,10 @@ CAUSE_ADVICE: dict[Cause, str] = {
     Cause.NETWORK: "client and server could not reach each other: check the connection; the tasks were offered again",
     Cause.CLIENT: "it crashed, was killed or fell silent: look at its log and its memory; a task that it died on three times "
     "is set aside",
-    Cause.ROLLOUT: "the agent raised an exception, gave up, or never called the model: read its last traceback below, mend the "
-    "agent, start it again",
-    Cause.GRADER: "it raised an exception, gave no number, exited with an error or ran out of time: mend the grader; the agent "
-    "is not to blame",
+    Cause.ROLLOUT: "it raised an exception, gave up, returned no reward, or its agent failed or never called the model: read "
+    "its last words below, mend it, start it again",
+    Cause.GRADER: "it raised an exception, gave no finite number, exited with an error or ran out of time: mend the grader; "
+    "the agent is not to blame",
     Cause.LIMIT: "they took longer than a limit (max_episode_s, max_call_s, --timeout, or the agent's own for an answer): raise the one that their last words name, or make episodes shorter",
     Cause.PERSON: "a person declined them or stopped the client; the tasks were offered again",
 }

@@ -226,7 +226,8 @@ def _path(text: str) -> Path:
 
 def _try(commands: _Commands) -> None:
     parser = _add(commands, "try", "attempt:try_rollout", "run a rollout once, without training")
-    parser.add_argument("rollout", metavar="MODULE:FUNCTION", help="or path/to/file.py:function")
+    text = "or path/to/file.py:function; a plain or an async function of (episode, task)"
+    parser.add_argument("rollout", metavar="MODULE:FUNCTION", help=text)
     _add_task(parser, required=True, default_id="try")
     parser.add_argument("--temperature", type=float, help="in the episode's `sampling` (default: the run's own)")
     _add_connection(parser)

@@ -23,7 +23,6 @@ from swarm.client.episode import Episode
 from swarm.client.errors import (
     InvalidSpec,
     LeaseLost,
-    NoReward,
     NotFound,
     OverLimit,
     RolloutsFailing,
@@ -375,13 +374,16 @@ def _given_up(episode: Episode, reason: str | None = None, cause: Cause | None =
 
 
 def end_with(episode: Episode, outcome: Outcome | float | None) -> None:
-    """End an episode with what its rollout returned. Raises: TypeError if it returned nothing, NoReward if that is not a reward."""
+    """End an episode with what its rollout returned.
+
+    Raises: TypeError if that is no reward at all, which is the rollout's failure; NoReward if it is not a finite number, which is the grader's.
+    """
     if outcome is None:
         if not episode.ended:
-            raise TypeError("the rollout returned None without calling episode.end; return an Outcome")
+            raise TypeError("the rollout returned None without calling episode.end; return a number or an Outcome")
     elif isinstance(outcome, Outcome):
         episode.end(reward=outcome.reward, success=outcome.success, metrics=outcome.metrics, despite=outcome.despite)
-    elif isinstance(outcome, int | float):
+    elif isinstance(outcome, int | float) and not isinstance(outcome, bool):
         episode.end(reward=outcome)
     else:
-        raise NoReward(f"the rollout must return an Outcome or a number, not {type(outcome).__name__}")
+        raise TypeError(f"the rollout must return a number or an Outcome, not {outcome!r:.80}")

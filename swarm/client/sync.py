@@ -135,6 +135,21 @@ class LoopThread:
         concurrent.futures.wait([future for future, _ in running], LEAVING_S)
 
 
+class RunningLoop:
+    """The event loop that runs already, for the threads in which it plays plain functions."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+
+    def call(self, work: Callable[[], Awaitable[T]]) -> T:
+        """The result of `work`. For other threads than the loop's own."""
+
+        async def run() -> T:
+            return await work()
+
+        return asyncio.run_coroutine_threadsafe(run(), self._loop).result()
+
+
 def _blocking(
     method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[Any, P], T]:
@@ -254,7 +269,7 @@ class SwarmClient:
 class Episode:
     """An episode as a context manager: `base_url`, `api_key`, `end(reward=...)`. An exception aborts it."""
 
-    def __init__(self, inner: episodes.Episode, thread: LoopThread) -> None:
+    def __init__(self, inner: episodes.Episode, thread: LoopThread | RunningLoop) -> None:
         self.inner = inner
         self.thread = thread
 
@@ -331,7 +346,7 @@ class Team:
     `ep["planner"].base_url`, `.api_key`: where that member's agent finds its model.
     """
 
-    def __init__(self, inner: AsynchronousTeam, thread: LoopThread) -> None:
+    def __init__(self, inner: AsynchronousTeam, thread: LoopThread | RunningLoop) -> None:
         self.inner = inner
         self.thread = thread
 
@@ -461,7 +476,16 @@ class _SizedStream(_Stream):
         return len(self._tasks)
 
 
-def _in_threads(rollout: SyncRollout, thread: LoopThread) -> Rollout:
+def plain_rollout(rollout: SyncRollout) -> Rollout:
+    """A plain function as a rollout of the asynchronous client. Each attempt has a thread of its own, as in `run_tasks` here."""
+
+    async def play(inner: episodes.Episode, task: Task) -> Outcome | float | None:
+        return await _in_threads(rollout, RunningLoop())(inner, task)
+
+    return play
+
+
+def _in_threads(rollout: SyncRollout, thread: LoopThread | RunningLoop) -> Rollout:
     async def play(inner: episodes.Episode, task: Task) -> Outcome | float | None:
         with contextlib.closing(DaemonThread("the rollout")) as playing:
             return await asyncio.wrap_future(playing.begin(functools.partial(rollout, Episode(inner, thread), task)))

@@ -52,16 +52,21 @@ def workflow_of(module: ModuleType, where: str) -> Workflow:
     for name in ("tasks", "rollout"):
         if not callable(getattr(module, name, None)):
             raise WorkflowFault(f"{where} defines no function {name!r}")
+    if not inspect.iscoroutinefunction(module.rollout):
+        raise WorkflowFault(f"{where}: rollout must be `async def rollout(episode, task)`")
     return Workflow(
         tasks=module.tasks,
-        rollout=_checked(module.rollout, where),
+        rollout=module.rollout,
         close=getattr(module, "close", None),
         meet=getattr(module, "meet", None),
     )
 
 
 def load_rollout(reference: str) -> Rollout:
-    """`module:function` or `file.py:function`. Raises: WorkflowFault; whatever the module itself raises."""
+    """`module:function` or `file.py:function`; a plain function is played in a thread, as the synchronous client plays it.
+
+    Raises: WorkflowFault; whatever the module itself raises.
+    """
     source, _, name = reference.rpartition(":")
     if not source or not name or (source.startswith(".") and not source.endswith(".py")):
         raise WorkflowFault(f"{reference!r} is not the name of a rollout; write module:function or file.py:function")
@@ -107,10 +112,11 @@ def _member(module: ModuleType, name: str, source: str) -> Rollout:
         guess = nearest(name, [other for other in vars(module) if not other.startswith("_")])
         hint = f" (did you mean {guess!r}?)" if guess else ""
         raise WorkflowFault(f"{source} has no {name!r}{hint}", nearest=[guess] if guess else [])
-    return _checked(found, f"{source}:{name}")
+    if inspect.iscoroutinefunction(found):
+        asynchronous: Rollout = found
+        return asynchronous
+    if not callable(found):
+        raise WorkflowFault(f"{source}:{name} is no function: a rollout is `def {name}(episode, task)`, plain or async")
+    from swarm.client.sync import plain_rollout  # which starts no thread before it is played
 
-
-def _checked(rollout: object, where: str) -> Rollout:
-    if not inspect.iscoroutinefunction(rollout):
-        raise WorkflowFault(f"{where}: rollout must be `async def rollout(episode, task)`")
-    return rollout
+    return plain_rollout(found)

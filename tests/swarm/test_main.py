@@ -429,8 +429,17 @@ async def given_up(episode, task):
 async def half(episode, task):
     raise ValueError("no such tool: \\ud83d")
 
+WORDS = "good"
+
 def plain(episode, task):
-    return 1.0
+    body = {"model": "policy", "messages": [{"role": "user", "content": task.query}]}
+    headers = {"Authorization": f"Bearer {episode.api_key}"}
+    answer = httpx.post(f"{episode.base_url}/chat/completions", json=body, headers=headers).raise_for_status()
+    return 0.75 if answer.json()["choices"] else 0.0
+
+def ended(episode, task):
+    plain(episode, task)
+    episode.end(reward=0.5)
 """
 
 
@@ -456,14 +465,20 @@ def test_a_rollout_is_tried_without_training(tmp_path: Path, capsys: Capture) ->
         assert said in capsys.readouterr().out
     assert swarm("try", f"{tmp_path}/agent.py:nothing", "--task", "x") == 1
     shown = capsys.readouterr().out
-    assert shown.splitlines()[-1] == "the rollout returned None without calling episode.end; return an Outcome"
+    assert (
+        shown.splitlines()[-1] == "the rollout returned None without calling episode.end; return a number or an Outcome"
+    )
     assert "Traceback" not in shown
     assert swarm("try", f"{tmp_path}/agent.py:stored", "--task", "x") == 0
     shown = capsys.readouterr().out
     assert "KeyError: 'after the end'\nthe rollout raised this after it had ended the episode" in shown
     assert shown.splitlines()[-1] == "reward 0.5"
-    assert swarm("try", f"{tmp_path}/agent.py:plain", "--task", "x") == 1
-    assert "async def" in capsys.readouterr().err
+    assert swarm("try", f"{tmp_path}/agent.py:plain", "--task", "x") == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "reward 0.75"
+    assert swarm("try", f"{tmp_path}/agent.py:ended", "--task", "x") == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "reward 0.5"
+    assert swarm("try", f"{tmp_path}/agent.py:WORDS", "--task", "x") == 1
+    assert "is no function: a rollout is `def WORDS(episode, task)`" in capsys.readouterr().err
     tried = answer(capsys, "try", f"{tmp_path}/agent.py:good", "--task", "Repeat hi")
     assert tried["failure"] is None
     assert swarm("trace", tried["trace"]["entry"]["episode_id"]) == 0

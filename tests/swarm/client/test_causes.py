@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
 import pytest
 
-from swarm.client import Cause, EpisodeUnfinished, GraderFailed, SwarmClient, grading, sync, team
+from swarm.client import (
+    Cause,
+    Episode,
+    EpisodeUnfinished,
+    GraderFailed,
+    Outcome,
+    SwarmClient,
+    Task,
+    grading,
+    sync,
+    team,
+)
 from swarm.client.errors import EngineFailed, InvalidSpec, LeaseLost, NoReward, ServerUnreachable, TeamOver
 from swarm.client.join import PersonLeft, TooLate
 from swarm.client.losses import cause_of
@@ -218,6 +230,29 @@ async def test_a_reward_that_is_no_number_is_the_graders_failure(reward: Any) ->
                 episode.end(reward=reward)
     assert isinstance(refused.value, ValueError)
     assert stub.episodes["ep-0"].cause == "grader"
+
+
+@pytest.mark.parametrize(
+    ("returned", "cause"),
+    [
+        (None, "rollout"),
+        ("good", "rollout"),
+        (True, "rollout"),
+        ([1.0], "rollout"),
+        (math.nan, "grader"),
+        (Outcome(reward=math.inf), "grader"),
+        (Outcome(reward="good"), "grader"),  # type: ignore[arg-type]
+    ],
+)
+async def test_what_is_no_reward_is_the_rollouts_failure_and_a_wrong_one_the_graders(returned: Any, cause: str) -> None:
+    async def rollout(episode: Episode, task: Task) -> Any:
+        return returned
+
+    stub = SwarmStub()
+    async with stub.client() as swarm:
+        report = await swarm.run_tasks([Task("t", "q")], rollout, retries=0, episodes_per_task=1)
+    assert report.causes == {cause: 1}
+    assert stub.episodes["ep-0"].cause == cause
 
 
 async def test_the_servers_word_on_a_cause_is_the_one_that_counts() -> None:
