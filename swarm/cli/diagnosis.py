@@ -234,9 +234,11 @@ def _failed(count: LedgerCount) -> bool:
 
 def _findings(made: Diagnosis, run: RunReport | None) -> Iterable[str]:
     if run is None:
-        yield "no run is going on; name one with --run-id, or start one with `swarm run start`"
+        yield "this server has had no run yet; start one with `swarm run start`"
     elif run.status == "failed":
         yield f"the run failed: {run.reason}"
+    elif run.status == "stopped":
+        yield f"the run was stopped at step {run.step}: nothing more of it is trained"
     if not made.episodes:
         yield "no train episode was claimed yet: is a client running against this server?"
         return

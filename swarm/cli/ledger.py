@@ -53,7 +53,10 @@ def _show_entries(swarm: SwarmClient, wanted: LedgerFields, args: argparse.Names
 
 
 def _show_summary(swarm: SwarmClient, wanted: LedgerFields, args: argparse.Namespace) -> int:
-    run_id = wanted["run_id"] = wanted["run_id"] or swarm.status().run_id
+    if wanted["run_id"] is None:
+        status = swarm.status()
+        wanted["run_id"] = status.run_id or status.newest_run_id
+    run_id = wanted["run_id"]
     summary = swarm.summary(**wanted)
     evidence = Evidence(
         summary=summary,

@@ -13,7 +13,7 @@ from foundation.arguments import count, number, seconds, whole
 from foundation.arguments import port as port_number
 
 DEFAULT_URL = "http://127.0.0.1:8642"
-CURRENT_RUN = "default: the server's current run"
+NEWEST_RUN = "default: the server's newest run"
 RUN_AT = "STEP: a kept checkpoint, 0 (the hosted model) or 'best'"
 SCORER_S = 60.0
 TRACES_READ = 20
@@ -91,29 +91,29 @@ def _run(commands: _Commands) -> None:
     start.add_argument("--key", help="idempotency key: the same key and spec find the same run again, while it goes on")
     start.add_argument("--watch", action="store_true", help="follow it until it ends")
     status = _add(run, "status", "runs:show_status", "how the server and its run are doing")
-    status.add_argument("run_id", nargs="?", metavar="RUN", help=CURRENT_RUN)
+    status.add_argument("run_id", nargs="?", metavar="RUN", help=NEWEST_RUN)
     status.add_argument("--since-step", type=int, default=0, metavar="N", help="show the steps after this one")
     status.add_argument("--watch", action="store_true", help="follow it until it ends")
     patch = _add(run, "patch", "runs:patch_run", "change tunable fields while the run goes on")
     patch.add_argument("patch", nargs="?", metavar="PATCH", help="a merge patch as .json or .toml, or -")
-    patch.add_argument("--run-id", metavar="RUN", help=CURRENT_RUN)
+    patch.add_argument("--run-id", metavar="RUN", help=NEWEST_RUN)
     patch.add_argument("--if-version", type=int, metavar="N", help="only if this is the config version")
     _add_repeatable(patch, "--set", "PATH=VALUE", "as in optimizer.learning_rate=4e-5")
     stop = _add(run, "stop", "runs:stop_run", "drain, checkpoint and go idle")
-    stop.add_argument("run_id", nargs="?", metavar="RUN", help=CURRENT_RUN)
+    stop.add_argument("run_id", nargs="?", metavar="RUN", help=NEWEST_RUN)
     stop.add_argument("--wait", action="store_true", help="return when it has ended")
     checkpoint = _add(run, "checkpoint", "runs:write_checkpoint", "write a whole checkpoint now")
-    checkpoint.add_argument("run_id", nargs="?", metavar="RUN", help=CURRENT_RUN)
+    checkpoint.add_argument("run_id", nargs="?", metavar="RUN", help=NEWEST_RUN)
     restore = _add(run, "restore", "runs:restore_run", "go back to a checkpoint, on a new branch of the run")
     restore.add_argument(
         "step", type=whole(0), metavar="STEP", help="of a checkpoint that is kept; 0 is the hosted model"
     )
-    restore.add_argument("--run-id", metavar="RUN", help=CURRENT_RUN)
+    restore.add_argument("--run-id", metavar="RUN", help="default: the run that is going on")
     quarantine = _add(run, "quarantine", "runs:quarantine_version", "keep a client version out of training")
     quarantine.add_argument("client_version", metavar="VERSION")
     quarantine.add_argument("--reason", default="", help="shown in the ledger and to its clients")
     quarantine.add_argument("--lift", action="store_true", help="let it in again")
-    quarantine.add_argument("--run-id", metavar="RUN", help=CURRENT_RUN)
+    quarantine.add_argument("--run-id", metavar="RUN", help=NEWEST_RUN)
     for command in (start, patch):
         command.set_defaults(exit_code="swarm.cli.runs:exit_code")
     for command in run.choices.values():
@@ -139,7 +139,7 @@ def _episode(commands: _Commands) -> None:
     )
     claim.add_argument("claim", nargs="?", metavar="CLAIM", help="a claim as .json or .toml, or -")
     claim.add_argument("--task", metavar="ID")
-    claim.add_argument("--run-id", metavar="RUN", help=CURRENT_RUN)
+    claim.add_argument("--run-id", metavar="RUN", help=NEWEST_RUN)
     claim.add_argument("--kind", choices=("train", "eval"))
     claim.add_argument("--mix")
     claim.add_argument("--client-id", help="default: SWARM_CLIENT_ID, else swarm-cli")
@@ -191,7 +191,7 @@ def _episode_run(commands: _Commands) -> None:
     run.add_argument("agent", nargs="*", metavar="-- COMMAND", help="the agent; its standard output is its answer")
     run.add_argument("--task", metavar="ID")
     run.add_argument("--scorer", metavar="COMMAND", help="reads the answer, prints a reward (or JSON) as its last line")
-    run.add_argument("--run-id", metavar="RUN", help=CURRENT_RUN)
+    run.add_argument("--run-id", metavar="RUN", help=NEWEST_RUN)
     run.add_argument("--kind", choices=("train", "eval"), default="train")
     run.add_argument("--mix")
     run.add_argument("--client-id", help="default: SWARM_CLIENT_ID, else swarm-cli")
@@ -245,7 +245,7 @@ def _join(commands: _Commands) -> None:
         parser.add_argument("--seed", type=int, default=0, help="of the workflow's tasks")
         what = "pairs" if mode == "judge" else "episodes"
         parser.add_argument("--times", type=int, metavar="N", help=f"{what} of each task (default: what fills a group)")
-        parser.add_argument("--run-id", metavar="RUN", help=CURRENT_RUN)
+        parser.add_argument("--run-id", metavar="RUN", help=NEWEST_RUN)
         parser.add_argument("--mix")
         parser.add_argument("--client-id", help="default: SWARM_CLIENT_ID, else join-MODE")
         text = "episodes are compared with those of the same version only (default: join-MODE)"
@@ -300,7 +300,9 @@ def _ledger(commands: _Commands) -> None:
     parser.add_argument("--limit", type=int, metavar="N", help="no more than this many, and where the rest begins")
     parser.add_argument("--after", metavar="NEXT", help="go on where a page ended")
     parser.add_argument("--detail", action="store_true", help="with tracebacks")
-    parser.add_argument("--summary", action="store_true", help="why didn't it learn? (default run: the server's own)")
+    parser.add_argument(
+        "--summary", action="store_true", help="why didn't it learn? (default run: the server's newest)"
+    )
     text = "newest traces read for forks (default %(default)s)"
     parser.add_argument("--traces", type=int, default=TRACES_READ, metavar="N", help=text)
     _add_connection(parser)
@@ -354,7 +356,7 @@ def _replay(commands: _Commands) -> None:
         "JSON line per step: its metrics, and the SHA-256 of the weights after it. The same spec, seed and episodes "
         "give the same weights on the same machine and device. Nothing of the run is changed.",
     )
-    replay.add_argument("run_id", nargs="?", metavar="RUN", help="default: the server's newest run")
+    replay.add_argument("run_id", nargs="?", metavar="RUN", help=NEWEST_RUN)
     replay.add_argument("--from-step", type=int, default=0, metavar="N", help="begin at this checkpoint (default: 0)")
     replay.add_argument("--steps", type=int, metavar="N", help="no more than this many")
     replay.add_argument("--check", action="store_true", help="fail when a kept checkpoint holds other weights")

@@ -76,7 +76,7 @@ def show_status(args: argparse.Namespace) -> int:
     """Server, run and steps; with --watch, steps as they come."""
     with connect(args) as swarm:
         status = swarm.status()
-        run_id = args.run_id or status.run_id
+        run_id = args.run_id or status.run_id or status.newest_run_id
         if args.watch and run_id is not None:
             return _watch(args, run_id, args.since_step)
         report = None if run_id is None else swarm.run(run_id, args.since_step)
@@ -146,12 +146,13 @@ def restore_run(args: argparse.Namespace) -> int:
 
 
 def _going_on(swarm: SwarmClient, step: int) -> str:
-    """The run to restore where none is named. Raises: NotFound."""
-    try:
-        return swarm.current_run_id()
-    except NotFound as error:
-        text = f"no run is going on at {swarm.url}; one that has ended goes on by its name: `swarm run restore {step} --run-id RUN`"
-        raise NotFound(ErrorCode.NOT_FOUND, text) from error
+    """The run to restore where none is named: not one that was stopped. Raises: NotFound."""
+    status = swarm.status()
+    if status.run_id is None:
+        name = status.newest_run_id or "RUN"
+        text = f"no run is going on at {swarm.url}; one that has ended goes on by its name: `swarm run restore {step} --run-id {name}`"
+        raise NotFound(ErrorCode.NOT_FOUND, text)
+    return status.run_id
 
 
 def quarantine_version(args: argparse.Namespace) -> int:

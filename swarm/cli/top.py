@@ -87,7 +87,10 @@ class ServerView(BaseModel):
     url: str
     error: str | None = None
     status: ServerStatus | None = None
+    run_id: str | None = None
+    """The newest run, which may be over."""
     run_status: str | None = None
+    step: int = 0
     steps_wanted: int | None = None
     config_version: int | None = None
     branch: int | None = None
@@ -146,17 +149,19 @@ class Watch:
 
     async def _take(self, status: ServerStatus) -> None:
         before = self._view
-        same_run = before.status is not None and before.status.run_id == status.run_id
+        run_id = status.run_id or status.newest_run_id
         changed: dict[str, object] = {"status": status, "error": None}
-        if not same_run:
+        if before.status is None or before.run_id != run_id:
             before = ServerView(url=before.url)
             self._summary_at = None
-        if status.run_id is not None:
+        if run_id is not None:
             steps = before.steps
-            report = await self._swarm.run(status.run_id, steps[-1].step if steps else 0)
+            report = await self._swarm.run(run_id, steps[-1].step if steps else 0)
             if steps and report.branch != before.branch:  # which of them still stand is for the server to say
-                steps, report = [], await self._swarm.run(status.run_id)
+                steps, report = [], await self._swarm.run(run_id)
             changed |= {
+                "run_id": run_id,
+                "step": report.step,
                 "steps": [*steps, *report.steps][-STEPS_KEPT:],
                 "run_status": report.status,
                 "steps_wanted": report.spec.limits.steps,
@@ -167,7 +172,7 @@ class Watch:
             now = self._swarm.clock.monotonic()
             pause_s = max(SUMMARY_EVERY_S, self._summary_took_s / SUMMARY_SHARE)
             if self._summary_at is None or now - self._summary_at >= pause_s:
-                summary = await self._swarm.summary(run_id=status.run_id)
+                summary = await self._swarm.summary(run_id=run_id)
                 self._summary_took_s = self._swarm.clock.monotonic() - now
                 changed |= self._summarised(before, summary, now)
         self._view = before.model_copy(update=changed)
@@ -213,9 +218,9 @@ def headline(view: ServerView) -> str:
     phase = "unreachable" if view.error else str(status.phase)
     reason = f" ({status.trouble})" if status.trouble else ""
     run = "no run"
-    if status.run_id is not None:
+    if view.run_id is not None:
         wanted = "" if view.steps_wanted is None else f"/{view.steps_wanted}"
-        run = f"run {status.run_id} {view.run_status}  step {status.step}{wanted}  config {view.config_version}"
+        run = f"run {view.run_id} {view.run_status}  step {view.step}{wanted}  config {view.config_version}"
     return f"{view.url}  {phase}{reason}  {status.model} on {status.engine.computes}  {run}"
 
 

@@ -117,6 +117,9 @@ class ServerStatus(BaseModel):
     storage_full: Failure | None = None
     """The newest write found no room. Until there is room nothing is granted, acknowledged or trained, and nothing is lost."""
     run_id: str | None = None
+    """The run that is served; None when none is."""
+    newest_run_id: str | None = None
+    """The run that began last, also when it was stopped or has failed and is not served any more; None before the first."""
     step: int = 0
     weights_version: WeightsVersion | None = None
     model: str

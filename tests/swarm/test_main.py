@@ -341,9 +341,40 @@ def test_a_key_whose_run_is_over_starts_nothing(capsys: Capture) -> None:
     assert answer(capsys, "run", "stop", "--wait")["status"] == "stopped"
     assert swarm("run", "start", *SIZES, "--key", "k") == 1
     out, err = capsys.readouterr()
-    assert f"{run_id} is stopped (was stopped), at step 0; start another with a fresh key" in err
+    assert f"{run_id} is stopped (on request), at step 0; start another with a fresh key" in err
     assert (out, err.count("\n")) == ("", 1)
-    assert answer(capsys, "run", "status")["run"] is None
+    assert answer(capsys, "run", "status")["run"]["run_id"] == run_id
+
+
+@pytest.mark.usefixtures("server")
+def test_a_stopped_run_stays_in_sight_until_the_next(capsys: Capture) -> None:
+    assert answer(capsys, "ledger", "--summary")["findings"][0].startswith("this server has had no run yet")
+    assert swarm("episode", "claim", "--task", "t", "--json") == 1
+    assert json.loads(capsys.readouterr().err)["code"] == "not_found"
+    run_id = start(capsys)
+    assert answer(capsys, "run", "stop", "--wait")["status"] == "stopped"
+    shown = answer(capsys, "run", "status")
+    assert (shown["server"]["run_id"], shown["server"]["newest_run_id"]) == (None, run_id)
+    assert shown["run"]["status"] == "stopped"
+    for command, said in (
+        (("run", "status"), f"run {run_id}  stopped (on request)  step 0"),
+        (("run", "stop"), f"run {run_id} is over (stopped), at step 0"),
+        (("ledger", "--summary"), "the run was stopped at step 0: nothing more of it is trained"),
+        (("top", "--once"), f"run {run_id} stopped  step 0"),
+    ):
+        assert swarm(*command) == 0
+        assert said in capsys.readouterr().out
+    for words in ("claim --json --task t", "run --json --task t --scorer true -- true"):
+        assert swarm("episode", *words.split()) == 3
+        refused = json.loads(capsys.readouterr().err)
+        assert (refused["code"], refused["error"]) == (
+            "over_limit",
+            f"run {run_id} is stopped and no longer served; start another",
+        )
+    assert swarm("run", "restore", "0") == 1
+    assert f"`swarm run restore 0 --run-id {run_id}`" in capsys.readouterr().err
+    newest = start(capsys)
+    assert answer(capsys, "run", "status")["run"]["run_id"] == newest != run_id
 
 
 @pytest.mark.usefixtures("server")

@@ -125,7 +125,7 @@ def stop(t: Transition) -> None:
     run = t.state.run
     assert run is not None
     if run.row.status == "running":
-        run.row.status, run.row.reason, run.row.ended_at = "stopped", "was stopped", t.now.unix
+        run.row.status, run.row.reason, run.row.ended_at = "stopped", "on request", t.now.unix
     _release(t, run, "the run was stopped")
 
 

@@ -55,6 +55,7 @@ def status(state: ServerState, now: Moment, server_id: str, *, revision: int, to
         failed=situation.engine_failed,
         storage_full=situation.storage_full,
         run_id=held.run_id if held else None,
+        newest_run_id=run.run_id if run else None,
         step=held.step if held else 0,
         weights_version=state.weights_version,
         model=info.model,
