@@ -123,9 +123,11 @@ def fault_of(
 
     failures: calls that did not reach the server.
     """
-    hint = f"\n{_ROOM}" if confined else ""
+    hint = (
+        f"\n{_ROOM}\n" if confined else " "
+    )  # before the last words: where there is room for a line, the last one is shown
     if end.fault:
-        return Cause.ROLLOUT, f"the agent cannot be started: {end.fault}{hint}"
+        return Cause.ROLLOUT, f"the agent cannot be started:{hint}{end.fault}"
     if failures:
         return Cause.NETWORK, f"{len(failures)} calls did not reach the server: {failures[0]}; the agent {end.how}"
     if end.timed_out:
@@ -133,7 +135,7 @@ def fault_of(
     if end.said_too_much:
         return Cause.ROLLOUT, "the agent printed more than 64 MiB"
     if end.code != 0:
-        return Cause.ROLLOUT, f"the agent {end.how}; it said last: {end.last_words()}{hint}"
+        return Cause.ROLLOUT, f"the agent {end.how};{hint}it said last: {end.last_words()}"
     return None
 
 

@@ -235,7 +235,7 @@ async def test_any_command_is_an_agent_and_sees_nothing_of_the_hidden_tests(
 @pytest.mark.parametrize(
     ("agent", "cause", "words"),
     [
-        ("sh -c 'echo no idea >&2; exit 3'", "rollout", "exited with code 3; it said last: no idea"),
+        ("sh -c 'echo no idea >&2; exit 3'", "rollout", "it said last: no idea"),
         ("no-such-program", "rollout", "there is no program 'no-such-program'"),
     ],
 )

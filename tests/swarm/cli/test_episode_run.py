@@ -269,7 +269,7 @@ def test_a_scorer_that_fails_gives_no_reward(place: Place, scorer: str, said: st
 @pytest.mark.parametrize(
     ("agent", "options", "cause", "said"),
     [
-        (shell("echo 1; echo no idea >&2; exit 3"), [], Cause.ROLLOUT, "exited with code 3; it said last: no idea"),
+        (shell("echo 1; echo no idea >&2; exit 3"), [], Cause.ROLLOUT, "exited with code 3;"),
         (shell("kill -SEGV $$"), [], Cause.ROLLOUT, "was killed by SIGSEGV"),
         (shell("trap '' TERM; echo hm >&2; sleep 60"), ["--timeout", "0.5"], Cause.LIMIT, "ran longer than 0.5 s"),
     ],
@@ -280,6 +280,14 @@ def test_an_agent_that_fails_is_not_scored(
     ran = place.run("echo 1", agent, *options)
     assert (ran.code, ran.said["cause"], ran.said["scorer"]) == (6, cause, ""), ran
     assert said in (place.entry(ran.said["episode_id"]).detail or "")
+
+
+def test_the_last_line_of_a_failure_is_the_agents_own(place: Place) -> None:
+    """Where there is room for one line, that one is shown: `swarm top`, older failures in `swarm ledger --summary`."""
+    ran = place.run("echo 1", shell("echo Traceback >&2; echo RuntimeError: agent broke >&2; exit 1"))
+    said = (place.entry(ran.said["episode_id"]).detail or "").splitlines()
+    assert said[0] == "the agent exited with code 1;"
+    assert said[-1] == "RuntimeError: agent broke"
 
 
 @pytest.mark.parametrize(("kind", "status"), [("train", "pooled"), ("eval", "evaluated")])
