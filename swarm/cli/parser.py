@@ -68,9 +68,9 @@ def _add_task(parser: argparse.ArgumentParser, *, required: bool, default_id: st
 
 
 def _add_state_dir(parser: argparse.ArgumentParser) -> None:
-    text = "of the server (default: every server of this user's)"
+    text = "that `swarm serve` was given (default: search those of all your servers that were given none)"
     parser.add_argument("--state-dir", type=Path, metavar="DIR", help=text)
-    text = "what the server hosted, where its folder was moved since"
+    text = "the model that the server hosted, if its folder was moved since"
     parser.add_argument("--model", metavar="NAME_OR_PATH", help=text)
 
 

@@ -30,10 +30,17 @@ if TYPE_CHECKING:
     from swarm.engine.local.trained_model import Chat
 
 
+_ANOTHER = "if `swarm serve` was given a --state-dir, give the same here"
+
+
 class NoSuchRun(SwarmError):
     """There is no such run, or no such checkpoint of it, on this machine."""
 
     code = ErrorCode.NOT_FOUND
+
+
+class NoWeights(SwarmError):
+    """The run was of the echo engine, which has no model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +119,7 @@ def find(args: argparse.Namespace, run: str | None) -> StoredRun:
         if row is not None:
             found.append((state_dir, row))
     if not found:
-        raise NoSuchRun(f"no run {run or 'at all'} in {', '.join(map(str, _state_dirs(args)))}; give --state-dir")
+        raise NoSuchRun(f"no run {run or 'at all'} in {', '.join(map(str, _state_dirs(args)))}; {_ANOTHER}")
     if len(found) > 1:
         raise UsageError(f"several servers have a run {run or 'latest'}; choose one with --state-dir")
     ((state_dir, row),) = found
@@ -137,7 +144,7 @@ def _state_dirs(args: argparse.Namespace) -> list[Path]:
     servers = user_data_dir() / "servers"
     found = sorted(path.parent.parent for path in servers.glob("*/pool/pool.sqlite"))
     if not found:
-        raise NoSuchRun(f"no server has left records in {servers}; give --state-dir")
+        raise NoSuchRun(f"no server has left records in {servers}; {_ANOTHER}")
     return found
 
 
@@ -150,15 +157,17 @@ def _reader(state_dir: Path) -> Reader:
 
 
 def _model(args: argparse.Namespace, state_dir: Path) -> ModelFolder:
-    """Raises: ModelUnavailable, NoSuchRun."""
-    if args.model is not None:
-        return resolve(args.model)
+    """Raises: ModelUnavailable, NoSuchRun, NoWeights."""
     try:
-        return resolve(str(json.loads((state_dir / HOSTED).read_bytes())["path"]))
+        hosted = json.loads((state_dir / HOSTED).read_bytes())["path"]
     except FileNotFoundError as error:
-        raise NoSuchRun(
-            f"{state_dir} does not say which model it hosted (its server had no local one, or is older); give --model"
-        ) from error
+        if args.model is None:
+            text = f"{state_dir} does not say which model it hosted: its server is older, or was the echo engine, which has none; give --model"
+            raise NoSuchRun(text) from error
+    else:
+        if hosted is None:
+            raise NoWeights(f"the server of {state_dir} was the echo engine: it has no weights, and trains none")
+    return resolve(args.model or hosted)
 
 
 # -- commands -------------------------------------------------------------------------------------------------------------

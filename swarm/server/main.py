@@ -92,7 +92,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         nargs="?",
         const=0.0,
         metavar="GIB",
-        help="print how memory is divided and exit; GIB: on a GPU with so much of it, which need not be here",
+        help="print how memory is divided and exit, after fetching the model if the cache lacks it; GIB: on a GPU with so "
+        "much of it, which need not be here",
     )
     parser.add_argument("--host", default="127.0.0.1", help="other than loopback needs tokens (default 127.0.0.1)")
     parser.add_argument("--port", type=port, default=DEFAULT_PORT, help="0 takes a free one (default %(default)s)")
@@ -259,7 +260,12 @@ def _refuse_strange_options(args: argparse.Namespace) -> None:
 def _hosted(args: argparse.Namespace) -> _Hosted:
     """The name of the model, and how to make its engine. Raises: SwarmError when there is no such model."""
     if args.engine == "echo":
-        return args.model, lambda state, clock: _echo(args, clock)
+
+        def echo(state: StateDir, clock: Clock) -> Engine:
+            state.note_model(None, None)
+            return _echo(args, clock)
+
+        return args.model, echo
     from swarm.models import resolve
 
     make = _local(args) if args.engine == "local" else _verl(args)

@@ -82,9 +82,9 @@ class StateDir:
     def logs_dir(self) -> Path:
         return self.path / "logs"
 
-    def note_model(self, folder: Path, fingerprint: str) -> None:
-        """Say where the hosted model lies. Written whole or not at all."""
-        facts = {"path": str(folder), "fingerprint": fingerprint}
+    def note_model(self, folder: Path | None, fingerprint: str | None) -> None:
+        """Say where the hosted model lies; None: it has no weights. Written whole or not at all."""
+        facts = {"path": None if folder is None else str(folder), "fingerprint": fingerprint}
         write_atomically(self.path / HOSTED, json.dumps(facts).encode())
 
     def announce(self, url: str, server_id: str) -> None:

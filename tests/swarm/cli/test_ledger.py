@@ -79,6 +79,16 @@ def test_the_summary_answers_why_it_did_not_learn(history: dict[str, Any], swarm
     assert (narrowed["episodes"], narrowed["traces_read"], narrowed["forks"]) == (4, 0, {})
 
 
+def test_a_run_of_the_echo_engine_has_no_weights_to_export(
+    history: dict[str, Any], swarm: Swarm, tmp_path: Path
+) -> None:
+    run_id, state_dir = history["run"], json.loads(swarm("run", "status", "--json")[1])["server"]["state_dir"]
+    for command in (("models", "export", run_id, "--to", str(tmp_path / "out")), ("chat", run_id, "--once", "hi")):
+        code, _, err = swarm(*command, "--state-dir", state_dir, "--json")
+        assert (code, json.loads(err)["code"]) == (1, "no_weights")
+        assert "the echo engine" in json.loads(err)["error"]
+
+
 def test_a_summary_without_a_run_says_what_to_do(swarm: Swarm, tmp_path: Path) -> None:
     with ServerProcess(tmp_path / "state") as server:
         code, out, _ = swarm("ledger", "--summary", "--url", server.url)
