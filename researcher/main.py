@@ -203,6 +203,8 @@ def _add_campaign(commands: argparse._SubParsersAction[Parser]) -> None:
             action.add_argument("words", type=said, metavar="TEXT", help="what to say")
             study = "fields of a study, YAML or TOML: the next decision carries it out, as an exploration"
             action.add_argument("--study", metavar="FILE", help=study)
+            leave = "factors that are to stay as they are from now on, all of them, between commas; '' lets every factor vary again"
+            action.add_argument("--leave", metavar="FACTORS", help=leave)
         if name in ("veto", "approve", "amend"):
             because = action.add_argument("--because", "--reason", type=said, metavar="TEXT", help="your reason")
             because.required = name != "approve"

@@ -107,7 +107,9 @@ def _settled(view: View) -> bool:
 def _own(view: View) -> list[Proposal]:
     """The next step on one instrument by what is known of it alone."""
     screened = any(study.design == "screen" for study in view.studies)
-    found = _screens(view) if not screened and len(view.aim.factors) > 1 else _after_screen(view)
+    if not view.aim.free:
+        return []
+    found = _screens(view) if not screened and len(view.aim.free) > 1 else _after_screen(view)
     if not view.whole.others:
         return found
     return [
@@ -170,7 +172,7 @@ def _also(view: View, study: StudySeen, levels: _Levels) -> Proposal:
 
 def _screens(seen: View) -> list[Proposal]:
     """Screens of all factors, and of fewer: what the budget does not pay for is refused."""
-    factors = [_alternative(each) for each in seen.aim.factors][:_MOST_SCREENED]
+    factors = [_alternative(each) for each in seen.aim.free][:_MOST_SCREENED]
     sizes = dict.fromkeys(size for size in (len(factors), 7, 5, min(3, len(factors))) if 2 <= size <= len(factors))
     return [_screen(factors[:size], seen) for size in sizes]
 
@@ -214,7 +216,8 @@ def survivors(seen: View) -> list[AimFactor]:
     standing = [each.factor for each in ranked if each.low > 0 or each.high < 0 or abs(each.diff) >= seen.aim.margin]
     unknown = [factor.name for factor in seen.aim.factors if factor.name not in effects]
     names = dict.fromkeys([*standing, *unknown, *(each.factor for each in ranked)])
-    return [seen.aim.factor(name) for name in names][:_MOST_SEARCHED]
+    factors = [seen.aim.factor(name) for name in names]
+    return [factor for factor in factors if not factor.left_alone][:_MOST_SEARCHED]
 
 
 # -- search -----------------------------------------------------------------------------------------------------------------
@@ -390,10 +393,10 @@ def _scans(seen: View) -> list[Proposal]:
     in turn. A screen tries one level of each factor only, and what does nothing there may do something two steps on."""
     base = {**default_levels(seen.aim), **seen.incumbent}
     ran = seen.measured()
-    ladders = [_farthest_first(factor) for factor in seen.aim.factors]
+    ladders = [_farthest_first(factor) for factor in seen.aim.free]
     settings: list[_Levels] = []
     for levels in itertools.zip_longest(*ladders):
-        for factor, level in zip(seen.aim.factors, levels, strict=True):
+        for factor, level in zip(seen.aim.free, levels, strict=True):
             if level is not None and level != base[factor.name]:
                 settings.append(base | {factor.name: level})
     settings = [each for each in settings if key_of(changed(seen.aim, each)) not in ran]

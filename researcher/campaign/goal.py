@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
@@ -120,18 +120,30 @@ class Aim(StrictModel):
         return next(factor for factor in self.factors if factor.name == name)
 
     @property
+    def free(self) -> tuple[AimFactor, ...]:
+        """The factors that may be varied now."""
+        return tuple(factor for factor in self.factors if not factor.left_alone)
+
+    def leaving(self, names: Collection[str]) -> Aim:
+        """The same, where nothing varies these factors any more."""
+        factors = [factor.model_copy(update={"left_alone": factor.name in names}) for factor in self.factors]
+        return self.model_copy(update={"factors": tuple(factors)})
+
+    @property
     def sign(self) -> int:
         """1 where more of the metric is better, else -1."""
         return 1 if self.direction == "increase" else -1
 
 
 class AimFactor(StrictModel):
-    """levels: in order; `default` is one of them. ordered: whether levels are numbers, so that one lies beyond another."""
+    """levels: in order; `default` is one of them. ordered: whether levels are numbers, so that one lies beyond another.
+    left_alone: a person wants it to stay as it is."""
 
     name: str
     default: Scalar
     levels: tuple[Scalar, ...]
     ordered: bool
+    left_alone: Annotated[bool, Field(exclude_if=lambda alone: not alone)] = False
 
     @property
     def place(self) -> int:

@@ -100,6 +100,7 @@ def problems_of(proposal: Proposal, seen: Seen) -> list[str]:
     found += [f"set.{name}: is the same in all studies of this campaign, leave it out" for name in sorted(both)]
     if view.aim.steps is not None and "steps" in proposal.spec:
         found.append(f"steps: are {view.aim.steps} in all studies of this campaign, leave them out")
+    found += _touched(proposal.spec, view)
     known = {each.id: each for each in seen.hypotheses}
     if proposal.action in STUDIES:
         found += _hypothesis_problems(proposal, known, view)
@@ -115,6 +116,18 @@ def problems_of(proposal: Proposal, seen: Seen) -> list[str]:
     ran = {study.study for study in seen.studies}
     found += [f"rests_on: there is no study {each!r} in this campaign" for each in proposal.rests_on if each not in ran]
     found += [f"drops: there is no hypothesis {name!r}" for name in proposal.drops if name not in known]
+    return found
+
+
+def _touched(spec: Mapping[str, Any], view: View) -> list[str]:
+    """Factors that people want to stay as they are: at the default, or where the incumbent has them."""
+    arms = [spec.get("set", {}), *spec.get("arms", {}).values()]
+    arms += [{name: level} for name, each in spec.get("compare", {}).items() for level in each.get("levels", ())]
+    found = []
+    for factor in view.aim.factors:
+        kept = {factor.default, view.incumbent.get(factor.name, factor.default)}
+        if factor.left_alone and any(levels.get(factor.name, factor.default) not in kept for levels in arms):
+            found.append(f"{factor.name}: a person wants it to stay as it is, leave it out")
     return found
 
 

@@ -24,14 +24,21 @@ from researcher.campaign.report import campaign_page, write_campaign_report
 from researcher.campaign.requests import requested
 from researcher.campaign.seen import Seen
 from researcher.campaign.strategist import IdeasSpent, Strategist, StrategistAway, StrategistFailed
-from researcher.models import CONFIRMING, PERSON, CampaignRecord, CampaignStatus, DecisionRecord, Notice, StudyStatus
+from researcher.models import (
+    CONFIRMING,
+    PERSON,
+    RULES,
+    CampaignRecord,
+    CampaignStatus,
+    DecisionRecord,
+    Notice,
+    StudyStatus,
+)
 from researcher.notify.campaign import campaign_conclusion, campaign_failure, campaign_gate
 from researcher.schedule.timetable import Timetable
 from researcher.store.store import Store
 from researcher.study.plan import Plan
 
-RULES = "rules"
-"""Author of decisions that follow from the budget or the calendar."""
 _MOST_FAILED = 2
 """Studies in a row that come to nothing, after which a person has to look."""
 

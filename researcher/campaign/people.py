@@ -7,10 +7,12 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from researcher.campaign.records import JOINED, aims_on_record
+from foundation.nearest import nearest
+from researcher.campaign.records import JOINED, aims_on_record, left_alone
 from researcher.campaign.report import write_campaign_report
 from researcher.campaign.requests import check_request
-from researcher.models import CampaignEvent, CampaignRecord, CampaignStatus, DecisionRecord
+from researcher.models import PERSON, RULES, CampaignEvent, CampaignRecord, CampaignStatus, DecisionRecord
+from researcher.refusals import SpecRefused
 from researcher.store.errors import LeaseHeld, WrongState
 from researcher.store.store import Store
 
@@ -56,10 +58,46 @@ def approve(store: Store, campaign_id: str, words: str, by: str) -> int:
     return number
 
 
-def tell(store: Store, campaign_id: str, words: str, by: str) -> None:
-    """Words for the next decision. Raises: WrongState when the campaign has ended."""
+def tell(store: Store, campaign_id: str, words: str, by: str, *, leave: Sequence[str] | None = None) -> None:
+    """Words for the next decision.
+
+    leave: all the factors that are to stay as they are from there on; empty: none; None: as before. Raises: WrongState when the campaign
+    has ended; SpecRefused for a name that none of its instruments has.
+    """
     check_open(store, campaign_id, "told anything")
-    store.campaigns.record(campaign_id, "told", {"words": words, "by": by})
+    said: dict[str, Any] = {"words": words, "by": by}
+    if leave is not None:
+        aims = aims_on_record(store.campaigns.get(campaign_id), store.campaigns.events(campaign_id, JOINED))
+        known = list(dict.fromkeys(factor.name for aim in aims for factor in aim.factors))
+        for name in leave:
+            if name not in known:
+                near = nearest(name, known)
+                hint = f"did you mean {near}?" if near else f"it varies {', '.join(known)}"
+                raise SpecRefused("leave", f"{name!r} is no factor of this campaign; {hint}", [near] if near else known)
+        if set(leave) != set(left_alone(store.campaigns.events(campaign_id, "told"))):
+            said["leave"] = list(leave)
+    store.campaigns.record(campaign_id, "told", said)
+
+
+def names_in(text: str) -> list[str]:
+    """Names between commas."""
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def leaving_text(names: Sequence[str]) -> str:
+    """What comes of naming these factors."""
+    if not names:
+        return "from the next decision on every factor may vary again"
+    return f"from the next decision on {', '.join(names)} {'stays as it is' if len(names) == 1 else 'stay as they are'}"
+
+
+def acts_on_words(store: Store, campaign_id: str) -> bool:
+    """Whether an LLM leads the campaign: the built-in strategist quotes words, and does nothing about them."""
+    strategist = store.campaigns.get(campaign_id).goal.get("strategist", "auto")
+    leads = [
+        each.strategist for each in store.campaigns.decisions(campaign_id) if each.strategist not in (RULES, PERSON)
+    ]
+    return bool((leads[-1] if leads else strategist) != "builtin")
 
 
 def request_study(store: Store, campaign_id: str, spec: Mapping[str, Any], words: str, by: str) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from researcher.campaign.builtin import BuiltinStrategist
-from researcher.campaign.goal import Aim, CampaignGoal
+from researcher.campaign.goal import Aim, CampaignBudget, CampaignGoal
 from researcher.campaign.graph import Decided, decide
 from researcher.campaign.judging import StudyPlanner
 from researcher.campaign.records import before_all
@@ -16,10 +17,14 @@ from researcher.design.pricing import Price, price_of
 from researcher.instruments.catalogue import InstrumentFolder
 from researcher.models import Role, StudyOptions
 from researcher.paces import paces_on
-from researcher.refusals import SpecRefused
+from researcher.refusals import BudgetTooSmall
 from researcher.store.store import Store
 from researcher.study.plan import ALPHA, Plan
 from researcher.study.spec import StudySpec
+
+_LIMITS = {"wall": 300, "trials": 1, "tokens": 1000}
+"""Limits of a budget that trials spend, and to what they are rounded up."""
+_MOST_TIMES = 64
 
 
 @dataclass(frozen=True)
@@ -86,10 +91,51 @@ class CampaignPlanner:
 
 
 async def first_step(goal: CampaignGoal, aims: Sequence[Aim], planner: StudyPlanner) -> Decided:
-    """The first decision of a campaign without an LLM. Raises: SpecRefused where the budget pays for no study."""
-    decided = await decide(before_all(goal, aims), BuiltinStrategist(), planner)
-    if decided.step is None or decided.step.plan is None:
-        refused = "; ".join(each.problems[0] for each in decided.judgements if each.problems)
-        said = f"it pays for no first study: {refused or 'one takes a quarter of what is left'}; give more, or fewer factors"
-        raise SpecRefused("budget", said)
+    """The first decision of a campaign without an LLM. Raises: BudgetTooSmall where it pays for no study."""
+    decided = await _begun(goal, aims, planner)
+    if not _is_study(decided):
+        refused = dict.fromkeys(each.problems[0] for each in decided.judgements if each.problems)
+        why = await _enough(goal, aims, planner) or "; ".join(refused)
+        raise BudgetTooSmall("budget", f"it pays for no first study, which may take a quarter of it: {why}")
     return decided
+
+
+async def _begun(goal: CampaignGoal, aims: Sequence[Aim], planner: StudyPlanner) -> Decided:
+    return await decide(before_all(goal, aims), BuiltinStrategist(), planner)
+
+
+def _is_study(decided: Decided) -> bool:
+    return decided.step is not None and decided.step.plan is not None
+
+
+async def _enough(goal: CampaignGoal, aims: Sequence[Aim], planner: StudyPlanner) -> str:
+    """A budget that pays for a first study, in words; empty where none does. One limit alone is raised if that will do."""
+    given = [name for name in _LIMITS if getattr(goal.budget, name) is not None]
+    for names in [*([name] for name in given), given]:
+        low, high = 1.0, 2.0
+        while high <= _MOST_TIMES and not _is_study(await _begun(_richer(goal, names, high), aims, planner)):
+            low, high = high, 2 * high
+        if high > _MOST_TIMES:
+            continue
+        while high > 1.1 * low:
+            middle = math.sqrt(low * high)
+            enough = _is_study(await _begun(_richer(goal, names, middle), aims, planner))
+            low, high = (low, middle) if enough else (middle, high)
+        return f"{_limits_text(_richer(goal, names, high).budget, names)} would do, or fewer factors"
+    return ""
+
+
+def _richer(goal: CampaignGoal, names: Sequence[str], factor: float) -> CampaignGoal:
+    """The goal with so many times these limits, in round numbers."""
+    limits = {
+        name: math.ceil(getattr(goal.budget, name) * factor / step) * step
+        for name, step in _LIMITS.items()
+        if name in names
+    }
+    return goal.model_copy(update={"budget": goal.budget.model_copy(update=limits)})
+
+
+def _limits_text(budget: CampaignBudget, names: Sequence[str]) -> str:
+    """`wall 145m and trials 40`."""
+    written = budget.model_dump(mode="json")
+    return " and ".join(f"{name} {written[name]}" for name in names)

@@ -54,7 +54,7 @@ def seen_of(
 ) -> Seen:
     """Pure. events: what people said, calls of an LLM that came to nothing, and instruments that joined."""
     goal = CampaignGoal.model_validate(record.goal)
-    aim, *others = aims_on_record(record, events)
+    aim, *others = (each.leaving(left_alone(events)) for each in aims_on_record(record, events))
     fates = fates_of(hypotheses, studies)
     return Seen(
         campaign=record.id,
@@ -97,6 +97,12 @@ def aims_on_record(record: CampaignRecord, events: Sequence[CampaignEvent]) -> l
     """What the goal means on each of the campaign's instruments, the first one first."""
     joined = [event.detail["aim"] for event in events if event.kind == JOINED]
     return [Aim.model_validate(each) for each in (record.aim, *joined)]
+
+
+def left_alone(events: Sequence[CampaignEvent]) -> list[str]:
+    """The factors that people want to stay as they are: those of the last time that somebody named any."""
+    named = [event.detail["leave"] for event in events if event.kind == "told" and "leave" in event.detail]
+    return named[-1] if named else []
 
 
 def folders_of(record: CampaignRecord, events: Sequence[CampaignEvent]) -> dict[str, str | None]:
@@ -203,6 +209,11 @@ def _study(store: Store, aims: Sequence[Aim], decision: DecisionRecord) -> Study
 
 def _said(event: CampaignEvent) -> Said:
     detail: dict[str, Any] = event.detail
-    return Said.model_validate(
-        {"kind": event.kind, "words": detail.get("words", ""), "by": detail.get("by", ""), "seq": event.seq}
-    )
+    words = detail.get("words", "")
+    if (leave := detail.get("leave")) is not None:
+        words += (
+            f" ({', '.join(leave)} to stay as {'it is' if len(leave) == 1 else 'they are'})"
+            if leave
+            else " (every factor may vary again)"
+        )
+    return Said.model_validate({"kind": event.kind, "words": words, "by": detail.get("by", ""), "seq": event.seq})

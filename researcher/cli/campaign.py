@@ -257,16 +257,29 @@ def watch(args: argparse.Namespace) -> int:
 
 
 def tell(args: argparse.Namespace) -> int:
-    """Words for the next decision, which quotes them; with a study, one that it carries out if it can."""
+    """Words for the next decision, which quotes them; with a study, one that it carries out if it can; with factors to leave
+    alone, none of them varies from there on."""
     home, record = _named(args)
+    if args.study is not None and args.leave is not None:
+        raise UsageError("--study, --leave: give one of them at a time")
     if args.study is not None:
         spec, lines = read_data_file(Path(args.study), "a study")
         with lines.named():
             people.request_study(home.store, record.id, spec, args.words, getpass.getuser())
         text = f"{record.id}: the next decision carries it out, or says what is wrong with it"
         return answer(args.json, {"campaign": record.id, "told": args.words, "study": spec}, text)
-    people.tell(home.store, record.id, args.words, getpass.getuser())
-    return answer(args.json, {"campaign": record.id, "told": args.words}, f"{record.id}: the next decision reads it")
+    leave = None if args.leave is None else people.names_in(args.leave)
+    people.tell(home.store, record.id, args.words, getpass.getuser(), leave=leave)
+    if leave is not None:
+        text = people.leaving_text(leave)
+    elif people.acts_on_words(home.store, record.id):
+        text = "the next decision reads it"
+    else:
+        text = (
+            "it will be quoted, and nothing else comes of it, because no LLM leads this campaign: with --leave FACTOR that factor stays as "
+            "it is, --study FILE asks for a study, and `researcher campaign veto` stops one"
+        )
+    return answer(args.json, {"campaign": record.id, "told": args.words, "leave": leave}, f"{record.id}: {text}")
 
 
 def veto(args: argparse.Namespace) -> int:

@@ -151,7 +151,11 @@ class OneCampaign(StrictModel):
 
 
 class Tell(OneCampaign):
-    words: str = Field(description="what the next decision reads, and quotes")
+    words: str = Field(description="what the next decision quotes, and reads where an LLM leads the campaign")
+    leave: list[str] | None = Field(
+        None,
+        description="factors that are to stay as they are from now on, all of them; empty: every factor may vary again",
+    )
 
 
 class Approve(OneCampaign):
@@ -373,8 +377,11 @@ def _campaign_tell(research: Research, given: Tell) -> Answer:
     campaign_id = store.campaigns.resolve(given.campaign)
     if not given.words.strip():
         raise UsageError("words: is empty; say what the next decision is to read")
-    people.tell(store, campaign_id, given.words, research.person)
-    return Answer(f"{campaign_id}: the next decision reads it", {"campaign": campaign_id, "told": given.words})
+    people.tell(store, campaign_id, given.words, research.person, leave=given.leave)
+    text = "the next decision reads it" if given.leave is None else people.leaving_text(given.leave)
+    if given.leave is None and not people.acts_on_words(store, campaign_id):
+        text = "it will be quoted, and nothing else comes of it, because no LLM leads this campaign; `leave` names factors that are to stay as they are"
+    return Answer(f"{campaign_id}: {text}", {"campaign": campaign_id, "told": given.words, "leave": given.leave})
 
 
 def _campaign_approve(research: Research, given: Approve) -> Answer:

@@ -44,6 +44,8 @@ class RepairRecord(BaseModel):
 
 
 PERSON = "person"
+RULES = "rules"
+"""Author of a campaign's decisions that follow from the budget or the calendar."""
 
 
 OVER_BUDGET = "over_budget"

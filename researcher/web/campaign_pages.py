@@ -88,7 +88,11 @@ class CampaignPages:
         """Words for the next decision."""
         campaign_id = self._asked(request, reference, form)
         said = words(form, "words", "say something: the next decision quotes it")
-        people.tell(self._home.store, campaign_id, said, person(form))
+        leave = None if "leave" not in form else people.names_in(form["leave"])
+        try:
+            people.tell(self._home.store, campaign_id, said, person(form), leave=leave)
+        except SpecRefused as error:
+            raise FormRefused(400, str(error)) from error
         return self._changed(campaign_id)
 
     def study(self, request: Request, reference: str, form: Form) -> Response:

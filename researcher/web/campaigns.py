@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from researcher.attendance import of_campaign
-from researcher.campaign.people import open_question
+from researcher.campaign.people import acts_on_words, open_question
+from researcher.campaign.records import left_alone
 from researcher.campaign.report import Branch, CampaignPage, Step, campaign_page
 from researcher.campaign.seen import StudySeen, View
 from researcher.home import Home
@@ -72,6 +73,10 @@ class CampaignSheet:
     can_resume: bool
     example: str
     """A study that may be asked for, in YAML."""
+    left_alone: str
+    """Factors that people want to stay as they are."""
+    acts_on_words: bool
+    """Whether an LLM leads it."""
 
     @property
     def record(self) -> CampaignRecord:
@@ -138,6 +143,8 @@ class CampaignSheets:
             reported=(self._home.studies / campaign_id / "report.html").is_file(),
             can_resume=_can_resume(record, owner),
             example=_example(page),
+            left_alone=", ".join(left_alone(events)),
+            acts_on_words=acts_on_words(self._home.store, campaign_id),
         )
 
     def _unattended(self, record: CampaignRecord, asks: bool) -> str:

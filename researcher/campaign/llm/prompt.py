@@ -150,7 +150,8 @@ def _aim(aim: Aim, heading: str) -> str:
     lines.append("Factors and the levels to try, others in between may be tried too:")
     for factor in aim.factors:
         levels = [f"{level_text(each)}{' (default)' if each == factor.default else ''}" for each in factor.levels]
-        lines.append(f"- {factor.name}: {', '.join(levels)}")
+        alone = "; a person wants it to stay as it is, leave it out" if factor.left_alone else ""
+        lines.append(f"- {factor.name}: {', '.join(levels)}{alone}")
     return "\n".join(lines)
 
 

@@ -259,3 +259,22 @@ async def test_a_confirmation_keeps_to_the_goals_levels(tmp_path: Path, arms: di
     made = MadeUpCampaign(tmp_path, strategist=Cheat(explore()))
     await made.carry_out()
     assert words in " ".join(judged(confirm(arms=arms), observe(made.store, made.id), made.planner).problems)
+
+
+@pytest.mark.parametrize(
+    "cheating",
+    [
+        explore(),
+        explore(compare={"kl": {"levels": [0.1]}, "epochs": {"levels": [2]}}, set={"temperature": 1.5}),
+        explore(design="compare", compare={}, arms={"default": {}, "warm": {"temperature": 1.5, "kl": 0.1}}),
+        confirm(arms={"default": {}, "warm": {"temperature": 1.5}}),
+    ],
+)
+async def test_what_a_person_wants_left_alone_is_varied_by_no_study(tmp_path: Path, cheating: Proposal) -> None:
+    made = MadeUpCampaign(tmp_path, strategist=Cheat(explore()))
+    await made.carry_out()
+    seen = observe(made.store, made.id)
+    alone = seen.model_copy(update={"aim": seen.aim.leaving(["temperature"])})
+    problem = "temperature: a person wants it to stay as it is, leave it out"
+    assert problem not in judged(cheating, seen, made.planner).problems
+    assert problem in judged(cheating, alone, made.planner).problems

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from researcher.campaign import people
 from researcher.campaign.loop import CampaignLoop, Rest
 from researcher.campaign.people import approve, waits_for_a_person
 from researcher.campaign.records import observe
@@ -122,6 +123,25 @@ async def test_what_a_person_tells_it_is_in_the_next_decision(tmp_path: Path) ->
     assert made.store.campaigns.decisions(made.id)[0].saw["said"] == [
         {"kind": "told", "words": "higher rates may diverge", "by": "ada", "seq": 1}
     ]
+
+
+async def test_factors_that_a_person_wants_left_alone_are_varied_no_more(tmp_path: Path) -> None:
+    made = MadeUpCampaign(tmp_path)
+    people.tell(made.store, made.id, "it does nothing", "ada", leave=["temperature"])
+    await made.carry_out()
+    plans = [each.plan for each in made.store.campaigns.decisions(made.id) if each.plan is not None]
+    arms = [arm.levels for plan in plans for arm in Plan.model_validate_json(plan).arms]
+    assert {levels.get("temperature", 1.0) for levels in arms} == {1.0}
+    assert len({levels.get("learning_rate") for levels in arms}) > 1
+    assert observe(made.store, made.id).said[0].words == "it does nothing (temperature to stay as it is)"
+    assert verify_campaign(made.store, made.id, made.folder / made.id) == []
+
+
+async def test_with_nothing_left_to_vary_it_concludes(tmp_path: Path) -> None:
+    made = MadeUpCampaign(tmp_path)
+    people.tell(made.store, made.id, "enough", "ada", leave=["learning_rate", "temperature"])
+    await made.carry_out()
+    assert [each.action for each in made.store.campaigns.decisions(made.id)] == ["conclude"]
 
 
 async def test_a_stop_and_a_pause_are_heeded_between_studies(tmp_path: Path) -> None:

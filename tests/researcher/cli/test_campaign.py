@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -104,8 +105,13 @@ def test_a_budget_that_pays_for_no_study_is_refused_before_anything_is_recorded(
 ) -> None:
     file = tmp_path / "goal.yaml"
     file.write_text("goal: better\ninstruments: [arithmetic]\nbudget: {trials: 10}\nfactors: {kl: [0.1]}\n")
-    assert main(["campaign", "start", str(file)]) == 2
-    assert "goal.yaml:3: budget: it pays for no first study" in capsys.readouterr().err
+    assert main(["campaign", "start", str(file)]) == 4
+    refused = capsys.readouterr().err
+    assert "goal.yaml:3: budget: it pays for no first study" in refused
+    enough = re.search(r": trials ([0-9]+) would do", refused)
+    assert enough is not None
+    file.write_text(file.read_text().replace("trials: 10", f"trials: {enough[1]}"))
+    assert said(capsys, 0, "start", str(file), "--dry-run")["first"]["proposal"]["action"] == "explore"
     assert said(capsys, 0, "list") == []
 
 
@@ -128,6 +134,15 @@ def test_it_says_what_was_found_and_verifies_it(done: MadeUpCampaign, tmp_path: 
 def test_people_steer_one_that_waits(waiting: MadeUpCampaign, tmp_path: Path, capsys: Capture) -> None:
     assert said(capsys, 3, "status")["waits_for"] == {"decision": 1, "needs": "approval"}
     assert said(capsys, 0, "tell", "leave the temperature alone")["told"] == "leave the temperature alone"
+    assert main(["campaign", "tell", "latest", "rates diverge"]) == 0
+    assert "nothing else comes of it" in capsys.readouterr().out
+    assert main(["campaign", "tell", "latest", "leave it", "--leave", "temprature"]) == 2
+    assert "'temprature' is no factor of this campaign; did you mean temperature?" in capsys.readouterr().err
+    assert said(capsys, 0, "tell", "latest", "leave it", "--leave", "temperature, learning_rate")["leave"] == [
+        "temperature",
+        "learning_rate",
+    ]
+    assert said(capsys, 0, "tell", "latest", "vary all", "--leave", "")["leave"] == []
     assert said(capsys, 0, "amend", "--trials", "300", "--because", "it is cheap")["budget"] == {"trials": 300}
     study = tmp_path / "study.yaml"
     study.write_text("steps: 20\ncompre: {temperature: {levels: [0.7]}}\n")
