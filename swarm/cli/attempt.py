@@ -14,7 +14,7 @@ from swarm.cli.trace import trace_text
 from swarm.client import Episode, Outcome, Patience, Rollout, SwarmClient, Task, WorkflowFault
 from swarm.client.errors import NoReward
 from swarm.client.rollouts import end_with
-from swarm.client.tasks import rolled_out
+from swarm.client.tasks import own_traceback, rolled_out
 from swarm.client.wire import sendable
 from swarm.client.workflow import load_rollout
 from swarm.protocol.episodes import EpisodeTrace
@@ -91,10 +91,10 @@ async def _try(args: argparse.Namespace, rollout: Rollout, task: Task) -> _Attem
                     _end_with(episode, outcome, attempt)
             except Exception as error:  # noqa: BLE001 - whatever the rollout raised is what the command shows
                 if episode.receipt is None:
-                    attempt.failure = sendable(traceback.format_exc())
+                    attempt.failure = sendable(own_traceback(error))
                     episode.abort(attempt.failure, cause=episode.blame(error))
                 else:
-                    attempt.raised = sendable(traceback.format_exc())
+                    attempt.raised = sendable(own_traceback(error))
                     attempt.reward = episode.reward
         if episode.receipt is not None and episode.receipt.dropped is not None:
             attempt.reward = None

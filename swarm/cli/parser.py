@@ -14,6 +14,11 @@ from foundation.arguments import port as port_number
 
 DEFAULT_URL = "http://127.0.0.1:8642"
 NEWEST_RUN = "default: the server's newest run"
+_TASK = "the task's id: episodes of equal ids are compared with each other"
+_KIND = "default train; eval: does not count for training"
+_MIX = "the task's family, where the run has a mix"
+_VERSION = "episodes are compared with those of the same version only (default 0)"
+_IDLE = "seconds without a call after which the lease runs out (default 240)"
 RUN_AT = "STEP: a kept checkpoint, 0 (the hosted model) or 'best'"
 SCORER_S = 60.0
 TRACES_READ = 20
@@ -41,14 +46,19 @@ def add_commands(commands: _Commands) -> None:
 
 
 def _group(commands: _Commands, name: str, text: str, metavar: str = "COMMAND", **more: Any) -> _Commands:
-    group = commands.add_parser(name, help=text, **more)
+    group = commands.add_parser(name, help=text, **{"description": _sentence(text), **more})
     return group.add_subparsers(dest=f"{name}_command", required=True, metavar=metavar)
 
 
 def _add(commands: _Commands, name: str, run: str, text: str, **more: Any) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = commands.add_parser(name, help=text, **more)
+    made = commands.add_parser(name, help=text, **{"description": _sentence(text), **more})
+    parser: argparse.ArgumentParser = made
     parser.set_defaults(run=f"swarm.cli.{run}")
     return parser
+
+
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}."
 
 
 def _add_connection(parser: argparse.ArgumentParser) -> None:
@@ -110,7 +120,7 @@ def _run(commands: _Commands) -> None:
     )
     restore.add_argument("--run-id", metavar="RUN", help="default: the run that is going on")
     quarantine = _add(run, "quarantine", "runs:quarantine_version", "keep a client version out of training")
-    quarantine.add_argument("client_version", metavar="VERSION")
+    quarantine.add_argument("client_version", metavar="VERSION", help="as clients give it in client_version")
     quarantine.add_argument("--reason", default="", help="shown in the ledger and to its clients")
     quarantine.add_argument("--lift", action="store_true", help="let it in again")
     quarantine.add_argument("--run-id", metavar="RUN", help=NEWEST_RUN)
@@ -138,13 +148,13 @@ def _episode(commands: _Commands) -> None:
         "claim an attempt at a task; prints episode, lease, base_url, api_key",
     )
     claim.add_argument("claim", nargs="?", metavar="CLAIM", help="a claim as .json or .toml, or -")
-    claim.add_argument("--task", metavar="ID")
+    claim.add_argument("--task", metavar="ID", help=_TASK)
     claim.add_argument("--run-id", metavar="RUN", help=NEWEST_RUN)
-    claim.add_argument("--kind", choices=("train", "eval"))
-    claim.add_argument("--mix")
+    claim.add_argument("--kind", choices=("train", "eval"), help=_KIND)
+    claim.add_argument("--mix", help=_MIX)
     claim.add_argument("--client-id", help="default: SWARM_CLIENT_ID, else swarm-cli")
-    claim.add_argument("--client-version")
-    claim.add_argument("--idle-limit-s", type=float, metavar="S")
+    claim.add_argument("--client-version", help=_VERSION)
+    claim.add_argument("--idle-limit-s", type=float, metavar="S", help=_IDLE)
     claim.add_argument("--max-episode-s", type=float, metavar="S", help="the whole episode's limit, whatever it does")
     claim.add_argument("--wait-s", type=float, metavar="S", help="for a server that is busy (default 30)")
     text = "print shell lines: the model's address and key are exported, SWARM_EPISODE and SWARM_LEASE are not"
@@ -155,14 +165,14 @@ def _episode(commands: _Commands) -> None:
     for command in (end, abort, renew):
         text = "what `claim` printed, as a file or -; default: SWARM_EPISODE and SWARM_LEASE"
         command.add_argument("grant", nargs="?", metavar="GRANT", help=text)
-    end.add_argument("--reward", type=float, metavar="R")
-    end.add_argument("--success", choices=("true", "false"))
-    _add_repeatable(end, "--metric", "NAME=VALUE", "")
-    _add_repeatable(end, "--agent-reward", "AGENT=R", "")
+    end.add_argument("--reward", type=float, metavar="R", help="any finite number; required unless GRANT holds it")
+    end.add_argument("--success", choices=("true", "false"), help="whether the task was solved, for rates")
+    _add_repeatable(end, "--metric", "NAME=VALUE", "a number to keep with the episode")
+    _add_repeatable(end, "--agent-reward", "AGENT=R", "the reward of one of several agents")
     end.add_argument("--metadata", metavar="JSON", help="an object to keep with the episode")
     text = "how the agent recovered from a call that failed on the server's side: it counts"
     end.add_argument("--despite", metavar="HOW", help=text)
-    abort.add_argument("--reason", required=True)
+    abort.add_argument("--reason", required=True, help="kept in the ledger")
     text = "who lost it: server, network, client, rollout (default), grader, limit or person"
     abort.add_argument("--cause", help=text)
     resolve = _add(
@@ -171,7 +181,7 @@ def _episode(commands: _Commands) -> None:
         "episodes:resolve_episode",
         "decide on a prepared episode whose decider is gone (admin token)",
     )
-    resolve.add_argument("episode", metavar="EPISODE")
+    resolve.add_argument("episode", metavar="EPISODE", help="its id")
     resolve.add_argument("--outcome", choices=("committed", "aborted"), required=True)
     resolve.add_argument("--reason", required=True, help="kept in the ledger")
     for command in episode.choices.values():
@@ -189,14 +199,14 @@ def _episode_run(commands: _Commands) -> None:
         "try again), 5 the lease is gone, 6 agent, scorer or time limit lost the attempt, 130 interrupted.",
     )
     run.add_argument("agent", nargs="*", metavar="-- COMMAND", help="the agent; its standard output is its answer")
-    run.add_argument("--task", metavar="ID")
+    run.add_argument("--task", metavar="ID", help=_TASK)
     run.add_argument("--scorer", metavar="COMMAND", help="reads the answer, prints a reward (or JSON) as its last line")
     run.add_argument("--run-id", metavar="RUN", help=NEWEST_RUN)
-    run.add_argument("--kind", choices=("train", "eval"), default="train")
-    run.add_argument("--mix")
+    run.add_argument("--kind", choices=("train", "eval"), default="train", help=_KIND)
+    run.add_argument("--mix", help=_MIX)
     run.add_argument("--client-id", help="default: SWARM_CLIENT_ID, else swarm-cli")
-    run.add_argument("--client-version", default="0")
-    run.add_argument("--idle-limit-s", type=seconds, default=240.0, metavar="S")
+    run.add_argument("--client-version", default="0", help=_VERSION)
+    run.add_argument("--idle-limit-s", type=seconds, default=240.0, metavar="S", help=_IDLE)
     text = "for a server that is busy (default %(default)g)"
     run.add_argument("--wait-s", type=seconds, default=30.0, metavar="S", help=text)
     run.add_argument(
@@ -205,7 +215,8 @@ def _episode_run(commands: _Commands) -> None:
     run.add_argument("--metadata", metavar="JSON", help="an object to keep with the episode")
     text = "how long the agent may run (default: the run's max_episode_s)"
     run.add_argument("--timeout", type=seconds, metavar="S", help=text)
-    run.add_argument("--scorer-timeout", type=seconds, default=SCORER_S, metavar="S", help="default: %(default)g")
+    text = "how long the scorer may run (default %(default)g)"
+    run.add_argument("--scorer-timeout", type=seconds, default=SCORER_S, metavar="S", help=text)
     _add_repeatable(run, "--env", "NAME", "pass this environment variable to the agent")
     _add_repeatable(run, "--scorer-env", "NAME", "pass this environment variable to the scorer")
     reads = "what the agent may read besides the system, its program and this folder"
@@ -236,7 +247,7 @@ def _try(commands: _Commands) -> None:
 def _join(commands: _Commands) -> None:
     modes = _group(commands, "join", "take part yourself: judge, play the agent, or talk to the model", metavar="MODE")
     for mode, text in JOIN_MODES.items():
-        parser = _add(modes, mode, "join:join_run", text, description=f"{text}. See docs/guides/people.md.")
+        parser = _add(modes, mode, "join:join_run", text, description=f"{_sentence(text)} See docs/guides/people.md.")
         if mode != "talk":
             text = "a study's workflow.py, or FILE.py:ROLLOUT with --task"
             parser.add_argument("workflow", nargs="?", metavar="WORKFLOW", help=text)
@@ -246,7 +257,7 @@ def _join(commands: _Commands) -> None:
         what = "pairs" if mode == "judge" else "episodes"
         parser.add_argument("--times", type=int, metavar="N", help=f"{what} of each task (default: what fills a group)")
         parser.add_argument("--run-id", metavar="RUN", help=NEWEST_RUN)
-        parser.add_argument("--mix")
+        parser.add_argument("--mix", help=_MIX)
         parser.add_argument("--client-id", help="default: SWARM_CLIENT_ID, else join-MODE")
         text = "episodes are compared with those of the same version only (default: join-MODE)"
         parser.add_argument("--client-version", help=text)
@@ -273,7 +284,7 @@ def _top(commands: _Commands) -> None:
 
 def _trace(commands: _Commands) -> None:
     parser = _add(commands, "trace", "trace:show_trace", "every LLM call of an episode, token by token")
-    parser.add_argument("episode_id", metavar="EPISODE")
+    parser.add_argument("episode_id", metavar="EPISODE", help="its id, as `swarm ledger` shows it")
     parser.add_argument("--messages", action="store_true", help="messages instead of tokens")
     parser.add_argument("--whole", action="store_true", help="show prompts again that continue an earlier call")
     parser.add_argument("--logprobs", action="store_true", help="list the sampled tokens with logprob and weights")
@@ -297,13 +308,13 @@ def _ledger(commands: _Commands) -> None:
         parser.add_argument(option, metavar=metavar, help=text)
     parser.add_argument("--kind", choices=("train", "eval"))
     parser.add_argument("--step", type=int, metavar="N", help="trained in this step")
-    parser.add_argument("--limit", type=int, metavar="N", help="no more than this many, and where the rest begins")
+    parser.add_argument("--limit", type=int, metavar="N", help="print at most this many, and what --after goes on with")
     parser.add_argument("--after", metavar="NEXT", help="go on where a page ended")
-    parser.add_argument("--detail", action="store_true", help="with tracebacks")
+    parser.add_argument("--detail", action="store_true", help="with tracebacks and last words")
     parser.add_argument(
         "--summary", action="store_true", help="why didn't it learn? (default run: the server's newest)"
     )
-    text = "newest traces read for forks (default %(default)s)"
+    text = "with --summary: how many of the newest traces to look for forks in (default %(default)s)"
     parser.add_argument("--traces", type=int, default=TRACES_READ, metavar="N", help=text)
     _add_connection(parser)
 
@@ -313,9 +324,9 @@ def _ledger(commands: _Commands) -> None:
 
 def _models(commands: _Commands) -> None:
     models = _group(commands, "models", "fetch, list and export models")
-    get = _add(models, "get", "models:get_model", "have a model in the cache; prints its folder")
+    get = _add(models, "get", "models:get_model", "fetch a model into the cache unless it is there; prints its folder")
     get.add_argument("name", metavar="NAME", help="smollm2-135m, smollm2-81m, a hub name OWNER/NAME, or a folder")
-    listing = _add(models, "list", "models:list_models", "what the cache holds")
+    listing = _add(models, "list", "models:list_models", "what the cache holds, and which names are known")
     export = _add(models, "export", "stored_runs:export_run", "a checkpoint of a run as a Hugging Face folder")
     export.add_argument("run_at", metavar="RUN[@STEP]", help=RUN_AT)
     export.add_argument("--to", type=Path, required=True, metavar="DIR", help="a new folder")
@@ -327,14 +338,15 @@ def _models(commands: _Commands) -> None:
 
 
 def _chat(commands: _Commands) -> None:
-    text = "Talk to a checkpoint of a run, on this machine's processor. An empty line or Ctrl-D ends it."
+    text = "Talk to a checkpoint of a run, on this machine's CPU. An empty line or Ctrl-D ends it."
     chat = _add(commands, "chat", "stored_runs:chat_with", "talk to a checkpoint of a run", description=text)
     chat.add_argument("run_at", metavar="RUN[@STEP]", help=RUN_AT)
     chat.add_argument("--once", metavar="TEXT", help="say this, print the answer, and end")
     chat.add_argument("--system", metavar="TEXT", help="a system message before everything")
     chat.add_argument("--temperature", type=_at_least_zero, metavar="T", help="default: the run's; 0 is greedy")
     chat.add_argument("--max-tokens", type=count, metavar="N", help="of each answer (default: the run's)")
-    chat.add_argument("--seed", type=int, default=0, metavar="N", help="the same seed says the same (default 0)")
+    text = "the same seed gives the same answers (default 0)"
+    chat.add_argument("--seed", type=int, default=0, metavar="N", help=text)
     _add_state_dir(chat)
     chat.add_argument("--json", action="store_true", help="with --once: answer as JSON")
 

@@ -20,7 +20,7 @@ from typing import Any
 from foundation.commandline import UsageError
 from foundation.streams import one_line, printable
 from swarm.cli.options import connect
-from swarm.protocol.episodes import EpisodeTrace, LedgerEntry, RecordedCall
+from swarm.protocol.episodes import DropReason, EpisodeTrace, LedgerEntry, RecordedCall
 from swarm.protocol.sampling_mask import RestrictedTraining
 
 LONGEST_LINE = 2_000
@@ -63,13 +63,15 @@ def _wants_colour(choice: str) -> bool:
 
 def entry_line(entry: LedgerEntry) -> str:
     """One episode in one line."""
-    fate = entry.state if entry.step is None else f"{entry.state} at step {entry.step}"
+    evaluated = entry.reason is DropReason.EVAL
+    fate = "evaluated" if evaluated else entry.state if entry.step is None else f"{entry.state} at step {entry.step}"
     by = "" if entry.cause is None else f", lost by {entry.cause}"
-    why = "" if entry.reason is None else f" ({entry.reason}{by})"
+    why = "" if evaluated or entry.reason is None else f" ({entry.reason}{by})"
     if entry.tainted and entry.despite is not None:
         why += f" (tainted, despite: {one_line(entry.despite)})"
     reward = "-" if entry.reward is None else f"{entry.reward:g}"
-    return f"{entry.episode_id}  {entry.kind}  task {one_line(entry.task_id)}  reward {reward}  {entry.calls} calls  {fate}{why}"
+    calls = f"{entry.calls} call{'' if entry.calls == 1 else 's'}"
+    return f"{entry.episode_id}  {entry.kind}  task {one_line(entry.task_id)}  reward {reward}  {calls}  {fate}{why}"
 
 
 def trace_text(trace: EpisodeTrace) -> str:
@@ -141,7 +143,12 @@ def _opening(trace: EpisodeTrace) -> list[str]:
     if trace.entry.detail:
         lines += [f"  {printable(line)}" for line in trace.entry.detail.splitlines()]
     if trace.entry.calls and not trace.calls:
-        lines.append("  its calls were freed; only their number is kept")
+        lost = (
+            "an aborted episode's calls are"
+            if trace.entry.reason is DropReason.ABORTED
+            else "its calls were freed and are"
+        )
+        lines.append(f"  {lost} not kept, only their number")
     return lines
 
 
@@ -313,7 +320,7 @@ def page(trace: EpisodeTrace) -> str:
     return template.substitute(
         episode=html.escape(trace.entry.episode_id),
         entry=html.escape(entry_line(trace.entry) + detail),
-        calls=sections or "<p>There are no calls, or they were freed.</p>",
+        calls=sections or "<p>There are no calls, or they are not kept.</p>",
     )
 
 

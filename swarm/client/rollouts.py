@@ -30,7 +30,7 @@ from swarm.client.errors import (
 )
 from swarm.client.losses import Tries, tries_of
 from swarm.client.progress import ProgressLine, terminal
-from swarm.client.tasks import Outcome, Rollout, Task, TaskStream, each, rolled_out
+from swarm.client.tasks import Outcome, Rollout, Task, TaskStream, each, own_traceback, rolled_out
 from swarm.protocol.episodes import Cause, DropReason, EpisodeOptions, EpisodeState, LedgerEntry, RolloutOptions
 
 if TYPE_CHECKING:
@@ -341,7 +341,7 @@ class Rollouts:
                 return _Fate.ENDED
             log.exception("the rollout of task %s crashed (episode %s)", task.id, episode.id)
             self._last_crash = traceback.format_exception_only(error)[-1].strip()
-            return _given_up(episode, traceback.format_exc(), episode.blame(error))
+            return _given_up(episode, own_traceback(error), episode.blame(error))
         return _Fate.ENDED
 
     def _count(self, fate: _Fate, cause: Cause, episode: Episode, line: ProgressLine) -> None:

@@ -58,6 +58,14 @@ def as_runtime_error(error: BaseException, whose: str) -> RuntimeError:
     return RuntimeError(f"{whose} raised {words}").with_traceback(error.__traceback__)
 
 
+def own_traceback(error: BaseException) -> str:
+    """The traceback of what a rollout raised, without the frames of ours that called it."""
+    frame = error.__traceback__
+    while frame is not None and str(frame.tb_frame.f_globals.get("__name__")).startswith("swarm."):
+        frame = frame.tb_next
+    return "".join(traceback.format_exception(type(error), error, frame or error.__traceback__))
+
+
 async def rolled_out(rollout: Rollout, episode: Episode, task: Task) -> Outcome | float | None:
     """What the rollout returns. Its SystemExit counts as an error of the rollout; the process goes on."""
     try:

@@ -487,6 +487,7 @@ def test_a_rollout_is_tried_without_training(tmp_path: Path, capsys: Capture) ->
     shown = capsys.readouterr().out
     assert shown.count("Traceback") == 1
     assert shown.splitlines()[-1] == "KeyError: 'nemo'"
+    assert "rolled_out" not in shown, "frames of ours"
     for name, said in (
         ("silent", "the episode does not count: no_calls"),
         ("given_up", "the sandbox did not start"),
