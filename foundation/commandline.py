@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 from foundation.nearest import nearest
 
 _NEGATIVE = re.compile(r"-[\d.]")
+_MOST_HOLDERS = 3
 _LONG_OPTION = re.compile(r"--[a-z][a-z-]*")
 
 
@@ -55,7 +56,7 @@ class Parser(argparse.ArgumentParser):
         self._refuse_misspelt(given)
         parsed, unknown = self.parse_known_args(given, namespace)
         if unknown:
-            self._named(given)[-1]._refuse_unknown(unknown)
+            self._refuse_unknown(self._named(given), unknown)
         return parsed
 
     def error(self, message: str) -> NoReturn:
@@ -68,13 +69,18 @@ class Parser(argparse.ArgumentParser):
             sys.stderr.write(f"{self.prog}: {message}{hint}; see `{self.prog} --help`\n")
         raise SystemExit(2)
 
-    def _refuse_unknown(self, words: Sequence[str]) -> NoReturn:
-        name = words[0].partition("=")[0]
-        guess = nearest(name, self.options())
+    def _refuse_unknown(self, named: Sequence[Parser], words: Sequence[str]) -> NoReturn:
+        """named: the commands that were named, the innermost last."""
+        name, chosen = words[0].partition("=")[0], named[-1]
+        guess = nearest(name, chosen.options())
         hint = f" (did you mean {guess}?)" if guess else ""
+        beside = named[-2].commands().values() if named[1:] else ()
+        holders = [f"`{each.prog}`" for each in beside if name in each.options()]
         if guess == name:
-            hint = f" (write it behind the command: {self.prog} {guess})"
-        self._end(f"unrecognized arguments: {' '.join(words)}", hint, guess)
+            hint = f" (write it behind the command: {chosen.prog} {guess})"
+        elif name.startswith("--") and holders:
+            hint, guess = f" (it is an option of {', '.join(holders[:_MOST_HOLDERS])})", None
+        chosen._end(f"unrecognized arguments: {' '.join(words)}", hint, guess)
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         """argparse's own, which names no command that may have been meant."""
@@ -105,12 +111,13 @@ class Parser(argparse.ArgumentParser):
 
     def _refuse_misspelt(self, given: Sequence[str]) -> None:
         """Before argparse says that the option, rightly spelt, is missing."""
-        chosen = self._named(given)[-1]
+        named = self._named(given)
+        chosen = named[-1]
         known = {*self.options(), *chosen.options()}
         for word in _before_dashes(given):
             name = word.partition("=")[0]
             if _LONG_OPTION.fullmatch(name) and name not in known and nearest(name, chosen.options()):
-                chosen._refuse_unknown([word])
+                self._refuse_unknown(named, [word])
 
 
 def _before_dashes(words: Sequence[str]) -> list[str]:

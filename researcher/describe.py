@@ -13,9 +13,17 @@ from researcher.study.plan import Arm, Known, Plan
 from researcher.view import duration
 
 
+def engine_lines(plan: Plan, engine: str) -> list[str]:
+    """What has to be said before a plan where it is for the echo engine."""
+    if engine != "echo":
+        return []
+    paid = "" if plan.trial_s_measured else "; the price below is of real trials, and these take seconds"
+    return [f"engine      echo: no model is trained, so that nothing it finds is a result{paid}"]
+
+
 def plan_lines(plan: Plan) -> list[str]:
     """A plan as a person reads it."""
-    length = "steps as the arm says" if plan.steps_vary else f"{plan.steps} steps a trial"
+    length = "steps as the arm says" if plan.steps_vary else f"{_many(plan.steps, 'step')} a trial"
     lines = [
         f"question    {one_line(plan.question)}",
         f"hash        {plan.digest()}  (version {plan.version})",
@@ -68,6 +76,10 @@ def _arm_text(arm: Arm) -> str:
     """`NAME: FACTOR=LEVEL`, and the seed offset of an arm that has seeds of its own."""
     own = f"; seeds of its own: each stage's plus {arm.seed_offset}" if arm.seed_offset else ""
     return f"{arm.name}: {', '.join(f'{name}={level_text(level)}' for name, level in arm.levels.items()) or 'the defaults'}{own}"
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
 
 
 def _span(least: object, most: object) -> str:

@@ -134,6 +134,11 @@ def _add_start(commands: argparse._SubParsersAction[Parser]) -> None:
     )
     start.add_argument("--detach", action="store_true", help="let the daemon carry the study on, and return at once")
     start.add_argument(
+        "--again",
+        action="store_true",
+        help="though a study with the same spec has not ended (default: that is refused)",
+    )
+    start.add_argument(
         "--dry-run", action="store_true", help="show the spec, the plan and its price; run nothing, record nothing"
     )
     _json(start)

@@ -302,6 +302,7 @@ def _known(finding: Finding, asked: Sequence[tuple[Hypothesis, Scope | None]]) -
         **{name: getattr(effect, name, None) for name in _QUOTED},
         plan_hash=finding.plan_hash,
         origin=finding.origin,
+        engine="echo" if "echo" in finding.models else None,
         same_as=same,
     )
 
@@ -334,7 +335,8 @@ def told(known: Known) -> str:
             f"n = {known.n_treatment} against {known.n_baseline}"
         )
     whose = "" if known.origin is None else f", by {known.origin}: not recomputable here"
-    return f"{known.statement}: {known.verdict}, {numbers} ({known.id}{whose})"
+    echo = "; echo engine: no model was trained, and this says nothing about training" if known.engine else ""
+    return f"{known.statement}: {known.verdict}, {numbers} ({known.id}{whose}){echo}"
 
 
 def _percent(level: float) -> str:
@@ -345,11 +347,10 @@ def _percent(level: float) -> str:
 
 def told_of(finding: Finding) -> str:
     """A finding in one line with its scope: instrument, model, steps, means, and time per trial."""
-    echo = "echo" in finding.models
     effect, steps = finding.effect, finding.scope.get("steps")
     parts = [
         f"{finding.instrument} {finding.instrument_version}".strip(),
-        "echo engine: no model was trained, and this says nothing about training" if echo else finding.model,
+        "" if "echo" in finding.models else finding.model,
         f"{steps} steps" if steps is not None else "",
     ]
     if effect is not None:

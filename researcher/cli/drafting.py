@@ -17,14 +17,22 @@ from foundation.nearest import nearest
 from researcher.campaign.goal import goal_in
 from researcher.campaign.topic import goal_text
 from researcher.cli.goals import ReadyGoal, price_text, ready_goal, record_campaign
-from researcher.cli.request import Knowledge, Wanted, check_addresses, checked_topic, planner_of
+from researcher.cli.request import (
+    ECHO_APART,
+    Knowledge,
+    Wanted,
+    check_addresses,
+    checked_topic,
+    planner_of,
+    without_engine,
+)
 from researcher.cli.resume import hand_over
-from researcher.cli.start import common_options, keep_calls, planned, recorded, with_tasks
-from researcher.describe import plan_lines
+from researcher.cli.start import check_not_asked, common_options, keep_calls, planned, recorded, same_spec, with_tasks
+from researcher.describe import engine_lines, plan_lines
 from researcher.design.pricing import Price, price_of
 from researcher.home import Home
 from researcher.instruments.catalogue import InstrumentFolder, available, open_instrument
-from researcher.models import LlmCall, StudyOptions
+from researcher.models import LlmCall, StudyOptions, StudyRecord
 from researcher.planner.outcome import Asked, Declined, NeedsEdit, Proposed, TopicRequest
 from researcher.refusals import PlanningRefused, SpecRefused
 from researcher.schedule.timetable import Timetable
@@ -69,6 +77,8 @@ class TextDrafting:
     _drafts: OrderedDict[str, tuple[Draft, list[LlmCall]]] = field(default_factory=OrderedDict)
     """The planner's newest drafts, by their questions."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
+    _starting: threading.Lock = field(default_factory=threading.Lock)
+    """Of two equal texts that come at once, the second finds the first one's study."""
 
     def instruments(self) -> list[str]:
         return [each.instrument.name for each in available()]
@@ -89,12 +99,13 @@ class TextDrafting:
     ) -> tuple[Proposed | NeedsEdit | Asked, list[LlmCall]]:
         """What the planner makes of a topic, and its LLM calls. Raises: PlanningRefused, UsageError."""
         topic, calls = checked_topic(topic), list[LlmCall]()
+        asked = without_engine(topic)
         if instrument is not None:
             self.check_installed(instrument)
         folders = available() if instrument is None else [open_instrument(instrument)]
         knowledge = Knowledge.of(self.home, [], "local")
         request = TopicRequest(
-            topic=topic,
+            topic=asked,
             instruments=folders,
             given={} if instrument is None else {"instrument": instrument},
             known=knowledge.known,
@@ -110,6 +121,8 @@ class TextDrafting:
         if isinstance(outcome, Declined):
             nearest = f" Nearest: {', '.join(outcome.nearest)}." if outcome.nearest else ""
             raise PlanningRefused(f"{outcome.reason.rstrip('.')}.{nearest}", outcome.nearest)
+        if asked != topic and not isinstance(outcome, Asked):
+            outcome = replace(outcome, draft=replace(outcome.draft, uncovered=(*outcome.draft.uncovered, ECHO_APART)))
         return outcome, calls
 
     def check(self, text: str, places: Places) -> Checked:
@@ -117,11 +130,14 @@ class TextDrafting:
             ready = self.ready(text, places, runs=False)
         except PlanningRefused as error:
             return _checked(error, text)
-        return Checked(plan=tuple(plan_lines(ready.plan)), price=_price_text(ready.price, ready.plan))
+        return Checked(
+            plan=(*engine_lines(ready.plan, places.engine), *plan_lines(ready.plan)),
+            price=_price_text(ready.price, ready.plan),
+        )
 
     def start(self, text: str, places: Places) -> str | Checked:
         try:
-            return self.begin(self.ready(text, places, runs=True))
+            return self.begin(self.ready(text, places, runs=True), "stop it first, or ask something else")
         except PlanningRefused as error:
             return _checked(error, text)
 
@@ -143,16 +159,27 @@ class TextDrafting:
         plan = with_tasks(plan, folder, self.home, dry_run=not runs)
         return Ready(draft, spec, timetable, folder, plan, places, calls)
 
-    def begin(self, ready: Ready) -> str:
-        """Record the study and hand it to the daemon; returns its id. Raises: UsageError for its servers."""
+    def begin(self, ready: Ready, again: str | None = None) -> str:
+        """Record the study and hand it to the daemon; returns its id. again: what to do where another one with the same spec is wanted;
+        None: it is.
+
+        Raises: UsageError for its servers, and where a study with the same spec has not ended.
+        """
         options = StudyOptions(
             **common_options(ready.draft, ready.spec, ready.folder),
             servers=ready.places.servers,
             engine=ready.places.engine,
         )
-        study_id = recorded(self.home, ready.spec, ready.plan, options, ready.timetable, ready.calls, carried=True)
-        hand_over(self.home, study_id, ready.plan)
+        with self._starting:
+            if again is not None:
+                check_not_asked(self.home, self.same(ready), again)
+            study_id = recorded(self.home, ready.spec, ready.plan, options, ready.timetable, ready.calls, carried=True)
+            hand_over(self.home, study_id, ready.plan)
         return study_id
+
+    def same(self, ready: Ready) -> list[StudyRecord]:
+        """Studies with this spec on this engine."""
+        return same_spec(self.home, ready.spec, ready.places.engine)
 
     def check_installed(self, name: str, field: str = "instrument") -> None:
         """Without a folder: one of anybody's would run its code here for whoever reaches the page. Raises: SpecRefused."""

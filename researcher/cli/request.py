@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -20,31 +21,57 @@ from researcher.instruments.catalogue import available, open_instrument
 from researcher.instruments.levels import level_text
 from researcher.models import LONGEST_TOPIC, Finding, LlmCall
 from researcher.paces import paces_on
-from researcher.planner.outcome import Asked, Declined, NeedsEdit, Outcome, Planner, Proposed, TopicRequest
+from researcher.planner.outcome import Asked, Declined, NeedsEdit, Planner, Proposed, TopicRequest
 from researcher.refusals import PlanningRefused, SpecRefused
-from researcher.study.draft import Draft, arms_of, edited, marked, seeds_of, settings_of, study_text, vary_of
+from researcher.study.draft import Draft, arms_of, edited, marked, paths_of, seeds_of, settings_of, study_text, vary_of
 from researcher.study.file import Lines, read_study_file
 from researcher.study.plan import PlanModel
-from researcher.study.spec import DesignName
+from researcher.study.spec import DesignName, duration_text
 
 if TYPE_CHECKING:
     from researcher.campaign.goal import CampaignGoal
     from researcher.llm.settings import LlmSettings
 
 _CROSSED: DesignName = "factorial"
+_OPTIONS = {
+    "compare": "--vary",
+    "arms": "--arm",
+    "budget.wall": "--budget",
+    "budget.tokens": "--tokens",
+    "seeds.first": "--first-seed",
+    "schedule.windows": "--window",
+    "schedule.days": "--days",
+}
+"""Options that are not called as the field that they set."""
+_ECHO = re.compile(
+    r"[,;(]?\s*\b(?:(?:please|and)\s+)?(?:(?:use|using|run|running)(?:\s+(?:it|this))?(?:\s+(?:on|with))?\s+|(?:on|with)\s+)?"
+    r"(?:the\s+)?echo[\s-]engine\b\)?|\s*(?:--|\b)engine[\s=:]+echo\b",
+    re.IGNORECASE,
+)
+ECHO_APART = (
+    "The echo engine is chosen where the study is started, not in its file: `--engine echo`, over MCP `engine: echo`."
+)
+_BARE = re.compile(r"[0-9]+(\.[0-9]+)?")
 Teller = Callable[[str], None]
 
 
 class DraftToEdit(PlanningRefused):
     """The planner has a draft that a person must finish. text: the draft as a study file."""
 
-    def __init__(self, draft: Draft, problems: tuple[str, ...]) -> None:
+    def __init__(
+        self, draft: Draft, problems: tuple[str, ...], knowledge: Knowledge, *, servers: int, file: str | None
+    ) -> None:
+        """servers: trials at once. file: where the draft is going to be; None: nowhere."""
         said = " ".join(f"{each.rstrip('.')}." for each in problems)
-        super().__init__(
-            f"{said} Keep the draft in a file (`researcher draft ... -o study.yaml`), edit it, and start that"
-        )
+        then = "Keep the draft in a file (`researcher draft ... -o study.yaml`), edit it, and start that"
+        if file is not None:
+            then = f"{file} has the draft: edit it, or start it as it is where these words change nothing"
+        super().__init__(f"{said} {then}")
         self.text = study_text(draft, problems)
         self.fields = draft.fields
+        self.problems = problems
+        self.knowledge = knowledge
+        self.servers = servers
 
 
 class QuestionOpen(Exception):
@@ -113,7 +140,8 @@ class Asking:
             raise UsageError("a study file and --topic both state the question: drop one of them")
         if args.file:
             fields, lines = read_study_file(Path(args.file))
-            return Wanted(edited(Draft(fields=fields, sources=marked(fields, "file"), author="file"), edits), lines)
+            draft = edited(Draft(fields=fields, sources=marked(fields, "file"), author="file"), edits)
+            return Wanted(draft, lines.overruled(_options_of(edits)))
         if args.topic is not None:
             draft = edited(self._planned(topic_of(args.topic), edits), edits)
             if edits.keys() & {"compare", "arms"} or _several(edits):
@@ -133,13 +161,25 @@ class Asking:
         return Wanted(Draft(fields=fields, sources=marked(edits, "flag"), author="options"))
 
     def _planned(self, topic: str, edits: dict[str, Any]) -> Draft:
-        """The planner's draft; its questions go to the terminal."""
+        """The planner's draft. Raises: UsageError where the topic asks for an engine, and no option does."""
+        asked = without_engine(topic)
+        if asked == topic:
+            return self._proposed(topic, edits)
+        engine = getattr(self.args, "engine", None)
+        if engine not in (None, "echo"):
+            raise UsageError("the topic asks for the echo engine, which is an option: add --engine echo")
+        draft = self._proposed(asked, edits)
+        return draft if engine == "echo" else replace(draft, uncovered=(*draft.uncovered, ECHO_APART))
+
+    def _proposed(self, topic: str, edits: dict[str, Any]) -> Draft:
+        """What the planner makes of the topic; its questions go to the terminal."""
         import asyncio
 
         name = edits.get("instrument")
         folders = [open_instrument(name)] if name is not None else available()
         given = edits if name is None else edits | {"instrument": folders[0].instrument.name}
         tell, answers = teller(self.args), list(self.args.answer)
+        servers = max(1, len(getattr(self.args, "server", [])))
         planner = planner_of(self.args.planner, self.calls, tell, durable=self.home is not None)
         while True:
             request = TopicRequest(
@@ -148,11 +188,14 @@ class Asking:
                 given=given,
                 known=self.knowledge.known,
                 paces=self.knowledge.paces,
-                servers=max(1, len(getattr(self.args, "server", []))),
+                servers=servers,
                 kept=self.knowledge.kept,
                 answers=answers,
             )
             outcome = asyncio.run(planner.propose(request))
+            if isinstance(outcome, NeedsEdit):
+                file = getattr(self.args, "output", None)
+                raise DraftToEdit(outcome.draft, outcome.problems, self.knowledge, servers=servers, file=file)
             if not isinstance(outcome, Asked):
                 return _draft_in(outcome)
             if not sys.stdin.isatty() or self.args.json:
@@ -192,18 +235,12 @@ def planner_of(which: str | None, calls: list[LlmCall], tell: Teller, *, durable
     return LlmPlanner(asker, checkpoints=default_url() if durable else None, thread=RandomIds().new("plan"))
 
 
-def _draft_in(outcome: Outcome) -> Draft:
+def _draft_in(outcome: Proposed | Declined) -> Draft:
     """Raises: PlanningRefused."""
-    match outcome:
-        case Proposed(draft=draft):
-            return draft
-        case NeedsEdit(draft=draft, problems=problems):
-            raise DraftToEdit(draft, problems)
-        case Declined(reason=reason, nearest=nearest):
-            instead = f" Nearest: {', '.join(nearest[:MOST_NAMES])}." if nearest else ""
-            raise PlanningRefused(f"{reason.rstrip('.')}.{instead}", nearest)
-        case Asked():
-            raise AssertionError("answered above")
+    if isinstance(outcome, Proposed):
+        return outcome.draft
+    instead = f" Nearest: {', '.join(outcome.nearest[:MOST_NAMES])}." if outcome.nearest else ""
+    raise PlanningRefused(f"{outcome.reason.rstrip('.')}.{instead}", outcome.nearest)
 
 
 def campaign_llm(goal: CampaignGoal) -> LlmSettings | None:
@@ -253,7 +290,7 @@ def edits_of(args: argparse.Namespace) -> dict[str, Any]:
     seeds = {} if args.seeds is None else seeds_of(args.seeds)
     if args.first_seed is not None:
         seeds["first"] = args.first_seed
-    budget = {"wall": None if args.budget is None else seconds(args.budget), "tokens": args.tokens}
+    budget = {"wall": None if args.budget is None else duration_text(seconds(args.budget)), "tokens": args.tokens}
     schedule = {"windows": args.window, "days": args.days}
     edits |= {
         "seeds": seeds or None,
@@ -264,6 +301,14 @@ def edits_of(args: argparse.Namespace) -> dict[str, Any]:
     if len(edits.get("compare", {})) + _several(edits) > 1 and "design" not in edits:
         edits["design"] = _CROSSED
     return edits
+
+
+def _options_of(edits: dict[str, Any]) -> dict[str, str]:
+    """The option that set each dotted path."""
+    return {
+        path: _OPTIONS.get(path.partition(".")[0], _OPTIONS.get(path, f"--{path.partition('.')[0].replace('_', '-')}"))
+        for path in paths_of(edits)
+    }
 
 
 def _several(edits: dict[str, Any]) -> bool:
@@ -295,6 +340,11 @@ def topic_of(given: str) -> str:
     return checked_topic(given)
 
 
+def without_engine(topic: str) -> str:
+    """The topic without the words that ask for the echo engine: it is an option, and no setting of a study."""
+    return re.sub(r"^[\s,;.]+", "", _ECHO.sub("", topic)).strip() or topic
+
+
 def checked_topic(given: str) -> str:
     """The topic without white space around it. Raises: UsageError."""
     if not given.strip():
@@ -309,16 +359,14 @@ def checked_topic(given: str) -> str:
 
 
 def seconds(text: str) -> float:
-    """`8h`, `90m`, `1h30m`, `2d`, or plain seconds. Raises: UsageError."""
-    try:
-        total = float(text)
-    except ValueError:
-        found = duration_s(text)
-        if found is None:
-            raise UsageError(f"{text!r} is not a time; write 8h, 90m, 1h30m or seconds") from None
-        total = found
+    """`8h`, `90m`, `1h30m`, `2d`, `90s`; a number without a unit may mean any of them. Raises: UsageError."""
+    total = duration_s(text)
+    if total is None and _BARE.fullmatch(text) and float(text):
+        raise UsageError(f"{text!r} has no unit: did you mean {text}m, {text}h or {text}s?")
+    if total is None:
+        raise UsageError(f"{text!r} is not a time; write 8h, 90m, 1h30m or 90s")
     if not 0 < total < float("inf"):
-        raise UsageError(f"{text!r} is not a length of time; write 8h, 90m, 1h30m or seconds")
+        raise UsageError(f"{text!r} is not a length of time; write 8h, 90m, 1h30m or 90s")
     return total
 
 

@@ -36,11 +36,14 @@ from researcher.view import view_for
 T = TypeVar("T")
 
 
-def detach(home: Home, study_id: str, plan: Plan, *, as_json: bool) -> int:
-    """Hand the study to the daemon, and say so."""
+def detach(
+    home: Home, study_id: str, plan: Plan, same: list[dict[str, str]], lines: list[str], *, as_json: bool
+) -> int:
+    """Hand the study to the daemon, and say so. same: studies with the same spec, and lines that say so."""
     hand_over(home, study_id, plan)
-    document = {"study": study_id, "hash": plan.digest(), "log": home.studies / study_id / "daemon.log"}
-    return answer(as_json, document, f"{study_id}: {carrier()}; `researcher watch {study_id}` follows it")
+    log = home.studies / study_id / "daemon.log"
+    document = {"study": study_id, "hash": plan.digest(), "log": log, "same_spec": same}
+    return answer(as_json, document, *lines, f"{study_id}: {carrier()}; `researcher watch {study_id}` follows it")
 
 
 def hand_over(home: Home, study_id: str, plan: Plan) -> None:

@@ -11,6 +11,7 @@ import os
 import shlex
 import socket
 import sys
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
@@ -19,8 +20,10 @@ from typing import Any
 from foundation.clock import SystemClock
 from foundation.commandline import UsageError
 from foundation.paths import user_data_dir, write_atomically
-from researcher.cli import DONE, USAGE, WAITING, answer, say, say_json
+from researcher.attendance import unattended
+from researcher.cli import DONE, OUT_OF_BUDGET, USAGE, WAITING, answer, say, say_json
 from researcher.cli.request import (
+    ECHO_APART,
     Asking,
     DraftToEdit,
     Knowledge,
@@ -35,8 +38,8 @@ from researcher.design.pricing import Price, price_of
 from researcher.design.question import named
 from researcher.home import DATABASE, Home, data_dir, open_home
 from researcher.instruments.catalogue import OWN_STUDIES, InstrumentFolder, open_instrument
-from researcher.models import LlmCall, StudyOptions
-from researcher.refusals import PlanningRefused, Refusals, SpecRefused
+from researcher.models import LlmCall, StudyOptions, StudyRecord
+from researcher.refusals import BudgetTooSmall, PlanningRefused, Refusals, SpecRefused
 from researcher.schedule.timetable import Timetable
 from researcher.study.draft import Draft, study_text
 from researcher.study.file import checked_spec
@@ -66,11 +69,46 @@ def start_command(args: argparse.Namespace) -> int:
         return _asked(question, as_json=args.json)
     finally:
         keep_calls(calls)
+    same = [] if home is None else same_spec(home, spec, args.engine)
     if args.dry_run:
-        _show(wanted.draft, spec, plan, folder, args)
+        _show(wanted.draft, spec, plan, folder, same, args)
         return DONE
     assert home is not None
-    return _begin(args, home, wanted.draft, spec, plan, folder, timetable, calls)
+    if not args.again:
+        check_not_asked(home, same, "--again starts another beside it")
+    return _begin(args, home, wanted.draft, spec, plan, folder, timetable, calls, same)
+
+
+def same_spec(home: Home, spec: StudySpec, engine: str) -> list[StudyRecord]:
+    """Studies here with this very spec on this engine, newest first, as far as they have a plan."""
+    document = spec.document()
+    return [
+        study
+        for study in home.store.studies.all()
+        if study.request is not None
+        and study.request.spec == document
+        and study.options.engine == engine
+        and study.plan_version is not None
+    ]
+
+
+def check_not_asked(home: Home, same: Sequence[StudyRecord], how: str) -> None:
+    """how: what to do where another one is wanted all the same. Raises: UsageError where one of them has not ended."""
+    for study in same:
+        if not study.status.ended:
+            who = "worked on" if home.worker(study.id) else unattended(home, study)
+            raise UsageError(
+                f"{study.id} asks the same and is {study.status} ({who}): `researcher status {study.id}`; {how}"
+            )
+
+
+def same_lines(same: Sequence[StudyRecord]) -> list[str]:
+    """What has been asked before, for people."""
+    return [f"asked before: {study.id} has the same spec, and is {study.status}" for study in same]
+
+
+def same_json(same: Sequence[StudyRecord]) -> list[dict[str, str]]:
+    return [{"study": study.id, "status": study.status} for study in same]
 
 
 def draft_command(args: argparse.Namespace) -> int:
@@ -83,8 +121,9 @@ def draft_command(args: argparse.Namespace) -> int:
         wanted = asking.wanted()
         planned(wanted, asking.knowledge, None, servers=1)
         code, text, fields = DONE, study_text(wanted.draft), wanted.draft.fields
+        uncovered = wanted.draft.uncovered
     except DraftToEdit as draft:
-        code, text, fields = _to_edit(args, draft), draft.text, draft.fields
+        code, text, fields, uncovered = _to_edit(args, draft), draft.text, draft.fields, ()
     except QuestionOpen as question:
         return _asked(question, as_json=args.json)
     finally:
@@ -92,7 +131,8 @@ def draft_command(args: argparse.Namespace) -> int:
     if args.output is not None:
         file = Path(args.output)
         write_atomically(file, text.encode())
-        said = f"wrote {file}; `researcher start {file}` runs it" if code == DONE else f"wrote {file}"
+        how = f"researcher start {file}{' --engine echo' if ECHO_APART in uncovered else ''}"
+        said = f"wrote {file}; `{how}` runs it" if code == DONE else f"wrote {file}"
         answer(args.json, {"file": str(file), "fields": fields}, said)
     else:
         answer(args.json, {"fields": fields, "text": text}, text.rstrip("\n"))
@@ -238,17 +278,25 @@ def with_tasks(plan: Plan, folder: InstrumentFolder, home: Home | None, *, dry_r
     return check_tasks(plan, folder, python)
 
 
-def _show(draft: Draft, spec: StudySpec, plan: Plan, folder: InstrumentFolder, args: argparse.Namespace) -> None:
+def _show(
+    draft: Draft,
+    spec: StudySpec,
+    plan: Plan,
+    folder: InstrumentFolder,
+    same: Sequence[StudyRecord],
+    args: argparse.Namespace,
+) -> None:
     """A dry run: the spec, the plan and its price."""
-    from researcher.describe import plan_lines
+    from researcher.describe import engine_lines, plan_lines
 
     if args.json:
         price = price_of(plan, folder.instrument, servers=max(1, len(args.server)))
         said = priced(draft, spec, plan, price)
-        say_json({**said, "campaign": campaign_offer(args.topic, spec), "plan": plan.model_dump(mode="json")})
+        said |= {"engine": args.engine, "same_spec": same_json(same), "campaign": campaign_offer(args.topic, spec)}
+        say_json({**said, "plan": plan.model_dump(mode="json")})
         return
     say(study_text(draft))
-    say("\n".join(plan_lines(plan)))
+    say("\n".join([*engine_lines(plan, args.engine), *plan_lines(plan), *same_lines(same)]))
     if offer := campaign_offer(args.topic, spec):
         say(offer)
 
@@ -291,6 +339,7 @@ def _begin(
     folder: InstrumentFolder,
     timetable: Timetable,
     calls: list[LlmCall],
+    same: Sequence[StudyRecord],
 ) -> int:
     """Record the study, and carry it out here or have the daemon do it."""
     from researcher.cli.clients import check_cluster
@@ -309,8 +358,12 @@ def _begin(
     check_cluster(args.clients, plan, folder, args.server, teller(args))
     study_id = recorded(home, spec, plan, options, timetable, calls, carried=args.detach)
     if args.detach:
-        return detach(home, study_id, plan, as_json=args.json)
-    if not args.json:
+        return detach(home, study_id, plan, same_json(same), same_lines(same), as_json=args.json)
+    if args.json:
+        say(json.dumps({"same_spec": same_json(same)}))
+    else:
+        for line in same_lines(same):
+            say(line)
         for each in draft.uncovered:
             say(f"not covered: {each}")
         if offer := campaign_offer(args.topic, spec):
@@ -362,12 +415,23 @@ def keep_calls(calls: list[LlmCall]) -> None:
 
 
 def _to_edit(args: argparse.Namespace, draft: DraftToEdit) -> int:
-    """2: the topic needs the user's edit, and standard error says which."""
+    """2: the topic needs the user's edit, and standard error says which. 4: a larger budget is all that it needs."""
     if args.json:
         sys.stderr.write(json.dumps({"error": str(draft), "nearest": draft.nearest, "draft": draft.fields}) + "\n")
     else:
         sys.stderr.write(f"researcher {args.command}: {draft}\n")
-    return USAGE
+    return OUT_OF_BUDGET if _lacks_budget(draft) else USAGE
+
+
+def _lacks_budget(draft: DraftToEdit) -> bool:
+    """Whether a larger budget is all that the draft needs."""
+    try:
+        planned(Wanted(Draft(fields=draft.fields, author="")), draft.knowledge, None, servers=draft.servers)
+    except BudgetTooSmall as error:
+        return draft.problems == (str(error),)
+    except PlanningRefused:
+        return False
+    return False
 
 
 def _asked(question: QuestionOpen, *, as_json: bool) -> int:

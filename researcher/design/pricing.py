@@ -154,9 +154,9 @@ def check_budget(plan: Plan, instrument: Instrument, *, servers: int, trials: in
     fewer = "compare fewer levels or take fewer steps" + (f", or at most {affordable} seeds" if affordable >= 2 else "")
     if price.wall_s[0] > budget_s:
         raise BudgetTooSmall(
-            "budget",
+            "budget.wall",
             f"{price.trials[0]} trials take about {_time(price.wall_s[0])}, and {_time(budget_s)} are given: "
-            f"give --budget {math.ceil(price.wall_s[0] / 60)}m, or {fewer}",
+            f"give a budget of {math.ceil(price.wall_s[0] / 60)}m, or {fewer}",
         )
     if trials is not None and price.trials[0] > trials:
         raise BudgetTooSmall(

@@ -24,8 +24,8 @@ from researcher.campaign import people
 from researcher.cli import campaign, decisions, findings, instruments, report, status
 from researcher.cli.drafting import Ready, TextDrafting
 from researcher.cli.request import seconds
-from researcher.cli.start import campaign_offer, priced, schema_of_study_files
-from researcher.describe import plan_lines
+from researcher.cli.start import campaign_offer, priced, same_json, same_lines, schema_of_study_files
+from researcher.describe import engine_lines, plan_lines
 from researcher.home import Home
 from researcher.models import StudyRecord, TrialRecord
 from researcher.report.samples import shown_samples
@@ -110,6 +110,7 @@ class StudyText(StrictModel):
 
 
 class Start(StudyText):
+    again: bool = Field(False, description="start it though a study with the same spec has not ended")
     approve: str | None = Field(
         None, description="the hash that `price` gave for this study; needed where it says so, after a person agreed"
     )
@@ -212,10 +213,14 @@ def _draft(research: Research, given: Topic) -> Answer:
 
 def _price(research: Research, given: StudyText) -> Answer:
     ready = research.drafting.ready(given.study, _places(research, given), runs=False)
-    lines, asks = plan_lines(ready.plan), _needs_approval(research, ready)
+    lines, asks = [*engine_lines(ready.plan, given.engine), *plan_lines(ready.plan)], _needs_approval(research, ready)
+    same = research.drafting.same(ready)
     document = priced(ready.draft, ready.spec, ready.plan, ready.price)
     document |= {"plan": lines, "budget": ready.plan.budget.model_dump(mode="json"), "needs_approval": asks is not None}
-    return Answer("\n".join([*lines, asks or "`start` begins it"]), document)
+    then = asks or f"nobody has to approve it: it may spend {research.limit} or less; `start` begins it"
+    return Answer(
+        "\n".join([*lines, *same_lines(same), then]), {**document, "engine": given.engine, "same_spec": same_json(same)}
+    )
 
 
 def _needs_approval(research: Research, ready: Ready) -> str | None:
@@ -239,19 +244,21 @@ def _start(research: Research, given: Start) -> Answer:
         _check_approved(given.approve, digest)
     elif asks := _needs_approval(research, ready):
         raise UsageError(asks)
-    study_id = research.drafting.begin(ready)
+    same = research.drafting.same(ready)
+    study_id = research.drafting.begin(ready, None if given.again else "again: true starts another beside it")
     text = f"{study_id}: the daemon carries it on; `status` follows it, `report` has the answer once it is done"
     uncovered = [f"not covered: {each}" for each in ready.draft.uncovered]
-    return Answer(
-        "\n".join([text, *uncovered]), {"study": study_id, "hash": digest, "uncovered": ready.draft.uncovered}
-    )
+    document = {"study": study_id, "hash": digest, "uncovered": ready.draft.uncovered, "same_spec": same_json(same)}
+    return Answer("\n".join([text, *uncovered, *same_lines(same)]), document)
 
 
 def _check_approved(approved: str, digest: str) -> None:
     """Raises: UsageError where it is not this plan's hash, or too little of it."""
     if len(approved) < _LEAST_HASH or not digest.startswith(approved):
         raise UsageError(
-            f"approve: {approved!r} is not the hash of this plan, which is {digest[:_SHOWN_HASH]}: price this study, and show that price"
+            f"approve: {approved!r} is not the hash of this plan, which is {digest[:_SHOWN_HASH]} now. The hash covers what was known and "
+            "how long trials took when it was priced: a study that ended since changes it, as does another text. Price it again, and show "
+            "that price to the person"
         )
 
 

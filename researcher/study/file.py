@@ -10,7 +10,7 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +34,16 @@ _KEY = re.compile(r"\s*((?:[\w-]+|\"[^\"]*\"|'[^']*')(?:\s*\.\s*(?:[\w-]+|\"[^\"
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """Line numbers of a file's keys. name: the file's name as given; lines: from 1, by dotted path."""
+    """Line numbers of a file's keys. name: the file's name as given; lines: from 1, by dotted path. options: those of the command line
+    that overrule the file, by dotted path.
+    """
 
     name: str
     lines: Mapping[str, int] = field(default_factory=dict)
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    def overruled(self, options: Mapping[str, str]) -> Lines:
+        return replace(self, options=options)
 
     def at(self, path: str) -> str:
         """`study.yaml:7`: the line of the key, or of the nearest key around it."""
@@ -46,8 +52,14 @@ class Lines:
         return f"{self.name}:{self.lines[path]}" if path else self.name
 
     def located(self, refused: SpecRefused) -> str:
-        """Each problem after the line of its field."""
-        return "; ".join(f"{self.at(field)}: {field}: {problem}" for field, problem in refused.problems)
+        """Each problem after the line of its field, or the option that overrules it."""
+        return "; ".join(f"{self._place(field)}: {problem}" for field, problem in refused.problems)
+
+    def _place(self, path: str) -> str:
+        above = path
+        while above and above not in self.options:
+            above = above.rpartition(".")[0]
+        return self.options[above] if above else f"{self.at(path)}: {path}"
 
     @contextmanager
     def named(self) -> Iterator[None]:

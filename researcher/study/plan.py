@@ -252,6 +252,8 @@ class Known(StrictModel):
     plan_hash: str
     origin: Annotated[str | None, Field(exclude_if=_is_unset)] = None
     """Who shared it, if it was imported; then it cannot be recomputed here."""
+    engine: Annotated[Literal["echo"] | None, Field(exclude_if=_is_unset)] = None
+    """The echo engine, where no model was trained."""
     same_as: dict[str, Literal[1, -1]] = {}
     """Hypotheses of this plan that ask the same: 1 the same way round, -1 with baseline and treatment exchanged."""
 

@@ -32,7 +32,7 @@ def duration_text(seconds: float) -> str:
     for unit, length in (("h", 3600), ("m", 60)):
         if seconds >= length and seconds % length == 0:
             return f"{seconds / length:.0f}{unit}"
-    return f"{seconds:g}s"
+    return f"{seconds:.3f}".rstrip("0").rstrip(".") + "s"
 
 
 def _seconds(given: object) -> object:
@@ -160,7 +160,7 @@ class StudySpec(StrictModel):
     secondary: tuple[str, ...] = ()
     claim: Claim = "none"
     margin: Annotated[float | None, Field(gt=0)] = None
-    steps: Annotated[int | None, Field(ge=1, strict=True)] = None
+    steps: Annotated[int | None, Field(ge=1, le=1_000_000, strict=True)] = None
     heldout_every: Annotated[int | None, Field(ge=0, strict=True)] = None
     seeds: SeedRange = SeedRange()
     evaluate_on: tuple[str, ...] = ()

@@ -187,7 +187,7 @@ def test_a_budget_that_pays_for_nothing_ends_with_the_code_for_budgets_and_says_
 ) -> None:
     assert main([*ASKED, "--dry-run", "--budget", "1s"]) == OUT_OF_BUDGET
     said = capsys.readouterr().err
-    assert "budget: " in said
+    assert "budget.wall: " in said
     assert "1 s are given" in said
     assert said.count("\n") == 1
 
@@ -203,7 +203,7 @@ def test_seeds_that_no_run_takes_are_refused_beforehand(capsys: pytest.CaptureFi
     assert "--first-seed 2147483643 or less" in said
 
 
-@pytest.mark.parametrize("budget", ["-5m", "0", "0h", "soon", ""])
+@pytest.mark.parametrize("budget", ["-5m", "0", "0h", "soon", "", "1e3"])
 def test_a_budget_that_is_no_time_is_one_line_that_says_how_to_write_it(
     budget: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

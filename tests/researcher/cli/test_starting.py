@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from researcher.cli import USAGE
+from researcher.cli import OUT_OF_BUDGET, USAGE, resume
 from researcher.main import main
-from researcher.models import Finding
+from researcher.models import Finding, StudyStatus
+from researcher.ownership import owned_now
 from researcher.store.findings import Findings
 from researcher.store.store import Store
 from researcher.study.draft import options_of
@@ -25,6 +26,7 @@ compare:
   learning_rate: {baseline: 1e-5, levels: [4e-5]}
 claim: increase
 """
+TOPIC = "Does GRPO learn one-digit sums faster with a learning rate of 4e-5 than with 1e-5?"
 Capture = pytest.CaptureFixture[str]
 
 
@@ -49,7 +51,8 @@ def shown(capsys: Capture, *words: str) -> dict[str, Any]:
 
 def test_a_file_is_planned_as_it_stands_and_a_dry_run_records_nothing(file: Path, home: Path, capsys: Capture) -> None:
     found = shown(capsys, str(file))
-    assert list(found) == ["hash", "spec", "author", "sources", "because", "uncovered", "price", "campaign", "plan"]
+    document = ["hash", "spec", "author", "sources", "because", "uncovered", "price"]
+    assert list(found) == [*document, "engine", "same_spec", "campaign", "plan"]
     assert Plan.model_validate(found["plan"]) == planned()
     assert found["hash"] == planned().digest()
     assert (found["author"], found["sources"]["claim"], found["spec"]["instrument"]) == ("file", "file", "arithmetic")
@@ -93,7 +96,7 @@ def test_a_draft_of_options_is_a_file_that_makes_the_same_plan(tmp_path: Path, c
         (
             "claim: increase",
             "budget: {wall: 1m}",
-            "study.yaml:5: budget: 6 trials take about 6 min, and 1 min are given",
+            "study.yaml:5: budget.wall: 6 trials take about 6 min, and 1 min are given",
         ),
         ("arithmetic", "arithmetik", "arithmetic"),
         ("claim", "clam", "study.yaml:5: clam: unknown field (did you mean 'claim'?)"),
@@ -207,7 +210,7 @@ def test_the_options_of_a_spec_make_its_plan_again(fields: dict[str, Any], capsy
 @pytest.mark.parametrize(
     ("text", "code", "says"),
     [
-        (FILE + "budget: {wall: 10s}\n", 4, "study.yaml:6: budget: 6 trials take about"),
+        (FILE + "budget: {wall: 10s}\n", 4, "study.yaml:6: budget.wall: 6 trials take about"),
         (FILE + 'schedule: {windows: ["25:00-07:00"]}\n', 2, "study.yaml:6: schedule.windows: "),
         (FILE.replace("arithmetic", "arithmetics"), 2, "study.yaml:2: instrument: no instrument is called"),
         (FILE + "5: 6\n", 2, "study.yaml:6: 5 is not a string"),
@@ -224,6 +227,90 @@ def test_what_is_wrong_in_a_file_is_said_with_its_line(
     for command in (["start", str(file), "--dry-run"], ["draft", str(file)]):
         assert main(command) == code
         assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--budget", "2m"], "start: --budget: 4 trials take about 4 min, and 2 min are given"),
+        (["--set", "digits=99"], "start: --set: digits"),
+        (["--seeds", "9..8"], "start: --seeds: "),
+        (["--vary", "learning_rat=1,2"], "start: --vary: "),
+        (["--budget", "2"], "'2' has no unit: did you mean 2m, 2h or 2s?"),
+    ],
+)
+def test_what_is_wrong_in_an_option_is_said_without_a_line_of_the_file(
+    file: Path, options: list[str], says: str, capsys: Capture
+) -> None:
+    file.write_text(FILE + "budget: {wall: 3h}\nset: {kl: 0}\nseeds: {min: 2}\n")
+    assert main(["start", str(file), *options, "--dry-run"]) in (USAGE, OUT_OF_BUDGET)
+    said = capsys.readouterr().err
+    assert says in said
+    assert "study.yaml" not in said
+
+
+def test_a_budget_that_is_too_small_ends_alike_for_a_topic_and_for_a_file(file: Path, capsys: Capture) -> None:
+    topic = ["--planner", "builtin", "--topic", TOPIC]
+    for asked in ([str(file)], topic):
+        for command in (["start", "--dry-run"], ["draft"]):
+            assert main([*command, *asked, "--budget", "3m"]) == OUT_OF_BUDGET
+            assert "and 3 min are given" in capsys.readouterr().err
+    assert (
+        main(["draft", "--planner", "builtin", "--topic", f"{TOPIC[:-1]} in a blue moon?", "--budget", "3m"]) == USAGE
+    )
+
+
+def test_a_topic_that_asks_for_the_echo_engine_says_that_it_is_an_option(tmp_path: Path, capsys: Capture) -> None:
+    asked = ["--planner", "builtin", "--topic", f"{TOPIC} Two seeds, and use the echo engine."]
+    made = tmp_path / "made.yaml"
+    assert main(["draft", *asked, "-o", str(made)]) == 0
+    assert f"`researcher start {made} --engine echo` runs it" in capsys.readouterr().out
+    assert "echo engine is chosen where the study is started" in " ".join(made.read_text().split("\n# "))
+    assert main(["start", *asked, "--dry-run"]) == USAGE
+    assert "add --engine echo" in capsys.readouterr().err
+    assert main(["start", *asked, "--engine", "echo", "--dry-run"]) == 0
+    said = capsys.readouterr().out
+    assert "engine      echo: no model is trained" in said
+    assert "the price below is of real trials" in said
+    assert "echo" not in said.split("\n", 2)[1]
+
+
+def test_a_draft_in_a_file_is_not_said_to_be_kept_in_another(tmp_path: Path, capsys: Capture) -> None:
+    topic = f"{TOPIC[:-1]} in a blue moon?"
+    assert main(["draft", "--planner", "builtin", "--topic", topic, "-o", "made.yaml"]) == USAGE
+    said = capsys.readouterr().err
+    assert "made.yaml has the draft" in said
+    assert "-o study.yaml" not in said
+
+
+def test_a_study_with_the_same_spec_is_named_and_one_that_goes_on_is_not_started_twice(
+    file: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.setattr(resume, "ensure_daemon", lambda: None)
+
+    def started(*words: str) -> dict[str, Any]:
+        assert main(["start", str(file), "--engine", "echo", "--detach", "--json", *words]) == 0
+        return json.loads(capsys.readouterr().out)  # type: ignore[no-any-return]
+
+    first = started()
+    assert first["same_spec"] == []
+    before = {"study": first["study"], "status": "planning"}
+    assert shown(capsys, str(file), "--engine", "echo")["same_spec"] == [before]
+    assert shown(capsys, str(file))["same_spec"] == []
+    assert main(["start", str(file), "--engine", "echo", "--detach"]) == USAGE
+    assert f"{first['study']} asks the same and is planning (no daemon runs here" in capsys.readouterr().err
+    second = started("--again")
+    assert second["same_spec"] == [before]
+    store = Store.open()
+    for each in (first, second):
+        with owned_now(store, each["study"]) as own:
+            own.studies.set_status(each["study"], StudyStatus.DONE, "it is over")
+    third = started()
+    assert [each["status"] for each in third["same_spec"]] == ["done", "done"]
+    assert main(["stop", third["study"]]) == 0
+    assert main(["start", str(file), "--engine", "echo", "--detach"]) == 0
+    assert f"asked before: {first['study']} has the same spec, and is done" in capsys.readouterr().out
+    store.close()
 
 
 def test_a_draft_is_written_only_where_it_can_be_started(tmp_path: Path, capsys: Capture) -> None:

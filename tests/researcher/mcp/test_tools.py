@@ -166,12 +166,23 @@ async def test_a_study_over_the_limit_starts_with_the_hash_that_was_priced_alone
         assert (priced["needs_approval"], priced["plan"][-1].endswith("8 h 00 min")) == (True, True)
         assert re.search(r"8 h 00 min, and 1h is the most without approval: write budget: {wall: 1h} into it", asks)
         changed = STUDY.replace("4e-5", "5e-5")
-        assert "is not the hash of this plan" in await agent.refused("start", study=changed, approve=priced["hash"])
+        stale = await agent.refused("start", study=changed, approve=priced["hash"])
+        assert re.search(r"is not the hash of this plan, .* a study that ended since changes it", stale)
         assert (home.store.studies.all(), daemons) == ([], [])
         started = await agent.told("start", study=STUDY, approve=priced["hash"][:16])
         assert started["hash"] == priced["hash"]
         (listed,) = (await agent.told("studies"))["studies"]
         assert (listed["id"], daemons) == (started["study"], [1])
+        priced = await agent.told("price", study=SMALL.replace("1h", "59m"), engine="echo")
+        assert priced["plan"][0].startswith("engine      echo: no model is trained")
+        assert (await agent.told("price", study=STUDY))["same_spec"] == [
+            {"study": started["study"], "status": "planning"}
+        ]
+        twice = await agent.refused("start", study=STUDY, approve=started["hash"])
+        assert f"{started['study']} asks the same" in twice
+        assert "again: true starts another" in twice
+        again = await agent.told("start", study=STUDY, approve=started["hash"], again=True)
+        assert [each["study"] for each in again["same_spec"]] == [started["study"]]
     schedule = home.store.studies.schedule(started["study"])
     assert schedule is not None
     assert schedule["carried"]

@@ -129,7 +129,7 @@ async def test_an_option_for_another_field_drops_no_model_that_the_topic_names()
         (proposed(compare={"learning_rate": {"levels": [5.0]}}), "5 lies outside"),
         (proposed(instrument="arithmetics"), "no instrument is called 'arithmetics'; did you mean 'arithmetic'?"),
         (proposed(seed=3), "seed: unknown field (did you mean 'seeds'?)"),
-        (proposed(budget={"wall": "1m"}), "give --budget"),
+        (proposed(budget={"wall": "1m"}), "give a budget of"),
         (proposed(model="Qwen/Qwen3-4B"), "'Qwen/Qwen3-4B' does not stand in the topic as it is"),
         (proposed({**SENSIBLE, "because": None}), "because"),
         (called(("propose", {"spec": "lr"})), "spec"),
