@@ -91,7 +91,8 @@ def _turns(seen: Seen) -> list[list[Proposal]]:
     views = seen.views
     if len(views) == 1:
         return [_own(views[0])]
-    found = [[step] for view in views if not view.incumbent and (step := _carried_over(view)) is not None]
+    unknown = [view for view in views if not view.incumbent and not view.aim.generated]
+    found = [[step] for view in unknown if (step := _carried_over(view)) is not None]
     unsettled = [view for view in views if not _settled(view)]
     behind = [view for view in unsettled if _spent_share(view) < 1 / len(views)]
     ordered = (*behind, *unsettled, *sorted(views, key=_spent_share))

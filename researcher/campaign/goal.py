@@ -191,11 +191,23 @@ def aims_of(goal: CampaignGoal, instruments: Sequence[Instrument]) -> tuple[Aim,
         except SpecRefused as refused:
             refusals.found += [refused] if len(instruments) == 1 else _named(refused, instrument.name)
     refusals.raise_any()
+    _check_together(goal, aims)
+    return tuple(aims)
+
+
+def aim_beside(goal: CampaignGoal, aims: Sequence[Aim], instrument: Instrument) -> Aim:
+    """What the goal means on a further instrument. aims: on those that it has. Raises: SpecRefused."""
+    aim = aim_of(goal, instrument)
+    _check_together(goal, [*aims, aim])
+    return aim
+
+
+def _check_together(goal: CampaignGoal, aims: Sequence[Aim]) -> None:
+    """Raises: SpecRefused where two have one name, or metrics that the goal's margin or direction cannot both be of."""
     names = [aim.instrument for aim in aims]
     if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
         raise SpecRefused("instruments", f"two of them are called {twice[0]}: rename one in its declaration", twice)
     _check_one_metric(goal.objective, aims)
-    return tuple(aims)
 
 
 def _named(refused: SpecRefused, instrument: str) -> list[SpecRefused]:

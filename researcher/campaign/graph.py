@@ -37,15 +37,15 @@ class _State(TypedDict, total=False):
     step: Judged | None
 
 
-async def decide(seen: Seen, strategist: Strategist, planner: StudyPlanner) -> Decided:
-    """Raises: what the strategist raises where it cannot be asked."""
+async def decide(seen: Seen, strategist: Strategist, planner: StudyPlanner, *, writes: bool = False) -> Decided:
+    """writes: an LLM can write instruments. Raises: what the strategist raises where it cannot be asked."""
 
     async def propose(state: _State) -> _State:
         asked = seen.model_copy(update={"problems": state.get("problems", ())})
         return {"proposals": await strategist.propose(asked), "attempt": state.get("attempt", 0) + 1}
 
     async def judge(state: _State) -> _State:
-        found = tuple(judged(each, seen, planner) for each in state["proposals"])
+        found = tuple(judged(each, seen, planner, writes=writes) for each in state["proposals"])
         problems = all_problems(found) or ("propose at least one step",)
         return {"judgements": found, "problems": problems, "step": chosen(found)}
 

@@ -49,6 +49,8 @@ FIELDS = (
     "evaluate_on",
 )
 """Fields of a study file that a strategist or a person may set; the others are the campaign's."""
+MOST_UNWRITTEN = 3
+"""Instruments that came to nothing, after which no further one is asked for."""
 _CONFIRMED = ("arms", "design", "seeds", "secondary", "looks", "heldout_every", "evaluate_on")
 """Those of a confirmation, whose arms differ from the campaign's defaults in what they say, and in nothing else."""
 
@@ -111,6 +113,8 @@ def problems_of(proposal: Proposal, seen: Seen) -> list[str]:
         found += [f"{proposal.action} carries out no study: leave the {name} out" for name in given]
     if proposal.action in ("ask", "conclude", "new_instrument") and not proposal.words.strip():
         found.append(f"{proposal.action} needs words")
+    if proposal.action == "new_instrument" and sum(said.kind == "unwritten" for said in seen.said) >= MOST_UNWRITTEN:
+        found.append(f"new_instrument: {MOST_UNWRITTEN} of them came to nothing: use those that there are")
     if proposal.action in CONFIRMING:
         found += _confirmation_problems(proposal, view)
     ran = {study.study for study in seen.studies}

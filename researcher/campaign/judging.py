@@ -28,9 +28,11 @@ class StudyPlanner(Protocol):
         effect that its seeds are counted for; None: the study's usual one. Raises: PlanningRefused."""
 
 
-def judged(proposal: Proposal, seen: Seen, planner: StudyPlanner) -> Judged:
-    """The proposal with its plan, price and information, or with all that is wrong with it."""
+def judged(proposal: Proposal, seen: Seen, planner: StudyPlanner, *, writes: bool = False) -> Judged:
+    """The proposal with its plan, price and information, or with all that is wrong with it. writes: an LLM can write instruments."""
     problems = problems_of(proposal, seen)
+    if proposal.action == "new_instrument" and not writes:
+        problems.append("new_instrument: no LLM is configured here that could write one; `ask` a person for it")
     if problems or proposal.action not in STUDIES:
         return Judged(proposal=proposal, problems=tuple(problems))
     view, fields = seen.on(proposal.instrument or ""), completed(proposal, seen)

@@ -17,6 +17,7 @@ from researcher.campaign.deciding import written
 from researcher.campaign.goal import CampaignGoal
 from researcher.campaign.graph import Decided, decide
 from researcher.campaign.judging import StudyPlanner, chosen, judged
+from researcher.campaign.new_instrument import InstrumentWriter, Making, carry_on
 from researcher.campaign.people import RESUMED, ask, waits_for_a_person
 from researcher.campaign.proposals import Judged, Proposal
 from researcher.campaign.records import JOINED, UNDECIDED, folders_of, observe
@@ -67,8 +68,14 @@ class CampaignOutcome:
     report: Path | None = None
 
 
+def _how(record: CampaignRecord) -> str:
+    """Commands of a person's answer."""
+    return f"`researcher campaign approve {record.id}`, or `researcher campaign veto {record.id} --because TEXT`"
+
+
 class CampaignLoop:
-    """Carries out one campaign for its owner: `store` is fenced by the campaign's lease."""
+    """Carries out one campaign for its owner: `store` is fenced by the campaign's lease. write: has an LLM write instruments; None:
+    there is none."""
 
     def __init__(
         self,
@@ -80,6 +87,7 @@ class CampaignLoop:
         reports: Path,
         tell: Callable[[str], None],
         notify: Callable[[Notice], None] = lambda notice: None,
+        write: InstrumentWriter | None = None,
     ) -> None:
         self._store = store
         self._strategist = strategist
@@ -89,6 +97,7 @@ class CampaignLoop:
         self._reports = reports
         self._tell = tell
         self._notify = notify
+        self._write = write
 
     async def carry_out(self, campaign_id: str) -> CampaignOutcome:
         """Run what is left of the campaign. Returns when it is done, was asked to stop, or waits for a person or a window."""
@@ -114,6 +123,11 @@ class CampaignLoop:
         last = decisions[-1] if decisions else None
         if last is not None and last.action == "conclude":
             return self._rest(record, CampaignStatus.DONE, last.because)
+        if last is not None and last.action == "new_instrument":
+            try:
+                await carry_on(self._store, record, last, self._write)
+            except StrategistAway as error:
+                return self._rest(record, CampaignStatus.WAITING, str(error))
         if last is not None and (waits := self._waits(record, last)):
             return self._rest(record, CampaignStatus.WAITING, waits)
         if last is not None and last.study_id is not None and not self._ended(last.study_id):
@@ -139,7 +153,7 @@ class CampaignLoop:
         else:
             self._set(record, CampaignStatus.RUNNING, "deciding what to ask next")
             try:
-                decided, author = await decide(seen, self._strategist, self._planner), self._strategist.name
+                decided, author = await self._proposed(seen), self._strategist.name
             except IdeasSpent as spent:
                 step = Judged(proposal=Proposal(action="conclude", because=str(spent), words=str(spent)))
                 decided, author = Decided(step, (step,), ()), RULES
@@ -158,6 +172,9 @@ class CampaignLoop:
         made = self._store.campaigns.decide(record.id, add.decision, add.hypotheses, add.study)
         self._tell(f"decision {made.seq}: {made.action}. {made.because}")
         return None
+
+    async def _proposed(self, seen: Seen) -> Decided:
+        return await decide(seen, self._strategist, self._planner, writes=self._write is not None)
 
     def _undecided(self, record: CampaignRecord, status: CampaignStatus, reason: str) -> CampaignOutcome:
         """Rest without a decision. What an LLM was asked and said is kept in the journal."""
@@ -179,7 +196,9 @@ class CampaignLoop:
     def _waits(self, record: CampaignRecord, last: DecisionRecord) -> str:
         """What it waits for a person to say; empty: nothing."""
         goal = CampaignGoal.model_validate(record.goal)
-        if last.action in ("ask", "new_instrument"):
+        if last.action == "new_instrument":
+            return self._waits_with(record, last)
+        if last.action == "ask":
             ask(self._store, record.id, last, "words")
             return self._waited(record, last, f"asks: {last.because}", f"`researcher campaign tell {record.id} TEXT`")
         gated = (
@@ -190,8 +209,17 @@ class CampaignLoop:
         if not gated or last.study_id is None or self._ended(last.study_id):
             return ""
         ask(self._store, record.id, last, "approval")
-        how = f"`researcher campaign approve {record.id}`, or `researcher campaign veto {record.id} --because TEXT`"
-        return self._waited(record, last, f"waits for a person's word on {last.action} {last.study_id}", how)
+        return self._waited(record, last, f"waits for a person's word on {last.action} {last.study_id}", _how(record))
+
+    def _waits_with(self, record: CampaignRecord, last: DecisionRecord) -> str:
+        """The same of an instrument that an LLM wrote."""
+        making = Making.of(self._store.campaigns.events(record.id), last.seq)
+        if not making.waits or making.outcome is None:
+            return ""
+        ask(self._store, record.id, last, "approval")
+        made = making.outcome.detail
+        name = f"the instrument {made['aim']['instrument']}, which {made['by']} wrote to {made['folder']}"
+        return self._waited(record, last, f"waits for a person's word on {name}", f"read it, then {_how(record)}")
 
     def _waited(self, record: CampaignRecord, last: DecisionRecord, said: str, how: str) -> str:
         """What was asked, while nobody has answered."""

@@ -46,7 +46,7 @@ def waits_for_a_person(store: Store, record: CampaignRecord) -> bool:
 
 
 def approve(store: Store, campaign_id: str, words: str, by: str) -> int:
-    """Say yes to the study that waits; returns its decision's number. Raises: WrongState when none waits for that."""
+    """Say yes to the study or instrument that waits; returns its decision's number. Raises: WrongState when none waits for that."""
     asked = open_question(store.campaigns.events(campaign_id))
     if asked is None or asked.detail["needs"] != "approval":
         status = store.campaigns.get(campaign_id).status
@@ -112,8 +112,16 @@ def request_study(store: Store, campaign_id: str, spec: Mapping[str, Any], words
 
 
 def veto(store: Store, campaign_id: str, because: str, by: str) -> DecisionRecord:
-    """Say no to the study that waits or runs: it stops, and the next decision knows why. Raises: WrongState."""
+    """Say no to the study that waits or runs, which stops, or to the instrument that waits; the next decision knows why.
+
+    Raises: WrongState.
+    """
     check_open(store, campaign_id, "vetoed")
+    asked = open_question(store.campaigns.events(campaign_id))
+    newest = store.campaigns.decisions(campaign_id)[-1:]
+    if asked is not None and newest and newest[0].action == "new_instrument":
+        store.campaigns.record(campaign_id, "vetoed", {"words": because, "by": by, "decision": newest[0].seq})
+        return newest[0]
     return store.campaigns.veto(campaign_id, because, by)
 
 

@@ -22,7 +22,9 @@ from researcher.models import (
 from researcher.store.store import Store
 from researcher.study.plan import Plan
 
-_WORDS = ("told", "vetoed", "amended", "answered")
+WRITING, UNWRITTEN = "writing", "unwritten"
+"""Lines of the journal: an LLM was asked to write an instrument; and none came of it (`researcher.campaign.new_instrument`)."""
+_WORDS = ("told", "vetoed", "amended", "answered", UNWRITTEN)
 UNDECIDED = "undecided"
 """A line of the journal: the strategist was asked, and nothing came of it."""
 JOINED = "joined"
@@ -37,7 +39,7 @@ def observe(store: Store, campaign_id: str, seq: int | None = None, *, heard: in
     record = store.campaigns.get(campaign_id)
     decisions = [each for each in store.campaigns.decisions(campaign_id) if seq is None or each.seq < seq]
     number = seq or len(decisions) + 1
-    lines = store.campaigns.events(campaign_id, *_WORDS, UNDECIDED, JOINED)
+    lines = store.campaigns.events(campaign_id, *_WORDS, UNDECIDED, WRITING, JOINED)
     events = [event for event in lines if heard is None or event.seq <= heard]
     aims = aims_on_record(record, events)
     studies = [_study(store, aims, each) for each in decisions if each.action in STUDIES]
@@ -96,7 +98,10 @@ def joining(aim: Aim, folder: str | None) -> dict[str, Any]:
 def aims_on_record(record: CampaignRecord, events: Sequence[CampaignEvent]) -> list[Aim]:
     """What the goal means on each of the campaign's instruments, the first one first."""
     joined = [event.detail["aim"] for event in events if event.kind == JOINED]
-    return [Aim.model_validate(each) for each in (record.aim, *joined)]
+    found: dict[str, Aim] = {}
+    for aim in map(Aim.model_validate, (record.aim, *joined)):
+        found.setdefault(aim.instrument, aim)
+    return list(found.values())
 
 
 def left_alone(events: Sequence[CampaignEvent]) -> list[str]:
@@ -124,10 +129,11 @@ def limits_of(goal: CampaignGoal, events: Sequence[CampaignEvent]) -> dict[str, 
 
 
 def calls_of(decisions: Sequence[DecisionRecord], events: Sequence[CampaignEvent]) -> list[dict[str, Any]]:
-    """Every call of the strategist's LLM once. A decision that was put off keeps the calls of its first attempts too."""
+    """Every call of the strategist's LLM once, those that wrote instruments too. A decision that was put off keeps the calls of
+    its first attempts."""
     found = [call for each in decisions for call in each.llm_calls]
     for event in events:
-        if event.kind == UNDECIDED:
+        if event.kind in (UNDECIDED, WRITING):
             found += [call for call in event.detail["llm_calls"] if call not in found]
     return found
 

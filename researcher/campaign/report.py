@@ -13,15 +13,24 @@ from typing import Any
 from foundation.paths import write_atomically
 from researcher.campaign.builtin import words_of
 from researcher.campaign.goal import Aim, CampaignGoal, changed
-from researcher.campaign.records import UNDECIDED, calls_of, fates_of, observe
-from researcher.campaign.seen import EffectSeen, Seen, StudySeen, View, key_of
+from researcher.campaign.new_instrument import WRITTEN, Making
+from researcher.campaign.records import JOINED, UNDECIDED, UNWRITTEN, WRITING, calls_of, fates_of, observe
+from researcher.campaign.seen import EffectSeen, Said, Seen, StudySeen, View, key_of
 from researcher.instruments.instrument import Scalar
 from researcher.instruments.levels import level_text
-from researcher.models import CampaignRecord, CampaignStatus, DecisionRecord, HypothesisRecord, StudyStatus
+from researcher.models import (
+    CampaignEvent,
+    CampaignRecord,
+    CampaignStatus,
+    DecisionRecord,
+    HypothesisRecord,
+    StudyStatus,
+)
 from researcher.report.writer import digest, html_templates, markdown_templates, tidy
 from researcher.store.store import Store
 from researcher.study.plan import Verdict
 
+_MAKING = (WRITTEN, UNWRITTEN, "approved", "vetoed", JOINED)
 REPORT = "report"
 """The event that keeps the digests of the files that were written last."""
 
@@ -41,13 +50,15 @@ class Step:
     """A decision as the report tells it.
 
     study: what its study found, where there was one and it has ended. aim: on the instrument that it is about. on: that
-    instrument's name, where the campaign has several and the decision carries out a study; else empty.
+    instrument's name, where the campaign has several and the decision carries out a study; else empty. made: what became of the
+    instrument that it asks for; empty where it asks for none.
     """
 
     decision: DecisionRecord
     study: StudySeen | None
     aim: Aim
     on: str
+    made: str
     offers: list[dict[str, Any]]
 
 
@@ -78,6 +89,10 @@ class CampaignPage:
     """For each instrument."""
     spent: list[tuple[str, str, str]]
     """What, how much was spent, and how much is left."""
+    calls: list[dict[str, Any]]
+    """Of the strategist's LLM."""
+    said: list[Said]
+    """What people said."""
 
 
 def campaign_page(
@@ -89,6 +104,8 @@ def campaign_page(
     hypotheses = store.campaigns.hypotheses(campaign_id)
     by_seq = {study.seq: study for study in seen.studies}
     ended = status or record.status
+    events = store.campaigns.events(campaign_id, *_MAKING, UNDECIDED, WRITING)
+    calls = calls_of(decisions, events)
     return CampaignPage(
         record=record,
         goal=CampaignGoal.model_validate(record.goal),
@@ -97,10 +114,12 @@ def campaign_page(
         reason=(record.reason if reason is None else reason) or "",
         answer=_answer(seen, decisions, ended),
         tree=_tree(hypotheses, seen),
-        steps=[_step(each, by_seq.get(each.seq), seen) for each in decisions],
+        steps=[_step(each, by_seq.get(each.seq), seen, events) for each in decisions],
         unknown=_unknown(seen),
         best=[Best(_name(view), words_of(view.incumbent), _rest(view.aim)) for view in seen.views],
-        spent=_spent(seen, calls_of(decisions, store.campaigns.events(campaign_id, UNDECIDED))),
+        spent=_spent(seen, calls),
+        calls=calls,
+        said=[said for said in seen.said if said.kind != UNWRITTEN],
     )
 
 
@@ -249,9 +268,10 @@ def _tree(hypotheses: Sequence[HypothesisRecord], seen: Seen) -> list[Branch]:
     return found
 
 
-def _step(decision: DecisionRecord, study: StudySeen | None, seen: Seen) -> Step:
+def _step(decision: DecisionRecord, study: StudySeen | None, seen: Seen, events: Sequence[CampaignEvent]) -> Step:
     view = seen.on() if study is None else seen.of(study)
-    return Step(decision, study, view.aim, "" if study is None else _name(view), _offers(decision))
+    made = Making.of(events, decision.seq).text() if decision.action == "new_instrument" else ""
+    return Step(decision, study, view.aim, "" if study is None else _name(view), made, _offers(decision))
 
 
 def _name(view: View) -> str:

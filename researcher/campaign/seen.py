@@ -123,9 +123,10 @@ class Left(StrictModel):
 
 
 class Said(StrictModel):
-    """What a person said: told, vetoed, answered. Data for the decision, never an instruction to the code."""
+    """What a person said: told, vetoed, answered; or why an instrument was not written. Data for the decision, never an instruction
+    to the code."""
 
-    kind: Literal["told", "vetoed", "amended", "answered"]
+    kind: Literal["told", "vetoed", "amended", "answered", "unwritten"]
     words: str
     by: str
     seq: int

@@ -12,7 +12,8 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from researcher.campaign.honesty import ALPHA, alpha_of
-from researcher.campaign.records import observe
+from researcher.campaign.new_instrument import Making
+from researcher.campaign.records import JOINED, observe
 from researcher.campaign.report import REPORT, campaign_page, rendered
 from researcher.campaign.seen import Seen
 from researcher.models import CONFIRMING, DecisionRecord
@@ -26,6 +27,7 @@ def verify_campaign(store: Store, campaign_id: str, folder: Path) -> list[str]:
     decisions = store.campaigns.decisions(campaign_id)
     found = [line for each in decisions for line in _input(store, campaign_id, each)]
     found += [*_whole(store, campaign_id, decisions), *_alphas(decisions), *_plans(store, decisions)]
+    found += _joined(store, campaign_id)
     last = decisions[-1].study_id if decisions else None
     runs = last is not None and not store.studies.get(last).status.ended
     return found if runs else [*found, *_report(store, campaign_id, folder)]
@@ -61,6 +63,19 @@ def _input(store: Store, campaign_id: str, decision: DecisionRecord) -> Iterator
         told, made = kept.model_dump(), again.model_dump()
         parts = ", ".join(name for name in told | made if told.get(name) != made.get(name))
         yield f"decision {decision.seq}: the records before it give another input ({parts})"
+
+
+def _joined(store: Store, campaign_id: str) -> Iterator[str]:
+    """Every instrument that an LLM wrote for a decision was approved by a person before it joined, and is as it was written."""
+    events = store.campaigns.events(campaign_id)
+    for line in events:
+        if line.kind != JOINED or "decision" not in line.detail:
+            continue
+        making = Making.of([event for event in events if event.seq <= line.seq], line.detail["decision"])
+        if not making.approved or making.outcome is None:
+            yield f"{line.detail['aim']['instrument']}: it joined without a person's approval"
+        elif making.outcome.detail["aim"] != line.detail["aim"] or not line.detail["aim"]["generated"]:
+            yield f"{line.detail['aim']['instrument']}: it joined as another than was written"
 
 
 def _alphas(decisions: list[DecisionRecord]) -> Iterator[str]:

@@ -220,7 +220,9 @@ def status_lines(document: dict[str, Any]) -> list[str]:
         at = f" on {each['instrument']}" if len(document["instruments"]) > 1 else ""
         best = ", ".join(f"{name}={level}" for name, level in each["incumbent"].items())
         lines.append(f"best confirmed{at}: {best}" if best else f"nothing is confirmed{at} yet")
-    lines += [f"{each['kind']} by {each['by']}: {one_line(each['words'])}" for each in document["said"]]
+    for each in document["said"]:
+        by = f" by {each['by']}" if each["by"] else ""
+        lines.append(f"{each['kind']}{by}: {one_line(each['words'])}")
     return [*lines, document["goes_on"]] if document["goes_on"] else lines
 
 
@@ -283,15 +285,17 @@ def tell(args: argparse.Namespace) -> int:
 
 
 def veto(args: argparse.Namespace) -> int:
-    """Say no to the study that waits or runs: it stops, and the next decision knows why."""
+    """Say no to the study that waits or runs, or to the instrument that waits: the next decision knows why."""
     home, record = _named(args)
     decision = people.veto(home.store, record.id, args.because, getpass.getuser())
-    text = f"{record.id}: decision {decision.seq} ({decision.action} {decision.study_id}) is vetoed; its study stops"
+    what = f"({decision.action} {decision.study_id})" if decision.study_id else f"({decision.action})"
+    then = "its study stops" if decision.study_id else "the instrument is left out"
+    text = f"{record.id}: decision {decision.seq} {what} is vetoed; {then}"
     return answer(args.json, {"campaign": record.id, "decision": decision.seq, "study": decision.study_id}, text)
 
 
 def approve_study(args: argparse.Namespace) -> int:
-    """Say yes to the study that waits."""
+    """Say yes to what waits: a study, or an instrument that an LLM wrote."""
     home, record = _named(args)
     number = people.approve_next(home.store, record.id, args.because or "", getpass.getuser())
     return answer(args.json, {"campaign": record.id, "decision": number}, f"{record.id}: decision {number} is approved")

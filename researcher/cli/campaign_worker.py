@@ -16,6 +16,7 @@ from researcher.campaign.loop import CampaignLoop, CampaignOutcome, Rest
 from researcher.campaign.planning import CampaignPlanner, InstrumentPlanner
 from researcher.campaign.records import JOINED, folders_of
 from researcher.campaign.strategist import Strategist
+from researcher.cli.instrument_llm import writer_of
 from researcher.cli.request import campaign_llm
 from researcher.cli.worker import work_on
 from researcher.conduct import Sink
@@ -78,7 +79,8 @@ async def work_on_campaign(
         def notify(notice: Notice) -> None:
             store.notices.record(notice, goal.notify)
 
-        loop = CampaignLoop(store, strategist, planner, run_study, clock, home.studies, view.say, notify)
+        write = writer_of(home, goal, campaign_llm(goal), view.say)
+        loop = CampaignLoop(store, strategist, planner, run_study, clock, home.studies, view.say, notify, write)
         async with _watched(home, campaign_id, goal.notify, clock):
             return await loop.carry_out(campaign_id)
 

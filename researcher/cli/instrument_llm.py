@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
 from foundation.clock import Clock, SystemClock
 from foundation.commandline import UsageError
+from researcher.campaign.goal import Aim, CampaignGoal, aim_beside
+from researcher.campaign.new_instrument import InstrumentWriter, NewInstrument, NotWritten
+from researcher.campaign.seen import Left
+from researcher.campaign.strategist import StrategistAway
 from researcher.cli.clients import NO_SANDBOX, on_ray
 from researcher.environments import interpreter
 from researcher.home import Home
 from researcher.instruments.catalogue import InstrumentFolder
-from researcher.llm.asking import Asker, Purse
-from researcher.llm.endpoint import Endpoint, OpenAIEndpoint
+from researcher.llm.asking import Asker, Keep, KeptAnswers, Purse
+from researcher.llm.endpoint import Endpoint, LlmSpent, LlmUnusable, OpenAIEndpoint
 from researcher.llm.settings import LlmSettings, llm_settings
 from researcher.models import LlmCall, StudyOptions
+from researcher.refusals import PlanningRefused
 from researcher.repair.asking import Llm
 from researcher.repair.code import Unfit
 from researcher.repair.repairs import Helpers, Repairer, RepairLimits
@@ -103,19 +108,53 @@ async def new_instrument(
     topic: str,
     home: Home,
     settings: LlmSettings,
-    calls: list[LlmCall],
+    calls: Sequence[LlmCall],
+    keep: Keep,
     tell: Tell,
     *,
     endpoint: Endpoint | None = None,
     model: str = MODEL,
 ) -> InstrumentFolder:
-    """calls: the study's LLM calls so far, counted against its budget; new ones are appended. Raises: PlanningRefused."""
+    """calls: LLM calls so far, counted against the caps of the settings. keep: receives each new one. Raises: PlanningRefused."""
     purse = Purse.of(calls)
-    asker = Asker(
-        endpoint or OpenAIEndpoint(settings), settings, SystemClock(), keep=calls.append, tell=tell, purse=purse
-    )
+    asker = Asker(endpoint or OpenAIEndpoint(settings), settings, SystemClock(), keep=keep, tell=tell, purse=purse)
     tell(f"asking {settings.model} to write an instrument; what it writes runs {sandbox().words}")
     llm = Llm(asker, settings.model, settings.answer_tokens)
     found = await write_instrument(topic, llm, home.root / "instruments", model, tell)
-    tell(f"{found.instrument.name} was written to {found.path}; read it before you approve the plan")
+    tell(f"{found.instrument.name} was written to {found.path}; read it before you approve it")
     return found
+
+
+def writer_of(
+    home: Home, goal: CampaignGoal, settings: LlmSettings | None, tell: Tell, endpoint: Endpoint | None = None
+) -> InstrumentWriter | None:
+    """What writes instruments for a campaign. settings: of the LLM that leads it; None: there is none. endpoint None: the
+    configured one."""
+    if settings is None:
+        return None
+    # Here and not above: LangGraph takes seconds to load, and studies never need it.
+    from researcher.campaign.llm.strategist import within
+
+    longer = replace(settings, answer_tokens=max(_ANSWER_TOKENS, settings.answer_tokens))
+
+    async def write(words: str, aims: Sequence[Aim], left: Left, kept: Sequence[LlmCall], keep: Keep) -> NewInstrument:
+        source, capped = KeptAnswers(endpoint or OpenAIEndpoint(longer), kept), within(longer, left, Purse.of(kept))
+
+        def keep_new(call: LlmCall) -> None:
+            if not source.gave(call):
+                keep(call)
+
+        try:
+            made = await new_instrument(
+                words, home, capped, (), keep_new, tell, endpoint=source, model=goal.model or MODEL
+            )
+            aim = aim_beside(goal, aims, made.instrument)
+        except PlanningRefused as error:
+            away = isinstance(error.__cause__, LlmUnusable) and not isinstance(error.__cause__, LlmSpent)
+            raise (
+                StrategistAway(f"{error}; then `researcher campaign resume`") if away else NotWritten(str(error))
+            ) from error
+        files = {each.name: each.read_text(encoding="utf-8") for each in sorted(made.path.iterdir()) if each.is_file()}
+        return NewInstrument(aim=aim, folder=str(made.path), author=capped.model, files=files)
+
+    return write

@@ -200,7 +200,7 @@ def _written(args: argparse.Namespace, home: Home | None, calls: list[LlmCall]) 
     from researcher.cli.instrument_llm import new_instrument, settings_for_writing
 
     settings = settings_for_writing()
-    made = new_instrument(topic_of(args.topic), home or open_home(), settings, calls, teller(args))
+    made = new_instrument(topic_of(args.topic), home or open_home(), settings, calls, calls.append, teller(args))
     folder = asyncio.run(made)
     args.instrument = str(folder.path)
     return folder

@@ -47,6 +47,23 @@ class Purse:
             self.held_cost -= cost
 
 
+class KeptAnswers:
+    """An endpoint that gives again what was answered before an interruption, and asks only what is new."""
+
+    def __init__(self, endpoint: Endpoint, calls: Iterable[LlmCall]) -> None:
+        self._endpoint = endpoint
+        self._kept = [(call.request, call.answer) for call in calls if call.answer is not None]
+
+    async def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Raises: LlmError."""
+        kept = next((answer for asked, answer in self._kept if asked == request), None)
+        return await self._endpoint.answer(request) if kept is None else kept
+
+    def gave(self, call: LlmCall) -> bool:
+        """Whether this call was answered from what was kept."""
+        return (call.request, call.answer) in self._kept
+
+
 class Asker:
     """keep: receives every call, answered or not. tell: receives a line when an outage is waited out. purse: shared by
     all who ask for one study.

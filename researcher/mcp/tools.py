@@ -469,7 +469,7 @@ TOOLS = (
     ),
     _tool(
         *("campaign_approve", Approve, _campaign_approve),
-        "Say yes to the study that a campaign waits with. Only where a person has said so to you.",
+        "Say yes to what a campaign waits with, a study or an instrument that an LLM wrote. Only where a person has said so to you.",
         "adds",
     ),
 )

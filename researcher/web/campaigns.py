@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from researcher.attendance import of_campaign
+from researcher.campaign.new_instrument import Making
 from researcher.campaign.people import acts_on_words, open_question
 from researcher.campaign.records import left_alone
 from researcher.campaign.report import Branch, CampaignPage, Step, campaign_page
@@ -57,6 +58,8 @@ class CampaignSheet:
     """Whether the newest decision's study has not ended, so that it can be vetoed."""
     testing: str
     """The hypothesis of that study; "" where there is none."""
+    files: list[tuple[str, str]]
+    """Of the instrument that waits for a person's word: names and texts."""
     next: Step | None
     """The newest decision."""
     earlier: list[Step]
@@ -133,6 +136,7 @@ class CampaignSheets:
             asks="" if asked is None else str(asked.detail["needs"]),
             study_waits=waits,
             testing=(newest.decision.hypothesis or "") if waits and newest else "",
+            files=_files(events, newest) if asked is not None else [],
             next=newest,
             earlier=steps[-2::-1],
             timeline=_timeline(page),
@@ -155,6 +159,14 @@ class CampaignSheets:
 
 
 _MOST_EFFECTS = 40
+
+
+def _files(events: Sequence[CampaignEvent], newest: Step | None) -> list[tuple[str, str]]:
+    """Of the instrument that was written for the newest decision."""
+    if newest is None:
+        return []
+    making = Making.of(events, newest.decision.seq)
+    return list(making.outcome.detail["files"].items()) if making.waits and making.outcome is not None else []
 
 
 def _example(page: CampaignPage) -> str:
@@ -210,7 +222,7 @@ def _timeline(page: CampaignPage) -> str:
 def _spending(page: CampaignPage) -> list[SpendingPart]:
     """Every limit: what is spent of it, left, and reserved for confirmations."""
     left, studies = page.seen.left, page.seen.studies
-    calls = [call for step in page.steps for call in step.decision.llm_calls]
+    calls = page.calls
     llm_tokens = sum(call["prompt_tokens"] + call["completion_tokens"] for call in calls)
     rows: list[tuple[str, float, float | None, float, Any]] = [
         ("wall time", sum(each.wall_s for each in studies), left.wall_s, left.reserved_wall_s, duration),

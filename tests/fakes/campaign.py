@@ -13,6 +13,7 @@ from foundation.ids import derived_seed
 from researcher.campaign.builtin import BuiltinStrategist
 from researcher.campaign.goal import CampaignGoal, aims_of
 from researcher.campaign.loop import CampaignLoop, CampaignOutcome, Rest
+from researcher.campaign.new_instrument import InstrumentWriter
 from researcher.campaign.records import joining
 from researcher.campaign.seen import Levels
 from researcher.campaign.strategist import Strategist
@@ -168,6 +169,7 @@ class MadeUpCampaign:
             schedule,
             [joining(each, None) for each in others],
         )
+        self.write: InstrumentWriter | None = None
         self.told: list[str] = []
         self.notices: list[Notice] = []
 
@@ -182,5 +184,6 @@ class MadeUpCampaign:
             self.folder,
             self.told.append,
             self.notices.append,
+            self.write,
         )
         return await loop.carry_out(self.id)

@@ -143,6 +143,10 @@ def _aim(aim: Aim, heading: str) -> str:
     lines = [
         f"{heading}\n{aim.metric} of instrument {aim.instrument}: {better} is better; the smallest effect that matters is {aim.margin:g}{noise}."
     ]
+    if aim.generated:
+        lines.append(
+            "An LLM wrote this instrument and its reward: its results are shown, and support no claim. Do not confirm on it."
+        )
     fixed = [f"{name}={level_text(level)}" for name, level in aim.settings.items()]
     fixed += [] if aim.steps is None else [f"steps={aim.steps}"]
     if fixed:
@@ -207,7 +211,7 @@ def _hypothesis(each: HypothesisSeen) -> tuple[str, str]:
 
 
 def _said(kind: str, by: str, words: str) -> tuple[str, str]:
-    head = f"- {kind} by {quoted(by, 60)}: "
+    head = f"- {kind} by {quoted(by, 60)}: " if by else f"- {kind}: "
     return head + quoted(words), head + quoted(words, _LONGEST_SHORT)
 
 

@@ -11,7 +11,7 @@ from foundation.clock import Clock
 from researcher.campaign.judging import StudyPlanner
 from researcher.campaign.llm.tools import Evidence, NextStep
 from researcher.campaign.proposals import Proposal
-from researcher.campaign.seen import Seen
+from researcher.campaign.seen import Left, Seen
 from researcher.campaign.strategist import IdeasSpent, StrategistAway, StrategistFailed
 from researcher.llm.asking import Asker, Purse
 from researcher.llm.conversation import Conversation, Standing, asked_of, spent_answer
@@ -87,7 +87,7 @@ class LlmStrategist:
         purse = Purse.of(call for each in self._calls.values() for call in each)
         asker = Asker(
             self._endpoint,
-            self._within(seen),
+            within(self._settings, seen.left),
             self._clock,
             keep=lambda call: _keep(calls, call),
             tell=self._tell,
@@ -99,16 +99,6 @@ class LlmStrategist:
             given = {**said, "tokens": purse.tokens, "cost": purse.cost, "calls": kept}
             at = await _apart(lambda given=given: conversation.give(given))  # type: ignore[misc]
         return at
-
-    def _within(self, seen: Seen) -> LlmSettings:
-        """The settings, with what is left of the campaign's budget as a cap on this decision."""
-        tokens, cost = seen.left.llm_tokens, seen.left.money
-        settings = self._settings
-        if tokens is not None:
-            settings = replace(settings, max_tokens=min(settings.max_tokens, int(tokens)))
-        if cost is not None:
-            settings = replace(settings, max_cost=cost if settings.max_cost is None else min(settings.max_cost, cost))
-        return settings
 
     def _spent(self, error: LlmSpent, seen: Seen) -> IdeasSpent | StrategistAway:
         """Whose cap it is: the campaign's budget, or that of one decision."""
@@ -137,6 +127,17 @@ class LlmStrategist:
         """Conversations of earlier decisions: those are written, with every call."""
         for thread in [each for each in self._earlier if not each.startswith(now)]:
             await _apart(self._earlier.pop(thread).forget)
+
+
+def within(settings: LlmSettings, left: Left, paid: Purse | None = None) -> LlmSettings:
+    """The settings, with what is left of the campaign's budget as a cap. paid: what of it is spent already, and counts again."""
+    paid = paid or Purse()
+    if left.llm_tokens is not None:
+        settings = replace(settings, max_tokens=min(settings.max_tokens, int(left.llm_tokens) + paid.tokens))
+    if left.money is not None:
+        cost = left.money + paid.cost
+        settings = replace(settings, max_cost=cost if settings.max_cost is None else min(settings.max_cost, cost))
+    return settings
 
 
 def _keep(calls: list[LlmCall], call: LlmCall) -> None:

@@ -17,6 +17,8 @@ from researcher.home import DATABASE
 from researcher.main import main
 from researcher.schedule.daemon import Carrier, only_daemon
 from tests.fakes.campaign import MadeUpCampaign
+from tests.researcher.campaign.test_honesty import Cheat
+from tests.researcher.campaign.test_new_instrument import WANTED, Writer
 
 Capture = pytest.CaptureFixture[str]
 
@@ -219,3 +221,20 @@ def test_a_topic_is_studied_on_each_instrument_that_is_named(home: Path, capsys:
     found = said(capsys, 0, "start", "--planner", "builtin", "--topic", topic, *named, "--dry-run")
     assert found["goal"]["instruments"] == ["arithmetic", "guess_number"]
     assert [aim["instrument"] for aim in found["others"]] == ["guess_number"]
+
+
+def test_a_person_answers_at_an_instrument_that_an_llm_wrote(home: Path, capsys: Capture) -> None:
+    (home / "studies").mkdir()
+    made = MadeUpCampaign(home / "studies", url=f"sqlite:///{home / DATABASE}", strategist=Cheat(WANTED, WANTED))
+    made.write = Writer(made)
+    asyncio.run(made.carry_out())
+    waiting = said(capsys, 3, "status")
+    assert waiting["waits_for"] == {"decision": 1, "needs": "approval"}
+    assert "/somewhere/written: read it" in waiting["reason"]
+    assert main(["campaign", "veto", "--because", "guessable"]) == 0
+    assert "decision 1 (new_instrument) is vetoed; the instrument is left out" in capsys.readouterr().out
+    asyncio.run(made.carry_out())
+    assert said(capsys, 0, "approve", "--because", "better")["decision"] == 2
+    asyncio.run(made.carry_out())
+    assert [each["instrument"] for each in said(capsys, 0, "status")["instruments"]] == ["simulation", "written"]
+    made.store.close()

@@ -16,6 +16,8 @@ from researcher.web.campaign_drawings import Bar, EffectRow
 from tests.fakes.campaign import flat
 from tests.fakes.shown_campaign import ShownCampaign
 from tests.fakes.web_page import WebPage, form_token
+from tests.researcher.campaign.test_honesty import Cheat
+from tests.researcher.campaign.test_new_instrument import WANTED, Writer
 
 pytestmark = pytest.mark.anyio
 
@@ -228,3 +230,26 @@ async def test_effects_and_the_best_are_shown_for_each_instrument(page: WebPage,
         "was not confirmed on elsewhere",
     ):
         assert words in text, words
+
+
+async def test_an_instrument_that_an_llm_wrote_is_read_and_approved_on_the_page(
+    page: WebPage, browser: httpx.AsyncClient
+) -> None:
+    made = ShownCampaign(page.home, page.url, strategist=Cheat(WANTED))
+    made.write = Writer(made)
+    await made.to(CampaignStatus.WAITING)
+    text = (await browser.get(f"/campaigns/{made.id}")).text
+    for words in (
+        "Waits for your word: 1. new instrument",
+        "It waits for a person",
+        "<summary>reward.py</summary>",
+        "def score(answer, right)",
+    ):
+        assert words in text, words
+    assert (await send(browser, made.id, "answer", decision="1", verdict="veto", words="guessable")).status_code == 303
+    late = await send(browser, made.id, "answer", decision="1", verdict="approve")
+    assert (late.status_code, "waits for no approval" in late.text) == (409, True)
+    await made.to(CampaignStatus.DONE)
+    text = (await browser.get(f"/campaigns/{made.id}")).text
+    assert "ada vetoed it: guessable" in text
+    assert "<summary>reward.py</summary>" not in text

@@ -1,0 +1,135 @@
+"""The instrument that a decision asks for: an LLM writes it, a person approves it, and it joins the campaign. By lines of the journal.
+
+    writing    a call of the LLM, kept as soon as it is answered
+    written    an instrument that holds: its aim, its folder and its files; a person's word is waited for
+    unwritten  none came of it, and why
+    joined     a person approved it: decisions see it from now on
+
+Each line is written once, so that a campaign killed at any instruction goes on after the last of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from researcher.campaign.goal import Aim
+from researcher.campaign.records import JOINED, UNWRITTEN, WRITING, aims_on_record, joining, observe
+from researcher.campaign.seen import Left
+from researcher.models import CampaignEvent, CampaignRecord, DecisionRecord, LlmCall
+from researcher.store.store import Store
+
+WRITTEN = "written"
+NO_LLM = "no LLM is configured here that could write an instrument"
+
+
+class NotWritten(Exception):
+    """No instrument came of it; the text says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewInstrument:
+    """An instrument that an LLM wrote, and that its rehearsal found to hold. files: their texts by name."""
+
+    aim: Aim
+    folder: str
+    author: str
+    files: dict[str, str]
+
+
+class InstrumentWriter(Protocol):
+    """Has an LLM write instruments."""
+
+    def __call__(
+        self, words: str, aims: Sequence[Aim], left: Left, kept: Sequence[LlmCall], keep: Callable[[LlmCall], None]
+    ) -> Awaitable[NewInstrument]:
+        """One that measures what these words say.
+
+        Args: aims: on the campaign's instruments so far. left: of its budget. kept: answered calls of an attempt that was cut off,
+            which are not asked again. keep: receives each new call.
+        Raises: NotWritten; StrategistAway where the LLM cannot be asked now.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Making:
+    """How far it has come with the instrument that one decision asks for."""
+
+    outcome: CampaignEvent | None
+    """`written` or `unwritten`."""
+    answer: CampaignEvent | None
+    """A person's, once it was written: `approved` or `vetoed`."""
+    joined: bool
+
+    @classmethod
+    def of(cls, events: Sequence[CampaignEvent], decision: int) -> Making:
+        """events: the journal, oldest first."""
+        own = [event for event in events if event.detail.get("decision") == decision]
+        outcome = next((event for event in own if event.kind in (WRITTEN, UNWRITTEN)), None)
+        answers = (event for event in own if event.kind in ("approved", "vetoed"))
+        joined = any(event.kind == JOINED for event in own)
+        return cls(outcome, None if outcome is None else next(answers, None), joined)
+
+    @property
+    def waits(self) -> bool:
+        """Whether a person's word is waited for."""
+        return self.outcome is not None and self.outcome.kind == WRITTEN and self.answer is None
+
+    @property
+    def approved(self) -> bool:
+        return self.answer is not None and self.answer.kind == "approved"
+
+    def text(self) -> str:
+        """What became of it, in a sentence or two; empty while nothing has."""
+        if self.outcome is None:
+            return ""
+        said = self.outcome.detail
+        if self.outcome.kind == UNWRITTEN:
+            return f"No instrument came of it: {said['words']}"
+        made = f"{said['by']} wrote {said['aim']['instrument']}, whose results support no claim."
+        if self.answer is None:
+            return f"{made} It waits for a person's word."
+        person, words = self.answer.detail.get("by") or "somebody", self.answer.detail.get("words")
+        return f"{made} {person} {self.answer.kind} it{f': {words}' if words else '.'}"
+
+
+async def carry_on(
+    store: Store, record: CampaignRecord, decision: DecisionRecord, writer: InstrumentWriter | None
+) -> None:
+    """Write the instrument, or have an approved one join, where that is next. Raises: StrategistAway."""
+    events = store.campaigns.events(record.id)
+    making = Making.of(events, decision.seq)
+    if making.outcome is None:
+        kind, detail = await _written(store, record, decision, events, writer)
+        store.campaigns.record(record.id, kind, {"decision": decision.seq, **detail})
+    elif making.approved and not making.joined:
+        made = making.outcome.detail
+        joined = joining(Aim.model_validate(made["aim"]), made["folder"])
+        store.campaigns.record(record.id, JOINED, {"decision": decision.seq, **joined})
+
+
+async def _written(
+    store: Store,
+    record: CampaignRecord,
+    decision: DecisionRecord,
+    events: Sequence[CampaignEvent],
+    writer: InstrumentWriter | None,
+) -> tuple[str, dict[str, Any]]:
+    """The line of what came of it."""
+    if writer is None:
+        return UNWRITTEN, {"words": NO_LLM, "by": ""}
+    own = [event for event in events if event.kind == WRITING and event.detail["decision"] == decision.seq]
+    kept = [LlmCall.model_validate(call) for event in own for call in event.detail["llm_calls"]]
+
+    def keep(call: LlmCall) -> None:
+        detail = {"decision": decision.seq, "llm_calls": [call.model_dump(mode="json")]}
+        store.campaigns.record(record.id, WRITING, detail)
+
+    aims = aims_on_record(record, [event for event in events if event.kind == JOINED])
+    try:
+        made = await writer(decision.because, aims, observe(store, record.id).left, kept, keep)
+    except NotWritten as error:
+        return UNWRITTEN, {"words": str(error), "by": ""}
+    line = {"aim": made.aim.model_dump(mode="json"), "folder": made.folder, "by": made.author, "files": made.files}
+    return WRITTEN, line
