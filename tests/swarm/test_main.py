@@ -350,7 +350,8 @@ def test_a_key_whose_run_is_over_starts_nothing(capsys: Capture) -> None:
 def test_a_stopped_run_stays_in_sight_until_the_next(capsys: Capture) -> None:
     assert answer(capsys, "ledger", "--summary")["findings"][0].startswith("this server has had no run yet")
     assert swarm("episode", "claim", "--task", "t", "--json") == 1
-    assert json.loads(capsys.readouterr().err)["code"] == "not_found"
+    err = capsys.readouterr().err
+    assert (json.loads(err)["code"], err.count("\n")) == ("not_found", 1)
     run_id = start(capsys)
     assert answer(capsys, "run", "stop", "--wait")["status"] == "stopped"
     shown = answer(capsys, "run", "status")
