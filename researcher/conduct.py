@@ -251,7 +251,8 @@ class Conduct:
         }
         self._store.journal.record_once(study_id, "decision", detail)
         seeds = f" on {decision.seeds} seeds per arm" if decision.seeds else ""
-        self._view.say(f"after {decision.after}: {decision.action} {decision.to or ''}{seeds} ({decision.reason})")
+        to = f" {decision.to}" if decision.to else ""
+        self._view.say(f"after {decision.after}: {decision.action}{to}{seeds} ({decision.reason})")
 
     def _conclude(self, study_id: str, plan: Plan, decision: Decision, picture: StudyPicture) -> Outcome:
         """Verdicts, findings, report; then the study is done, or failed where not one trial was finished."""

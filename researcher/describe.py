@@ -58,7 +58,7 @@ def plan_lines(plan: Plan) -> list[str]:
         (few, least_s), (many, most_s) = (cost(plan, each, at_most=at_most) for at_most in (False, True))
         least_s, most_s = least_s + boots_s(plan, at_most=False), most_s + boots_s(plan, at_most=True)
         lines.append(
-            f"price       {_span(few, many)} trials of {_about(each.values())} ({plan.trial_s_source}): {duration(least_s)} to {duration(most_s)} "
+            f"price       {_span(few, many)} trials of {_about(each.values())} ({plan.trial_s_source}): {_span(duration(least_s), duration(most_s))} "
             f"one after the other{', with the boots of each model' if plan.models else ''}"
         )
         if (tokens := expected_tokens(plan)) is not None:

@@ -98,7 +98,9 @@ def answer_gate(store: Store, study_id: str, answer: Answer, *, gate: str | None
         now = f"waits at {name}" if name else f"is {store.studies.get(study_id).status}"
         raise WrongState(f"{study_id} no longer waits at {gate}: it {now}. Nothing was recorded; look again")
     if waiting is None or name is None:
-        raise WrongState(f"{study_id} is not waiting for an answer; it is {store.studies.get(study_id).status}")
+        study = store.studies.get(study_id)
+        why = f" ({study.reason})" if study.reason else ""
+        raise WrongState(f"{study_id} asks nothing that could be answered: it is {study.status}{why}")
     counts = waiting.answer or store.gates.give(study_id, name, answer)
     if waiting.answer is not None or counts != answer:  # the second: somebody was quicker, a moment ago
         raise WrongState(f"{name} of {study_id} was answered already: {answer_text(counts)}")

@@ -48,7 +48,7 @@ def parser() -> Parser:
             because = command.add_argument("--because", "--reason", type=said, metavar="TEXT", help="your reason")
             because.required = name != "approve"
         if name == "amend":
-            command.add_argument("--seeds", type=count, metavar="N", help="seeds per arm")
+            command.add_argument("--seeds", metavar="N", help="seeds per arm")
             command.add_argument("--budget", metavar="TIME", help="wall time such as 90m or 8h")
         if name == "resume":
             command.add_argument(
@@ -89,7 +89,7 @@ def parser() -> Parser:
         "what",
         nargs="?",
         default=LATEST,
-        help="a study (its plan) or a plan's hash, or a trial's key as `status` prints it; STUDY/KEY where several studies have it",
+        help="a study (its plan) or a plan's hash, or a trial: STUDY/ARM/SEED, or its key as `status` prints it",
     )
     _json(show)
     _add_ui(commands)
@@ -151,8 +151,12 @@ def _add_start(commands: argparse._SubParsersAction[Parser]) -> None:
     draft.add_argument("-o", "--output", metavar="FILE", help="write it there (default: standard output)")
     draft.add_argument("--force", action="store_true", help="write over a file that exists")
     _json(draft)
-    text = "the JSON Schema of study files, for editors"
-    _json(commands.add_parser("schema", help=text, description=f"Print {text}."))
+    text = "the JSON Schema of study files, or of a campaign's goal files: every field, for editors and agents"
+    schema = commands.add_parser("schema", help=text, description=f"Print {text}.")
+    schema.add_argument(
+        "--campaign", action="store_true", help="of goal files, which `researcher campaign start` takes"
+    )
+    _json(schema)
 
 
 def _add_campaign(commands: argparse._SubParsersAction[Parser]) -> None:

@@ -13,6 +13,8 @@ import pytest
 import yaml
 
 from foundation.commandline import Parser
+from researcher.campaign.goal import aim_of, goal_in
+from researcher.instruments.catalogue import open_instrument
 from researcher.main import parser as researcher_parser
 from researcher.mcp.tools import TOOLS
 from researcher.study.file import checked_spec, read_study_text
@@ -99,11 +101,13 @@ def every(parser: Parser) -> Iterator[Parser]:
         yield from every(each)
 
 
-def test_its_study_is_one() -> None:
+def test_its_study_and_its_goal_can_be_started() -> None:
     _, body = parts(ROOT / "skills" / "swarm-researcher" / "SKILL.md")
-    (text,) = blocks(body, "yaml")
-    spec, wrong = checked_spec(read_study_text(text, ROOT)[0])
+    study, goal = (read_study_text(text, ROOT)[0] for text in blocks(body, "yaml"))
+    spec, wrong = checked_spec(study)
     assert (spec is not None, wrong) == (True, [])
+    asked = goal_in(goal)
+    assert aim_of(asked, open_instrument(asked.instruments[0]).instrument).factors
 
 
 def test_whole_command_lines_are_understood() -> None:

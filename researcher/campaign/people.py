@@ -13,7 +13,7 @@ from researcher.campaign.report import write_campaign_report
 from researcher.campaign.requests import check_request
 from researcher.models import PERSON, RULES, CampaignEvent, CampaignRecord, CampaignStatus, DecisionRecord
 from researcher.refusals import SpecRefused
-from researcher.store.errors import LeaseHeld, WrongState
+from researcher.store.errors import LeaseHeld, WrongState, owner_text
 from researcher.store.store import Store
 
 ASKED, RESUMED = "asked", "resumed"
@@ -176,7 +176,7 @@ def stop(store: Store, campaign_id: str, reports: Path, owning: Owning) -> str:
             own.campaigns.set_status(campaign_id, CampaignStatus.STOPPED, reason)
             return "stopped"
     except LeaseHeld as held:
-        return f"asked {held.owner} to stop"
+        return f"asked {owner_text(held.owner)} to stop"
 
 
 def check_open(store: Store, campaign_id: str, done: str) -> None:

@@ -231,10 +231,11 @@ def _rest(aim: Aim) -> str:
 
 def effect_text(effect: EffectSeen, aim: Aim) -> str:
     """An effect in a sentence without its full stop."""
-    way = "rises" if effect.diff >= 0 else "falls"
+    way = "rises" if effect.diff > 0 else "falls"
+    moves = f"{way} by {short(abs(effect.diff))}" if effect.diff else "does not change"
     level = f"{100 * effect.level:.4g} %"
     return (
-        f"{_upper(aim.metric)} {way} by {short(abs(effect.diff))} ({level} CI {short(effect.low)} to {short(effect.high)}) "
+        f"{_upper(aim.metric)} {moves} ({level} CI {short(effect.low)} to {short(effect.high)}) "
         f"with {effect.treatment} against {effect.baseline}"
     )
 

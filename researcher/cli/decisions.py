@@ -20,7 +20,8 @@ from researcher.halts import STOPPED_ON_REQUEST, STOPPED_UNPLANNED
 from researcher.home import Home, open_home
 from researcher.models import Answer, StudyRecord, StudyStatus
 from researcher.ownership import lives_here, owned_now
-from researcher.store.errors import LeaseHeld, WrongState
+from researcher.store.errors import LeaseHeld, WrongState, owner_text
+from researcher.study.draft import seeds_of
 
 
 def stop_command(args: argparse.Namespace) -> int:
@@ -76,12 +77,24 @@ def amend_command(args: argparse.Namespace) -> int:
     if args.seeds is None and args.budget is None:
         raise UsageError("say what to amend: --seeds N, --budget TIME")
     try:
-        change = Amendment(seeds=args.seeds, wall_s=None if args.budget is None else seconds(args.budget))
+        change = Amendment(seeds=_seeds(args.seeds), wall_s=None if args.budget is None else seconds(args.budget))
     except ValueError as error:
         raise UsageError(str(error)) from error
     amended = amend(home.store, study.id, change, because=args.because, by=getpass.getuser())
     document = {"study": study.id, "version": amended.version, "hash": amended.digest()}
     return answer(args.json, document, *plan_lines(amended))
+
+
+def _seeds(given: str | None) -> int | None:
+    """Raises: UsageError."""
+    if given is None:
+        return None
+    seeds = seeds_of(given)
+    if seeds["min"] != seeds["max"]:
+        raise UsageError(
+            f"--seeds {given}: an amended plan runs one number of seeds in each arm; write --seeds {seeds['max']}"
+        )
+    return seeds["min"]
 
 
 def _answer(args: argparse.Namespace, answer: Answer) -> int:
@@ -101,7 +114,7 @@ def _told_or_done(home: Home, study: StudyRecord, wish: Literal["stop", "pause"]
     """Ask the worker, or do it here if there is none. Returns what was done."""
     lease = home.store.leases.holder(study.id)
     if lease is not None and lives_here(lease.owner):  # its lease may have lapsed: the process was suspended, or slow
-        return f"asked {lease.owner} to {wish}"
+        return f"asked {owner_text(lease.owner)} to {wish}"
     try:
         with owned_now(home.store, study.id) as own:
             left = asyncio.run(end_left_of(own, study.id, home.studies / study.id, SystemClock()))
@@ -112,7 +125,7 @@ def _told_or_done(home: Home, study: StudyRecord, wish: Literal["stop", "pause"]
             folder = interim_report(own, study.id, home.studies)
             return "; ".join([reason, *left, *([] if folder is None else [f"report: {folder / 'report.md'}"])])
     except LeaseHeld as held:
-        return f"asked {held.owner} to {wish}"
+        return f"asked {owner_text(held.owner)} to {wish}"
 
 
 def _left_of_ended(home: Home, study: StudyRecord) -> list[str]:

@@ -18,7 +18,7 @@ from foundation.paths import memory_dir, python_path, user_data_dir
 from researcher.cli import DONE, FAILED, answer
 from researcher.home import open_home
 from researcher.refusals import PlanningRefused
-from researcher.sandbox.launch import sandbox
+from researcher.sandbox.launch import Mode, sandbox
 from researcher.store.errors import StoreError
 from swarm.models import cached_models
 
@@ -41,21 +41,24 @@ def doctor_command(args: argparse.Namespace) -> int:
         *_graphics(),
         _shared_memory(),
         _model(),
-        ("sandbox", True, f"code that an LLM wrote runs {sandbox().words}"),
+        _sandbox(),
         _database(),
         *_services(),
     ]
-    document = [{"check": name, "ok": ok, "detail": detail} for name, ok, detail in rows]
-    lines = [f"{'ok     ' if ok else 'MISSING'}  {name}: {detail}" for name, ok, detail in rows]
-    answer(args.json, document, *lines)
-    return DONE if all(ok for _, ok, _ in rows) else FAILED
+    document = [
+        {"check": name, "ok": ok is not False, "warning": ok is None, "detail": detail} for name, ok, detail in rows
+    ]
+    answer(args.json, document, *(f"{_WORDS[ok]}  {name}: {detail}" for name, ok, detail in rows))
+    return FAILED if any(ok is False for _, ok, _ in rows) else DONE
 
 
-Row = tuple[str, bool, str]
+Row = tuple[str, bool | None, str]
+"""What was checked, whether it is there (None: something weaker is), and how."""
+_WORDS = {True: "ok     ", False: "MISSING", None: "WARNING"}
 
 
 def _packages() -> list[Row]:
-    rows = []
+    rows: list[Row] = []
     for name in _PACKAGES:
         found = importlib.util.find_spec(name) is not None
         rows.append((name, found, _version(name) if found else "not installed; run `make setup`"))
@@ -150,6 +153,13 @@ def _shared_memory() -> Row:
     if usage.free < _NEED_SHARED_BYTES:
         detail += "; in a container give it more (`docker run --shm-size 16g`)"
     return "memory-backed files", usage.free >= _NEED_SHARED_BYTES, detail
+
+
+def _sandbox() -> Row:
+    """What holds code that an LLM wrote. Studies of other instruments need none."""
+    found = sandbox()
+    weak = "" if found.mode is Mode.BUBBLEWRAP else "; only instruments and repairs by an LLM need it"
+    return "sandbox", None if weak else True, f"code that an LLM wrote runs {found.words}{weak}"
 
 
 def _database() -> Row:

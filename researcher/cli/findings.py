@@ -87,7 +87,7 @@ def _no_match(others: Sequence[Finding], about: About) -> str:
         if (value := getattr(about, name)) is not None:
             close = nearest(value, names)
             filters.append(f"{name} {value}" + (f" (did you mean {close}?)" if close not in (None, value) else ""))
-    return f"no finding matches {' and '.join(filters)} ({len(others)} findings in all)"
+    return f"no finding matches {' and '.join(filters)} (of {len(others)} in all)"
 
 
 def _is_about(finding: Finding, model: str) -> bool:

@@ -20,6 +20,7 @@ from typing import Any
 from foundation.clock import SystemClock
 from foundation.commandline import UsageError
 from foundation.paths import user_data_dir, write_atomically
+from foundation.strict import StrictModel
 from researcher.attendance import unattended
 from researcher.cli import DONE, OUT_OF_BUDGET, USAGE, WAITING, answer, say, say_json
 from researcher.cli.request import (
@@ -150,15 +151,24 @@ def _check_output(file: Path, *, force: bool) -> None:
 
 
 def schema_command(args: argparse.Namespace) -> int:
-    """The JSON Schema of a study file, for editors."""
-    say_json(schema_of_study_files())
+    """The JSON Schema of a study file, or of a goal file."""
+    if args.campaign:
+        from researcher.campaign.goal import CampaignGoal
+
+        say_json(_schema(CampaignGoal, "Goal file"))
+    else:
+        say_json(schema_of_study_files())
     return DONE
 
 
 def schema_of_study_files() -> dict[str, Any]:
     """The JSON Schema."""
-    schema = StudySpec.model_json_schema()
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "Study file"}
+    return _schema(StudySpec, "Study file")
+
+
+def _schema(model: type[StrictModel], title: str) -> dict[str, Any]:
+    schema = model.model_json_schema()
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": title}
 
 
 def home_to_look_at(args: argparse.Namespace) -> Home | None:

@@ -11,10 +11,11 @@ from typing import Any
 
 from foundation.clock import SystemClock
 from foundation.commandline import UsageError
+from foundation.nearest import nearest
 from foundation.streams import one_line
 from researcher.attendance import goes_on, unattended
 from researcher.cli import DONE, FAILED, OUT_OF_BUDGET, WAITING, answer, say, say_json
-from researcher.describe import event_text, plan_lines, repair_lines, when
+from researcher.describe import engine_lines, event_text, plan_lines, repair_lines, when
 from researcher.gates import waits_for_an_answer
 from researcher.home import Home, open_home
 from researcher.instruments.instrument import HELDOUT_REWARD, HELDOUT_SUCCESS
@@ -28,7 +29,7 @@ from researcher.models import (
 )
 from researcher.notify.services import variable_of
 from researcher.notify.words import budget_text
-from researcher.store.errors import NotFound
+from researcher.store.errors import NotFound, owner_text
 from researcher.store.journal import JournalReader
 from researcher.study.plan import PlanModel
 from researcher.view import losses_by_arm, losses_text, sparkline
@@ -84,7 +85,12 @@ def show_command(args: argparse.Namespace) -> int:
         said = [record.model_dump(mode="json") for record in repairs]
         say_json({"hash": plan.digest(), **plan.model_dump(mode="json"), "repairs": said})
     else:
-        for line in [*plan_lines(plan), *(line for record in repairs for line in repair_lines(record))]:
+        engine = home.store.studies.get(study_id).options.engine
+        for line in [
+            *engine_lines(plan, engine),
+            *plan_lines(plan),
+            *(line for record in repairs for line in repair_lines(record)),
+        ]:
             say(line)
     return DONE
 
@@ -119,19 +125,21 @@ def _show_trial(home: Home, args: argparse.Namespace) -> int:
 
 
 def _named(home: Home, what: str) -> TrialRecord:
-    """The trial with the key `what`, or `STUDY/KEY`: studies that carry out the same plan have trials of the same keys.
+    """The trial with the key `what` (PLAN/ARM/SEED), or STUDY/KEY, or STUDY/ARM/SEED: studies that carry out the same plan have trials of
+    the same keys.
 
     Raises: NotFound; UsageError where the key alone means several.
     """
-    studies = home.store.studies.all()
-    found = [
-        trial
-        for study in studies
-        for trial in home.store.trials.all(study.id)
-        if what in (trial.key, f"{trial.study_id}/{trial.key}")
-    ]
+    reference, _, rest = what.partition("/")
+    try:
+        trials = home.store.trials.all(home.store.studies.resolve(reference))
+    except NotFound:
+        trials, rest = [trial for study in home.store.studies.all() for trial in home.store.trials.all(study.id)], what
+    found = [trial for trial in trials if rest in (trial.key, trial.key.partition("/")[2])]
     if not found:
-        raise NotFound(f"no trial has the key {what!r}; `researcher status` prints the keys")
+        guess = nearest(rest, [name for trial in trials for name in (trial.key, trial.key.partition("/")[2])])
+        hint = f"did you mean {guess}?" if guess else "`researcher status` prints the keys"
+        raise NotFound(f"no trial has the key {what!r}; {hint}")
     if len(found) > 1:
         these = ", ".join(f"`researcher show {trial.study_id}/{trial.key}`" for trial in found)
         raise UsageError(f"several studies have a trial {what!r}: {these}")
@@ -197,7 +205,7 @@ def status_lines(home: Home, study: StudyRecord) -> list[str]:
         for name, (count, why) in _unsent(home, study).items()
     ]
     if not study.status.ended:
-        lines.append(f"worked on by {worker}" if worker else unattended(home, study))
+        lines.append(f"worked on by {owner_text(worker)}" if worker else unattended(home, study))
     return lines
 
 

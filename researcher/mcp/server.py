@@ -46,6 +46,10 @@ _KINDS = {"studies": "study", "campaigns": "campaign"}
 _ADDRESS = re.compile(rf"researcher://({'|'.join(_KINDS)})/([^/]+)/report")
 _MARKDOWN = "text/markdown"
 _MOST_LISTED = 50
+_COMMAND = re.compile(r"`researcher ((?:campaign )?\w+)((?: [\w./=…]+)*)`")
+_BEGIN = '`researcher start --topic "..."`'
+_TOOLS_OF = {"list": "studies", **{tool.name.replace("campaign_", "campaign "): tool.name for tool in TOOLS}}
+"""Tools by the command whose work they do."""
 
 
 def create_server(research: Research) -> Server[dict[str, Any]]:
@@ -113,12 +117,27 @@ def _called(tool: Tool, research: Research, arguments: dict[str, Any]) -> CallTo
             raise
         return _refused(refusal)
     document = json.loads(redact(json.dumps(answer.document, default=str)))
-    return CallToolResult(content=[TextContent(type="text", text=redact(answer.text))], structured_content=document)
+    return CallToolResult(
+        content=[TextContent(type="text", text=in_tools(redact(answer.text)))], structured_content=document
+    )
 
 
 def _refused(refusal: Refusal) -> CallToolResult:
-    said = {"error": refusal.text, "nearest": list(refusal.nearest), "exit_code": refusal.code}
-    return CallToolResult(content=[TextContent(type="text", text=refusal.text)], structured_content=said, is_error=True)
+    text = in_tools(refusal.text)
+    said = {"error": text, "nearest": list(refusal.nearest), "exit_code": refusal.code}
+    return CallToolResult(content=[TextContent(type="text", text=text)], structured_content=said, is_error=True)
+
+
+def in_tools(text: str) -> str:
+    """The text with tools in place of the commands whose work they do. Commands with options, and those without a tool, are a person's
+    and stay.
+    """
+
+    def named(match: re.Match[str]) -> str:
+        tool, rest = _TOOLS_OF.get(match[1]), match[2].strip()
+        return match[0] if tool is None else f"`{tool}`{f' of {rest}' if rest else ''}"
+
+    return _COMMAND.sub(named, text.replace(_BEGIN, "`draft`"))
 
 
 # -- reports --------------------------------------------------------------------------------------------------------------

@@ -34,14 +34,19 @@ class Ambiguous(StoreError):
     pass
 
 
+def owner_text(owner: str) -> str:
+    """`process 5160 on vm`: a holder of a lease (HOST/PID/START), as people read it."""
+    host, _, process = owner.partition("/")
+    return f"process {process.partition('/')[0]} on {host}"
+
+
 class LeaseHeld(StoreError):
     def __init__(self, resource: str, owner: str, for_s: float) -> None:
         kind, _, name = resource.partition(":")
         if kind in ("study", "campaign"):
-            host, _, process = owner.partition("/")
             command = "campaign " if kind == "campaign" else ""
             text = (
-                f"process {process.partition('/')[0]} on {host} works on {name}: `researcher {command}watch {name}` follows it, `researcher {command}stop {name}` ends it; if that "
+                f"{owner_text(owner)} works on {name}: `researcher {command}watch {name}` follows it, `researcher {command}stop {name}` ends it; if that "
                 f"process is gone, try again in {for_s:.0f} s"
             )
         else:

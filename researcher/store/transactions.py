@@ -105,7 +105,7 @@ def resolved(reference: str, known: Sequence[str], prefix: str, kind: str, listi
     wanted = reference.removeprefix(prefix)
     found = [name for name in known if reference and name.removeprefix(prefix).startswith(wanted)]
     if not found:
-        raise NotFound(f"no {kind} begins with {reference!r}; `{listing}` shows all")
+        raise NotFound(f"no {kind} has an id that begins with {reference!r}; `{listing}` shows all")
     if len(found) > 1:
         raise Ambiguous(f"{reference!r} fits {', '.join(found)}; give more of the id")
     return found[0]

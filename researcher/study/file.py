@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -129,6 +130,10 @@ def read_data_file(path: Path, kind: str) -> tuple[dict[str, Any], Lines]:
     except UnicodeDecodeError as error:
         raise PlanningRefused(f"{path} is not text in UTF-8") from error
     except OSError as error:
+        if " " in path.name and not path.suffix and not path.exists():
+            raise PlanningRefused(
+                f"there is no file {str(path)!r}; if it is a question, write --topic before it: --topic {shlex.quote(str(path))}"
+            ) from error
         raise PlanningRefused(f"{path} cannot be read: {error.strerror}{writes}") from error
     return _data(path, text, kind, path.parent)
 

@@ -15,6 +15,7 @@ from researcher.campaign.seen import StudySeen, View
 from researcher.home import Home
 from researcher.instruments.levels import level_text
 from researcher.models import CampaignEvent, CampaignRecord, CampaignStatus, StudyStatus
+from researcher.store.errors import owner_text
 from researcher.view import duration
 from researcher.web import campaign_drawings
 from researcher.web.campaign_drawings import Bar, EffectRow
@@ -132,7 +133,7 @@ class CampaignSheets:
         waits = running and not record.status.ended
         return CampaignSheet(
             page=page,
-            worker=f"worked on by {owner}" if owner else self._unattended(record, asked is not None),
+            worker=f"worked on by {owner_text(owner)}" if owner else self._unattended(record, asked is not None),
             asks="" if asked is None else str(asked.detail["needs"]),
             study_waits=waits,
             testing=(newest.decision.hypothesis or "") if waits and newest else "",

@@ -32,7 +32,7 @@ from researcher.models import (
     VerdictRecord,
 )
 from researcher.report.samples import SamplePart, shown_samples
-from researcher.store.errors import NotFound
+from researcher.store.errors import NotFound, owner_text
 from researcher.store.journal import JournalReader
 from researcher.study.plan import Hypothesis, Plan, Stage
 from researcher.view import duration, losses_by_arm, losses_text
@@ -289,7 +289,7 @@ class Sheets:
         if study.status.ended:
             return ""
         owner = self._home.worker(study.id)
-        return f"worked on by {owner}" if owner else unattended(self._home, study)
+        return f"worked on by {owner_text(owner)}" if owner else unattended(self._home, study)
 
     def _gate(self, study: StudyRecord, plan: Plan | None, begun: bool) -> GatePart | None:
         gate = None if study.status is StudyStatus.DONE else self._store.gates.open(study.id)

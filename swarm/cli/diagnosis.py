@@ -298,9 +298,14 @@ def diagnosis_text(made: Diagnosis, *, detail: bool = False) -> str:
         f"{provisional}{made.evaluations} evaluations"
     ]
     if made.reward_first is not None and made.reward_last is not None:
+        first, last = (
+            ("over the first {} steps", "over the last {}")
+            if made.steps_compared > 1
+            else ("in the first step", "in the last")
+        )
         lines.append(
-            f"reward {made.reward_first:.3f} over the first {made.steps_compared} steps, "
-            f"{made.reward_last:.3f} over the last {made.steps_compared}"
+            f"reward {made.reward_first:.3f} {first.format(made.steps_compared)}, "
+            f"{made.reward_last:.3f} {last.format(made.steps_compared)}"
         )
     lines += ["", "What stands out"]
     lines += [f"  - {finding}" for finding in made.findings] or ["  nothing: episodes are trained, and none are lost"]

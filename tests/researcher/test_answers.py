@@ -149,7 +149,7 @@ def test_an_amendment_that_its_budget_does_not_pay_for_is_refused_as_a_start_wit
     for change in (["--seeds", "200"], ["--budget", "1m"]):
         assert main(["amend", study, *change, "--because", "more"]) == OUT_OF_BUDGET
         said = capsys.readouterr().err
-        assert "budget: " in said
+        assert "budget.wall: " in said
         assert "give a budget of" in said
     assert main(["amend", study, "--seeds", "200", "--budget", "24h", "--because", "more"]) == DONE
     assert found.store.plans.get(study).version == 2

@@ -41,8 +41,10 @@ from researcher.main import main, parser
 from researcher.models import OVER_BUDGET, Claim, Event, LlmCall, ReportSeal, StudyStatus
 from researcher.ownership import this_process
 from researcher.report.writer import wording
+from researcher.sandbox.launch import Mode, Sandbox
 from researcher.schedule.daemon import only_daemon
 from researcher.schedule.timetable import Timetable
+from researcher.store.errors import owner_text
 from researcher.store.store import Store
 from researcher.view import JsonView, LiveView, PlainView, StudyPicture, view_for
 from swarm.client.sync import SwarmClient
@@ -312,7 +314,7 @@ def test_a_study_that_nobody_works_on_any_more_waits_by_its_exit_code(capsys: py
     store.leases.acquire(study, "elsewhere/1/1.0", 60.0)
     assert main(["status", study]) == 0
     store.close()
-    assert "worked on by elsewhere" in capsys.readouterr().out
+    assert "worked on by process 1 on elsewhere" in capsys.readouterr().out
 
 
 def test_a_topic_of_several_lines_and_control_characters_is_listed_on_one(capsys: pytest.CaptureFixture[str]) -> None:
@@ -400,6 +402,15 @@ def test_a_trial_whose_key_several_studies_have_is_shown_by_study(
     assert f"`researcher show {study}/{trial.key}`" in said
     assert main(["show", f"{study}/{trial.key}"]) == 0
     assert json.loads(capsys.readouterr().out)["study_id"] == study
+
+
+def test_a_trial_is_shown_by_study_arm_and_seed(study: str, capsys: pytest.CaptureFixture[str]) -> None:
+    arm = ARMS[0]
+    for reference in ("latest", study, study[:6]):
+        assert main(["show", f"{reference}/{arm}/0"]) == 0
+        assert json.loads(capsys.readouterr().out)["arm"] == arm
+    assert main(["show", f"latest/{arm}/7"]) == FAILED
+    assert f"did you mean {arm}/0?" in capsys.readouterr().err
 
 
 def test_watching_as_json_is_an_object_per_line(study: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -529,7 +540,7 @@ def test_a_study_that_somebody_works_on_is_asked_to_stop(capsys: pytest.CaptureF
     store.studies.set_status(worked_on, StudyStatus.RUNNING)
     store.leases.acquire(worked_on, "elsewhere/1/1.0", 60.0)
     assert main(["stop", worked_on, "--json"]) == 0
-    assert "asked elsewhere/1/1.0" in json.loads(capsys.readouterr().out)["told"]
+    assert "asked process 1 on elsewhere" in json.loads(capsys.readouterr().out)["told"]
     assert (store.studies.get(worked_on).status, store.studies.get(worked_on).stop_requested) == (
         StudyStatus.RUNNING,
         True,
@@ -604,7 +615,7 @@ def test_an_owner_that_lives_is_asked_though_its_lease_lapsed(
         assert its_server.alive()
     finally:
         asyncio.run(its_server.end(0.0))
-    assert f"asked {this_process()} to {wish}" in capsys.readouterr().out
+    assert f"asked {owner_text(this_process())} to {wish}" in capsys.readouterr().out
     assert store.studies.get(worked_on).status is StudyStatus.RUNNING
 
 
@@ -824,6 +835,36 @@ def test_a_study_in_the_daemons_care_says_whether_there_is_one(
         assert main(["watch", study]) == WAITING
         said = capsys.readouterr().out
         assert (said.count(goes_on), said.count(NO_DAEMON)) == (1, 1)
+
+
+def test_what_is_asked_of_a_study_that_asks_nothing_says_how_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    found, _ = opened(user_data_dir())
+    study = shown_planned(found.store)
+    found.store.studies.set_status(study, StudyStatus.WAITING, "paused on request")
+    assert main(["approve", study]) == FAILED
+    assert f"{study} asks nothing that could be answered: it is waiting (paused on request)" in capsys.readouterr().err
+    assert main(["amend", study, "--seeds", "2..3", "--because", "more"]) == USAGE
+    assert "one number of seeds in each arm; write --seeds 3" in capsys.readouterr().err
+    assert main(["resume", "nonesuch"]) == FAILED
+    assert "no study has an id that begins with 'nonesuch'" in capsys.readouterr().err
+    found.store.close()
+
+
+def test_a_question_in_place_of_a_file_is_told_where_it_belongs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["start", "does lr matter"]) == USAGE
+    assert "if it is a question, write --topic before it: --topic 'does lr matter'" in capsys.readouterr().err
+    assert main(["draft", "--instrument", "arithmetic", "--vary", "kl=0,0.1", "--budget", "15m"]) == 0
+    assert "wall: 15m" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("mode", [Mode.BUBBLEWRAP, Mode.LIMITS])
+def test_the_doctor_warns_of_a_weaker_sandbox(
+    mode: Mode, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(doctor, "sandbox", lambda: Sandbox(mode, "somehow"))
+    main(["doctor"])
+    [line] = [line for line in capsys.readouterr().out.splitlines() if "sandbox: " in line]
+    assert line.startswith("ok" if mode is Mode.BUBBLEWRAP else "WARNING")
 
 
 def closed() -> dict[str, Any]:

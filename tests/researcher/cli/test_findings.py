@@ -204,9 +204,7 @@ def test_findings_are_chosen_by_instrument_factor_and_model(homes: Homes, capsys
         assert len(json.loads(capsys.readouterr().out)["findings"]) == shown
     assert main(["findings", "--factor", "learning_rat", "--model", "x"]) == 0
     told = capsys.readouterr().out
-    assert (
-        "no finding matches factor learning_rat (did you mean learning_rate?) and model x (1 findings in all)" in told
-    )
+    assert "no finding matches factor learning_rat (did you mean learning_rate?) and model x (of 1 in all)" in told
 
 
 @pytest.mark.parametrize("at", [1e18, -1e15])

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from researcher.campaign.goal import CampaignGoal
 from researcher.cli import OUT_OF_BUDGET, USAGE, resume
 from researcher.main import main
 from researcher.models import Finding, StudyStatus
@@ -229,6 +230,13 @@ def test_what_is_wrong_in_a_file_is_said_with_its_line(
         assert says in capsys.readouterr().err
 
 
+def test_the_schema_of_goal_files_has_every_field_of_a_goal(capsys: Capture) -> None:
+    assert main(["schema", "--campaign"]) == 0
+    schema = json.loads(capsys.readouterr().out)
+    assert schema["properties"].keys() == CampaignGoal.model_fields.keys()
+    assert schema["title"] == "Goal file"
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -273,6 +281,12 @@ def test_a_topic_that_asks_for_the_echo_engine_says_that_it_is_an_option(tmp_pat
     assert "engine      echo: no model is trained" in said
     assert "the price below is of real trials" in said
     assert "echo" not in said.split("\n", 2)[1]
+
+
+def test_an_option_of_another_command_is_told_where_it_belongs(capsys: Capture) -> None:
+    with pytest.raises(SystemExit):
+        main(["draft", "--topic", TOPIC, "--engine", "echo"])
+    assert "--engine (it is an option of `researcher start`" in capsys.readouterr().err
 
 
 def test_a_draft_in_a_file_is_not_said_to_be_kept_in_another(tmp_path: Path, capsys: Capture) -> None:

@@ -154,7 +154,7 @@ def test_a_study_that_kept_no_models_says_how_they_are_kept(home: Path, study: t
     over(store, other, "run")
     with pytest.raises(SpecRefused, match="started with --keep-models"):
         kept_model(Home(home, store), f"{other}/{ARMS[0]}-seed0")
-    with pytest.raises(SpecRefused, match="no study begins with 'st-zz'"):
+    with pytest.raises(SpecRefused, match="no study has an id that begins with 'st-zz'"):
         kept_model(Home(home, store), f"st-zz/{ARMS[0]}-seed0")
 
 

@@ -188,6 +188,18 @@ async def test_a_study_over_the_limit_starts_with_the_hash_that_was_priced_alone
     assert schedule["carried"]
 
 
+async def test_refusals_name_tools_and_leave_a_persons_commands(home: Home) -> None:
+    async with connected(home) as agent:
+        assert "begin with `draft`" in await agent.refused("status")
+        await agent.told("start", study=SMALL)
+        assert "has an id that begins with 'st-zz'; `studies` shows all" in await agent.refused("status", study="st-zz")
+        assert (await agent.refused("price", study="- a")).endswith("it holds no keys; `draft` writes one")
+        small = await agent.refused("price", study=STUDY + "budget: {wall: 2m}\n")
+        assert "give a budget of 6m" in small
+        assert "--budget" not in small
+        assert "`researcher resume`" in words(await agent.call("status"))
+
+
 async def test_a_draft_is_text_to_price_or_says_what_is_open(home: Home) -> None:
     async with connected(home) as agent:
         drafted = await agent.told("draft", topic=TOPIC)

@@ -198,8 +198,8 @@ async def test_a_study_may_be_named_by_the_beginning_of_its_id_and_an_unknown_on
     assert latest.headers["location"] == f"/studies/{study}"
     missing = await browser.get("/studies/st-nothing")
     assert missing.status_code == 404
-    assert "no study begins with" in missing.text
-    assert "<title>no study begins with" in missing.text
+    assert "no study has an id that begins with" in missing.text
+    assert "<title>no study has an id that begins with" in missing.text
     assert (await browser.get("/nowhere")).status_code == 404
 
 
