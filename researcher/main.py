@@ -187,6 +187,11 @@ def _add_campaign(commands: argparse._SubParsersAction[Parser]) -> None:
     start.add_argument("--max-parallel", type=count, metavar="N", help="trials at once (default: one per server)")
     start.add_argument("--detach", action="store_true", help="let the daemon carry it on, and return at once")
     start.add_argument(
+        "--again",
+        action="store_true",
+        help="though a campaign with the same goal has not ended (default: that is refused)",
+    )
+    start.add_argument(
         "--dry-run", action="store_true", help="show the goal, and the factors with their levels; run nothing"
     )
     _json(start)

@@ -26,7 +26,7 @@ from researcher.campaign.report import write_campaign_report
 from researcher.campaign.seen import Left
 from researcher.campaign.verify import verify_campaign
 from researcher.cli import DONE, FAILED, WAITING, answer, say
-from researcher.cli.goals import ready_goal, record_campaign
+from researcher.cli.goals import check_not_pursued, ready_goal, record_campaign
 from researcher.cli.request import Asking, check_addresses, seconds
 from researcher.cli.start import home_to_look_at, keep_calls
 from researcher.describe import when
@@ -58,6 +58,9 @@ def start(args: argparse.Namespace) -> int:
     if args.dry_run:
         return answer(args.json, {**ready.document, "first": ready.first}, *ready.lines())
     assert home is not None
+    if not args.again:
+        with lines.named():
+            check_not_pursued(home, goal, args.engine, "--again starts another beside it")
     campaign_id = record_campaign(home, ready, carried=args.detach)
     if args.detach:
         from researcher.schedule.daemon import ensure_daemon

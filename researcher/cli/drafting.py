@@ -16,7 +16,7 @@ from foundation.commandline import UsageError
 from foundation.nearest import nearest
 from researcher.campaign.goal import goal_in
 from researcher.campaign.topic import goal_text
-from researcher.cli.goals import ReadyGoal, price_text, ready_goal, record_campaign
+from researcher.cli.goals import ReadyGoal, check_not_pursued, price_text, ready_goal, record_campaign
 from researcher.cli.request import (
     ECHO_APART,
     Knowledge,
@@ -244,12 +244,9 @@ class GoalDrafting:
         for name in goal.instruments:
             self.studies.check_installed(name, "instruments")
         _check_no_files(fields, ("factors", "set"))
-        for other in self.studies.home.store.campaigns.all():
-            if not other.status.ended and other.goal == goal.document():
-                said = (
-                    f"{other.id} pursues this goal already; stop it first, or say what this one is to find out besides"
-                )
-                raise SpecRefused("goal", said)
+        check_not_pursued(
+            self.studies.home, goal, places.engine, "stop it first, or say what this one is to find out besides"
+        )
         return ready_goal(goal, self.studies.home, places.servers, places.engine, runs=runs)
 
 

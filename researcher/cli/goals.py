@@ -18,7 +18,7 @@ from researcher.home import Home
 from researcher.instruments.catalogue import OWN_STUDIES, InstrumentFolder
 from researcher.models import StudyOptions
 from researcher.notify.services import check_names
-from researcher.refusals import Refusals
+from researcher.refusals import Refusals, SpecRefused
 from researcher.schedule.timetable import Timetable
 
 
@@ -122,6 +122,13 @@ def _first(
     decided = asyncio.run(first_step(goal, aims, planner))
     assert decided.step is not None
     return decided.step.row()
+
+
+def check_not_pursued(home: Home, goal: CampaignGoal, engine: str, how: str) -> None:
+    """how: what to do where another one is wanted all the same. Raises: SpecRefused where a campaign with this goal has not ended."""
+    for other in home.store.campaigns.all():
+        if not other.status.ended and other.goal == goal.document() and other.options.engine == engine:
+            raise SpecRefused("goal", f"{other.id} pursues this goal already; {how}")
 
 
 def record_campaign(home: Home, ready: ReadyGoal, *, carried: bool) -> str:

@@ -182,6 +182,19 @@ def test_an_answered_one_waits_for_nobody_while_a_daemon_lives(waiting: MadeUpCa
     )
 
 
+def test_a_goal_that_a_campaign_pursues_already_is_started_once(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.setattr("researcher.schedule.daemon.ensure_daemon", lambda: None)
+    file = tmp_path / "goal.yaml"
+    file.write_text("goal: What learns fastest?\ninstruments: [arithmetic]\nbudget: {wall: 2h}\n")
+    asked = ["start", str(file), "--engine", "echo", "--detach"]
+    first = said(capsys, 0, *asked)["campaign"]
+    assert main(["campaign", *asked]) == 2
+    assert f"goal.yaml:1: goal: {first} pursues this goal already; --again starts another" in capsys.readouterr().err
+    assert said(capsys, 0, *asked, "--again")["campaign"] != first
+
+
 def test_a_topic_makes_a_goal(home: Path, capsys: Capture) -> None:
     topic = "What makes GRPO learn one-digit sums fastest? Two hours."
     found = said(capsys, 0, "start", "--planner", "builtin", "--topic", topic, "--dry-run")
