@@ -369,9 +369,9 @@ def _begin(
     study_id = recorded(home, spec, plan, options, timetable, calls, carried=args.detach)
     if args.detach:
         return detach(home, study_id, plan, same_json(same), same_lines(same), as_json=args.json)
-    if args.json:
+    if args.json and same:
         say(json.dumps({"same_spec": same_json(same)}))
-    else:
+    if not args.json:
         for line in same_lines(same):
             say(line)
         for each in draft.uncovered:
