@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from researcher.analysis import opposed
 from researcher.analysis.attrition import attrition
 from researcher.analysis.proxies import reward_against_success
 from researcher.analysis.sentinel_findings import (
@@ -338,6 +339,7 @@ SENTINELS: dict[str, Sentinel] = {
     "longer_without_reward": _each(_longer, "warning"),
     "repetitive_answers": _each(_repetitive, "warning"),
     "reward_against_success": reward_against_success,
+    opposed.NAME: opposed.worse_on_heldout,
 }
 
 

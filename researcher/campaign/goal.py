@@ -160,7 +160,8 @@ def aim_of(goal: CampaignGoal, instrument: Instrument) -> Aim:
     known = InstrumentNames(instrument)
     with refusals.kept():
         metric = known.metric(goal.objective.metric or instrument.defaults.metric, "objective.metric")
-    for name, levels in (goal.factors or {factor.name: () for factor in _usual(goal, instrument)}).items():
+    usual = _usual(goal, instrument, on_training=metric is not None and metric.on_training)
+    for name, levels in (goal.factors or {factor.name: () for factor in usual}).items():
         with refusals.kept():
             factors.append(_factor(known.factor(name, "factors"), levels))
     known.settings(goal.set, "set", refusals)
@@ -229,8 +230,9 @@ def _check_one_metric(objective: Objective, aims: Sequence[Aim]) -> None:
         raise SpecRefused(f"objective.{given[0]}", said, [aim.metric for aim in aims])
 
 
-def _usual(goal: CampaignGoal, instrument: Instrument) -> list[Factor]:
-    """Training factors that do something by themselves and are not set."""
+def _usual(goal: CampaignGoal, instrument: Instrument, *, on_training: bool) -> list[Factor]:
+    """Training factors that do something by themselves and are not set. on_training: what is to improve is measured on training
+    episodes, so that factors of sampling would change the measure."""
     return [
         factor
         for factor in instrument.factors
@@ -239,6 +241,7 @@ def _usual(goal: CampaignGoal, instrument: Instrument) -> list[Factor]:
         and not (factor.needs or factor.needs_any or factor.share)
         and factor.type not in ("text", "data")
         and factor.name not in goal.set
+        and not (on_training and factor.samples)
         and len(ladder(factor)) > 1
     ]
 

@@ -8,13 +8,15 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from foundation.strict import StrictModel
+from researcher.analysis.opposed import NAME as WORSE_ON_HELDOUT
+from researcher.analysis.opposed import better_first
 from researcher.analysis.samples import sample
 from researcher.campaign.goal import Aim, changed, default_levels
 from researcher.instruments.instrument import Scalar
@@ -25,7 +27,8 @@ Levels = Mapping[str, Scalar]
 
 
 class ArmSeen(StrictModel):
-    """An arm of a study. levels: those of the aim's factors that differ from the default. mean, sd: over finished trials."""
+    """An arm of a study. levels: those of the aim's factors that differ from the default. mean, sd: over finished trials.
+    misleads: it looks better in training, and is worse on held-out tasks (the sentinel `worse_on_heldout`)."""
 
     name: str
     levels: dict[str, Scalar]
@@ -33,6 +36,7 @@ class ArmSeen(StrictModel):
     failed: int
     mean: float | None
     sd: float | None
+    misleads: Annotated[bool, Field(exclude_if=lambda misleads: not misleads)] = False
 
 
 class EffectSeen(StrictModel):
@@ -240,17 +244,23 @@ class View:
         return self.aim.sigma or self.aim.margin
 
     def measured(self) -> dict[str, tuple[dict[str, Scalar], int, float]]:
-        """Every configuration that has run: its changed levels, its finished trials and their mean, by `key_of`."""
+        """Every configuration that has run: its changed levels, its finished trials and their mean, by `key_of`.
+
+        One that held-out tasks speak against counts as the worst of them all, whatever it reached in training.
+        """
         found: dict[str, tuple[dict[str, Scalar], int, float]] = {}
+        misled: set[str] = set()
         for study in self.studies:
             for arm in study.arms:
                 if arm.mean is None or study.sentinels or study.apart:
                     continue
                 key = key_of(arm.levels)
+                misled |= {key} if arm.misleads and arm.levels else set()
                 _, n, mean = found.get(key, (arm.levels, 0, 0.0))
                 total = n + arm.n
                 found[key] = (dict(arm.levels), total, (n * mean + arm.n * arm.mean) / total)
-        return found
+        worst = min((self.aim.sign * mean for _, _, mean in found.values()), default=0.0) * self.aim.sign
+        return found | {key: (*found[key][:2], worst) for key in misled}
 
     def tested(self, levels: Levels) -> StudySeen | None:
         """The last confirmation of this setting, given by its levels that differ from the defaults."""
@@ -286,6 +296,12 @@ def study_seen(
     frozen = decision.plan is None or Plan.model_validate_json(decision.plan).digest() == plan.digest()
     by_hypothesis = {record.hypothesis: record for record in verdicts}
     confirms = decision.role == "confirm"
+    opposed = [record for record in verdicts if record.verdict is Verdict.INVALID and _is_opposed(record)]
+    broken = [record for record in verdicts if record.verdict is Verdict.INVALID and record not in opposed]
+    asked_of = {hypothesis.id: hypothesis for hypothesis in plan.hypotheses}
+    misled = {
+        arm for record in opposed for arm in better_first(plan, asked_of[record.hypothesis], _finished(trials))[0]
+    }
     rows, why = [], reason
     for asked in plan.hypotheses:
         record = by_hypothesis.get(asked.id)
@@ -315,12 +331,14 @@ def study_seen(
         reason=why if confirms else "",
         design=_design(plan),
         planned=tuple(_levels(plan, aim, arm.name) for arm in plan.arms),
-        arms=tuple(_arm(plan, aim, arm.name, trials) for arm in plan.arms if any(t.arm == arm.name for t in trials)),
-        effects=tuple(rows),
-        sentinels=tuple(
-            sorted({record.reason.partition(":")[0] for record in verdicts if record.verdict is Verdict.INVALID})
+        arms=tuple(
+            _arm(plan, aim, arm.name, trials, misled) for arm in plan.arms if any(t.arm == arm.name for t in trials)
         ),
-        unfit=_unfit(aim, trials, verdicts) if frozen else "its plan is not the one that was decided",
+        effects=tuple(rows),
+        sentinels=tuple(sorted({record.reason.partition(":")[0] for record in broken})),
+        unfit=_unfit(aim, trials, verdicts if confirms else broken)
+        if frozen
+        else "its plan is not the one that was decided",
         apart=_apart(aim, plan, step.get("spec", {})),
         baseline=str(step.get("baseline", "")),
         trials=len(trials),
@@ -338,7 +356,16 @@ def _design(plan: Plan) -> Literal["screen", "levels", "compare"]:
     return "screen" if any(hypothesis.treatment_arms for hypothesis in plan.hypotheses) else "levels"
 
 
-def _arm(plan: Plan, aim: Aim, name: str, trials: Sequence[TrialRecord]) -> ArmSeen:
+def _is_opposed(record: VerdictRecord) -> bool:
+    """Whether nothing but held-out tasks speaks against what it says: its trials are sound."""
+    return {part.partition(":")[0] for part in record.reason.split("; ")} == {WORSE_ON_HELDOUT}
+
+
+def _finished(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
+    return [trial for trial in trials if trial.status is TrialStatus.DONE]
+
+
+def _arm(plan: Plan, aim: Aim, name: str, trials: Sequence[TrialRecord], misled: Collection[str]) -> ArmSeen:
     found = sample(trials, name, aim.metric)
     values = list(found.values.values())
     mean = math.fsum(values) / len(values) if values else None
@@ -352,6 +379,7 @@ def _arm(plan: Plan, aim: Aim, name: str, trials: Sequence[TrialRecord]) -> ArmS
         failed=found.failed,
         mean=None if mean is None else _short(mean),
         sd=None if spread is None else _short(spread),
+        misleads=name in misled,
     )
 
 
@@ -373,8 +401,13 @@ def _unfit(aim: Aim, trials: Sequence[TrialRecord], verdicts: Sequence[VerdictRe
         return "an LLM wrote the instrument and its reward"
     if any(trial.evidence and trial.evidence.model and trial.evidence.model.engine == "echo" for trial in trials):
         return "it ran on the echo engine, which trains nothing"
-    if any(record.verdict is Verdict.INVALID for record in verdicts):
-        return "a sentinel fired"
+    fired = sorted({record.reason.partition(":")[0] for record in verdicts if record.verdict is Verdict.INVALID})
+    if fired:
+        return (
+            "a sentinel fired"
+            if fired != [WORSE_ON_HELDOUT]
+            else "what looks better in training is worse on held-out tasks"
+        )
     if not any(trial.status is TrialStatus.DONE for trial in trials):
         return "no trial was finished"
     return ""

@@ -242,7 +242,7 @@ def _designed(
             wall_s=spec.budget.wall or DEFAULT_BUDGET_S, trials=len(arms) * seeds[1], tokens=spec.budget.tokens
         ),
         planner=SPEC,
-        assumptions=(*question.notes, *_assumed(question), *thoughtless),
+        assumptions=(*question.notes, *_assumed(question), *_measured_apart(question), *thoughtless),
     )
     return _with_algorithms_first(_with_interim_stated(plan), settings)
 
@@ -356,6 +356,17 @@ def _assumed(question: Question) -> list[str]:
         better = "higher" if metric.direction == "increase" else "lower"
         return [f"No direction is claimed: tested as {better} {metric.name}; the other way reads as refuted."]
     return []
+
+
+def _measured_apart(question: Question) -> list[str]:
+    """What it means that arms sample differently and are compared by what they sample in training."""
+    names = [factor.name for factor in question.factors if factor.samples]
+    if not names or not question.metric.on_training:
+        return []
+    return [
+        f"{' and '.join(names)} also {'changes' if len(names) == 1 else 'change'} how {question.metric.name} is measured, which is on episodes "
+        "of training: where held-out tasks, sampled alike in all arms, say the opposite, the verdict is invalid."
+    ]
 
 
 def _seeds(instrument: Instrument, spec: StudySpec) -> Seeds:

@@ -80,6 +80,11 @@ class Factor(StrictModel):
         """All that a level of it sets."""
         return self.target, *self.also
 
+    @property
+    def samples(self) -> bool:
+        """Whether it says how answers are sampled in training."""
+        return any(target.startswith("run.sampling.") for target in self.targets)
+
 
 MetricKind = Literal[
     "heldout_accuracy",
@@ -138,6 +143,13 @@ class Metric(StrictModel):
     def asked(self) -> Metric:
         """A copy for plans that ask for it."""
         return self.model_copy(update={"on_request": False})
+
+    @property
+    def on_training(self) -> bool:
+        """Whether it is measured on training episodes, which each arm samples by its own settings."""
+        return self.kind in ("auc_reward", "final_reward", *UNTIL) or (
+            self.kind == "outcome" and self.when == "training"
+        )
 
     @property
     def part(self) -> str | None:

@@ -276,6 +276,7 @@ PLANNED_SENTINELS = (
     "longer_without_reward",
     "repetitive_answers",
     "reward_against_success",
+    "worse_on_heldout",
 )
 """The sentinels that new plans name (`researcher.analysis.sentinels`), in the order in which they are asked."""
 

@@ -140,6 +140,7 @@ class MadeUpCampaign:
         engine: str = "local",
         further: Mapping[str, Worth] | None = None,
         written: Collection[str] = (),
+        sigma: float = 0.06,
         **fields: Any,
     ) -> None:
         self.clock = clock or ManualClock()
@@ -149,7 +150,7 @@ class MadeUpCampaign:
             *(another(name, author="some-llm" if name in written else None) for name in further or {})
         )
         self.strategist = strategist or BuiltinStrategist()
-        self.runner = RecordedStudies(self.store, worth, self.clock, engine=engine)
+        self.runner = RecordedStudies(self.store, worth, self.clock, sigma=sigma, engine=engine)
         self.runner.elsewhere = dict(further or {})
         asked = CampaignGoal.model_validate(
             {

@@ -26,7 +26,7 @@ STEPS = 4
 METRIC = Metric(name="auc", kind="auc_reward", margin=0.1)
 THRESHOLD = Metric(name="steps_to_half", kind="steps_to_threshold", threshold=0.5, direction="decrease", margin=2.0)
 LEARNING_RATE = Factor(name="lr", target="run.optimizer.learning_rate", type="float", default=1e-5, low=0, high=1e-3)
-SENTINELS = tuple(name for name in PLANNED_SENTINELS if name != "reward_against_success")
+SENTINELS = tuple(name for name in PLANNED_SENTINELS if name not in ("reward_against_success", "worse_on_heldout"))
 """What plans made here name."""
 
 

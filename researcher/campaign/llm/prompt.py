@@ -251,7 +251,8 @@ def _arm(arm: ArmSeen) -> str:
     spread = "" if arm.sd is None else f" ± {arm.sd:.3g}"
     value = "no trial finished" if arm.mean is None else f"{arm.mean:.4g}{spread}"
     failed = f", {arm.failed} failed" if arm.failed else ""
-    return f"{cut(arm.name, 80)} ({cut(levels, 200)}): {value} (n {arm.n}{failed})"
+    against = ", worse on held-out tasks: not to be trusted" if arm.misleads else ""
+    return f"{cut(arm.name, 80)} ({cut(levels, 200)}): {value} (n {arm.n}{failed}{against})"
 
 
 def _effect(effect: EffectSeen) -> str:

@@ -298,7 +298,7 @@ def test_adapters_and_all_weights_are_known_by_their_names() -> None:
 
 
 def test_a_plan_may_name_only_sentinels_that_exist() -> None:
-    assert (*ALL, "reward_against_success") == PLANNED_SENTINELS
+    assert (*ALL, "reward_against_success", "worse_on_heldout") == PLANNED_SENTINELS
     assert set(PLANNED_SENTINELS) == set(SENTINELS) - {"contention"}
     with pytest.raises(ValueError, match="crystal_ball"):
         see("crystal_ball", [])

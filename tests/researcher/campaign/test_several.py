@@ -61,7 +61,7 @@ def differences(made: MadeUpCampaign) -> list[str]:
 
 
 async def test_what_was_confirmed_on_one_is_confirmed_on_the_next_before_that_is_searched(tmp_path: Path) -> None:
-    made = MadeUpCampaign(tmp_path, further={"elsewhere": steep})
+    made = MadeUpCampaign(tmp_path, further={"elsewhere": steep}, sigma=0.03)
     await made.carry_out()
     ran = course(made)
     first = ran.index(("confirm", "simulation"))
@@ -82,7 +82,7 @@ async def test_what_was_confirmed_on_one_is_confirmed_on_the_next_before_that_is
 
 
 async def test_what_does_not_hold_elsewhere_is_said_and_that_one_is_searched_by_itself(tmp_path: Path) -> None:
-    made = MadeUpCampaign(tmp_path, further={"elsewhere": flat})
+    made = MadeUpCampaign(tmp_path, further={"elsewhere": flat}, sigma=0.03)
     await made.carry_out()
     seen = seen_of(made)
     assert [view.incumbent for view in seen.views] == [BEST, {}]

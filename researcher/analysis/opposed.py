@@ -1,0 +1,129 @@
+"""Does what looks better in training also do better afterwards?
+
+A metric of training episodes can rise although nothing more is learnt: a lower temperature draws more right answers from the same
+weights, and a learning rate that is too high wins the first steps and ruins the model. Held-out tasks are sampled alike in all arms, after training. The
+sentinel asks of each hypothesis on such a metric: where one side looks better by half a margin or more, is its held-out
+reward lower? The unit is the trial; a difference counts where it is beyond the noise between trials (Welch's t test) and beyond
+that of the tasks within them (normal). All hypotheses of a study share 5 %.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from researcher.analysis.sentinel_findings import SentinelFinding, Unchecked, points, unchecked
+from researcher.models import TrialRecord
+from researcher.study.plan import Hypothesis, Plan
+
+NAME = "worse_on_heldout"
+ALPHA = 0.05
+_LOOKS_BETTER = 0.5
+"""Share of the margin."""
+_LEAST = 2
+"""Trials of a side."""
+
+
+@dataclass(frozen=True, slots=True)
+class _HeldOut:
+    """One trial's mean reward on held-out tasks after training, with the standard error that its tasks give it."""
+
+    value: float
+    error: float
+
+
+def worse_on_heldout(name: str, plan: Plan, done: Sequence[TrialRecord]) -> list[SentinelFinding]:
+    """The sentinel."""
+    asked = [hypothesis for hypothesis in plan.hypotheses if _on_training(plan, hypothesis)]
+    found: list[SentinelFinding] = []
+    blind: dict[str, TrialRecord] = {}
+    for hypothesis in asked:
+        sides = [[trial for trial in done if trial.arm in arms] for arms in better_first(plan, hypothesis, done)]
+        if any(len(side) < _LEAST for side in sides):
+            continue
+        try:
+            better, other = ([_held_out(plan, trial) for trial in side] for side in sides)
+        except Unchecked:
+            blind |= {trial.key: trial for side in sides for trial in side}
+            continue
+        if _p_lower(better, other) <= ALPHA / len(asked):
+            found.append(_finding(name, hypothesis, sides, _mean(better) - _mean(other)))
+    return [*found, *([unchecked(name, [*blind.values()])] if blind else [])]
+
+
+def better_first(
+    plan: Plan, hypothesis: Hypothesis, done: Sequence[TrialRecord]
+) -> tuple[Sequence[str], Sequence[str]]:
+    """The arms of the side that looks better by half a margin, and those of the other; none where neither does."""
+    metric = next(each for each in plan.metrics if each.name == hypothesis.metric)
+    sides = (hypothesis.treatments, hypothesis.baselines)
+    means = []
+    for arms in sides:
+        values = [trial.finals[metric.name] for trial in done if trial.arm in arms and metric.name in trial.finals]
+        if not values:
+            return (), ()
+        means.append(math.fsum(values) / len(values))
+    gain = (means[0] - means[1]) * (1 if metric.direction == "increase" else -1)
+    if abs(gain) < _LOOKS_BETTER * hypothesis.margin:
+        return (), ()
+    return sides if gain > 0 else sides[::-1]
+
+
+def _on_training(plan: Plan, hypothesis: Hypothesis) -> bool:
+    return any(
+        each.name == hypothesis.metric and each.on_training and not (each.role or each.on) for each in plan.metrics
+    )
+
+
+def _finding(
+    name: str, hypothesis: Hypothesis, sides: Sequence[Sequence[TrialRecord]], value: float
+) -> SentinelFinding:
+    both = [trial for side in sides for trial in side]
+    return SentinelFinding(
+        name=name,
+        severity="invalid",
+        text="what looks better in training is worse on held-out tasks after it",
+        arms=tuple(dict.fromkeys(trial.arm for trial in both)),
+        trials=tuple(trial.key for trial in both),
+        hypotheses=(hypothesis.id,),
+        value=value,
+    )
+
+
+def _held_out(plan: Plan, trial: TrialRecord) -> _HeldOut:
+    """Raises: Unchecked."""
+    by_task: dict[int, list[float]] = {}
+    for index, reward in points(trial, "eval_reward_after"):
+        by_task.setdefault(index // max(1, plan.heldout_episodes), []).append(reward)
+    tasks = [math.fsum(rewards) / len(rewards) for rewards in by_task.values()]
+    error = float(np.std(tasks, ddof=1)) / math.sqrt(len(tasks)) if len(tasks) > 1 else 0.0
+    return _HeldOut(math.fsum(tasks) / len(tasks), error)
+
+
+def _p_lower(better: Sequence[_HeldOut], other: Sequence[_HeldOut]) -> float:
+    """One-sided, for the better side's held-out reward not being lower than the other's."""
+    from scipy import stats
+
+    drop = _mean(other) - _mean(better)
+    if drop <= 0:
+        return 1.0
+    parts = [float(np.var([each.value for each in side], ddof=1)) / len(side) for side in (better, other)]
+    spread = math.sqrt(math.fsum(parts))
+    by_trials = 0.0
+    if spread > 0:
+        freedom = math.fsum(parts) ** 2 / math.fsum(
+            part**2 / (len(side) - 1) for part, side in zip(parts, (better, other), strict=True)
+        )
+        by_trials = float(stats.t.sf(drop / spread, freedom))
+    within = math.sqrt(
+        math.fsum(math.fsum(each.error**2 for each in side) / len(side) ** 2 for side in (better, other))
+    )
+    by_tasks = float(stats.norm.sf(drop / within)) if within > 0 else 0.0
+    return max(by_trials, by_tasks)
+
+
+def _mean(side: Sequence[_HeldOut]) -> float:
+    return math.fsum(each.value for each in side) / len(side)
