@@ -73,7 +73,11 @@ def proposals(seen: Seen) -> list[Proposal]:
     turns = _turns(seen)
     if len(turns) > 1 and not seen.problems:
         return _less_vetoed(turns[0], seen)
-    found = _less_vetoed(turns[0], seen) if len(turns) == 1 else [each for turn in turns for each in turn[:2]]
+    found = (
+        _less_vetoed(turns[0], seen)
+        if len(turns) == 1
+        else [turn[place] for turn in turns for place in dict.fromkeys((0, len(turn) - 1))]
+    )
     return [*found[: _MOST_PROPOSED - 1], _conclusion(seen)]
 
 
@@ -140,9 +144,14 @@ def _carried_over(view: View) -> Proposal | None:
         if study.supports and study.instrument != view.key:
             levels = changed(view.aim, study.arm(study.effects[0].treatment).levels)
             known = levels.keys() <= {factor.name for factor in view.aim.factors}
-            if levels and known and view.tested(levels) is None:
+            if levels and known and view.tested(levels) is None and not _is_left_alone(view, levels):
                 return _also(view, study, levels)
     return None
+
+
+def _is_left_alone(view: View, levels: _Levels) -> bool:
+    """Whether it changes a factor that a person wants to stay as it is."""
+    return any(factor.left_alone and factor.name in levels for factor in view.aim.factors)
 
 
 def _also(view: View, study: StudySeen, levels: _Levels) -> Proposal:
@@ -213,8 +222,9 @@ def survivors(seen: View) -> list[AimFactor]:
             single = study.design == "screen" or effect.factor in known
             if single and abs(effect.diff) >= abs(effects[effect.factor].diff if effect.factor in effects else 0.0):
                 effects[effect.factor] = effect
-    ranked = sorted(effects.values(), key=lambda effect: -abs(effect.diff))
-    standing = [each.factor for each in ranked if each.low > 0 or each.high < 0 or abs(each.diff) >= seen.aim.margin]
+    ranked = sorted(effects.values(), key=lambda effect: (effect.misleads, -abs(effect.diff)))
+    clear = [each for each in ranked if each.low > 0 or each.high < 0 or abs(each.diff) >= seen.aim.margin]
+    standing = [each.factor for each in clear if not each.misleads]
     unknown = [factor.name for factor in seen.aim.factors if factor.name not in effects]
     names = dict.fromkeys([*standing, *unknown, *(each.factor for each in ranked)])
     factors = [seen.aim.factor(name) for name in names]
@@ -529,6 +539,8 @@ def _contradicted(seen: View) -> Proposal | None:
         return None
     effect = last.effects[0]
     sides = {effect.baseline: last.arm(effect.baseline).levels, effect.treatment: last.arm(effect.treatment).levels}
+    if any(_is_left_alone(seen, levels) for levels in sides.values()):
+        return None
     return Proposal(
         action="replicate",
         because=f"{effect.treatment} had looked better while exploring, and the confirmation found it worse.",

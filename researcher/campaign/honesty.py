@@ -126,7 +126,9 @@ def problems_of(proposal: Proposal, seen: Seen) -> list[str]:
 def _touched(spec: Mapping[str, Any], view: View) -> list[str]:
     """Factors that people want to stay as they are: at the default, or where the incumbent has them."""
     arms = [spec.get("set", {}), *spec.get("arms", {}).values()]
-    arms += [{name: level} for name, each in spec.get("compare", {}).items() for level in each.get("levels", ())]
+    compared = spec.get("compare", {}).items()
+    arms += [{name: level} for name, each in compared for level in each.get("levels", ())]
+    arms += [{name: each["baseline"]} for name, each in compared if "baseline" in each]
     found = []
     for factor in view.aim.factors:
         kept = {factor.default, view.incumbent.get(factor.name, factor.default)}
@@ -167,16 +169,16 @@ def _confirmation_problems(proposal: Proposal, view: View) -> list[str]:
     apart = [name for name in proposal.spec if name in FIELDS and name not in _CONFIRMED]
     found = [f"{name}: no field of a {proposal.action}, whose arms say all that differs" for name in apart]
     known = {factor.name for factor in view.aim.factors}
-    elsewhere = _confirmed_elsewhere(proposal, view)
     arms = proposal.spec.get("arms", {})
     foreign = {name for levels in arms.values() for name in levels} - known
     found += [f"arms: {name} is none of the goal's factors" for name in sorted(foreign)]
     sides = [changed(view.aim, levels) for levels in arms.values()]
+    carried = bool(sides and sides[-1]) and sides[-1] in _confirmed_elsewhere(proposal, view)
     found += [
         f"arms: {name} {level} is none of the goal's levels ({', '.join(map(str, view.aim.factor(name).levels))})"
-        for side in sides
+        for side in (sides[:-1] if carried else sides)
         for name, level in side.items()
-        if name in known and level not in view.aim.factor(name).levels and side not in elsewhere
+        if name in known and level not in view.aim.factor(name).levels
     ]
     if len(sides) == 2 and sides[0] == sides[1]:
         found.append("arms: both set the same, so that there is nothing to confirm")
@@ -189,7 +191,7 @@ def _confirmation_problems(proposal: Proposal, view: View) -> list[str]:
     at = f" on {view.instrument}" if view.whole.others else ""
     if proposal.action == "replicate" and not any(study.confirms for study in view.studies):
         found.append(f"replicate: nothing was confirmed{at} yet")
-    if proposal.action == "confirm" and not view.studies and not any(side in elsewhere for side in sides):
+    if proposal.action == "confirm" and not view.studies and not carried:
         instead = ", or rest it on the study that confirmed this setting on another instrument" if at else ""
         found.append(f"confirm: explore first{at}{instead}; what nobody has looked at cannot be claimed")
     return found

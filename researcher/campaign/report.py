@@ -290,6 +290,8 @@ def _unknown(seen: Seen) -> list[str]:
     found = [line for view in seen.views for line in _not_tried(view)]
     unfit = [f"{study.study} ({study.unfit})" for study in seen.studies if study.unfit]
     found += [f"Results that support no claim: {'; '.join(unfit)}."] if unfit else []
+    misled = [study.study for study in seen.studies if any(effect.misleads for effect in study.effects)]
+    found += [f"Why held-out tasks got worse where training looked better: {', '.join(misled)}."] if misled else []
     names = " and ".join(f"{name}'s" for name in seen.instruments)
     found.append(f"Whether the answer holds on another model, instrument or length of training than {names}.")
     return found

@@ -51,6 +51,8 @@ class EffectSeen(StrictModel):
     high: float
     level: float
     verdict: Verdict | None
+    misleads: Annotated[bool, Field(exclude_if=lambda misleads: not misleads)] = False
+    """Held-out tasks say the opposite."""
 
 
 class StudySeen(StrictModel):
@@ -255,7 +257,10 @@ class View:
                 if arm.mean is None or study.sentinels or study.apart:
                     continue
                 key = key_of(arm.levels)
-                misled |= {key} if arm.misleads and arm.levels else set()
+                if arm.misleads and arm.levels:
+                    misled.add(key)
+                elif arm.n > 1:  # a later study that finds nothing against it
+                    misled.discard(key)
                 _, n, mean = found.get(key, (arm.levels, 0, 0.0))
                 total = n + arm.n
                 found[key] = (dict(arm.levels), total, (n * mean + arm.n * arm.mean) / total)
@@ -298,9 +303,13 @@ def study_seen(
     confirms = decision.role == "confirm"
     opposed = [record for record in verdicts if record.verdict is Verdict.INVALID and _is_opposed(record)]
     broken = [record for record in verdicts if record.verdict is Verdict.INVALID and record not in opposed]
-    asked_of = {hypothesis.id: hypothesis for hypothesis in plan.hypotheses}
+    contradicted = {record.hypothesis for record in opposed}
     misled = {
-        arm for record in opposed for arm in better_first(plan, asked_of[record.hypothesis], _finished(trials))[0]
+        arm
+        for hypothesis in plan.hypotheses
+        if hypothesis.id in contradicted
+        and len(hypothesis.sides) == 2  # else it speaks of a factor, not of each of its arms
+        for arm in better_first(plan, hypothesis, _finished(trials))[0]
     }
     rows, why = [], reason
     for asked in plan.hypotheses:
@@ -319,6 +328,7 @@ def study_seen(
                 high=_short(effect.high),
                 level=_short(effect.level),
                 verdict=record.verdict if confirms else None,
+                misleads=asked.id in contradicted,
             )
         )
     return StudySeen(

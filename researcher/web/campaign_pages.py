@@ -88,7 +88,9 @@ class CampaignPages:
         """Words for the next decision."""
         campaign_id = self._asked(request, reference, form)
         said = words(form, "words", "say something: the next decision quotes it")
-        leave = None if "leave" not in form else people.names_in(form["leave"])
+        leave: list[str] | None = people.names_in(form.get("leave", ""))
+        if leave == people.names_in(form.get("left_alone", "")):
+            leave = None  # as the page showed it, whatever others have said since
         try:
             people.tell(self._home.store, campaign_id, said, person(form), leave=leave)
         except SpecRefused as error:

@@ -258,4 +258,5 @@ def _arm(arm: ArmSeen) -> str:
 def _effect(effect: EffectSeen) -> str:
     what = effect.factor or f"{cut(effect.treatment, 80)} minus {cut(effect.baseline, 80)}"
     verdict = "" if effect.verdict is None else f", {effect.verdict}"
+    verdict += ", held-out tasks say the opposite" if effect.misleads else ""
     return f"effect of {what}: {effect.diff:.3g} [{effect.low:.3g}, {effect.high:.3g}] at {effect.level:.4g}{verdict}"

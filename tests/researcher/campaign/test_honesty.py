@@ -268,6 +268,7 @@ async def test_a_confirmation_keeps_to_the_goals_levels(tmp_path: Path, arms: di
         explore(compare={"kl": {"levels": [0.1]}, "epochs": {"levels": [2]}}, set={"temperature": 1.5}),
         explore(design="compare", compare={}, arms={"default": {}, "warm": {"temperature": 1.5, "kl": 0.1}}),
         confirm(arms={"default": {}, "warm": {"temperature": 1.5}}),
+        explore(compare={"temperature": {"baseline": 1.5, "levels": [1.0]}, "learning_rate": {"levels": [4e-5]}}),
     ],
 )
 async def test_what_a_person_wants_left_alone_is_varied_by_no_study(tmp_path: Path, cheating: Proposal) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from researcher.analysis.opposed import NAME
+from researcher.campaign.builtin import survivors
 from researcher.campaign.goal import Aim, AimFactor, CampaignGoal, aim_of
 from researcher.campaign.records import observe
 from researcher.campaign.seen import StudySeen, study_seen
@@ -89,6 +90,26 @@ async def test_a_setting_that_misleads_counts_as_the_worst_that_was_measured(tmp
     assert {key: value for key, value in after.items() if key != best} == {
         key: value for key, value in before.items() if key != best
     }
+
+
+@pytest.mark.anyio
+async def test_a_factor_that_misleads_is_searched_last(tmp_path: Path) -> None:
+    made = MadeUpCampaign(tmp_path)
+    await made.carry_out()
+    seen = observe(made.store, made.id)
+    assert survivors(seen.on())[0].name == "learning_rate"
+    studies = [
+        study.model_copy(
+            update={
+                "effects": tuple(
+                    effect.model_copy(update={"misleads": effect.factor == "learning_rate"}) for effect in study.effects
+                )
+            }
+        )
+        for study in seen.studies
+    ]
+    misled = seen.model_copy(update={"studies": tuple(studies)})
+    assert survivors(misled.on())[-1].name == "learning_rate"
 
 
 @pytest.mark.parametrize(

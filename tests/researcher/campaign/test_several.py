@@ -146,6 +146,7 @@ async def test_what_one_instrument_showed_is_no_claim_and_no_number_of_another(c
         ({}, "explore first on elsewhere, or rest it on the study that confirmed this setting"),
         ({"rests_on": ("{explored}",)}, "explore first on elsewhere"),
         ({"rests_on": ("{confirmed}",), "arms": {"default": {}, "other": {"temperature": 1.5}}}, "explore first"),
+        ({"rests_on": ("{confirmed}",), "arms": {"best": dict(BEST), "other": {"temperature": 1.5}}}, "explore first"),
         ({"action": "replicate", "rests_on": ("{confirmed}",)}, "nothing was confirmed on elsewhere yet"),
     ],
 )
