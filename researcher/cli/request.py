@@ -43,10 +43,23 @@ _OPTIONS = {
     "schedule.days": "--days",
 }
 """Options that are not called as the field that they set."""
+_SENTENCES = re.compile(r"(?<=[.!?;])\s+|\n\s*\n\s*")
+_LEFT_AS_IT_IS = re.compile(
+    r"\?\s*$|\b(?:not|never|no|cannot|\w+n['’]?t|without|avoid|rather|instead|unlike)\b", re.IGNORECASE
+)
+"""Questions and negations: they may be about the engine, and ask for none."""
 _ECHO = re.compile(
-    r"[,;(]?\s*\b(?:(?:please|and)\s+)?(?:(?:use|using|run|running)(?:\s+(?:it|this))?(?:\s+(?:on|with))?\s+|(?:on|with)\s+)?"
-    r"(?:the\s+)?echo[\s-]engine\b\)?|\s*(?:--|\b)engine[\s=:]+echo\b",
-    re.IGNORECASE,
+    r"""
+    (?:
+        (?: (?:^|\s*[,:(\n])\s*(?:(?:and|then|please)\s+)* | \s+(?:(?:and|then|please)\s+)+ )
+        (?:use|run(?:\s+(?:it|this|that|them))?\s+(?:on|with))\s+     # an order of its own
+      | (?:^|\s*[,:(\n])\s*(?:on|with|using)\s+
+      | (?<!\band)(?<!\bor)\s+(?:on|using)\s+                        # of what stands before it
+    )
+    (?:the\s+)?echo[\s-]engine(?:\s+please)?\s*\)?(?=\s*(?:[.,;:!)]|\n|$))
+  | (?:^|\s*[,:(]|\s)\s*(?:with\s+)?--engine[\s=]+echo\s*\)?(?=\s*(?:[.,;:!)]|\n|$))
+    """,
+    re.IGNORECASE | re.VERBOSE,
 )
 ECHO_APART = (
     "The echo engine is chosen where the study is started, not in its file: `--engine echo`, over MCP `engine: echo`."
@@ -341,8 +354,13 @@ def topic_of(given: str) -> str:
 
 
 def without_engine(topic: str) -> str:
-    """The topic without the words that ask for the echo engine: it is an option, and no setting of a study."""
-    return re.sub(r"^[\s,;.]+", "", _ECHO.sub("", topic)).strip() or topic
+    """The topic without whole phrases that ask for the echo engine: it is an option, and no setting of a study."""
+    given = _SENTENCES.split(topic.strip())
+    kept = [each if _LEFT_AS_IT_IS.search(each) else _ECHO.sub("", each) for each in given]
+    if kept == given:
+        return topic
+    kept = [each.lstrip(" \t\n,:") for each in kept]
+    return " ".join(each for each in kept if each.strip(" .!;,")) or topic
 
 
 def checked_topic(given: str) -> str:
@@ -359,10 +377,12 @@ def checked_topic(given: str) -> str:
 
 
 def seconds(text: str) -> float:
-    """`8h`, `90m`, `1h30m`, `2d`, `90s`; a number without a unit may mean any of them. Raises: UsageError."""
+    """`8h`, `90m`, `1h30m`, `2d`, `90s`; in an option a number alone may mean any of them. Raises: UsageError."""
     total = duration_s(text)
     if total is None and _BARE.fullmatch(text) and float(text):
-        raise UsageError(f"{text!r} has no unit: did you mean {text}m, {text}h or {text}s?")
+        raise UsageError(
+            f"{text!r} has no unit: write {text}s, {text}m or {text}h (in files a number alone means seconds)"
+        )
     if total is None:
         raise UsageError(f"{text!r} is not a time; write 8h, 90m, 1h30m or 90s")
     if not 0 < total < float("inf"):

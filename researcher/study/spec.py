@@ -66,7 +66,7 @@ Duration = Annotated[
     Field(gt=0),
     BeforeValidator(_seconds),
     PlainSerializer(duration_text),
-    WithJsonSchema({"type": ["string", "number"], "description": "8h, 90m, 1h30m, or seconds"}),
+    WithJsonSchema({"type": ["string", "number"], "description": "8h, 90m, 1h30m, or a number of seconds"}),
 ]
 Count = Annotated[
     int,

@@ -10,6 +10,7 @@ import pytest
 
 from researcher.campaign.goal import CampaignGoal
 from researcher.cli import OUT_OF_BUDGET, USAGE, resume
+from researcher.cli.request import without_engine
 from researcher.main import main
 from researcher.models import Finding, StudyStatus
 from researcher.ownership import owned_now
@@ -244,7 +245,7 @@ def test_the_schema_of_goal_files_has_every_field_of_a_goal(capsys: Capture) -> 
         (["--set", "digits=99"], "start: --set: digits"),
         (["--seeds", "9..8"], "start: --seeds: "),
         (["--vary", "learning_rat=1,2"], "start: --vary: "),
-        (["--budget", "2"], "'2' has no unit: did you mean 2m, 2h or 2s?"),
+        (["--budget", "2"], "'2' has no unit: write 2s, 2m or 2h (in files a number alone means seconds)"),
     ],
 )
 def test_what_is_wrong_in_an_option_is_said_without_a_line_of_the_file(
@@ -283,7 +284,51 @@ def test_a_topic_that_asks_for_the_echo_engine_says_that_it_is_an_option(tmp_pat
     assert "echo" not in said.split("\n", 2)[1]
 
 
-def test_an_option_of_another_command_is_told_where_it_belongs(capsys: Capture) -> None:
+@pytest.mark.parametrize(
+    ("topic", "without"),
+    [
+        ("Compare lr. Two seeds, and use the echo engine.", "Compare lr. Two seeds."),
+        ("Compare lr. Use the echo engine. Two seeds.", "Compare lr. Two seeds."),
+        ("Use the echo engine: compare lr 0.1 and 0.2.", "compare lr 0.1 and 0.2."),
+        ("Use the echo engine!\n\nCompare lr", "Compare lr"),
+        ("Compare lr\nPlease run it on the echo engine", "Compare lr"),
+        ("Compare lr on the echo-engine, two seeds", "Compare lr, two seeds"),
+        ("Compare lr with two seeds and use the echo engine", "Compare lr with two seeds"),
+        ("Which lr learns faster? Run this with the echo engine; two hours.", "Which lr learns faster? two hours."),
+        ("Compare lr (using the echo engine).", "Compare lr."),
+        ("Compare lr --engine echo", "Compare lr"),
+        (
+            "Is 1e-4 better than 1e-5? Compare it to 1e-6 rather. On the echo engine, please use two seeds.",
+            "Is 1e-4 better than 1e-5? Compare it to 1e-6 rather. please use two seeds.",
+        ),
+        ("See whether 4e-5 is better than 1e-5 on the echo engine.", "See whether 4e-5 is better than 1e-5."),
+    ],
+)
+def test_whole_phrases_that_ask_for_the_echo_engine_are_left_out(topic: str, without: str) -> None:
+    assert without_engine(topic) == without
+
+
+@pytest.mark.parametrize(
+    "topic",
+    [
+        "Do not use the echo engine. Compare lr",
+        "Don't run it on the echo engine.",
+        "Compare lr, and never use the echo engine.",
+        "Please do not run this\non the echo engine.",
+        "How fast is the echo engine?",
+        "Does lr matter on the echo engine?",
+        "Compare the local engine with the echo engine",
+        "Compare the echo engine and the local one",
+        "Train on GSM8K rather than on the echo engine",
+        "Use the echo engine's latency as a factor",
+        "Use the echo engine",
+    ],
+)
+def test_a_topic_about_the_echo_engine_stays_as_it_is(topic: str) -> None:
+    assert without_engine(topic) == topic
+
+
+def test_an_option_of_another_command_is_refused_with_that_commands_name(capsys: Capture) -> None:
     with pytest.raises(SystemExit):
         main(["draft", "--topic", TOPIC, "--engine", "echo"])
     assert "--engine (it is an option of `researcher start`" in capsys.readouterr().err
