@@ -117,9 +117,8 @@ def _called(tool: Tool, research: Research, arguments: dict[str, Any]) -> CallTo
             raise
         return _refused(refusal)
     document = json.loads(redact(json.dumps(answer.document, default=str)))
-    return CallToolResult(
-        content=[TextContent(type="text", text=in_tools(redact(answer.text)))], structured_content=document
-    )
+    text = "\n".join(filter(None, [answer.text, *map(in_tools, answer.hints)]))
+    return CallToolResult(content=[TextContent(type="text", text=redact(text))], structured_content=document)
 
 
 def _refused(refusal: Refusal) -> CallToolResult:
@@ -129,8 +128,8 @@ def _refused(refusal: Refusal) -> CallToolResult:
 
 
 def in_tools(text: str) -> str:
-    """The text with tools in place of the commands whose work they do. Commands with options, and those without a tool, are a person's
-    and stay.
+    """A refusal or a hint with tools in place of the commands whose work they do. Commands with options, and those without a tool, are
+    a person's and stay. Reports, topics and a model's words never come here.
     """
 
     def named(match: re.Match[str]) -> str:

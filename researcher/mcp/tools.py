@@ -20,6 +20,7 @@ from foundation.addresses import is_loopback
 from foundation.commandline import UsageError
 from foundation.nearest import nearest
 from foundation.strict import StrictModel
+from researcher.attendance import carrier
 from researcher.campaign import people
 from researcher.cli import campaign, decisions, findings, instruments, report, status
 from researcher.cli.drafting import Ready, TextDrafting
@@ -65,10 +66,11 @@ class Research:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """text: as people read it. document: the same as data."""
+    """text: as people read it. document: the same as data. hints: what to do next, in words of ours alone."""
 
     text: str
     document: dict[str, Any]
+    hints: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +112,7 @@ class StudyText(StrictModel):
 
 
 class Start(StudyText):
-    again: bool = Field(False, description="start it though a study with the same spec has not ended")
+    again: bool = Field(False, description="start it even if the same study is already running")
     approve: str | None = Field(
         None, description="the hash that `price` gave for this study; needed where it says so, after a person agreed"
     )
@@ -174,8 +176,8 @@ def _instruments(research: Research, given: OneInstrument) -> Answer:
     if given.name is not None:
         return Answer("\n".join(lines), found[0].model_dump(mode="json"))
     short = [{"name": each.name, "title": each.title, "model": each.model} for each in found]
-    text = "\n".join(lines)
-    return Answer(text, {"instruments": short, "text": text})
+    *text, hint = lines
+    return Answer("\n".join(text), {"instruments": short, "text": "\n".join([*text, hint])}, [hint])
 
 
 def _places(research: Research, given: StudyText) -> Places:
@@ -246,7 +248,7 @@ def _start(research: Research, given: Start) -> Answer:
         raise UsageError(asks)
     same = research.drafting.same(ready)
     study_id = research.drafting.begin(ready, None if given.again else "again: true starts another beside it")
-    text = f"{study_id}: the daemon carries it on; `status` follows it, `report` has the answer once it is done"
+    text = f"{study_id}: {carrier()}; `status` follows it, `report` has the answer once it is done"
     uncovered = [f"not covered: {each}" for each in ready.draft.uncovered]
     document = {"study": study_id, "hash": digest, "uncovered": ready.draft.uncovered, "same_spec": same_json(same)}
     return Answer("\n".join([text, *uncovered, *same_lines(same)]), document)
@@ -265,10 +267,11 @@ def _check_approved(approved: str, digest: str) -> None:
 def _studies(research: Research, given: Nothing) -> Answer:
     found = research.home.store.studies.all()
     rows = [
-        {name: row[name] for name in ("id", "status", "reason", "topic", "created_at", "worker", "goes_on")}
+        {name: row[name] for name in ("id", "status", "reason", "topic", "created_at", "worker", "unattended")}
         for row in status.list_json(research.home, found)
     ]
-    return Answer("\n".join(status.list_lines(research.home, found)), {"studies": rows})
+    lines = list(status.list_lines(research.home, found))
+    return Answer("\n".join(lines), {"studies": rows}) if found else Answer("", {"studies": rows}, lines)
 
 
 def _status(research: Research, given: Status) -> Answer:
@@ -276,8 +279,11 @@ def _status(research: Research, given: Status) -> Answer:
     document = status.status_json(research.home, study)
     for trial in document["trials"]:
         del trial["curves"]  # `curves` has them
+    document["exit_code"] = status.exit_code(research.home, study)
     lines = status.status_lines(research.home, study)
-    return Answer("\n".join(lines), {**document, "exit_code": status.exit_code(research.home, study)})
+    if document["unattended"] is None:
+        return Answer("\n".join(lines), document)
+    return Answer("\n".join(lines[:-1]), document, lines[-1:])
 
 
 def _changed(research: Research, study: StudyRecord, wait_s: float) -> StudyRecord:
@@ -436,7 +442,7 @@ TOOLS = (
     _tool(
         *("status", Status, _status),
         "How a study is doing: status, trials, decisions, verdicts, budget, and what it waits for. exit_code is that of "
-        "`researcher status`: 0 done, worked on or in a living daemon's care, 1 failed, 3 a person has to do something, 4 out of budget. `wait_s` waits for a change.",
+        "`researcher status`: 0 done, or it goes on by itself, 1 failed, 3 a person has to do something, 4 out of budget. `wait_s` waits for a change.",
     ),
     _tool(*("curves", Curves, _curves), "Learning curves of a study's trials by step, also while they train."),
     _tool(

@@ -23,6 +23,7 @@ from researcher.mcp.server import create_server
 from researcher.mcp.tools import LONGEST_WAIT_S, TOOLS, Research
 from researcher.models import CampaignStatus
 from researcher.ownership import owned_now
+from researcher.schedule.daemon import only_daemon
 from tests.fakes import shown_study
 from tests.fakes.llm_server import llm_server
 from tests.fakes.scripted_llm import called, proposed
@@ -198,6 +199,26 @@ async def test_refusals_name_tools_and_leave_a_persons_commands(home: Home) -> N
         assert "give a budget of 6m" in small
         assert "--budget" not in small
         assert "`researcher resume`" in words(await agent.call("status"))
+
+
+async def test_hints_name_tools_and_what_others_wrote_stays_as_it_is(home: Home) -> None:
+    async with connected(home) as agent:
+        assert words(await agent.call("instruments")).endswith("own factors, its defaults, how to start.")
+        assert "`instruments` of NAME shows" in words(await agent.call("instruments"))
+        assert words(await agent.call("studies")) == "no studies yet; begin with `draft`"
+        asks = SMALL.replace("better?", "better, as `researcher report` says?")
+        study = (await agent.told("start", study=asks))["study"]
+        for tool in ("status", "studies"):
+            assert "as `researcher report` says?" in words(await agent.call(tool))
+        await agent.told("stop", study=study, confirm=study)
+        assert f"`researcher verify {study}` computes" in words(await agent.call("report"))
+
+
+async def test_a_started_study_is_said_to_go_on_with_the_daemon_only_where_one_runs(home: Home) -> None:
+    async with connected(home) as agent:
+        assert "no daemon runs here: `researcher daemon` or" in words(await agent.call("start", study=SMALL))
+        with only_daemon():
+            assert "the daemon goes on with it; `status`" in words(await agent.call("start", study=SMALL, again=True))
 
 
 async def test_a_draft_is_text_to_price_or_says_what_is_open(home: Home) -> None:
