@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
+import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import datetime
@@ -244,11 +243,17 @@ def test_whoever_looks_after_a_study_was_handed_over_finds_a_daemon(
     store.studies.request_pause(study)
     table = Timetable.of([], None, 0.0, zone=_ZONE)
     store.studies.save_schedule(study, {"timetable": table.model_dump(mode="json"), "carried": True})
-    ensure_daemon()
-    assert daemon_lives()
-    [lock] = tmp_path.glob("daemon-*.lock")
-    os.kill(int(lock.read_text()), signal.SIGTERM)
-    store.close()
+    begun: list[subprocess.Popen[bytes]] = []
+    monkeypatch.setattr("researcher.schedule.daemon._children", begun)
+    monkeypatch.setattr("researcher.schedule.daemon.STARTING_S", 120.0)  # it returns as soon as the daemon lives
+    try:
+        ensure_daemon()
+        assert daemon_lives()
+    finally:
+        for child in begun:
+            child.kill()
+            child.wait(60)
+        store.close()
 
 
 @pytest.mark.parametrize("rests", ["window", "pause", "gate", "ended"])
