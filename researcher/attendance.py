@@ -30,7 +30,7 @@ class Attendance:
 
     @property
     def carried(self) -> bool:
-        """Whether it is in a daemon's care."""
+        """Whether it was handed to the daemon."""
         return bool(self.schedule and self.schedule.get("carried")) and not self.pause_requested
 
     @property
@@ -56,7 +56,7 @@ class Attendance:
 
     @property
     def goes_on(self) -> bool:
-        """Whether a living daemon continues it, and no person has to do anything."""
+        """Whether a daemon that runs continues it, and no person has to do anything."""
         return self.carried and not self.asks and not self._stuck and _daemon_lives()
 
     @property
@@ -108,7 +108,7 @@ def goes_on(home: Home, study: StudyRecord) -> bool:
 
 
 def carrier(does: str = "goes on with", command: str = "researcher resume") -> str:
-    """Who continues a study in the daemon's care: the daemon, or, if none runs, the command that starts one. does: another verb.
+    """Who continues a study that was handed to the daemon: the daemon, or, if none runs, the command that starts one. does: another verb.
 
     command: what continues it here.
     """

@@ -136,7 +136,7 @@ def _add_start(commands: argparse._SubParsersAction[Parser]) -> None:
     start.add_argument(
         "--again",
         action="store_true",
-        help="though a study with the same spec has not ended (default: that is refused)",
+        help="start it even if the same study is already running",
     )
     start.add_argument(
         "--dry-run", action="store_true", help="show the spec, the plan and its price; run nothing, record nothing"
@@ -189,7 +189,7 @@ def _add_campaign(commands: argparse._SubParsersAction[Parser]) -> None:
     start.add_argument(
         "--again",
         action="store_true",
-        help="though a campaign with the same goal has not ended (default: that is refused)",
+        help="start it even if the same goal is already running",
     )
     start.add_argument(
         "--dry-run", action="store_true", help="show the goal, and the factors with their levels; run nothing"

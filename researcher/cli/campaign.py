@@ -171,7 +171,7 @@ def status_json(home: Home, record: CampaignRecord) -> dict[str, Any]:
     return {
         **record.model_dump(mode="json", exclude={"aim", "options"}),
         "worker": worker,
-        "goes_on": of_campaign(home, record, asks=asked is not None).text if rests else None,
+        "unattended": of_campaign(home, record, asks=asked is not None).text if rests else None,
         "waits_for": None if asked is None else asked.detail,
         "incumbent": seen.on().incumbent,
         "instruments": [
@@ -226,7 +226,7 @@ def status_lines(document: dict[str, Any]) -> list[str]:
     for each in document["said"]:
         by = f" by {each['by']}" if each["by"] else ""
         lines.append(f"{each['kind']}{by}: {one_line(each['words'])}")
-    return [*lines, document["goes_on"]] if document["goes_on"] else lines
+    return [*lines, document["unattended"]] if document["unattended"] else lines
 
 
 def watch(args: argparse.Namespace) -> int:

@@ -180,7 +180,7 @@ def curves_of(trial: TrialRecord) -> dict[str, list[tuple[int, float]]]:
 def attendance_json(home: Home, study: StudyRecord) -> dict[str, str | None]:
     """The study's worker, or who will continue it."""
     worker = home.worker(study.id)
-    return {"worker": worker, "goes_on": None if study.status.ended or worker else unattended(home, study)}
+    return {"worker": worker, "unattended": None if study.status.ended or worker else unattended(home, study)}
 
 
 def status_lines(home: Home, study: StudyRecord) -> list[str]:
@@ -234,7 +234,7 @@ def _trial_line(trial: TrialRecord) -> str:
 
 def exit_code(home: Home, study: StudyRecord) -> int:
     """Exit code for the study's state. Stopped by a person is fine here; `start` and `resume` fail then. One that nobody works on
-    is waiting, unless a living daemon goes on with it.
+    is waiting, unless a daemon that runs goes on with it.
     """
     if study.status is StudyStatus.STOPPED:
         spent = home.store.journal.last(study.id, OVER_BUDGET)

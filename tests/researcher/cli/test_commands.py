@@ -345,7 +345,7 @@ def test_the_list_says_of_a_study_whose_process_was_killed_what_status_says(
     (listed,) = json.loads(capsys.readouterr().out)
     main(["status", study, "--json"])
     told = json.loads(capsys.readouterr().out)
-    assert (listed["worker"], listed["goes_on"]) == (told["worker"], told["goes_on"])
+    assert (listed["worker"], listed["unattended"]) == (told["worker"], told["unattended"])
 
 
 def test_a_plan_is_shown_by_its_hash(study: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -423,7 +423,7 @@ def test_watching_as_json_is_an_object_per_line(study: str, capsys: pytest.Captu
     assert main(["status", study, "--json"]) == 0
     assert lines[-1] == {"study": json.loads(capsys.readouterr().out)}
     last = lines[-1]["study"]
-    assert (last["id"], last["status"], last["goes_on"], last["amendments"]) == (study, "done", None, [])
+    assert (last["id"], last["status"], last["unattended"], last["amendments"]) == (study, "done", None, [])
     assert len(last["decisions"]) == 1
 
 
