@@ -81,6 +81,20 @@ def _not_theirs(spec: Mapping[str, Any]) -> list[SpecRefused]:
     return found
 
 
+def kept_apart(spec: Mapping[str, Any], own: str, known: Sequence[str]) -> list[SpecRefused]:
+    """Other instruments of the campaign that a study would be scored on: their held-out tasks are for studies on them, confirmations
+    too. own: the study's; known: the campaign's."""
+    return [
+        SpecRefused(
+            "evaluate_on",
+            f"{name} is an instrument of this campaign, whose held-out tasks are kept for studies on it: leave it out, or have "
+            f"a study on {name}",
+        )
+        for name in spec.get("evaluate_on", ())
+        if name in known and name != own
+    ]
+
+
 def _badly_typed(spec: Mapping[str, Any], aim: Aim) -> list[SpecRefused]:
     own = {name: spec[name] for name in spec if name in FIELDS}
     try:
@@ -102,6 +116,7 @@ def problems_of(proposal: Proposal, seen: Seen) -> list[str]:
     found += [f"set.{name}: is the same in all studies of this campaign, leave it out" for name in sorted(both)]
     if view.aim.steps is not None and "steps" in proposal.spec:
         found.append(f"steps: are {view.aim.steps} in all studies of this campaign, leave them out")
+    found += map(str, kept_apart(proposal.spec, view.instrument, seen.instruments))
     found += _touched(proposal.spec, view)
     known = {each.id: each for each in seen.hypotheses}
     if proposal.action in STUDIES:

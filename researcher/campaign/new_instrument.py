@@ -1,8 +1,8 @@
 """The instrument that a decision asks for: an LLM writes it, a person approves it, and it joins the campaign. By lines of the journal.
 
     writing    a call of the LLM, kept as soon as it is answered
-    written    an instrument that holds: its aim, its folder and its files; a person's word is waited for
-    unwritten  none came of it, and why
+    written    an instrument that holds: its aim, its folder, its files and their digest; a person's word is waited for
+    unwritten  none came of it, and why; also after a person approved it, where its files are no longer those
     joined     a person approved it: decisions see it from now on
 
 Each line is written once, so that a campaign killed at any instruction goes on after the last of them.
@@ -10,18 +10,22 @@ Each line is written once, so that a campaign killed at any instruction goes on 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from researcher.campaign.goal import Aim
 from researcher.campaign.records import JOINED, UNWRITTEN, WRITING, aims_on_record, joining, observe
 from researcher.campaign.seen import Left
+from researcher.instruments.catalogue import InstrumentFolder, files_digest, folder_digest
 from researcher.models import CampaignEvent, CampaignRecord, DecisionRecord, LlmCall
+from researcher.refusals import PlanningRefused
 from researcher.store.store import Store
 
 WRITTEN = "written"
 NO_LLM = "no LLM is configured here that could write an instrument"
+_CHANGED = "are not those that a person approved: they were changed after they were written"
 
 
 class NotWritten(Exception):
@@ -60,7 +64,8 @@ class Making:
     """`written` or `unwritten`."""
     answer: CampaignEvent | None
     """A person's, once it was written: `approved` or `vetoed`."""
-    joined: bool
+    end: CampaignEvent | None
+    """`joined` or `unwritten`: nothing more comes of it."""
 
     @classmethod
     def of(cls, events: Sequence[CampaignEvent], decision: int) -> Making:
@@ -68,8 +73,8 @@ class Making:
         own = [event for event in events if event.detail.get("decision") == decision]
         outcome = next((event for event in own if event.kind in (WRITTEN, UNWRITTEN)), None)
         answers = (event for event in own if event.kind in ("approved", "vetoed"))
-        joined = any(event.kind == JOINED for event in own)
-        return cls(outcome, None if outcome is None else next(answers, None), joined)
+        end = next((event for event in own if event.kind in (JOINED, UNWRITTEN)), None)
+        return cls(outcome, None if outcome is None else next(answers, None), end)
 
     @property
     def waits(self) -> bool:
@@ -91,7 +96,10 @@ class Making:
         if self.answer is None:
             return f"{made} It waits for a person's word."
         person, words = self.answer.detail.get("by") or "somebody", self.answer.detail.get("words")
-        return f"{made} {person} {self.answer.kind} it{f': {words}' if words else '.'}"
+        answered = f"{made} {person} {self.answer.kind} it{f': {words}' if words else '.'}"
+        if self.end is not None and self.end.kind == UNWRITTEN:
+            return f"{answered.rstrip('.')}; it did not join: {self.end.detail['words']}."
+        return answered
 
 
 async def carry_on(
@@ -103,10 +111,31 @@ async def carry_on(
     if making.outcome is None:
         kind, detail = await _written(store, record, decision, events, writer)
         store.campaigns.record(record.id, kind, {"decision": decision.seq, **detail})
-    elif making.approved and not making.joined:
-        made = making.outcome.detail
-        joined = joining(Aim.model_validate(made["aim"]), made["folder"])
-        store.campaigns.record(record.id, JOINED, {"decision": decision.seq, **joined})
+    elif making.approved and making.end is None:
+        kind, detail = _joined(making.outcome.detail)
+        store.campaigns.record(record.id, kind, {"decision": decision.seq, **detail})
+
+
+def _joined(made: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The line of an approved one: what runs has to be what the person read. made: what was written."""
+    if folder_digest(Path(made["folder"])) != made.get("code"):
+        return UNWRITTEN, {"words": f"the files in {made['folder']} {_CHANGED}", "by": ""}
+    return JOINED, {**joining(Aim.model_validate(made["aim"]), made["folder"]), "code": made["code"]}
+
+
+def check_approved(joined: Sequence[CampaignEvent], folder: InstrumentFolder) -> None:
+    """joined: lines of instruments that joined. Raises: PlanningRefused where the folder holds other code than a person approved."""
+    for event in joined:
+        own = event.detail["aim"]["instrument"] == folder.instrument.name
+        if own and event.detail.get("code", folder.code) != folder.code:
+            raise PlanningRefused(
+                f"the files in {folder.path} {_CHANGED}; the line `written` of the campaign's journal has the approved ones"
+            )
+
+
+def code_of(files: Mapping[str, str]) -> str:
+    """Digest of an instrument's code by the texts of its files, the one that its folder has."""
+    return files_digest((name, text.encode()) for name, text in sorted(files.items()))
 
 
 async def _written(
@@ -132,4 +161,4 @@ async def _written(
     except NotWritten as error:
         return UNWRITTEN, {"words": str(error), "by": ""}
     line = {"aim": made.aim.model_dump(mode="json"), "folder": made.folder, "by": made.author, "files": made.files}
-    return WRITTEN, line
+    return WRITTEN, {**line, "code": code_of(made.files)}

@@ -47,15 +47,17 @@ def waits_for_a_person(store: Store, record: CampaignRecord) -> bool:
 
 def approve(store: Store, campaign_id: str, words: str, by: str) -> int:
     """Say yes to the study or instrument that waits; returns its decision's number. Raises: WrongState when none waits for that."""
-    asked = open_question(store.campaigns.events(campaign_id))
-    if asked is None or asked.detail["needs"] != "approval":
-        status = store.campaigns.get(campaign_id).status
-        raise WrongState(
-            f"{campaign_id} is {status} and waits for no approval; `researcher campaign status` shows what is next"
-        )
-    number = int(asked.detail["decision"])
-    store.campaigns.record(campaign_id, "approved", {"decision": number, "words": words, "by": by})
-    return number
+    status = store.campaigns.get(campaign_id).status
+
+    def yes(events: Sequence[CampaignEvent]) -> dict[str, Any]:
+        asked = open_question(events)
+        if asked is None or asked.detail["needs"] != "approval":
+            raise WrongState(
+                f"{campaign_id} is {status} and waits for no approval; `researcher campaign status` shows what is next"
+            )
+        return {"decision": asked.detail["decision"], "words": words, "by": by}
+
+    return int(store.campaigns.answer(campaign_id, "approved", yes)["decision"])
 
 
 def tell(store: Store, campaign_id: str, words: str, by: str, *, leave: Sequence[str] | None = None) -> None:
@@ -117,12 +119,21 @@ def veto(store: Store, campaign_id: str, because: str, by: str) -> DecisionRecor
     Raises: WrongState.
     """
     check_open(store, campaign_id, "vetoed")
-    asked = open_question(store.campaigns.events(campaign_id))
-    newest = store.campaigns.decisions(campaign_id)[-1:]
-    if asked is not None and newest and newest[0].action == "new_instrument":
-        store.campaigns.record(campaign_id, "vetoed", {"words": because, "by": by, "decision": newest[0].seq})
-        return newest[0]
-    return store.campaigns.veto(campaign_id, because, by)
+    decisions = store.campaigns.decisions(campaign_id)
+    if not decisions or decisions[-1].action != "new_instrument":
+        return store.campaigns.veto(campaign_id, because, by)
+    newest = decisions[-1]
+
+    def no(events: Sequence[CampaignEvent]) -> dict[str, Any]:
+        asked = open_question(events)
+        if asked is None or asked.detail["decision"] != newest.seq:
+            raise WrongState(
+                f"{campaign_id} has no instrument that waits; `researcher campaign status` shows what is next"
+            )
+        return {"words": because, "by": by, "decision": newest.seq}
+
+    store.campaigns.answer(campaign_id, "vetoed", no)
+    return newest
 
 
 def approve_next(store: Store, campaign_id: str, words: str, by: str) -> int:

@@ -207,12 +207,16 @@ def _held_on(view: View, own: Aim, levels: Mapping[str, Scalar]) -> str:
     wanted = changed(view.aim, levels)
     if not wanted:
         return f"is the default of {view.instrument}"
-    study = view.tested(wanted)
-    if study is None or not StudyStatus(study.status).ended:
+    tests = [study for study in view.studies if study.confirms and StudyStatus(study.status).ended]
+    tests = [study for study in tests if study.planned[1:] and key_of(study.planned[1]) == key_of(wanted)]
+    if not tests:
         return f"was not tested on {view.instrument}"
+    study = next((each for each in reversed(tests) if each.verdict is not None), tests[-1])
+    if study.verdict is None:
+        return f"has no verdict on {view.instrument} ({study.study}: {study.unfit or study.reason or study.status})"
     if study.supports:
         return f"held on {view.instrument} too ({study.study})"
-    return f"was not confirmed on {view.instrument} ({study.study}: {_why(study) or study.verdict or 'no verdict'})"
+    return f"was not confirmed on {view.instrument} ({study.study}: {_why(study) or study.verdict})"
 
 
 def _why(study: StudySeen) -> str:

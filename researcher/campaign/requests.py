@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from researcher.campaign.goal import Aim
-from researcher.campaign.honesty import form_problems, instrument_problem
+from researcher.campaign.honesty import form_problems, instrument_problem, kept_apart
 from researcher.campaign.proposals import NewHypothesis, Proposal
 from researcher.models import CampaignEvent, DecisionRecord
 from researcher.refusals import Refusals, SpecRefused
@@ -32,6 +32,7 @@ def check_request(aims: Sequence[Aim], spec: Mapping[str, Any]) -> None:
         raise SpecRefused("instrument", unknown, names)
     aim = next(aim for aim in aims if aim.instrument == (name or names[0]))
     Refusals(form_problems(rest, aim)).raise_any()
+    Refusals(kept_apart(rest, aim.instrument, names)).raise_any()
 
 
 def _apart(spec: Mapping[str, Any]) -> tuple[str | None, dict[str, Any]]:

@@ -6,17 +6,20 @@ The numbers of its studies are for `researcher.report.verify`; here each differe
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
+from researcher.campaign.goal import CampaignGoal
 from researcher.campaign.honesty import ALPHA, alpha_of
-from researcher.campaign.new_instrument import Making
+from researcher.campaign.new_instrument import WRITTEN, Making, code_of
 from researcher.campaign.records import JOINED, observe
 from researcher.campaign.report import REPORT, campaign_page, rendered
 from researcher.campaign.seen import Seen
-from researcher.models import CONFIRMING, DecisionRecord
+from researcher.models import CONFIRMING, CampaignEvent, DecisionRecord
 from researcher.report.writer import digest
 from researcher.store.store import Store
 from researcher.study.plan import Plan
@@ -26,7 +29,8 @@ def verify_campaign(store: Store, campaign_id: str, folder: Path) -> list[str]:
     """Everything that differs; empty when the campaign holds. folder: of its report, which is older than a study that runs."""
     decisions = store.campaigns.decisions(campaign_id)
     found = [line for each in decisions for line in _input(store, campaign_id, each)]
-    found += [*_whole(store, campaign_id, decisions), *_alphas(decisions), *_plans(store, decisions)]
+    found += [*_whole(store, campaign_id, decisions), *_alphas(decisions)]
+    found += _plans(store, decisions, store.campaigns.events(campaign_id, JOINED))
     found += _joined(store, campaign_id)
     last = decisions[-1].study_id if decisions else None
     runs = last is not None and not store.studies.get(last).status.ended
@@ -66,16 +70,41 @@ def _input(store: Store, campaign_id: str, decision: DecisionRecord) -> Iterator
 
 
 def _joined(store: Store, campaign_id: str) -> Iterator[str]:
-    """Every instrument that an LLM wrote for a decision was approved by a person before it joined, and is as it was written."""
+    """Every further instrument is one that the goal names, or one that a person approved, and is as it was written."""
     events = store.campaigns.events(campaign_id)
-    for line in events:
-        if line.kind != JOINED or "decision" not in line.detail:
-            continue
-        making = Making.of([event for event in events if event.seq <= line.seq], line.detail["decision"])
-        if not making.approved or making.outcome is None:
-            yield f"{line.detail['aim']['instrument']}: it joined without a person's approval"
-        elif making.outcome.detail["aim"] != line.detail["aim"] or not line.detail["aim"]["generated"]:
-            yield f"{line.detail['aim']['instrument']}: it joined as another than was written"
+    lines = [event for event in events if event.kind == JOINED]
+    named = [line.detail for line in lines if "decision" not in line.detail]
+    wanted = CampaignGoal.model_validate(store.campaigns.get(campaign_id).goal).instruments[1:]
+    for name, line in zip_longest(wanted, named):
+        if line is None:
+            yield f"{name}: the goal names it, and it did not join"
+        elif name is None or not _is_named(name, line):
+            yield f"{line['aim']['instrument']}: it joined, and neither the goal names it there nor did a decision ask for it"
+    for event in lines:
+        if "decision" in event.detail:
+            earlier = [each for each in events if each.seq <= event.seq]
+            yield from _approved(event.detail, Making.of(earlier, event.detail["decision"]))
+
+
+def _is_named(name: str, line: Mapping[str, Any]) -> bool:
+    """Whether an instrument that joined is the one that the goal names, by its name or by its folder."""
+    if name == line["aim"]["instrument"] or line["folder"] is None:
+        return bool(name == line["aim"]["instrument"])
+    folder = Path(line["folder"])
+    return Path(name).name in ("", "..", folder.name) or Path(name).resolve() == folder
+
+
+def _approved(line: Mapping[str, Any], making: Making) -> Iterator[str]:
+    """An instrument that an LLM wrote was approved by a person before it joined."""
+    name = line["aim"]["instrument"]
+    if not making.approved or making.outcome is None or making.outcome.kind != WRITTEN:
+        yield f"{name}: it joined without a person's approval"
+        return
+    made = making.outcome.detail
+    if any(made.get(part) != line.get(part) for part in ("aim", "folder", "code")) or not line["aim"]["generated"]:
+        yield f"{name}: it joined as another than was written"
+    elif code_of(made["files"]) != line.get("code"):
+        yield f"{name}: the text that a person approved is not the code that joined"
 
 
 def _alphas(decisions: list[DecisionRecord]) -> Iterator[str]:
@@ -87,9 +116,10 @@ def _alphas(decisions: list[DecisionRecord]) -> Iterator[str]:
         yield f"all confirmations together spend more than {ALPHA:g}"
 
 
-def _plans(store: Store, decisions: list[DecisionRecord]) -> Iterator[str]:
+def _plans(store: Store, decisions: list[DecisionRecord], joined: list[CampaignEvent]) -> Iterator[str]:
     """Each study ran the plan that its decision froze, on seeds of its own, and a confirmation at its alpha."""
     used: dict[int, str] = {}
+    approved = {line.detail["aim"]["instrument"]: line.detail.get("code") for line in joined}
     scored: dict[str, int] = {}
     for each in decisions:
         if each.plan is None or each.study_id is None:
@@ -99,6 +129,8 @@ def _plans(store: Store, decisions: list[DecisionRecord]) -> Iterator[str]:
             ran = store.plans.get(each.study_id)
             if ran.digest() != plan.digest():
                 yield f"{each.study_id}: it ran another plan than decision {each.seq} froze: amended, and so exploration"
+        if (code := approved.get(plan.instrument)) is not None and plan.instrument_code != code:
+            yield f"{each.study_id}: it ran other code of {plan.instrument} than a person approved"
         for seed in {trial.seed for trial in store.trials.all(each.study_id, series=())}:
             if used.setdefault(seed, each.study_id) != each.study_id:
                 yield f"{each.study_id}: seed {seed} was used by {used[seed]} before"

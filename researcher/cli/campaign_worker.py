@@ -13,6 +13,7 @@ from foundation.clock import Clock, SystemClock
 from researcher.campaign.builtin import BuiltinStrategist
 from researcher.campaign.goal import CampaignGoal
 from researcher.campaign.loop import CampaignLoop, CampaignOutcome, Rest
+from researcher.campaign.new_instrument import check_approved
 from researcher.campaign.planning import CampaignPlanner, InstrumentPlanner
 from researcher.campaign.records import JOINED, folders_of
 from researcher.campaign.strategist import Strategist
@@ -68,8 +69,10 @@ async def work_on_campaign(
         goal = CampaignGoal.model_validate(record.goal)
 
         def opened(name: str) -> InstrumentPlanner:
-            folder = folders_of(record, store.campaigns.events(campaign_id, JOINED)).get(name)
-            return planner_of(home.root, store, record.options, open_instrument(folder or name))
+            joined = store.campaigns.events(campaign_id, JOINED)
+            folder = open_instrument(folders_of(record, joined).get(name) or name)
+            check_approved(joined, folder)
+            return planner_of(home.root, store, record.options, folder)
 
         planner = CampaignPlanner(opened)
         planner.on(str(record.aim["instrument"]))  # where that is gone, nothing begins

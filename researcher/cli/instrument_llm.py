@@ -9,6 +9,7 @@ from functools import partial
 
 from foundation.clock import Clock, SystemClock
 from foundation.commandline import UsageError
+from foundation.paths import visible_files
 from researcher.campaign.goal import Aim, CampaignGoal, aim_beside
 from researcher.campaign.new_instrument import InstrumentWriter, NewInstrument, NotWritten
 from researcher.campaign.seen import Left
@@ -154,7 +155,7 @@ def writer_of(
             raise (
                 StrategistAway(f"{error}; then `researcher campaign resume`") if away else NotWritten(str(error))
             ) from error
-        files = {each.name: each.read_text(encoding="utf-8") for each in sorted(made.path.iterdir()) if each.is_file()}
+        files = {name: file.read_bytes().decode("utf-8") for name, file in visible_files(made.path)}
         return NewInstrument(aim=aim, folder=str(made.path), author=capped.model, files=files)
 
     return write

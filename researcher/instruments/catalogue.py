@@ -114,10 +114,14 @@ def declaration_in(folder: Path) -> Path | None:
 
 def folder_digest(path: Path) -> str:
     """SHA-256 over names and contents of the folder's files."""
+    return files_digest((name, file.read_bytes()) for name, file in visible_files(path))
+
+
+def files_digest(files: Iterable[tuple[str, bytes]]) -> str:
+    """The same over files that are given by name and content, in the order of their names."""
     digest = hashlib.sha256()
-    for name, file in visible_files(path):
-        content = hashlib.sha256(file.read_bytes()).hexdigest()
-        digest.update(f"{name}\0{content}\n".encode())
+    for name, content in files:
+        digest.update(f"{name}\0{hashlib.sha256(content).hexdigest()}\n".encode())
     return digest.hexdigest()
 
 

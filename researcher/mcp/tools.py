@@ -401,6 +401,11 @@ def _campaign_approve(research: Research, given: Approve) -> Answer:
     store = research.home.store
     campaign_id = store.campaigns.resolve(given.campaign)
     people.check_newest(store, campaign_id, given.decision)
+    if store.campaigns.decisions(campaign_id)[-1].action == "new_instrument":
+        raise UsageError(
+            f"decision {given.decision} is an instrument that an LLM wrote, which only a person who has read it approves: "
+            f"`researcher campaign approve {campaign_id}` in the terminal, or the campaign's page"
+        )
     number = people.approve_next(store, campaign_id, given.words, research.person)
     return Answer(f"{campaign_id}: decision {number} is approved", {"campaign": campaign_id, "decision": number})
 
@@ -475,7 +480,8 @@ TOOLS = (
     ),
     _tool(
         *("campaign_approve", Approve, _campaign_approve),
-        "Say yes to what a campaign waits with, a study or an instrument that an LLM wrote. Only where a person has said so to you.",
+        "Say yes to the study that a campaign waits with. Only where a person has said so to you. An instrument that an LLM wrote "
+        "is refused here: a person reads and approves it in the terminal or on the page.",
         "adds",
     ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import func, select
@@ -162,6 +162,20 @@ class Campaigns(Part):
             return row.seq
 
     @retried
+    def answer(
+        self, campaign_id: str, kind: str, said: Callable[[Sequence[CampaignEvent]], Mapping[str, Any]]
+    ) -> Mapping[str, Any]:
+        """Append what a person says to what the journal holds by now: no other answer comes between. Returns the line's detail.
+
+        said: the detail, of the journal's lines in order; raises where there is nothing to answer, and then nothing is written.
+        """
+        with self._db.writing() as session:
+            _row(session, campaign_id, lock=True)
+            detail = said(_events(session, campaign_id))
+            self._note(session, campaign_id, kind, detail)
+            return detail
+
+    @retried
     def veto(self, campaign_id: str, because: str, by: str) -> DecisionRecord:
         """Say no to the study that was decided last and has not begun. Raises: WrongState."""
         with self._db.writing() as session:
@@ -185,11 +199,7 @@ class Campaigns(Part):
     def events(self, campaign_id: str, *kinds: str) -> list[CampaignEvent]:
         """Lines of the journal, oldest first; of these kinds only where some are named."""
         with readable("the rows of campaign_events"), self._db.reading() as session:
-            chosen = select(CampaignEventRow).where(CampaignEventRow.campaign_id == campaign_id)
-            if kinds:
-                chosen = chosen.where(CampaignEventRow.kind.in_(kinds))
-            rows = session.scalars(chosen.order_by(CampaignEventRow.seq))
-            return [CampaignEvent.model_validate(row, from_attributes=True) for row in rows]
+            return _events(session, campaign_id, *kinds)
 
     @retried
     def request(self, campaign_id: str, *, stop: bool | None = None, pause: bool | None = None) -> None:
@@ -240,6 +250,14 @@ def _row(session: Session, campaign_id: str, *, lock: bool = False) -> CampaignR
     if row is None:
         raise NotFound(f"there is no campaign {campaign_id!r}; `researcher campaign list` shows all")
     return row
+
+
+def _events(session: Session, campaign_id: str, *kinds: str) -> list[CampaignEvent]:
+    chosen = select(CampaignEventRow).where(CampaignEventRow.campaign_id == campaign_id)
+    if kinds:
+        chosen = chosen.where(CampaignEventRow.kind.in_(kinds))
+    rows = session.scalars(chosen.order_by(CampaignEventRow.seq))
+    return [CampaignEvent.model_validate(row, from_attributes=True) for row in rows]
 
 
 def _decision(row: DecisionRow) -> DecisionRecord:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from sqlalchemy import text
 
 from researcher.campaign.goal import Aim, CampaignGoal, aim_beside
 from researcher.campaign.honesty import MOST_UNWRITTEN
-from researcher.campaign.new_instrument import NO_LLM, WRITTEN, NewInstrument, NotWritten
+from researcher.campaign.new_instrument import NO_LLM, WRITTEN, NewInstrument, NotWritten, check_approved, code_of
 from researcher.campaign.people import ASKED, approve_next, veto, waits_for_a_person
 from researcher.campaign.proposals import Proposal
 from researcher.campaign.records import JOINED, UNWRITTEN, WRITING, observe
@@ -22,10 +23,13 @@ from researcher.campaign.strategist import StrategistAway
 from researcher.campaign.verify import verify_campaign
 from researcher.cli.instrument_llm import writer_of
 from researcher.home import Home
+from researcher.instruments.catalogue import InstrumentFolder, folder_digest
 from researcher.llm.endpoint import LlmOutage
 from researcher.llm.settings import LlmSettings
 from researcher.models import CampaignStatus, LlmCall
+from researcher.refusals import PlanningRefused
 from researcher.store.errors import WrongState
+from researcher.store.store import Store
 from tests.fakes.campaign import MadeUpCampaign, another, steep
 from tests.fakes.scripted_llm import ScriptedLlm, completion, said
 from tests.fakes.strategists import texts
@@ -45,7 +49,10 @@ class Writer:
     def __init__(self, made: MadeUpCampaign, *fails: Exception) -> None:
         self._made = made
         self._fails = list(fails)
-        self.folder = another("written", author="some-llm")
+        self.place = made.folder / "written_by_llm"
+        self.files = {"reward.py": "def score(answer, right):\n    return float(answer == right)\n"}
+        declared = another("written", author="some-llm")
+        self.folder = InstrumentFolder(declared.instrument, self.place, code_of(self.files))
         self.asked: list[str] = []
 
     async def __call__(
@@ -64,8 +71,10 @@ class Writer:
         self._made.planner.folders["written"] = self.folder
         self._made.runner.elsewhere["written"] = steep
         aim = aim_beside(goal, aims, self.folder.instrument)
-        files = {"reward.py": "def score(answer, right):\n    return float(answer == right)\n"}
-        return NewInstrument(aim=aim, folder="/somewhere/written", author="some-llm", files=files)
+        self.place.mkdir(exist_ok=True)
+        for name, content in self.files.items():
+            (self.place / name).write_text(content, encoding="utf-8")
+        return NewInstrument(aim=aim, folder=str(self.place), author="some-llm", files=self.files)
 
 
 def campaign(folder: Path, *proposals: Proposal, fails: Sequence[Exception] = (), **fields: Any) -> MadeUpCampaign:
@@ -86,7 +95,8 @@ async def test_it_is_written_waits_for_a_person_and_joins_from_the_next_decision
     made = campaign(tmp_path, on("written", explore()), budget={"trials": 240, "llm_tokens": 100})
     outcome = await made.carry_out()
     assert outcome.status is CampaignStatus.WAITING
-    assert "the instrument written, which some-llm wrote to /somewhere/written" in outcome.reason
+    place = str(tmp_path / "written_by_llm")
+    assert f"the instrument written, which some-llm wrote to {place}" in outcome.reason
     assert "researcher campaign approve" in outcome.reason
     assert waits_for_a_person(made.store, made.store.campaigns.get(made.id))
     assert len(made.notices) == 1
@@ -99,7 +109,7 @@ async def test_it_is_written_waits_for_a_person_and_joins_from_the_next_decision
     assert seen.left.llm_tokens == 93
     [study] = seen.studies
     assert (study.instrument, study.unfit) == ("written", "an LLM wrote the instrument and its reward")
-    assert made.store.studies.get(study.study).options.instrument == "/somewhere/written"
+    assert made.store.studies.get(study.study).options.instrument == place
     page = campaign_page(made.store, made.id)
     assert page.steps[0].made == (
         "some-llm wrote written, whose results support no claim. ada approved it: looks sound"
@@ -216,6 +226,18 @@ async def test_killed_at_any_line_it_is_neither_written_twice_nor_lost(tmp_path:
             "UPDATE campaign_events SET detail = replace(detail, '\"generated\": true', '\"generated\": false') WHERE kind = 'joined'",
             "it joined as another than was written",
         ),
+        (
+            "UPDATE campaign_events SET detail = replace(detail, 'answer == right', 'answer != right') WHERE kind = 'written'",
+            "the text that a person approved is not the code that joined",
+        ),
+        (
+            "UPDATE campaign_events SET detail = replace(detail, '\"decision\": 1, ', '') WHERE kind = 'joined'",
+            "neither the goal names it there nor did a decision ask for it",
+        ),
+        (
+            'UPDATE decisions SET plan = replace(plan, \'"instrument_code":"\', \'"instrument_code":"0\') WHERE plan IS NOT NULL',
+            "it ran other code of written than a person approved",
+        ),
     ],
 )
 async def test_verify_sees_one_that_nobody_approved(tmp_path: Path, tampering: str, words: str) -> None:
@@ -226,6 +248,62 @@ async def test_verify_sees_one_that_nobody_approved(tmp_path: Path, tampering: s
     with made.store._db.engine.begin() as connection:
         assert connection.execute(text(tampering)).rowcount == 1
     assert words in "; ".join(differences(made))
+
+
+async def test_what_was_changed_after_it_was_written_does_not_join(tmp_path: Path) -> None:
+    made = campaign(tmp_path, explore())
+    await made.carry_out()
+    (tmp_path / "written_by_llm" / "reward.py").write_text("def score(answer, right):\n    return 1.0\n")
+    approve_next(made.store, made.id, "looks sound", "ada")
+    assert (await made.carry_out()).status is CampaignStatus.DONE
+    assert lines(made, JOINED, UNWRITTEN) == [UNWRITTEN]
+    second = made.store.campaigns.decisions(made.id)[1]
+    assert "are not those that a person approved" in second.saw["said"][0]["words"]
+    assert observe(made.store, made.id).instruments == ("simulation",)
+    told = campaign_page(made.store, made.id).steps[0].made
+    assert "ada approved it: looks sound; it did not join: the files in" in told
+    assert differences(made) == []
+
+
+async def test_what_is_changed_after_it_joined_is_planned_with_no_more(tmp_path: Path) -> None:
+    made = campaign(tmp_path)
+    await made.carry_out()
+    approve_next(made.store, made.id, "", "ada")
+    await made.carry_out()
+    assert isinstance(made.write, Writer)
+    joined, folder = made.store.campaigns.events(made.id, JOINED), made.write.folder
+    check_approved(joined, folder)
+    (folder.path / "reward.py").write_text("def score(answer, right):\n    return 1.0\n")
+    with pytest.raises(PlanningRefused, match="are not those that a person approved"):
+        check_approved(joined, InstrumentFolder(folder.instrument, folder.path, folder_digest(folder.path)))
+
+
+async def test_of_two_people_who_answer_at_once_the_first_one_counts(tmp_path: Path) -> None:
+    made = campaign(tmp_path)
+    await made.carry_out()
+    both, answers = threading.Barrier(4), list[str]()
+
+    def answered(number: int) -> None:
+        store = Store.open(f"sqlite:///{tmp_path}/records.sqlite", clock=made.clock)
+        both.wait()
+        try:
+            if number % 2:
+                approve_next(store, made.id, "", f"person {number}")
+            else:
+                veto(store, made.id, "no", f"person {number}")
+            answers.append(f"person {number}")
+        except WrongState:
+            pass
+        finally:
+            store.close()
+
+    people = [threading.Thread(target=answered, args=(number,)) for number in range(4)]
+    for each in people:
+        each.start()
+    for each in people:
+        each.join()
+    [line] = made.store.campaigns.events(made.id, "approved", "vetoed")
+    assert [line.detail["by"]] == answers
 
 
 # -- the LLM that writes --------------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from researcher.campaign.honesty import alpha_of, problems_of
 from researcher.campaign.judging import judged
 from researcher.campaign.llm.prompt import MOST_TOKENS
 from researcher.campaign.llm.tools import ENDINGS, NextStep, tool_schemas
-from researcher.campaign.people import request_study
+from researcher.campaign.people import request_study, veto
 from researcher.campaign.proposals import Proposal
 from researcher.campaign.records import observe
 from researcher.campaign.report import campaign_page
@@ -225,6 +225,57 @@ async def test_verify_sees_an_instrument_that_joined_otherwise(confirmed: MadeUp
             text("UPDATE campaign_events SET detail = replace(detail, '0.1', '0.01') WHERE kind = 'joined'")
         )
     assert "give another input (others)" in "; ".join(differences(confirmed))
+
+
+@pytest.mark.parametrize(
+    ("tampering", "words"),
+    [
+        ("detail = replace(detail, 'elsewhere', 'somewhere')", "somewhere: it joined, and neither the goal names it"),
+        ("kind = 'noted'", "elsewhere: the goal names it, and it did not join"),
+    ],
+)
+async def test_verify_sees_an_instrument_that_the_goal_does_not_name(
+    confirmed: MadeUpCampaign, tampering: str, words: str
+) -> None:
+    with confirmed.store._db.engine.begin() as connection:
+        connection.execute(text(f"UPDATE campaign_events SET {tampering} WHERE kind = 'joined'"))
+    assert words in "; ".join(differences(confirmed))
+
+
+async def test_verify_sees_instruments_that_joined_in_another_order(tmp_path: Path) -> None:
+    made = MadeUpCampaign(tmp_path, strategist=Cheat(), further={"one": steep, "two": flat})
+    await made.carry_out()
+    assert differences(made) == []
+    with made.store._db.engine.begin() as connection:
+        connection.execute(text('UPDATE campaigns SET goal = replace(goal, \'"one", "two"\', \'"two", "one"\')'))
+    assert "one: it joined, and neither the goal names it there" in "; ".join(differences(made))
+
+
+async def test_a_vetoed_confirmation_tested_nothing(tmp_path: Path) -> None:
+    there = on("elsewhere", explore()), on("elsewhere", confirm())
+    made = MadeUpCampaign(tmp_path, strategist=Cheat(explore(), confirm(), *there), further={"elsewhere": steep})
+
+    def vetoes(study_id: str) -> None:
+        if len(made.store.campaigns.decisions(made.id)) == 4:
+            veto(made.store, made.id, "not now", "ada")
+
+    made.runner.before = vetoes
+    await made.carry_out()
+    answer = " ".join(campaign_page(made.store, made.id).answer)
+    assert "was not confirmed on elsewhere" not in answer
+    assert f"has no verdict on elsewhere ({seen_of(made).studies[3].study}: no trial was finished)" in answer
+
+
+async def test_a_study_is_not_scored_on_another_instrument_of_the_campaign(tmp_path: Path) -> None:
+    made = MadeUpCampaign(tmp_path, further={"elsewhere": steep})
+    for proposal in (explore(evaluate_on=["elsewhere"]), confirm(evaluate_on=["elsewhere"])):
+        assert "evaluate_on: elsewhere is an instrument of this campaign" in " ".join(
+            problems_of(proposal, seen_of(made))
+        )
+    assert problems_of(explore(evaluate_on=["arithmetic"]), seen_of(made)) == []
+    spec = {"compare": {"temperature": {"levels": [1.25]}}, "evaluate_on": ["simulation"], "instrument": "elsewhere"}
+    with pytest.raises(SpecRefused, match="simulation is an instrument of this campaign"):
+        request_study(made.store, made.id, spec, "it matters there", "ada")
 
 
 # -- goals, requests and pages --------------------------------------------------------------------------------------------------

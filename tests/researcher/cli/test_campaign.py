@@ -243,7 +243,7 @@ def test_a_person_answers_at_an_instrument_that_an_llm_wrote(home: Path, capsys:
     asyncio.run(made.carry_out())
     waiting = said(capsys, 3, "status")
     assert waiting["waits_for"] == {"decision": 1, "needs": "approval"}
-    assert "/somewhere/written: read it" in waiting["reason"]
+    assert "studies/written_by_llm: read it" in waiting["reason"]
     assert main(["campaign", "veto", "--because", "guessable"]) == 0
     assert "decision 1 (new_instrument) is vetoed; the instrument is left out" in capsys.readouterr().out
     asyncio.run(made.carry_out())

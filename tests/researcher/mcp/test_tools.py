@@ -28,6 +28,8 @@ from tests.fakes import shown_study
 from tests.fakes.llm_server import llm_server
 from tests.fakes.scripted_llm import called, proposed
 from tests.fakes.shown_campaign import ShownCampaign
+from tests.researcher.campaign.test_honesty import Cheat
+from tests.researcher.campaign.test_new_instrument import WANTED, Writer
 
 pytestmark = pytest.mark.anyio
 
@@ -342,6 +344,17 @@ async def test_a_campaign_hears_words_and_an_approval_of_the_decision_that_waits
         assert "an earlier decision" in await agent.refused("campaign_approve", decision=waits - 1)
         assert (await agent.told("campaign_approve", decision=waits, words="go on"))["decision"] == waits
         assert "waits for no approval" in await agent.refused("campaign_approve", decision=waits)
+
+
+async def test_an_instrument_that_an_llm_wrote_is_approved_by_no_agent(home: Home, tmp_path: Path) -> None:
+    made = ShownCampaign(home, f"sqlite:///{tmp_path / 'home' / 'researcher.db'}", strategist=Cheat(WANTED))
+    made.write = Writer(made)
+    await made.to(CampaignStatus.WAITING)
+    async with connected(home) as agent:
+        waits = (await agent.told("campaign_status"))["waits_for"]["decision"]
+        refused = await agent.refused("campaign_approve", decision=waits)
+        assert f"`researcher campaign approve {made.id}` in the terminal" in refused
+    assert home.store.campaigns.events(made.id, "approved") == []
 
 
 def test_a_limit_is_a_length_of_time(daemons: list[int], capsys: Capture) -> None:
