@@ -1,9 +1,9 @@
 """Does what looks better in training also do better afterwards?
 
 A metric of training episodes can rise although nothing more is learnt: a lower temperature draws more right answers from the same
-weights, and a learning rate that is too high wins the first steps and ruins the model. Held-out tasks are sampled alike in all arms, after training. The
-sentinel asks of each hypothesis on such a metric: where one side looks better by half a margin or more, is its held-out
-reward lower? The unit is the trial; a difference counts where it is beyond the noise between trials (Welch's t test) and beyond
+weights, and a learning rate that is too high wins the first steps and ruins the model. Held-out tasks are sampled alike in all
+arms, after training. The sentinel asks of each hypothesis on such a metric: where one side looks better by half a margin or more,
+is its held-out reward lower? The unit is the trial; a difference counts where it is beyond the noise between trials (Welch's t test) and beyond
 that of the tasks within them (normal). All hypotheses of a study share 5 %.
 """
 
@@ -11,11 +11,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
-from researcher.analysis.sentinel_findings import SentinelFinding, Unchecked, points, unchecked
+from researcher.analysis.sentinel_findings import (
+    Estimate,
+    SentinelFinding,
+    Unchecked,
+    mean_of,
+    points,
+    task_means,
+    unchecked,
+)
 from researcher.models import TrialRecord
 from researcher.study.plan import Hypothesis, Plan
 
@@ -25,14 +32,6 @@ _LOOKS_BETTER = 0.5
 """Share of the margin."""
 _LEAST = 2
 """Trials of a side."""
-
-
-@dataclass(frozen=True, slots=True)
-class _HeldOut:
-    """One trial's mean reward on held-out tasks after training, with the standard error that its tasks give it."""
-
-    value: float
-    error: float
 
 
 def worse_on_heldout(name: str, plan: Plan, done: Sequence[TrialRecord]) -> list[SentinelFinding]:
@@ -50,7 +49,7 @@ def worse_on_heldout(name: str, plan: Plan, done: Sequence[TrialRecord]) -> list
             blind |= {trial.key: trial for side in sides for trial in side}
             continue
         if _p_lower(better, other) <= ALPHA / len(asked):
-            found.append(_finding(name, hypothesis, sides, _mean(better) - _mean(other)))
+            found.append(_finding(name, hypothesis, sides, mean_of(better) - mean_of(other)))
     return [*found, *([unchecked(name, [*blind.values()])] if blind else [])]
 
 
@@ -93,21 +92,16 @@ def _finding(
     )
 
 
-def _held_out(plan: Plan, trial: TrialRecord) -> _HeldOut:
-    """Raises: Unchecked."""
-    by_task: dict[int, list[float]] = {}
-    for index, reward in points(trial, "eval_reward_after"):
-        by_task.setdefault(index // max(1, plan.heldout_episodes), []).append(reward)
-    tasks = [math.fsum(rewards) / len(rewards) for rewards in by_task.values()]
-    error = float(np.std(tasks, ddof=1)) / math.sqrt(len(tasks)) if len(tasks) > 1 else 0.0
-    return _HeldOut(math.fsum(tasks) / len(tasks), error)
+def _held_out(plan: Plan, trial: TrialRecord) -> Estimate:
+    """One trial's mean reward on held-out tasks after training. Raises: Unchecked."""
+    return Estimate.over([*task_means(points(trial, "eval_reward_after"), max(1, plan.heldout_episodes)).values()])
 
 
-def _p_lower(better: Sequence[_HeldOut], other: Sequence[_HeldOut]) -> float:
+def _p_lower(better: Sequence[Estimate], other: Sequence[Estimate]) -> float:
     """One-sided, for the better side's held-out reward not being lower than the other's."""
     from scipy import stats
 
-    drop = _mean(other) - _mean(better)
+    drop = mean_of(other) - mean_of(better)
     if drop <= 0:
         return 1.0
     parts = [float(np.var([each.value for each in side], ddof=1)) / len(side) for side in (better, other)]
@@ -123,7 +117,3 @@ def _p_lower(better: Sequence[_HeldOut], other: Sequence[_HeldOut]) -> float:
     )
     by_tasks = float(stats.norm.sf(drop / within)) if within > 0 else 0.0
     return max(by_trials, by_tasks)
-
-
-def _mean(side: Sequence[_HeldOut]) -> float:
-    return math.fsum(each.value for each in side) / len(side)

@@ -22,7 +22,16 @@ from typing import Literal
 
 import numpy as np
 
-from researcher.analysis.sentinel_findings import SentinelFinding, Unchecked, ends, points, unchecked
+from researcher.analysis.sentinel_findings import (
+    Estimate,
+    SentinelFinding,
+    Unchecked,
+    ends,
+    mean_of,
+    points,
+    task_means,
+    unchecked,
+)
 from researcher.instruments.instrument import heldout_outcome, trained_outcome
 from researcher.models import TrialRecord
 from researcher.study.plan import Plan
@@ -48,21 +57,13 @@ class _Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class _Estimate:
-    """One trial's answer with the standard error that its episodes give it."""
-
-    value: float
-    error: float
-
-
-@dataclass(frozen=True, slots=True)
 class _Seen:
     """One trial. levels: None where no task has episodes that fared differently."""
 
     trial: TrialRecord
-    levels: _Estimate | None
-    reward: _Estimate
-    wanted: _Estimate
+    levels: Estimate | None
+    reward: Estimate
+    wanted: Estimate
     room: bool
     """Whether what is wanted could rise."""
     seen: bool
@@ -116,7 +117,7 @@ _Said = tuple[Literal["invalid", "warning", "unchecked"], str, float]
 def _levels(wanted: _Wanted, group: Sequence[_Seen], alpha: float) -> Iterator[_Said]:
     found = [one.levels for one in group if one.levels is not None]
     if _p_below(found) <= alpha:
-        mean = _mean(found)
+        mean = mean_of(found)
         yield (
             "invalid" if mean <= CLEAR else "warning",
             f"within a task, episodes with more {wanted.name} get less reward: the reward asks for something else",
@@ -128,27 +129,31 @@ def _movement(wanted: _Wanted, group: Sequence[_Seen], alpha: float) -> Iterator
     """Rising reward is judged over all trials, falling success over those whose own reward rose. An arm that gains
     both and one that loses both are then no contradiction.
     """
-    rises = _p_below([_Estimate(-one.reward.value, one.reward.error) for one in group]) <= alpha
+    rises = _p_below([Estimate(-one.reward.value, one.reward.error) for one in group]) <= alpha
     fallen = [one.wanted for one in group if one.reward.value > 0]
     if rises and _p_below(fallen) <= alpha:
-        yield "invalid", f"held-out reward rose while held-out {wanted.name} fell", _mean(fallen)
-    elif rises and _mean([one.wanted for one in group]) <= 0 and any(one.room for one in group):
+        yield "invalid", f"held-out reward rose while held-out {wanted.name} fell", mean_of(fallen)
+    elif rises and mean_of([one.wanted for one in group]) <= 0 and any(one.room for one in group):
         text = f"held-out reward rose, and held-out {wanted.name} did not follow"
         seen = any(one.seen for one in group)
         if not seen:  # no task was ever solved: partial credit may still be fair
             text = f"held-out reward rose, and held-out {wanted.name} never varied: the records cannot show whether the reward asks for it"
-        yield "warning" if seen else "unchecked", text, _mean([one.wanted for one in group])
+        yield "warning" if seen else "unchecked", text, mean_of([one.wanted for one in group])
     pairs = [one.trained for one in group if one.trained is not None]
-    if len(pairs) < _LEAST_TRAINED or _p_below([_Estimate(-reward, 0.0) for reward, _ in pairs]) > alpha:
+    if len(pairs) < _LEAST_TRAINED or _p_below([Estimate(-reward, 0.0) for reward, _ in pairs]) > alpha:
         return
-    own = [_Estimate(gain, 0.0) for reward, gain in pairs if reward > 0]
+    own = [Estimate(gain, 0.0) for reward, gain in pairs if reward > 0]
     if len(own) >= _LEAST_TRAINED and _p_below(own) <= alpha:
-        yield "invalid", f"training reward rose while {wanted.name} in training fell", _mean(own)
+        yield "invalid", f"training reward rose while {wanted.name} in training fell", mean_of(own)
     elif _p_below([one.wanted for one in group if one.trained is not None and one.trained[0] > 0]) <= alpha:
-        yield "warning", f"training reward rose while held-out {wanted.name} fell", _mean([one.wanted for one in group])
+        yield (
+            "warning",
+            f"training reward rose while held-out {wanted.name} fell",
+            mean_of([one.wanted for one in group]),
+        )
 
 
-def _p_below(found: Sequence[_Estimate]) -> float:
+def _p_below(found: Sequence[Estimate]) -> float:
     """One-sided, for a mean that is not below 0; 1 for fewer than two trials."""
     from scipy import stats
 
@@ -160,10 +165,6 @@ def _p_below(found: Sequence[_Estimate]) -> float:
     by_trials = float(stats.t.cdf(values.mean() / between, len(values) - 1)) if between > 0 else 0.0
     by_episodes = float(stats.norm.cdf(values.mean() / within)) if within > 0 else 0.0
     return max(by_trials, by_episodes)
-
-
-def _mean(found: Sequence[_Estimate]) -> float:
-    return math.fsum(one.value for one in found) / len(found)
 
 
 # -- what one trial shows -------------------------------------------------------------------------------------------
@@ -226,7 +227,7 @@ def _look(plan: Plan, done: Sequence[TrialRecord], wanted: _Wanted) -> Iterator[
 
 def _agreement(
     reward: Sequence[Mapping[int, float]], fared: Sequence[Mapping[int, float]], each: int
-) -> _Estimate | None:
+) -> Estimate | None:
     """Over tasks with episodes that fared differently, before training or after it: the mean sign with which reward goes along."""
     by_task: dict[int, list[tuple[float, float]]] = defaultdict(list)
     for paid, went in zip(reward, fared, strict=True):
@@ -239,22 +240,13 @@ def _agreement(
             signs.append(sum(float(np.sign(paid * went)) for paid, went in pairs) / len(pairs))
     if not signs:
         return None
-    return _Estimate(math.fsum(signs) / len(signs), 1 / math.sqrt(len(signs)))
+    return Estimate(math.fsum(signs) / len(signs), 1 / math.sqrt(len(signs)))
 
 
-def _gain(sides: Sequence[Mapping[int, float]], each: int) -> _Estimate:
+def _gain(sides: Sequence[Mapping[int, float]], each: int) -> Estimate:
     """After minus before, with the error over tasks, which are the same before and after."""
-    means = []
-    for side in sides:
-        by_task: dict[int, list[float]] = defaultdict(list)
-        for index, value in side.items():
-            by_task[index // each].append(value)
-        means.append({task: math.fsum(values) / len(values) for task, values in by_task.items()})
-    gains = np.array([means[1][task] - means[0][task] for task in sorted(set(means[0]) & set(means[1]))])
-    if not len(gains):
-        return _Estimate(0.0, 0.0)
-    error = float(gains.std(ddof=1)) / math.sqrt(len(gains)) if len(gains) > 1 else 0.0
-    return _Estimate(float(gains.mean()), error)
+    before, after = (task_means(side.items(), each) for side in sides)
+    return Estimate.over([after[task] - before[task] for task in sorted(set(before) & set(after))])
 
 
 def _trained(trial: TrialRecord, wanted: _Wanted) -> tuple[float, float] | None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -56,6 +58,34 @@ def unchecked(name: str, blind: Sequence[TrialRecord] = ()) -> SentinelFinding:
         arms=tuple(dict.fromkeys(trial.arm for trial in blind)),
         trials=tuple(trial.key for trial in blind),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """One trial's answer with the standard error that its episodes give it."""
+
+    value: float
+    error: float
+
+    @classmethod
+    def over(cls, values: Sequence[float]) -> Estimate:
+        """The mean of one value per task; 0 without any."""
+        each = np.array(values)
+        if not len(each):
+            return cls(0.0, 0.0)
+        return cls(float(each.mean()), float(each.std(ddof=1)) / math.sqrt(len(each)) if len(each) > 1 else 0.0)
+
+
+def mean_of(found: Sequence[Estimate]) -> float:
+    return math.fsum(one.value for one in found) / len(found)
+
+
+def task_means(values: Iterable[tuple[int, float]], each: int) -> dict[int, float]:
+    """Means by task of (episode index, value). each: episodes of a task, whose indices follow each other."""
+    by_task: dict[int, list[float]] = defaultdict(list)
+    for index, value in values:
+        by_task[index // each].append(value)
+    return {task: math.fsum(found) / len(found) for task, found in by_task.items()}
 
 
 def points(trial: TrialRecord, name: str) -> list[tuple[int, float]]:
