@@ -90,7 +90,7 @@ class Tab:
 
     def go(self, url: str) -> None:
         self._send("Page.navigate", url=url)
-        self.wait("location.href !== 'about:blank' && document.readyState === 'complete'")
+        self.wait("location.href !== 'about:blank'")
 
     def run(self, script: str) -> Any:
         """The value of an expression; a promise is waited for."""
@@ -100,11 +100,11 @@ class Tab:
         return found["result"].get("value")
 
     def wait(self, condition: str) -> None:
-        """Until the expression is true. Raises: PageError with what the page shows."""
+        """Until the page is loaded, its style too, and the expression is true. Raises: PageError with what it shows."""
         end = time.monotonic() + LIMIT_S
         while time.monotonic() < end:
             with suppress(PageError):  # a page that is being left answers nothing
-                if self.run(f"Boolean({condition})"):
+                if self.run(f"document.readyState === 'complete' && Boolean({condition})"):
                     return
             self._browser.listen(_LOOK_EVERY_S)
         raise PageError(f"{condition} did not come true; the page shows: {self.text()}")

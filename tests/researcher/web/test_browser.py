@@ -156,8 +156,7 @@ def test_what_others_wrote_does_nothing_in_a_browser(chrome: Browser, tmp_path: 
 
 
 def _fits(tab: Tab) -> None:
-    """Nothing lies beside the window once the page has its style."""
-    tab.wait("document.readyState === 'complete'")
+    """Nothing lies beside the window."""
     assert tab.run("document.documentElement.scrollWidth <= innerWidth")
 
 
