@@ -218,7 +218,7 @@ def _mended(made: Proposals) -> Proposals:
 _CONCLUDE: dict[str, Any] = {
     "action": "conclude",
     "because": "What is left would not change the answer.",
-    "words": "The best confirmed setting stands; where none is, the default does.",
+    "words": "The best confirmed setting stands; without one, the default does.",
 }
 
 

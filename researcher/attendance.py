@@ -8,10 +8,8 @@ from typing import Any
 
 from researcher.describe import when
 from researcher.home import Home
-from researcher.models import CampaignRecord, CampaignStatus, StudyRecord, StudyStatus
+from researcher.models import SPOKEN, CampaignRecord, CampaignStatus, StudyRecord, StudyStatus
 from researcher.schedule.timetable import Timetable
-
-_CAMPAIGN_ANSWERS = ("approved", "vetoed", "told", "answered", "amended")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,8 +81,7 @@ def of_study(home: Home, study: StudyRecord) -> Attendance:
 def of_campaign(home: Home, record: CampaignRecord, *, asks: bool) -> Attendance:
     """asks: it waits for a person's answer."""
     rests = record.status is CampaignStatus.WAITING and not any(
-        event.kind in _CAMPAIGN_ANSWERS and event.at >= record.updated_at
-        for event in home.store.campaigns.events(record.id)
+        event.at >= record.updated_at for event in home.store.campaigns.events(record.id, *SPOKEN)
     )
     return Attendance(
         command=f"researcher campaign resume {record.id}",

@@ -71,13 +71,11 @@ def proposals(seen: Seen) -> list[Proposal]:
     """The alternatives at this point. The last one ends the campaign, where the budget pays for none of the others; where
     another instrument may still have its turn, there is none at the first attempt."""
     turns = _turns(seen)
-    if len(turns) > 1 and not seen.problems:
-        return _less_vetoed(turns[0], seen)
-    found = (
-        _less_vetoed(turns[0], seen)
-        if len(turns) == 1
-        else [turn[place] for turn in turns for place in dict.fromkeys((0, len(turn) - 1))]
-    )
+    found = _less_vetoed(turns[0], seen)
+    if len(turns) > 1:
+        if not seen.problems:
+            return found
+        found = [turn[place] for turn in turns for place in dict.fromkeys((0, len(turn) - 1))]
     return [*found[: _MOST_PROPOSED - 1], _conclusion(seen)]
 
 
@@ -140,18 +138,10 @@ def _spent_share(view: View) -> float:
 
 def _carried_over(view: View) -> Proposal | None:
     """A confirmation, on this instrument, of the newest setting that another has confirmed and nobody has tested here."""
-    for study in reversed(view.whole.studies):
-        if study.supports and study.instrument != view.key:
-            levels = changed(view.aim, study.arm(study.effects[0].treatment).levels)
-            known = levels.keys() <= {factor.name for factor in view.aim.factors}
-            if levels and known and view.tested(levels) is None and not _is_left_alone(view, levels):
-                return _also(view, study, levels)
+    for study, levels in reversed(view.confirmed_elsewhere()):
+        if levels and view.can_set(levels) and not view.tests(levels) and not view.touched(levels):
+            return _also(view, study, levels)
     return None
-
-
-def _is_left_alone(view: View, levels: _Levels) -> bool:
-    """Whether it changes a factor that a person wants to stay as it is."""
-    return any(factor.left_alone and factor.name in levels for factor in view.aim.factors)
 
 
 def _also(view: View, study: StudySeen, levels: _Levels) -> Proposal:
@@ -360,8 +350,7 @@ def _after_screen(seen: View) -> list[Proposal]:
     view = outlook(seen, factors)
     best, at = view.simplest(seen.aim), view.surface.at
     gain = float(view.mean[best] - view.mean[at])
-    tried = [levels for study in seen.studies if study.confirms for levels in study.planned[1:]]
-    new = key_of(changed(seen.aim, view.settings[best])) not in {key_of(levels) for levels in tried}
+    new = not seen.tests(changed(seen.aim, view.settings[best]))
     confirm = gain >= _MATTERS * margin and new and sum(study.confirms for study in seen.studies) < _MOST_CONFIRMATIONS
     confirmation = [_confirmation(seen, view.settings[best], gain)] if confirm else []
     looks = sum(study.design == "levels" for study in seen.studies)
@@ -539,7 +528,7 @@ def _contradicted(seen: View) -> Proposal | None:
         return None
     effect = last.effects[0]
     sides = {effect.baseline: last.arm(effect.baseline).levels, effect.treatment: last.arm(effect.treatment).levels}
-    if any(_is_left_alone(seen, levels) for levels in sides.values()):
+    if any(seen.touched(levels) for levels in sides.values()):
         return None
     return Proposal(
         action="replicate",

@@ -53,8 +53,9 @@ class CampaignGoal(StrictModel):
 
     goal: the brief, quoted in decisions and the report, never parsed. instruments: each study is on one of them, the first
     unless it says otherwise. model None: the instrument's. factors: what may be changed, by name, each with the levels that
-    may be tried (none: code chooses); empty: every training factor of the instrument. set: the same in all studies. approve: where a person is waited for: before anything (`campaign`), before
-    each study, before each confirmation.
+    may be tried (none: code chooses); empty: every training factor of the instrument that does not change the measure. set: the
+    same in all studies. approve: where a person is waited for: before anything (`campaign`), before each study, before each
+    confirmation.
     """
 
     goal: Annotated[str, Field(max_length=LONGEST_QUESTION), AfterValidator(_said)]
@@ -197,7 +198,7 @@ def aims_of(goal: CampaignGoal, instruments: Sequence[Instrument]) -> tuple[Aim,
 
 
 def aim_beside(goal: CampaignGoal, aims: Sequence[Aim], instrument: Instrument) -> Aim:
-    """What the goal means on a further instrument. aims: on those that it has. Raises: SpecRefused."""
+    """What the goal means on a further instrument. aims: on the campaign's others. Raises: SpecRefused."""
     aim = aim_of(goal, instrument)
     _check_together(goal, [*aims, aim])
     return aim

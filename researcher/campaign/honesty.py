@@ -139,17 +139,13 @@ def problems_of(proposal: Proposal, seen: Seen) -> list[str]:
 
 
 def _touched(spec: Mapping[str, Any], view: View) -> list[str]:
-    """Factors that people want to stay as they are: at the default, or where the incumbent has them."""
+    """Factors that people want to stay as they are, and that a study would move."""
     arms = [spec.get("set", {}), *spec.get("arms", {}).values()]
     compared = spec.get("compare", {}).items()
     arms += [{name: level} for name, each in compared for level in each.get("levels", ())]
     arms += [{name: each["baseline"]} for name, each in compared if "baseline" in each]
-    found = []
-    for factor in view.aim.factors:
-        kept = {factor.default, view.incumbent.get(factor.name, factor.default)}
-        if factor.left_alone and any(levels.get(factor.name, factor.default) not in kept for levels in arms):
-            found.append(f"{factor.name}: a person wants it to stay as it is, leave it out")
-    return found
+    names = dict.fromkeys(name for levels in arms for name in view.touched(levels))
+    return [f"{name}: a person wants it to stay as it is, leave it out" for name in names]
 
 
 def instrument_problem(name: str | None, known: Sequence[str]) -> str:
@@ -188,7 +184,8 @@ def _confirmation_problems(proposal: Proposal, view: View) -> list[str]:
     foreign = {name for levels in arms.values() for name in levels} - known
     found += [f"arms: {name} is none of the goal's factors" for name in sorted(foreign)]
     sides = [changed(view.aim, levels) for levels in arms.values()]
-    carried = bool(sides and sides[-1]) and sides[-1] in _confirmed_elsewhere(proposal, view)
+    elsewhere = [levels for study, levels in view.confirmed_elsewhere() if study.study in proposal.rests_on]
+    carried = bool(sides and sides[-1]) and sides[-1] in elsewhere
     found += [
         f"arms: {name} {level} is none of the goal's levels ({', '.join(map(str, view.aim.factor(name).levels))})"
         for side in (sides[:-1] if carried else sides)
@@ -203,22 +200,13 @@ def _confirmation_problems(proposal: Proposal, view: View) -> list[str]:
         found.append(f"arms: a {proposal.action} names two: what it is compared with, and what is claimed to be better")
     if proposal.expects is not None and proposal.expects < PLANNED_EFFECT * view.aim.margin:
         found.append(f"expects: at least {PLANNED_EFFECT * view.aim.margin:g}, 1.5 margins: less would be found anyway")
-    at = f" on {view.instrument}" if view.whole.others else ""
+    at = f" on {view.among}" if view.among else ""
     if proposal.action == "replicate" and not any(study.confirms for study in view.studies):
         found.append(f"replicate: nothing was confirmed{at} yet")
     if proposal.action == "confirm" and not view.studies and not carried:
         instead = ", or rest it on the study that confirmed this setting on another instrument" if at else ""
         found.append(f"confirm: explore first{at}{instead}; what nobody has looked at cannot be claimed")
     return found
-
-
-def _confirmed_elsewhere(proposal: Proposal, view: View) -> list[dict[str, Scalar]]:
-    """Settings that studies which the proposal rests on confirmed on other instruments, as this one would set them."""
-    return [
-        changed(view.aim, study.arm(study.effects[0].treatment).levels)
-        for study in view.whole.studies
-        if study.study in proposal.rests_on and study.supports and study.instrument != view.key
-    ]
 
 
 def completed(proposal: Proposal, seen: Seen) -> dict[str, Any]:

@@ -86,26 +86,28 @@ def names_in(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
-def leaving_text(names: Sequence[str]) -> str:
-    """What comes of naming these factors."""
-    if not names:
+def telling_text(store: Store, campaign_id: str, leave: Sequence[str] | None, instead: str) -> str:
+    """What comes of words. leave: the factors that were named with them. instead: what helps where words alone do nothing."""
+    if leave:
+        return f"from the next decision on {', '.join(leave)} {'stays as it is' if len(leave) == 1 else 'stay as they are'}"
+    if leave is not None:
         return "from the next decision on every factor may vary again"
-    return f"from the next decision on {', '.join(names)} {'stays as it is' if len(names) == 1 else 'stay as they are'}"
+    if acts_on_words(store.campaigns.get(campaign_id), store.campaigns.decisions(campaign_id)):
+        return "the next decision reads it"
+    return f"it will be quoted, and nothing else comes of it, because no LLM leads this campaign: {instead}"
 
 
-def acts_on_words(store: Store, campaign_id: str) -> bool:
+def acts_on_words(record: CampaignRecord, decisions: Sequence[DecisionRecord]) -> bool:
     """Whether an LLM leads the campaign: the built-in strategist quotes words, and does nothing about them."""
-    strategist = store.campaigns.get(campaign_id).goal.get("strategist", "auto")
-    leads = [
-        each.strategist for each in store.campaigns.decisions(campaign_id) if each.strategist not in (RULES, PERSON)
-    ]
-    return bool((leads[-1] if leads else strategist) != "builtin")
+    leads = [each.strategist for each in decisions if each.strategist not in (RULES, PERSON)]
+    return bool((leads[-1] if leads else record.goal.get("strategist", "auto")) != "builtin")
 
 
 def request_study(store: Store, campaign_id: str, spec: Mapping[str, Any], words: str, by: str) -> None:
     """Ask for a study: the next decision carries it out, as an exploration, or says what is wrong with it.
 
-    spec: fields of a study file (`researcher.campaign.honesty.FIELDS`), and where the campaign has several, its instrument. Raises: SpecRefused; WrongState when the campaign has ended.
+    spec: fields of a study file (`researcher.campaign.honesty.FIELDS`), and where the campaign has several, its instrument.
+    Raises: SpecRefused; WrongState when the campaign has ended.
     """
     check_open(store, campaign_id, "asked for anything")
     joined = store.campaigns.events(campaign_id, JOINED)

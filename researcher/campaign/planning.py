@@ -109,7 +109,7 @@ def _is_study(decided: Decided) -> bool:
 
 
 async def _enough(goal: CampaignGoal, aims: Sequence[Aim], planner: StudyPlanner) -> str:
-    """A budget that pays for a first study, in words; empty where none does. One limit alone is raised if that will do."""
+    """A budget that pays for a first study, in words; empty where none does. Raises one limit alone where that is enough."""
     given = [name for name in _LIMITS if getattr(goal.budget, name) is not None]
     for names in [*([name] for name in given), given]:
         low, high = 1.0, 2.0

@@ -116,7 +116,7 @@ def campaign_page(
         tree=_tree(hypotheses, seen),
         steps=[_step(each, by_seq.get(each.seq), seen, events) for each in decisions],
         unknown=_unknown(seen),
-        best=[Best(_name(view), words_of(view.incumbent), _rest(view.aim)) for view in seen.views],
+        best=[Best(view.among, words_of(view.incumbent), _rest(view.aim)) for view in seen.views],
         spent=_spent(seen, calls),
         calls=calls,
         said=[said for said in seen.said if said.kind != UNWRITTEN],
@@ -202,13 +202,12 @@ def _held(seen: Seen) -> list[str]:
 
 def _held_on(view: View, own: Aim, levels: Mapping[str, Scalar]) -> str:
     """Whether what was confirmed elsewhere held on this instrument. levels: of `own`, where they differ from its defaults."""
-    if not levels.keys() <= {factor.name for factor in view.aim.factors}:
+    if not view.can_set(levels):
         return f"cannot be set on {view.instrument}"
     wanted = changed(view.aim, levels)
     if not wanted:
         return f"is the default of {view.instrument}"
-    tests = [study for study in view.studies if study.confirms and StudyStatus(study.status).ended]
-    tests = [study for study in tests if study.planned[1:] and key_of(study.planned[1]) == key_of(wanted)]
+    tests = [study for study in view.tests(wanted) if StudyStatus(study.status).ended]
     if not tests:
         return f"was not tested on {view.instrument}"
     study = next((each for each in reversed(tests) if each.verdict is not None), tests[-1])
@@ -276,12 +275,7 @@ def _tree(hypotheses: Sequence[HypothesisRecord], seen: Seen) -> list[Branch]:
 def _step(decision: DecisionRecord, study: StudySeen | None, seen: Seen, events: Sequence[CampaignEvent]) -> Step:
     view = seen.on() if study is None else seen.of(study)
     made = Making.of(events, decision.seq).text() if decision.action == "new_instrument" else ""
-    return Step(decision, study, view.aim, "" if study is None else _name(view), made, _offers(decision))
-
-
-def _name(view: View) -> str:
-    """The instrument's, where the campaign has several."""
-    return view.instrument if view.whole.others else ""
+    return Step(decision, study, view.aim, "" if study is None else view.among, made, _offers(decision))
 
 
 def _offers(decision: DecisionRecord) -> list[dict[str, Any]]:
@@ -310,7 +304,7 @@ def _not_tried(view: View) -> list[str]:
         for factor in view.aim.factors
         if factor.name in varied and set(factor.levels) - _tried(view, factor.name, factor.default)
     ]
-    at = f" on {_name(view)}" if _name(view) else ""
+    at = f" on {view.among}" if view.among else ""
     found = [f"Never varied{at}: {', '.join(idle)}."] if idle else []
     return found + ([f"Levels in reach that no trial{at} had: {'; '.join(partly)}."] if partly else [])
 

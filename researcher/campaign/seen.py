@@ -21,7 +21,7 @@ from researcher.analysis.samples import sample
 from researcher.campaign.goal import Aim, changed, default_levels
 from researcher.instruments.instrument import Scalar
 from researcher.models import CONFIRMING, Action, DecisionRecord, Fate, Role, TrialRecord, TrialStatus, VerdictRecord
-from researcher.study.plan import Plan, StageKind, Verdict
+from researcher.study.plan import Hypothesis, Plan, StageKind, Verdict
 
 Levels = Mapping[str, Scalar]
 
@@ -195,7 +195,7 @@ class Seen(StrictModel):
         return self.on(study.instrument)
 
     def about(self, hypothesis: str) -> View:
-        """Of the instrument on which a hypothesis of this id was tested first; of the first where none was yet."""
+        """Of the instrument on which this hypothesis was first tested; of the first one where it was not tested yet."""
         return self.on(next((study.instrument for study in self.studies if study.hypothesis == hypothesis), ""))
 
 
@@ -214,6 +214,11 @@ class View:
     def key(self) -> str:
         """Its name as a study has it: empty for the first."""
         return "" if self.aim is self.whole.aim else self.aim.instrument
+
+    @property
+    def among(self) -> str:
+        """Its name where the campaign has several instruments, else empty."""
+        return self.instrument if self.whole.others else ""
 
     @property
     def studies(self) -> tuple[StudySeen, ...]:
@@ -267,11 +272,32 @@ class View:
         worst = min((self.aim.sign * mean for _, _, mean in found.values()), default=0.0) * self.aim.sign
         return found | {key: (*found[key][:2], worst) for key in misled}
 
-    def tested(self, levels: Levels) -> StudySeen | None:
-        """The last confirmation of this setting, given by its levels that differ from the defaults."""
+    def tests(self, levels: Levels) -> list[StudySeen]:
+        """The confirmations of this setting, given by its levels that differ from the defaults; the oldest first."""
         wanted = key_of(levels)
-        found = [study for study in self.studies if study.confirms and study.planned[1:]]
-        return next((study for study in reversed(found) if key_of(study.planned[1]) == wanted), None)
+        found = (study for study in self.studies if study.confirms and study.planned[1:])
+        return [study for study in found if key_of(study.planned[1]) == wanted]
+
+    def confirmed_elsewhere(self) -> list[tuple[StudySeen, dict[str, Scalar]]]:
+        """What other instruments have confirmed, as this one would set it; the oldest first."""
+        found = (study for study in self.whole.studies if study.supports and study.instrument != self.key)
+        return [(study, changed(self.aim, study.arm(study.effects[0].treatment).levels)) for study in found]
+
+    def can_set(self, levels: Levels) -> bool:
+        """Whether it has all these factors."""
+        return levels.keys() <= {factor.name for factor in self.aim.factors}
+
+    def touched(self, levels: Levels) -> list[str]:
+        """The factors that people want to stay as they are and this setting moves: they may be at the default, or where the
+        incumbent has them."""
+        incumbent = self.incumbent
+        return [
+            factor.name
+            for factor in self.aim.factors
+            if factor.left_alone
+            and levels.get(factor.name, factor.default)
+            not in (factor.default, incumbent.get(factor.name, factor.default))
+        ]
 
 
 def key_of(levels: Levels) -> str:
@@ -299,38 +325,12 @@ def study_seen(
     assert decision.role is not None
     step: Mapping[str, Any] = next((each for each in decision.proposals if each["chosen"]), {})
     frozen = decision.plan is None or Plan.model_validate_json(decision.plan).digest() == plan.digest()
-    by_hypothesis = {record.hypothesis: record for record in verdicts}
     confirms = decision.role == "confirm"
-    opposed = [record for record in verdicts if record.verdict is Verdict.INVALID and _is_opposed(record)]
-    broken = [record for record in verdicts if record.verdict is Verdict.INVALID and record not in opposed]
-    contradicted = {record.hypothesis for record in opposed}
-    misled = {
-        arm
-        for hypothesis in plan.hypotheses
-        if hypothesis.id in contradicted
-        and len(hypothesis.sides) == 2  # else it speaks of a factor, not of each of its arms
-        for arm in better_first(plan, hypothesis, _finished(trials))[0]
-    }
-    rows, why = [], reason
-    for asked in plan.hypotheses:
-        record = by_hypothesis.get(asked.id)
-        if record is None or record.effect is None or asked.metric != aim.metric:
-            continue
-        effect, why = record.effect, record.reason
-        rows.append(
-            EffectSeen(
-                statement=asked.statement,
-                factor=asked.factor,
-                baseline=asked.baseline,
-                treatment=asked.treatment,
-                diff=_short(effect.diff),
-                low=_short(effect.low),
-                high=_short(effect.high),
-                level=_short(effect.level),
-                verdict=record.verdict if confirms else None,
-                misleads=asked.id in contradicted,
-            )
-        )
+    invalid = [record for record in verdicts if record.verdict is Verdict.INVALID]
+    broken = [record for record in invalid if not _is_opposed(record)]
+    misled = _misled(plan, trials, invalid)
+    decided = _decided(plan, aim, verdicts)
+    why = decided[-1][1].reason if decided else reason
     return StudySeen(
         seq=decision.seq,
         study=decision.study_id or "",
@@ -344,9 +344,9 @@ def study_seen(
         arms=tuple(
             _arm(plan, aim, arm.name, trials, misled) for arm in plan.arms if any(t.arm == arm.name for t in trials)
         ),
-        effects=tuple(rows),
+        effects=tuple(_effect(asked, record, confirms=confirms) for asked, record in decided),
         sentinels=tuple(sorted({record.reason.partition(":")[0] for record in broken})),
-        unfit=_unfit(aim, trials, verdicts if confirms else broken)
+        unfit=_unfit(aim, trials, invalid if confirms else broken)
         if frozen
         else "its plan is not the one that was decided",
         apart=_apart(aim, plan, step.get("spec", {})),
@@ -366,13 +366,44 @@ def _design(plan: Plan) -> Literal["screen", "levels", "compare"]:
     return "screen" if any(hypothesis.treatment_arms for hypothesis in plan.hypotheses) else "levels"
 
 
+def _decided(plan: Plan, aim: Aim, verdicts: Sequence[VerdictRecord]) -> list[tuple[Hypothesis, VerdictRecord]]:
+    """The hypotheses on the aim's metric that have an effect, each with its verdict."""
+    by_hypothesis = {record.hypothesis: record for record in verdicts}
+    found = ((asked, by_hypothesis.get(asked.id)) for asked in plan.hypotheses if asked.metric == aim.metric)
+    return [(asked, record) for asked, record in found if record is not None and record.effect is not None]
+
+
+def _effect(asked: Hypothesis, record: VerdictRecord, *, confirms: bool) -> EffectSeen:
+    """record: has an effect."""
+    effect = record.effect
+    assert effect is not None
+    return EffectSeen(
+        statement=asked.statement,
+        factor=asked.factor,
+        baseline=asked.baseline,
+        treatment=asked.treatment,
+        diff=_short(effect.diff),
+        low=_short(effect.low),
+        high=_short(effect.high),
+        level=_short(effect.level),
+        verdict=record.verdict if confirms else None,
+        misleads=_is_opposed(record),
+    )
+
+
 def _is_opposed(record: VerdictRecord) -> bool:
     """Whether nothing but held-out tasks speaks against what it says: its trials are sound."""
-    return {part.partition(":")[0] for part in record.reason.split("; ")} == {WORSE_ON_HELDOUT}
+    fired = {part.partition(":")[0] for part in record.reason.split("; ")}
+    return record.verdict is Verdict.INVALID and fired == {WORSE_ON_HELDOUT}
 
 
-def _finished(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
-    return [trial for trial in trials if trial.status is TrialStatus.DONE]
+def _misled(plan: Plan, trials: Sequence[TrialRecord], verdicts: Sequence[VerdictRecord]) -> set[str]:
+    """Arms that look better in training and are worse on held-out tasks. A hypothesis of several arms a side speaks of a factor, and not
+    of each of them."""
+    opposed = {record.hypothesis for record in verdicts if _is_opposed(record)}
+    done = [trial for trial in trials if trial.status is TrialStatus.DONE]
+    asked = [each for each in plan.hypotheses if each.id in opposed and len(each.sides) == 2]
+    return {arm for each in asked for arm in better_first(plan, each, done)[0]}
 
 
 def _arm(plan: Plan, aim: Aim, name: str, trials: Sequence[TrialRecord], misled: Collection[str]) -> ArmSeen:
@@ -405,19 +436,16 @@ def _apart(aim: Aim, plan: Plan, spec: Mapping[str, Any]) -> bool:
     return foreign or dict(spec.get("set", {})) != aim.settings or spec.get("steps") != aim.steps
 
 
-def _unfit(aim: Aim, trials: Sequence[TrialRecord], verdicts: Sequence[VerdictRecord]) -> str:
-    """Why no claim can rest on the study."""
+def _unfit(aim: Aim, trials: Sequence[TrialRecord], invalid: Sequence[VerdictRecord]) -> str:
+    """Why no claim can rest on the study. invalid: the verdicts that count against it."""
     if aim.generated:
         return "an LLM wrote the instrument and its reward"
     if any(trial.evidence and trial.evidence.model and trial.evidence.model.engine == "echo" for trial in trials):
         return "it ran on the echo engine, which trains nothing"
-    fired = sorted({record.reason.partition(":")[0] for record in verdicts if record.verdict is Verdict.INVALID})
-    if fired:
-        return (
-            "a sentinel fired"
-            if fired != [WORSE_ON_HELDOUT]
-            else "what looks better in training is worse on held-out tasks"
-        )
+    if any(not _is_opposed(record) for record in invalid):
+        return "a sentinel fired"
+    if invalid:
+        return "what looks better in training is worse on held-out tasks"
     if not any(trial.status is TrialStatus.DONE for trial in trials):
         return "no trial was finished"
     return ""

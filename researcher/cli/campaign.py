@@ -275,15 +275,8 @@ def tell(args: argparse.Namespace) -> int:
         return answer(args.json, {"campaign": record.id, "told": args.words, "study": spec}, text)
     leave = None if args.leave is None else people.names_in(args.leave)
     people.tell(home.store, record.id, args.words, getpass.getuser(), leave=leave)
-    if leave is not None:
-        text = people.leaving_text(leave)
-    elif people.acts_on_words(home.store, record.id):
-        text = "the next decision reads it"
-    else:
-        text = (
-            "it will be quoted, and nothing else comes of it, because no LLM leads this campaign: with --leave FACTOR that factor stays as "
-            "it is, --study FILE asks for a study, and `researcher campaign veto` stops one"
-        )
+    instead = "with --leave FACTOR that factor stays as it is, --study FILE asks for a study, and `researcher campaign veto` stops one"
+    text = people.telling_text(home.store, record.id, leave, instead)
     return answer(args.json, {"campaign": record.id, "told": args.words, "leave": leave}, f"{record.id}: {text}")
 
 

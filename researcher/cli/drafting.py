@@ -85,14 +85,12 @@ class TextDrafting:
 
     def draft(self, topic: str, instrument: str | None, answers: Sequence[str]) -> Drafted:
         outcome, calls = self.outcome(topic, instrument, answers)
-        if isinstance(outcome, Asked):
-            return Drafted(asks=outcome.question)
-        problems = outcome.problems if isinstance(outcome, NeedsEdit) else ()
-        with self._lock:
-            self._drafts[str(outcome.draft.fields.get("question"))] = (outcome.draft, calls)
-            while len(self._drafts) > _REMEMBERED:
-                self._drafts.popitem(last=False)
-        return Drafted(text=study_text(outcome.draft, problems), problems=problems)
+        if not isinstance(outcome, Asked):
+            with self._lock:
+                self._drafts[str(outcome.draft.fields.get("question"))] = (outcome.draft, calls)
+                while len(self._drafts) > _REMEMBERED:
+                    self._drafts.popitem(last=False)
+        return _drafted(outcome, study_text)
 
     def outcome(
         self, topic: str, instrument: str | None, answers: Sequence[str]
@@ -214,10 +212,7 @@ class GoalDrafting:
 
     def draft(self, topic: str, instrument: str | None, answers: Sequence[str]) -> Drafted:
         outcome, _ = self.studies.outcome(topic, instrument, answers)
-        if isinstance(outcome, Asked):
-            return Drafted(asks=outcome.question)
-        problems = outcome.problems if isinstance(outcome, NeedsEdit) else ()
-        return Drafted(text=goal_text(outcome.draft, problems), problems=problems)
+        return _drafted(outcome, goal_text)
 
     def check(self, text: str, places: Places) -> Checked:
         try:
@@ -248,6 +243,14 @@ class GoalDrafting:
             self.studies.home, goal, places.engine, "stop it first, or say what this one is to find out besides"
         )
         return ready_goal(goal, self.studies.home, places.servers, places.engine, runs=runs)
+
+
+def _drafted(outcome: Proposed | NeedsEdit | Asked, text: Callable[[Draft, tuple[str, ...]], str]) -> Drafted:
+    """text: writes a draft and what is to be settled first as a file."""
+    if isinstance(outcome, Asked):
+        return Drafted(asks=outcome.question)
+    problems = outcome.problems if isinstance(outcome, NeedsEdit) else ()
+    return Drafted(text=text(outcome.draft, problems), problems=problems)
 
 
 def _check_places(places: Places) -> None:

@@ -391,9 +391,8 @@ def _campaign_tell(research: Research, given: Tell) -> Answer:
     if not given.words.strip():
         raise UsageError("words: is empty; say what the next decision is to read")
     people.tell(store, campaign_id, given.words, research.person, leave=given.leave)
-    text = "the next decision reads it" if given.leave is None else people.leaving_text(given.leave)
-    if given.leave is None and not people.acts_on_words(store, campaign_id):
-        text = "it will be quoted, and nothing else comes of it, because no LLM leads this campaign; `leave` names factors that are to stay as they are"
+    instead = "`leave` names factors that are to stay as they are"
+    text = people.telling_text(store, campaign_id, given.leave, instead)
     return Answer(f"{campaign_id}: {text}", {"campaign": campaign_id, "told": given.words, "leave": given.leave})
 
 

@@ -16,6 +16,7 @@ from researcher.models.attrition import (
 )
 from researcher.models.campaigns import (
     CONFIRMING,
+    SPOKEN,
     STUDIES,
     Action,
     CampaignEvent,
@@ -71,6 +72,7 @@ __all__ = [
     "PERSON",
     "RULES",
     "SEAL",
+    "SPOKEN",
     "STUDIES",
     "Action",
     "Answer",

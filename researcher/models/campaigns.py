@@ -96,6 +96,10 @@ class DecisionRecord(BaseModel):
     llm_calls: list[dict[str, Any]] = []
 
 
+SPOKEN = ("told", "vetoed", "approved", "answered", "amended")
+"""Kinds of lines in which a person speaks."""
+
+
 class CampaignEvent(BaseModel):
     """A line of a campaign's journal (`told`, `vetoed`, `amended`, `asked`, `answered`, `joined`, `status`, …)."""
 

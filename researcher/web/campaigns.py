@@ -14,7 +14,7 @@ from researcher.campaign.report import Branch, CampaignPage, Step, campaign_page
 from researcher.campaign.seen import StudySeen, View
 from researcher.home import Home
 from researcher.instruments.levels import level_text
-from researcher.models import CampaignEvent, CampaignRecord, CampaignStatus, StudyStatus
+from researcher.models import SPOKEN, CampaignEvent, CampaignRecord, CampaignStatus, StudyStatus
 from researcher.store.errors import owner_text
 from researcher.view import duration
 from researcher.web import campaign_drawings
@@ -22,8 +22,6 @@ from researcher.web.campaign_drawings import Bar, EffectRow
 from researcher.web.sheets import Sheets, SpendingPart
 
 _JOURNAL = 40
-_KINDS = ("told", "vetoed", "approved", "answered", "amended")
-"""Lines of the journal in which a person speaks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,12 +142,12 @@ class CampaignSheets:
             axis="trials" if _counts_trials(page) else "wall time",
             effects=[_effects(view) for view in page.seen.views if any(study.effects for study in view.studies)],
             spending=_spending(page),
-            said=[each for each in reversed(events) if each.kind in _KINDS][:_JOURNAL],
+            said=[each for each in reversed(events) if each.kind in SPOKEN][:_JOURNAL],
             reported=(self._home.studies / campaign_id / "report.html").is_file(),
             can_resume=_can_resume(record, owner),
             example=_example(page),
             left_alone=", ".join(left_alone(events)),
-            acts_on_words=acts_on_words(self._home.store, campaign_id),
+            acts_on_words=acts_on_words(record, [step.decision for step in steps]),
         )
 
     def _unattended(self, record: CampaignRecord, asks: bool) -> str:
@@ -193,7 +191,7 @@ def _effects(view: View) -> EffectsPart:
         for effect in study.effects
     ]
     return EffectsPart(
-        on=view.instrument if view.whole.others else "",
+        on=view.among,
         drawing=campaign_drawings.effects(rows[-_MOST_EFFECTS:], view.aim.margin, view.aim.metric),
         left_out=max(0, len(rows) - _MOST_EFFECTS),
     )

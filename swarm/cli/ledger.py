@@ -54,8 +54,7 @@ def _show_entries(swarm: SwarmClient, wanted: LedgerFields, args: argparse.Names
 
 def _show_summary(swarm: SwarmClient, wanted: LedgerFields, args: argparse.Namespace) -> int:
     if wanted["run_id"] is None:
-        status = swarm.status()
-        wanted["run_id"] = status.run_id or status.newest_run_id
+        wanted["run_id"] = swarm.status().latest_run_id
     run_id = wanted["run_id"]
     summary = swarm.summary(**wanted)
     evidence = Evidence(

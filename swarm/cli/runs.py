@@ -76,7 +76,7 @@ def show_status(args: argparse.Namespace) -> int:
     """Server, run and steps; with --watch, steps as they come."""
     with connect(args) as swarm:
         status = swarm.status()
-        run_id = args.run_id or status.run_id or status.newest_run_id
+        run_id = args.run_id or status.latest_run_id
         if args.watch and run_id is not None:
             return _watch(args, run_id, args.since_step)
         report = None if run_id is None else swarm.run(run_id, args.since_step)
@@ -146,7 +146,7 @@ def restore_run(args: argparse.Namespace) -> int:
 
 
 def _going_on(swarm: SwarmClient, step: int) -> str:
-    """The run to restore where none is named: not one that was stopped. Raises: NotFound."""
+    """The run that is going on, to restore where none is named: one that was stopped has to be named. Raises: NotFound."""
     status = swarm.status()
     if status.run_id is None:
         name = status.newest_run_id or "RUN"

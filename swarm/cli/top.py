@@ -149,7 +149,7 @@ class Watch:
 
     async def _take(self, status: ServerStatus) -> None:
         before = self._view
-        run_id = status.run_id or status.newest_run_id
+        run_id = status.latest_run_id
         changed: dict[str, object] = {"status": status, "error": None}
         if before.status is None or before.run_id != run_id:
             before = ServerView(url=before.url)

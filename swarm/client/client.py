@@ -308,10 +308,9 @@ class SwarmClient:
     async def current_run_id(self) -> str:
         """The id of the newest run on this server, which may be over. Raises: NotFound if there was none yet."""
         status = await self.status()
-        run_id = status.run_id or status.newest_run_id
-        if run_id is None:
+        if status.latest_run_id is None:
             raise NotFound(ErrorCode.NOT_FOUND, f"{self.url} has had no run yet; start one with `swarm run start`")
-        return run_id
+        return status.latest_run_id
 
     def episode(
         self, *, task_id: str, idempotency_key: str | None = None, **options: Unpack[EpisodeOptions]

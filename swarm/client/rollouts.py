@@ -376,7 +376,8 @@ def _given_up(episode: Episode, reason: str | None = None, cause: Cause | None =
 def end_with(episode: Episode, outcome: Outcome | float | None) -> None:
     """End an episode with what its rollout returned.
 
-    Raises: TypeError if that is no reward at all, which is the rollout's failure; NoReward if it is not a finite number, which is the grader's.
+    Raises: TypeError if that is no reward at all, and so the rollout's failure; NoReward if it is no finite number, and so the
+    grader's failure.
     """
     if outcome is None:
         if not episode.ended:

@@ -120,6 +120,12 @@ class ServerStatus(BaseModel):
     """The run that is served; None when none is."""
     newest_run_id: str | None = None
     """The run that began last, also when it was stopped or has failed and is not served any more; None before the first."""
+
+    @property
+    def latest_run_id(self) -> str | None:
+        """The run that is served, else the one that began last. A server of an earlier version names only the first."""
+        return self.run_id or self.newest_run_id
+
     step: int = 0
     weights_version: WeightsVersion | None = None
     model: str

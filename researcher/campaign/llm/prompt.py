@@ -195,7 +195,7 @@ def _incumbent(view: View) -> str:
 
 def _at(view: View) -> str:
     """The instrument, where the campaign has several."""
-    return f" on {view.instrument}" if view.whole.others else ""
+    return f" on {view.among}" if view.among else ""
 
 
 def _by_relevance(hypotheses: Sequence[HypothesisSeen]) -> list[HypothesisSeen]:

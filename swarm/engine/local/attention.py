@@ -88,6 +88,11 @@ class Plan:
     batches: list[Batch]
     place_TH: Tensor
 
+    @property
+    def gatherings(self) -> Iterator[Gathering]:
+        """Of all batches, in order."""
+        return (part for batch in self.batches for part in batch.gatherings)
+
 
 @dataclass(slots=True, kw_only=True)
 class MicroBatch:
@@ -181,10 +186,9 @@ class _Tiled(torch.autograd.Function):
         query_ND, key_ND, value_ND = rows
         results = []
         with torch.autocast("cpu", enabled=False):
-            for batch in plan.batches:
-                for part in batch.gatherings:
-                    prob, _, _ = _probabilities(part, query_ND, key_ND, scale)
-                    results.append(torch.bmm(prob, _keys(value_ND, part)).flatten(0, 1))
+            for part in plan.gatherings:
+                prob, _, _ = _probabilities(part, query_ND, key_ND, scale)
+                results.append(torch.bmm(prob, _keys(value_ND, part)).flatten(0, 1))
         return torch.cat(results).index_select(0, plan.place_TH.flatten()).view(*plan.place_TH.shape, -1)
 
     @staticmethod

@@ -35,7 +35,7 @@ class Server:
         pass
 
     def status(self) -> SimpleNamespace:
-        return SimpleNamespace(run_id="r", waiting_for=None, engine=SimpleNamespace(hang=None, replicas=[]))
+        return SimpleNamespace(latest_run_id="r", waiting_for=None, engine=SimpleNamespace(hang=None, replicas=[]))
 
     def statuses(self) -> Iterator[SimpleNamespace]:
         for moment in range(len(self.moments)):
