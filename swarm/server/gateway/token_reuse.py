@@ -112,7 +112,7 @@ class TokenReuse:
         if not has_only_text(list(sent)):
             return Prompt(messages=sent, fork_cause=ForkCause.NOT_ONLY_TEXT)
         prompt = await self._continued(parent, sent, render)
-        return replace(prompt, fork_cause=prompt.fork_cause or cause)
+        return replace(prompt, fork_cause=prompt.fork_cause or cause or _changed_between(normal, parent, earlier))
 
     async def _parent_by_template(
         self,
@@ -258,6 +258,18 @@ def _changed_history(
     shared = max((_shared_head(normal, call.normal_sent) for call in own), default=0)
     carries = any(message["role"] in ("assistant", "tool", "function") for message in normal[shared:])
     return ForkCause.HISTORY_CHANGED if own and carries else None
+
+
+def _changed_between(
+    normal: list[dict[str, Any]], parent: EarlierCall, earlier: Sequence[EarlierCall]
+) -> ForkCause | None:
+    """A request that sends a later answer back, behind other messages than it was sampled from, has a changed history."""
+    begun = len(parent.sent) + 1
+    later = [message for message in normal[begun:] if message["role"] == "assistant"]
+    if not later:
+        return None
+    descends = (call for call in earlier if len(call.sent) > begun and call.normal_sent[:begun] == normal[:begun])
+    return ForkCause.HISTORY_CHANGED if any(call.normal_answer in later for call in descends) else None
 
 
 def _shared_head(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> int:

@@ -303,6 +303,25 @@ async def test_white_space_within_a_message_between_answers_is_part_of_what_was_
     sent = [USER, assistant("cab"), {"role": "user", "content": "cells: 11 1"}, assistant("dog"), AGAIN]
     prompt = await conversation.ask(sent)
     assert (prompt.parent_call_id, prompt.messages) == ("call-0", tuple(sent))
+    assert prompt.fork_cause == ForkCause.HISTORY_CHANGED
+
+
+async def test_a_later_answer_without_the_turn_before_it_is_a_changed_history() -> None:
+    conversation = await first_turn()
+    messages: list[Message] = [USER, assistant("cab")]
+    for text in ("dog", "cat"):
+        messages.append({"role": "user", "content": f"What is {text}?"})
+        await conversation.turn(messages, assistant(text), [*spelt(text), END])
+        messages.append(assistant(text))
+    window = await conversation.ask([*messages[:2], *messages[4:], AGAIN])
+    assert (window.parent_call_id, window.fork_cause) == ("call-0", ForkCause.HISTORY_CHANGED)
+
+
+async def test_an_answer_that_the_client_wrote_itself_is_no_changed_history() -> None:
+    conversation = await first_turn()
+    await conversation.turn([USER, assistant("cab"), AGAIN], assistant("dog"), [*spelt("dog"), END])
+    prompt = await conversation.ask([USER, assistant("cab"), USER, assistant("Noted."), AGAIN])
+    assert (prompt.parent_call_id, prompt.fork_cause) == ("call-0", None)
 
 
 @pytest.mark.parametrize(
