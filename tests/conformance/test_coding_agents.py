@@ -18,7 +18,6 @@ from foundation.confinement import PORTS, landlock_version
 from studies.repo_tasks.workflow import rollout, tasks
 from swarm.client import AgentFailed, SwarmClient, Task
 from swarm.client.sync import SwarmClient as Synchronous
-from swarm.engine.echo.engine import EchoEngine
 from swarm.protocol.episodes import EpisodeTrace, RecordedCall
 from swarm.protocol.runspec import BatchSpec, RunSpec, SamplingSpec
 from swarm.protocol.status import Phase
@@ -30,6 +29,7 @@ from tests.conformance.stage import Stage, staged
 from tests.conformance.training import MISMATCH_LIMIT, spec_of, step_after
 from tests.conformance.witness import Witness
 from tests.conformance.witnessing import Witnessing
+from tests.fakes.parallel_tools import ParallelTools
 from tests.swarm.server.gateway.conftest import Served, served_by
 from tests.tiny_llama import make_tiny_llama
 from tests.vllm_fixture import LoopThread
@@ -39,11 +39,11 @@ LONG = Limits(context=1 << 20, answer=1024)
 """The echo engine's tokens are bytes."""
 
 
-class WitnessedEcho(Witnessing, EchoEngine):
-    """The echo engine with a witness."""
+class WitnessedEcho(Witnessing, ParallelTools):
+    """The echo engine with a witness. It calls tools one by one, unless a test says otherwise."""
 
     def __init__(self, witness: Witness) -> None:
-        super().__init__(model="echo", clock=SystemClock(), max_model_len=LONG.context)
+        super().__init__(max_model_len=LONG.context, clock=SystemClock())
         self.witness = witness
 
 
@@ -53,8 +53,13 @@ def witness() -> Witness:
 
 
 @pytest.fixture(scope="module")
-def served(witness: Witness, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    loop, engine = LoopThread(), WitnessedEcho(witness)
+def engine(witness: Witness) -> WitnessedEcho:
+    return WitnessedEcho(witness)
+
+
+@pytest.fixture(scope="module")
+def served(engine: WitnessedEcho, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    loop = LoopThread()
     loop.run(engine.boot())
     with served_by(loop, engine, tmp_path_factory.mktemp("agents"), spec_of().model_dump(mode="json")) as running:
         yield running
@@ -134,6 +139,61 @@ def test_what_a_provider_could_not_answer_is_asked_again_and_recorded_once(
     assert len(stage.asked) == len(calls) + 1
     assert {call.fork_cause for call in calls} == {None}
     assert calls[-1].parent_call_id == calls[-2].call_id
+
+
+@pytest.mark.parametrize(
+    ("name", "tools"),
+    [
+        ("codex", ("exec_command", "update_goal", "exec_command")),
+        ("pi", ("bash", "read", "bash")),
+        pytest.param("claude-code", ("Bash", "Read", "Bash"), marks=pytest.mark.campaign),
+        pytest.param("opencode", ("bash", "todowrite", "bash"), marks=pytest.mark.campaign),
+    ],
+)
+def test_tools_that_are_called_in_one_answer_stay_in_one_timeline(
+    name: str,
+    tools: tuple[str, ...],
+    engine: WitnessedEcho,
+    served: Served,
+    stage: Stage,
+    witness: Witness,
+    work: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(engine, "together", {tools[0]: tools})
+    monkeypatch.setattr(engine, "says", True)
+    witness.forget()
+    calls = played(agent_of(name), served, stage, work, [tools[0]] * 2, LONG)
+    assert faults_against(witness.seen, calls) + faults_of_record(calls) == []
+    own = [call for call in calls if call.agent is None]
+    assert_one_timeline(own)
+    assert [names_called(call) for call in own] == [tools, tools, ()]
+    results = [message["tool_call_id"] for message in own[-1].request["messages"] if message["role"] == "tool"]
+    assert len(set(results)) == 2 * len(tools)
+
+
+@pytest.mark.campaign
+def test_sub_agents_of_one_answer_are_conversations_of_their_own(
+    engine: WitnessedEcho, served: Served, stage: Stage, witness: Witness, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "together", {"Agent": ("Agent", "Bash", "Agent")})
+    witness.forget()
+    calls = played(agent_of("claude-code"), served, stage, work, ["Agent"], LONG)
+    assert faults_against(witness.seen, calls) + faults_of_record(calls) == []
+    assert_one_timeline([call for call in calls if call.agent is None])
+    others = [call for call in calls if call.agent is not None]
+    assert [(call.agent, call.parent_call_id, call.fork_cause) for call in others] == [("subagent", None, None)] * 2
+
+
+def assert_one_timeline(calls: list[RecordedCall]) -> None:
+    """Each call continues the one before, and none forks."""
+    parents = [None, *(call.call_id for call in calls[:-1])]
+    assert [(call.parent_call_id, call.fork_cause) for call in calls] == [(parent, None) for parent in parents]
+
+
+def names_called(call: RecordedCall) -> tuple[str, ...]:
+    message = call.answer["choices"][0]["message"]
+    return tuple(each["function"]["name"] for each in message.get("tool_calls") or ())
 
 
 @pytest.mark.campaign
