@@ -35,7 +35,8 @@ def verdict(
     fired = [finding for finding in findings if finding.takes(hypothesis)]
     if fired:
         reason = "; ".join(f"{finding.name}: {finding.text}" for finding in fired)
-        return _record(hypothesis, Verdict.INVALID, reason, measured)
+        names = tuple(dict.fromkeys(finding.name for finding in fired))
+        return _record(hypothesis, Verdict.INVALID, reason, measured, names)
     if judged_stage(plan, hypothesis, trials).explores:
         screened = _screened(hypothesis)
         reason = screened if measured is not None else f"{effect}; and {screened}"
@@ -90,8 +91,12 @@ def _unfinished(plan: Plan, hypothesis: Hypothesis, trials: Sequence[TrialRecord
     return False
 
 
-def _record(hypothesis: Hypothesis, verdict: Verdict, reason: str, effect: Effect | None) -> VerdictRecord:
-    return VerdictRecord(hypothesis=hypothesis.id, verdict=verdict, reason=reason, effect=effect)
+def _record(
+    hypothesis: Hypothesis, verdict: Verdict, reason: str, effect: Effect | None, sentinels: tuple[str, ...] = ()
+) -> VerdictRecord:
+    return VerdictRecord(
+        hypothesis=hypothesis.id, verdict=verdict, reason=reason, effect=effect, sentinels=sentinels
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -74,6 +74,7 @@ class StudySeen(StrictModel):
     """Those that ran."""
     effects: tuple[EffectSeen, ...]
     sentinels: tuple[str, ...]
+    """Of each hypothesis whose trials are unsound, the first that fired."""
     unfit: str
     apart: bool
     """Its trials differ from the campaign's usual ones in more than its arms say (other settings, lengths or factors): what they
@@ -345,7 +346,7 @@ def study_seen(
             _arm(plan, aim, arm.name, trials, misled) for arm in plan.arms if any(t.arm == arm.name for t in trials)
         ),
         effects=tuple(_effect(asked, record, confirms=confirms) for asked, record in decided),
-        sentinels=tuple(sorted({record.reason.partition(":")[0] for record in broken})),
+        sentinels=tuple(sorted({name for record in broken for name in record.sentinels[:1]})),
         unfit=_unfit(aim, trials, invalid if confirms else broken)
         if frozen
         else "its plan is not the one that was decided",
@@ -393,8 +394,7 @@ def _effect(asked: Hypothesis, record: VerdictRecord, *, confirms: bool) -> Effe
 
 def _is_opposed(record: VerdictRecord) -> bool:
     """Whether nothing but held-out tasks speaks against what it says: its trials are sound."""
-    fired = {part.partition(":")[0] for part in record.reason.split("; ")}
-    return record.verdict is Verdict.INVALID and fired == {WORSE_ON_HELDOUT}
+    return record.sentinels == (WORSE_ON_HELDOUT,)
 
 
 def _misled(plan: Plan, trials: Sequence[TrialRecord], verdicts: Sequence[VerdictRecord]) -> set[str]:

@@ -49,6 +49,8 @@ class VerdictRecord(BaseModel):
     verdict: Verdict
     reason: str
     effect: Effect | None
+    sentinels: Annotated[tuple[str, ...], Field(exclude_if=lambda names: not names)] = ()
+    """Those that made it invalid, by name, in the plan's order."""
 
 
 class Claim(BaseModel):

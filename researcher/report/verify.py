@@ -245,6 +245,14 @@ def _verdicts(records: Records, *, reworded: bool) -> Iterator[Difference]:
                 problem="the recorded verdict does not follow from the trials",
             )
         else:
+            if then.sentinels != now.sentinels and not reworded:
+                yield Difference(
+                    claim=subject,
+                    expression="sentinels",
+                    reported=", ".join(then.sentinels),
+                    recomputed=", ".join(now.sentinels),
+                    problem="the recorded sentinels are not those that fire on the trials",
+                )
             yield from _effect(subject, then, now)
             yield from _decided_after(records, subject, now.hypothesis)
 

@@ -26,7 +26,8 @@ class Verdicts(Part):
             at = (study_id, version, stage, record.hypothesis)
             position = session.scalar(select(func.count()).where(VerdictRow.study_id == study_id)) or 0
             old = session.get(VerdictRow, at)
-            fields = record.model_dump(mode="json") | {"study_id": study_id, "plan_version": version, "stage": stage}
+            fields = record.model_dump(mode="json") | {"sentinels": list(record.sentinels)}
+            fields |= {"study_id": study_id, "plan_version": version, "stage": stage}
             position = position if old is None else old.position
             session.merge(VerdictRow(**fields, position=position, at=self._db.clock.now()))
             self._db.announce(session, study_id, "verdict", record.hypothesis)

@@ -12,7 +12,7 @@ from sqlalchemy import JSON, BigInteger, Dialect, Float, ForeignKey, ForeignKeyC
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.types import TypeDecorator
 
-SCHEMA_REVISION = "0009"
+SCHEMA_REVISION = "0010"
 """The newest migration that this code knows."""
 
 Serial = BigInteger().with_variant(Integer, "sqlite")
@@ -276,6 +276,7 @@ class VerdictRow(Base):
     verdict: Mapped[str]
     reason: Mapped[str]
     effect: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    sentinels: Mapped[Any] = mapped_column(server_default="[]")
     at: Mapped[float]
 
 

@@ -337,6 +337,10 @@ class StoreContract:
         store.verdicts.record(study, "confirm", last)
         assert store.verdicts.all(study) == [last]
         assert store.verdicts.all(study, "compare") == [first]
+        broken = first.model_copy(update={"verdict": Verdict.INVALID, "sentinels": ("collapse", "attrition")})
+        for again in (broken, first):
+            store.verdicts.record(study, "compare", again)
+            assert store.verdicts.all(study, "compare") == [again]
         claims = [
             Claim(name="c1", expression="effect(H1).diff", value=0.3, text="+0.30"),
             Claim(name="c2", expression="verdict(H1)", value="supported", text="supported"),

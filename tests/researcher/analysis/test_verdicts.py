@@ -138,6 +138,20 @@ def test_a_sentinel_that_fired_comes_before_everything_else() -> None:
     record = conclude(plan, [*trials, done_trial(plan, TREAT, 2, 0.5, evidence=patched)]).verdicts[0]
     assert record.verdict is Verdict.INVALID
     assert "unplanned_change" in record.reason
+    assert record.sentinels == ("unplanned_change",)
+
+
+def test_every_sentinel_that_fired_is_named_once_and_a_verdict_that_none_made_invalid_names_none() -> None:
+    plan = study_plan(sentinels=("heldout_leak", "unplanned_change"))
+    values = {BASE: [0.1, 0.11, 0.12], TREAT: [0.5, 0.51]}
+    found = TrialEvidence(changes=[{"optimizer": {"learning_rate": 1.0}}], train_tasks=["a"], heldout_tasks=["a"])
+    joined = TrialEvidence(changes=[], joined={"c-1": 2}, train_tasks=[], heldout_tasks=[])
+    both = [done_trial(plan, TREAT, seed, 0.5, evidence=each) for seed, each in ((2, found), (3, joined))]
+    record = conclude(plan, [*trials_with(plan, values), *both]).verdicts[0]
+    assert record.sentinels == ("heldout_leak", "unplanned_change")
+    sound = conclude(plan, trials_with(plan, values)).verdicts[0]
+    assert sound.sentinels == ()
+    assert "sentinels" not in sound.model_dump()
 
 
 def test_several_hypotheses_are_adjusted_together_and_untested_ones_count() -> None:

@@ -18,11 +18,9 @@ from researcher.study.plan import Verdict
 from tests.fakes.campaign import MadeUpCampaign
 from tests.fakes.study import METRIC, done_trial, study_plan
 
-CONTRADICTED = f"{NAME}: what looks better in training is worse on held-out tasks after it"
 
-
-def seen_of(role: Role, reason: str) -> StudySeen:
-    """A study of two arms whose only verdict is invalid for this reason."""
+def seen_of(role: Role, *sentinels: str) -> StudySeen:
+    """A study of two arms whose only verdict is invalid because of these sentinels."""
     plan = study_plan()
     lr = AimFactor(name="lr", default=1e-5, levels=(1e-5, 4e-5), ordered=True)
     aim = Aim(
@@ -48,24 +46,24 @@ def seen_of(role: Role, reason: str) -> StudySeen:
     trials = [
         done_trial(plan, arm, seed, value) for arm, value in (("lr=base", 0.3), ("lr=4e-05", 0.6)) for seed in (0, 1)
     ]
-    verdict = VerdictRecord(hypothesis="H1", verdict=Verdict.INVALID, reason=reason, effect=None)
+    verdict = VerdictRecord(hypothesis="H1", verdict=Verdict.INVALID, reason="words", effect=None, sentinels=sentinels)
     return study_seen(decision, aim, plan, trials, [verdict], status="done", reason="", spent={})
 
 
 def test_an_exploration_that_is_contradicted_stays_sound_and_says_which_arm_misleads() -> None:
-    seen = seen_of("explore", CONTRADICTED)
+    seen = seen_of("explore", NAME)
     assert (seen.sentinels, seen.unfit) == ((), "")
     assert {arm.name: arm.misleads for arm in seen.arms} == {"lr=base": False, "lr=4e-05": True}
 
 
 def test_a_confirmation_that_is_contradicted_supports_nothing() -> None:
-    seen = seen_of("confirm", CONTRADICTED)
+    seen = seen_of("confirm", NAME)
     assert seen.unfit == "what looks better in training is worse on held-out tasks"
     assert not seen.supports
 
 
 def test_another_sentinel_beside_it_makes_the_study_unsound() -> None:
-    seen = seen_of("explore", f"heldout_leak: held-out tasks are among the training tasks; {CONTRADICTED}")
+    seen = seen_of("explore", "heldout_leak", NAME)
     assert (seen.sentinels, seen.unfit) == (("heldout_leak",), "a sentinel fired")
     assert not any(arm.misleads for arm in seen.arms)
 

@@ -134,8 +134,10 @@ def _changed(database: Path, statement: str) -> None:
         ),
         ("UPDATE findings SET verdict = 'refuted'", "finding"),
         ("UPDATE verdicts SET stage = 'floor'", "verdict H1"),
+        ("UPDATE verdicts SET sentinels = '[\"collapse\"]'", "verdict H1 = sentinels"),
         (
-            "INSERT INTO verdicts SELECT study_id, plan_version, 'floor', hypothesis, -1, 'refuted', reason, effect, at FROM verdicts",
+            "INSERT INTO verdicts (study_id, plan_version, stage, hypothesis, position, verdict, reason, effect, at)"
+            " SELECT study_id, plan_version, 'floor', hypothesis, -1, 'refuted', reason, effect, at FROM verdicts",
             "reported 'floor, compare', recomputed 'compare'",
         ),
         ("DELETE FROM attempts WHERE trial_key LIKE '%lr=base/2'", "lr=base/2: reported 1, recomputed 0"),

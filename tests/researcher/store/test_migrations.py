@@ -161,6 +161,26 @@ def test_there_is_no_way_down_rather_than_half_of_one() -> None:
     assert [script.revision for script in scripts if hasattr(script.module, "downgrade")] == []
 
 
+def test_verdicts_of_earlier_releases_learn_from_their_reasons_which_sentinels_fired(url: str) -> None:
+    engine = at_revision(url, "0009")
+    a_first_study(engine)
+    reasons = {
+        "H1": ("invalid", "heldout_leak: held-out tasks: among them; collapse: a; collapse: b"),
+        "H2": ("invalid", "worse_on_heldout: worse afterwards"),
+        "H3": ("inconclusive", "not enough trials: none"),
+    }
+    for position, (hypothesis, (verdict, reason)) in enumerate(reasons.items()):
+        insert(
+            engine, "verdicts", study_id="st-1", plan_version=1, stage="compare", hypothesis=hypothesis,
+            position=position, verdict=verdict, reason=reason, at=3.0,
+        )  # fmt: skip
+    engine.dispose()
+    store = Store.open(url)
+    found = {record.hypothesis: record.sentinels for record in store.verdicts.all("st-1")}
+    assert found == {"H1": ("heldout_leak", "collapse"), "H2": ("worse_on_heldout",), "H3": ()}
+    store.close()
+
+
 def test_notices_that_stood_in_the_outbox_move_to_their_table_with_what_became_of_them(url: str) -> None:
     engine = at_revision(url, "0008")
     a_first_study(engine)
