@@ -94,9 +94,7 @@ def _unfinished(plan: Plan, hypothesis: Hypothesis, trials: Sequence[TrialRecord
 def _record(
     hypothesis: Hypothesis, verdict: Verdict, reason: str, effect: Effect | None, sentinels: tuple[str, ...] = ()
 ) -> VerdictRecord:
-    return VerdictRecord(
-        hypothesis=hypothesis.id, verdict=verdict, reason=reason, effect=effect, sentinels=sentinels
-    )
+    return VerdictRecord(hypothesis=hypothesis.id, verdict=verdict, reason=reason, effect=effect, sentinels=sentinels)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -45,7 +45,15 @@ def _said(text: str) -> str:
 
 def _by_name(given: Any) -> Any:
     """A list of factors' names stands for these names with levels that code chooses."""
-    return {str(name): () for name in given} if isinstance(given, list | tuple) else given
+    if not isinstance(given, list | tuple):
+        return given
+    if any(not isinstance(name, str) for name in given):
+        raise ValueError("a list has names alone; write `{kl: [0.1], temperature: []}` to choose levels")
+    return dict.fromkeys(given, ())
+
+
+_ByLevels = dict[str, Annotated[tuple[Scalar, ...], Field(max_length=64)]]
+_Factors = Annotated[_ByLevels, BeforeValidator(_by_name, json_schema_input_type=_ByLevels | tuple[str, ...])]
 
 
 class CampaignGoal(StrictModel):
@@ -62,7 +70,7 @@ class CampaignGoal(StrictModel):
     instruments: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(min_length=1)]
     model: Annotated[str, Field(min_length=1)] | None = None
     objective: Objective = Objective()
-    factors: Annotated[dict[str, Annotated[tuple[Scalar, ...], Field(max_length=64)]], BeforeValidator(_by_name)] = {}
+    factors: _Factors = {}
     set: dict[str, Scalar] = {}
     steps: Annotated[int | None, Field(ge=1, strict=True)] = None
     strategist: Literal["auto", "llm", "builtin"] = "auto"

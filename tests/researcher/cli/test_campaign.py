@@ -66,6 +66,10 @@ def said(capsys: Capture, code: int, *words: str) -> Any:
         ("goal: better\ninstruments: [arithmetic]\nbudget: {trials: 20}\nfactor: [kl]\n", "did you mean 'factors'"),
         ("goal: better\ninstruments: [arithmetic]\nbudget: {trials: 20}\nfactors: [learning_rte]\n", "learning_rate"),
         (
+            "goal: better\ninstruments: [arithmetic]\nbudget: {trials: 20}\nfactors: [{kl: [0.1]}]\n",
+            "factors: a list has names alone",
+        ),
+        (
             "goal: better\ninstruments: [arithmetic]\nbudget: {trials: 20}\nfactors: {kl: [0.1, 7]}\n",
             "goal.yaml:4: factors.kl",
         ),

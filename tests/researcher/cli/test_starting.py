@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
+from jsonschema_rs import is_valid
 
-from researcher.campaign.goal import CampaignGoal
+from researcher.campaign.goal import CampaignGoal, goal_in
 from researcher.cli import OUT_OF_BUDGET, USAGE, resume
 from researcher.cli.request import without_engine
 from researcher.main import main
 from researcher.models import Finding, StudyStatus
 from researcher.ownership import owned_now
+from researcher.refusals import SpecRefused
 from researcher.store.findings import Findings
 from researcher.store.store import Store
 from researcher.study.draft import options_of
@@ -236,6 +239,33 @@ def test_the_schema_of_goal_files_has_every_field_of_a_goal(capsys: Capture) -> 
     schema = json.loads(capsys.readouterr().out)
     assert schema["properties"].keys() == CampaignGoal.model_fields.keys()
     assert schema["title"] == "Goal file"
+
+
+@pytest.mark.parametrize(
+    ("fields", "holds"),
+    [
+        ({}, True),
+        ({"factors": ["kl", "temperature"]}, True),
+        ({"factors": []}, True),
+        ({"factors": {"kl": [0.1], "temperature": []}}, True),
+        ({"factors": [{"kl": [0.1]}]}, False),
+        ({"factors": {"kl": 0.1}}, False),
+        ({"factors": {"kl": {"levels": [0.1]}}}, False),
+        ({"factors": "kl"}, False),
+        ({"factors": None}, False),
+        ({"factor": ["kl"]}, False),
+        ({"set": {"digits": 1}, "steps": 6, "budget": {"wall": "2h", "tokens": "50M", "money": 5}}, True),
+        ({"schedule": {"windows": ["22:00-07:00"], "days": 3}, "approve": "study", "notify": ["SLACK"]}, True),
+        ({"objective": {"metric": "auc_reward", "direction": "increase", "margin": 0.05}}, True),
+        ({"objective": {"margin": 0}}, False),
+    ],
+)
+def test_the_schema_of_goal_files_takes_what_a_goal_takes(fields: dict[str, Any], holds: bool, capsys: Capture) -> None:
+    goal = {"goal": "better", "instruments": ["arithmetic"], "budget": {"trials": 20}, **fields}
+    assert main(["schema", "--campaign"]) == 0
+    assert is_valid(json.loads(capsys.readouterr().out), goal) is holds
+    with nullcontext() if holds else pytest.raises(SpecRefused):
+        goal_in(goal)
 
 
 @pytest.mark.parametrize(
