@@ -60,8 +60,8 @@ class CampaignGoal(StrictModel):
     """A campaign's request.
 
     goal: the brief, quoted in decisions and the report, never parsed. instruments: each study is on one of them, the first
-    unless it says otherwise. model None: the instrument's. factors: what may be changed, by name, each with the levels that
-    may be tried (none: code chooses); empty: every training factor of the instrument that does not change the measure. set: the
+    unless it says otherwise. model None: the instrument's. factors: what may be changed, by name, each with the levels to
+    try, of which alone something may be confirmed (none: code chooses); empty: every training factor of the instrument that does not change the measure. set: the
     same in all studies. approve: where a person is waited for: before anything (`campaign`), before each study, before each
     confirmation.
     """

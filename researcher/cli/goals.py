@@ -44,7 +44,7 @@ class ReadyGoal:
         return {"goal": self.goal.document(), "aim": aim, "others": others}
 
     def lines(self) -> list[str]:
-        """The levels that may be tried, and the first study, for people."""
+        """The levels to try, and the first study, for people."""
         lines = [f"goal: {self.goal.goal}"]
         for aim in self.aims:
             lines.append(f"{aim.metric} of {aim.instrument} is to {aim.direction} by {aim.margin:g} or more")

@@ -151,7 +151,7 @@ def _aim(aim: Aim, heading: str) -> str:
     fixed += [] if aim.steps is None else [f"steps={aim.steps}"]
     if fixed:
         lines.append(f"The same in all studies, leave it out: {', '.join(fixed)}")
-    lines.append("Factors and the levels to try, others in between may be tried too:")
+    lines.append("Factors and their levels. Explorations may try others too; confirmations set none but these:")
     for factor in aim.factors:
         levels = [f"{level_text(each)}{' (default)' if each == factor.default else ''}" for each in factor.levels]
         alone = "; a person wants it to stay as it is, leave it out" if factor.left_alone else ""

@@ -13,6 +13,7 @@ import pytest
 from bench.made_up_studies import instrument
 from researcher.campaign.builtin import BuiltinStrategist
 from researcher.campaign.goal import CampaignGoal
+from researcher.campaign.judging import judged
 from researcher.campaign.llm.prompt import MOST_TOKENS, cut, quoted
 from researcher.campaign.llm.tools import ENDINGS, NextStep, tool_schemas
 from researcher.campaign.planning import CampaignPlanner, InstrumentPlanner
@@ -201,6 +202,19 @@ async def test_what_code_refuses_comes_back_in_the_next_prompt(tmp_path: Path) -
     assert [len(each.llm_calls) for each in decisions] == [2, 1]
     assert decisions[0].strategist == "some-llm"
     assert verify_campaign(made.store, made.id, made.folder / made.id) == []
+
+
+async def test_the_prompt_says_of_levels_what_code_allows(tmp_path: Path) -> None:
+    made, seen = await campaign_at(tmp_path, "confirmed")
+    text = texts({"messages": subject(made, seen).first_messages("tools")})
+    assert "Explorations may try others too; confirmations set none but these" in text
+    between: dict[str, Any] = {"default": {}, "between": {"learning_rate": 2e-5}}
+    assert 2e-5 not in seen.aim.factor("learning_rate").levels
+    explore = {**EXPLORE, "spec": {"design": "screen", "arms": between}}
+    assert judged(Proposal.model_validate(explore), seen, made.planner).problems == ()
+    confirm = {**CONFIRM, "spec": {**CONFIRM["spec"], "arms": between}}
+    [problem] = judged(Proposal.model_validate(confirm), seen, made.planner).problems
+    assert "is none of the goal's levels" in problem
 
 
 async def test_an_endpoint_without_tools_is_asked_for_one_object(tmp_path: Path) -> None:
