@@ -13,11 +13,13 @@ from researcher.study.plan import Arm, Known, Plan
 from researcher.view import duration
 
 
-def engine_lines(plan: Plan, engine: str) -> list[str]:
-    """What has to be said before a plan where it is for the echo engine."""
+def engine_lines(plan: Plan | None, engine: str) -> list[str]:
+    """What has to be said before a plan where it is for the echo engine. None: of a study that nobody has planned."""
     if engine != "echo":
         return []
-    paid = "" if plan.trial_s_measured else "; the price below is of real trials, and these take seconds"
+    paid = (
+        "" if plan is None or plan.trial_s_measured else "; the price below is of real trials, and these take seconds"
+    )
     return [f"engine      echo: no model is trained, so that nothing it finds is a result{paid}"]
 
 

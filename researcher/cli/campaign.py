@@ -56,7 +56,8 @@ def start(args: argparse.Namespace) -> int:
     with lines.named():
         ready = ready_goal(goal, home, args.server, args.engine, max_parallel=args.max_parallel, runs=not args.dry_run)
     if args.dry_run:
-        return answer(args.json, {**ready.document, "first": ready.first}, *ready.lines())
+        first = None if ready.first is None else ready.first.row()
+        return answer(args.json, {**ready.document, "engine": args.engine, "first": first}, *ready.lines())
     assert home is not None
     if not args.again:
         with lines.named():

@@ -11,22 +11,25 @@ from typing import Any
 
 from foundation.paths import user_data_dir
 from researcher.campaign.goal import Aim, CampaignGoal, aims_of
+from researcher.campaign.proposals import Judged
 from researcher.campaign.records import joining
 from researcher.cli.request import campaign_llm
 from researcher.cli.start import instrument_of, timetable_of
+from researcher.describe import engine_lines
 from researcher.home import Home
 from researcher.instruments.catalogue import OWN_STUDIES, InstrumentFolder
 from researcher.models import StudyOptions
 from researcher.notify.services import check_names
 from researcher.refusals import Refusals, SpecRefused
 from researcher.schedule.timetable import Timetable
+from researcher.study.plan import Plan
 
 
 @dataclass(frozen=True, slots=True)
 class ReadyGoal:
     """A goal that can be pursued.
 
-    aims, folders: of each instrument, by place; a folder is None where the repository ships it. first: its first step as a row;
+    aims, folders: of each instrument, by place; a folder is None where the repository ships it. first: its first study;
     None where an LLM leads, which proposes it later.
     """
 
@@ -35,7 +38,7 @@ class ReadyGoal:
     folders: tuple[str | None, ...]
     timetable: Timetable
     options: StudyOptions
-    first: dict[str, Any] | None
+    first: Judged | None
 
     @property
     def document(self) -> dict[str, Any]:
@@ -45,7 +48,8 @@ class ReadyGoal:
 
     def lines(self) -> list[str]:
         """The levels to try, and the first study, for people."""
-        lines = [f"goal: {self.goal.goal}"]
+        plan = None if self.first is None else Plan.model_validate_json(self.first.plan or "")
+        lines = [*engine_lines(plan, self.options.engine), f"goal: {self.goal.goal}"]
         for aim in self.aims:
             lines.append(f"{aim.metric} of {aim.instrument} is to {aim.direction} by {aim.margin:g} or more")
             for factor in aim.factors:
@@ -53,17 +57,17 @@ class ReadyGoal:
         return lines + _first_lines(self.first)
 
 
-def _first_lines(first: dict[str, Any] | None) -> list[str]:
+def _first_lines(first: Judged | None) -> list[str]:
     if first is None:
         return ["first study: the LLM proposes it when the campaign begins"]
-    return [f"first study: {first['proposal']['because']}", f"  {price_text(first)}"]
+    return [f"first study: {first.proposal.because}", f"  {price_text(first)}"]
 
 
-def price_text(first: dict[str, Any]) -> str:
-    """What the first step would take."""
-    least, most = first["trials"]
+def price_text(first: Judged) -> str:
+    """What the first study would take."""
+    least, most = first.trials
     trials = str(least) if least == most else f"{least} to {most}"
-    return f"{trials} trials, about {first['cost_s'] / 60:.0f} min of trials"
+    return f"{trials} trials, about {first.cost_s / 60:.0f} min of trials"
 
 
 def ready_goal(
@@ -111,8 +115,8 @@ def _first(
     folders: Sequence[InstrumentFolder],
     goal: CampaignGoal,
     aims: Sequence[Aim],
-) -> dict[str, Any]:
-    """What it would begin with, and its price."""
+) -> Judged:
+    """The study that it would begin with."""
     from researcher.campaign.planning import CampaignPlanner, first_step
     from researcher.cli.campaign_worker import planner_of
 
@@ -121,7 +125,7 @@ def _first(
     planner = CampaignPlanner(lambda name: planner_of(root, store, options, by_name[name]))
     decided = asyncio.run(first_step(goal, aims, planner))
     assert decided.step is not None
-    return decided.step.row()
+    return decided.step
 
 
 def check_not_pursued(home: Home, goal: CampaignGoal, engine: str, how: str) -> None:

@@ -106,6 +106,26 @@ def test_a_dry_run_shows_the_levels_that_may_be_tried(home: Path, tmp_path: Path
     assert not list(home.glob("*.db"))
 
 
+@pytest.mark.parametrize("strategist", ["builtin", "llm"])
+def test_a_dry_run_says_first_that_the_echo_engine_trains_nothing(
+    home: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch, strategist: str
+) -> None:
+    monkeypatch.setenv("RESEARCHER_LLM_MODEL", "some-llm")
+    file = tmp_path / "goal.yaml"
+    file.write_text(
+        f"goal: better\ninstruments: [arithmetic]\nbudget: {{trials: 100}}\nfactors: {{kl: [0.1]}}\nstrategist: {strategist}\n"
+    )
+    dry = ["campaign", "start", str(file), "--dry-run"]
+    assert main([*dry, "--engine", "echo"]) == 0
+    first, second, *_ = capsys.readouterr().out.splitlines()
+    assert first.startswith("engine      echo: no model is trained, so that nothing it finds is a result")
+    assert ("the price below is of real trials" in first) is (strategist == "builtin")
+    assert second == "goal: better"
+    assert main(dry) == 0
+    assert capsys.readouterr().out.startswith("goal: better\n")
+    assert said(capsys, 0, *dry[1:], "--engine", "echo")["engine"] == "echo"
+
+
 def test_a_budget_that_pays_for_no_study_is_refused_before_anything_is_recorded(
     home: Path, tmp_path: Path, capsys: Capture
 ) -> None:
