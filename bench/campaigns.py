@@ -4,6 +4,7 @@ Simulated campaigns with a known truth: planned, judged, ranked and decided by t
 Eight factors of the simulation instrument, each with its levels; rewards are in margins.
 
     null       no factor does anything: every claim is false
+    null_twin  the same with two instruments in one campaign
     planted    two of the eight matter, each best at one of its levels, with an interaction between them; the best setting is three
                steps of search away from the default
 
@@ -32,24 +33,26 @@ import numpy as np
 from bench.command import run
 from bench.false_positives import exact_interval
 from bench.hasty_llm import HastyLlm
-from bench.made_up_studies import World, instrument, simulate
+from bench.made_up_studies import World, another, instrument, simulate
 from foundation.arguments import count, whole
 from foundation.clock import ManualClock
 from foundation.ids import derived_seed
 from researcher.campaign.builtin import BuiltinStrategist, arm_name, proposals, words_of
 from researcher.campaign.deciding import written
-from researcher.campaign.goal import Aim, CampaignBudget, CampaignGoal, Objective, aim_of, changed, default_levels
+from researcher.campaign.goal import Aim, CampaignBudget, CampaignGoal, Objective, aims_of, changed, default_levels
 from researcher.campaign.graph import decide
 from researcher.campaign.llm.strategist import LlmStrategist
 from researcher.campaign.proposals import NewHypothesis, Proposal
-from researcher.campaign.records import seen_of
-from researcher.campaign.seen import Levels, Seen, StudySeen, study_seen
+from researcher.campaign.records import JOINED, joining, seen_of
+from researcher.campaign.seen import Levels, Seen, StudySeen, View, study_seen
 from researcher.campaign.strategist import Strategist, StrategistFailed
 from researcher.design.planning import plan_of
 from researcher.design.pricing import Price, price_of
+from researcher.instruments.catalogue import InstrumentFolder
 from researcher.instruments.instrument import Instrument
 from researcher.llm.settings import LlmSettings
 from researcher.models import (
+    CampaignEvent,
     CampaignRecord,
     CampaignStatus,
     DecisionRecord,
@@ -66,10 +69,11 @@ from researcher.study.spec import StudySpec
 
 FACTORS = ("learning_rate", "group_size", "tasks_per_step", "temperature", "max_tokens", "entropy", "kl", "epochs")
 TRIALS, MARGIN = 240, 0.1
-_SHIPPED = {"simulation": None}
 MOST_FALSE, LEAST_FOUND = 0.05, 0.80
-IN_NULL, IN_PLANTED = ("builtin", "llm", "chaser"), ("builtin", "llm", "random", "oneshot")
+IN_NULL = {"null": ("builtin", "llm", "chaser"), "null_twin": ("builtin", "chaser")}
+IN_PLANTED = ("builtin", "llm", "random", "oneshot")
 """Strategists by the worlds that they play in."""
+STRATEGISTS = sorted({*IN_PLANTED, *itertools.chain(*IN_NULL.values())})
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +107,7 @@ class Truth:
 
 def truth_of(kind: str, aim: Aim, draw: np.random.Generator) -> Truth:
     sigma = MARGIN * float(draw.uniform(0.5, 1.0))
-    if kind == "null":
+    if kind in IN_NULL:
         return Truth(aim, {}, sigma, int(draw.integers(2**31)))
     names = [
         str(name)
@@ -118,27 +122,28 @@ def truth_of(kind: str, aim: Aim, draw: np.random.Generator) -> Truth:
 
 
 class Bench:
-    """The planner of simulated studies: the real one, on the simulation instrument."""
+    """The planner of simulated studies: the real one, on the simulation instrument and further ones. folders: by name, in that order."""
 
-    def __init__(self) -> None:
-        self.folder = instrument()
+    def __init__(self, *further: InstrumentFolder) -> None:
+        self.folders = {folder.instrument.name: folder for folder in (instrument(), *further)}
 
     def plan(
         self, spec: StudySpec, *, role: Role, alpha: float | None, expects: float | None = None
     ) -> tuple[Plan, Price]:
-        plan = plan_of(spec, self.folder, alpha=ALPHA if alpha is None else alpha, planned_effect=expects)
-        return plan, price_of(plan, self.folder.instrument, servers=1)
+        folder = self.folders[spec.instrument]
+        plan = plan_of(spec, folder, alpha=ALPHA if alpha is None else alpha, planned_effect=expects)
+        return plan, price_of(plan, folder.instrument, servers=1)
 
 
 @dataclass(slots=True)
 class DrawnEvidence:
-    """`Evidence` of a simulated campaign on one instrument. ran: trials by study."""
+    """`Evidence` of a simulated campaign. ran: trials by study."""
 
-    own: Instrument
+    planner: Bench
     ran: dict[str, list[TrialRecord]] = field(default_factory=dict)
 
     def instrument(self, name: str) -> Instrument:
-        return self.own
+        return self.planner.folders[name].instrument
 
     def trials(self, study: str) -> list[TrialRecord]:
         return self.ran[study]
@@ -151,18 +156,29 @@ class DrawnEvidence:
 
 
 class Chaser:
-    """Confirms whatever looks best, and again what was not confirmed: what honesty rules are there for."""
+    """Confirms whatever looks best on any instrument at once, and again what was not confirmed: what honesty rules are there for."""
 
     name = "chaser"
 
+    def __init__(self) -> None:
+        self._screens: list[Proposal] = []
+
     async def propose(self, seen: Seen) -> Sequence[Proposal]:
         if not seen.studies:
-            return proposals(seen)
-        ranked = sorted(seen.on().measured().values(), key=lambda each: -seen.aim.sign * each[2])
-        best = next((levels for levels, _, _ in ranked if levels != seen.on().incumbent), None)
-        if best is None:
+            self._screens = proposals(seen)
+        for view in seen.views:
+            if not view.studies:
+                return [each.model_copy(update={"instrument": view.instrument}) for each in self._screens]
+        looks = [
+            (seen.aim.sign * mean, view, levels)
+            for view in seen.views
+            for levels, _, mean in view.measured().values()
+            if levels != view.incumbent
+        ]
+        if not looks:
             return [Proposal(action="conclude", because="nothing is left", words="nothing is left")]
-        return [_confirm(seen, best), Proposal(action="conclude", because="the budget is spent", words="done")]
+        _, view, levels = max(looks, key=lambda look: look[0])
+        return [_confirm(view, levels), Proposal(action="conclude", because="the budget is spent", words="done")]
 
     def calls(self) -> list[LlmCall]:
         return []
@@ -193,7 +209,7 @@ class Random:
         ranked = sorted(seen.on().measured().values(), key=lambda each: -each[2])
         if len(seen.studies) < 6:
             return [explore, end]
-        return [_confirm(seen, ranked[0][0]), end]
+        return [_confirm(seen.on(), ranked[0][0]), end]
 
     def calls(self) -> list[LlmCall]:
         return []
@@ -216,19 +232,20 @@ class OneShot:
             for effect in screen.effects
             if effect.low > 0
         }
-        return [_confirm(seen, levels), end] if levels else [end]
+        return [_confirm(seen.on(), levels), end] if levels else [end]
 
     def calls(self) -> list[LlmCall]:
         return []
 
 
-def _confirm(seen: Seen, levels: Levels) -> Proposal:
+def _confirm(view: View, levels: Levels) -> Proposal:
     return Proposal(
         action="confirm",
         because=f"{words_of(dict(levels))} looks best",
+        instrument=view.instrument,
         spec={
             "design": "compare",
-            "arms": {"default": {}, arm_name(seen.aim, {**default_levels(seen.aim), **levels}): dict(levels)},
+            "arms": {"default": {}, arm_name(view.aim, {**default_levels(view.aim), **levels}): dict(levels)},
             "seeds": {"min": 3, "max": 60},
         },
         hypothesis=NewHypothesis(claim="it is better", prediction="it is", kill_if="it is not"),
@@ -241,6 +258,7 @@ class Campaign:
 
     record: CampaignRecord
     truth: Truth
+    joined: Sequence[CampaignEvent]
     evidence: DrawnEvidence
     failure: str = ""
     """Why the strategist was given up; empty where the campaign was concluded."""
@@ -251,7 +269,7 @@ class Campaign:
     @property
     def seen(self) -> Seen:
         hypotheses = list(self.hypotheses.values())
-        return seen_of(self.record, len(self.decisions) + 1, self.studies, hypotheses, [], self.decisions)
+        return seen_of(self.record, len(self.decisions) + 1, self.studies, hypotheses, self.joined, self.decisions)
 
     async def run(self, strategist: Strategist, planner: Bench) -> None:
         """Until it concludes, or the strategist fails."""
@@ -264,16 +282,16 @@ class Campaign:
                 return
             if decided.step is None:
                 raise RuntimeError("; ".join(decided.problems))
-            calls = strategist.calls()
-            add = written(self.record, seen, decided, strategist.name, calls, list(self.hypotheses.values()), _SHIPPED)
+            calls, shipped = strategist.calls(), dict.fromkeys(planner.folders)
+            add = written(self.record, seen, decided, strategist.name, calls, list(self.hypotheses.values()), shipped)
             decision = add.decision.model_copy(update={"study_id": None if add.study is None else f"s{seen.seq}"})
             self.decisions.append(decision)
             self.hypotheses |= {each.id: each for each in add.hypotheses}
             if decision.plan is None:
                 return
-            self.studies.append(self._carried_out(decision, Plan.model_validate_json(decision.plan)))
+            self.studies.append(self._carried_out(decision, Plan.model_validate_json(decision.plan), seen))
 
-    def _carried_out(self, decision: DecisionRecord, plan: Plan) -> StudySeen:
+    def _carried_out(self, decision: DecisionRecord, plan: Plan, seen: Seen) -> StudySeen:
         factors = {factor.name for factor in self.truth.aim.factors}
         means = {
             arm.name: MARGIN * self.truth.worth({n: level for n, level in arm.levels.items() if n in factors})
@@ -285,13 +303,14 @@ class Campaign:
         spent = {"wall_s": float(len(ending.records))}
         return study_seen(
             decision,
-            self.truth.aim,
+            seen.on(plan.instrument).aim,
             plan,
             ending.records,
             ending.verdicts,
             status=StudyStatus.DONE,
             reason="all trials have ended",
             spent=spent,
+            instrument=seen.on(plan.instrument).key,
         )
 
     @property
@@ -315,10 +334,10 @@ class Campaign:
         return self.truth.peak() - self.truth.worth(self.chosen())
 
 
-def goal() -> CampaignGoal:
+def goal(instruments: Sequence[str]) -> CampaignGoal:
     return CampaignGoal(
         goal="Find what makes the reward highest",
-        instruments=("simulation",),
+        instruments=tuple(instruments),
         objective=Objective(metric="final_reward", direction="increase", margin=MARGIN),
         factors=dict.fromkeys(FACTORS, ()),
         budget=CampaignBudget(trials=TRIALS),
@@ -326,8 +345,8 @@ def goal() -> CampaignGoal:
 
 
 async def campaign(kind: str, name: str, seed: int, planner: Bench) -> Campaign:
-    asked = goal()
-    aim = aim_of(asked, planner.folder.instrument)
+    asked = goal(list(planner.folders))
+    aim, *others = aims_of(asked, [folder.instrument for folder in planner.folders.values()])
     truth = truth_of(kind, aim, np.random.default_rng(seed))
     record = CampaignRecord(
         id=f"ca-{seed}",
@@ -337,7 +356,11 @@ async def campaign(kind: str, name: str, seed: int, planner: Bench) -> Campaign:
         created_at=0.0,
         updated_at=0.0,
     )
-    found = Campaign(record, truth, DrawnEvidence(planner.folder.instrument))
+    joined = [
+        CampaignEvent(seq=n, campaign_id=record.id, at=0.0, kind=JOINED, detail=joining(other, None))
+        for n, other in enumerate(others, 1)
+    ]
+    found = Campaign(record, truth, joined, DrawnEvidence(planner))
     await found.run(_strategist(name, seed, planner, found.evidence), planner)
     return found
 
@@ -370,24 +393,27 @@ def main() -> int:
     parser.add_argument(
         "--strategist",
         action="append",
-        choices=sorted({*IN_NULL, *IN_PLANTED}),
+        choices=STRATEGISTS,
         help="only this one; repeatable (default: all)",
     )
     parser.add_argument("--seed", type=count, default=None)
     args = parser.parse_args()
     seed = args.seed or secrets.randbelow(10**9)
-    wanted = args.strategist or [*IN_NULL, *IN_PLANTED]
-    planner, failed = Bench(), []
+    wanted = args.strategist or STRATEGISTS
+    planner, failed = Bench(), list[str]()
+    planners = {"null": planner, "null_twin": Bench(another("twin"))}
     false: dict[str, float] = {}
-    for name in [each for each in IN_NULL if each in wanted and args.null]:
-        ran, took_s = played("null", name, seed, args.null, planner)
+    for kind, name in [
+        (kind, name) for kind, names in IN_NULL.items() for name in names if name in wanted and args.null
+    ]:
+        ran, took_s = played(kind, name, seed, args.null, planners[kind])
         hits = sum(each.is_false() for each in ran)
         low, high = exact_interval(hits, len(ran))
-        false[name] = hits / len(ran)
-        failed += [f"false claims of {name}"] if low > MOST_FALSE else []
+        false[f"{kind} {name}"] = hits / len(ran)
+        failed += [f"false claims of {name} in {kind}"] if low > MOST_FALSE else []
         confirmations = sum(sum(s.confirms for s in each.studies) for each in ran) / len(ran)
         say(
-            world="null", strategist=name, campaigns=len(ran), false_claims=hits / len(ran), low=low, high=high, confirmations=confirmations,
+            world=kind, strategist=name, campaigns=len(ran), false_claims=hits / len(ran), low=low, high=high, confirmations=confirmations,
             given_up=sum(bool(each.failure) for each in ran), s=took_s,
         )  # fmt: skip
     regrets: dict[str, float] = {}

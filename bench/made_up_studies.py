@@ -10,7 +10,7 @@ import math
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -41,6 +41,17 @@ INSTRUMENT = Path(__file__).parent / "simulation"
 
 def instrument() -> InstrumentFolder:
     return read_instrument(INSTRUMENT)
+
+
+def another(name: str, *, margin: float = 0.1, author: str | None = None) -> InstrumentFolder:
+    """The same instrument under another name, whose metric has this margin. author: the LLM that wrote it."""
+    folder = instrument()
+    metrics = tuple(
+        metric.model_copy(update={"margin": margin}) if metric.name == METRIC else metric
+        for metric in folder.instrument.metrics
+    )
+    changed = {"name": name, "metrics": metrics, "generated": author}
+    return replace(folder, instrument=folder.instrument.model_copy(update=changed))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.campaigns import Bench, goal
-from bench.made_up_studies import METRIC, World, instrument, simulate
+from bench.made_up_studies import METRIC, World, another, simulate
 from foundation.clock import Clock, ManualClock
 from foundation.ids import derived_seed
 from researcher.campaign.builtin import BuiltinStrategist
@@ -17,14 +17,11 @@ from researcher.campaign.new_instrument import InstrumentWriter
 from researcher.campaign.records import joining
 from researcher.campaign.seen import Levels
 from researcher.campaign.strategist import Strategist
-from researcher.design.pricing import Price
-from researcher.instruments.catalogue import InstrumentFolder
 from researcher.instruments.instrument import Scalar
-from researcher.models import HostedModel, Notice, Role, SampledEpisode, StudyOptions, StudyStatus, TrialEvidence
+from researcher.models import HostedModel, Notice, SampledEpisode, StudyOptions, StudyStatus, TrialEvidence
 from researcher.schedule.timetable import Timetable
 from researcher.store.store import Store
 from researcher.study.plan import Plan, Verdict
-from researcher.study.spec import StudySpec
 from tests.fakes.sampled import an_episode
 
 TRIAL_S = 10.0
@@ -39,31 +36,6 @@ def steep(levels: Levels) -> float:
 
 def flat(levels: Levels) -> float:
     return 0.0
-
-
-def another(name: str, *, margin: float = 0.1, author: str | None = None) -> InstrumentFolder:
-    """The simulation instrument under another name, whose metric has this margin. author: the LLM that wrote it."""
-    folder = instrument()
-    metrics = tuple(
-        metric.model_copy(update={"margin": margin}) if metric.name == METRIC else metric
-        for metric in folder.instrument.metrics
-    )
-    changed = {"name": name, "metrics": metrics, "generated": author}
-    return InstrumentFolder(folder.instrument.model_copy(update=changed), folder.path, folder.code)
-
-
-class Benches(Bench):
-    """Plans each study on the instrument that it names."""
-
-    def __init__(self, *further: InstrumentFolder) -> None:
-        super().__init__()
-        self.folders = {folder.instrument.name: folder for folder in (self.folder, *further)}
-
-    def plan(
-        self, spec: StudySpec, *, role: Role, alpha: float | None, expects: float | None = None
-    ) -> tuple[Plan, Price]:
-        self.folder = self.folders[spec.instrument]
-        return super().plan(spec, role=role, alpha=alpha, expects=expects)
 
 
 class RecordedStudies:
@@ -146,16 +118,13 @@ class MadeUpCampaign:
         self.clock = clock or ManualClock()
         self.folder = folder
         self.store = Store.open(url or f"sqlite:///{folder}/records.sqlite", clock=self.clock)
-        self.planner = Benches(
-            *(another(name, author="some-llm" if name in written else None) for name in further or {})
-        )
+        self.planner = Bench(*(another(name, author="some-llm" if name in written else None) for name in further or {}))
         self.strategist = strategist or BuiltinStrategist()
         self.runner = RecordedStudies(self.store, worth, self.clock, sigma=sigma, engine=engine)
         self.runner.elsewhere = dict(further or {})
         asked = CampaignGoal.model_validate(
             {
-                **goal().document(),
-                "instruments": list(self.planner.folders),
+                **goal(list(self.planner.folders)).document(),
                 "factors": ["learning_rate", "temperature"],
                 **fields,
             }

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
+from bench.made_up_studies import another
 from researcher.campaign.goal import Aim, CampaignGoal, aim_beside
 from researcher.campaign.honesty import MOST_UNWRITTEN
 from researcher.campaign.new_instrument import NO_LLM, WRITTEN, NewInstrument, NotWritten, check_approved, code_of
@@ -30,7 +31,7 @@ from researcher.models import CampaignStatus, LlmCall
 from researcher.refusals import PlanningRefused
 from researcher.store.errors import WrongState
 from researcher.store.store import Store
-from tests.fakes.campaign import MadeUpCampaign, another, steep
+from tests.fakes.campaign import MadeUpCampaign, steep
 from tests.fakes.scripted_llm import ScriptedLlm, completion, said
 from tests.fakes.strategists import texts
 from tests.fakes.written_instrument import written
