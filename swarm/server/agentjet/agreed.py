@@ -1,7 +1,7 @@
 """Batches that clients close: under two of AgentJet's methods a step takes what is there once any, or all, active clients agree to it.
 
-Such a run asks for more groups than it will ever have. Agreement is a patch of `batch.tasks` to the groups that can be trained now, and
-another back, once they are in a step. Only memory knows who agreed: after a restart clients are shown a weight sync, and agree anew.
+Such a run asks for all groups that its pool holds, and never grants the last episode of them. Agreement is a patch of `batch.tasks` to
+the groups that can be trained now, and another back, once they are in a step. Only memory knows who agreed: after a restart clients are shown a weight sync, and agree anew.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from foundation.clock import Clock
 from swarm.protocol.errors import ErrorCode, Refusal
 from swarm.server.agentjet import pool
-from swarm.server.agentjet.config import CLOSED_BY_CLIENTS, METHOD_LABEL, UNBOUNDED_TASKS
+from swarm.server.agentjet.config import CLOSED_BY_CLIENTS, METHOD_LABEL, all_the_pool_holds
 from swarm.server.service import Service
 from swarm.server.state.runs import Run
 from swarm.server.state.server_state import ServerState
@@ -67,6 +67,14 @@ class AgreedBatches:
         elif declares and self._method() is not None:
             self._clients[client_id] = _Client(self._clock.monotonic())
 
+    @property
+    def most_pooled(self) -> int | None:
+        """So many episodes may wait or be played: one less than would close a batch. None: as many as the pool holds."""
+        run = pool.current_run(self._service.state)
+        if run is None or self._method() is None:
+            return None
+        return max(1, run.spec.batch.max_pool_episodes - 1)
+
     async def agree(self, client_id: str) -> str | None:
         """Why a client's word is not taken; None when it is."""
         await self.look()
@@ -88,15 +96,15 @@ class AgreedBatches:
                 await self._look(run)
 
     async def _look(self, run: Run) -> None:
-        state, tasks = self._service.state, run.spec.batch.tasks
+        state, tasks, whole = self._service.state, run.spec.batch.tasks, all_the_pool_holds(run.spec.batch)
         if (
             run.run_id != self._known_run
         ):  # this process is younger than the run: clients may wait for a step that they agreed to
             self._known_run, self._shown_until = run.run_id, self._clock.monotonic() + SHOWN_S
         if self._closing_after is not None:
             await self._follow(run, self._closing_after)
-        elif tasks != UNBOUNDED_TASKS and state.journalled is None:
-            await self._ask_for(run, UNBOUNDED_TASKS)
+        elif tasks != whole and state.journalled is None:
+            await self._ask_for(run, whole)
         elif self._agreed():
             await self._close(run)
 
@@ -113,12 +121,12 @@ class AgreedBatches:
 
     async def _follow(self, run: Run, after: int) -> None:
         """The batch is fixed once it is journalled: then the next may be collected. What grew too stale meanwhile is not waited for."""
-        state, tasks = self._service.state, run.spec.batch.tasks
+        state, tasks, whole = self._service.state, run.spec.batch.tasks, all_the_pool_holds(run.spec.batch)
         made, fixed = run.step > after, state.journalled is not None
-        wanted = UNBOUNDED_TASKS if made or fixed else min(tasks, _trainable(state)) or UNBOUNDED_TASKS
+        wanted = whole if made or fixed else min(tasks, _trainable(state)) or whole
         if wanted != tasks:
             await self._ask_for(run, wanted)
-        if made or (not fixed and wanted == UNBOUNDED_TASKS):
+        if made or (not fixed and wanted == whole):
             self._closing_after, self._shown_until = None, self._clock.monotonic() + SHOWN_S
 
     async def _ask_for(self, run: Run, tasks: int) -> None:

@@ -13,7 +13,7 @@ from swarm.engine.seam import EngineInfo
 from swarm.protocol.algorithms import ALGORITHMS
 from swarm.protocol.errors import Refusal
 from swarm.protocol.problem import invalid_spec
-from swarm.protocol.runspec import RunSpec
+from swarm.protocol.runspec import BatchSpec, RunSpec
 
 T = TypeVar("T", bool, int, float, str)
 
@@ -27,8 +27,6 @@ CLOSED_BY_CLIENTS = ("rollout_until_any_client_agree_sync_weight", "rollout_unti
 """Methods under which the size of a batch is what was collected when clients agreed; see `agreed`."""
 METHOD_LABEL = "agentjet_method"
 """Of the run: which of these methods it has."""
-UNBOUNDED_TASKS = 100_000
-"""Groups per step of such a run, while nobody has agreed."""
 GROUP_PATIENCE_S = 600.0
 """Their groups wait for their episodes as long as it takes."""
 _A_DAY_S = 86_400.0
@@ -83,13 +81,26 @@ def run_spec(text: str, info: EngineInfo) -> RunSpec:
         "labels": {name: job.text(f"{name}_name", "") for name in ("project", "experiment")} | {METHOD_LABEL: method},
     }
     try:
-        return RunSpec.model_validate(spec)
+        found = RunSpec.model_validate(spec)
+        return _never_closed(found) if method in CLOSED_BY_CLIENTS else found
     except ValidationError as error:
         faults = explain(error, RunSpec)
         stated = {str(fault.field).partition(".")[0] for fault in faults}
         theirs = ", ".join(f"ajet.{_OURS[name]}" for name in sorted(stated) if name in _OURS)
         detail = "; ".join(map(str, faults))
         raise invalid_spec(faults, f"{detail} (from {theirs or 'the whole job'})") from error
+
+
+def all_the_pool_holds(batch: BatchSpec) -> int:
+    """Groups per step of a run whose batches clients close, while nobody has agreed."""
+    return batch.max_pool_episodes // batch.group_size
+
+
+def _never_closed(spec: RunSpec) -> RunSpec:
+    """The spec with the pool that its own size of a batch has, and no batch that is smaller."""
+    groups = all_the_pool_holds(spec.batch)
+    batch = {"tasks": groups, "max_pool_episodes": groups * spec.batch.group_size}
+    return spec.model_copy(update={"batch": spec.batch.model_copy(update=batch)})
 
 
 def _require_model(job: _Job, info: EngineInfo) -> None:
@@ -104,7 +115,7 @@ def _require_model(job: _Job, info: EngineInfo) -> None:
 def _batch(job: _Job, method: str) -> dict[str, Any]:
     tasks, repeat = job.whole("data.train_batch_size", 32), job.whole("rollout.num_repeat", 4)
     if method in CLOSED_BY_CLIENTS:
-        return {"tasks": UNBOUNDED_TASKS, "group_size": repeat, "group_patience_s": _A_DAY_S}
+        return {"tasks": tasks, "group_size": repeat, "group_patience_s": _A_DAY_S}
     batch: dict[str, Any] = {"rule": RULES[method], "group_size": repeat, "group_patience_s": GROUP_PATIENCE_S}
     return batch | ({"episodes": tasks * repeat} if batch["rule"] == "episodes" else {"tasks": tasks})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 
 from foundation.clock import ManualClock
 from swarm.server.agentjet.agreed import ACTIVE_S, SHOWN_S
-from swarm.server.agentjet.config import UNBOUNDED_TASKS
+from swarm.server.agentjet.facade import NO_EPISODE
 from tests.swarm.server.agentjet.served import CLIENT, JOB, Served, replayed, serving
 
 pytestmark = pytest.mark.anyio
@@ -91,7 +92,7 @@ async def test_the_sync_is_shown_until_every_client_has_seen_it_and_the_next_bat
         assert await served.engine_status() == "ENGINE.ROLLING"
         run = served.service.state.run
         assert run is not None
-        assert run.spec.batch.tasks == UNBOUNDED_TASKS
+        assert run.spec.batch.tasks == 2048
         assert await agree(served) != "", "who agreed is asked anew"
 
 
@@ -106,6 +107,27 @@ async def test_clients_that_are_silent_are_not_waited_for(served: Served, clock:
     assert await served.engine_status() == "ENGINE.ROLLING"
     clock.advance(2)
     await served.until_step(1)
+
+
+async def test_claims_wait_while_the_pool_is_full_until_the_clients_agree(served: Served) -> None:
+    await served.start(job(ALL))
+    run, state = served.service.state.run, served.service.state
+    assert run is not None
+    await served.service.patch_run(run.run_id, {"batch": {"tasks": 4, "max_pool_episodes": 8}}, None, "me")
+    for number in range(7):
+        await served.play(f"t{number // 2}", float(number % 2))
+    waiting = [asyncio.create_task(served.claim(client)) for client in ("c-1", "c-2")]
+    throttled = await served.claim(throttle_policy={"current_task_id": "t3"})
+    assert (throttled["success"], throttled["fail_cause"]) == (False, NO_EPISODE)
+    assert not any(claim.done() for claim in waiting)
+    assert (run.step, len(state.pooled), len(state.live)) == (0, 7, 0)
+    assert await agree(served) == ""
+    await served.until_step(1)
+    assert [claim["success"] for claim in await asyncio.gather(*waiting)] == [True, True]
+    assert (
+        await served.fates()
+        == [f"t{number // 2} in_step 1" for number in range(6)] + ["t3 dropped partial_group"] + ["- running"] * 2
+    )
 
 
 async def test_after_a_restart_clients_that_wait_are_let_go_on(served: Served, clock: ManualClock) -> None:

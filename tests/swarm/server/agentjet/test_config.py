@@ -61,6 +61,19 @@ def test_what_a_job_sets_is_what_is_trained() -> None:
     assert spec.labels == {"project": "p", "experiment": "e", "agentjet_method": method}
 
 
+@pytest.mark.parametrize(("tasks", "repeat", "pool"), [(32, 4, 4096), (32, 3, 4095), (1000, 8, 16_000)])
+@pytest.mark.parametrize("who", ["any_client", "all_clients"])
+def test_the_pool_of_a_run_whose_batches_clients_close_is_bounded_as_any_other(
+    who: str, tasks: int, repeat: int, pool: int
+) -> None:
+    method = f"rollout_until_{who}_agree_sync_weight"
+    spec = spec_of(
+        swarm_mode_sample_collection_method=method, data={"train_batch_size": tasks}, rollout={"num_repeat": repeat}
+    )
+    batch = spec.batch
+    assert (batch.group_size, batch.max_pool_episodes, batch.tasks) == (repeat, pool, pool // repeat)
+
+
 @pytest.mark.parametrize(
     ("ajet", "key"),
     [

@@ -505,6 +505,23 @@ def test_a_prepared_episode_keeps_its_group_from_running_out_of_patience(server:
     assert sorted(group.ended) == [0]
 
 
+def test_claims_are_refused_while_nobody_decides_what_fills_the_pool(server: Server) -> None:
+    groups = SPEC.batch.tasks * (SPEC.max_staleness + 1)
+    held: list[EpisodeGrant] = []
+    while (granted := server.claim("written", f"t-{len(held) // SPEC.batch.group_size}")) is not None:
+        server.call(granted)
+        server.prepare("written", granted, wish(granted, "ep-elsewhere"))
+        held.append(granted)
+    assert len(held) == groups * SPEC.batch.group_size
+    for prepared in held[: SPEC.batch.group_size]:
+        server.commit("written", prepared)
+    assert server.claim("written", "t-new") is None, "what was committed still waits for its step"
+    for prepared in held[-SPEC.batch.group_size :]:
+        server.abort("written", prepared)
+    assert server.claim("written", "t-new") is None, "the group of what was aborted keeps its place"
+    assert server.claim("written", f"t-{groups - 1}") is not None
+
+
 def test_repetitions_are_recognised_and_contradictions_refused(server: Server) -> None:
     decider, _ = prepared_pair(server)
     same, other = wish(decider, decider.episode_id), wish(decider, decider.episode_id, reward=0.5)
