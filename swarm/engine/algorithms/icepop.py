@@ -3,7 +3,8 @@
 L = -M(k_t) min(r_t A, clip(r_t, 1 - low, 1 + high) A), k_t = p_old(y_t) / p_sampled(y_t) by trainer and sampler,
 M(k) = k if alpha <= k <= beta else 0, without a gradient; averaged inside each episode, then over episodes. alpha is
 `importance_floor`, beta `importance_limit`. Sources: Zhao et al. 2025, "Small Leak Can Sink a Great Ship: Boost RL Training on
-MoE with IcePop" (ringtech.notion.site/icepop), whose alpha is 0.5 and beta 5; Ling Team 2025 (arXiv 2510.18855), section 3.2.
+MoE with IcePop" (ringtech.notion.site/icepop); Ling Team 2025 (arXiv 2510.18855), eq. 1 and 2, with alpha 0.5 and beta 5 in
+section 2.3.4.
 """
 
 from __future__ import annotations

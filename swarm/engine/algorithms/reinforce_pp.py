@@ -2,7 +2,8 @@
 
 G_t = sum over k >= t of gamma^(k - t) r_k, where r_k is minus the token's KL penalty, plus the reward at the last token;
 A_t = (G_t - mean) / std over all trained tokens of the batch; then PPO's clipped surrogate, without a critic. With
-`baseline: group` the group's mean reward is taken off first. Source: Hu et al. 2025 (arXiv 2501.03262), section 3.
+`baseline: group` the group's mean reward is taken off first; the paper then has the KL penalty in the loss, by the k2 estimator, and
+here `kl_in` says where it is. Source: Hu et al. 2025 (arXiv 2501.03262).
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ def group_relative(rewards: Sequence[float], norm: str) -> list[float]:
 
 
 def leave_one_out(rewards: Sequence[float]) -> list[float]:
-    """Each reward minus the mean of the others; zero for one alone. Source: Ahmadian et al. 2024 (arXiv 2402.14740), eq. 8."""
+    """Each reward minus the mean of the others; zero for one alone. Source: Ahmadian et al. 2024 (arXiv 2402.14740), section 2.3."""
     count = len(rewards)
     if count == 1 or max(rewards) == min(rewards):
         return [0.0] * count

@@ -1,8 +1,8 @@
 """RLOO: REINFORCE with the mean reward of the group's other episodes as baseline.
 
 A_i = r_i - (1 / (n - 1)) sum over j != i of r_j; the gradient is that of the whole answer's log-probability, which is the
-sum over its tokens: `loss_agg: token`, up to a factor that is the same for all tokens. The clip range counts only once the
-weights have moved within a step. Source: Ahmadian et al. 2024 (arXiv 2402.14740), eq. 8.
+sum over its tokens: `loss_agg: token`, up to a factor that is the same for all tokens. The paper clips nothing; here the clip range
+counts once the weights have moved within a step. Source: Ahmadian et al. 2024 (arXiv 2402.14740), section 2.3.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 L = -f(r_t) A, f(x) = (4 / tau) sigmoid(tau (x - 1)), with tau = `tau_positive` where A > 0, else `tau_negative`; averaged inside
 each episode, then over episodes. At r = 1 the gradient is that of the plain policy gradient: f'(1) = 1, whatever tau is.
-Source: Qwen team 2025, "Soft Adaptive Policy Optimization" (arXiv 2511.20347), section 3; tau 1 and 1.05 are the paper's.
+Source: Gao et al. 2025, "Soft Adaptive Policy Optimization" (arXiv 2511.20347); tau 1 and 1.05 are the paper's.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ def icepop(advantage: float, gap: float, mismatch: float) -> tuple[float, float]
 
 
 def sapo(advantage: float, gap: float, mismatch: float) -> tuple[float, float]:
-    """Objective and its derivative: f(r) A, f(x) = 4 / tau sigmoid(tau (x - 1)); f'(x) = 4 p (1 - p) (eq. 5 to 8)."""
+    """Objective and its derivative: f(r) A, f(x) = 4 / tau sigmoid(tau (x - 1)); f'(x) = 4 p (1 - p)."""
     ratio, tau = math.exp(gap), 1.0 if advantage > 0 else 1.05
     gate = 1 / (1 + math.exp(-tau * (ratio - 1)))
     return 4 / tau * gate * advantage, 4 * gate * (1 - gate) * ratio * advantage
