@@ -8,7 +8,7 @@ imports    versions, the card, its driver, and vLLM's compiled parts
 tests      the tests that are marked `gpu`
 model      a checkpoint in the shape of Qwen3-0.6B, with a tokenizer of bytes
 engine     the local engine: boot, ten GRPO steps, trainer against sampler, a call in flight while weights change, a checkpoint restored
-trainer    the trainer alone: adapters on the whole 8B shape, all weights of the 0.6B shape, memory and slowest kernels
+trainer    the trainer alone: adapters on the whole 8B shape, all weights of the 0.6B shape, also offloaded; memory and slowest kernels
 sleep      the same engine where both children take turns on the card, in full and with LoRA, with memory by phase
 server     `swarm serve` with 64 agents that play guess_number
 tree       the prefix tree against merged timelines and against call by call, at the shape of a 1B and of some layers of an 8B model
@@ -509,32 +509,41 @@ async def check_large(report: Report, scratch: Path, sizes: Sizes) -> None:
 
 async def check_trainer(report: Report, scratch: Path, sizes: Sizes) -> None:
     """Steps on made-up answers, in this process: adapters on the whole 8B shape, then all weights of the 0.6B shape."""
-    wanted = [
-        ("8B, LoRA", sizes.largest, {"rank": 16}, False),
-        ("8B, LoRA, checkpointing", sizes.largest, {"rank": 16}, True),
-        ("0.6B, full", sizes.model, "full", False),
-    ]
-    for name, shape, parameters, checkpointing in wanted:
-        await asyncio.to_thread(_steps_of_a_trainer, report, name, shape, parameters, checkpointing, sizes)
-        _free_device(sizes)
+    lora, twice, offloaded = {"rank": 16}, {"activation_checkpointing": True}, {"offload": True}
+    await asyncio.to_thread(_steps_of_a_trainer, report, "8B, LoRA", sizes.largest, lora, sizes)
+    await asyncio.to_thread(_steps_of_a_trainer, report, "8B, LoRA, checkpointing", sizes.largest, lora, sizes, **twice)
+    await asyncio.to_thread(_steps_of_a_trainer, report, "0.6B, full", sizes.model, "full", sizes)
+    await asyncio.to_thread(
+        _steps_of_a_trainer, report, "0.6B, full, offloaded", sizes.model, "full", sizes, **offloaded
+    )
 
 
 def _steps_of_a_trainer(
-    report: Report, name: str, shape: Shape, parameters: Any, checkpointing: bool, sizes: Sizes
+    report: Report,
+    name: str,
+    shape: Shape,
+    parameters: Any,
+    sizes: Sizes,
+    *,
+    activation_checkpointing: bool = False,
+    offload: bool = False,
 ) -> None:
     import torch
 
-    from swarm.engine.local.forward import Policy
+    from swarm.engine.local.checkpoints import hash_tensors
+    from swarm.engine.local.forward import DeviceShare, Policy
     from swarm.engine.local.learner import Learner
     from swarm.protocol.runspec import LoraSpec
 
+    _free_device(sizes)
     on_gpu = sizes.device == "cuda"
-    policy = Policy(_random_model(shape, sizes.device, attention_of_trees=True))
+    share = DeviceShare(offload=offload)
+    policy = Policy(_random_model(shape, sizes.device, attention_of_trees=True), share)
     spec = RunSpec.model_validate(
         {
             "optimizer": {"learning_rate": 1e-5},
             "parameters": parameters,
-            "activation_checkpointing": checkpointing,
+            "activation_checkpointing": activation_checkpointing,
             "dtype": sizes.dtype,
         }
     )
@@ -561,6 +570,8 @@ def _steps_of_a_trainer(
             tokens_trained=metrics["tokens_trained"],
             standing_gib=standing,
             peak_gib=torch.cuda.max_memory_allocated() / GIB if on_gpu else 0.0,
+            planned_gib=(policy.memory.standing + policy.memory.peak(int(metrics["tokens_computed"]))) / GIB,
+            weights=hash_tensors(policy.trained)[:12],
             kernels=kernels,
         )
 

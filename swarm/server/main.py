@@ -76,6 +76,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="on GPUs, local and verl: inference sleeps while a step is trained, and leaves its memory (docs/gpu.md, docs/verl.md; "
         "default: local, where both do not fit side by side)",
     )
+    parser.add_argument(
+        "--offload",
+        action=argparse.BooleanOptionalAction,
+        help="local, on a GPU: moments and the weights that the KL is measured to lie in the machine's memory, and a step takes "
+        "longer (docs/gpu.md; default: where nothing else fits)",
+    )
     parser.add_argument("--max-num-seqs", type=count, metavar="N", help="local: sequences that are sampled at once")
     parser.add_argument(
         "--kv-cache-gib", type=_gib, metavar="N", help="local: memory for keys and values (default: what is left)"
@@ -240,6 +246,7 @@ _ENGINES_OF = {
     "gpu_memory_utilization": ["local"],
     "plan": ["local"],
     "enable_sleep_mode": ["local", "verl"],
+    "offload": ["local"],
     "ray_address": ["verl"],
     "dtype": ["local", "verl"],
 }
@@ -324,7 +331,7 @@ def _layout(args: argparse.Namespace) -> Layout:
         except ValueError as error:
             raise UsageError(f"--trainer-device, --inference-devices: {error}") from error
         layout.require(os.environ)
-    for name in ("enable_sleep_mode", "gpu_memory_utilization"):
+    for name in ("enable_sleep_mode", "offload", "gpu_memory_utilization"):
         if layout.kind == "cpu" and getattr(args, name) is not None:
             option = "--" + name.replace("_", "-")
             raise UsageError(f"{option} is for a GPU, and this engine computes on the CPU: leave it out")
@@ -343,6 +350,7 @@ def _local_engine(
     args: argparse.Namespace, devices: Layout, folder: ModelFolder, logs: Path, clock: Clock
 ) -> LocalEngine:
     """Raises: EngineError for a model that does not fit on the GPU."""
+    from foundation.machine import total_memory
     from swarm.engine.local.engine import LocalEngine
 
     return LocalEngine(
@@ -353,7 +361,9 @@ def _local_engine(
         devices=devices,
         dtype=args.dtype,
         card=int(args.plan * (1 << 30)) if args.plan else _least_card(devices),
+        memory=None if args.plan else total_memory(),
         sleep_mode=args.enable_sleep_mode,
+        offload=args.offload,
         kv_cache_bytes=None if args.kv_cache_gib is None else int(args.kv_cache_gib * (1 << 30)),
         gpu_memory_utilization=args.gpu_memory_utilization,
         clock=clock,

@@ -98,6 +98,8 @@ def answer(capsys: Capture, *arguments: str) -> Any:
         (["serve", "--model", "x", *on_devices("cpu", "cuda:0")], 2, "name CPUs alone, or GPUs alone"),
         (["serve", "--model", "x", *on_devices("cpu", "cpu:9999")], 1, "there is no cpu:9999: this machine has"),
         (["serve", "--model", "x", *on_devices("cpu", "cpu"), "--enable-sleep-mode"], 2, "sleep-mode is for a GPU"),
+        (["serve", "--model", "x", *on_devices("cpu", "cpu"), "--no-offload"], 2, "--offload is for a GPU"),
+        (["serve", "--engine", "verl", "--model", "x", "--offload"], 2, "--offload is for --engine local"),
         (["serve", "--engine", "echo", "--model", "x", "--dtype", "float32"], 2, "--engine local or verl, and this"),
         (["serve", "--engine", "echo", "--model", "x", "--enable-sleep-mode"], 2, "is for --engine local"),
         (["serve", "--engine", "echo", "--model", "x", "--ray-address", "a"], 2, "--ray-address is for --engine verl"),

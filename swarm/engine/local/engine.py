@@ -25,6 +25,7 @@ from swarm.engine.machine import slow_type
 from swarm.engine.memory.host import HostMemory, check, check_slots, trainer_host_memory
 from swarm.engine.memory.model import GIB
 from swarm.engine.memory.plan import Plans, Wishes, planned
+from swarm.engine.memory.training import TrainerMemory, Training
 from swarm.engine.sampling.server import ServedAdapter, VllmSettings
 from swarm.engine.seam import (
     Dialect,
@@ -54,6 +55,8 @@ class LocalEngine:
     card: bytes of the GPU's memory, by which it is divided (`swarm.engine.memory.plan`); None: not known, and nothing is planned.
     sleep_mode: both children take turns on one GPU. While a step is trained inference sleeps, whatever max_staleness allows;
     between steps the optimiser's state lies in the machine's memory. None: where both do not fit side by side.
+    offload: moments and the first weights lie in the machine's memory. None: where nothing else fits. memory: bytes of the machine's
+    own, by which that is decided; None: not known.
     Raises: EngineError for a model that does not fit on the card, with what would.
     """
 
@@ -68,7 +71,9 @@ class LocalEngine:
         devices: Layout = ONE_CPU,
         dtype: ComputeType | None = None,
         card: int | None = None,
+        memory: int | None = None,
         sleep_mode: bool | None = None,
+        offload: bool | None = None,
         kv_cache_bytes: int | None = None,
         gpu_memory_utilization: float | None = None,
         back_off: BackOff | None = None,
@@ -87,18 +92,23 @@ class LocalEngine:
             kv_cache_bytes=kv_cache_bytes,
         )
         self.plans: Plans | None = None
+        self.offload = bool(offload)
         if devices.kind == "cuda" and card is not None:
+            awake = replace(settings, sleep_mode=False)
             wishes = Wishes(
                 model_len=settings.model_len,
                 dtype=settings.compute_dtype,
                 sleep=sleep_mode if devices.shared else False,
+                offload=offload,
                 sequences=max_num_seqs,
                 kv_bytes=kv_cache_bytes,
                 utilization=gpu_memory_utilization,
                 apart=devices.trainer not in devices.inference,
+                memory=None if memory is None else max(0, memory - len(devices.inference) * awake.memory_needed()),
             )
             self.plans = planned(model.name, card, settings.shape, wishes)
             plan = self.plans.chosen
+            self.offload = plan.training.offload
             settings = replace(settings, max_num_seqs=plan.sequences, kv_cache_bytes=plan.kv, sleep_mode=plan.turns)
         replicas = [settings]
         if len(devices.inference) > 1:
@@ -132,7 +142,8 @@ class LocalEngine:
             dtype=settings.compute_dtype,
             context=settings.model_len,
             room=self.plans.chosen.trainer_room if self.plans is not None else None,
-            offload_optimizer=settings.sleep_mode,
+            turns=settings.sleep_mode,
+            offload=self.offload,
             clock=clock,
             on_health=self._tell,
             back_off=back_off,
@@ -171,7 +182,8 @@ class LocalEngine:
     def _check_memory(self) -> None:
         """Refuse what cannot be held even before the first step; warn of what may run out during one."""
         settings = self.inference.settings
-        check(self._info.model, self.inference.least_memory() + self._trainer_memory().standing)
+        least = self.inference.least_memory() + self._trainer_memory().standing
+        check(self._info.model, least, offloaded=self.offload)
         if self.plans is None or self.plans.whole is not None:
             check_slots(memory_dir(), settings.shape.served(settings.compute_dtype))
         _LOG.info("%s takes %s", self._info.model, self.estimate())
@@ -187,9 +199,8 @@ class LocalEngine:
 
     def _trainer_memory(self) -> HostMemory:
         settings = self.inference.settings
-        return trainer_host_memory(
-            settings.shape, settings.compute_dtype, settings.device, offload_optimizer=self.sleep_mode
-        )
+        training = Training(dtype=settings.compute_dtype, offload=self.offload, on_gpu=settings.device == "cuda")
+        return trainer_host_memory(TrainerMemory(settings.shape, training), turns=self.sleep_mode)
 
     async def shutdown(self) -> None:
         await asyncio.gather(self.inference.shutdown(), self.trainer.shutdown())

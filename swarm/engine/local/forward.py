@@ -23,7 +23,8 @@ from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedMod
 from swarm.engine.local import attention, layers
 from swarm.engine.local.adapters import Adapters, hosted_name
 from swarm.engine.local.attention import MicroBatch
-from swarm.engine.local.layers import recomputed_layers
+from swarm.engine.local.layers import layer_by_layer, recomputed_layers
+from swarm.engine.local.pinned import pinned_copies
 from swarm.engine.memory.host import tokens_on_cpu
 from swarm.engine.memory.model import ModelShape
 from swarm.engine.memory.plan import MOST_TOKENS, TRAINER_OVERHEAD, usable
@@ -53,10 +54,14 @@ _SCALE = "scalar_embed_scale"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceShare:
-    """What a trainer may take of a GPU. room: bytes while a step is made, CUDA's own among them; None: all. context: tokens of the longest call."""
+    """What a trainer may take of a GPU. room: bytes while a step is made, CUDA's own among them; None: all. context: tokens of the longest call.
+
+    offload: moments and the first weights lie in the machine's memory, and are brought as they are read.
+    """
 
     room: int | None = None
     context: int = 0
+    offload: bool = False
 
 
 class UnsupportedModel(EngineError):
@@ -91,7 +96,8 @@ def _hand_on(weight: nn.Parameter, copy: Tensor) -> None:
 
 
 class Policy:
-    """One model. `start` holds the hosted weights, in the type they are stored in; every run begins with them.
+    """One model. `start` holds the hosted weights, in the type they are stored in; every run begins with them. Offloaded, they lie in
+    the machine's memory.
 
     Weights that are trained are float32 and have memory of their own. Beside adapters the matrices are the start weights themselves, or
     a copy of them where these are not stored in the compute type; vectors are float32.
@@ -117,6 +123,8 @@ class Policy:
         self._casts: dict[str, _Cast] = {}
         self._shape = _shape_of(model, self.start)
         self._share = share or DeviceShare()
+        if self.offloads:
+            self.start = pinned_copies(self.start, self.device)
         self.has_to_recompute = False
         self.segment_tokens = 0
         self._fit()
@@ -167,6 +175,11 @@ class Policy:
             _LOG.warning("activations are computed twice: kept, those of %d tokens would not fit", self._share.context)
 
     @property
+    def offloads(self) -> bool:
+        """Whether moments and the first weights lie in the machine's memory."""
+        return self._share.offload
+
+    @property
     def memory(self) -> TrainerMemory:
         """What this policy takes, as it is trained now."""
         return self._memory(checkpointing=self.recompute)
@@ -176,6 +189,7 @@ class Policy:
             dtype=_NAMES[self.compute_dtype],
             lora=self.adapters.spec if self.adapters is not None else None,
             checkpointing=checkpointing,
+            offload=self.offloads,
             on_gpu=self.device.type == "cuda",
             context=self._share.context,
         )
@@ -201,14 +215,14 @@ class Policy:
             if weight.dtype is torch.float32 and weight.data_ptr() != start.data_ptr():
                 weight.copy_(start)
             else:
-                weight.data = start.to(torch.float32, copy=True)
+                weight.data = start.to(weight.device, torch.float32, copy=True)
 
     def _hold_frozen(self) -> None:
         """The weights that are not trained, in the type that they are computed in."""
         for name, weight in self.model.named_parameters():
             if not weight.requires_grad:
                 dtype = self.compute_dtype if weight.ndim > 1 else torch.float32
-                weight.data = self.start[hosted_name(name)].to(dtype)
+                weight.data = self.start[hosted_name(name)].to(weight.device, dtype)
 
     def rest(self) -> None:
         """Give back memory of the device that the next step takes anew."""
@@ -268,7 +282,10 @@ class Policy:
 
     @property
     def start_output_weight(self) -> Tensor:
-        return self._start_named(self.output_weight)
+        """[V, D] of the first weights, in the compute type."""
+        if not self.output_weight.requires_grad:
+            return self.cast_output_weight
+        return self._start_named(self.output_weight).to(self.device, self.compute_dtype)
 
     @contextmanager
     def autocast(self) -> Iterator[None]:
@@ -298,18 +315,27 @@ class Policy:
 
     def start_hidden(self, micro: MicroBatch) -> Tensor:
         """The same, of the start weights. Equal to `hidden` bit for bit as long as nothing was trained."""
-        body = self._body
+        body, table = self._body, self.model.get_input_embeddings().weight
         prefix = next(name for name, module in self.model.named_modules() if module is body)
-        begun = {name: self._start_of(f"{prefix}.{name}") for name, _ in body.named_parameters()}
-        weights = {name: weight if self._is_cast(weight) else weight.float() for name, weight in begun.items()}
+        begun = {
+            name: self._start_of(f"{prefix}.{name}")
+            for name, weight in body.named_parameters()
+            if weight.requires_grad and weight is not table
+        }
         embedded_1TD = self._start_embedded(micro.token_T)
-        return self._run(lambda **inputs: functional_call(body, weights, (), inputs), micro, embedded_1TD)
+        with layer_by_layer(body, begun, self._ready) as others:
+            return self._run(lambda **inputs: functional_call(body, others, (), inputs), micro, embedded_1TD)
+
+    def _ready(self, start: Tensor) -> Tensor:
+        """A start weight on the device, as it takes part."""
+        return start.to(self.device, start.dtype if self._is_cast(start) else torch.float32)
 
     def _start_embedded(self, token_T: Tensor) -> Tensor:
         """[1, T, D]. The embedding itself makes it, which may scale its rows; those alone that are read become float32."""
         table = copy(self.model.get_input_embeddings())
         table.padding_idx = None  # it names a row of the whole table
-        rows_TD = self._start_named(self.model.get_input_embeddings().weight)[token_T].float()
+        start_VD = self._start_named(self.model.get_input_embeddings().weight)
+        rows_TD = start_VD[token_T.to(start_VD.device)].to(self.device, torch.float32)
         embedded: Tensor = functional_call(
             table, {"weight": rows_TD}, (torch.arange(len(token_T), device=self.device)[None],)
         )

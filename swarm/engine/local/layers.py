@@ -1,11 +1,11 @@
-"""How layers are computed: root-mean-square norms in fewer passes over memory, and activation checkpointing.
+"""How layers are computed: root-mean-square norms in fewer passes over memory, activation checkpointing, weights brought one layer at a time.
 
 Suffixes of tensors: T tokens, D width.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -114,21 +114,49 @@ def recomputed_layers(body: nn.Module, weights: Mapping[str, Tensor]) -> Iterato
 
     Raises: EngineError when the model does not say what its layers are.
     """
-    layers = [(name, one) for name, one in body.named_modules() if isinstance(one, GradientCheckpointingLayer)]
-    if not layers:
-        raise EngineError("activation_checkpointing: this model's layers cannot be computed again; leave it out")
-    for name, layer in layers:
+    with _computed_by(body, _recomputed, weights) as layers:
+        if not layers:
+            raise EngineError("activation_checkpointing: this model's layers cannot be computed again; leave it out")
+        yield
+
+
+@contextmanager
+def layer_by_layer(
+    body: nn.Module, weights: Mapping[str, Tensor], ready: Callable[[Tensor], Tensor]
+) -> Iterator[dict[str, Tensor]]:
+    """Inside, a layer's own of these weights stand in for its parameters: made ready when it is reached, dropped behind it.
+
+    Gives those of no layer, ready.
+    """
+
+    def forward(bare: _Bare, own: dict[str, Tensor], *inputs: Any, **named: Any) -> Any:
+        return functional_call(bare, {name: ready(weight) for name, weight in own.items()}, inputs, named)
+
+    with _computed_by(body, forward, weights) as layers:
+        within = tuple(f"{name}." for name in layers)
+        yield {name: ready(weight) for name, weight in weights.items() if not name.startswith(within)}
+
+
+@contextmanager
+def _computed_by(
+    body: nn.Module, forward: Callable[..., Any], weights: Mapping[str, Tensor]
+) -> Iterator[dict[str, nn.Module]]:
+    """Inside, `forward` computes the body's layers; it is given each bare, with its own of the weights. Gives the layers by name."""
+    layers: dict[str, nn.Module] = {
+        name: one for name, one in body.named_modules() if isinstance(one, GradientCheckpointingLayer)
+    }
+    for name, layer in layers.items():
         prefix = f"{name}."
         own = {f"layer.{key.removeprefix(prefix)}": one for key, one in weights.items() if key.startswith(prefix)}
-        layer.forward = partial(_forward, _Bare(layer), own)
+        layer.forward = partial(forward, _Bare(layer), own)
     try:
-        yield
+        yield layers
     finally:
-        for _, layer in layers:
+        for layer in layers.values():
             del layer.forward
 
 
-def _forward(bare: _Bare, weights: dict[str, Tensor], *inputs: Any, **named: Any) -> Any:
+def _recomputed(bare: _Bare, weights: dict[str, Tensor], *inputs: Any, **named: Any) -> Any:
     if not torch.is_grad_enabled():
         return functional_call(bare, weights, inputs, named)
     call = partial(functional_call, bare, weights)

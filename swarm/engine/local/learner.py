@@ -51,7 +51,7 @@ class Learner:
 
     def __init__(self, policy: Policy, clock: Clock) -> None:
         self.policy = policy
-        self.optimizer = Optimizer(dict(policy.model.named_parameters()))
+        self.optimizer = Optimizer(dict(policy.model.named_parameters()), offload=policy.offloads)
         self.critic = Critic(policy.output_weight.shape[1], policy.device)
         self.half_way = False
         self._clock = clock

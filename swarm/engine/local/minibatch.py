@@ -184,9 +184,8 @@ def read(policy: Policy, piece: Piece, *, at_start: bool = False) -> tuple[Tenso
     """(logp_U, entropy_U) of the piece's uses, under the current weights or the first ones."""
     with policy.autocast():
         hidden_TD = policy.start_hidden(piece.micro) if at_start else policy.hidden(piece.micro)
-    dtype = policy.compute_dtype
-    weight_VD = policy.start_output_weight.to(dtype) if at_start else policy.cast_output_weight
-    return survey(piece.heads, hidden_TD[piece.heads.at_H].to(dtype), weight_VD)
+    weight_VD = policy.start_output_weight if at_start else policy.cast_output_weight
+    return survey(piece.heads, hidden_TD[piece.heads.at_H].to(policy.compute_dtype), weight_VD)
 
 
 def _moved(facts: TokenFacts, device: torch.device) -> TokenFacts:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 from torch.optim import Adafactor, AdamW
 
+from swarm.engine.local.pinned import pinned_copies
 from swarm.engine.memory.training import OPTIMIZED_TOGETHER
 from swarm.engine.seam import TrainingRefused
 from swarm.engine.training.metrics import WeightsChange
@@ -23,32 +24,74 @@ from swarm.protocol.runspec import OptimizerSpec
 OptimizerName = Literal["adamw", "adafactor"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Part:
-    """Weights that are stepped together."""
+    """Weights that are stepped together.
 
-    names: list[str]
-    weights: list[nn.Parameter]
+    resting: their moments lie in the machine's memory. host: where, once they were there.
+    """
+
+    weights: dict[str, nn.Parameter]
     optimizer: AdamW | Adafactor
+    resting: bool = False
+    host: dict[str, Tensor] = field(default_factory=dict)
 
     @property
     def grads(self) -> list[Tensor]:
-        grads = [weight.grad for weight in self.weights if weight.grad is not None]
+        grads = [weight.grad for weight in self.weights.values() if weight.grad is not None]
         if len(grads) < len(self.weights):
             raise ValueError("gradients are made by `begin`")
         return grads
+
+    @property
+    def moments(self) -> dict[str, Tensor]:
+        """Moments and step counts as `name/exp_avg`, …; empty before the first step."""
+        states = self.optimizer.state
+        return {
+            f"{name}/{kind}": value for name, weight in self.weights.items() for kind, value in states[weight].items()
+        }
+
+    def take(self, moments: Mapping[str, Tensor]) -> None:
+        for path, value in moments.items():
+            name, _, kind = path.rpartition("/")
+            self.optimizer.state[self.weights[name]][kind] = value
+
+    def rest(self) -> None:
+        """Move the moments to the machine's memory."""
+        if self.resting:
+            return
+        moments = self.moments
+        if self.host.keys() != moments.keys():
+            self.host = pinned_copies(moments, self._device)
+        else:
+            for path, value in moments.items():
+                self.host[path].copy_(value)
+        self.take(self.host)
+        self.resting = True
+
+    def wake(self) -> None:
+        """Move them to the device."""
+        if self.resting:
+            self.take({path: _brought(value, self._device) for path, value in self.host.items()})
+            self.resting = False
+
+    @property
+    def _device(self) -> torch.device:
+        return next(iter(self.weights.values())).device
 
 
 class Optimizer:
     """Moments live as long as the run does; `take` and `forget` begin anew, and so does a step of another optimiser.
 
+    offload: they lie in the machine's memory, but for the part that is stepped.
     Gradients are kept and zeroed instead of freed: giving half a gigabyte back at each step costs more than a step.
     """
 
-    def __init__(self, weights: Mapping[str, nn.Parameter]) -> None:
+    def __init__(self, weights: Mapping[str, nn.Parameter], *, offload: bool = False) -> None:
         self._weights: dict[str, nn.Parameter] = {}
         self._parts: list[_Part] = []
         self._name: OptimizerName = "adamw"
+        self._offload = offload
         self.take(weights)
 
     def take(self, weights: Mapping[str, nn.Parameter]) -> None:
@@ -59,9 +102,10 @@ class Optimizer:
     def forget(self) -> None:
         self._parts = []
         for names in _together(self._weights):
-            weights = [self._weights[name] for name in names]
-            optimizer = AdamW(weights, fused=True) if self._name == "adamw" else Adafactor(weights, foreach=False)
-            self._parts.append(_Part(names, weights, optimizer))
+            weights = {name: self._weights[name] for name in names}
+            made = [*weights.values()]
+            optimizer = AdamW(made, fused=True) if self._name == "adamw" else Adafactor(made, foreach=False)
+            self._parts.append(_Part(weights, optimizer))
 
     def begin(self, name: OptimizerName) -> None:
         """Zero the gradients, for a step of the optimiser of this name.
@@ -72,24 +116,29 @@ class Optimizer:
         if name != self._name:
             self._name = name
             self.forget()
-        for _, weight, state in self._states():
-            if weight.grad is None:
-                weight.grad = torch.zeros_like(weight)
-            else:
-                weight.grad.zero_()
-            for key, value in state.items():  # in the machine's memory after `rest` and `restore`
-                state[key] = value.to(weight.device)
-            if self._name == "adamw" and not state:
-                state["step"] = torch.zeros((), device=weight.device)
-                state["exp_avg"] = torch.zeros_like(weight)
-                state["exp_avg_sq"] = torch.zeros_like(weight)
+        for part in self._parts:
+            for weight in part.weights.values():
+                if weight.grad is None:
+                    weight.grad = torch.zeros_like(weight)
+                else:
+                    weight.grad.zero_()
+            if self._name == "adamw" and not part.moments:
+                for weight in part.weights.values():
+                    state = part.optimizer.state[weight]
+                    state["step"] = torch.zeros((), device=weight.device)
+                    state["exp_avg"] = torch.zeros_like(weight)
+                    state["exp_avg_sq"] = torch.zeros_like(weight)
+            if self._offload:
+                part.rest()
+            else:  # they rest after `rest` and `restore`
+                part.wake()
 
     def rest(self) -> None:
         """Until `begin`, hold no memory of the device: moments move to the machine's, gradients are given up."""
-        for _, weight, state in self._states():
-            weight.grad = None
-            for key, value in state.items():
-                state[key] = value.cpu()
+        for part in self._parts:
+            for weight in part.weights.values():
+                weight.grad = None
+            part.rest()
 
     def grad_norm(self) -> float:
         """Over all weights, before clipping."""
@@ -112,18 +161,17 @@ class Optimizer:
             part.optimizer.param_groups[0]["weight_decay"] = spec.weight_decay
             if shrink < 1.0:
                 torch._foreach_mul_(part.grads, shrink)
-            before = [weight.detach().clone() for weight in part.weights]
-            before_W += torch._foreach_norm(before)
-            part.optimizer.step()
-            for weight in part.weights:
-                increment_version(weight)  # fused steps do not, and copies in another type must hear of it
-            torch._foreach_sub_(before, list[Tensor](part.weights))
-            moved_W += torch._foreach_norm(before)
+            part.wake()
+            before, moved = _stepped(part)
+            before_W += before
+            moved_W += moved
+            if self._offload:
+                part.rest()
         return norm, WeightsChange(moved=_squared(moved_W), before=_squared(before_W))
 
     def state(self) -> dict[str, Tensor]:
         """Moments and step counts as `name/exp_avg`, …; empty before the first step."""
-        return {f"{name}/{key}": value for name, _, state in self._states() for key, value in state.items()}
+        return {path: value for part in self._parts for path, value in part.moments.items()}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """The moments stay in the machine's memory until `begin`. They themselves say whose they are: a spec may name an optimiser
@@ -133,20 +181,32 @@ class Optimizer:
         """
         found: dict[str, dict[str, Tensor]] = {}
         for path, value in state.items():
-            name, _, key = path.rpartition("/")
-            found.setdefault(name, {})[key] = value.to("cpu", copy=True)
+            found.setdefault(path.rpartition("/")[0], {})[path] = value
         if found:
-            self._name = "adamw" if all("exp_avg" in moments for moments in found.values()) else "adafactor"
+            self._name = (
+                "adamw" if all(f"{name}/exp_avg" in moments for name, moments in found.items()) else "adafactor"
+            )
         self.forget()
         if found:
-            for name, _, state in self._states():
-                state.update(found[name])
+            for part in self._parts:
+                part.take({path: value for name in part.weights for path, value in found[name].items()})
+                part.rest()
 
-    def _states(self) -> Iterator[tuple[str, nn.Parameter, dict[str, Tensor]]]:
-        """Each weight with its name and its moments, which may be changed in place."""
-        for part in self._parts:
-            for name, weight in zip(part.names, part.weights, strict=True):
-                yield name, weight, part.optimizer.state[weight]
+
+def _brought(value: Tensor, device: torch.device) -> Tensor:
+    """The value on the device; on the CPU it is there."""
+    return value.to(device)
+
+
+def _stepped(part: _Part) -> tuple[list[Tensor], list[Tensor]]:
+    """Step the part. Returns the norm of each of its weights before, and of what it moved by."""
+    before = [weight.detach().clone() for weight in part.weights.values()]
+    before_W = [*torch._foreach_norm(before)]
+    part.optimizer.step()
+    for weight in part.weights.values():
+        increment_version(weight)  # fused steps do not, and copies in another type must hear of it
+    torch._foreach_sub_(before, list[Tensor](part.weights.values()))
+    return before_W, [*torch._foreach_norm(before)]
 
 
 def _together(weights: Mapping[str, nn.Parameter]) -> Iterator[list[str]]:

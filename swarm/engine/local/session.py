@@ -26,7 +26,7 @@ from swarm.protocol.runspec import ComputeType, LoraSpec, RunSpec
 class LocalSession(TrainingSession[Checkpoint]):
     """served_in: what inference multiplies in.
 
-    offload_optimizer: between steps the optimiser's state lies in the machine's memory, whatever the policy lies in.
+    turns: between steps the device holds nothing but weights; moments lie in the machine's memory.
     """
 
     def __init__(
@@ -36,12 +36,12 @@ class LocalSession(TrainingSession[Checkpoint]):
         clock: Clock,
         *,
         served_in: ComputeType = "bfloat16",
-        offload_optimizer: bool = False,
+        turns: bool = False,
     ) -> None:
         self._model = Learner(policy, clock)
         self._policy = policy
         self._served_in = DTYPES[served_in]
-        self._offload_optimizer = offload_optimizer
+        self._turns = turns
         super().__init__(self._model, fingerprint, device="cuda" if policy.device.type == "cuda" else "cpu")
 
     def carry_out(self, command: Command) -> Reply:
@@ -75,7 +75,7 @@ class LocalSession(TrainingSession[Checkpoint]):
         return self._step, hash_tensors(self._weights())
 
     def _rest(self) -> None:
-        if self._offload_optimizer:
+        if self._turns:
             self._model.rest()
 
     def _read(self, directory: Path, step: int) -> Checkpoint:

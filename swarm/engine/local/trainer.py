@@ -29,7 +29,9 @@ _SAME_BITS = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 class LocalTrainer(TrainerHandle):
     """index: which device of its kind, from 0. dtype: what inference multiplies in; weights on their way there are not narrowed below it.
 
-    threads: of the CPU; None: one for each core, unless OMP_NUM_THREADS says how many. context: tokens of the longest call. room: bytes of the GPU that it may take; None: all. offload_optimizer: between steps the optimiser's state lies in the machine's memory instead of the device's.
+    threads: of the CPU; None: one for each core, unless OMP_NUM_THREADS says how many. context: tokens of the longest call.
+    room: bytes of the GPU that it may take; None: all. turns: between steps the device holds nothing but weights. offload: moments
+    and the first weights lie in the machine's memory.
     """
 
     def __init__(
@@ -45,7 +47,8 @@ class LocalTrainer(TrainerHandle):
         dtype: ComputeType = "bfloat16",
         context: int = 0,
         room: int | None = None,
-        offload_optimizer: bool = False,
+        turns: bool = False,
+        offload: bool = False,
         back_off: BackOff | None = None,
     ) -> None:
         self._model = model
@@ -54,7 +57,8 @@ class LocalTrainer(TrainerHandle):
         self._dtype = dtype
         self._context = context
         self._room = room
-        self._offload_optimizer = offload_optimizer
+        self._turns = turns
+        self._offload = offload
         super().__init__(
             "trainer",
             ModelWork(model_dir=model.path, device=device, start_s=_FIRST_STEP_S[device]),
@@ -90,6 +94,7 @@ class LocalTrainer(TrainerHandle):
             *("--device", self._device.kind, "--dtype", self._dtype),
             *("--context", str(self._context)),
             *([] if self._room is None else ["--room", str(self._room)]),
-            *(["--offload-optimizer"] if self._offload_optimizer else []),
+            *(["--turns"] if self._turns else []),
+            *(["--offload"] if self._offload else []),
         ]
         return ChildCommand(name="trainer", argv=argv, env=env, log_path=self._log_path, pass_fds=(descriptor,))

@@ -1,7 +1,7 @@
 """The trainer's process: reads requests from a socket that it inherited, one at a time, and answers each.
 
     python -m swarm.engine.local.trainer_process --model DIR --fingerprint SHA256 --socket FD --threads N
-        --device cpu|cuda --dtype bfloat16|float32 --context N [--room BYTES]
+        --device cpu|cuda --dtype bfloat16|float32 --context N [--room BYTES] [--turns] [--offload]
 
 What it cannot answer ends it; the control process sees the socket close, and the traceback is in its log.
 """
@@ -44,7 +44,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--dtype", choices=get_args(ComputeType), required=True, help="what inference multiplies in")
     parser.add_argument("--context", type=int, required=True, help="tokens of the longest call")
     parser.add_argument("--room", type=int, help="bytes of the GPU that may be taken (default: all)")
-    parser.add_argument("--offload-optimizer", action="store_true", help="off the device between steps")
+    parser.add_argument("--turns", action="store_true", help="between steps the device holds nothing but weights")
+    parser.add_argument("--offload", action="store_true", help="moments and first weights lie in the machine's memory")
     args = parser.parse_args(argv)
     logs.configure()
     try:
@@ -71,14 +72,12 @@ def _session(args: argparse.Namespace) -> LocalSession:
     # Some CUDA kernels have no deterministic form; they are named in the log.
     torch.use_deterministic_algorithms(True, warn_only=args.device == "cuda")
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    share = DeviceShare(room=args.room, context=args.context)
+    share = DeviceShare(room=args.room, context=args.context, offload=args.offload)
     policy = Policy.load(args.model, torch.device(args.device), trained=False, share=share)
     policy.use_dtype(args.dtype)
     if args.device == "cpu":
         touch(policy.memory.step + policy.memory.kept(policy.segment_tokens) // 2)
-    return LocalSession(
-        policy, args.fingerprint, SystemClock(), served_in=args.dtype, offload_optimizer=args.offload_optimizer
-    )
+    return LocalSession(policy, args.fingerprint, SystemClock(), served_in=args.dtype, turns=args.turns)
 
 
 def touch(size: int) -> None:

@@ -9,10 +9,9 @@ from pathlib import Path
 
 from foundation.machine import available_memory, total_memory
 from swarm.engine.machine import Device
-from swarm.engine.memory.model import GIB, ModelShape
-from swarm.engine.memory.training import FEWEST_TOKENS, TrainerMemory, Training
+from swarm.engine.memory.model import GIB
+from swarm.engine.memory.training import FEWEST_TOKENS, TrainerMemory
 from swarm.engine.seam import EngineDown
-from swarm.protocol.runspec import ComputeType
 
 _TRAINER_PROCESS: dict[Device, int] = {"cpu": int(0.8 * GIB), "cuda": 2 * GIB}
 """A Python process with torch and transformers in it, before any weights; on a GPU with CUDA's libraries."""
@@ -34,17 +33,15 @@ class HostMemory:
     peak: int
 
 
-def trainer_host_memory(
-    shape: ModelShape, dtype: ComputeType, device: Device, *, offload_optimizer: bool = False
-) -> HostMemory:
-    """Of a run that trains all weights. offload_optimizer: on a GPU, moments wait in the machine's memory between steps."""
-    memory = TrainerMemory(shape, Training(dtype=dtype, on_gpu=device == "cuda"))
-    exchange = _WEIGHT_SLOTS * shape.served(dtype)
-    if device == "cpu":
-        standing = _TRAINER_PROCESS[device] + memory.standing + exchange
+def trainer_host_memory(memory: TrainerMemory, *, turns: bool = False) -> HostMemory:
+    """turns: moments wait here between steps, as they always do where they are offloaded."""
+    shape, training = memory.shape, memory.training
+    exchange = _WEIGHT_SLOTS * shape.served(training.dtype)
+    if not training.on_gpu:
+        standing = _TRAINER_PROCESS["cpu"] + memory.standing + exchange
         return HostMemory(standing=standing, peak=standing + memory.peak(tokens_on_cpu(memory)))
-    # what is loaded passes through it
-    standing = _TRAINER_PROCESS[device] + shape.stored + exchange + (memory.moments if offload_optimizer else 0)
+    loaded = shape.stored  # passes through on its way to the GPU, or stays, offloaded
+    standing = _TRAINER_PROCESS["cuda"] + loaded + exchange + (memory.moments if turns or training.offload else 0)
     return HostMemory(standing=standing, peak=standing)
 
 
@@ -68,11 +65,11 @@ def check_slots(folder: Path, weights: int) -> None:
         )
 
 
-def check(name: str, needed: int) -> None:
-    """Raises: EngineDown when the machine has less memory left than is needed."""
+def check(name: str, needed: int, *, offloaded: bool = False) -> None:
+    """Raises: EngineDown when the machine has less memory left than is needed. offloaded: a part of it could lie on the GPU."""
     available = available_memory()
     if available is not None and needed > available:
         raise EngineDown(
             f"{name} needs about {needed / GIB:.1f} GiB of memory to boot, {available / GIB:.1f} GiB are free: "
-            "end other programs, or choose a smaller model or max_model_len"
+            f"end other programs, {'serve with --no-offload, ' if offloaded else ''}or choose a smaller model or max_model_len"
         )

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
 
+from swarm.engine.memory.host import trainer_host_memory
 from swarm.engine.memory.model import GIB, ModelShape
 from swarm.engine.memory.training import TrainerMemory, Training
 from swarm.engine.seam import EngineError
@@ -35,17 +38,20 @@ MOST_TOKENS = 32_768
 class Wishes:
     """What an operator asks for; None leaves it to the plan. model_len: longest prompt and answer, in tokens.
 
-    sleep: inference sleeps while a step is trained. utilization: share of the card that inference takes with its weights, as vLLM counts it.
-    apart: the trainer has a card of its own, as large.
+    sleep: inference sleeps while a step is trained. offload: moments and the first weights lie in the machine's memory.
+    utilization: share of the card that inference takes with its weights, as vLLM counts it. apart: the trainer has a card of its
+    own, as large. memory: bytes of the machine's that are left beside inference's processes, whatever runs now; None: enough.
     """
 
     model_len: int
     dtype: ComputeType
     sleep: bool | None = None
+    offload: bool | None = None
     sequences: int | None = None
     kv_bytes: int | None = None
     utilization: float | None = None
     apart: bool = False
+    memory: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,11 +97,28 @@ class CardPlan:
         return self.beside_trainer + TRAINER_OVERHEAD + self.memory.standing + self.memory.peak(self.tokens)
 
     @property
+    def most(self) -> int:
+        """Bytes in use on a card at once, at most."""
+        return max(self.sampling, self.at_peak)
+
+    @property
     def beside_trainer(self) -> int:
         """Bytes of the trainer's card that inference holds during a step."""
         if self.apart:
             return 0
         return INFERENCE_OVERHEAD + (0 if self.turns else self.served + self.kv)
+
+    @property
+    def waiting(self) -> int:
+        """Bytes that lie in the machine's memory instead of on the card, at least for a time."""
+        asleep = self.served if self.turns else 0
+        first = self.shape.stored if self.training.offload else 0
+        return asleep + first + (self.memory.moments if self.turns or self.training.offload else 0)
+
+    @property
+    def host(self) -> int:
+        """Bytes of the machine's memory that it takes beside inference's processes."""
+        return trainer_host_memory(self.memory, turns=self.turns).standing + (self.served if self.turns else 0)
 
     def __str__(self) -> str:
         how = (
@@ -107,8 +130,10 @@ class CardPlan:
             "keys and values": self.kv,
             "trainer, between steps": self.between_steps,
             "trainer, at the peak of a step": self.memory.standing + self.memory.peak(self.tokens),
-            "most in use at once": max(self.sampling, self.at_peak),
+            "most in use at once": self.most,
         }
+        if self.waiting:
+            parts["waiting in the machine's memory"] = self.waiting
         head = f"{self.training.what}: {how}, {self.sequences} sequences, {self.tokens:,} tokens trained at once"
         return "\n".join([head, *(f"  {name:32}{_gib(size):>10}" for name, size in parts.items())])
 
@@ -130,7 +155,7 @@ class Plans:
         found = self.whole or self.adapters
         if found is None:
             raise EngineError(
-                f"{self.name} does not fit on this GPU of {_gib(self.card)}: {self._needed(LORA)}; {self.advice()}"
+                f"{self.name} does not fit on this GPU of {_gib(self.card)}: {self._needed(LORA)}; {self.advice(LORA)}"
             )
         return found
 
@@ -140,30 +165,38 @@ class Plans:
             return ""
         return (
             f"training all weights of {self.name} does not fit on this GPU of {_gib(self.card)}: {self._needed(None)}; train adapters "
-            f'(parameters = {{"rank": 16}}), or {self.advice()}'
+            f'(parameters = {{"rank": 16}}), or {self.advice(None)}'
         )
 
     def _needed(self, lora: LoraSpec | None) -> str:
-        least = min(
-            _divisions(self.card, self.shape, self.wishes, lora), key=lambda plan: max(plan.sampling, plan.at_peak)
-        )
-        return f"it takes {_gib(max(least.sampling, least.at_peak))} at least ({least.training.what})"
+        divisions = [*_divisions(self.card, self.shape, self.wishes, lora)]
+        least = min(divisions, key=lambda plan: plan.most)
+        said = f"it takes {_gib(least.most)} at least ({least.training.what})"
+        fits_offloaded = [plan.host for plan in divisions if plan.most <= usable(self.card)]
+        if fits_offloaded and self.wishes.memory is not None:
+            said += f", and {_gib(min(fits_offloaded))} of the machine's memory, which has {_gib(self.wishes.memory)} for it"
+        return said
 
-    def advice(self) -> str:
+    def advice(self, lora: LoraSpec | None) -> str:
         """What would make room."""
         shorter = self.wishes.model_len // 2
         options = []
         if self.wishes.sleep is False:
             options.append("leave out --no-enable-sleep-mode")
+        if self.wishes.offload is False and self._would_fit(lora, offload=None):
+            options.append("leave out --no-offload")
         if self.wishes.kv_bytes is not None or self.wishes.utilization is not None:
             options.append("leave keys and values to the plan")
-        if (
-            shorter >= 512
-            and planned(self.name, self.card, self.shape, replace(self.wishes, model_len=shorter)).adapters
-        ):
+        if shorter >= 512 and self._would_fit(lora, model_len=shorter):
             options.append(f"serve with --max-model-len {shorter}")
+        if self._would_fit(lora, memory=None):
+            options.append("give the machine more memory")
         options.append("choose a smaller model, a larger GPU, or several (--engine verl)")
         return ", ".join(options)
+
+    def _would_fit(self, lora: LoraSpec | None, **changes: Any) -> bool:
+        wishes = replace(self.wishes, **changes)
+        return any(_fits(plan, wishes) for plan in _divisions(self.card, self.shape, wishes, lora))
 
     def __str__(self) -> str:
         model_len, dtype = self.wishes.model_len, self.wishes.dtype
@@ -180,7 +213,7 @@ LORA = LoraSpec()
 def planned(name: str, card: int, shape: ModelShape, wishes: Wishes) -> Plans:
     """Divide a card. card: all bytes of its memory, not those that are free: the same card is always divided in the same way."""
     made = {
-        lora: next((plan for plan in _divisions(card, shape, wishes, lora) if _fits(plan)), None)
+        lora: next((plan for plan in _divisions(card, shape, wishes, lora) if _fits(plan, wishes)), None)
         for lora in (None, LORA)
     }
     return Plans(
@@ -194,32 +227,40 @@ def planned(name: str, card: int, shape: ModelShape, wishes: Wishes) -> Plans:
 
 
 def _divisions(card: int, shape: ModelShape, wishes: Wishes, lora: LoraSpec | None) -> Iterator[CardPlan]:
-    """The least that each way takes, the fastest way first: sampling goes on beside training, then activations are kept."""
+    """The least that each way takes, the fastest way first: what is trained stays on the card, sampling goes on beside training,
+    then activations are kept."""
+    offloads = (False, True) if wishes.offload is None else (wishes.offload,)
     turns = (False, True) if wishes.sleep is None else (wishes.sleep,)
     served = shape.served(wishes.dtype)
     kv = _kv_asked(card, served, wishes)
-    for takes_turns in turns:
-        for checkpointing in (False, True):
-            training = Training(
-                dtype=wishes.dtype, lora=lora, checkpointing=checkpointing, on_gpu=True, context=wishes.model_len
-            )
-            plan = CardPlan(
-                card=card,
-                shape=shape,
-                training=training,
-                turns=takes_turns,
-                apart=wishes.apart,
-                served=served,
-                kv=_least_kv(shape, wishes) if kv is None else kv,
-                sequences=wishes.sequences or _LEAST_SEQUENCES,
-                tokens=wishes.model_len,
-                trainer_room=0,
-            )
-            yield plan
+    for offload, takes_turns, checkpointing in product(offloads, turns, (False, True)):
+        training = Training(
+            dtype=wishes.dtype,
+            lora=lora,
+            checkpointing=checkpointing,
+            offload=offload,
+            on_gpu=True,
+            context=wishes.model_len,
+        )
+        yield CardPlan(
+            card=card,
+            shape=shape,
+            training=training,
+            turns=takes_turns,
+            apart=wishes.apart,
+            served=served,
+            kv=_least_kv(shape, wishes) if kv is None else kv,
+            sequences=wishes.sequences or _LEAST_SEQUENCES,
+            tokens=wishes.model_len,
+            trainer_room=0,
+        )
 
 
-def _fits(plan: CardPlan) -> bool:
-    return max(plan.sampling, plan.at_peak) <= usable(plan.card)
+def _fits(plan: CardPlan, wishes: Wishes) -> bool:
+    """On the card; what is offloaded has to fit into the machine's memory, too."""
+    if plan.training.offload and wishes.memory is not None and plan.host > wishes.memory:
+        return False
+    return plan.most <= usable(plan.card)
 
 
 def usable(card: int) -> int:

@@ -33,11 +33,15 @@ FEWEST_TOKENS = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """What a run trains, as far as memory goes. lora None: all weights. context: tokens of its longest calls."""
+    """What a run trains, as far as memory goes. lora None: all weights. context: tokens of its longest calls.
+
+    offload: moments and the first weights lie in the machine's memory, and are brought to the device as they are read.
+    """
 
     dtype: ComputeType
     lora: LoraSpec | None = None
     checkpointing: bool = False
+    offload: bool = False
     on_gpu: bool = False
     context: int = 0
 
@@ -45,7 +49,9 @@ class Training:
     def what(self) -> str:
         """In words."""
         name = "all weights" if self.lora is None else f"adapters of rank {self.lora.rank}"
-        return f"{name}, activations computed twice" if self.checkpointing else name
+        offloaded = ", offloaded" if self.offload else ""
+        twice = ", activations computed twice" if self.checkpointing else ""
+        return name + offloaded + twice
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +66,7 @@ class TrainerMemory:
     @property
     def start(self) -> int:
         """The hosted weights as they are stored: what runs begin with, and what the KL is measured to."""
-        return self.shape.stored
+        return 0 if self.training.offload else self.shape.stored
 
     @property
     def weights(self) -> int:
@@ -68,13 +74,15 @@ class TrainerMemory:
         if self.training.lora is None:
             return _WHOLE * self.shape.parameters
         matrices = self.shape.matrices + self.shape.embeddings
-        frozen = 0 if self.shape.is_stored_as(self.training.dtype) else matrices * self._width
+        hosted_themselves = self.shape.is_stored_as(self.training.dtype) and not self.training.offload
+        frozen = 0 if hosted_themselves else matrices * self._width
         return frozen + _WHOLE * self.shape.vectors + 2 * _WHOLE * self.trained
 
     @property
     def step(self) -> int:
         """What the first step makes and the others keep: gradients, moments, and copies in the compute type."""
-        return (_WHOLE + _MOMENTS) * self.trained + self._copies
+        moments = 0 if self.training.offload else self.moments
+        return _WHOLE * self.trained + moments + self._copies
 
     @property
     def moments(self) -> int:
@@ -148,7 +156,7 @@ class TrainerMemory:
         heads = tokens if heads is None else heads
         backward = tokens * self._way_back + self._width * self.shape.hidden * self.shape.inner
         passes = self.kept(tokens) + max(self._logits(heads) + self._rows, backward)
-        return max(passes, self._update, self._first_weights(heads))
+        return max(passes, self._update, self._first_weights(tokens, heads))
 
     @property
     def _way_back(self) -> int:
@@ -173,17 +181,20 @@ class TrainerMemory:
 
     @property
     def _update(self) -> int:
-        """What the weights were before the step, a part of them at a time."""
+        """What the weights were before the step, a part of them at a time; moments of the part that are brought for it."""
         largest = max(self.shape.table, self.shape.hidden * self.shape.inner)
         together = OPTIMIZED_TOGETHER if self.training.on_gpu else 0
-        return _WHOLE * min(self.trained, max(largest, together))
+        number = _WHOLE + (_MOMENTS if self.training.offload else 0)
+        return number * min(self.trained, max(largest, together))
 
-    def _first_weights(self, heads: int) -> int:
-        """To measure the KL in float32, the start weights are widened: those of the layers, then the output embedding."""
-        if self.training.dtype == "bfloat16" or self.shape.is_stored_as("float32"):
+    def _first_weights(self, tokens: int, heads: int) -> int:
+        """To measure the KL, first weights that lie elsewhere or are narrower are brought, a layer at a time, then the output embedding."""
+        training, shape = self.training, self.shape
+        if training.lora is not None or (shape.is_stored_as(training.dtype) and not training.offload):
             return 0
-        table = _WHOLE * self.shape.table
-        return table + max(_WHOLE * self.shape.matrices, self._logits(heads))
+        number = _WHOLE if training.dtype == "float32" else shape.stored // max(1, shape.parameters)
+        layer = number * shape.matrices // shape.layers if training.offload or training.dtype == "float32" else 0
+        return max(layer + tokens * self._way_back, self._width * shape.table + self._logits(heads))
 
     def tokens_within(self, room: int, most: int) -> int:
         """How many tokens fit into so much room beside what stands there, in steps of 256; at least 256, at most `most`."""

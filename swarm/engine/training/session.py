@@ -43,7 +43,10 @@ def _short_of_memory(spec: RunSpec) -> str:
         options.append("set activation_checkpointing")
     if spec.parameters == "full":
         options.append('train adapters (parameters = {"rank": 16})')
-    options += ["serve with a smaller --max-model-len, or with --enable-sleep-mode on a GPU", "host a smaller model"]
+    options += [
+        "serve with a smaller --max-model-len, or on a GPU with --enable-sleep-mode or --offload",
+        "host a smaller model",
+    ]
     return "; or ".join(options)
 
 

@@ -2,31 +2,36 @@
 
 from __future__ import annotations
 
+import gc
 from importlib.metadata import PackageNotFoundError
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from foundation.clock import SystemClock
 from swarm.engine import machine as device_module
 from swarm.engine.devices import Layout
 from swarm.engine.local.checkpoints import hash_tensors
 from swarm.engine.local.engine import LocalEngine
-from swarm.engine.local.forward import Policy
+from swarm.engine.local.forward import DeviceShare, Policy
 from swarm.engine.local.learner import Learner
+from swarm.engine.local.optimizer import Optimizer, OptimizerName
+from swarm.engine.local.pinned import pinned_copies
 from swarm.engine.machine import Device, device_for, slow_type
 from swarm.engine.memory.model import weight_bytes
 from swarm.engine.sampling.server import VllmSettings
 from swarm.engine.seam import EngineError
 from swarm.models import resolve
 from swarm.models.folder import ModelFolder
-from swarm.protocol.runspec import ComputeType
+from swarm.protocol.runspec import ComputeType, OptimizerSpec
 from tests.swarm.engine.batches import branching_batch
 
 from .test_attention import NEEDS_GPU
 from .test_learner import FREE, distance, gradient
+from .test_optimizer import filled, weights
 
 
 @pytest.fixture
@@ -161,6 +166,53 @@ def test_between_steps_an_offloaded_optimiser_holds_nothing_on_the_gpu(tiny_llam
     learner.learn(branching_batch(step=2, optimizer=FREE))
     learner.rest()
     assert torch.cuda.memory_allocated() <= resting
+
+
+@pytest.mark.gpu
+@NEEDS_GPU
+@pytest.mark.parametrize("name", ["adamw", "adafactor"])
+def test_an_offloading_optimiser_steps_a_gpus_weights_as_one_on_the_gpu_bit_for_bit(name: OptimizerName) -> None:
+    found = []
+    for offload in (False, True):
+        held = {path: nn.Parameter(weight.detach().cuda()) for path, weight in weights().items()}
+        made = Optimizer(held, offload=offload)
+        for seed in range(3):
+            filled(made, held, name, seed)
+            made.step(OptimizerSpec(name=name, max_grad_norm=1.0), 0.01)
+        state = made.state()
+        assert not offload or not any(value.is_cuda for value in state.values())
+        made.restore(state)
+        filled(made, held, name, 3)
+        made.step(OptimizerSpec(name=name, max_grad_norm=1.0), 0.01)
+        found.append((hash_tensors(held), hash_tensors(made.state())))
+    assert found[0] == found[1]
+
+
+@pytest.mark.gpu
+@NEEDS_GPU
+def test_what_is_offloaded_is_not_on_the_gpu_between_two_passes(tiny_llama: ModelFolder) -> None:
+    taken = {}
+    for offload in (True, False, True):  # the first takes what libraries keep
+        began = torch.cuda.memory_allocated()
+        share = DeviceShare(offload=offload)
+        learner = Learner(Policy.load(tiny_llama.path, torch.device("cuda"), share=share), SystemClock())
+        for step in (1, 2):
+            metrics = learner.learn(branching_batch(step=step, optimizer=FREE, dtype="bfloat16")).metrics
+        taken[offload] = torch.cuda.memory_allocated() - began
+        assert metrics["kl_to_start"] > 0
+        shape = learner.policy.memory.shape
+        del learner
+        gc.collect()
+    assert taken[False] - taken[True] == pytest.approx(8 * shape.parameters + shape.stored, rel=0.1)
+
+
+@pytest.mark.gpu
+@NEEDS_GPU
+def test_memory_that_a_gpu_reads_is_page_locked_until_it_is_freed() -> None:
+    copies = pinned_copies({"moments": torch.zeros(1 << 20, device="cuda")}, torch.device("cuda"))
+    assert copies["moments"].is_pinned()
+    del copies
+    pinned_copies({"moments": torch.zeros(1 << 20, device="cuda")}, torch.device("cuda"))
 
 
 @pytest.mark.gpu

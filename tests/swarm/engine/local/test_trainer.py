@@ -34,7 +34,7 @@ pytestmark = pytest.mark.anyio
 
 @asynccontextmanager
 async def booted(
-    model: ModelFolder, tmp_path: Path, dtype: ComputeType = "bfloat16", failures: int = 3
+    model: ModelFolder, tmp_path: Path, dtype: ComputeType = "bfloat16", failures: int = 3, offload: bool = False
 ) -> AsyncIterator[LocalTrainer]:
     heard: list[EngineHealth] = []
     trainer = LocalTrainer(
@@ -43,6 +43,8 @@ async def booted(
         clock=SystemClock(),
         on_health=heard.append,
         dtype=dtype,
+        turns=offload,
+        offload=offload,
         back_off=BackOff(first_s=0.01, failures=failures),
     )
     await trainer.boot()
@@ -159,6 +161,25 @@ async def test_a_trainer_killed_in_a_step_comes_back_and_replays_to_the_same_wei
     assert await trainer.open_run(run, None) == 2
     await trainer.train(big_batch(3))
     assert equal(await exported(trainer, tmp_path / "w"), expected)
+
+
+async def test_an_offloading_trainer_that_is_killed_comes_back_to_the_weights_of_one_that_keeps_all_on_its_device(
+    trainer: LocalTrainer, tiny_llama: ModelFolder, tmp_path: Path
+) -> None:
+    run = run_in(tmp_path)
+    await trainer.open_run(run, None)
+    await trainer.train(branching_batch())
+    await trainer.checkpoint()
+    await trainer.train(branching_batch(step=2))
+    expected = await trainer.fingerprint()
+    async with booted(tiny_llama, tmp_path, offload=True) as offloading:
+        assert await offloading.open_run(run, None) == 1
+        os.kill(child_of(offloading), signal.SIGKILL)
+        with pytest.raises(TrainerCrashed):
+            await offloading.train(branching_batch(step=2))
+        assert await offloading.open_run(run, None) == 1
+        await offloading.train(branching_batch(step=2))
+        assert await offloading.fingerprint() == expected
 
 
 @pytest.mark.parametrize("between", ["a step", pytest.param("another run", marks=pytest.mark.campaign)])

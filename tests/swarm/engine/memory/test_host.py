@@ -57,8 +57,8 @@ def test_the_trainer_holds_weights_gradients_and_moments_in_full_precision(folde
 def test_weights_are_exchanged_through_the_machines_memory(folder: Path) -> None:
     shape = ModelShape.of(folder, CONFIG)
     for dtype in get_args(ComputeType):
-        needed = trainer_host_memory(shape, dtype, "cpu")
         memory = TrainerMemory(shape, Training(dtype=dtype))
+        needed = trainer_host_memory(memory)
         assert needed.standing - memory.standing - 2 * shape.served(dtype) == int(0.8 * GIB)
         assert needed.peak > needed.standing
 
@@ -122,7 +122,8 @@ def engine(folder: Path, config: dict[str, int], **fields: Any) -> LocalEngine:
 def test_the_estimate_of_an_engine_names_both_children(folder: Path) -> None:
     made = engine(folder, CONFIG)
     inference, trainer = made.memory_needed()
-    assert trainer == trainer_host_memory(ModelShape.of(folder, CONFIG), made.info.dtype, "cpu").peak
+    memory = TrainerMemory(ModelShape.of(folder, CONFIG), Training(dtype=made.info.dtype))
+    assert trainer == trainer_host_memory(memory).peak
     assert f"inference {inference / GIB:.1f}, trainer {trainer / GIB:.1f}" in made.estimate()
 
 
@@ -160,6 +161,33 @@ def test_who_takes_turns_on_a_gpu_waits_in_the_machines_memory(folder: Path) -> 
     )
     assert turns[0] - awake[0] == weight_bytes(folder)
     assert turns[1] - awake[1] == 8 * N  # AdamW's two moments
+
+
+@pytest.mark.parametrize("card", [None, 24 * GIB])
+@pytest.mark.parametrize("asked", [None, True, False])
+def test_an_engine_offloads_where_it_is_asked_to(folder: Path, card: int | None, asked: bool | None) -> None:
+    made = engine(folder, CONFIG, devices=Layout.one("cuda"), card=card, memory=64 * GIB, offload=asked)
+    assert made.offload == bool(asked)
+    assert ("--offload" in made.trainer._command(3).argv) == bool(asked)
+    awake = engine(folder, CONFIG, devices=Layout.one("cuda"), card=card)
+    assert made.memory_needed()[1] - awake.memory_needed()[1] == (8 * N if asked else 0)
+
+
+def test_what_a_machine_has_no_memory_for_is_refused_with_what_it_takes(folder: Path) -> None:
+    with pytest.raises(EngineError, match=r"of the machine's memory, which has .* give the machine more memory"):
+        engine(folder, CONFIG, devices=Layout.one("cuda"), card=24 * GIB, memory=4 * GIB, offload=True)
+
+
+@pytest.mark.anyio
+async def test_a_boot_that_lacks_the_memory_to_offload_is_told_what_needs_less(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("swarm.engine.memory.host.available_memory", lambda: GIB)
+    for offload in (False, True):
+        made = engine(folder, CONFIG, devices=Layout.one("cuda"), offload=offload)
+        with pytest.raises(EngineDown, match="to boot") as refused:
+            await made.boot()
+        assert ("serve with --no-offload" in str(refused.value)) == offload
 
 
 @pytest.mark.anyio

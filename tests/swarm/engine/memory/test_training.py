@@ -76,7 +76,8 @@ def _compare(config: PreTrainedConfig, fields: dict[str, Any], tmp_path: Path) -
     assert memory.standing == pytest.approx(_standing(learner), rel=0.01)
     predicted = memory.peak(int(metrics["tokens_computed"]), EPISODES * ANSWER)
     assert memory.standing + predicted == pytest.approx(_standing(learner) + taken, rel=0.1)
-    assert predicted == pytest.approx(taken, rel=0.25)  # a step of so few tokens: what is small beside them counts, too
+    # A step of so few tokens: what is small beside them counts, too. Where it is counted at the wrong time, rather too much than too little.
+    assert 0.75 * taken < predicted < 1.5 * taken
 
 
 def _learner(folder: Path, fields: dict[str, Any]) -> tuple[Learner, LoraSpec | None]:
@@ -106,7 +107,7 @@ def _standing(learner: Learner) -> int:
     policy = learner.policy
     begun = policy.adapters.start.values() if policy.adapters is not None else ()
     gradients = (weight.grad for weight in policy.model.parameters() if weight.grad is not None)
-    moments = (value for _, _, state in learner.optimizer._states() for value in state.values())
+    moments = learner.optimizer.state().values()
     copies = (cast.current() for cast in policy._casts.values())
     return _bytes([*policy.start.values(), *policy.model.parameters(), *begun, *gradients, *moments, *copies])
 
