@@ -45,19 +45,21 @@ def waits_for_a_person(store: Store, record: CampaignRecord) -> bool:
     return open_question(store.campaigns.events(record.id)) is not None
 
 
-def approve(store: Store, campaign_id: str, words: str, by: str) -> int:
-    """Say yes to the study or instrument that waits; returns its decision's number. Raises: WrongState when none waits for that."""
-    status = store.campaigns.get(campaign_id).status
+def approve(store: Store, campaign_id: str, words: str, by: str, *, decision: int | None = None) -> int:
+    """Say yes to the study or instrument that waits; returns its decision's number.
+
+    decision: the one that the person was shown; None: whichever is the newest. Raises: WrongState when the campaign has decided again or
+    ended, or waits for no approval.
+    """
+    check_open(store, campaign_id, "approved")
 
     def yes(events: Sequence[CampaignEvent]) -> dict[str, Any]:
         asked = open_question(events)
         if asked is None or asked.detail["needs"] != "approval":
-            raise WrongState(
-                f"{campaign_id} is {status} and waits for no approval; `researcher campaign status` shows what is next"
-            )
+            raise WrongState(f"{campaign_id} waits for no approval; `researcher campaign status` shows what is next")
         return {"decision": asked.detail["decision"], "words": words, "by": by}
 
-    return int(store.campaigns.answer(campaign_id, "approved", yes)["decision"])
+    return int(store.campaigns.answer(campaign_id, "approved", yes, decision=decision)["decision"])
 
 
 def tell(store: Store, campaign_id: str, words: str, by: str, *, leave: Sequence[str] | None = None) -> None:
@@ -115,15 +117,15 @@ def request_study(store: Store, campaign_id: str, spec: Mapping[str, Any], words
     store.campaigns.record(campaign_id, "told", {"words": words, "by": by, "spec": dict(spec)})
 
 
-def veto(store: Store, campaign_id: str, because: str, by: str) -> DecisionRecord:
+def veto(store: Store, campaign_id: str, because: str, by: str, *, decision: int | None = None) -> DecisionRecord:
     """Say no to the study that waits or runs, which stops, or to the instrument that waits; the next decision knows why.
 
-    Raises: WrongState.
+    decision: as in `approve`. Raises: WrongState.
     """
     check_open(store, campaign_id, "vetoed")
     decisions = store.campaigns.decisions(campaign_id)
     if not decisions or decisions[-1].action != "new_instrument":
-        return store.campaigns.veto(campaign_id, because, by)
+        return store.campaigns.veto(campaign_id, because, by, decision=decision)
     newest = decisions[-1]
 
     def no(events: Sequence[CampaignEvent]) -> dict[str, Any]:
@@ -134,21 +136,8 @@ def veto(store: Store, campaign_id: str, because: str, by: str) -> DecisionRecor
             )
         return {"words": because, "by": by, "decision": newest.seq}
 
-    store.campaigns.answer(campaign_id, "vetoed", no)
+    store.campaigns.answer(campaign_id, "vetoed", no, decision=decision)
     return newest
-
-
-def approve_next(store: Store, campaign_id: str, words: str, by: str) -> int:
-    """`approve` of a campaign that has not ended. Raises: WrongState."""
-    check_open(store, campaign_id, "approved")
-    return approve(store, campaign_id, words, by)
-
-
-def check_newest(store: Store, campaign_id: str, decision: int | None) -> None:
-    """decision: the one that somebody was shown, and answers. Raises: WrongState where the campaign has decided again."""
-    decisions = store.campaigns.decisions(campaign_id)
-    if not decisions or decision != decisions[-1].seq:
-        raise WrongState("this was about an earlier decision, and the campaign has decided again: look at the new one")
 
 
 def amend_budget(store: Store, campaign_id: str, limits: Mapping[str, float], because: str, by: str) -> str:

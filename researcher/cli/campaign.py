@@ -294,7 +294,7 @@ def veto(args: argparse.Namespace) -> int:
 def approve_study(args: argparse.Namespace) -> int:
     """Say yes to what waits: a study, or an instrument that an LLM wrote."""
     home, record = _named(args)
-    number = people.approve_next(home.store, record.id, args.because or "", getpass.getuser())
+    number = people.approve(home.store, record.id, args.because or "", getpass.getuser())
     return answer(args.json, {"campaign": record.id, "decision": number}, f"{record.id}: decision {number} is approved")
 
 

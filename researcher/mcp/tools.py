@@ -399,13 +399,13 @@ def _campaign_tell(research: Research, given: Tell) -> Answer:
 def _campaign_approve(research: Research, given: Approve) -> Answer:
     store = research.home.store
     campaign_id = store.campaigns.resolve(given.campaign)
-    people.check_newest(store, campaign_id, given.decision)
-    if store.campaigns.decisions(campaign_id)[-1].action == "new_instrument":
+    newest = store.campaigns.decisions(campaign_id)[-1:]
+    if any(each.seq == given.decision and each.action == "new_instrument" for each in newest):
         raise UsageError(
             f"decision {given.decision} is an instrument that an LLM wrote, which only a person who has read it approves: "
             f"`researcher campaign approve {campaign_id}` in the terminal, or the campaign's page"
         )
-    number = people.approve_next(store, campaign_id, given.words, research.person)
+    number = people.approve(store, campaign_id, given.words, research.person, decision=given.decision)
     return Answer(f"{campaign_id}: decision {number} is approved", {"campaign": campaign_id, "decision": number})
 
 

@@ -114,7 +114,7 @@ class Campaigns(Part):
             there = session.get(DecisionRow, (campaign_id, decision.seq))
             if there is not None:
                 return _decision(there)
-            schedule = dict(_row(session, campaign_id).schedule)
+            schedule = dict(_row(session, campaign_id, lock=True).schedule)  # whoever answers the last one comes first
             made = decision.model_copy(update={"at": now})
             if study is not None:
                 study_id = self._db.ids.new("st")
@@ -163,34 +163,39 @@ class Campaigns(Part):
 
     @retried
     def answer(
-        self, campaign_id: str, kind: str, said: Callable[[Sequence[CampaignEvent]], Mapping[str, Any]]
+        self,
+        campaign_id: str,
+        kind: str,
+        said: Callable[[Sequence[CampaignEvent]], Mapping[str, Any]],
+        *,
+        decision: int | None = None,
     ) -> Mapping[str, Any]:
-        """Append what a person says to what the journal holds by now: no other answer comes between. Returns the line's detail.
+        """Append what a person says to what the journal holds by now: no other answer or decision comes between. Returns the line's
+        detail.
 
         said: the detail, of the journal's lines in order; raises where there is nothing to answer, and then nothing is written.
+        decision: the one that the person was shown; None: whichever is the newest. Raises: WrongState where it is not.
         """
         with self._db.writing() as session:
             _row(session, campaign_id, lock=True)
+            _newest(session, campaign_id, decision)
             detail = said(_events(session, campaign_id))
             self._note(session, campaign_id, kind, detail)
             return detail
 
     @retried
-    def veto(self, campaign_id: str, because: str, by: str) -> DecisionRecord:
-        """Say no to the study that was decided last and has not begun. Raises: WrongState."""
+    def veto(self, campaign_id: str, because: str, by: str, *, decision: int | None = None) -> DecisionRecord:
+        """Say no to the study that was decided last and has not ended, once. decision: as in `answer`. Raises: WrongState."""
         with self._db.writing() as session:
             _row(session, campaign_id, lock=True)
-            newest = session.scalar(
-                select(DecisionRow)
-                .where(DecisionRow.campaign_id == campaign_id)
-                .order_by(DecisionRow.seq.desc())
-                .limit(1)
-            )
+            newest = _newest(session, campaign_id, decision)
             study = None if newest is None or newest.study_id is None else session.get(StudyRow, newest.study_id)
             if newest is None or study is None or StudyStatus(study.status).ended:
                 raise WrongState(
                     f"{campaign_id} has no study that waits or runs; `researcher campaign status` shows what is next"
                 )
+            if study.id in self._vetoed(session, campaign_id):
+                raise WrongState(f"decision {newest.seq} of {campaign_id} was vetoed before; {study.id} stops")
             study.stop_requested = True
             self._note(session, campaign_id, "vetoed", {"words": because, "by": by, "decision": newest.seq})
             return _decision(newest)
@@ -250,6 +255,15 @@ def _row(session: Session, campaign_id: str, *, lock: bool = False) -> CampaignR
     if row is None:
         raise NotFound(f"there is no campaign {campaign_id!r}; `researcher campaign list` shows all")
     return row
+
+
+def _newest(session: Session, campaign_id: str, shown: int | None) -> DecisionRow | None:
+    """The decision that was made last. shown: the one that somebody answers. Raises: WrongState where these are two."""
+    chosen = select(DecisionRow).where(DecisionRow.campaign_id == campaign_id)
+    newest = session.scalar(chosen.order_by(DecisionRow.seq.desc()).limit(1))
+    if shown is not None and (newest is None or newest.seq != shown):
+        raise WrongState("this was about an earlier decision, and the campaign has decided again: look at the new one")
+    return newest
 
 
 def _events(session: Session, campaign_id: str, *kinds: str) -> list[CampaignEvent]:

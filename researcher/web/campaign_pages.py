@@ -117,11 +117,13 @@ class CampaignPages:
             raise FormRefused(400, "the answer is approve or veto")
         if verdict == "veto" and not said:
             raise FormRefused(400, "say why it is vetoed: the next decision reads it")
-        people.check_newest(self._home.store, campaign_id, whole(form, "decision"))
+        decision = whole(form, "decision")
+        if decision is None:
+            raise FormRefused(400, "the answer names no decision: load the page again")
         if verdict == "veto":
-            people.veto(self._home.store, campaign_id, said, by)
+            people.veto(self._home.store, campaign_id, said, by, decision=decision)
         else:
-            people.approve_next(self._home.store, campaign_id, said, by)
+            people.approve(self._home.store, campaign_id, said, by, decision=decision)
         return self._changed(campaign_id)
 
     def amend(self, request: Request, reference: str, form: Form) -> Response:

@@ -18,12 +18,14 @@ from researcher.models import (
     Answer,
     Attrition,
     Claim,
+    DecisionRecord,
     Effect,
     EpisodeAttempts,
     Finding,
     LlmCall,
     RepairRecord,
     StudyOptions,
+    StudyRecord,
     StudyStatus,
     TrialEvidence,
     TrialStatus,
@@ -62,6 +64,18 @@ EFFECT = Effect(
     p_value=0.001,
     p_adjusted=0.001,
 )
+
+
+def decide(store: Store, campaign_id: str, seq: int) -> None:
+    """A campaign's decision, which begins a study."""
+    decision = DecisionRecord(
+        seq=seq, saw_digest="0", saw={}, strategist="builtin", proposals=[], action="explore", because="a look"
+    )
+    study = StudyRecord(
+        id="", topic="t", options=StudyOptions(), status=StudyStatus.PLANNING, created_at=0, updated_at=0,
+        campaign_id=campaign_id,
+    )  # fmt: skip
+    store.campaigns.decide(campaign_id, decision, (), study)
 
 
 class StoreContract:
@@ -551,6 +565,68 @@ class StoreContract:
 
         with ThreadPoolExecutor(4) as threads:
             assert len(set(threads.map(give, range(8)))) == 1
+
+    # -- campaigns ----------------------------------------------------------------------------------------------------
+
+    @pytest.fixture
+    def campaign(self, store: Store) -> str:
+        """With one decision, whose study has not begun."""
+        campaign_id = store.campaigns.create({}, {}, StudyOptions(), {"carried": False})
+        decide(store, campaign_id, 1)
+        return campaign_id
+
+    def test_of_two_people_who_veto_a_study_at_once_the_first_one_counts(
+        self, store: Store, url: str, campaign: str
+    ) -> None:
+        both = threading.Barrier(4)
+
+        def veto(number: int) -> bool:
+            other = Store.open(url)
+            try:
+                both.wait(60)
+                other.campaigns.veto(campaign, "no", str(number), decision=1)
+            except WrongState:
+                return False
+            finally:
+                other.close()
+            return True
+
+        with ThreadPoolExecutor(4) as threads:
+            assert sum(threads.map(veto, range(4))) == 1
+        assert len(store.campaigns.events(campaign, "vetoed")) == 1
+
+    def test_an_answer_to_an_earlier_decision_is_refused(self, store: Store, campaign: str) -> None:
+        decide(store, campaign, 2)
+        with pytest.raises(WrongState, match="an earlier decision"):
+            store.campaigns.veto(campaign, "no", "ada", decision=1)
+        with pytest.raises(WrongState, match="an earlier decision"):
+            store.campaigns.answer(campaign, "approved", lambda events: {}, decision=1)
+        assert store.campaigns.events(campaign) == []
+        assert store.campaigns.veto(campaign, "no", "ada", decision=2).seq == 2
+
+    def test_nothing_is_decided_while_somebody_answers(self, store: Store, url: str, campaign: str) -> None:
+        """Else the answer would be about what nobody was shown."""
+        order: list[str] = []
+
+        def decide_too() -> None:
+            other = Store.open(url)
+            try:
+                decide(other, campaign, 2)
+                order.append("decided")
+            finally:
+                other.close()
+
+        deciding = threading.Thread(target=decide_too)
+
+        def said(events: object) -> dict[str, str]:
+            deciding.start()
+            deciding.join(0.5)
+            order.append("answered")
+            return {"words": "yes"}
+
+        store.campaigns.answer(campaign, "approved", said, decision=1)
+        deciding.join(60)
+        assert order == ["answered", "decided"]
 
     def test_lines_are_found_by_their_kind_and_what_they_say(self, store: Store, study: str) -> None:
         for number, trial in enumerate(("a", "b", "a")):

@@ -15,7 +15,7 @@ from bench.made_up_studies import another
 from researcher.campaign.goal import Aim, CampaignGoal, aim_beside
 from researcher.campaign.honesty import MOST_UNWRITTEN
 from researcher.campaign.new_instrument import NO_LLM, WRITTEN, NewInstrument, NotWritten, check_approved, code_of
-from researcher.campaign.people import ASKED, approve_next, veto, waits_for_a_person
+from researcher.campaign.people import ASKED, approve, veto, waits_for_a_person
 from researcher.campaign.proposals import Proposal
 from researcher.campaign.records import JOINED, UNWRITTEN, WRITING, observe
 from researcher.campaign.report import campaign_page
@@ -102,7 +102,7 @@ async def test_it_is_written_waits_for_a_person_and_joins_from_the_next_decision
     assert waits_for_a_person(made.store, made.store.campaigns.get(made.id))
     assert len(made.notices) == 1
     assert observe(made.store, made.id).instruments == ("simulation",)
-    assert approve_next(made.store, made.id, "looks sound", "ada") == 1
+    assert approve(made.store, made.id, "looks sound", "ada") == 1
     assert (await made.carry_out()).status is CampaignStatus.DONE
     seen = observe(made.store, made.id)
     assert seen.instruments == ("simulation", "written")
@@ -121,7 +121,7 @@ async def test_it_is_written_waits_for_a_person_and_joins_from_the_next_decision
 async def test_its_results_are_never_claimed_however_good_they_are(tmp_path: Path) -> None:
     made = campaign(tmp_path, on("written", explore()), on("written", confirm(seeds={"min": 10, "max": 20})))
     await made.carry_out()
-    approve_next(made.store, made.id, "", "ada")
+    approve(made.store, made.id, "", "ada")
     await made.carry_out()
     seen = observe(made.store, made.id)
     assert seen.studies[1].verdict == "supported"
@@ -137,7 +137,7 @@ async def test_a_vetoed_one_stays_out_and_the_next_decision_knows_why(tmp_path: 
     await made.carry_out()
     veto(made.store, made.id, "its reward can be guessed", "ada")
     with pytest.raises(WrongState):
-        approve_next(made.store, made.id, "", "bob")
+        approve(made.store, made.id, "", "bob")
     await made.carry_out()
     second = made.store.campaigns.decisions(made.id)[1]
     assert [(each["kind"], each["words"]) for each in second.saw["said"]] == [("vetoed", "its reward can be guessed")]
@@ -210,7 +210,7 @@ async def test_killed_at_any_line_it_is_neither_written_twice_nor_lost(tmp_path:
             continue
         if waits_for_a_person(made.store, made.store.campaigns.get(made.id)):
             made.store.campaigns.record = real  # type: ignore[method-assign]
-            approve_next(made.store, made.id, "", "ada")
+            approve(made.store, made.id, "", "ada")
             made.store.campaigns.record = dies  # type: ignore[assignment]
     assert lines(made, WRITTEN, ASKED, "approved", JOINED, UNWRITTEN) == [WRITTEN, ASKED, "approved", JOINED]
     assert lines(made, WRITING) == [WRITING]
@@ -244,7 +244,7 @@ async def test_killed_at_any_line_it_is_neither_written_twice_nor_lost(tmp_path:
 async def test_verify_sees_one_that_nobody_approved(tmp_path: Path, tampering: str, words: str) -> None:
     made = campaign(tmp_path, on("written", explore()))
     await made.carry_out()
-    approve_next(made.store, made.id, "", "ada")
+    approve(made.store, made.id, "", "ada")
     await made.carry_out()
     with made.store._db.engine.begin() as connection:
         assert connection.execute(text(tampering)).rowcount == 1
@@ -255,7 +255,7 @@ async def test_what_was_changed_after_it_was_written_does_not_join(tmp_path: Pat
     made = campaign(tmp_path, explore())
     await made.carry_out()
     (tmp_path / "written_by_llm" / "reward.py").write_text("def score(answer, right):\n    return 1.0\n")
-    approve_next(made.store, made.id, "looks sound", "ada")
+    approve(made.store, made.id, "looks sound", "ada")
     assert (await made.carry_out()).status is CampaignStatus.DONE
     assert lines(made, JOINED, UNWRITTEN) == [UNWRITTEN]
     second = made.store.campaigns.decisions(made.id)[1]
@@ -269,7 +269,7 @@ async def test_what_was_changed_after_it_was_written_does_not_join(tmp_path: Pat
 async def test_what_is_changed_after_it_joined_is_planned_with_no_more(tmp_path: Path) -> None:
     made = campaign(tmp_path)
     await made.carry_out()
-    approve_next(made.store, made.id, "", "ada")
+    approve(made.store, made.id, "", "ada")
     await made.carry_out()
     assert isinstance(made.write, Writer)
     joined, folder = made.store.campaigns.events(made.id, JOINED), made.write.folder
@@ -289,7 +289,7 @@ async def test_of_two_people_who_answer_at_once_the_first_one_counts(tmp_path: P
         both.wait()
         try:
             if number % 2:
-                approve_next(store, made.id, "", f"person {number}")
+                approve(store, made.id, "", f"person {number}")
             else:
                 veto(store, made.id, "no", f"person {number}")
             answers.append(f"person {number}")

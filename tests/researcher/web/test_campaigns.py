@@ -71,8 +71,11 @@ async def test_from_the_first_gate_to_the_answer(
         assert f'href="/studies/{decision.study_id}"' in text
     assert f'href="/campaigns/{made.id}"' in (await browser.get(f"/studies/{decisions[0].study_id}")).text
 
-    late = await send(browser, made.id, "answer", decision="2", verdict="approve")
-    assert (late.status_code, "an earlier decision" in late.text) == (409, True)
+    for fields in ({"verdict": "approve"}, {"verdict": "veto", "words": "too dear"}):
+        late = await send(browser, made.id, "answer", decision="2", **fields)
+        assert (late.status_code, "an earlier decision" in late.text) == (409, True)
+        bare = await send(browser, made.id, "answer", **fields)
+        assert (bare.status_code, "names no decision" in bare.text) == (400, True)
     assert (await send(browser, made.id, "answer", decision="3", verdict="approve")).status_code == 303
     text = (await browser.get(f"/campaigns/{made.id}")).text
     assert "Now: 3. confirm of H3" in text
