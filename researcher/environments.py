@@ -20,7 +20,7 @@ import venv
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from foundation.paths import last_bytes
 from researcher.executor.diagnosis import exception_line
@@ -112,15 +112,52 @@ def install(folder: InstrumentFolder, root: Path) -> str:
     return str(python)
 
 
-def check_tasks(plan: Plan, folder: InstrumentFolder, python: str) -> Plan:
+class Draw(Protocol):
+    """As `rehearsed`."""
+
+    def __call__(
+        self,
+        folder: InstrumentFolder,
+        python: str,
+        parameters: Sequence[Mapping[str, Any]],
+        heldout: int,
+        *,
+        skipped: int = 0,
+    ) -> list[dict[str, Any]]: ...
+
+
+class DrawnOnce:
+    """`rehearsed` for many plans of one moment: what several of them ask for is drawn once. A refusal is not remembered."""
+
+    def __init__(self, draw: Draw) -> None:
+        self._draw = draw
+        self._drawn: dict[str, list[dict[str, Any]]] = {}
+
+    def __call__(
+        self,
+        folder: InstrumentFolder,
+        python: str,
+        parameters: Sequence[Mapping[str, Any]],
+        heldout: int,
+        *,
+        skipped: int = 0,
+    ) -> list[dict[str, Any]]:
+        asked = json.dumps([str(folder.path), python, [dict(each) for each in parameters], heldout, skipped])
+        if asked not in self._drawn:
+            self._drawn[asked] = self._draw(folder, python, parameters, heldout, skipped=skipped)
+        return self._drawn[asked]
+
+
+def check_tasks(plan: Plan, folder: InstrumentFolder, python: str, draw: Draw | None = None) -> Plan:
     """Draw a few tasks of every arm before the study begins, so that wrong data or parameters show now.
 
-    Returns the plan, with fewer held-out tasks where some arm, or another instrument that models are scored on, has fewer than planned
+    draw: None: `rehearsed`. Returns the plan, with fewer held-out tasks where some arm, or another instrument that models are scored on, has fewer than planned
     and the plan skips none.
     Raises: PlanningRefused, also where the plan skips some and too few come after them.
     """
-    plan = _with_tasks_elsewhere(plan, python)
-    fewest = count_heldout(plan, folder, python, plan.heldout_upto)
+    draw = draw or rehearsed
+    plan = _with_tasks_elsewhere(plan, python, draw)
+    fewest = count_heldout(plan, folder, python, plan.heldout_upto, draw)
     if fewest >= plan.heldout_upto:
         return plan
     if plan.heldout_from:
@@ -132,17 +169,17 @@ def check_tasks(plan: Plan, folder: InstrumentFolder, python: str) -> Plan:
     return plan.model_copy(update={"heldout_tasks": fewest, "assumptions": (*plan.assumptions, note)})
 
 
-def _with_tasks_elsewhere(plan: Plan, python: str) -> Plan:
+def _with_tasks_elsewhere(plan: Plan, python: str, draw: Draw) -> Plan:
     """The plan, with fewer tasks of other instruments where they have fewer. python: the study's own, under which these run too."""
     found = []
     for each in plan.transfers:
-        [drawn] = rehearsed(open_instrument(each.instrument), python, [each.task], each.tasks)
+        [drawn] = draw(open_instrument(each.instrument), python, [each.task], each.tasks)
         found.append(each.model_copy(update={"tasks": min(each.tasks, int(drawn["heldout"]))}))
     return plan.model_copy(update={"transfers": tuple(found)})
 
 
-def count_heldout(plan: Plan, folder: InstrumentFolder, python: str, most: int) -> int:
-    """How many held-out tasks every arm of the plan has, up to `most`.
+def count_heldout(plan: Plan, folder: InstrumentFolder, python: str, most: int, draw: Draw | None = None) -> int:
+    """How many held-out tasks every arm of the plan has, up to `most`. draw: None: `rehearsed`.
 
     Raises: PlanningRefused as `rehearsed`.
     """
@@ -153,7 +190,8 @@ def count_heldout(plan: Plan, folder: InstrumentFolder, python: str, most: int) 
         parameters = {**folder.instrument.defaults.task, **plan.task, **own}
         if parameters not in wanted:
             wanted.append(parameters)
-    return min(int(found["heldout"]) for found in rehearsed(folder, python, wanted, most, skipped=plan.heldout_from))
+    drawn = (draw or rehearsed)(folder, python, wanted, most, skipped=plan.heldout_from)
+    return min(int(found["heldout"]) for found in drawn)
 
 
 def rehearsed(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -24,7 +24,9 @@ from researcher.study.spec import StudySpec
 
 _LIMITS = {"wall": 300, "trials": 1, "tokens": 1000}
 """Limits of a budget that trials spend, and to what they are rounded up."""
-_MOST_TIMES = 64
+_MOST_DOUBLINGS = 6
+_CLOSE = 1.1
+"""How much larger than the smallest budget that would do the one that is named may be."""
 
 
 @dataclass(frozen=True)
@@ -112,17 +114,27 @@ async def _enough(goal: CampaignGoal, aims: Sequence[Aim], planner: StudyPlanner
     """A budget that pays for a first study, in words; empty where none does. Raises one limit alone where that is enough."""
     given = [name for name in _LIMITS if getattr(goal.budget, name) is not None]
     for names in [*([name] for name in given), given]:
-        low, high = 1.0, 2.0
-        while high <= _MOST_TIMES and not _is_study(await _begun(_richer(goal, names, high), aims, planner)):
-            low, high = high, 2 * high
-        if high > _MOST_TIMES:
-            continue
-        while high > 1.1 * low:
-            middle = math.sqrt(low * high)
-            enough = _is_study(await _begun(_richer(goal, names, middle), aims, planner))
-            low, high = (low, middle) if enough else (middle, high)
-        return f"{_limits_text(_richer(goal, names, high).budget, names)} would do, or fewer factors"
+
+        async def pays(times: float, names: Sequence[str] = names) -> bool:
+            return _is_study(await _begun(_richer(goal, names, times), aims, planner))
+
+        if await pays(2.0**_MOST_DOUBLINGS):
+            limits = _richer(goal, names, await _least(pays)).budget
+            return f"{_limits_text(limits, names)} would do, or fewer factors"
     return ""
+
+
+async def _least(pays: Callable[[float], Awaitable[bool]]) -> float:
+    """How many times the budget would do, within a tenth: among doublings first, since each answer takes a decision. The last one does."""
+    low, high = 0, _MOST_DOUBLINGS
+    while high > low + 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if await pays(2.0**middle) else (middle, high)
+    few, enough = 2.0**low, 2.0**high
+    while enough > _CLOSE * few:
+        times = math.sqrt(few * enough)
+        few, enough = (few, times) if await pays(times) else (times, enough)
+    return enough
 
 
 def _richer(goal: CampaignGoal, names: Sequence[str], factor: float) -> CampaignGoal:

@@ -21,7 +21,7 @@ from researcher.cli.instrument_llm import writer_of
 from researcher.cli.request import campaign_llm
 from researcher.cli.worker import work_on
 from researcher.conduct import Sink
-from researcher.environments import check_tasks, interpreter, rehearsed
+from researcher.environments import Draw, check_tasks, interpreter, rehearsed
 from researcher.home import Home
 from researcher.instruments.catalogue import InstrumentFolder, open_instrument
 from researcher.models import Notice, StudyOptions, StudyStatus
@@ -129,16 +129,18 @@ async def _watched(home: Home, campaign_id: str, names: tuple[str, ...], clock: 
         await asyncio.to_thread(look)
 
 
-def planner_of(root: Path, store: Store | None, options: StudyOptions, folder: InstrumentFolder) -> InstrumentPlanner:
-    """root: the user data directory. Raises: PlanningRefused where the instrument's packages are not installed."""
+def planner_of(
+    root: Path, store: Store | None, options: StudyOptions, folder: InstrumentFolder, draw: Draw = rehearsed
+) -> InstrumentPlanner:
+    """root: the user data directory. draw: of tasks, for each plan. Raises: PlanningRefused where the instrument's packages are not installed."""
     python = interpreter(folder, root)
     task = dict(folder.instrument.defaults.task)
     return InstrumentPlanner(
         store,
         folder,
         options,
-        check=lambda plan: check_tasks(plan, folder, python),
-        count_heldout=lambda most: int(rehearsed(folder, python, [task], most)[0]["heldout"]),
+        check=lambda plan: check_tasks(plan, folder, python, draw),
+        count_heldout=lambda most: int(draw(folder, python, [task], most)[0]["heldout"]),
     )
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from foundation.commandline import UsageError
 from foundation.nearest import nearest
-from researcher.campaign.goal import goal_in
+from researcher.campaign.goal import CampaignGoal, goal_in
 from researcher.campaign.topic import goal_text
 from researcher.cli.goals import ReadyGoal, check_not_pursued, price_text, ready_goal, record_campaign
 from researcher.cli.request import (
@@ -224,8 +224,9 @@ class GoalDrafting:
     def start(self, text: str, places: Places) -> str | Checked:
         """Record the campaign and have the daemon carry it on; returns its id, or what is wrong. Raises: UsageError."""
         try:
+            ready = self._ready(text, places, runs=True)
             with self._lock:  # of two equal texts that come at once, the second finds the first one's campaign
-                ready = self._ready(text, places, runs=True)
+                self._check_not_pursued(ready.goal, places)
                 campaign_id = record_campaign(self.studies.home, ready, carried=True)
         except PlanningRefused as error:
             return _checked(error, text)
@@ -239,10 +240,13 @@ class GoalDrafting:
         for name in goal.instruments:
             self.studies.check_installed(name, "instruments")
         _check_no_files(fields, ("factors", "set"))
-        check_not_pursued(
-            self.studies.home, goal, places.engine, "stop it first, or say what this one is to find out besides"
-        )
+        self._check_not_pursued(goal, places)
         return ready_goal(goal, self.studies.home, places.servers, places.engine, runs=runs)
+
+    def _check_not_pursued(self, goal: CampaignGoal, places: Places) -> None:
+        """Raises: SpecRefused."""
+        how = "stop it first, or say what this one is to find out besides"
+        check_not_pursued(self.studies.home, goal, places.engine, how)
 
 
 def _drafted(outcome: Proposed | NeedsEdit | Asked, text: Callable[[Draft, tuple[str, ...]], str]) -> Drafted:

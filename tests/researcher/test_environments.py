@@ -5,11 +5,13 @@ from __future__ import annotations
 import shutil
 import sys
 import zipfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from researcher.environments import check_tasks, count_heldout, install, interpreter, pins, rehearsed
+from researcher.environments import DrawnOnce, check_tasks, count_heldout, install, interpreter, pins, rehearsed
 from researcher.instruments.catalogue import InstrumentFolder, read_instrument
 from researcher.refusals import PlanningRefused
 from tests.fakes.specs import planned
@@ -194,3 +196,31 @@ def _wheel(file: Path) -> None:
             f"{facts}/WHEEL", "Wheel-Version: 1.0\nGenerator: hand\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
         )
         wheel.writestr(f"{facts}/RECORD", "")
+
+
+def test_what_many_plans_ask_for_is_drawn_once_and_a_refusal_is_not_remembered() -> None:
+    folder, drawn = read_instrument(REPEAT), list[int]()
+
+    def draw(
+        folder: InstrumentFolder,
+        python: str,
+        parameters: Sequence[Mapping[str, Any]],
+        heldout: int,
+        *,
+        skipped: int = 0,
+    ) -> list[dict[str, Any]]:
+        drawn.append(heldout)
+        if heldout == 99:
+            raise PlanningRefused("not now")
+        return [{"heldout": heldout}]
+
+    once = DrawnOnce(draw)
+    for _ in range(2):
+        assert once(folder, "python", [{"digits": 1}], 4) == [{"heldout": 4}]
+        assert once(folder, "python", [{"digits": 1}], 8) == [{"heldout": 8}]
+        with pytest.raises(PlanningRefused):
+            once(folder, "python", [{"digits": 1}], 99)
+    assert drawn == [4, 8, 99, 99]
+    once(folder, "python", [{"digits": 2}], 4)
+    once(folder, "python", [{"digits": 1}], 4, skipped=2)
+    assert drawn[4:] == [4, 4]
