@@ -155,6 +155,7 @@ async def _opened(run: StoredRun, from_step: int, scratch: Path, processor: _Pro
         on_health=lambda health: None,
         device=processor.device,
         threads=processor.threads or None,
+        offload=processor.device == "cuda",  # the run may have needed it; the steps are the same
         back_off=BackOff(failures=1),
     )
     directory = scratch / "run"

@@ -75,6 +75,27 @@ class _Part:
             self.take({path: _brought(value, self._device) for path, value in self.host.items()})
             self.resting = False
 
+    def pieces(self) -> Iterator[_Part]:
+        """The same while it rests: a weight that is larger than what is stepped together, by rows."""
+        (path, weight), *others = self.weights.items()
+        if others or weight.numel() <= OPTIMIZED_TOGETHER or not isinstance(self.optimizer, AdamW):
+            yield self
+            return
+        step, count = f"{path}/step", max(1, OPTIMIZED_TOGETHER // weight[0].numel())
+        steps = self.host[step].clone()
+        for first in range(0, len(weight), count):
+            rows = slice(first, first + count)
+            own = nn.Parameter(weight.detach()[rows])
+            own.grad = None if weight.grad is None else weight.grad[rows]
+            optimizer = AdamW([own], fused=True)
+            optimizer.param_groups[0] |= {**self.optimizer.param_groups[0], "params": [own]}
+            host = {kind: value[rows] for kind, value in self.host.items() if kind != step} | {step: steps.clone()}
+            piece = _Part({path: own}, optimizer, resting=True, host=host)
+            piece.take(host)
+            yield piece
+        self.host[step].copy_(piece.host[step])
+        increment_version(weight)
+
     @property
     def _device(self) -> torch.device:
         return next(iter(self.weights.values())).device
@@ -161,12 +182,13 @@ class Optimizer:
             part.optimizer.param_groups[0]["weight_decay"] = spec.weight_decay
             if shrink < 1.0:
                 torch._foreach_mul_(part.grads, shrink)
-            part.wake()
-            before, moved = _stepped(part)
-            before_W += before
-            moved_W += moved
-            if self._offload:
-                part.rest()
+            for piece in part.pieces() if self._offload else (part,):
+                piece.wake()
+                before, moved = _stepped(piece)
+                before_W += before
+                moved_W += moved
+                if self._offload:
+                    piece.rest()
         return norm, WeightsChange(moved=_squared(moved_W), before=_squared(before_W))
 
     def state(self) -> dict[str, Tensor]:

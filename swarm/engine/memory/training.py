@@ -23,7 +23,7 @@ CHUNK_GRADIENT = 2_000_000
 """So many numbers of the output weight's gradient are added at a time on the CPU, where their products stay in the cache, and
 CHUNK_LOGITS on a GPU: no second gradient of its size is made."""
 OPTIMIZED_TOGETHER = 64_000_000
-"""Numbers that a GPU's optimiser steps together: what they were before a step is held beside them."""
+"""Numbers that a GPU's optimiser steps together: what they were before a step is held beside them, and moments that are offloaded."""
 _KEY_COPIES = 2
 """Of each key and value on a GPU, where a block that many read is there several times; four at most, in a row that all read."""
 _MASK_WIDTH = 2
@@ -154,9 +154,10 @@ class TrainerMemory:
         heads: at how many of them a token was drawn; None: at all.
         """
         heads = tokens if heads is None else heads
-        backward = tokens * self._way_back + self._width * self.shape.hidden * self.shape.inner
-        passes = self.kept(tokens) + max(self._logits(heads) + self._rows, backward)
-        return max(passes, self._update, self._first_weights(tokens, heads))
+        recomputed = tokens * self._layer if self.training.checkpointing else 0  # of one layer, on the way back alone
+        forward = self.kept(tokens) - recomputed + self._logits(heads) + self._rows
+        backward = self.kept(tokens) + tokens * self._way_back + self._width * self.shape.hidden * self.shape.inner
+        return max(forward, backward, self._update, self._first_weights(tokens, heads))
 
     @property
     def _way_back(self) -> int:
@@ -184,8 +185,9 @@ class TrainerMemory:
         """What the weights were before the step, a part of them at a time; moments of the part that are brought for it."""
         largest = max(self.shape.table, self.shape.hidden * self.shape.inner)
         together = OPTIMIZED_TOGETHER if self.training.on_gpu else 0
-        number = _WHOLE + (_MOMENTS if self.training.offload else 0)
-        return number * min(self.trained, max(largest, together))
+        if self.training.offload:
+            return (_WHOLE + _MOMENTS) * min(self.trained, max(min(largest, OPTIMIZED_TOGETHER), together))
+        return _WHOLE * min(self.trained, max(largest, together))
 
     def _first_weights(self, tokens: int, heads: int) -> int:
         """To measure the KL, first weights that lie elsewhere or are narrower are brought, a layer at a time, then the output embedding."""

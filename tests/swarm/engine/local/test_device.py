@@ -14,6 +14,7 @@ from torch import nn
 from foundation.clock import SystemClock
 from swarm.engine import machine as device_module
 from swarm.engine.devices import Layout
+from swarm.engine.local import optimizer
 from swarm.engine.local.checkpoints import hash_tensors
 from swarm.engine.local.engine import LocalEngine
 from swarm.engine.local.forward import DeviceShare, Policy
@@ -31,7 +32,9 @@ from tests.swarm.engine.batches import branching_batch
 
 from .test_attention import NEEDS_GPU
 from .test_learner import FREE, distance, gradient
-from .test_optimizer import filled, weights
+from .test_optimizer import filled
+
+SIZES = {"matrix": (7, 32), "norm": (32,), "other": (32, 4)}
 
 
 @pytest.fixture
@@ -171,10 +174,15 @@ def test_between_steps_an_offloaded_optimiser_holds_nothing_on_the_gpu(tiny_llam
 @pytest.mark.gpu
 @NEEDS_GPU
 @pytest.mark.parametrize("name", ["adamw", "adafactor"])
-def test_an_offloading_optimiser_steps_a_gpus_weights_as_one_on_the_gpu_bit_for_bit(name: OptimizerName) -> None:
+@pytest.mark.parametrize("together", [64, 64_000_000])
+def test_an_offloading_optimiser_steps_a_gpus_weights_as_one_on_the_gpu_bit_for_bit(
+    name: OptimizerName, together: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(optimizer, "OPTIMIZED_TOGETHER", together)
     found = []
     for offload in (False, True):
-        held = {path: nn.Parameter(weight.detach().cuda()) for path, weight in weights().items()}
+        draw = torch.Generator().manual_seed(0)
+        held = {path: nn.Parameter(torch.randn(shape, generator=draw).cuda()) for path, shape in SIZES.items()}
         made = Optimizer(held, offload=offload)
         for seed in range(3):
             filled(made, held, name, seed)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from foundation.clock import SystemClock
 from swarm.engine.local import optimizer
@@ -116,6 +116,25 @@ def test_no_more_moments_are_on_the_card_than_those_of_one_part(card: Card, tiny
         filled(made, held, "adamw", seed)
         made.step(OptimizerSpec(), 0.01)
     assert 0 < card.most <= max(8 * weight.numel() + 4 for weight in held.values())
+
+
+@pytest.mark.parametrize("together", [1, 64, 100])
+def test_a_large_weight_is_stepped_by_rows_bit_for_bit(
+    card: Card, together: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for offload in (False, True):
+        held = {"a": nn.Parameter(torch.randn(7, 32, generator=torch.Generator().manual_seed(0)))}
+        made = Optimizer(held, offload=offload)
+        monkeypatch.setattr(optimizer, "OPTIMIZED_TOGETHER", together)
+        for seed in range(3):
+            filled(made, held, "adamw", seed)
+            version = held["a"]._version
+            made.step(OptimizerSpec(max_grad_norm=1.0, weight_decay=0.1), 0.01)
+            assert held["a"]._version > version  # copies in another type hear of it
+        found.append((hash_tensors(held), hash_tensors(made.state())))
+    assert found[0] == found[1]
+    assert 0 < card.most <= 8 * max(together, 32) + 4  # a row at least
 
 
 def test_first_weights_are_brought_a_layer_at_a_time(tiny_llama: ModelFolder, monkeypatch: pytest.MonkeyPatch) -> None:
