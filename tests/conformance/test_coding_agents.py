@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from bench.serving import ServerProcess
-from foundation.clock import SystemClock
 from foundation.confinement import PORTS, landlock_version
 from studies.repo_tasks.workflow import rollout, tasks
 from swarm.client import AgentFailed, SwarmClient, Task
@@ -28,8 +27,7 @@ from tests.conformance.relay import vllm_socket_of, witnessed
 from tests.conformance.stage import Stage, staged
 from tests.conformance.training import MISMATCH_LIMIT, spec_of, step_after
 from tests.conformance.witness import Witness
-from tests.conformance.witnessing import Witnessing
-from tests.fakes.parallel_tools import ParallelTools
+from tests.conformance.witnessing import WitnessedEcho
 from tests.swarm.server.gateway.conftest import Served, served_by
 from tests.tiny_llama import make_tiny_llama
 from tests.vllm_fixture import LoopThread
@@ -39,14 +37,6 @@ LONG = Limits(context=1 << 20, answer=1024)
 """The echo engine's tokens are bytes."""
 
 
-class WitnessedEcho(Witnessing, ParallelTools):
-    """The echo engine with a witness. It calls tools one by one, unless a test says otherwise."""
-
-    def __init__(self, witness: Witness) -> None:
-        super().__init__(max_model_len=LONG.context, clock=SystemClock())
-        self.witness = witness
-
-
 @pytest.fixture(scope="module")
 def witness() -> Witness:
     return Witness()
@@ -54,7 +44,7 @@ def witness() -> Witness:
 
 @pytest.fixture(scope="module")
 def engine(witness: Witness) -> WitnessedEcho:
-    return WitnessedEcho(witness)
+    return WitnessedEcho(witness, max_model_len=LONG.context)
 
 
 @pytest.fixture(scope="module")

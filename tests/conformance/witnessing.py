@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator
 
+from foundation.clock import SystemClock
 from swarm.engine.seam import Sampled, SampledEvent, SampleRequest
 from tests.conformance.witness import Seen, Witness
+from tests.fakes.parallel_tools import ParallelTools
 
 
 class Witnessing:
@@ -34,3 +36,11 @@ class Witnessing:
                 before = self.witness.seen[places[choice.index]]
                 self.witness.seen[places[choice.index]] = Seen(prompt, (*before.sampled_ids, *choice.sampled_ids))
             yield event
+
+
+class WitnessedEcho(Witnessing, ParallelTools):
+    """The echo engine with a witness. It calls tools one by one, unless a test says otherwise."""
+
+    def __init__(self, witness: Witness, *, max_model_len: int) -> None:
+        super().__init__(max_model_len=max_model_len, clock=SystemClock())
+        self.witness = witness

@@ -51,8 +51,7 @@ class ParallelTools(EchoEngine):
 
     def _parts(self, request: SampleRequest) -> list[SampleRequest]:
         """A request for each call of the answer, and for its text; empty where nothing is called together."""
-        choice = request.body.get("tool_choice")
-        forced = choice["function"]["name"] if isinstance(choice, dict) else ""
+        forced = _forced(request.body)
         choices: list[Any] = [
             {"type": "function", "function": {"name": name}} for name in self.together.get(forced, ())
         ]
@@ -66,6 +65,14 @@ class ParallelTools(EchoEngine):
             SampleRequest(dialect=request.dialect, body=body, prompt_ids=request.prompt_ids, masks=request.masks)
             for body in bodies
         ]
+
+
+def _forced(body: Json) -> str:
+    """The name of the tool that has to be called; of the first where any will do. Empty: none has to."""
+    choice = body.get("tool_choice")
+    if choice == "required":
+        return str(body["tools"][0]["function"]["name"])
+    return str(choice["function"]["name"]) if isinstance(choice, dict) else ""
 
 
 def _joined(parts: Sequence[Sampled]) -> Sampled:

@@ -43,10 +43,16 @@ def model(**fields: object) -> ChatOpenAI:
     )
 
 
+def took_turns(messages: list[Any]) -> bool:
+    """One answer called the tool, perhaps more than once, and the next went on from the results."""
+    types = [message.type for message in messages]
+    return types == ["human", "ai", *["tool"] * (len(types) - 3), "ai"]
+
+
 def ready_agent() -> str:
     agent = create_agent(model(), [add], system_prompt="Be brief.", middleware=[tool_first])
     messages = agent.invoke({"messages": [("user", "What is 17 + 25? Use the tool.")]})["messages"]
-    assert [message.type for message in messages] == ["human", "ai", "tool", "ai"], messages
+    assert took_turns(messages), messages
     return str(messages[-1].content)
 
 
@@ -70,7 +76,7 @@ def own_graph() -> str:
     ):
         last = part if mode == "values" else last
     assert last is not None
-    assert [message.type for message in last["messages"]] == ["human", "ai", "tool", "ai"], last
+    assert took_turns(last["messages"]), last
     return str(last["messages"][-1].content)
 
 

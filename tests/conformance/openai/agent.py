@@ -100,8 +100,8 @@ def responses(client: OpenAI) -> str:
         for _ in events:
             pass
         first = events.get_final_response()
+    items += [item.to_dict(exclude_none=True) for item in first.output]
     for item in first.output:
-        items.append(item.to_dict(exclude_none=True))
         if item.type == "function_call":
             result = add(item.arguments)
             items.append({"type": "function_call_output", "call_id": item.call_id, "output": result})

@@ -42,7 +42,9 @@ async def main() -> None:
     )
     (rollout,) = outputs["outputs"]
     told = [dict(message) for message in rollout["completion"]]
-    assert [message["role"] for message in told][:3] == ["assistant", "tool", "assistant"], rollout
+    roles = [message["role"] for message in told]
+    assert roles[:2] == ["assistant", "tool"], rollout
+    assert "assistant" in roles[2:], rollout
     await client.close()
     print(json.dumps({"answers": [rollout["reward"]], "tools": USED, "turns": len(told)}))
 
