@@ -557,7 +557,9 @@ def _found_on(seen: View) -> str:
     confirmed = [study for study in seen.studies if study.supports]
     tried = [study for study in seen.studies if study.confirms]
     if confirmed:
-        return f"{words_of(seen.incumbent)} is better than what it was compared with; nothing else in reach looks better by half a margin."
+        return (
+            f"{words_of(seen.incumbent)} stands: nothing that the budget still pays for looks better by half a margin."
+        )
     if tried:
         return "What looked better while exploring was not confirmed."
     if not any(study.trials for study in seen.studies):

@@ -163,7 +163,7 @@ def _answer(seen: Seen, decisions: Sequence[DecisionRecord], status: CampaignSta
     if not status.ended:
         found.append("The campaign goes on: this is what is known so far.")
     elif decisions and decisions[-1].action == "conclude":
-        found.append(decisions[-1].because)
+        found.append(_upper(decisions[-1].because))
     return found
 
 
