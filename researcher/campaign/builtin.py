@@ -80,8 +80,9 @@ def proposals(seen: Seen) -> list[Proposal]:
 
 
 def _less_vetoed(found: list[Proposal], seen: Seen) -> list[Proposal]:
-    """A person vetoed what comes first here: the next ones are proposed instead."""
-    vetoed = sum(said.kind == "vetoed" for said in seen.said)
+    """A person vetoed what comes first on that instrument: the next ones are proposed instead. found: all on one."""
+    about = {each.instrument or "" for each in found}
+    vetoed = sum(said.kind == "vetoed" and said.instrument in about for said in seen.said)
     return (found[vetoed:] if vetoed and len(found) > vetoed else found)[: _MOST_PROPOSED - 1]
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from foundation.nearest import nearest
+from researcher.campaign.new_instrument import Making
 from researcher.campaign.records import JOINED, aims_on_record, left_alone
 from researcher.campaign.report import write_campaign_report
 from researcher.campaign.requests import check_request
@@ -134,7 +135,9 @@ def veto(store: Store, campaign_id: str, because: str, by: str, *, decision: int
             raise WrongState(
                 f"{campaign_id} has no instrument that waits; `researcher campaign status` shows what is next"
             )
-        return {"words": because, "by": by, "decision": newest.seq}
+        written = Making.of(events, newest.seq).outcome
+        about = {} if written is None else {"instrument": written.detail["aim"]["instrument"]}
+        return {"words": because, "by": by, "decision": newest.seq, **about}
 
     store.campaigns.answer(campaign_id, "vetoed", no, decision=decision)
     return newest

@@ -77,7 +77,7 @@ def seen_of(
         ),
         studies=tuple(studies),
         left=left_of(limits_of(goal, events), studies, calls_of(decisions, events)),
-        said=tuple(_said(event) for event in events if event.kind in _WORDS),
+        said=tuple(_said(event, aim) for event in events if event.kind in _WORDS),
         heard=max((event.seq for event in events), default=0),
     )
 
@@ -213,7 +213,8 @@ def _study(store: Store, aims: Sequence[Aim], decision: DecisionRecord) -> Study
     )
 
 
-def _said(event: CampaignEvent) -> Said:
+def _said(event: CampaignEvent, first: Aim) -> Said:
+    """first: on the campaign's first instrument."""
     detail: dict[str, Any] = event.detail
     words = detail.get("words", "")
     if (leave := detail.get("leave")) is not None:
@@ -222,4 +223,6 @@ def _said(event: CampaignEvent) -> Said:
             if leave
             else " (every factor may vary again)"
         )
-    return Said.model_validate({"kind": event.kind, "words": words, "by": detail.get("by", ""), "seq": event.seq})
+    about = detail.get("instrument", first.instrument)
+    said = {"kind": event.kind, "words": words, "by": detail.get("by", ""), "seq": event.seq}
+    return Said.model_validate(said | {"instrument": "" if about == first.instrument else about})

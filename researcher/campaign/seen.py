@@ -137,6 +137,8 @@ class Said(StrictModel):
     words: str
     by: str
     seq: int
+    instrument: Annotated[str, Field(exclude_if=lambda name: not name)] = ""
+    """Of a veto: which the vetoed is about; empty: the campaign's first, or not recorded."""
 
 
 class Seen(StrictModel):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -197,7 +198,8 @@ class Campaigns(Part):
             if study.id in self._vetoed(session, campaign_id):
                 raise WrongState(f"decision {newest.seq} of {campaign_id} was vetoed before; {study.id} stops")
             study.stop_requested = True
-            self._note(session, campaign_id, "vetoed", {"words": because, "by": by, "decision": newest.seq})
+            about = {} if newest.plan is None else {"instrument": json.loads(newest.plan)["instrument"]}
+            self._note(session, campaign_id, "vetoed", {"words": because, "by": by, "decision": newest.seq, **about})
             return _decision(newest)
 
     @retried

@@ -140,7 +140,8 @@ async def test_a_vetoed_one_stays_out_and_the_next_decision_knows_why(tmp_path: 
         approve(made.store, made.id, "", "bob")
     await made.carry_out()
     second = made.store.campaigns.decisions(made.id)[1]
-    assert [(each["kind"], each["words"]) for each in second.saw["said"]] == [("vetoed", "its reward can be guessed")]
+    [said] = second.saw["said"]
+    assert (said["kind"], said["words"], said["instrument"]) == ("vetoed", "its reward can be guessed", "written")
     assert observe(made.store, made.id).instruments == ("simulation",)
     assert lines(made, JOINED) == []
     assert "ada vetoed it: its reward can be guessed" in campaign_page(made.store, made.id).steps[0].made

@@ -10,7 +10,9 @@ import pytest
 from pydantic import ValidationError
 from sqlalchemy import text
 
+from bench.campaigns import FACTORS
 from bench.made_up_studies import instrument
+from researcher.campaign.builtin import proposals
 from researcher.campaign.goal import CampaignGoal, aims_of
 from researcher.campaign.honesty import alpha_of, problems_of
 from researcher.campaign.judging import judged
@@ -264,6 +266,33 @@ async def test_a_vetoed_confirmation_tested_nothing(tmp_path: Path) -> None:
     answer = " ".join(campaign_page(made.store, made.id).answer)
     assert "was not confirmed on elsewhere" not in answer
     assert f"has no verdict on elsewhere ({seen_of(made).studies[3].study}: no trial was finished)" in answer
+
+
+@pytest.mark.parametrize(("about", "counts"), [("simulation", True), ("elsewhere", False)])
+async def test_a_veto_counts_on_the_instrument_that_it_is_about(tmp_path: Path, about: str, counts: bool) -> None:
+    made = MadeUpCampaign(tmp_path, further={"elsewhere": steep}, factors=list(FACTORS), budget={"trials": 400})
+    undisturbed = seen_of(made)
+    first, second, *_ = proposals(undisturbed)
+    words = {"words": "not that", "by": "ada", "decision": 1, "instrument": about}
+    made.store.campaigns.record(made.id, "vetoed", words)
+    assert proposals(seen_of(made))[0] == (second if counts else first)
+
+
+async def test_a_veto_says_what_it_is_about_and_one_of_an_earlier_version_does_not(tmp_path: Path) -> None:
+    there = on("elsewhere", explore()), on("elsewhere", explore())
+    made = MadeUpCampaign(tmp_path, strategist=Cheat(explore(), *there, explore()), further={"elsewhere": steep})
+
+    def vetoes(study_id: str) -> None:
+        if len(made.store.campaigns.decisions(made.id)) in (1, 2):
+            veto(made.store, made.id, "not now", "ada")
+
+    made.runner.before = vetoes
+    made.store.campaigns.record(made.id, "vetoed", {"words": "not that", "by": "ada", "decision": 0})
+    await made.carry_out()
+    assert [said.instrument for said in seen_of(made).said] == ["", "", "elsewhere"]
+    whole = seen_of(made).model_dump(mode="json")["said"]
+    assert ["instrument" in said for said in whole] == [False, False, True]
+    assert differences(made) == []
 
 
 async def test_a_study_is_not_scored_on_another_instrument_of_the_campaign(tmp_path: Path) -> None:
