@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,18 @@ import pytest
 
 from foundation.clock import ManualClock
 from researcher.analysis.knowledge import findings_of
+from researcher.analysis.metrics import finals
 from researcher.analysis.verdicts import conclude
+from researcher.campaign.goal import CampaignGoal, aim_of
+from researcher.campaign.records import observe
+from researcher.campaign.report import write_campaign_report
 from researcher.cli import DONE, FAILED
 from researcher.conduct import report
+from researcher.design.transfer import scored_on
+from researcher.instruments.catalogue import open_instrument
 from researcher.main import main
-from researcher.models import LlmCall, StudyData, TrialRecord
+from researcher.models import DecisionRecord, LlmCall, StudyData, StudyOptions, StudyRecord, StudyStatus, TrialRecord
+from researcher.report.conducted import Difference
 from researcher.report.expressions import Evaluator
 from researcher.report.records import Records
 from researcher.report.verify import verify
@@ -22,7 +30,7 @@ from researcher.store.errors import Unreadable
 from researcher.store.store import Store
 from researcher.study.plan import Verdict
 from tests.fakes.concluded_study import BASE, TREATMENT, concluded, supported
-from tests.fakes.study import sent_spec, study_plan, trials_with
+from tests.fakes.study import METRIC, done_trial, sent_spec, study_plan, trials_with
 
 
 @pytest.fixture
@@ -35,9 +43,9 @@ def store(database: Path) -> Store:
     return Store.open(f"sqlite:///{database}")
 
 
-def recorded(store: Store, data: StudyData) -> str:
-    """The same study, as a conduct leaves it in SQL."""
-    study_id = store.studies.create(data.topic, {})
+def recorded(store: Store, data: StudyData, study_id: str | None = None) -> str:
+    """The same study, as a conduct leaves it in SQL. study_id: of one that has not begun; None: a new one."""
+    study_id = study_id or store.studies.create(data.topic, {})
     store.plans.save(study_id, data.plan)
     store.budgets.set(study_id, "trials", data.plan.budget.trials)
     store.budgets.set(study_id, "wall_s", data.plan.budget.wall_s)
@@ -313,3 +321,86 @@ def test_a_report_tells_of_servers_that_were_replaced(store: Store, tmp_path: Pa
     store.studies.move(study_id, ["http://b:1"])
     told = (report(store, study_id, tmp_path) / "report.md").read_text()
     assert "it continued with `http://b:1` in place of those it had started itself." in told
+
+
+GUESS = "guess_number"
+
+
+def in_a_campaign(store: Store, reports: Path, data: StudyData) -> tuple[str, str]:
+    """A campaign whose only study so far is this one, with its report; their ids."""
+    goal = CampaignGoal.model_validate({"goal": "better", "instruments": ["arithmetic"], "budget": {"trials": 100}})
+    aim = aim_of(goal, open_instrument("arithmetic").instrument)
+    schedule = {"timetable": {}, "carried": False}
+    campaign = store.campaigns.create(goal.document(), aim.model_dump(mode="json"), StudyOptions(), schedule)
+    seen = observe(store, campaign)
+    decision = DecisionRecord(
+        seq=1,
+        saw_digest=seen.digest(),
+        saw=seen.model_dump(mode="json"),
+        strategist="builtin",
+        proposals=[],
+        action="explore",
+        because="a look",
+        role="explore",
+        plan=data.plan.canonical(),
+    )
+    study = StudyRecord(
+        id="", topic="t", options=StudyOptions(), status=StudyStatus.PLANNING, created_at=0, updated_at=0,
+        campaign_id=campaign, role="explore",
+    )  # fmt: skip
+    study_id = store.campaigns.decide(campaign, decision, (), study).study_id or ""
+    recorded(store, data, study_id)
+    store.studies.set_status(study_id, StudyStatus.DONE)
+    report(store, study_id, reports)
+    write_campaign_report(store, campaign, reports)
+    return campaign, study_id
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        f"UPDATE trial_metrics SET value = 0.75 WHERE name = 'on:{GUESS}/eval_reward_after' AND trial_key LIKE '%lr=base/2'",
+        f"UPDATE trial_metrics SET value = 0.75 WHERE name LIKE '{GUESS}_%' AND trial_key LIKE '%lr=base/2'",
+    ],
+    ids=["an episode", "a final"],
+)
+def test_what_a_campaigns_study_scored_on_another_instrument_is_verified_with_the_campaign(
+    change: str,
+    store: Store,
+    database: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("RESEARCHER_HOME", str(tmp_path))
+    monkeypatch.delenv("RESEARCHER_DATABASE_URL", raising=False)
+    metric = METRIC.model_copy(update={"name": "auc_reward"})
+    plan = scored_on(study_plan(metrics=[metric]), [open_instrument(GUESS)])
+    there = {f"on:{GUESS}/eval_{what}_after": [0.0, 1.0, 0.0, 1.0] for what in ("reward", "success")}
+    values = {"lr=base": BASE, TREATMENT: (0.55, 0.56, 0.54)}
+    played = [
+        done_trial(plan, arm, seed, value, series=there)
+        for arm, each in values.items()
+        for seed, value in enumerate(each)
+    ]
+    trials = [trial.model_copy(update={"finals": finals(plan.metrics, trial.series)}) for trial in played]
+    assert {metric.name for metric in plan.metrics if metric.on == GUESS} <= trials[0].finals.keys()
+    campaign, study = in_a_campaign(store, tmp_path / "studies", concluded(plan, trials))
+    store.close()
+
+    def verified(*words: str) -> tuple[int, str]:
+        return main([*words, "--json"]), capsys.readouterr().out
+
+    assert verified("verify", study)[0] == DONE
+    code, out = verified("campaign", "verify", campaign)
+    assert (code, json.loads(out)["differences"]) == (DONE, [])
+    _changed(database, change)
+    code, out = verified("verify", study)
+    alone = [Difference.model_validate(each) for each in json.loads(out)["differences"]]
+    assert code == FAILED
+    code, out = verified("campaign", "verify", campaign)
+    assert code == FAILED
+    assert [line for line in json.loads(out)["differences"] if line.startswith(study)] == [
+        f"{study}: {each}" for each in alone
+    ]
+    assert any(GUESS in str(each) for each in alone)
