@@ -31,7 +31,7 @@ from researcher.cli.request import Asking, check_addresses, seconds
 from researcher.cli.start import home_to_look_at, keep_calls
 from researcher.describe import when
 from researcher.home import Home, open_home
-from researcher.models import CampaignRecord, CampaignStatus, LlmCall
+from researcher.models import CampaignRecord, CampaignStatus, LlmCall, StudyStatus
 from researcher.ownership import living_owner, owned_now
 from researcher.store.errors import NotFound
 from researcher.study.file import Lines, read_data_file
@@ -366,8 +366,10 @@ def _study_differences(home: Home, study_id: str) -> list[str]:
 
     try:
         return [str(each) for each in differences_of(home, study_id)]
-    except NotFound:  # it was stopped before it had a report
-        return []
+    except NotFound:
+        if home.store.studies.get(study_id).status is StudyStatus.DONE:
+            return [f"it is done and has no report; `researcher report {study_id}` writes one"]
+        return []  # it was stopped before it had a report
 
 
 def export(args: argparse.Namespace) -> int:

@@ -404,3 +404,8 @@ def test_what_a_campaigns_study_scored_on_another_instrument_is_verified_with_th
         f"{study}: {each}" for each in alone
     ]
     assert any(GUESS in str(each) for each in alone)
+    _changed(database, "DELETE FROM claims")
+    _changed(database, "DELETE FROM events WHERE kind = 'report'")
+    code, out = verified("campaign", "verify", campaign)
+    assert code == FAILED
+    assert f"{study}: it is done and has no report" in out
