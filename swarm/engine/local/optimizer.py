@@ -145,10 +145,10 @@ class Optimizer:
                     weight.grad.zero_()
             if self._name == "adamw" and not part.moments:
                 for weight in part.weights.values():
-                    state = part.optimizer.state[weight]
-                    state["step"] = torch.zeros((), device=weight.device)
-                    state["exp_avg"] = torch.zeros_like(weight)
-                    state["exp_avg_sq"] = torch.zeros_like(weight)
+                    state, device = part.optimizer.state[weight], "cpu" if self._offload else weight.device
+                    state["step"] = torch.zeros((), device=device)
+                    state["exp_avg"] = torch.zeros_like(weight, device=device)
+                    state["exp_avg_sq"] = torch.zeros_like(weight, device=device)
             if self._offload:
                 part.rest()
             else:  # they rest after `rest` and `restore`
