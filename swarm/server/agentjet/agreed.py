@@ -1,7 +1,8 @@
 """Batches that clients close: under two of AgentJet's methods a step takes what is there once any, or all, active clients agree to it.
 
-Such a run asks for all groups that its pool holds, and never grants the last episode of them. Agreement is a patch of `batch.tasks` to
-the groups that can be trained now, and another back, once they are in a step. Only memory knows who agreed: after a restart clients are shown a weight sync, and agree anew.
+Such a run asks for all groups that its pool holds. Agreement is a patch of `batch.tasks` to the groups that can be trained now, and
+another back, once they are in a step. A full pool is a batch without anybody's word: nobody could claim until then. Only memory knows
+who agreed: after a restart clients are shown a weight sync, and agree anew.
 """
 
 from __future__ import annotations
@@ -67,14 +68,6 @@ class AgreedBatches:
         elif declares and self._method() is not None:
             self._clients[client_id] = _Client(self._clock.monotonic())
 
-    @property
-    def most_pooled(self) -> int | None:
-        """So many episodes may wait or be played: one less than would close a batch. None: as many as the pool holds."""
-        run = pool.current_run(self._service.state)
-        if run is None or self._method() is None:
-            return None
-        return max(1, run.spec.batch.max_pool_episodes - 1)
-
     async def agree(self, client_id: str) -> str | None:
         """Why a client's word is not taken; None when it is."""
         await self.look()
@@ -105,16 +98,20 @@ class AgreedBatches:
             await self._follow(run, self._closing_after)
         elif tasks != whole and state.journalled is None:
             await self._ask_for(run, whole)
-        elif self._agreed():
-            await self._close(run)
+        elif (full := len(state.pooled) >= run.spec.batch.max_pool_episodes) or self._agreed():
+            await self._close(run, full=full)
 
-    async def _close(self, run: Run) -> None:
-        """Take what can be trained. Where nothing can, clients are let go on all the same."""
+    async def _close(self, run: Run, *, full: bool) -> None:
+        """Take what can be trained. Where nothing can, clients are let go on all the same; a full pool loses what no group needs then."""
         found = _trainable(self._service.state)
         self._clients.clear()
-        if found:
+        if full:
+            _log.warning(
+                "the pool is full (%d episodes): a step is made before clients agree", len(self._service.state.pooled)
+            )
+        if found or full:
             self._closing_after = run.step
-            await self._ask_for(run, found)
+            await self._ask_for(run, max(1, found))
         else:
             _log.warning("clients agreed to a step, and no group can be trained yet; they go on collecting")
             self._shown_until = self._clock.monotonic() + SHOWN_S

@@ -263,7 +263,7 @@ class AgentJet:
         run = pool.current_run(self._service.state)
         if run is None:
             raise Refusal(ErrorCode.OVER_LIMIT, "no run is going on: sync a configuration and start the engine")
-        client, policy, most = wanted.client_uuid, wanted.throttle_policy, self._agreed.most_pooled
+        client, policy = wanted.client_uuid, wanted.throttle_policy
         self._agreed.played(client)
         wait_s = CLAIM_WAIT_S if policy is None else THROTTLED_WAIT_S
         claim = GuestClaim(
@@ -271,8 +271,7 @@ class AgentJet:
             client_id=client,
             client_version=CLIENT_VERSION,
             kind=wanted.episode_type,
-            task_id="" if policy is None or most is not None else policy.current_task_id,
-            most_pooled=most,
+            task_id="" if policy is None else policy.current_task_id,
             idle_limit_s=min(max(1.0, wanted.discard_episode_timeout), LONGEST_IDLE_S),
             wait_s=wait_s if self._waiting[client] < MOST_WAITING else 0.0,
         )

@@ -54,8 +54,8 @@ def claim(t: Transition, wanted: EpisodeClaim) -> EpisodeGrant | NotYet:
         taken.add(ordinal)
         return _grant(t, wanted, run, None, None, ordinal)
     _require_trainable(wanted, run)
-    if isinstance(wanted, GuestClaim) and not wanted.task_id:
-        return no_room(t, run, wanted.most_pooled) or _grant(t, wanted, run, None, None, 0)
+    if not wanted.task_id:
+        return no_room(t, run) or _grant(t, wanted, run, None, None, 0)
     return _claim_slot(t, wanted, run)
 
 

@@ -12,7 +12,6 @@ from foundation.strict import FieldError
 from swarm.protocol.episodes import LONGEST_NAME, EpisodeClaim, Name
 from swarm.protocol.errors import ErrorCode
 from swarm.protocol.problem import invalid_spec
-from swarm.protocol.quantities import Count
 from swarm.server.state.batching import horizon
 from swarm.server.state.claim_queue import NotYet
 from swarm.server.state.groups import Group
@@ -30,11 +29,9 @@ class GuestClaim(EpisodeClaim):
 
     task_id: Name = ""
     """Empty: the end names it."""
-    most_pooled: Count | None = None
-    """Without a task: not granted while so many episodes wait or are played, even if the pool holds more."""
 
 
-def no_room(t: Transition, run: Run, most_pooled: int | None) -> NotYet | None:
+def no_room(t: Transition, run: Run) -> NotYet | None:
     """Why an ungrouped train episode cannot begin now; None when one can. Codes: invalid_spec where the run has a mix.
 
     Bounded are the episodes that the next steps can use. Of groups that are not full yet only those nearest to it count, as many
@@ -45,9 +42,8 @@ def no_room(t: Transition, run: Run, most_pooled: int | None) -> NotYet | None:
         problem = "is needed: this run mixes families of tasks, and a claim without a task belongs to none"
         raise invalid_spec([FieldError(field="task_id", problem=problem)])
     playing = groups.ungrouped + sum(len(group.running) for group in groups)
-    most = min(batch.max_pool_episodes, most_pooled or batch.max_pool_episodes)
-    if len(state.pooled) + playing >= most:
-        return NotYet(code=ErrorCode.DRAINING, detail=f"the pool holds its {most} episodes")
+    if len(state.pooled) + playing >= batch.max_pool_episodes:
+        return NotYet(code=ErrorCode.DRAINING, detail=f"the pool holds its {batch.max_pool_episodes} episodes")
     ahead = 0 if state.journalled is None else 1
     usable = horizon(run.spec, step=run.step, versions_ahead=ahead)
     size, by_episodes = batch.group_size, batch.rule == "episodes"

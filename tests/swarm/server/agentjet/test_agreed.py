@@ -11,7 +11,7 @@ import pytest
 from foundation.clock import ManualClock
 from swarm.server.agentjet.agreed import ACTIVE_S, SHOWN_S
 from swarm.server.agentjet.facade import NO_EPISODE
-from tests.swarm.server.agentjet.served import CLIENT, JOB, Served, replayed, serving
+from tests.swarm.server.agentjet.served import ASK, CLIENT, JOB, Served, replayed, serving
 
 pytestmark = pytest.mark.anyio
 
@@ -109,25 +109,25 @@ async def test_clients_that_are_silent_are_not_waited_for(served: Served, clock:
     await served.until_step(1)
 
 
-async def test_claims_wait_while_the_pool_is_full_until_the_clients_agree(served: Served) -> None:
+async def test_a_full_pool_is_trained_before_the_clients_agree(served: Served) -> None:
     await served.start(job(ALL))
     run, state = served.service.state.run, served.service.state
     assert run is not None
     await served.service.patch_run(run.run_id, {"batch": {"tasks": 4, "max_pool_episodes": 8}}, None, "me")
     for number in range(7):
-        await served.play(f"t{number // 2}", float(number % 2))
-    waiting = [asyncio.create_task(served.claim(client)) for client in ("c-1", "c-2")]
-    throttled = await served.claim(throttle_policy={"current_task_id": "t3"})
-    assert (throttled["success"], throttled["fail_cause"]) == (False, NO_EPISODE)
-    assert not any(claim.done() for claim in waiting)
-    assert (run.step, len(state.pooled), len(state.live)) == (0, 7, 0)
-    assert await agree(served) == ""
+        await served.play(f"t{number // 2}" if number < 4 else f"alone-{number}", float(number % 2))
+    assert (run.step, len(state.pooled)) == (0, 7)
+    last = await served.claim()
+    await served.post("/v1/chat/completions", ASK, prefix=CLIENT, key=last["openai_api_key"])
+    refused = await served.claim("c-2", throttle_policy={"current_task_id": "t9"})
+    assert (refused["success"], refused["fail_cause"]) == (False, NO_EPISODE)
+    await served.end(last, "alone-7", 1.0)
+    waiting = asyncio.create_task(served.claim("c-2"))
     await served.until_step(1)
-    assert [claim["success"] for claim in await asyncio.gather(*waiting)] == [True, True]
-    assert (
-        await served.fates()
-        == [f"t{number // 2} in_step 1" for number in range(6)] + ["t3 dropped partial_group"] + ["- running"] * 2
-    )
+    assert (await waiting)["success"]
+    fates = await served.fates()
+    assert fates[:4] == ["t0 in_step 1"] * 2 + ["t1 in_step 1"] * 2
+    assert fates[4:] == [f"alone-{number} dropped partial_group" for number in range(4, 8)] + ["- running"]
 
 
 async def test_after_a_restart_clients_that_wait_are_let_go_on(served: Served, clock: ManualClock) -> None:
