@@ -70,10 +70,10 @@ class Estimate:
     @classmethod
     def over(cls, values: Sequence[float]) -> Estimate:
         """The mean of one value per task; 0 without any."""
-        each = np.array(values)
-        if not len(each):
+        if not values:
             return cls(0.0, 0.0)
-        return cls(float(each.mean()), float(each.std(ddof=1)) / math.sqrt(len(each)) if len(each) > 1 else 0.0)
+        count = len(values)
+        return cls(math.fsum(values) / count, float(np.std(values, ddof=1)) / math.sqrt(count) if count > 1 else 0.0)
 
 
 def mean_of(found: Sequence[Estimate]) -> float:

@@ -48,7 +48,7 @@ def _by_name(given: Any) -> Any:
     if not isinstance(given, list | tuple):
         return given
     if any(not isinstance(name, str) for name in given):
-        raise ValueError("a list has names alone; write `{kl: [0.1], temperature: []}` to choose levels")
+        raise ValueError("a list takes names of factors only; to choose levels write `{kl: [0.1], temperature: []}`")
     return dict.fromkeys(given, ())
 
 

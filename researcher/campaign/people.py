@@ -90,7 +90,7 @@ def names_in(text: str) -> list[str]:
 
 
 def telling_text(store: Store, campaign_id: str, leave: Sequence[str] | None, instead: str) -> str:
-    """What comes of words. leave: the factors that were named with them. instead: what helps where words alone do nothing."""
+    """What the next decision does with the words. leave: the factors that were named with them. instead: what helps where words alone do nothing."""
     if leave:
         return f"from the next decision on {', '.join(leave)} {'stays as it is' if len(leave) == 1 else 'stay as they are'}"
     if leave is not None:

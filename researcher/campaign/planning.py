@@ -125,7 +125,7 @@ async def _enough(goal: CampaignGoal, aims: Sequence[Aim], planner: StudyPlanner
 
 
 async def _least(pays: Callable[[float], Awaitable[bool]]) -> float:
-    """How many times the budget would do, within a tenth: among doublings first, since each answer takes a decision. The last one does."""
+    """How many times the budget would do, within a tenth: among doublings first, since each answer takes a decision. The largest is known to be enough."""
     low, high = 0, _MOST_DOUBLINGS
     while high > low + 1:
         middle = (low + high) // 2

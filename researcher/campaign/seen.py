@@ -138,7 +138,7 @@ class Said(StrictModel):
     by: str
     seq: int
     instrument: Annotated[str, Field(exclude_if=lambda name: not name)] = ""
-    """Of a veto: which the vetoed is about; empty: the campaign's first, or not recorded."""
+    """Of a veto: the instrument of the vetoed study; empty: the campaign's first, or not recorded."""
 
 
 class Seen(StrictModel):

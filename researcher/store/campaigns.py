@@ -196,7 +196,7 @@ class Campaigns(Part):
                     f"{campaign_id} has no study that waits or runs; `researcher campaign status` shows what is next"
                 )
             if study.id in self._vetoed(session, campaign_id):
-                raise WrongState(f"decision {newest.seq} of {campaign_id} was vetoed before; {study.id} stops")
+                raise WrongState(f"decision {newest.seq} of {campaign_id} is already vetoed; {study.id} is stopping")
             study.stop_requested = True
             about = {} if newest.plan is None else {"instrument": json.loads(newest.plan)["instrument"]}
             self._note(session, campaign_id, "vetoed", {"words": because, "by": by, "decision": newest.seq, **about})
@@ -260,7 +260,7 @@ def _row(session: Session, campaign_id: str, *, lock: bool = False) -> CampaignR
 
 
 def _newest(session: Session, campaign_id: str, shown: int | None) -> DecisionRow | None:
-    """The decision that was made last. shown: the one that somebody answers. Raises: WrongState where these are two."""
+    """The decision that was made last. shown: the one that somebody answers. Raises: WrongState where the two differ."""
     chosen = select(DecisionRow).where(DecisionRow.campaign_id == campaign_id)
     newest = session.scalar(chosen.order_by(DecisionRow.seq.desc()).limit(1))
     if shown is not None and (newest is None or newest.seq != shown):

@@ -376,8 +376,7 @@ def _given_up(episode: Episode, reason: str | None = None, cause: Cause | None =
 def end_with(episode: Episode, outcome: Outcome | float | None) -> None:
     """End an episode with what its rollout returned.
 
-    Raises: TypeError if that is no reward at all, and so the rollout's failure; NoReward if it is no finite number, and so the
-    grader's failure.
+    Raises: TypeError if the result is not a reward (the rollout's fault); NoReward if it is not finite (the grader's).
     """
     if outcome is None:
         if not episode.ended:

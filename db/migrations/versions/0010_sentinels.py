@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import sqlalchemy as sa
 from alembic import op
 
@@ -29,4 +31,4 @@ def upgrade() -> None:
 
 def _named_in(reason: str) -> list[str]:
     """`leak: its words; collapse: its words`."""
-    return list(dict.fromkeys(part.partition(":")[0] for part in reason.split("; ")))
+    return list(dict.fromkeys(re.findall(r"(?:^|; )([a-z_]+): ", reason)))

@@ -67,7 +67,7 @@ def said(capsys: Capture, code: int, *words: str) -> Any:
         ("goal: better\ninstruments: [arithmetic]\nbudget: {trials: 20}\nfactors: [learning_rte]\n", "learning_rate"),
         (
             "goal: better\ninstruments: [arithmetic]\nbudget: {trials: 20}\nfactors: [{kl: [0.1]}]\n",
-            "factors: a list has names alone",
+            "factors: a list takes names of factors only",
         ),
         (
             "goal: better\ninstruments: [arithmetic]\nbudget: {trials: 20}\nfactors: {kl: [0.1, 7]}\n",
