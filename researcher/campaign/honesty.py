@@ -26,6 +26,7 @@ from researcher.campaign.proposals import NewHypothesis, Proposal
 from researcher.campaign.seen import HypothesisSeen, Seen, View
 from researcher.design.planning import PLANNED_EFFECT
 from researcher.instruments.instrument import Scalar
+from researcher.instruments.levels import level_text
 from researcher.models import CONFIRMING, STUDIES, Action
 from researcher.refusals import SpecRefused, refused_in
 from researcher.study.plan import Plan
@@ -187,7 +188,7 @@ def _confirmation_problems(proposal: Proposal, view: View) -> list[str]:
     elsewhere = [levels for study, levels in view.confirmed_elsewhere() if study.study in proposal.rests_on]
     carried = bool(sides and sides[-1]) and sides[-1] in elsewhere
     found += [
-        f"arms: {name} {level} is none of the goal's levels ({', '.join(map(str, view.aim.factor(name).levels))})"
+        f"arms: {name} {level_text(level)} is none of the goal's levels ({', '.join(map(level_text, view.aim.factor(name).levels))})"
         for side in (sides[:-1] if carried else sides)
         for name, level in side.items()
         if name in known and level not in view.aim.factor(name).levels

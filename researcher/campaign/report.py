@@ -300,7 +300,7 @@ def _not_tried(view: View) -> list[str]:
     varied = {name for study in view.studies for arm in study.arms for name in arm.levels}
     idle = [factor.name for factor in view.aim.factors if factor.name not in varied]
     partly = [
-        f"{factor.name} at {', '.join(str(level) for level in factor.levels if level not in _tried(view, factor.name, factor.default))}"
+        f"{factor.name} at {', '.join(level_text(level) for level in factor.levels if level not in _tried(view, factor.name, factor.default))}"
         for factor in view.aim.factors
         if factor.name in varied and set(factor.levels) - _tried(view, factor.name, factor.default)
     ]

@@ -18,6 +18,7 @@ from researcher.cli.start import instrument_of, timetable_of
 from researcher.describe import engine_lines
 from researcher.home import Home
 from researcher.instruments.catalogue import OWN_STUDIES, InstrumentFolder
+from researcher.instruments.levels import level_text
 from researcher.models import StudyOptions
 from researcher.notify.services import check_names
 from researcher.refusals import Refusals, SpecRefused
@@ -53,7 +54,8 @@ class ReadyGoal:
         for aim in self.aims:
             lines.append(f"{aim.metric} of {aim.instrument} is to {aim.direction} by {aim.margin:g} or more")
             for factor in aim.factors:
-                lines.append(f"  {factor.name}: {', '.join(map(str, factor.levels))} (default {factor.default})")
+                levels = ", ".join(map(level_text, factor.levels))
+                lines.append(f"  {factor.name}: {levels} (default {level_text(factor.default)})")
         return lines + _first_lines(self.first)
 
 
