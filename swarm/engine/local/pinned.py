@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import mmap
-import weakref
+import sys
 from collections.abc import Mapping
 from contextlib import suppress
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,7 +30,7 @@ def pinned_copies(tensors: Mapping[str, Tensor], device: torch.device) -> dict[s
         size += -(-tensor.nbytes // _ALIGNED) * _ALIGNED
     if not size:
         return {}
-    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory = _Memory(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     bytes_N = torch.frombuffer(memory, dtype=torch.uint8)
     if device.type == "cuda":
         _lock(memory, bytes_N)
@@ -37,11 +38,30 @@ def pinned_copies(tensors: Mapping[str, Tensor], device: torch.device) -> dict[s
     return {name: copy.view(tensors[name].shape).copy_(tensors[name]) for name, copy in copies.items()}
 
 
-def _lock(memory: mmap.mmap, bytes_N: Tensor) -> None:
+class _Memory(mmap.mmap):
+    """Unlocks itself before it is unmapped: `__del__` runs before `mmap` gives its pages back, `weakref.finalize` after it."""
+
+    _locked: tuple[Any, int] | None = None
+    """The driver, and the address that it knows this memory by."""
+
+    def lock(self, driver: Any, address: int) -> bool:
+        if int(driver.cudaHostRegister(address, len(self), 0)) != 0:
+            return False
+        self._locked = driver, address
+        return True
+
+    def __del__(self) -> None:
+        if self._locked is None or sys.is_finalizing():  # the process takes its locks with it
+            return
+        driver, address = self._locked
+        if (code := int(driver.cudaHostUnregister(address))) != 0:
+            _LOG.warning("memory that a GPU read stays page-locked: cudaHostUnregister gives error %d", code)
+
+
+def _lock(memory: _Memory, bytes_N: Tensor) -> None:
     """Until the memory is freed. Where the system refuses that, copies are slower and no less right."""
-    driver, address = torch.cuda.cudart(), bytes_N.data_ptr()  # type: ignore[no-untyped-call]
-    if int(driver.cudaHostRegister(address, bytes_N.nbytes, 0)) == 0:
-        weakref.finalize(memory, driver.cudaHostUnregister, address).atexit = False
+    driver = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    if memory.lock(driver, bytes_N.data_ptr()):
         return
     with suppress(RuntimeError):
         torch.ones(1, device="cuda")  # takes the error, which else the next kernel would be blamed for

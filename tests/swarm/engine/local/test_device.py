@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError
 from importlib.util import find_spec
 from pathlib import Path
@@ -216,11 +217,17 @@ def test_what_is_offloaded_is_not_on_the_gpu_between_two_passes(tiny_llama: Mode
 
 @pytest.mark.gpu
 @NEEDS_GPU
-def test_memory_that_a_gpu_reads_is_page_locked_until_it_is_freed() -> None:
-    copies = pinned_copies({"moments": torch.zeros(1 << 20, device="cuda")}, torch.device("cuda"))
-    assert copies["moments"].is_pinned()
-    del copies
-    pinned_copies({"moments": torch.zeros(1 << 20, device="cuda")}, torch.device("cuda"))
+def test_memory_that_a_gpu_reads_is_page_locked_until_it_is_freed(caplog: pytest.LogCaptureFixture) -> None:
+    driver = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    for _ in range(3):  # the same pages again, which the driver would refuse were they registered still
+        copies = pinned_copies({"moments": torch.zeros(1 << 20, device="cuda")}, torch.device("cuda"))
+        assert copies["moments"].is_pinned()
+        address = copies["moments"].data_ptr()
+        del copies
+        assert int(driver.cudaHostUnregister(address)) != 0  # it was unregistered
+        with suppress(RuntimeError):
+            torch.ones(1, device="cuda")  # takes that error
+    assert not caplog.records
 
 
 @pytest.mark.gpu

@@ -172,3 +172,42 @@ def test_pinned_copies_are_copies_in_one_stretch_of_memory() -> None:
     tensors["matrix"].zero_()
     assert copies["matrix"].all()
     assert pinned_copies({}, CPU) == {}
+
+
+class Driver:
+    """Registers memory, and notes whether it was mapped meanwhile. code: what it answers when it is to unregister."""
+
+    def __init__(self, code: int) -> None:
+        self.code = code
+        self.events: list[str] = []
+
+    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
+        self.events.append(f"register {mapped(address)}")
+        return 0
+
+    def cudaHostUnregister(self, address: int) -> int:
+        self.events.append(f"unregister {mapped(address)}")
+        return self.code
+
+
+def mapped(address: int) -> bool:
+    """Whether this process has memory at the address."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    ranges = [[int(end, 16) for end in line.split()[0].split("-")] for line in lines]
+    return any(first <= address < last for first, last in ranges)
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_memory_is_unlocked_before_it_is_unmapped(
+    code: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    driver = Driver(code)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: driver)
+    copies = pinned_copies({"a": torch.ones(1 << 24), "b": torch.ones(3)}, torch.device("cuda"))
+    address = copies["b"].data_ptr()
+    del copies["a"]
+    assert driver.events == ["register True"]
+    del copies
+    assert driver.events == ["register True", "unregister True"]
+    assert not mapped(address)
+    assert ("stays page-locked" in caplog.text) == bool(code)
