@@ -23,7 +23,7 @@ from swarm.engine.local.trainer import LocalTrainer
 from swarm.engine.local.weight_slots import WeightSlots, checksum_of
 from swarm.engine.machine import slow_type
 from swarm.engine.memory.host import HostMemory, check, check_slots, trainer_host_memory
-from swarm.engine.memory.model import GIB
+from swarm.engine.memory.model import GIB, ModelShape
 from swarm.engine.memory.plan import Plans, Wishes, planned
 from swarm.engine.memory.training import TrainerMemory, Training
 from swarm.engine.sampling.server import ServedAdapter, VllmSettings
@@ -55,8 +55,8 @@ class LocalEngine:
     card: bytes of the GPU's memory, by which it is divided (`swarm.engine.memory.plan`); None: not known, and nothing is planned.
     sleep_mode: both children take turns on one GPU. While a step is trained inference sleeps, whatever max_staleness allows;
     between steps the optimiser's state lies in the machine's memory. None: where both do not fit side by side.
-    offload: moments and the first weights lie in the machine's memory. None: where nothing else fits. memory: bytes of the machine's
-    own, by which that is decided; None: not known.
+    offload: moments and the first weights lie in the machine's memory. None: where nothing else fits, and so much of it is available.
+    memory: bytes of the machine's own, by which that is decided; None: not known.
     Raises: EngineError for a model that does not fit on the card, with what would.
     """
 
@@ -94,7 +94,7 @@ class LocalEngine:
         self.plans: Plans | None = None
         self.offload = bool(offload)
         if devices.kind == "cuda" and card is not None:
-            awake = replace(settings, sleep_mode=False)
+            inference = len(devices.inference) * replace(settings, sleep_mode=False).memory_needed()
             wishes = Wishes(
                 model_len=settings.model_len,
                 dtype=settings.compute_dtype,
@@ -104,9 +104,9 @@ class LocalEngine:
                 kv_bytes=kv_cache_bytes,
                 utilization=gpu_memory_utilization,
                 apart=devices.trainer not in devices.inference,
-                memory=None if memory is None else max(0, memory - len(devices.inference) * awake.memory_needed()),
+                memory=None if memory is None else max(0, memory - inference),
             )
-            self.plans = planned(model.name, card, settings.shape, wishes)
+            self.plans = _divided(model.name, card, settings.shape, wishes, beside=inference)
             plan = self.plans.chosen
             self.offload = plan.training.offload
             settings = replace(settings, max_num_seqs=plan.sequences, kv_cache_bytes=plan.kv, sleep_mode=plan.turns)
@@ -200,6 +200,8 @@ class LocalEngine:
     def _trainer_memory(self) -> HostMemory:
         settings = self.inference.settings
         training = Training(dtype=settings.compute_dtype, offload=self.offload, on_gpu=settings.device == "cuda")
+        if self.plans is not None:
+            training = self.plans.chosen.training
         return trainer_host_memory(TrainerMemory(settings.shape, training), turns=self.sleep_mode)
 
     async def shutdown(self) -> None:
@@ -287,6 +289,24 @@ class LocalEngine:
             self._health = health
             for subscriber in self._subscribers:
                 subscriber(health)
+
+
+def _divided(name: str, card: int, shape: ModelShape, wishes: Wishes, *, beside: int) -> Plans:
+    """The plans of a card. Offloading that nobody asked for, and that what is available now is too small for, is left out.
+
+    beside: bytes of the machine's memory that inference's processes take.
+    """
+    plans = planned(name, card, shape, wishes)
+    available = None if wishes.memory is None or wishes.offload else available_memory()
+    if available is None or not plans.chosen.training.offload or plans.chosen.host + beside <= available:
+        return plans
+    _LOG.warning(
+        "offloading takes %.1f GiB of the machine's memory, and %.1f are free: the GPU is divided as far as these go; end other programs "
+        "and start again to offload",
+        (plans.chosen.host + beside) / GIB,
+        available / GIB,
+    )
+    return planned(name, card, shape, replace(wishes, memory=max(0, available - beside)))
 
 
 async def _approve(file: Path, trained: str) -> None:

@@ -40,7 +40,7 @@ class Wishes:
 
     sleep: inference sleeps while a step is trained. offload: moments and the first weights lie in the machine's memory.
     utilization: share of the card that inference takes with its weights, as vLLM counts it. apart: the trainer has a card of its
-    own, as large. memory: bytes of the machine's that are left beside inference's processes, whatever runs now; None: enough.
+    own, as large. memory: bytes of the machine's that are left beside inference's processes; None: enough.
     """
 
     model_len: int
@@ -190,7 +190,7 @@ class Plans:
         if shorter >= 512 and self._would_fit(lora, model_len=shorter):
             options.append(f"serve with --max-model-len {shorter}")
         if self._would_fit(lora, memory=None):
-            options.append("give the machine more memory")
+            options.append("end other programs or give the machine more memory")
         options.append("choose a smaller model, a larger GPU, or several (--engine verl)")
         return ", ".join(options)
 
@@ -211,7 +211,9 @@ LORA = LoraSpec()
 
 
 def planned(name: str, card: int, shape: ModelShape, wishes: Wishes) -> Plans:
-    """Divide a card. card: all bytes of its memory, not those that are free: the same card is always divided in the same way."""
+    """Divide a card. card: all bytes of its memory, not those that are free. With the same wishes the same card is always divided in
+    the same way; the machine's memory is one of them.
+    """
     made = {
         lora: next((plan for plan in _divisions(card, shape, wishes, lora) if _fits(plan, wishes)), None)
         for lora in (None, LORA)

@@ -30,6 +30,8 @@ from swarm.engine.seam import EngineDown, EngineError
 from swarm.models.folder import ModelFolder
 from swarm.protocol.runspec import ComputeType
 
+from .test_plan import MODELS
+
 CONFIG = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "max_position_embeddings": 512}
 N = 1000 * 64 + 64 * 64
 
@@ -176,6 +178,29 @@ def test_an_engine_offloads_where_it_is_asked_to(folder: Path, card: int | None,
 def test_what_a_machine_has_no_memory_for_is_refused_with_what_it_takes(folder: Path) -> None:
     with pytest.raises(EngineError, match=r"of the machine's memory, which has .* give the machine more memory"):
         engine(folder, CONFIG, devices=Layout.one("cuda"), card=24 * GIB, memory=4 * GIB, offload=True)
+
+
+def test_offloading_that_nobody_asked_for_is_left_out_where_other_programs_have_the_memory(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(ModelShape, "of", lambda *given: ModelShape.described(MODELS["1.7B"]))
+
+    def made(available: int | None, **fields: Any) -> LocalEngine:
+        monkeypatch.setattr("swarm.engine.local.engine.available_memory", lambda: available)
+        return engine(folder, CONFIG, devices=Layout.one("cuda"), card=24 * GIB, **fields)
+
+    whole = made(None, memory=64 * GIB)
+    needed = sum(whole.memory_needed())
+    assert all(one.offload for one in (whole, made(needed, memory=64 * GIB), made(0)))
+    assert made(0, memory=64 * GIB, offload=True).offload  # asked for: the boot says what is missing
+    assert not caplog.records
+    adapters = made(needed - 1, memory=64 * GIB)
+    assert not adapters.offload
+    assert "are free" in caplog.text
+    assert adapters.plans is not None
+    assert adapters.plans.whole is None
+    assert "end other programs" in adapters.plans.why_not_whole()
+    assert sum(adapters.memory_needed()) < needed
 
 
 @pytest.mark.anyio
