@@ -15,11 +15,15 @@ from typing import Any
 
 from foundation.clock import SystemClock
 from foundation.commandline import UsageError
+from foundation.machine import available_memory
 from foundation.streams import read_or_not
 from swarm.cli import stored_runs
 from swarm.cli.stored_runs import NoSuchRun, StoredRun
 from swarm.engine.local.trainer import LocalTrainer
 from swarm.engine.machine import Device, device_for, thread_count
+from swarm.engine.memory.host import trainer_host_memory
+from swarm.engine.memory.model import ModelShape
+from swarm.engine.memory.training import TrainerMemory, Training
 from swarm.engine.seam import RunContext, TrainBatch, TrainingRefused
 from swarm.engine.training import checkpoints
 from swarm.engine.training.checkpoints import ranks_of, state_of
@@ -145,6 +149,20 @@ def _made_elsewhere(run: StoredRun, step: int, processor: _Processor) -> dict[st
     return {} if made_on.adds_as(processor) else {"recorded_on": str(made_on)}
 
 
+def _offloads(run: StoredRun, processor: _Processor) -> bool:
+    """Whether moments and first weights lie in the machine's memory: on a GPU, as the run may have needed it, where there is room.
+
+    A step is the same either way where the same tokens are computed at once. How many fit depends on it, as on the card.
+    """
+    if processor.device != "cuda":
+        return False
+    shape = ModelShape.of(run.model.path, json.loads((run.model.path / "config.json").read_text(encoding="utf-8")))
+    parameters, available = run.spec.parameters, available_memory()
+    lora = None if parameters == "full" else parameters
+    training = Training(dtype="bfloat16", lora=lora, offload=True, on_gpu=True)
+    return available is None or trainer_host_memory(TrainerMemory(shape, training)).standing <= available
+
+
 @asynccontextmanager
 async def _opened(run: StoredRun, from_step: int, scratch: Path, processor: _Processor) -> AsyncIterator[LocalTrainer]:
     """A trainer that stands where the run stood at this step. It reads the run's checkpoint and writes none."""
@@ -155,7 +173,7 @@ async def _opened(run: StoredRun, from_step: int, scratch: Path, processor: _Pro
         on_health=lambda health: None,
         device=processor.device,
         threads=processor.threads or None,
-        offload=processor.device == "cuda",  # the run may have needed it; the steps are the same
+        offload=_offloads(run, processor),
         back_off=BackOff(failures=1),
     )
     directory = scratch / "run"

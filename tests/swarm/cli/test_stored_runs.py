@@ -305,6 +305,22 @@ def test_a_replay_trains_on_what_the_run_was_trained_on_unless_told_otherwise(
     assert f"a trainer on {used}" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("device", "available", "offloads"), [("cuda", 64, True), ("cuda", 1, False), ("cpu", 64, False)]
+)
+def test_a_replay_on_a_gpu_offloads_where_the_machine_has_the_memory(
+    device: str, available: int, offloads: bool, stored: Stored, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def begun(*given: object, offload: bool, **fields: object) -> None:
+        raise EngineError(f"offload: {offload}")
+
+    monkeypatch.setattr("swarm.engine.machine.why_no_gpu", lambda environ: None)
+    monkeypatch.setattr("swarm.cli.replay.available_memory", lambda: available << 30)
+    monkeypatch.setattr("swarm.cli.replay.LocalTrainer", begun)
+    assert main(["replay", stored.run_id, "--state-dir", str(stored.state_dir), "--device", device]) == 1
+    assert f"offload: {offloads}" in capsys.readouterr().err
+
+
 # -- recovery -------------------------------------------------------------------------------------------------------------
 
 
