@@ -323,7 +323,8 @@ class Policy:
             if weight.requires_grad and weight is not table
         }
         embedded_1TD = self._start_embedded(micro.token_T)
-        with layer_by_layer(body, begun, self._ready) as others:
+        required = self.offloads and self.adapters is None  # adapters are small
+        with layer_by_layer(body, begun, self._ready, required=required) as others:
             return self._run(lambda **inputs: functional_call(body, others, (), inputs), micro, embedded_1TD)
 
     def _ready(self, start: Tensor) -> Tensor:

@@ -122,17 +122,22 @@ def recomputed_layers(body: nn.Module, weights: Mapping[str, Tensor]) -> Iterato
 
 @contextmanager
 def layer_by_layer(
-    body: nn.Module, weights: Mapping[str, Tensor], ready: Callable[[Tensor], Tensor]
+    body: nn.Module, weights: Mapping[str, Tensor], ready: Callable[[Tensor], Tensor], *, required: bool
 ) -> Iterator[dict[str, Tensor]]:
     """Inside, a layer's own of these weights stand in for its parameters: made ready when it is reached, dropped behind it.
 
-    Gives those of no layer, ready.
+    Gives those of no layer, ready. required: all of them at once would take memory that is not there.
+    Raises: EngineError when that is required, and the model does not say what its layers are.
     """
 
     def forward(bare: _Bare, own: dict[str, Tensor], *inputs: Any, **named: Any) -> Any:
         return functional_call(bare, {name: ready(weight) for name, weight in own.items()}, inputs, named)
 
     with _computed_by(body, forward, weights) as layers:
+        if required and not layers:
+            raise EngineError(
+                "offload: first weights of this model cannot be brought by layer; serve with --no-offload"
+            )
         within = tuple(f"{name}." for name in layers)
         yield {name: ready(weight) for name, weight in weights.items() if not name.startswith(within)}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from foundation.clock import SystemClock
-from swarm.engine.local import optimizer
+from swarm.engine.local import layers, optimizer
 from swarm.engine.local.checkpoints import hash_tensors
 from swarm.engine.local.forward import DeviceShare, Policy
 from swarm.engine.local.minibatch import pieces, read
 from swarm.engine.local.optimizer import Optimizer
 from swarm.engine.local.pinned import pinned_copies
 from swarm.engine.local.session import LocalSession
+from swarm.engine.seam import EngineError
 from swarm.engine.training.channel import OpenRun
 from swarm.engine.tree import Branch
 from swarm.models.folder import ModelFolder
@@ -145,10 +147,22 @@ def test_first_weights_are_brought_a_layer_at_a_time(tiny_llama: ModelFolder, mo
     (piece,) = pieces([branch], policy)
     first_U, _ = read(policy, piece, at_start=True)
     assert first_U.equal(read(policy, piece)[0])
-    layers = policy.model.base_model.layers
-    layer = sum(4 * weight.numel() for weight in layers[0].parameters())
-    assert len(layers) > 1
+    first, *others = policy.model.base_model.layers
+    layer = sum(4 * weight.numel() for weight in first.parameters())
+    assert others
     assert layer <= card.most <= layer + 4 * policy.output_weight.shape[1]  # and the last norm
+
+
+def test_first_weights_of_a_model_without_named_layers_are_not_brought_all_at_once(
+    tiny_llama: ModelFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layers, "GradientCheckpointingLayer", type("Other", (), {}))
+    branch = Branch(call=call("c1", PROMPT, [70, 71, 2]), advantage=1.0, weight=1.0)
+    for share in (None, OFFLOADED):
+        policy = Policy.load(tiny_llama.path, share=share)
+        (piece,) = pieces([branch], policy)
+        with pytest.raises(EngineError, match="serve with --no-offload") if share else nullcontext():
+            read(policy, piece, at_start=True)
 
 
 def test_first_weights_share_no_memory_with_the_model(tiny_llama: ModelFolder) -> None:
