@@ -184,9 +184,9 @@ class TrainerMemory:
     def _update(self) -> int:
         """What the weights were before the step, a part of them at a time; moments of the part that are brought for it."""
         largest = max(self.shape.table, self.shape.hidden * self.shape.inner)
-        together = OPTIMIZED_TOGETHER if self.training.on_gpu else 0
-        if self.training.offload:
-            return (_WHOLE + _MOMENTS) * min(self.trained, max(min(largest, OPTIMIZED_TOGETHER), together))
+        together = OPTIMIZED_TOGETHER if self.training.on_gpu else largest
+        if self.training.offload:  # AdamW steps larger weights by rows
+            return (_WHOLE + _MOMENTS) * min(self.trained, together)
         return _WHOLE * min(self.trained, max(largest, together))
 
     def _first_weights(self, tokens: int, heads: int) -> int:
