@@ -121,7 +121,7 @@ async def test_a_goal_in_words_becomes_a_file_a_first_study_with_its_price_and_a
     assert "Not covered" not in text
     edited = re.sub(r"factors:\n(  .*\n)+", "factors: {kl: [0.1]}\n", text).replace("\n", "\r\n")
     checked = await send(browser, "/draft/campaign/check", text=edited, engine="echo")
-    assert "kl: 0.0, 0.1 (default 0.0)" in checked.text
+    assert "kl: 0, 0.1 (default 0)" in checked.text
     assert re.search(
         r"first study: \d+.* trials, about \d+ min of trials; the campaign spends at most: wall 2h", checked.text
     )
