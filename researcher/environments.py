@@ -17,10 +17,10 @@ import sys
 import sysconfig
 import tempfile
 import venv
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from foundation.paths import last_bytes
 from researcher.executor.diagnosis import exception_line
@@ -112,95 +112,13 @@ def install(folder: InstrumentFolder, root: Path) -> str:
     return str(python)
 
 
-class Draw(Protocol):
-    """As `rehearsed`."""
-
-    def __call__(
-        self,
-        folder: InstrumentFolder,
-        python: str,
-        parameters: Sequence[Mapping[str, Any]],
-        heldout: int,
-        *,
-        skipped: int = 0,
-    ) -> list[dict[str, Any]]: ...
-
-
-class DrawnOnce:
-    """`rehearsed` for many plans of one moment: what several of them ask for is drawn once. A refusal is not remembered."""
-
-    def __init__(self, draw: Draw) -> None:
-        self._draw = draw
-        self._drawn: dict[str, list[dict[str, Any]]] = {}
-
-    def __call__(
-        self,
-        folder: InstrumentFolder,
-        python: str,
-        parameters: Sequence[Mapping[str, Any]],
-        heldout: int,
-        *,
-        skipped: int = 0,
-    ) -> list[dict[str, Any]]:
-        asked = json.dumps([str(folder.path), python, [dict(each) for each in parameters], heldout, skipped])
-        if asked not in self._drawn:
-            self._drawn[asked] = self._draw(folder, python, parameters, heldout, skipped=skipped)
-        return self._drawn[asked]
-
-
-def check_tasks(plan: Plan, folder: InstrumentFolder, python: str, draw: Draw | None = None) -> Plan:
-    """Draw a few tasks of every arm before the study begins, so that wrong data or parameters show now.
-
-    draw: None: `rehearsed`. Returns the plan, with fewer held-out tasks where some arm, or another instrument that models are scored on, has fewer than planned
-    and the plan skips none.
-    Raises: PlanningRefused, also where the plan skips some and too few come after them.
-    """
-    draw = draw or rehearsed
-    plan = _with_tasks_elsewhere(plan, python, draw)
-    fewest = count_heldout(plan, folder, python, plan.heldout_upto, draw)
-    if fewest >= plan.heldout_upto:
-        return plan
-    if plan.heldout_from:
-        raise PlanningRefused(
-            f"{plan.instrument} has {fewest} held-out tasks, and {plan.heldout_upto} are needed: the first {plan.heldout_from} are "
-            f"left to other studies, and {plan.heldout_tasks} more are scored; score fewer, or give the instrument more"
-        )
-    note = f"Every trial is evaluated on {fewest} held-out tasks instead of {plan.heldout_tasks}: there are no more of them."
-    return plan.model_copy(update={"heldout_tasks": fewest, "assumptions": (*plan.assumptions, note)})
-
-
-def _with_tasks_elsewhere(plan: Plan, python: str, draw: Draw) -> Plan:
-    """The plan, with fewer tasks of other instruments where they have fewer. python: the study's own, under which these run too."""
-    found = []
-    for each in plan.transfers:
-        [drawn] = draw(open_instrument(each.instrument), python, [each.task], each.tasks)
-        found.append(each.model_copy(update={"tasks": min(each.tasks, int(drawn["heldout"]))}))
-    return plan.model_copy(update={"transfers": tuple(found)})
-
-
-def count_heldout(plan: Plan, folder: InstrumentFolder, python: str, most: int, draw: Draw | None = None) -> int:
-    """How many held-out tasks every arm of the plan has, up to `most`. draw: None: `rehearsed`.
-
-    Raises: PlanningRefused as `rehearsed`.
-    """
-    wanted: list[dict[str, Any]] = []
-    for arm in plan.arms:
-        levels = plan.levels_of(arm).items()
-        own = {target.removeprefix("task."): level for target, level in levels if target.startswith("task.")}
-        parameters = {**folder.instrument.defaults.task, **plan.task, **own}
-        if parameters not in wanted:
-            wanted.append(parameters)
-    drawn = (draw or rehearsed)(folder, python, wanted, most, skipped=plan.heldout_from)
-    return min(int(found["heldout"]) for found in drawn)
-
-
 def rehearsed(
     folder: InstrumentFolder,
     python: str,
     parameters: Sequence[Mapping[str, Any]],
     heldout: int,
-    *,
     skipped: int = 0,
+    *,
     thorough: bool = False,
     names: Sequence[str] = (),
 ) -> list[dict[str, Any]]:
@@ -273,3 +191,64 @@ def _place(wanted: Mapping[str, str], root: Path) -> Path:
     """One environment for each set of pins and each Python beneath it."""
     what = json.dumps([sorted(wanted.items()), sys.version, os.path.realpath(sys.prefix)])
     return root / "environments" / hashlib.sha256(what.encode()).hexdigest()[:16]
+
+
+Draw = Callable[[InstrumentFolder, str, Sequence[Mapping[str, Any]], int, int], list[dict[str, Any]]]
+"""As `rehearsed` to its `skipped`."""
+
+
+def drawn_once(draw: Draw) -> Draw:
+    """The same for many plans of one moment: what several of them ask for is drawn once. A refusal is not remembered."""
+    known: dict[str, list[dict[str, Any]]] = {}
+
+    def drawn(
+        folder: InstrumentFolder, python: str, parameters: Sequence[Mapping[str, Any]], heldout: int, skipped: int
+    ) -> list[dict[str, Any]]:
+        asked = json.dumps([str(folder.path), python, [dict(each) for each in parameters], heldout, skipped])
+        if asked not in known:
+            known[asked] = draw(folder, python, parameters, heldout, skipped)
+        return known[asked]
+
+    return drawn
+
+
+def check_tasks(plan: Plan, folder: InstrumentFolder, python: str, draw: Draw = rehearsed) -> Plan:
+    """Draw a few tasks of every arm before the study begins, so that wrong data or parameters show now.
+
+    Returns the plan, with fewer held-out tasks where some arm, or another instrument that models are scored on, has fewer than
+    planned and the plan skips none.
+    Raises: PlanningRefused, also where the plan skips some and too few come after them.
+    """
+    plan = _with_tasks_elsewhere(plan, python, draw)
+    fewest = count_heldout(plan, folder, python, plan.heldout_upto, draw)
+    if fewest >= plan.heldout_upto:
+        return plan
+    if plan.heldout_from:
+        raise PlanningRefused(
+            f"{plan.instrument} has {fewest} held-out tasks, and {plan.heldout_upto} are needed: the first {plan.heldout_from} are "
+            f"left to other studies, and {plan.heldout_tasks} more are scored; score fewer, or give the instrument more"
+        )
+    note = f"Every trial is evaluated on {fewest} held-out tasks instead of {plan.heldout_tasks}: there are no more of them."
+    return plan.model_copy(update={"heldout_tasks": fewest, "assumptions": (*plan.assumptions, note)})
+
+
+def _with_tasks_elsewhere(plan: Plan, python: str, draw: Draw) -> Plan:
+    """The plan, with fewer tasks of other instruments where they have fewer. python: the study's own, under which these run too."""
+    found = []
+    for each in plan.transfers:
+        [drawn] = draw(open_instrument(each.instrument), python, [each.task], each.tasks, 0)
+        found.append(each.model_copy(update={"tasks": min(each.tasks, int(drawn["heldout"]))}))
+    return plan.model_copy(update={"transfers": tuple(found)})
+
+
+def count_heldout(plan: Plan, folder: InstrumentFolder, python: str, most: int, draw: Draw = rehearsed) -> int:
+    """How many held-out tasks every arm of the plan has, up to `most`. Raises: PlanningRefused as `rehearsed`."""
+    wanted: list[dict[str, Any]] = []
+    for arm in plan.arms:
+        levels = plan.levels_of(arm).items()
+        own = {target.removeprefix("task."): level for target, level in levels if target.startswith("task.")}
+        parameters = {**folder.instrument.defaults.task, **plan.task, **own}
+        if parameters not in wanted:
+            wanted.append(parameters)
+    drawn = draw(folder, python, wanted, most, plan.heldout_from)
+    return min(int(found["heldout"]) for found in drawn)

@@ -140,7 +140,7 @@ def planner_of(
         folder,
         options,
         check=lambda plan: check_tasks(plan, folder, python, draw),
-        count_heldout=lambda most: int(draw(folder, python, [task], most)[0]["heldout"]),
+        count_heldout=lambda most: int(draw(folder, python, [task], most, 0)[0]["heldout"]),
     )
 
 

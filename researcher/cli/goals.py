@@ -121,11 +121,11 @@ def _first(
     """The study that it would begin with."""
     from researcher.campaign.planning import CampaignPlanner, first_step
     from researcher.cli.campaign_worker import planner_of
-    from researcher.environments import DrawnOnce, rehearsed
+    from researcher.environments import drawn_once, rehearsed
 
     root, store = (user_data_dir(), None) if home is None else (home.root, home.store)
     by_name = {folder.instrument.name: folder for folder in folders}
-    draw = DrawnOnce(rehearsed)  # a budget that is too small has many plans priced, of few tasks
+    draw = drawn_once(rehearsed)  # a budget that is too small has many plans priced, of few tasks
     planner = CampaignPlanner(lambda name: planner_of(root, store, options, by_name[name], draw))
     decided = asyncio.run(first_step(goal, aims, planner))
     assert decided.step is not None

@@ -22,8 +22,8 @@ from swarm.cli.stored_runs import NoSuchRun, StoredRun
 from swarm.engine.local.trainer import LocalTrainer
 from swarm.engine.machine import Device, device_for, thread_count
 from swarm.engine.memory.host import trainer_host_memory
-from swarm.engine.memory.model import ModelShape
 from swarm.engine.memory.training import TrainerMemory, Training
+from swarm.engine.sampling.server import VllmSettings
 from swarm.engine.seam import RunContext, TrainBatch, TrainingRefused
 from swarm.engine.training import checkpoints
 from swarm.engine.training.checkpoints import ranks_of, state_of
@@ -156,7 +156,7 @@ def _offloads(run: StoredRun, processor: _Processor) -> bool:
     """
     if processor.device != "cuda":
         return False
-    shape = ModelShape.of(run.model.path, json.loads((run.model.path / "config.json").read_text(encoding="utf-8")))
+    shape = VllmSettings(model_dir=run.model.path, model_name=run.model.name, log_path=Path()).shape
     parameters, available = run.spec.parameters, available_memory()
     lora = None if parameters == "full" else parameters
     training = Training(dtype="bfloat16", lora=lora, offload=True, on_gpu=True)

@@ -146,7 +146,7 @@ def restore_run(args: argparse.Namespace) -> int:
 
 
 def _going_on(swarm: SwarmClient, step: int) -> str:
-    """The run that is going on, to restore where none is named: one that was stopped has to be named. Raises: NotFound."""
+    """The run to restore where none is named: the one that is going on, never a stopped one. Raises: NotFound."""
     status = swarm.status()
     if status.run_id is None:
         name = status.newest_run_id or "RUN"

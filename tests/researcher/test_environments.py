@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from researcher.environments import DrawnOnce, check_tasks, count_heldout, install, interpreter, pins, rehearsed
+from researcher.environments import check_tasks, count_heldout, drawn_once, install, interpreter, pins, rehearsed
 from researcher.instruments.catalogue import InstrumentFolder, read_instrument
 from researcher.refusals import PlanningRefused
 from tests.fakes.specs import planned
@@ -206,21 +206,20 @@ def test_what_many_plans_ask_for_is_drawn_once_and_a_refusal_is_not_remembered()
         python: str,
         parameters: Sequence[Mapping[str, Any]],
         heldout: int,
-        *,
-        skipped: int = 0,
+        skipped: int,
     ) -> list[dict[str, Any]]:
         drawn.append(heldout)
         if heldout == 99:
             raise PlanningRefused("not now")
         return [{"heldout": heldout}]
 
-    once = DrawnOnce(draw)
+    once = drawn_once(draw)
     for _ in range(2):
-        assert once(folder, "python", [{"digits": 1}], 4) == [{"heldout": 4}]
-        assert once(folder, "python", [{"digits": 1}], 8) == [{"heldout": 8}]
+        assert once(folder, "python", [{"digits": 1}], 4, 0) == [{"heldout": 4}]
+        assert once(folder, "python", [{"digits": 1}], 8, 0) == [{"heldout": 8}]
         with pytest.raises(PlanningRefused):
-            once(folder, "python", [{"digits": 1}], 99)
+            once(folder, "python", [{"digits": 1}], 99, 0)
     assert drawn == [4, 8, 99, 99]
-    once(folder, "python", [{"digits": 2}], 4)
-    once(folder, "python", [{"digits": 1}], 4, skipped=2)
+    once(folder, "python", [{"digits": 2}], 4, 0)
+    once(folder, "python", [{"digits": 1}], 4, 2)
     assert drawn[4:] == [4, 4]

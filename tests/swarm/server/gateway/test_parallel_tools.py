@@ -46,12 +46,12 @@ class Talk(ABC):
 
     @abstractmethod
     def ask(self, tool: str | None = None) -> None:
-        """Ask, and only note what was said."""
+        """Ask, and keep the answer without running its tools."""
 
     @property
     @abstractmethod
     def called(self) -> list[str]:
-        """The ids of the calls in what was said."""
+        """Ids of the tool calls in the kept answer."""
 
     @abstractmethod
     def give(self, *call_ids: str) -> None:
@@ -59,7 +59,7 @@ class Talk(ABC):
 
     @abstractmethod
     def apart(self, call_ids: Sequence[str]) -> None:
-        """What was said as turns of one call each, each with its result behind it."""
+        """Write the kept answer into the messages as turns of one call each, each followed by its result."""
 
 
 class Chat(Talk):
