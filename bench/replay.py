@@ -11,7 +11,7 @@ from typing import Any
 
 from researcher.llm.endpoint import LlmRefused, LlmUnusable
 from researcher.llm.replies import form_of
-from researcher.planner.subject import request_of
+from researcher.planner.agent import request_of
 from researcher.planner.transcripts import Turn
 
 

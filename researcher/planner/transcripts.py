@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from researcher.llm.replies import form_of
 from researcher.models import LlmCall
-from researcher.planner.subject import request_of
+from researcher.planner.agent import request_of
 
 
 class Turn(BaseModel):

@@ -18,10 +18,8 @@ from researcher.llm.conversation import ATTEMPTS
 from researcher.llm.endpoint import Endpoint, LlmOutage, LlmRefused, LlmUnusable, OpenAIEndpoint
 from researcher.llm.settings import LlmSettings
 from researcher.models import LONGEST_TOPIC, LlmCall
-from researcher.planner.agent import LlmPlanner
+from researcher.planner.agent import ENDINGS, MOST_LOOK_UPS, LlmPlanner
 from researcher.planner.outcome import Asked, Declined, NeedsEdit, Outcome, Proposed, TopicRequest
-from researcher.planner.subject import MOST_LOOK_UPS
-from researcher.planner.tools import ENDINGS
 from researcher.refusals import PlanningRefused
 from researcher.study.draft import Draft
 from researcher.study.plan import Verdict
