@@ -50,7 +50,7 @@ from researcher.design.planning import plan_of
 from researcher.design.pricing import Price, price_of
 from researcher.instruments.catalogue import InstrumentFolder
 from researcher.instruments.instrument import Instrument
-from researcher.llm.settings import LlmSettings
+from researcher.llm.endpoint import LlmSettings
 from researcher.models import (
     CampaignEvent,
     CampaignRecord,

@@ -113,8 +113,7 @@ def planner_of(name: str, transcripts: Path | None) -> Planner:
     from bench.replay import ReplayEndpoint
     from foundation.clock import SystemClock
     from researcher.llm.asking import Asker
-    from researcher.llm.endpoint import Endpoint, OpenAIEndpoint
-    from researcher.llm.settings import LlmSettings, llm_settings
+    from researcher.llm.endpoint import Endpoint, LlmSettings, OpenAIEndpoint, llm_settings
 
     settings = LlmSettings(model="replay") if name == "replay" else llm_settings(os.environ)
     if settings is None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 
 from foundation.clock import Clock, SystemClock
@@ -19,8 +18,7 @@ from researcher.environments import interpreter
 from researcher.home import Home
 from researcher.instruments.catalogue import InstrumentFolder
 from researcher.llm.asking import Asker, Keep, KeptAnswers, Purse
-from researcher.llm.endpoint import Endpoint, LlmSpent, LlmUnusable, OpenAIEndpoint
-from researcher.llm.settings import LlmSettings, llm_settings
+from researcher.llm.endpoint import Endpoint, LlmSettings, LlmSpent, LlmUnusable, OpenAIEndpoint, llm_settings
 from researcher.models import LlmCall, StudyOptions
 from researcher.refusals import PlanningRefused
 from researcher.repair.asking import Llm
@@ -82,11 +80,12 @@ def helpers(
         asker = Asker(endpoint, own, clock, keep=keep, tell=tell, purse=purse)
         return Llm(asker, own.model, own.answer_tokens)
 
-    opinion = llm(replace(settings, patience_s=min(_HURRY_S, settings.patience_s)))
+    opinion = llm(settings.model_copy(update={"patience_s": min(_HURRY_S, settings.patience_s)}))
     if on_ray(options):
         return Helpers(opinion=opinion, why_none=NO_SANDBOX)
     return Helpers(
-        mending=llm(replace(settings, answer_tokens=max(_ANSWER_TOKENS, settings.answer_tokens))), opinion=opinion
+        mending=llm(settings.model_copy(update={"answer_tokens": max(_ANSWER_TOKENS, settings.answer_tokens)})),
+        opinion=opinion,
     )
 
 
@@ -102,7 +101,7 @@ def settings_for_writing() -> LlmSettings:
             "--instrument new needs a planner LLM to write one, and none is configured here; set RESEARCHER_LLM_MODEL and "
             "RESEARCHER_LLM_API_KEY or RESEARCHER_LLM_BASE_URL, or name an instrument of `researcher instruments`"
         )
-    return replace(settings, answer_tokens=max(_ANSWER_TOKENS, settings.answer_tokens))
+    return settings.model_copy(update={"answer_tokens": max(_ANSWER_TOKENS, settings.answer_tokens)})
 
 
 async def new_instrument(
@@ -136,7 +135,7 @@ def writer_of(
     # Here and not above: LangGraph takes seconds to load, and studies never need it.
     from researcher.campaign.llm.strategist import within
 
-    longer = replace(settings, answer_tokens=max(_ANSWER_TOKENS, settings.answer_tokens))
+    longer = settings.model_copy(update={"answer_tokens": max(_ANSWER_TOKENS, settings.answer_tokens)})
 
     async def write(words: str, aims: Sequence[Aim], left: Left, kept: Sequence[LlmCall], keep: Keep) -> NewInstrument:
         source, capped = KeptAnswers(endpoint or OpenAIEndpoint(longer), kept), within(longer, left, Purse.of(kept))

@@ -30,7 +30,7 @@ from researcher.study.spec import DesignName, duration_text
 
 if TYPE_CHECKING:
     from researcher.campaign.goal import CampaignGoal
-    from researcher.llm.settings import LlmSettings
+    from researcher.llm.endpoint import LlmSettings
 
 _CROSSED: DesignName = "factorial"
 _OPTIONS = {
@@ -223,7 +223,7 @@ def planner_of(which: str | None, calls: list[LlmCall], tell: Teller, *, durable
 
     Raises: PlanningRefused.
     """
-    from researcher.llm.settings import llm_settings
+    from researcher.llm.endpoint import llm_settings
 
     settings = None if which == "builtin" else llm_settings(os.environ)
     if settings is None and which == "llm":
@@ -258,7 +258,7 @@ def _draft_in(outcome: Proposed | Declined) -> Draft:
 
 def campaign_llm(goal: CampaignGoal) -> LlmSettings | None:
     """The LLM that leads the campaign; None: the built-in strategist does. Raises: PlanningRefused."""
-    from researcher.llm.settings import llm_settings
+    from researcher.llm.endpoint import llm_settings
 
     settings = None if goal.strategist == "builtin" else llm_settings(os.environ)
     if settings is None and goal.strategist == "llm":

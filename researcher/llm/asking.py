@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from foundation.clock import Clock
-from researcher.llm.endpoint import Endpoint, LlmError, LlmOutage, LlmSpent, LlmUnusable
-from researcher.llm.settings import LlmSettings
+from researcher.llm.endpoint import Endpoint, LlmError, LlmOutage, LlmSettings, LlmSpent, LlmUnusable
 from researcher.models import LlmCall
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 300.0

@@ -22,9 +22,8 @@ from langgraph.graph import START, StateGraph
 from langgraph.types import Command, interrupt
 
 from researcher.llm.asking import Asker
-from researcher.llm.endpoint import LlmRefused
+from researcher.llm.endpoint import LlmRefused, LlmSettings
 from researcher.llm.replies import FORMS, AnswerSpent, Call, Reply, Unreadable, form_fields, read_reply, said_in
-from researcher.llm.settings import LlmSettings
 from researcher.store.checkpoints import PLANNING_PATIENCE_S, caught_up, with_saver
 
 ATTEMPTS, MOST_QUESTIONS = 3, 3

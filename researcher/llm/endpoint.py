@@ -1,4 +1,4 @@
-"""One seam to an LLM: a chat-completions request as JSON in, the raw answer as JSON out.
+"""An LLM's endpoint: which it is and what it may spend, and the one seam to it, raw JSON in and raw JSON out.
 
 LlmError
 ├── LlmOutage     nobody answers, or not now: wait and ask again
@@ -10,14 +10,76 @@ LlmError
 from __future__ import annotations
 
 import json
-from typing import Any, Literal, Protocol
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Protocol, Self
+
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from foundation.logs import redact
-from researcher.llm.settings import LlmSettings
+from foundation.strict import StrictModel, explain, misfit
+from researcher.refusals import PlanningRefused
 
+PREFIX = "RESEARCHER_LLM_"
+_WHO = ("model", "base_url", "api_key")
 _TIMEOUT_S = 300.0
 _PASSING = (408, 409, 425, 429)
 _HOPELESS = (401, 403, 404)
+
+
+def _whole(given: float | str) -> float | str:
+    """`2e5` is a number of tokens too."""
+    number = float(given)
+    return int(number) if math.isfinite(number) else given
+
+
+_Tokens = Annotated[int, BeforeValidator(_whole)]
+_Amount = Annotated[float, Field(ge=0)]
+
+
+class LlmSettings(StrictModel):
+    """An OpenAI-compatible endpoint, a swarm server included. Each field is read from `RESEARCHER_LLM_` and its name.
+
+    max_tokens, max_cost: of one study's planning, prompts and answers together. price_in, price_out: money per million
+    tokens, for endpoints that do not state the cost of a call. patience_s: how long an outage is waited out. answer_tokens: the
+    longest answer, thoughts of a reasoning model included.
+    """
+
+    model: str
+    base_url: str | None = None
+    api_key: Annotated[str | None, Field(repr=False)] = None
+    max_tokens: Annotated[_Tokens, Field(ge=0)] = 200_000
+    max_cost: _Amount | None = None
+    price_in: _Amount | None = None
+    price_out: _Amount | None = None
+    patience_s: _Amount = 6 * 3600.0
+    answer_tokens: Annotated[_Tokens, Field(ge=1)] = 8192
+
+    @model_validator(mode="after")
+    def _a_cost_cap_has_prices(self) -> Self:
+        if self.max_cost is not None and self.price_in is None and self.price_out is None:
+            raise misfit({"max_cost": f"needs prices: set {PREFIX}PRICE_IN and {PREFIX}PRICE_OUT (per million tokens)"})
+        return self
+
+
+def llm_settings(environ: Mapping[str, str]) -> LlmSettings | None:
+    """Settings from `RESEARCHER_LLM_*`; None if no LLM is configured.
+
+    Raises: PlanningRefused for a missing or invalid setting.
+    """
+    given = {name: text for name in LlmSettings.model_fields if (text := environ.get(PREFIX + name.upper()))}
+    configured = [PREFIX + name.upper() for name in _WHO if name in given]
+    if not configured:
+        return None
+    if "model" not in given:
+        raise PlanningRefused(
+            f"a planner LLM is configured without its name; set {PREFIX}MODEL, or unset {', '.join(configured)}"
+        )
+    try:
+        return LlmSettings.model_validate(given)
+    except ValidationError as error:
+        problems = [f"{PREFIX}{each.field.upper()} {each.problem}" for each in explain(error, LlmSettings)]
+        raise PlanningRefused("; ".join(problems)) from error
 
 
 class LlmError(Exception):

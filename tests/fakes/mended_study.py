@@ -20,7 +20,7 @@ from researcher.executor.servers import ServerPool
 from researcher.executor.trials import Executor, Progress
 from researcher.instruments.catalogue import InstrumentFolder, read_instrument
 from researcher.llm.asking import Asker
-from researcher.llm.settings import LlmSettings
+from researcher.llm.endpoint import LlmSettings
 from researcher.models import TrialRecord
 from researcher.repair.asking import Llm
 from researcher.repair.repairs import Helpers, Repairer, RepairLimits

@@ -14,8 +14,7 @@ from researcher.campaign.llm.strategist import LlmStrategist
 from researcher.campaign.proposals import Proposal
 from researcher.campaign.records import observe
 from researcher.campaign.seen import Seen
-from researcher.llm.endpoint import Endpoint
-from researcher.llm.settings import LlmSettings
+from researcher.llm.endpoint import Endpoint, LlmSettings
 from tests.fakes.campaign import MadeUpCampaign
 from tests.fakes.scripted_llm import ScriptedLlm, called
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, TypeVar
 
 from foundation.clock import Clock
@@ -15,8 +14,7 @@ from researcher.campaign.seen import Left, Seen
 from researcher.campaign.strategist import IdeasSpent, StrategistAway, StrategistFailed
 from researcher.llm.asking import Asker, Purse
 from researcher.llm.conversation import Conversation, Standing, asked_of, spent_answer
-from researcher.llm.endpoint import Endpoint, LlmSpent, LlmUnusable
-from researcher.llm.settings import LlmSettings
+from researcher.llm.endpoint import Endpoint, LlmSettings, LlmSpent, LlmUnusable
 from researcher.models import LlmCall
 
 T = TypeVar("T")
@@ -133,10 +131,14 @@ def within(settings: LlmSettings, left: Left, paid: Purse | None = None) -> LlmS
     """The settings, with what is left of the campaign's budget as a cap. paid: what of it is spent already, and counts again."""
     paid = paid or Purse()
     if left.llm_tokens is not None:
-        settings = replace(settings, max_tokens=min(settings.max_tokens, int(left.llm_tokens) + paid.tokens))
+        settings = settings.model_copy(
+            update={"max_tokens": min(settings.max_tokens, int(left.llm_tokens) + paid.tokens)}
+        )
     if left.money is not None:
         cost = left.money + paid.cost
-        settings = replace(settings, max_cost=cost if settings.max_cost is None else min(settings.max_cost, cost))
+        settings = settings.model_copy(
+            update={"max_cost": min(cost, cost if settings.max_cost is None else settings.max_cost)}
+        )
     return settings
 
 

@@ -25,8 +25,7 @@ from researcher.campaign.verify import verify_campaign
 from researcher.cli.instrument_llm import writer_of
 from researcher.home import Home
 from researcher.instruments.catalogue import InstrumentFolder, folder_digest
-from researcher.llm.endpoint import LlmOutage
-from researcher.llm.settings import LlmSettings
+from researcher.llm.endpoint import LlmOutage, LlmSettings
 from researcher.models import CampaignStatus, LlmCall
 from researcher.refusals import PlanningRefused
 from researcher.store.errors import WrongState

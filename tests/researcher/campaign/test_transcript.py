@@ -18,8 +18,7 @@ from researcher.campaign.records import observe
 from researcher.campaign.report import campaign_page
 from researcher.campaign.verify import verify_campaign
 from researcher.llm.asking import tokens_of
-from researcher.llm.endpoint import OpenAIEndpoint
-from researcher.llm.settings import LlmSettings
+from researcher.llm.endpoint import LlmSettings, OpenAIEndpoint
 from researcher.models import CampaignStatus, DecisionRecord
 from tests.fakes.campaign import MadeUpCampaign
 from tests.fakes.llm_server import LlmServer, llm_server

@@ -36,7 +36,7 @@ from researcher.executor.processes import Berth, started_at
 from researcher.executor.servers import server_token
 from researcher.home import Home
 from researcher.instruments.catalogue import InstrumentFolder, read_instrument
-from researcher.llm.settings import LlmSettings
+from researcher.llm.endpoint import LlmSettings
 from researcher.main import main, parser
 from researcher.models import OVER_BUDGET, Claim, Event, LlmCall, ReportSeal, StudyStatus
 from researcher.ownership import this_process

@@ -9,8 +9,7 @@ import pytest
 
 from foundation.clock import ManualClock, SystemClock
 from researcher.llm.asking import Asker, Purse
-from researcher.llm.endpoint import LlmOutage, LlmUnusable
-from researcher.llm.settings import LlmSettings, llm_settings
+from researcher.llm.endpoint import LlmOutage, LlmSettings, LlmUnusable, llm_settings
 from researcher.models import LlmCall
 from researcher.refusals import PlanningRefused
 from tests.fakes.scripted_llm import ScriptedLlm, completion
@@ -68,7 +67,7 @@ def test_settings_come_from_the_environment_and_say_what_is_missing() -> None:
     assert "secret" not in repr(found)
     for environ, says in (
         ({"RESEARCHER_LLM_API_KEY": "k"}, "RESEARCHER_LLM_MODEL"),
-        ({**named, "RESEARCHER_LLM_MAX_COST": "lots"}, "not a number"),
+        ({**named, "RESEARCHER_LLM_MAX_COST": "lots"}, "RESEARCHER_LLM_MAX_COST should be a valid number"),
         ({**named, "RESEARCHER_LLM_MAX_COST": "2"}, "RESEARCHER_LLM_PRICE_IN"),
         ({**named, "RESEARCHER_LLM_ANSWER_TOKENS": "0"}, "RESEARCHER_LLM_ANSWER_TOKENS"),
     ):

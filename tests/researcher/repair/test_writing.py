@@ -11,8 +11,7 @@ import pytest
 from foundation.clock import SystemClock
 from researcher.instruments.catalogue import InstrumentFolder, read_instrument
 from researcher.llm.asking import Asker
-from researcher.llm.endpoint import LlmUnusable
-from researcher.llm.settings import LlmSettings
+from researcher.llm.endpoint import LlmSettings, LlmUnusable
 from researcher.refusals import PlanningRefused
 from researcher.repair.asking import Llm
 from researcher.repair.writing import write_instrument

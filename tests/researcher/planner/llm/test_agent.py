@@ -15,8 +15,7 @@ from foundation.clock import Clock, ManualClock, SystemClock
 from researcher.instruments.catalogue import InstrumentFolder, available
 from researcher.llm.asking import Asker, Purse
 from researcher.llm.conversation import ATTEMPTS
-from researcher.llm.endpoint import Endpoint, LlmOutage, LlmRefused, LlmUnusable, OpenAIEndpoint
-from researcher.llm.settings import LlmSettings
+from researcher.llm.endpoint import Endpoint, LlmOutage, LlmRefused, LlmSettings, LlmUnusable, OpenAIEndpoint
 from researcher.models import LONGEST_TOPIC, LlmCall
 from researcher.planner.agent import ENDINGS, MOST_LOOK_UPS, LlmPlanner
 from researcher.planner.outcome import Asked, Declined, NeedsEdit, Outcome, Proposed, TopicRequest

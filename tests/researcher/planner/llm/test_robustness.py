@@ -17,8 +17,7 @@ from foundation.clock import SystemClock
 from researcher.design.planning import plan_of
 from researcher.instruments.catalogue import available
 from researcher.llm.asking import Asker
-from researcher.llm.endpoint import LlmRefused, LlmUnusable
-from researcher.llm.settings import LlmSettings
+from researcher.llm.endpoint import LlmRefused, LlmSettings, LlmUnusable
 from researcher.planner.agent import LlmPlanner
 from researcher.planner.outcome import Asked, Declined, NeedsEdit, Proposed, TopicRequest
 from researcher.refusals import PlanningRefused

@@ -18,8 +18,7 @@ from foundation.clock import ManualClock, SystemClock
 from researcher.design.planning import plan_of
 from researcher.instruments.catalogue import available
 from researcher.llm.asking import Asker
-from researcher.llm.endpoint import Endpoint, LlmOutage, LlmUnusable
-from researcher.llm.settings import LlmSettings
+from researcher.llm.endpoint import Endpoint, LlmOutage, LlmSettings, LlmUnusable
 from researcher.models import LlmCall
 from researcher.planner.agent import LlmPlanner
 from researcher.planner.outcome import Asked, Declined, NeedsEdit, Outcome, Proposed, TopicRequest
