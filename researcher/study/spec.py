@@ -6,7 +6,8 @@ It knows names and numbers, and nothing of what instruments declare: whether a f
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, WithJsonSchema, model_validator
 
@@ -19,6 +20,28 @@ Claim = Literal["increase", "decrease", "equal", "none"]
 Approval = Literal["never", "plan", "stage"]
 CROSSED: tuple[DesignName, ...] = ("factorial", "screen")
 """Designs whose arms set each of several factors to one of two levels. A screen may also have arms, or levels of one factor."""
+_MANY = 1000
+
+
+class Design(NamedTuple):
+    """How many factors a design takes, and levels of each, the baseline's included; whether it has arms, looks, a fine stage."""
+
+    factors: range = range(1, 2)
+    levels: range = range(2, _MANY)
+    arms: bool = False
+    looks: bool = True
+    fine: bool = False
+
+
+DESIGNS: dict[DesignName, Design] = {
+    "compare": Design(arms=True, fine=True),
+    "factorial": Design(factors=range(2, 6), levels=range(2, 3)),
+    "sequence": Design(factors=range(2, 3), levels=range(2, 5), looks=False),
+    "race": Design(levels=range(3, _MANY), arms=True, looks=False, fine=True),
+    "screen": Design(factors=range(1, _MANY), levels=range(2, 3), arms=True, looks=False),
+    "balance": Design(levels=range(2, 5)),
+    "trend": Design(levels=range(3, _MANY)),
+}
 BASE = "base"
 """`start_from`: the model itself, not weights that a trial has trained."""
 MOST_LOOKS, MOST_FINE, LONGEST_QUESTION = 5, 50, 20_000
@@ -191,44 +214,62 @@ class StudySpec(StrictModel):
 
 def _misfits(spec: StudySpec) -> dict[str, str]:
     """Problems by field."""
-    problems: dict[str, str] = {}
-    factors = len(spec.compare) + (len(spec.models) > 1)
-    if spec.arms and factors:
+    takes, problems = DESIGNS[spec.design], dict[str, str]()
+    levels = {"model": len(spec.models)} if len(spec.models) > 1 else {}
+    for name, factor in spec.compare.items():
+        stated = len(factor.levels) + (factor.baseline is not None)
+        levels[f"compare.{name}.levels"] = max(stated, 2)  # a single level stands against the default
+    if spec.arms and levels:
         problems["arms"] = (
             "cannot stand beside compare or several models: write each arm's settings, its model too, in arms"
         )
-    elif not spec.arms and not factors:
+    elif not spec.arms and not levels:
         problems["compare"] = "nothing says what differs between the arms: give compare, arms or several models"
     elif spec.arms and len(spec.arms) < 2:
         problems["arms"] = "needs at least two arms"
+    elif unsuited := _unsuited(spec.design, levels, len(spec.arms)):
+        others = [name for name in DESIGNS if not _unsuited(name, levels, len(spec.arms))]
+        instead = ", ".join([*others, *([] if spec.arms else ["arms"])])
+        problems |= {field: f"{problem}; use {instead}" for field, problem in unsuited.items()}
     for name, factor in spec.compare.items():
-        sides = len(factor.levels) + (factor.baseline is not None)
         if len(dict.fromkeys(factor.levels)) < len(factor.levels):
             problems[f"compare.{name}.levels"] = "names a level twice"
         elif len(factor.levels) > 1 and factor.baseline in factor.levels:
             problems[f"compare.{name}.levels"] = "names the baseline again"
         elif not factor.levels:
             problems[f"compare.{name}.levels"] = "needs at least one level"
-        elif spec.design in CROSSED and factors > 1 and sides > 2:
-            said = f"{spec.design} takes two levels of each factor, the baseline's included"
-            problems[f"compare.{name}.levels"] = said
         if name in spec.set:
             problems[f"set.{name}"] = "is under compare already: a factor is either compared or the same in all arms"
-    if spec.arms and spec.design not in ("compare", "race", "screen"):
-        problems["design"] = f"{spec.design} needs compare; arms can be compared, raced or screened"
-    elif not spec.arms and (takes := _factors_taken(spec.design, factors)):
-        problems["design"] = f"{spec.design} takes {takes}"
     if len(spec.models) > len(set(spec.models)):
         problems["model"] = "names a model twice"
+    if spec.looks > 1 and (spec.fine or not takes.looks):
+        which = f"a {spec.design}" if not takes.looks else "a study with a fine stage"
+        problems["looks"] = f"{which} has no looks; leave them out"
+    if spec.fine and (spec.arms or not takes.fine):
+        which = "arms that set several factors have" if spec.arms else f"a {spec.design} study has"
+        problems["fine"] = f"{which} no fine stage; leave it out"
+    if spec.design == "balance" and spec.claim != "none":
+        problems["claim"] = "a balance claims nothing: it asks which level is enough; leave the claim out"
     return problems
 
 
-def _factors_taken(design: DesignName, given: int) -> str:
-    """How many factors the design takes, if not this many."""
-    if design == "sequence" and given != 2:
-        return f"two factors, one after the other, and the spec compares {given}"
-    if design == "factorial" and given < 2:
-        return f"two factors or more, and the spec compares {given}"
-    if design not in ("sequence", *CROSSED) and given > 1:
-        return f"one factor, and the spec compares {given}: use factorial, sequence, screen, or arms"
-    return ""
+def _unsuited(design: DesignName, levels: Mapping[str, int], arms: int) -> dict[str, str]:
+    """What differs between the arms and does not suit the design. levels: how many, by the field that gives them."""
+    takes = DESIGNS[design]
+    if arms and not takes.arms:
+        return {"design": f"{design} needs compare, and takes no arms"}
+    if 0 < arms < takes.levels.start:
+        return {"design": f"{design} takes {_span(takes.levels, 'arm')}, and the spec has {arms}"}
+    if levels and len(levels) not in takes.factors:
+        return {"design": f"{design} takes {_span(takes.factors, 'factor')}, and the spec compares {len(levels)}"}
+    if design == "screen" and len(levels) == 1:  # of one factor it takes any
+        return {}
+    said = f"{design} takes {_span(takes.levels, 'level')} of a factor, the baseline's included"
+    return {field: f"{said}, not {count}" for field, count in levels.items() if count not in takes.levels}
+
+
+def _span(bounds: range, noun: str) -> str:
+    """`1 factor`, `2 to 5 factors`, `3 or more levels`."""
+    least, most = bounds[0], bounds[-1]
+    number = f"{least}" if least == most else f"{least} or more" if bounds.stop == _MANY else f"{least} to {most}"
+    return f"{number} {noun}{'' if most == 1 else 's'}"

@@ -151,26 +151,10 @@ def test_a_second_comparison_has_fresh_seeds_under_any_budget(more: dict[str, An
 @pytest.mark.parametrize(
     ("fields", "why"),
     [
-        ({**MANY, "design": "race", "looks": 3}, "^looks: a race has no looks; leave them out"),
-        ({"looks": 5, "fine": 3}, "^looks: a study with a fine stage has no looks"),
-        ({**RATIO_THEN_RANK, "looks": 2}, "^looks: a sequence has no looks"),
-        ({**TOGETHER, "design": "screen", "looks": 2}, "^looks: a screen has no looks"),
-        ({**TOGETHER, "design": "screen", "fine": 2}, "^fine: a screen study has no fine stage"),
-        ({"design": "race"}, "^design: a race needs two treatments or more"),
         ({"compare": {"algorithm": {"levels": ["rloo"]}}, "fine": 3}, "^fine: algorithm has no levels between those"),
         ({"compare": {"group_size": {"levels": [7, 8]}}, "fine": 3}, "^fine: group_size has no levels between those"),
-        ({"arms": {"a": {}, "b": {"kl": 0.1}}, "fine": 3}, "^fine: arms that set several factors have no fine stage"),
-        ({**TOGETHER, "fine": 3}, "^fine: a factorial study has no fine stage"),
-        ({**BALANCE, "fine": 3}, "^fine: a balance study has no fine stage"),
-        ({**RATIO_THEN_RANK, "fine": 3}, "^fine: a sequence study has no fine stage"),
-        (
-            {"compare": {"group_size": {"levels": [2, 4, 8, 16, 32]}, **RATES}, "design": "sequence"},
-            r"^compare\.group_size\.levels: a sequence compares 4 levels of a factor at most, and there are 5",
-        ),
         ({"compare": {"algorithm": {"levels": ["rloo"]}}, "design": "balance"}, "^design: .* levels of one number"),
-        ({"compare": {"group_size": {"levels": [2, 4, 8, 16, 32]}}, "design": "balance"}, "4 levels of group_size at most"),
         ({"compare": SIZES, "design": "balance", "metric": "wall_s"}, "^design: a balance sets a gain against a cost"),
-        ({**BALANCE, "claim": "increase"}, "^claim: a balance claims nothing"),
     ],
 )  # fmt: skip
 def test_what_a_layout_cannot_have_is_refused_by_its_field(fields: dict[str, Any], why: str) -> None:
@@ -178,15 +162,13 @@ def test_what_a_layout_cannot_have_is_refused_by_its_field(fields: dict[str, Any
         planned(**fields)
 
 
-def test_more_factors_are_crossed_in_a_half_fraction_and_six_are_refused() -> None:
+def test_more_factors_are_crossed_in_a_half_fraction() -> None:
     levels = {"digits": (1, 2), "group_size": (4, 8), "epochs": (1, 2), "kl": (0.0, 0.1), "temperature": (0.7, 1.0)}
     compare = {name: {"baseline": low, "levels": [high]} for name, (low, high) in levels.items()}
     plan = planned(compare=compare, design="factorial")
     assert len(plan.arms) == 16
     for one, other in itertools.combinations(plan.hypotheses[:5], 2):
         assert len(set(one.treatments) & set(other.treatments)) == 4
-    with pytest.raises(PlanningRefused, match=r"^design: a factorial crosses 5 factors at most"):
-        planned(compare=compare | {"warmup": {"baseline": 0, "levels": [2]}}, design="factorial")
     del compare["temperature"]
     found = planned(compare=compare, design="factorial").hypotheses  # main effects alone
     assert [hypothesis.factor for hypothesis in found] == list(compare)

@@ -54,17 +54,9 @@ def test_without_a_direction_the_statement_says_so(claim: str, said: str) -> Non
     assert said in trend(claim=claim).hypotheses[0].statement
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"levels": (1e-5, 2e-5)}, "needs 3 or more levels of one number, and learning_rate has 2"),
-        ({"compare": {}, "model": ["lab/a", "lab/b", "lab/c"]}, "and model has 0"),
-        ({"fine": 3}, "a trend study has no fine stage"),
-    ],
-)
-def test_what_makes_no_trend_is_refused(changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(PlanningRefused, match=said):
-        trend(**changes)
+def test_levels_that_are_no_numbers_make_no_trend() -> None:
+    with pytest.raises(PlanningRefused, match="needs 3 or more levels of one number, and model has none"):
+        trend(compare={}, model=["lab/a", "lab/b", "lab/c"])
 
 
 def test_zero_is_refused_on_a_log_scale() -> None:

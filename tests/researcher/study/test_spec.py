@@ -12,6 +12,12 @@ from researcher.study.spec import StudySpec, count_text, duration_text
 
 LR = {"learning_rate": {"levels": [1e-5, 4e-5]}}
 KL = {"kl": {"levels": [0.0, 0.1]}}
+BOTH = LR | KL
+ARMS: dict[str, Any] = {"a": {}, "b": {"kl": 0.1}}
+
+
+def levels(count: int) -> dict[str, Any]:
+    return {"lr": {"levels": list(range(1, count + 1))}}
 
 
 def spec(**fields: Any) -> StudySpec:
@@ -60,16 +66,38 @@ def test_the_models_of_a_spec_are_one_or_several() -> None:
         ({"compare": LR, "arms": {"a": {}, "b": {}}}, "arms", "cannot stand beside compare"),
         ({"arms": {"a": {}}}, "arms", "needs at least two arms"),
         ({"arms": {"a b": {}, "c": {}}}, "arms.a b.[key]", ""),
-        ({"compare": LR | KL}, "design", "takes one factor, and the spec compares 2"),
-        ({"compare": LR, "design": "factorial"}, "design", "takes two factors or more"),
-        ({"compare": LR, "design": "sequence"}, "design", "takes two factors, one after the other"),
-        ({"arms": {"a": {}, "b": {}}, "design": "balance"}, "design", "balance needs compare"),
-        ({"arms": {"a": {}, "b": {}}, "design": "factorial"}, "design", "compared, raced or screened"),
+        ({"compare": BOTH}, "design", "takes 1 factor, and the spec compares 2; use factorial, sequence, screen, arms"),
+        ({"compare": LR, "design": "factorial"}, "design", "takes 2 to 5 factors"),
+        ({"compare": LR, "design": "sequence"}, "design", "takes 2 factors"),
         (
-            {"compare": {**KL, "lr": {"levels": [1, 2, 3]}}, "design": "screen"},
-            "compare.lr.levels",
-            "two levels of each",
+            {"compare": dict.fromkeys("abcdef", KL["kl"]), "design": "factorial"},
+            "design",
+            "takes 2 to 5 factors, and the spec compares 6; use screen, arms",
         ),
+        (
+            {"arms": ARMS, "design": "balance"},
+            "design",
+            "balance needs compare, and takes no arms; use compare, screen",
+        ),
+        ({"arms": ARMS, "design": "race"}, "design", "takes 3 or more arms, and the spec has 2"),
+        ({"compare": LR, "design": "race"}, "compare.learning_rate.levels", "takes 3 or more levels"),
+        ({"compare": LR, "design": "trend"}, "compare.learning_rate.levels", "takes 3 or more levels"),
+        ({"compare": levels(3) | KL, "design": "screen"}, "compare.lr.levels", "takes 2 levels"),
+        ({"model": ["a", "b", "c"], "compare": KL, "design": "screen"}, "model", "takes 2 levels"),
+        ({"compare": levels(5) | KL, "design": "sequence"}, "compare.lr.levels", "takes 2 to 4 levels"),
+        ({"compare": levels(5), "design": "balance"}, "compare.lr.levels", "takes 2 to 4 levels"),
+        ({"compare": LR, "design": "balance", "claim": "increase"}, "claim", "a balance claims nothing"),
+        ({"compare": levels(3), "design": "race", "looks": 3}, "looks", "a race has no looks; leave them out"),
+        ({"compare": LR, "looks": 5, "fine": 3}, "looks", "a study with a fine stage has no looks"),
+        ({"compare": BOTH, "design": "sequence", "looks": 2}, "looks", "a sequence has no looks"),
+        ({"compare": BOTH, "design": "screen", "looks": 2}, "looks", "a screen has no looks"),
+        ({"arms": ARMS, "design": "screen", "looks": 2}, "looks", "a screen has no looks"),
+        ({"arms": ARMS, "fine": 3}, "fine", "arms that set several factors have no fine stage"),
+        ({"compare": BOTH, "design": "screen", "fine": 2}, "fine", "a screen study has no fine stage"),
+        ({"compare": BOTH, "design": "factorial", "fine": 3}, "fine", "a factorial study has no fine stage"),
+        ({"compare": LR, "design": "balance", "fine": 3}, "fine", "a balance study has no fine stage"),
+        ({"compare": BOTH, "design": "sequence", "fine": 3}, "fine", "a sequence study has no fine stage"),
+        ({"compare": levels(3), "design": "trend", "fine": 3}, "fine", "a trend study has no fine stage"),
         ({"compare": {"kl": {"levels": []}}}, "compare.kl.levels", "needs at least one level"),
         ({"compare": {"kl": {"levels": [0.1, 0.1]}}}, "compare.kl.levels", "names a level twice"),
         ({"compare": LR, "set": {"learning_rate": 1e-5}}, "set.learning_rate", "is under compare already"),
