@@ -51,17 +51,20 @@ def replay_run(args: argparse.Namespace) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Processor:
-    """threads: of a CPU; 0: unknown, or a GPU."""
+    """threads: of a CPU; 0: unknown, or a GPU. older: an older version trained on it, whose CPU steps MKL could sum in any order."""
 
     device: Device
     threads: int = 0
+    older: bool = False
 
     def __str__(self) -> str:
-        return f"{self.device} with {self.threads} threads" if self.threads else self.device
+        threads = f" with {self.threads} threads" if self.threads else ""
+        return self.device + threads + (" by an older version" if self.older else "")
 
     def adds_as(self, other: _Processor) -> bool:
         """Whether both add in the same order, as far as is known."""
-        return self.device == other.device and (not self.threads or not other.threads or self.threads == other.threads)
+        threads_alike = not self.threads or not other.threads or self.threads == other.threads
+        return self.device == other.device and threads_alike and not self.older and not other.older
 
 
 def _processor(run: StoredRun, wanted: Device | None) -> _Processor:
@@ -82,13 +85,16 @@ def _processor(run: StoredRun, wanted: Device | None) -> _Processor:
 
 
 def _recorded_on(run: StoredRun, step: int) -> _Processor | None:
-    """What computed the weights of this step's checkpoint, where there is one that says so."""
+    """What computed the weights of this step's checkpoint, where there is one."""
     state = state_of(run.checkpoints_dir, step)
-    return None if state is None or state.device is None else _Processor(state.device, state.threads or 0)
+    if state is None:
+        return None
+    device = state.device or "cpu"  # an older one does not say
+    return _Processor(device, state.threads or 0, older=device == "cpu" and not state.reproducible)
 
 
 def _refuse_other_processors(run: StoredRun, steps: list[int], processor: _Processor) -> None:
-    """Other devices, and other numbers of threads, add in another order: other weights would prove nothing. Raises: UsageError."""
+    """Other devices, threads and older versions add in another order: other weights would prove nothing. Raises: UsageError."""
     for step in steps:
         if ranks := ranks_of(run.checkpoints_dir, step):
             raise UsageError(
@@ -142,7 +148,7 @@ async def _train_again(run: StoredRun, from_step: int, batches: list[TrainBatch]
 
 
 def _made_elsewhere(run: StoredRun, step: int, processor: _Processor) -> dict[str, str]:
-    """What computed the weights of this step's checkpoint, where it says so and adds in another order."""
+    """What computed the weights of this step's checkpoint, where it adds in another order."""
     if ranks_of(run.checkpoints_dir, step):
         return {"recorded_on": "verl"}
     made_on = _recorded_on(run, step) or processor

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
@@ -9,7 +10,7 @@ from typing import Generic, Protocol, TypeVar
 import torch
 
 from foundation.ids import derived_seed
-from swarm.engine.machine import Device
+from swarm.engine.machine import MKL_MODE, Device
 from swarm.engine.seam import EngineError, StepOutcome, TrainBatch, TrainingRefused
 from swarm.engine.training import checkpoints
 from swarm.engine.training.channel import Command, Failure, OpenRun, Reply, Request, RunClosed, Train, WriteCheckpoint
@@ -141,6 +142,7 @@ class TrainingSession(ABC, Generic[Found]):
                 random_state=bytes(torch.get_rng_state().tolist()).hex(),
                 device=self._device,
                 threads=torch.get_num_threads() if self._device == "cpu" else None,
+                reproducible=self._device == "cpu" and MKL_MODE in os.environ,
             )
             self._write(run.directory, state, best)
         return self._step

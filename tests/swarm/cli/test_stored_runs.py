@@ -229,6 +229,7 @@ def made_on(device: str | None, stored: Stored, folder: Path) -> Stored:
         facts = json.loads(file.read_bytes())
         assert facts.pop("device") == "cpu"
         assert facts.pop("threads") >= 1
+        assert facts.pop("reproducible")
         file.write_text(json.dumps(facts if device is None else facts | {"device": device}))
     return copied
 
@@ -268,12 +269,15 @@ def test_a_replay_executes_the_functions_of_the_run_when_it_may_and_uses_as_many
     assert [line.get("recorded_on") for line in lines] == [None, "cpu with 3 threads"]
 
 
-def test_a_checkpoint_that_does_not_say_what_made_it_is_compared_as_ever(
+def test_a_checkpoint_from_before_sums_were_reproducible_is_not_expected_to_be_made_again(
     stored: Stored, tmp_path: Path, capsys: Capture
 ) -> None:
-    lines = replayed(capsys, made_on(None, stored, tmp_path), "--steps", "2")
-    assert lines[1]["as_recorded"]
-    assert "recorded_on" not in lines[1]
+    copied = made_on(None, stored, tmp_path)
+    asked = ["replay", stored.run_id, "--state-dir", str(copied.state_dir)]
+    assert main([*asked, "--check"]) == 2
+    assert "the checkpoint of step 2 was made on cpu by an older version" in capsys.readouterr().err
+    lines = [json.loads(line) for line in said(capsys, *asked, "--steps", "2").splitlines()]
+    assert [line.get("recorded_on") for line in lines] == [None, "cpu by an older version"]
 
 
 @pytest.mark.parametrize(
