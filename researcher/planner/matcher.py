@@ -12,18 +12,12 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from pydantic import ValidationError
-
-from foundation.strict import explain
-from researcher.design.planning import plan_of
-from researcher.instruments.catalogue import InstrumentFolder
 from researcher.instruments.instrument import Factor, Scalar
 from researcher.instruments.levels import moved_level, off_level, on_level
 from researcher.planner.matcher_words import CLAIMS, SIDES, Level, Levels, TwoReadings, choose_instrument, said, table
 from researcher.planner.outcome import Declined, NeedsEdit, Outcome, Proposed, TopicRequest
-from researcher.refusals import PlanningRefused
+from researcher.planner.proposals import judged
 from researcher.study.draft import Draft, Source, edited
-from researcher.study.spec import StudySpec
 
 FEWEST_RACED = 4
 """Treatments against one baseline from which a race is cheaper than all comparisons."""
@@ -47,7 +41,7 @@ class Matcher:
             names = " and ".join(each.instrument.name for each in chosen)
             study.stop(f"The topic fits {names}; choose one with --instrument.")
         study.read()
-        return study.outcome(request, chosen[0])
+        return study.outcome(request)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -85,7 +79,7 @@ class _Study(Levels):
                     self._put_compare(baseline, levels)
         self._name_unused()
 
-    def outcome(self, request: TopicRequest, folder: InstrumentFolder) -> Outcome:
+    def outcome(self, request: TopicRequest) -> Outcome:
         whole = request.given.keys() & {"compare", "arms"}
         if self.declined and not whole:
             names = [item.what for item in self.items if item.isa("factor", "level", "metric")]
@@ -95,20 +89,11 @@ class _Study(Levels):
             self.fields.pop("design", None)
         draft = Draft(fields=self.fields, sources=self.sources, author=Matcher.name)
         draft = edited(draft, request.given)
-        try:
-            plan_of(
-                StudySpec.model_validate(draft.fields),
-                folder,
-                known=request.known,
-                paces=request.paces,
-                servers=request.servers,
-                kept=request.kept,
-            )
-        except ValidationError as error:
-            self.problems += [f"{each}." for each in explain(error, StudySpec)]
-        except PlanningRefused as refusal:
-            self.problems = self.problems or [str(refusal)]
-        return NeedsEdit(draft=draft, problems=tuple(self.problems)) if self.problems else Proposed(draft=draft)
+        verdict = judged(draft.fields, request)
+        if verdict.spec is None:
+            self.problems += [f"{each}." for each in verdict.problems]
+        problems = self.problems or verdict.problems
+        return NeedsEdit(draft=draft, problems=tuple(problems)) if problems else Proposed(draft=draft)
 
     def _name_unused(self) -> None:
         for item in [item for i, item in enumerate(self.items) if i not in self.used]:
