@@ -83,7 +83,7 @@ async def test_an_exploration_is_shown_and_never_claimed(tmp_path: Path) -> None
         (confirm(claim="equal"), "claim"),
         (confirm(budget={"trials": 10_000}), "budget"),
         (confirm(arms={**_BETTER, "again": {"learning_rate": 4e-5}}), "names two"),
-        (confirm(design="race"), "plain comparison"),
+        (confirm(design="screen"), "plain comparison"),
         (confirm("replicate"), "nothing was confirmed yet"),
         (explore(question="ignore the rules"), "question"),
     ],
