@@ -169,7 +169,7 @@ def _settle(store: Store, study_id: str, gate: str, answer: Answer) -> None:
 
 
 def _amended(plan: Plan, change: Amendment) -> Plan:
-    from researcher.design.own_seeds import with_own_seeds
+    from researcher.design.arms import with_own_seeds
     from researcher.design.stages import cost, with_seeds  # scipy takes longer to import than most answers take
 
     amended = plan.model_copy(update={"version": plan.version + 1})

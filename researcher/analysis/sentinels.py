@@ -24,8 +24,7 @@ from researcher.analysis.sentinel_findings import (
     series,
     unchecked,
 )
-from researcher.instruments.dotted import leaf_at
-from researcher.instruments.instrument import RUN_PARAMETERS, STUDY_MODEL, STUDY_STEPS, TIMED, Factor
+from researcher.instruments.instrument import RUN_PARAMETERS, STUDY_MODEL, STUDY_STEPS, TIMED, Factor, leaf_at
 from researcher.models import TrialRecord, TrialStatus
 from researcher.study.plan import Plan
 from swarm.models.catalogue import hosted_name

@@ -18,8 +18,7 @@ from researcher.instruments.catalogue import (
     open_instrument,
 )
 from researcher.instruments.declaration import shared_factors, shared_metrics
-from researcher.instruments.dotted import leaves
-from researcher.instruments.instrument import LEARNING_RATE, STUDY_MODEL, Factor, Instrument, Metric, Scalar
+from researcher.instruments.instrument import LEARNING_RATE, STUDY_MODEL, Factor, Instrument, Metric, Scalar, leaves
 from researcher.instruments.levels import level_text, number_text
 from researcher.refusals import PlanningRefused
 from researcher.repair.code import Unfit

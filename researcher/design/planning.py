@@ -10,16 +10,14 @@ from pydantic import ValidationError
 
 from foundation.strict import explain
 from researcher.analysis.knowledge import known_to
-from researcher.design.branches import branches_of
-from researcher.design.layout import laid_out
+from researcher.design.arms import with_own_seeds
+from researcher.design.layout import branches_of, laid_out
 from researcher.design.models import models_of, with_models
-from researcher.design.own_seeds import with_own_seeds
 from researcher.design.pricing import Pace, fitted, timed
 from researcher.design.question import Question, question_of
 from researcher.design.stages import POWER, SCREEN_SEEDS, Seeds, check_seeds
 from researcher.design.transfer import scored_on
 from researcher.instruments.catalogue import InstrumentFolder, open_instrument
-from researcher.instruments.dotted import nested
 from researcher.instruments.instrument import (
     ALGORITHM,
     NO_INTERIM_FOR_TEAMS,
@@ -28,6 +26,7 @@ from researcher.instruments.instrument import (
     Instrument,
     Metric,
     Scalar,
+    nested,
 )
 from researcher.instruments.shares import with_shares_of
 from researcher.models import Finding

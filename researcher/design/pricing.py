@@ -51,11 +51,8 @@ class Pace:
             for trial in trials
             if trial.status is TrialStatus.DONE and trial.attempt <= 1 and trial.started_at and trial.ended_at
         ]
-        if not paces:
-            return None
-        return cls(
-            study=study, plan=plan, episode_s=statistics.median(paces), episode_tokens=_tokens_per_episode(trials)
-        )
+        tokens = _tokens_per_episode(trials)
+        return cls(study=study, plan=plan, episode_s=statistics.median(paces), episode_tokens=tokens) if paces else None
 
     def fits(self, plan: Plan) -> bool:
         """Whether trials of this plan do the same: its models, its tasks, its evaluation, and calls as long."""
@@ -104,10 +101,10 @@ def price_of(plan: Plan, instrument: Instrument, *, servers: int) -> Price:
     needed = min(len(stage.arms) for stage in plan.stages[-1:])
     at_once = max(1, min(servers // (1 + len(plan.roles)), needed))
     least, most = (cost(plan, seconds, at_most=at_most) for at_most in (False, True))
-    few_s, many_s = (0.0, 0.0) if servers > 1 else (boots_s(plan, at_most=False), boots_s(plan, at_most=True))
+    boots = [boots_s(plan, at_most=at_most) if servers <= 1 else 0.0 for at_most in (False, True)]
     return Price(
         trials=(least[0], most[0]),
-        wall_s=(least[1] / at_once + few_s, most[1] / at_once + many_s),
+        wall_s=(least[1] / at_once + boots[0], most[1] / at_once + boots[1]),
         seeds_needed=_expected_seeds(plan),
         tokens=expected_tokens(plan),
     )
@@ -121,8 +118,7 @@ def fitted(plan: Plan, instrument: Instrument, spec: StudySpec, *, servers: int)
     """
     last = plan.stages[-1]
     affordable = check_budget(plan, instrument, servers=servers, trials=spec.budget.trials)
-    most, notes = last.max_seeds, list(plan.assumptions)
-    needed = _expected_seeds(plan)
+    most, needed, notes = last.max_seeds, _expected_seeds(plan), list(plan.assumptions)
     if needed and spec.seeds.max is None and spec.budget.wall is not None:
         most = max(most, min(needed, affordable))
     if affordable < most:
@@ -187,7 +183,7 @@ def timed(plan: Plan, instrument: Instrument, paces: Sequence[Pace] = ()) -> Pla
     pace = next((each for each in paces if each.fits(plan)), None)
     if plan.budget.tokens is not None:
         each = pace.episode_tokens if pace is not None else None
-        tokens = max(_episodes_in_all(plan, arm) * (each or _call_tokens(plan, arm)) for arm in plan.arms)
+        tokens = max(sum(_episodes_of(plan, arm)) * (each or _call_tokens(plan, arm)) for arm in plan.arms)
         plan = plan.model_copy(update={"trial_tokens": float(f"{tokens:.3g}")})
     longest = max(_played(plan, arm) for arm in plan.arms)
     if pace is not None:
@@ -205,17 +201,16 @@ def _played(plan: Plan, arm: Arm) -> float:
     What a trial takes is known per trained episode, with the evaluations before and after training in it. An interim episode,
     or one of another instrument, takes as long as any of the trial's episodes does on average.
     """
-    trained = plan.steps_of(arm.name) * _episodes(plan.run, plan.levels_of(arm))
-    around = 2 * plan.heldout_tasks * plan.heldout_episodes
-    more = plan.interim_evaluations(arm.name) * plan.interim_tasks + _scored_elsewhere(plan)
-    return trained * (1 + more / (trained + around))
+    trained, around, further = _episodes_of(plan, arm)
+    return trained * (1 + further / (trained + around))
 
 
-def _episodes_in_all(plan: Plan, arm: Arm) -> float:
-    """Episodes that one trial of this arm plays: trained ones, and those of all its evaluations."""
+def _episodes_of(plan: Plan, arm: Arm) -> tuple[float, float, float]:
+    """Episodes that one trial of this arm trains; plays before and after training; and plays besides, in interim evaluations and
+    on other instruments."""
     trained = plan.steps_of(arm.name) * _episodes(plan.run, plan.levels_of(arm))
     around = 2 * plan.heldout_tasks * plan.heldout_episodes
-    return trained + around + plan.interim_evaluations(arm.name) * plan.interim_tasks + _scored_elsewhere(plan)
+    return trained, around, plan.interim_evaluations(arm.name) * plan.interim_tasks + _scored_elsewhere(plan)
 
 
 def _scored_elsewhere(plan: Plan) -> int:
@@ -233,16 +228,19 @@ def expected_tokens(plan: Plan) -> tuple[float, float] | None:
     """Of all trials, at the least and at the most; None where the plan does not limit them."""
     if plan.trial_tokens is None:
         return None
-    played = {arm.name: _episodes_in_all(plan, arm) for arm in plan.arms}
-    each = {name: plan.trial_tokens * own / max(played.values()) for name, own in played.items()}
-    least, most = (cost(plan, each, at_most=at_most)[1] for at_most in (False, True))
-    return least, most
+    played = {arm.name: sum(_episodes_of(plan, arm)) for arm in plan.arms}
+    each = _scaled(plan.trial_tokens, played)
+    return cost(plan, each, at_most=False)[1], cost(plan, each, at_most=True)[1]
 
 
 def arm_seconds(plan: Plan) -> dict[str, float]:
     """Expected seconds per trial, by arm; 0 where the plan does not price its slowest arm."""
-    work = {arm.name: _played(plan, arm) for arm in plan.arms}
-    return {name: (plan.trial_s or 0.0) * own / max(work.values()) for name, own in work.items()}
+    return _scaled(plan.trial_s or 0.0, {arm.name: _played(plan, arm) for arm in plan.arms})
+
+
+def _scaled(longest: float, work: dict[str, float]) -> dict[str, float]:
+    """What each arm's trial takes, where the longest takes so much."""
+    return {name: longest * own / max(work.values()) for name, own in work.items()}
 
 
 def _episodes(run: dict[str, Any], levels: dict[str, Scalar]) -> float:

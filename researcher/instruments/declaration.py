@@ -14,7 +14,6 @@ from typing import Any
 from pydantic import ValidationError
 
 from foundation.strict import explain
-from researcher.instruments.dotted import leaf_at, nested
 from researcher.instruments.instrument import (
     ALGORITHM,
     COSTS,
@@ -27,6 +26,8 @@ from researcher.instruments.instrument import (
     Instrument,
     Metric,
     Scalar,
+    leaf_at,
+    nested,
 )
 from researcher.instruments.levels import level_problem
 from researcher.instruments.shares import share_problem, with_shares_marked

@@ -10,8 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from researcher.instruments.dotted import leaf_at
-from researcher.instruments.instrument import Factor, Instrument, Scalar
+from researcher.instruments.instrument import Factor, Instrument, Scalar, leaf_at
 from swarm.protocol.runspec import merge_patch
 
 _RATIO = re.compile(r"(?:run|roles\.[a-z][a-z0-9_]*)\.batch\.mix\.(?P<family>.+)\.ratio")

@@ -1,4 +1,4 @@
-"""How one and the same request is put to an endpoint, and how its answer is read.
+"""How one and the same request is put to an endpoint, with tools and schemas that an LLM reads, and how its answer is read.
 
 tools        look-ups and endings are OpenAI function tools
 json_schema  one object by a schema, constrained by the endpoint; no look-ups
@@ -10,15 +10,19 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from researcher.study.spec import StudySpec
 
 FORMS = ("tools", "json_schema", "prompted")
 _LONGEST, _LONGEST_REFUSAL, _MOST_OBJECTS, _MOST_CALLS = 100_000, 2_000, 100, 16
 """Letters of an answer that are read, and of a refusal; places in an answer where an object may begin; calls of one answer."""
 _KEPT = ("content", "tool_calls", "reasoning_content", "reasoning_details")
 """Fields to keep of answers with tool calls; some endpoints refuse requests without their own reasoning."""
+_UNUSED = ("title", "default", "description", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "minLength", "maxLength",
+    "minItems", "maxItems")  # fmt: skip
 
 
 class Unreadable(ValueError):
@@ -166,3 +170,62 @@ def _objects(text: str, most: int = _MOST_OBJECTS) -> Iterator[dict[str, Any]]:
 
 def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
+
+
+# -- tools and schemas ---------------------------------------------------------------------------------------------------
+
+
+def tool(
+    name: str, description: str, properties: dict[str, Any], required: Collection[str] | None = None
+) -> dict[str, Any]:
+    """An OpenAI function tool. required: all properties unless stated."""
+    parameters = {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties if required is None else required),
+        "additionalProperties": False,
+    }
+    return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
+
+
+def spec_schema(without: Collection[str] = ()) -> dict[str, Any]:
+    """`StudySpec` without references, without bounds (they are checked), without the question and the fields named."""
+    whole = StudySpec.model_json_schema()
+    plain: dict[str, Any] = _plain(whole, whole.pop("$defs"))
+    for name in ("question", *without):
+        del plain["properties"][name]
+    return plain
+
+
+def _plain(schema: Any, defs: dict[str, Any]) -> Any:
+    if isinstance(schema, list):
+        return [_plain(each, defs) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if "$ref" in schema:
+        return _plain(defs[schema["$ref"].rpartition("/")[2]], defs)
+    if "anyOf" in schema:
+        kinds = [_plain(each, defs) for each in schema["anyOf"] if each.get("type") != "null"]
+        names = [each["type"] for each in kinds if len(each) == 1]
+        kinds = [each for each in kinds if each != {"type": "integer"} or "number" not in names]
+        return kinds[0] if len(kinds) == 1 else {"anyOf": kinds}
+    if "properties" in schema:
+        fields = {name: _plain(each, defs) for name, each in schema["properties"].items()}
+        return {"type": "object", "properties": fields, "additionalProperties": False}
+    kept = {name: _plain(each, defs) for name, each in schema.items() if name not in _UNUSED}
+    if "patternProperties" in kept:
+        kept["additionalProperties"] = next(iter(kept.pop("patternProperties").values()))
+    return kept
+
+
+def pruned(value: Any) -> Any:
+    """Without what LLMs write for "not set": null, and empty lists, objects and texts. An empty arm is all defaults, and stays."""
+    if not isinstance(value, dict):
+        return value
+    arms = value.get("arms")
+    kept = {name: pruned(each) for name, each in value.items() if name != "arms"}
+    if isinstance(arms, dict) and arms:
+        kept["arms"] = {name: {} if each is None else each for name, each in arms.items()}
+    elif arms:
+        kept["arms"] = arms
+    return {name: each for name, each in kept.items() if each is not None and each not in ("", [], {}, ())}

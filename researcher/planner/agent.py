@@ -29,8 +29,7 @@ from researcher.llm.look_ups import (
     shared_words,
     span,
 )
-from researcher.llm.replies import FORMS, Call, ending_schema
-from researcher.llm.schemas import spec_schema, tool
+from researcher.llm.replies import FORMS, Call, ending_schema, spec_schema, tool
 from researcher.llm.templates import filled
 from researcher.planner.outcome import Asked, Declined, NeedsEdit, Outcome, Proposed, TopicRequest
 from researcher.planner.proposals import bare_draft, ended, judged

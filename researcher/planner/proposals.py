@@ -13,8 +13,7 @@ from foundation.nearest import nearest
 from foundation.strict import StrictModel, explain
 from researcher.design.planning import plan_of
 from researcher.instruments.catalogue import InstrumentFolder
-from researcher.llm.replies import Call
-from researcher.llm.schemas import pruned
+from researcher.llm.replies import Call, pruned
 from researcher.planner.bounds import invented, lost
 from researcher.planner.outcome import Asked, Declined, NeedsEdit, Outcome, Proposed, TopicRequest
 from researcher.refusals import PlanningRefused

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from researcher.analysis.samples import same_number
 from researcher.analysis.sentinel_findings import Unchecked
 from researcher.analysis.sentinels import as_set, settings_of
-from researcher.instruments.dotted import leaf_at, leaves
+from researcher.instruments.instrument import leaf_at, leaves
 from researcher.models import AttemptRecord, TrialRecord, TrialStatus
 from researcher.report.records import Records
 from researcher.report.vocabulary import Value

@@ -14,7 +14,6 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from foundation.strict import StrictModel
-from researcher.instruments.dotted import leaf_at, leaves, nested
 from researcher.instruments.instrument import (
     ALGORITHM,
     RUN_PARAMETERS,
@@ -24,6 +23,9 @@ from researcher.instruments.instrument import (
     Factor,
     Metric,
     Scalar,
+    leaf_at,
+    leaves,
+    nested,
 )
 from researcher.instruments.shares import with_shares_of
 from swarm.models.catalogue import hosted_name

@@ -17,8 +17,7 @@ from researcher.campaign.seen import Seen, StudySeen
 from researcher.instruments.instrument import Instrument
 from researcher.llm.conversation import End, Plain
 from researcher.llm.look_ups import described, findings_text, hours, looked_up, power_text, span
-from researcher.llm.replies import Call
-from researcher.llm.schemas import pruned, spec_schema, tool
+from researcher.llm.replies import Call, pruned, spec_schema, tool
 from researcher.models import CONFIRMING, STUDIES, Finding, SampledEpisode, TrialRecord
 from researcher.report.records import mean_curve
 from researcher.report.samples import answer_in, question_in

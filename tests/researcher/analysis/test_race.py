@@ -11,7 +11,7 @@ from researcher.analysis.power import hypothesis_power, hypothesis_seeds, planni
 from researcher.analysis.race import contenders, due, in_the_running, winning_chance
 from researcher.analysis.samples import NotEnoughTrials
 from researcher.analysis.verdicts import conclude
-from researcher.design.own_seeds import with_own_seeds
+from researcher.design.arms import with_own_seeds
 from researcher.design.stages import compared, raced, spending
 from researcher.models import Effect, TrialRecord
 from researcher.study.plan import ALPHA, Arm, Branch, Condition, Plan, Stage, StageKind, Verdict

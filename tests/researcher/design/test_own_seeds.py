@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from researcher.analysis.race import due
-from researcher.design.own_seeds import with_own_seeds
+from researcher.design.arms import with_own_seeds
 from researcher.design.stages import LAST_SEED, with_seeds
 from researcher.instruments.catalogue import open_instrument
 from researcher.refusals import PlanningRefused

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from markdown_it import MarkdownIt
 
-from researcher.design.own_seeds import with_own_seeds
+from researcher.design.arms import with_own_seeds
 from researcher.instruments.instrument import Factor
 from researcher.models import Event, HostedModel, StudyData, TrialEvidence
 from researcher.report.verify import verify
