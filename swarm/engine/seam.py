@@ -53,7 +53,8 @@ class EngineInfo:
     """What is hosted. `fingerprint` is the SHA-256 over the checkpoint's weight files.
 
     dtype: what is sampled in, and what a run is trained in whose spec leaves it open. masks: whether it can say among which tokens
-    each one was drawn, and train that. own_functions: whether it trains with functions of users' own. folder: where the model lies, if it lies anywhere; it leaves the server in no answer.
+    each one was drawn, and train that. own_functions: whether it trains with functions of users' own. default_seeds: whether a call
+    that states no seed gets one of its run; a GPU draws the tokens of calls with a seed one call after the other. folder: where the model lies, if it lies anywhere; it leaves the server in no answer.
     """
 
     backend: str
@@ -64,6 +65,7 @@ class EngineInfo:
     dtype: ComputeType
     masks: bool = False
     own_functions: bool = False
+    default_seeds: bool = True
     folder: Path | None = None
 
     def is_named(self, model: str) -> bool:

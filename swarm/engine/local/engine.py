@@ -126,6 +126,7 @@ class LocalEngine:
             dtype=settings.compute_dtype,
             masks=True,
             own_functions=True,
+            default_seeds=settings.device == "cpu",
         )
         self._subscribers: list[Callable[[EngineHealth], None]] = []
         self._health = EngineHealth(ready=False)

@@ -111,6 +111,7 @@ class VerlEngine:
             max_model_len=settings.max_model_len,
             dtype=settings.dtype,
             own_functions=True,
+            default_seeds=False,
         )
         self._subscribers: list[Callable[[EngineHealth], None]] = []
         self._publishing = asyncio.Lock()

@@ -127,7 +127,7 @@ class Gateway:
                     request = self._opened(rules, agent, key, body, headers)
                     request.progress, request.began = progress, began
                     request.attempt = Attempt(_counted(rules, agent, body), None)
-                    request.ask(asked)
+                    request.ask(asked, seeded=self._engine.info.default_seeds)
                     self._broken(request, error)
             raise
         attempt = CallAttempt(
@@ -166,7 +166,7 @@ class Gateway:
     async def _begin(self, request: AgentRequest, headers: Headers) -> None:
         """Find out what to ask the engine for, or what was answered before."""
         rules, call = request.dialect, request.call
-        request.ask(rules.requests(request.body, call.earlier))
+        request.ask(rules.requests(request.body, call.earlier), seeded=self._engine.info.default_seeds)
         request.attempt, request.answered_before = await self._retries.begin(
             call.episode_id, rules.name, request.agent, request.body, headers
         )
@@ -318,7 +318,7 @@ class Gateway:
 
     def _unread(self, request: AgentRequest, failure: CallFailure) -> RecordedCall:
         """The record of a request that failed on our side before it was known what to ask the engine for."""
-        request.asked = [with_defaults({}, request.call.spec.sampling, request.call.seed)]
+        request.asked = [with_defaults({}, request.call.spec.sampling, None)]
         generation = request.generation(0, Prompt(messages=()))
         (record,) = self._records.make(generation, complete=False, failure=failure)
         return record.model_copy(update={"request": request.body})

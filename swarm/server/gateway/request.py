@@ -44,11 +44,14 @@ class AgentRequest:
     def finished(self) -> bool:
         return all(generation.finished for generation in self.generations)
 
-    def ask(self, wanted: list[JsonObject]) -> None:
-        """The engine's requests, filled with the run's defaults. An engine draws choice i of a prompt with its seed + i."""
-        sampling, step = self.call.spec.sampling, self.dialect.form.choices
-        seeds = [self.call.seed + number * step(body) for number, body in enumerate(wanted)]
-        self.asked = [with_defaults(body, sampling, seed) for body, seed in zip(wanted, seeds, strict=True)]
+    def ask(self, wanted: list[JsonObject], *, seeded: bool) -> None:
+        """The engine's requests, filled with the run's defaults. An engine draws choice i of a prompt with its seed + i.
+
+        seeded: a seed is one of these defaults.
+        """
+        for number, body in enumerate(wanted):
+            seed = self.call.seed + number * self.dialect.form.choices(body) if seeded else None
+            self.asked.append(with_defaults(body, self.call.spec.sampling, seed))
 
     def generation(self, number: int, prompt: Prompt) -> Generation:
         """The generation for the prompt with this number."""

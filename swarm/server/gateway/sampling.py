@@ -37,8 +37,8 @@ _ANY_VALUE_BENDS = (
 )
 
 
-def with_defaults(body: dict[str, Any], sampling: SamplingSpec, seed: int) -> dict[str, Any]:
-    """The body, with the run's defaults and the call's seed for what the client left out."""
+def with_defaults(body: dict[str, Any], sampling: SamplingSpec, seed: int | None) -> dict[str, Any]:
+    """The body, with the run's defaults and this seed for what the client left out."""
     filled = dict(body)
     defaults = {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k, "seed": seed}
     for name, value in defaults.items():
@@ -60,7 +60,7 @@ def recorded_sampling(body: dict[str, Any]) -> RecordedSampling:
         top_p=float(body["top_p"]),
         top_k=int(body["top_k"]),
         max_tokens=None if limit is None else int(limit),
-        seed=int(body["seed"]),
+        seed=None if body["seed"] is None else int(body["seed"]),
         reproducible=_reproducible(body),
     )
 

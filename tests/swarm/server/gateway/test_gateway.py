@@ -10,6 +10,7 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -53,6 +54,18 @@ def test_a_call_is_recorded_with_the_runs_defaults_and_the_episodes_seed(served:
     assert call.versions[-1].end == len(call.sampled_ids)
     assert call.answer["choices"][0]["message"] == answer["choices"][0]["message"]
     assert call.request["messages"] == ASK
+
+
+def test_an_engine_that_draws_seeded_calls_slowly_gets_a_seed_only_where_one_is_stated(
+    serve: Callable[[Engine], AbstractContextManager[Served]],
+) -> None:
+    engine = EchoEngine(model="echo")
+    engine.info = replace(engine.info, default_seeds=False)
+    with serve(engine) as served:
+        episode = served.claim()
+        for stated in ({}, {"n": 2}, {"seed": 4}):
+            episode.raw(body(**stated)).raise_for_status()
+        assert [call.sampling.seed for call in episode.trace().calls] == [None, None, None, 4]
 
 
 def test_what_the_client_states_wins_and_bent_sampling_is_marked(served: Served) -> None:
