@@ -20,9 +20,7 @@ from researcher.design.transfer import scored_on
 from researcher.instruments.catalogue import InstrumentFolder, open_instrument
 from researcher.instruments.instrument import (
     ALGORITHM,
-    NO_INTERIM_FOR_TEAMS,
     RUN_PARAMETERS,
-    STUDY_STEPS,
     Instrument,
     Metric,
     Scalar,
@@ -199,8 +197,6 @@ def _designed(
     question, arms, hypotheses = layout.question, layout.arms, layout.hypotheses
     stages = tuple(each.model_copy(update={"first_seed": each.first_seed + spec.seeds.first}) for each in layout.stages)
     settings = {target: level for factor, level in question.settings for target in factor.targets}
-    _refuse_held_share(question)
-    _refuse_interim(spec, instrument)
     models = models if start is None else {start.name: start}
     model = start or (models[spec.models[0]] if spec.models else PlanModel(name=instrument.model))
     run, thoughtless = _run(question, instrument, settings), _stop_thinking(question, instrument, models)
@@ -293,33 +289,6 @@ def _patched(run: Any, settings: Mapping[str, Scalar], room: str) -> dict[str, A
 def _within(settings: Mapping[str, Scalar], room: str) -> dict[str, Scalar]:
     """The settings whose targets begin so, by the rest of them."""
     return {target.removeprefix(room): level for target, level in settings.items() if target.startswith(room)}
-
-
-def _refuse_held_share(question: Question) -> None:
-    """Raises: PlanningRefused where one share is set in all arms and another is varied: what is left for the first would vary."""
-    fixed = [factor.name for factor, _ in question.settings if factor.share]
-    moved = [factor.name for factor in question.factors if factor.share]
-    if fixed and moved:
-        raise PlanningRefused(
-            f"{moved[0]} is varied and {fixed[0]} is set in all arms, but the one changes what is left for the other; drop one",
-            fixed,
-        )
-
-
-def _refuse_interim(spec: StudySpec, instrument: Instrument) -> None:
-    """Raises: SpecRefused where interim evaluations are asked for that cannot be, or would never come."""
-    if spec.heldout_every and instrument.roles:
-        raise SpecRefused("heldout_every", f"{NO_INTERIM_FOR_TEAMS}; leave it out")
-    steps = spec.steps or instrument.defaults.steps
-    varied = {*spec.compare, *(name for settings in spec.arms.values() for name in settings)}
-    if spec.heldout_every and spec.heldout_every >= steps and not varied & _lengths(instrument):
-        said = f"trials have {steps} steps, so that no evaluation comes before the one after training: give at most {steps - 1}"
-        raise SpecRefused("heldout_every", said if steps > 1 else "trials have one step: leave it out")
-
-
-def _lengths(instrument: Instrument) -> set[str]:
-    """Names of factors that set how long a trial is."""
-    return {"steps", *(factor.name for factor in instrument.factors if STUDY_STEPS in factor.targets)}
 
 
 def _with_algorithms_first(plan: Plan, settings: Mapping[str, Scalar]) -> Plan:

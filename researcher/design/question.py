@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from foundation.nearest import MOST_NAMES, nearest
 from researcher.design.models import model_factor
 from researcher.instruments.instrument import (
+    NO_INTERIM_FOR_TEAMS,
     REWARDS,
     STUDY_MODEL,
     STUDY_STEPS,
@@ -98,11 +99,9 @@ class Question:
 def question_of(spec: StudySpec, instrument: Instrument, alpha: float = ALPHA) -> Question:
     """Raises: SpecRefused with every name and level that the instrument does not have, else with what does not fit together."""
     question = named(spec, instrument, alpha)
+    Refusals([*_misfits(question, instrument)]).raise_any()
     if spec.margin is not None:
-        _refuse_wide_margin(spec.margin, question.metric, instrument)
         question = replace(question, metric=question.metric.model_copy(update={"margin": spec.margin}))
-    _refuse_lengths(question, instrument)
-    _refuse_missing_data(question, instrument)
     return _with_effect(question, instrument)
 
 
@@ -145,14 +144,6 @@ def named(spec: StudySpec, instrument: Instrument, alpha: float = ALPHA) -> Ques
 
 def _source_note(file: str) -> str:
     return f"The plan holds the text of {file}: edits of the file change nothing any more."
-
-
-def _refuse_wide_margin(margin: float, metric: Metric, instrument: Instrument) -> None:
-    """Raises: SpecRefused for a margin that no difference of the metric can exceed."""
-    low, high = (0.0, 1.0) if metric.kind == "heldout_accuracy" else instrument.reward or (0.0, math.inf)
-    if metric.kind in ("heldout_accuracy", *REWARDS) and margin >= high - low:
-        said = f"{metric.name} moves by less than {high - low:g}: within {margin:g} everything would be equal"
-        raise SpecRefused("margin", said)
 
 
 class InstrumentNames:
@@ -280,30 +271,38 @@ def _baseline_note(varied: Varied, given: Compared, spec: StudySpec) -> list[str
     return [f"No baseline is named for {name}: it is {which}, {level_text(varied.levels[0])}."]
 
 
-def _refuse_lengths(question: Question, instrument: Instrument) -> None:
-    """Raises: SpecRefused for steps until a threshold, counted over arms of which one has less time to reach it."""
-    varied = next((factor.name for factor in question.factors if STUDY_STEPS in factor.targets), None)
-    if varied is not None and question.metric.kind in UNTIL:
+def _misfits(question: Question, instrument: Instrument) -> Iterator[SpecRefused]:
+    """What does not fit together, although the instrument has every name."""
+    spec, metric = question.spec, question.metric
+    low, high = (0.0, 1.0) if metric.kind == "heldout_accuracy" else instrument.reward or (0.0, math.inf)
+    if spec.margin and metric.kind in ("heldout_accuracy", *REWARDS) and spec.margin >= high - low:
+        said = f"{metric.name} moves by less than {high - low:g}: within {spec.margin:g} everything would be equal"
+        yield SpecRefused("margin", said)
+    lengths = [factor.name for factor in question.factors if STUDY_STEPS in factor.targets]
+    if lengths and metric.kind in UNTIL:
         others = [metric.name for metric in instrument.metrics if metric.kind not in UNTIL]
-        raise SpecRefused(
+        yield SpecRefused(
             "metric",
-            f"{question.metric.name} cannot compare arms that differ in {varied}: an arm that ends before it reaches the "
+            f"{metric.name} cannot compare arms that differ in {lengths[0]}: an arm that ends before it reaches the "
             f"threshold has no count. Choose another metric, such as {' or '.join(others[:2])}",
             others[:MOST_NAMES],
         )
-
-
-def _refuse_missing_data(question: Question, instrument: Instrument) -> None:
-    """Raises: SpecRefused where the instrument works on data, and the spec names none."""
-    named = {factor.name for factor in (*question.factors, *(factor for factor, _ in question.settings))}
+    steps = spec.steps or instrument.defaults.steps
+    if spec.heldout_every and instrument.roles:
+        yield SpecRefused("heldout_every", f"{NO_INTERIM_FOR_TEAMS}; leave it out")
+    elif spec.heldout_every and spec.heldout_every >= steps and not lengths:
+        said = f"trials have {steps} steps, so that no evaluation comes before the one after training: give at most {steps - 1}"
+        yield SpecRefused("heldout_every", said if steps > 1 else "trials have one step: leave it out")
+    fixed = [factor.name for factor, _ in question.settings if factor.share]
+    moved = [factor.name for factor in question.factors if factor.share]
+    if fixed and moved:
+        said = f"{moved[0]} is varied, and that changes what is left for {fixed[0]}; drop one of them"
+        yield SpecRefused(f"set.{fixed[0]}", said, fixed)
+    given = {factor.name for factor in (*question.factors, *(factor for factor, _ in question.settings))}
     for factor in instrument.factors:
-        if factor.type == "data" and not factor.default and factor.name not in named:
-            raise SpecRefused(
-                f"set.{factor.name}",
-                f"{instrument.name} needs data; give a JSON lines file (path/to/train.jsonl) or a data set on "
-                "Hugging Face's hub (hf:owner/name)",
-                [factor.name],
-            )
+        if factor.type == "data" and not factor.default and factor.name not in given:
+            said = "give a JSON lines file (path/to/train.jsonl) or a data set on Hugging Face's hub (hf:owner/name)"
+            yield SpecRefused(f"set.{factor.name}", f"{instrument.name} needs data; {said}", [factor.name])
 
 
 def _with_effect(question: Question, instrument: Instrument) -> Question:
