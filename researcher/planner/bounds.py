@@ -54,25 +54,6 @@ class Stated:
 
 
 _LENGTHS = ("time", "days", "daily")
-_FIELDS: dict[Kind, str] = {
-    "time": "budget.wall",
-    "days": "schedule.days",
-    "daily": "schedule.windows",
-    "window": "schedule.windows",
-    "trials": "budget.trials",
-    "steps": "steps",
-    "tokens": "budget.tokens",
-    "model": "model",
-    "data": "set",
-    "hub": "model or set",
-}
-_SEED_FIELDS: dict[Side, tuple[str, ...]] = {
-    "exact": ("seeds.min", "seeds.max"),
-    "least": ("seeds.min",),
-    "most": ("seeds.max",),
-    "first": ("seeds.first",),
-    "last": ("seeds.first", "seeds.min", "seeds.max"),
-}
 
 
 @cache
@@ -262,9 +243,10 @@ def _within(each: Stated, held: float | None) -> bool:
     return above if each.side == "least" else below if each.side == "most" else above and below
 
 
-def _fields(each: Stated) -> tuple[str, ...]:
+def _fields(each: Stated) -> list[str]:
     """Fields of the spec for this bound."""
-    return _SEED_FIELDS[each.side] if each.kind == "seeds" else (_FIELDS[each.kind],)
+    fields: list[str] = _words()["fields"].get(f"{each.kind}.{each.side}") or _words()["fields"][each.kind]
+    return fields
 
 
 def _a_factor_holds(spec: StudySpec, each: Stated, factors: Sequence[Factor]) -> bool:
