@@ -8,25 +8,16 @@ from typing import Any
 
 import pytest
 
-from foundation.clock import SystemClock
 from foundation.commandline import UsageError
-from researcher.analysis.metrics import finals
 from researcher.cli.servers import check_servers
-from researcher.conduct import Conduct
 from researcher.design.planning import plan_of
-from researcher.executor.blueprint import Setup
-from researcher.executor.local_server import LocalServer
-from researcher.executor.servers import ServerPool
-from researcher.executor.trials import Executor
 from researcher.instruments.catalogue import read_instrument
-from researcher.models import StudyStatus
 from researcher.refusals import SpecRefused
-from researcher.report.verify import verify
 from researcher.store.store import Store
 from researcher.study.file import checked_spec, read_data_file
 from researcher.study.plan import Plan
 from swarm.protocol.runspec import RunSpec
-from tests.fakes.quiet import Quiet
+from tests.fakes.echo_study import carried_out
 from tests.fakes.repeat_study import FOLDER
 from tests.swarm.engine.own_functions import SOURCE
 
@@ -92,29 +83,13 @@ def test_servers_that_start_here_need_a_token(tmp_path: Path, monkeypatch: pytes
 @pytest.mark.anyio
 async def test_a_study_of_an_own_algorithm_concludes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SWARM_ADMIN_TOKEN", TOKEN)
-    plan, folder = planned(tmp_path), read_instrument(FOLDER)
+    plan = planned(tmp_path)
     (tmp_path / "mine.py").unlink()  # the plan holds all of it
     store = Store.open(f"sqlite:///{tmp_path}/r.db")
-    study = store.studies.create(plan.question, {})
-    store.plans.save(study, plan)
-    setup = Setup(
-        instrument=folder.instrument,
-        instrument_dir=folder.path,
-        code_version=folder.code,
-        finals=finals,
-        studies=tmp_path / "studies",
-    )
-    server = LocalServer(model="echo", engine="echo", folder=tmp_path / "server", arguments=("--allow-algorithms",))
-    async with ServerPool(store, f"study {study}", local=server) as pool:
-        executor = Executor(store, pool, setup)
-        conduct = Conduct(store, executor, Quiet(), Quiet(), SystemClock(), tmp_path / "studies")
-        outcome = await conduct.carry_out(study)
-    assert outcome.status is StudyStatus.DONE
-    data = store.study_data(study)
-    assert verify(data, store.reports.claims(study), store.reports.files(study), store.reports.seal(study)) == []
-    specs = {trial.arm: trial.evidence.spec or {} for trial in data.trials if trial.evidence is not None}
+    study, report = await carried_out(tmp_path, store, plan, "--allow-algorithms")
+    trials = store.trials.all(study)
+    specs = {trial.arm: trial.evidence.spec or {} for trial in trials if trial.evidence is not None}
     assert specs["mine"]["algorithm"]["sources"] == plan.sources
-    report = (tmp_path / "studies" / study / "report.md").read_text()
     assert f"{next(iter(plan.sources))}:advantage" in report
     store.close()
     shutil.rmtree(tmp_path / "server")

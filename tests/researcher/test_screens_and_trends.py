@@ -7,25 +7,16 @@ from typing import Any
 
 import pytest
 
-from foundation.clock import SystemClock
-from researcher.analysis.metrics import finals
-from researcher.conduct import Conduct
 from researcher.design.planning import plan_of
-from researcher.executor.blueprint import Setup
-from researcher.executor.local_server import LocalServer
-from researcher.executor.servers import ServerPool
-from researcher.executor.trials import Executor
 from researcher.home import Home
 from researcher.instruments.catalogue import read_instrument
-from researcher.models import StudyStatus, TrialStatus, VerdictRecord
-from researcher.report.verify import verify
 from researcher.store.mlflow_sink import MlflowSink
 from researcher.store.store import Store
 from researcher.study.plan import Plan, Verdict
 from researcher.study.spec import StudySpec
 from swarm.client.tasks import each
 from swarm.client.workflow import load_workflow
-from tests.fakes.quiet import Quiet
+from tests.fakes.echo_study import carried_out
 from tests.fakes.repeat_study import FOLDER
 from tests.fakes.web_page import WebPage
 
@@ -41,28 +32,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-async def carried_out(home: Path, store: Store, plan: Plan) -> tuple[str, list[VerdictRecord], str]:
-    """The study's id, its verdicts and its report's answer; everything that is recorded recomputes."""
-    folder = read_instrument(FOLDER)
-    setup = Setup(
-        instrument=folder.instrument,
-        instrument_dir=folder.path,
-        code_version=folder.code,
-        finals=finals,
-        studies=home / "studies",
-    )
-    study = store.studies.create(plan.question, {})
-    store.plans.save(study, plan)
-    server = LocalServer(model="echo", engine="echo", folder=home / "server")
-    async with ServerPool(store, f"study {study}", local=server) as pool:
-        conduct = Conduct(store, Executor(store, pool, setup), Quiet(), Quiet(), SystemClock(), home / "studies")
-        outcome = await conduct.carry_out(study)
-    assert outcome.status is StudyStatus.DONE
-    data = store.study_data(study)
-    assert all(trial.status is TrialStatus.DONE for trial in data.trials)
-    assert verify(data, store.reports.claims(study), store.reports.files(study), store.reports.seal(study)) == []
-    text = (home / "studies" / study / "report.md").read_text()
-    return study, list(store.verdicts.all(study)), text.split("## Answer")[1].split("## Plan")[0]
+def answer_in(report: str) -> str:
+    return report.split("## Answer")[1].split("## Plan")[0]
 
 
 def planned(design: str, compare: dict[str, Any], **more: Any) -> Plan:
@@ -76,11 +47,12 @@ async def test_a_screen_ends_with_ranked_effects_and_no_verdict(home: Path) -> N
     store = Store.open(url)
     compare = {"learning_rate": {"levels": [1e-5, 1e-3]}, "group_size": {"levels": [4, 8]}}
     plan = planned("screen", compare)
-    study, verdicts, answer = await carried_out(home, store, plan)
+    study, report = await carried_out(home, store, plan)
+    verdicts = store.verdicts.all(study)
     assert len(store.trials.all(study)) == plan.budget.trials == 8
     assert {record.verdict for record in verdicts} == {Verdict.INCONCLUSIVE}
-    assert "it explores and gives no verdict" in answer
-    assert answer.index("learning_rate") < answer.index("group_size")
+    assert "it explores and gives no verdict" in answer_in(report)
+    assert answer_in(report).index("learning_rate") < answer_in(report).index("group_size")
     assert store.findings.all() == []
 
     sink = MlflowSink(store, f"sqlite:///{home}/mlflow.db")
@@ -105,16 +77,17 @@ async def test_a_screen_of_bundles_scores_the_held_out_tasks_that_are_its_own(ho
     arms = {"plain": {}, "slow": {"learning_rate": 1e-5}, "fast-and-few": {"learning_rate": 1e-3, "group_size": 4}}
     spec = {"question": "Which looks best?", "instrument": "repeat", "design": "screen", "arms": arms}
     plan = plan_of(StudySpec.model_validate(spec), read_instrument(FOLDER), heldout_from=8, heldout_tasks=4)
-    study, verdicts, answer = await carried_out(home, store, plan)
+    study, report = await carried_out(home, store, plan)
+    verdicts = store.verdicts.all(study)
     assert len(store.trials.all(study)) == plan.budget.trials == 6
     assert {record.verdict for record in verdicts} == {Verdict.INCONCLUSIVE}
     assert {record.effect.method for record in verdicts if record.effect is not None} == {"arm_means"}
-    assert "it explores and gives no verdict" in answer
+    assert "it explores and gives no verdict" in answer_in(report)
     scored = {tuple(trial.evidence.heldout_tasks or ()) for trial in store.trials.all(study) if trial.evidence}
     workflow = load_workflow(FOLDER, "workflow.py")
     names = [task.id async for task in each(workflow.tasks("heldout", 1, 12))]
     assert scored == {tuple(sorted(names[8:]))}
-    assert "held-out tasks 9 to 12" in (home / "studies" / study / "report.md").read_text()
+    assert "held-out tasks 9 to 12" in report
     async with WebPage(Home(home, store), url).browser() as browser:
         page = await browser.get(f"/studies/{study}")
     assert "with the spread of all arms (explored)" in page.text
@@ -125,12 +98,13 @@ async def test_a_trend_ends_with_a_verdict_on_its_slope(home: Path) -> None:
     url = f"sqlite:///{home}/researcher.db"
     store = Store.open(url)
     plan = planned("trend", {"learning_rate": {"levels": RATES}}, claim="increase")
-    study, [record], answer = await carried_out(home, store, plan)
+    study, report = await carried_out(home, store, plan)
+    [record] = store.verdicts.all(study)
     assert record.verdict is Verdict.SUPPORTED
     assert record.effect is not None
     assert record.effect.method == "slope"
-    assert "Yes: `auc_reward` rises with `learning_rate`: by +" in answer
-    assert "from 1e-05 to 0.001, on a log scale" in answer
+    assert "Yes: `auc_reward` rises with `learning_rate`: by +" in answer_in(report)
+    assert "from 1e-05 to 0.001, on a log scale" in answer_in(report)
     [found] = store.findings.all()
     assert found.scope["fitted_over"] == [{"learning_rate": 1e-4}]
     async with WebPage(Home(home, store), url).browser() as browser:

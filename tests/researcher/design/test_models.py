@@ -9,11 +9,8 @@ from typing import Any
 import pytest
 
 from researcher.design.models import model_of, models_named
-from researcher.design.planning import plan_of
-from researcher.instruments.catalogue import open_instrument, read_instrument
 from researcher.refusals import PlanningRefused
 from researcher.study.plan import Plan, PlanModel
-from researcher.study.spec import StudySpec
 from swarm.models import resolve
 from tests.fakes import specs
 from tests.fakes.repeat_study import FOLDER
@@ -37,13 +34,8 @@ def checkpoint(path: Path, weights: bytes) -> Path:
     return path
 
 
-def planned(*models: str, **fields: object) -> Plan:
-    asked = {"compare": {"learning_rate": {"levels": [1e-5, 1e-3]}}} if len(models) == 1 else {}
-    spec = StudySpec.model_validate(
-        {"question": "Does it?", "instrument": "repeat", "model": models[0] if len(models) == 1 else list(models)}
-        | {"claim": "increase", **asked, **fields}
-    )
-    return plan_of(spec, read_instrument(FOLDER), allow_underpowered=True)
+def planned(*models: str, **fields: Any) -> Plan:
+    return specs.planned(FOLDER, model=models[0] if len(models) == 1 else list(models), **fields)
 
 
 def test_a_model_that_may_think_answers_at_once_unless_the_study_says_otherwise() -> None:
@@ -129,10 +121,9 @@ def test_several_models_are_a_factor_of_the_plan(tiny: Path) -> None:
 
 
 def test_arms_may_bundle_a_model_with_other_settings(tiny: Path) -> None:
-    arms = {"small": {}, "mine": {"model": str(tiny), "learning_rate": 1e-3}}
-    spec = StudySpec(question="Does it?", instrument="repeat", arms=arms, claim="increase")
-    plan = plan_of(spec, read_instrument(FOLDER), allow_underpowered=True)
-    assert plan.model_of("mine") == model_of(str(tiny))
+    arms: dict[str, Any] = {"small": {}, "mine": {"model": str(tiny), "learning_rate": 1e-3}}
+    plan = specs.planned(FOLDER, arms=arms)
+    assert (plan.model_of("small"), plan.model_of("mine")) == (plan.model, model_of(str(tiny)))
 
 
 def test_folders_of_one_name_are_told_apart_by_their_weights(tiny: Path, tmp_path: Path) -> None:
@@ -151,6 +142,5 @@ def test_one_model_under_two_names_is_no_comparison(tiny: Path, tmp_path: Path) 
 
 
 def test_models_are_no_factor_where_trials_train_further_ones() -> None:
-    fields = {"question": "Does it?", "instrument": "team", "model": ["smollm2-81m", "smollm2-135m"]}
     with pytest.raises(PlanningRefused, match="trials of team train further models"):
-        plan_of(StudySpec.model_validate(fields), open_instrument("team"))
+        specs.planned("team", model=["smollm2-81m", "smollm2-135m"])

@@ -42,6 +42,7 @@ def test_a_plan_says_what_it_is_for_and_the_same_spec_gives_the_same_plan() -> N
     plan = planned()
     assert (plan.question, plan.planner) == ("Is it better?", "spec")
     assert (plan.instrument, plan.instrument_code) == ("arithmetic", ARITHMETIC.code)
+    assert plan.model.name == ARITHMETIC.instrument.model
     assert plan.sentinels == PLANNED_SENTINELS
     assert planned().digest() == plan.digest() != planned(question="Is it worse?").digest()
     assert Plan.model_validate_json(plan.canonical()) == plan
@@ -158,18 +159,6 @@ def test_earlier_findings_on_the_same_factor_are_named() -> None:
     known = [finding("f-1", "learning_rate"), finding("f-2", "temperature")]
     plan = plan_of(spec(), ARITHMETIC, known=known)
     assert [each.id for each in plan.known if isinstance(each, Known)] == ["f-1"]
-
-
-def test_a_model_is_the_one_that_the_spec_names_and_several_are_arms() -> None:
-    assert planned().model.name == ARITHMETIC.instrument.model
-    assert planned(model="Qwen/Qwen2.5-0.5B").model.name == "Qwen/Qwen2.5-0.5B"
-    several = planned(model=["smollm2-135m", "Qwen/Qwen2.5-0.5B"])
-    assert [arm.name for arm in several.arms] == ["model=smollm2-135m", "model=Qwen-Qwen2.5-0.5B"]
-    assert [model.name for model in several.models] == ["smollm2-135m", "Qwen/Qwen2.5-0.5B"]
-    assert [several.model_of(arm.name).name for arm in several.arms] == ["smollm2-135m", "Qwen/Qwen2.5-0.5B"]
-    own = planned(arms={"usual": {}, "larger": {"model": "Qwen/Qwen2.5-0.5B"}})
-    models = [own.model_of(name).name for name in ("usual", "larger")]
-    assert models == [ARITHMETIC.instrument.model, "Qwen/Qwen2.5-0.5B"]
 
 
 def test_adapters_of_an_arm_are_those_that_a_server_gets() -> None:

@@ -21,6 +21,21 @@ TRIAL_S = ARITHMETIC.defaults.trial_s
 HINTS: dict[str, Any] = {"compare": {"hints": {"baseline": False, "levels": [True]}}, "claim": "increase"}
 
 
+def took(plan: Plan, *seconds: float, **more: Any) -> list[TrialRecord]:
+    """Trials of the plan's first arm that took so long."""
+    usual: dict[str, Any] = {"study_id": "st-old", "stage": "noise-floor", "arm": plan.arms[0].name, "attempt": 1}
+    usual |= {"status": TrialStatus.DONE, "started_at": 1000.0, **more}
+    return [
+        TrialRecord(key=f"t-{seed}", seed=seed, ended_at=1000.0 + each, **usual) for seed, each in enumerate(seconds)
+    ]
+
+
+def pace_of(plan: Plan, *seconds: float, **more: Any) -> Pace:
+    pace = Pace.of("st-old", plan, took(plan, *seconds, **more))
+    assert pace is not None
+    return pace
+
+
 def test_a_price_follows_length_size_and_servers() -> None:
     usual = price_of(planned(), ARITHMETIC, servers=1)
     assert (usual.trials, usual.wall_s) == ((6, 10), (6 * TRIAL_S, 10 * TRIAL_S))
@@ -48,19 +63,7 @@ def test_interim_evaluations_are_in_the_price_and_in_the_plans_words() -> None:
 
 def test_a_pace_that_was_measured_with_interim_evaluations_prices_plans_without_them() -> None:
     plan, plain = planned(steps=7, heldout_every=2), planned(steps=7)
-    trial = TrialRecord(
-        key="k",
-        study_id="s",
-        stage="floor",
-        arm=plan.arms[0].name,
-        seed=0,
-        status=TrialStatus.DONE,
-        attempt=1,
-        started_at=100.0,
-        ended_at=100.0 + (plan.trial_s or 0),
-    )
-    pace = Pace.of("s", plan, [trial])
-    assert pace is not None
+    pace = pace_of(plan, plan.trial_s or 0)
     assert pace.fits(plain)
     assert pace.episode_s * 7 * 8 * 4 == pytest.approx(plain.trial_s)
 
@@ -119,27 +122,8 @@ def test_models_that_take_turns_on_one_machine_cost_boots() -> None:
     assert side_by_side.wall_s[0] == 3 * TRIAL_S
 
 
-def took(plan: Plan, *seconds: float, attempt: int = 1) -> list[TrialRecord]:
-    """Trials of the plan's first arm that took so long."""
-    return [
-        TrialRecord(
-            key=f"t-{seed}",
-            study_id="st-old",
-            stage=plan.stages[0].id,
-            arm=plan.arms[0].name,
-            seed=seed,
-            status=TrialStatus.DONE,
-            attempt=attempt,
-            started_at=1000.0,
-            ended_at=1000.0 + each,
-        )
-        for seed, each in enumerate(seconds)
-    ]
-
-
 def test_a_pace_that_was_measured_replaces_the_instruments_guess() -> None:
-    pace = Pace.of("st-old", planned(), took(planned(), 20.0, 24.0, 900.0))
-    assert pace is not None
+    pace = pace_of(planned(), 20.0, 24.0, 900.0)
     plan = planned(steps=12, paces=[pace])
     assert (plan.trial_s, plan.trial_s_source) == (48.0, "measured here, st-old")
     assert price_of(plan, ARITHMETIC, servers=1).wall_s[0] == 6 * 48.0
@@ -150,16 +134,14 @@ def test_a_pace_that_was_measured_replaces_the_instruments_guess() -> None:
 
 @pytest.mark.parametrize("other", [{"model": "Qwen/Qwen3-0.6B"}, {"set": {"digits": 2}}, {"set": {"max_tokens": 64}}])
 def test_a_pace_of_other_work_is_none_for_this(other: dict[str, Any]) -> None:
-    pace = Pace.of("st-old", planned(), took(planned(), 20.0))
-    assert pace is not None
+    pace = pace_of(planned(), 20.0)
     assert planned(**other, paces=[pace]).trial_s_source == "estimated"
     assert planned(set={"group_size": 8}, paces=[pace]).trial_s == 40.0
 
 
 def test_only_whole_trials_of_one_attempt_show_a_pace() -> None:
-    assert Pace.of("st-old", planned(), took(planned(), 20.0, attempt=2)) is None
-    running = [each.model_copy(update={"status": TrialStatus.RUNNING}) for each in took(planned(), 20.0)]
-    assert Pace.of("st-old", planned(), running) is None
+    for unlike in ({"attempt": 2}, {"status": TrialStatus.RUNNING}):
+        assert Pace.of("st-old", planned(), took(planned(), 20.0, **unlike)) is None
 
 
 def test_tokens_are_priced_by_lengths_until_an_earlier_study_has_counted_them() -> None:
@@ -172,12 +154,8 @@ def test_tokens_are_priced_by_lengths_until_an_earlier_study_has_counted_them() 
     assert not [note for note in plan.assumptions if "tokens" in note]
     [note] = [note for note in planned(budget={"tokens": 1000}, set={"max_tokens": 16}).assumptions if "tokens" in note]
     assert "1,000 are given: the study may stop before its end" in note
-    trial = TrialRecord(
-        key="k", study_id="s", stage="floor", arm=plan.arms[0].name, seed=0, status=TrialStatus.DONE, attempt=1,
-        started_at=100.0, ended_at=160.0, series={"tokens_called": [(1, 640.0), (2, 960.0)], "episodes": [(1, 16.0), (2, 16.0)]},
-    )  # fmt: skip
-    pace = Pace.of("st-1", plan, [trial])
-    assert pace is not None
+    counted = {"tokens_called": [(1, 640.0), (2, 960.0)], "episodes": [(1, 16.0), (2, 16.0)]}
+    pace = pace_of(plan, 60.0, series=counted)
     assert pace.episode_tokens == 50
     measured = planned(budget={"tokens": "50M"}, set={"max_tokens": 16}, paces=[pace])
     assert measured.trial_tokens == pytest.approx(episodes * 50, rel=0.01)

@@ -12,19 +12,18 @@ import pytest
 
 from bench.made_up_studies import instrument
 from researcher.design.arms import screen_runs
-from researcher.design.planning import plan_of
 from researcher.design.pricing import price_of
 from researcher.design.stages import with_seeds
 from researcher.refusals import PlanningRefused
 from researcher.study.plan import Plan, StageKind
-from researcher.study.spec import StudySpec
+from tests.fakes.specs import planned
 
-TWO = {"learning_rate": {"levels": [1e-5, 4e-5]}, "temperature": {"levels": [1.0, 0.7]}}
+SIMULATION = instrument()
+TWO: dict[str, Any] = {"learning_rate": {"levels": [1e-5, 4e-5]}, "temperature": {"levels": [1.0, 0.7]}}
 
 
 def screen(**changes: Any) -> Plan:
-    fields = {"question": "What matters?", "instrument": "simulation", "design": "screen", "compare": TWO, **changes}
-    return plan_of(StudySpec.model_validate(fields), instrument())
+    return planned(SIMULATION, **{"design": "screen", "compare": TWO} | changes)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +56,7 @@ def test_a_screen_runs_each_arm_of_its_design_on_two_seeds_and_measures_no_noise
         ("temperature", "temperature=1", "temperature=0.7"),
     ]
     assert plan.budget.trials == 8
-    assert price_of(plan, instrument().instrument, servers=1).trials == (8, 8)
+    assert price_of(plan, SIMULATION.instrument, servers=1).trials == (8, 8)
 
 
 def test_a_range_of_seeds_is_refused_and_not_cut_short() -> None:
@@ -85,11 +84,8 @@ def test_a_claim_is_not_tested_and_the_plan_says_so() -> None:
 def test_only_a_screen_loads_the_library_of_designs() -> None:
     code = (
         "import sys, researcher.main, researcher.report.page, researcher.conduct\n"
-        "from bench.made_up_studies import instrument\n"
-        "from researcher.design.planning import plan_of\n"
-        "from researcher.study.spec import StudySpec\n"
-        "spec = {'question': 'q', 'instrument': 'simulation', 'compare': {'learning_rate': {'levels': [1e-5, 4e-5]}}}\n"
-        "plan_of(StudySpec.model_validate(spec), instrument())\n"
+        "from tests.fakes.specs import planned\n"
+        "planned()\n"
         "sys.exit('pydoe' in sys.modules)\n"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -9,18 +9,17 @@ import pytest
 
 from bench.made_up_studies import instrument
 from researcher.analysis.comparisons import places
-from researcher.design.planning import plan_of
+from researcher.instruments.catalogue import InstrumentFolder
 from researcher.refusals import PlanningRefused
 from researcher.study.plan import Plan, StageKind
-from researcher.study.spec import StudySpec
+from tests.fakes.specs import planned
 
+SIMULATION = instrument()
 RATES = (8e-5, 1e-5, 2e-5, 4e-5)
 
 
-def trend(**changes: Any) -> Plan:
-    compare = {"learning_rate": {"levels": list(changes.pop("levels", RATES))}}
-    fields = {"question": "How does it change?", "instrument": "simulation", "design": "trend", "compare": compare}
-    return plan_of(StudySpec.model_validate({**fields, **changes}), instrument())
+def trend(folder: InstrumentFolder = SIMULATION, **changes: Any) -> Plan:
+    return planned(folder, **{"design": "trend", "compare": {"learning_rate": {"levels": RATES}}} | changes)
 
 
 def test_one_hypothesis_speaks_of_the_change_over_all_levels_in_their_order() -> None:
@@ -60,10 +59,10 @@ def test_levels_that_are_no_numbers_make_no_trend() -> None:
 
 
 def test_zero_is_refused_on_a_log_scale() -> None:
-    folder = instrument()
-    [rate, *others] = folder.instrument.factors
-    with_zero = folder.instrument.model_copy(update={"factors": (rate.model_copy(update={"low": 0.0}), *others)})
-    spec: dict[str, Any] = {"question": "q", "instrument": "simulation", "design": "trend"}
-    spec |= {"compare": {"learning_rate": {"levels": [0, 1e-5, 2e-5]}}}
+    [rate, *others] = SIMULATION.instrument.factors
+    factors = (rate.model_copy(update={"low": 0.0}), *others)
+    with_zero = dataclasses.replace(
+        SIMULATION, instrument=SIMULATION.instrument.model_copy(update={"factors": factors})
+    )
     with pytest.raises(PlanningRefused, match="0 has no place on the log scale of learning_rate"):
-        plan_of(StudySpec.model_validate(spec), dataclasses.replace(folder, instrument=with_zero))
+        trend(with_zero, compare={"learning_rate": {"levels": [0, 1e-5, 2e-5]}})

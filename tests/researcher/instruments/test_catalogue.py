@@ -7,20 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from researcher.instruments.catalogue import (
-    as_frozen,
-    available,
-    folder_digest,
-    open_instrument,
-    read_instrument,
-)
+from researcher.instruments.catalogue import as_frozen, available, folder_digest, open_instrument, read_instrument
 from researcher.instruments.levels import level_problem
 from researcher.refusals import PlanningRefused
 from tests.contracts.planner_contract import ROOT
 from tests.fakes.specs import planned
 
 KITCHEN = ROOT / "tests" / "instruments" / "kitchen"
-OURS = (
+OURS = [
     "arithmetic",
     "cocktail",
     "countdown",
@@ -30,7 +24,7 @@ OURS = (
     "reasoning_gym",
     "repo_tasks",
     "team",
-)
+]
 
 
 @pytest.fixture
