@@ -13,7 +13,7 @@ import itertools
 import json
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from typing import Any
@@ -165,35 +165,37 @@ def _hash(text: str) -> str:
 # -- hypotheses -----------------------------------------------------------------------------------------------------
 
 
-def hypotheses_of(question: Question, arms: Sequence[Arm]) -> tuple[Hypothesis, ...]:
+def hypotheses_of(question: Question, arms: Sequence[Arm], between: Sequence[Arm] = ()) -> tuple[Hypothesis, ...]:
     """One for each treatment against the baseline; of crossed factors, main effects and interactions of two, of screened ones main
-    effects alone; of a balance, each level against the next smaller one; of a trend, the change over its levels."""
-    design = question.spec.design
+    effects alone; of a balance, each level against the next smaller one; of a trend, the change over its levels.
+
+    between: arms of a fine stage, treatments too."""
+    usual = {
+        "metric": question.metric.name,
+        "direction": question.direction,
+        "direction_assumed": question.direction_assumed,
+        "margin": question.metric.margin,
+        "alpha": question.alpha,
+    }
     if question.crossed:
-        return _crossed(question, arms)
-    if design == "trend":
-        return (_trend(question, arms),)
-    if design == "sequence":
-        pairs = [(factor.name, group[0], arm) for factor, group in groups_of(question) for arm in group[1:]]
-    elif question.bundles:
-        pairs = [(_differing(arm, arms[0]), arms[0], arm) for arm in arms[1:]]
+        contrasts = [*_crossed(question, arms)]
+    elif question.spec.design == "trend":
+        contrasts = [_trend(question, arms)]
     else:
-        pairs = [
-            (question.factors[0].name, smaller if design == "balance" else arms[0], arm)
-            for smaller, arm in itertools.pairwise(arms)
-        ]
-    return tuple(pair_hypothesis(question, number, *pair) for number, pair in enumerate(pairs, start=1))
+        contrasts = [_contrast(question, *pair) for pair in _pairs(question, arms, between)]
+    return tuple(Hypothesis(**usual | {"id": f"H{number}"} | each) for number, each in enumerate(contrasts, start=1))
 
 
-def pair_hypothesis(question: Question, number: int, factor: str, baseline: Arm, treatment: Arm) -> Hypothesis:
-    """The treatment's metric is above the baseline's, or below, as the spec claims; in a screen, it differs."""
-    metric = question.metric
-    said = f"{treatment.name} has {_more(question)} {metric.name} than {baseline.name}{_assumed(question)}"
-    if question.spec.claim == "equal":
-        said = f"{treatment.name} and {baseline.name} have the same {metric.name}, within {number_text(metric.margin)}"
-    if question.screens:
-        said = f"{treatment.name} changes {metric.name} against {baseline.name} (explored)"
-    return _hypothesis(question, number, said, factor, (baseline.name, treatment.name))
+def _pairs(question: Question, arms: Sequence[Arm], between: Sequence[Arm]) -> list[tuple[str, Arm, Arm]]:
+    """What differs between each baseline and treatment, after its name."""
+    if question.spec.design == "sequence":
+        return [(factor.name, group[0], arm) for factor, group in groups_of(question) for arm in group[1:]]
+    if question.bundles:
+        return [(_differing(arm, arms[0]), arms[0], arm) for arm in arms[1:]]
+    name = question.factors[0].name
+    if question.spec.design == "balance":
+        return [(name, smaller, larger) for smaller, larger in itertools.pairwise(arms)]
+    return [(name, arms[0], arm) for arm in (*arms[1:], *between)]
 
 
 def _differing(arm: Arm, baseline: Arm) -> str:
@@ -202,7 +204,18 @@ def _differing(arm: Arm, baseline: Arm) -> str:
     return " + ".join(name for name in names if arm.levels.get(name) != baseline.levels.get(name)) or "nothing"
 
 
-def _trend(question: Question, arms: Sequence[Arm]) -> Hypothesis:
+def _contrast(question: Question, factor: str, baseline: Arm, treatment: Arm) -> dict[str, Any]:
+    """The treatment's metric is above the baseline's, or below, as the spec claims; in a screen, it differs."""
+    metric = question.metric
+    said = f"{treatment.name} has {_more(question)} {metric.name} than {baseline.name}{_assumed(question)}"
+    if question.spec.claim == "equal":
+        said = f"{treatment.name} and {baseline.name} have the same {metric.name}, within {number_text(metric.margin)}"
+    if question.screens:
+        said = f"{treatment.name} changes {metric.name} against {baseline.name} (explored)"
+    return {"statement": said, "factor": factor, "baseline": baseline.name, "treatment": treatment.name}
+
+
+def _trend(question: Question, arms: Sequence[Arm]) -> dict[str, Any]:
     """The change over all arms, which stand in order, from the first to the last."""
     (factor,), metric = question.factors, question.metric
     low, high = (level_text(arm.levels[factor.name]) for arm in (arms[0], arms[-1]))
@@ -212,62 +225,40 @@ def _trend(question: Question, arms: Sequence[Arm]) -> Hypothesis:
     if question.spec.claim == "equal":
         said = f"{metric.name} changes with {factor.name} by less than {number_text(metric.margin)}, {over}"
     between = tuple(arm.name for arm in arms[1:-1])
-    return _hypothesis(question, 1, said, factor.name, (arms[0].name, arms[-1].name), between_arms=between)
+    return _contrast(question, factor.name, arms[0], arms[-1]) | {"statement": said, "between_arms": between}
 
 
-def _crossed(question: Question, arms: Sequence[Arm]) -> tuple[Hypothesis, ...]:
+def _crossed(question: Question, arms: Sequence[Arm]) -> Iterator[dict[str, Any]]:
     """Main effects are claimed as the spec says; nobody claims an interaction, nor anything of a screen."""
-    design, screens, metric = _design(question), question.screens, question.metric.name
-    found: list[Hypothesis] = []
-
-    def contrast(factor: str, labels: tuple[str, str], said: str, signs: Sequence[int], *, assumed: bool) -> None:
-        """The mean over the arms with sign 1 against the mean over the others."""
-        minus, plus = (
-            tuple(arm.name for arm, sign in zip(arms, signs, strict=True) if sign * way > 0) for way in (-1, 1)
-        )
-        sides = {"baseline_arms": minus, "treatment_arms": plus, "direction_assumed": assumed}
-        found.append(_hypothesis(question, len(found) + 1, said, factor, labels, **sides))
-
+    design, metric = _design(question), question.metric.name
     for place, each in enumerate(question.varied):
         baseline, treatment = names_of(each.factor, each.levels)
         said = f"{treatment} has {_more(question)} {metric} than {baseline}, over all levels of the others{_assumed(question)}"
-        if screens:
+        if question.screens:
             said = f"{treatment} changes {metric} against {baseline}, over the runs of the screen (explored)"
-        signs = [run[place] for run in design]
-        contrast(each.factor.name, (baseline, treatment), said, signs, assumed=question.direction_assumed)
+        sides = _sides(arms, [run[place] for run in design])
+        yield {"statement": said, "factor": each.factor.name, "baseline": baseline, "treatment": treatment, **sides}
     # In a half fraction of four factors, each interaction of two is another's too.
-    pairs = (
-        []
-        if screens or len(question.varied) == FULL_UP_TO + 1
-        else itertools.combinations(range(len(question.varied)), 2)
-    )
-    for one, other in pairs:
-        first, second = question.varied[one].factor.name, question.varied[other]
-        label, larger = f"{first} x {second.factor.name}", "larger" if question.direction == "increase" else "smaller"
-        at = names_of(second.factor, second.levels)[1]
-        said = f"the effect of {first} on {metric} is {larger} at {at} (interaction; no direction is claimed)"
-        signs = [run[one] * run[other] for run in design]
-        contrast(label, (f"{label}: unlike", f"{label}: like"), said, signs, assumed=True)
-    return tuple(found)
+    if question.screens or len(question.varied) == FULL_UP_TO + 1:
+        return
+    larger = "larger" if question.direction == "increase" else "smaller"
+    for (one, first), (other, second) in itertools.combinations(enumerate(question.varied), 2):
+        label, at = f"{first.factor.name} x {second.factor.name}", names_of(second.factor, second.levels)[1]
+        said = (
+            f"the effect of {first.factor.name} on {metric} is {larger} at {at} (interaction; no direction is claimed)"
+        )
+        sides = _sides(arms, [run[one] * run[other] for run in design])
+        named = {"factor": label, "baseline": f"{label}: unlike", "treatment": f"{label}: like"}
+        yield {"statement": said, "direction_assumed": True, **named, **sides}
 
 
-def _hypothesis(
-    question: Question, number: int, statement: str, factor: str, sides: tuple[str, str], **more: Any
-) -> Hypothesis:
-    """sides: the names of baseline and treatment."""
-    stated = {
-        "id": f"H{number}",
-        "statement": statement,
-        "factor": factor,
-        "baseline": sides[0],
-        "treatment": sides[1],
-        "metric": question.metric.name,
-        "direction": question.direction,
-        "direction_assumed": question.direction_assumed,
-        "margin": question.metric.margin,
-        "alpha": question.alpha,
+def _sides(arms: Sequence[Arm], signs: Sequence[int]) -> dict[str, tuple[str, ...]]:
+    """The mean over the arms with sign 1 stands against the mean over the others."""
+    signed = [(arm.name, sign) for arm, sign in zip(arms, signs, strict=True)]
+    return {
+        "baseline_arms": tuple(name for name, sign in signed if sign < 0),
+        "treatment_arms": tuple(name for name, sign in signed if sign > 0),
     }
-    return Hypothesis(**(stated | more))
 
 
 def _assumed(question: Question) -> str:

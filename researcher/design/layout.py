@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from foundation.nearest import MOST_NAMES
-from researcher.design.arms import arms_between, arms_of, hypotheses_of, names_of, pair_hypothesis
+from researcher.design.arms import arms_between, arms_of, hypotheses_of, names_of
 from researcher.design.question import Question, Varied
 from researcher.design.stages import NOISE_FLOOR, POWER, SCREEN, Seeds, compared, in_sequence, raced, stage
 from researcher.instruments.instrument import LEARNING_RATE, Instrument
@@ -38,30 +38,27 @@ def laid_out(question: Question, instrument: Instrument, seeds: Seeds) -> Layout
         question = _ordered(question)
     if question.spec.design == "balance":
         question = _balanced(question, instrument)
-    spec, arms = question.spec, arms_of(question)
-    hypotheses, names = hypotheses_of(question, arms), [arm.name for arm in arms]
-    between = arms_between(question.varied[0]) if spec.fine and question.varied else ()
-    if spec.fine and not between:
+    arms, fine = arms_of(question), question.spec.fine
+    between = arms_between(question.varied[0]) if fine and question.varied else ()
+    if fine and not between:
         name = question.factors[0].name
         raise SpecRefused("fine", f"{name} has no levels between those compared for a fine stage to try; leave it out")
+    stages = _stages(question, arms, [arm.name for arm in between], seeds)
+    return Layout(question, (*arms, *between), hypotheses_of(question, arms, between), stages)
+
+
+def _stages(question: Question, arms: Sequence[Arm], between: Sequence[str], seeds: Seeds) -> tuple[Stage, ...]:
+    spec, (first, *others) = question.spec, (arm.name for arm in arms)
     if question.screens:
-        return Layout(question, arms, hypotheses, (stage(SCREEN, StageKind.SCREEN, names, (seeds[0], seeds[0])),))
+        return (stage(SCREEN, StageKind.SCREEN, (first, *others), (seeds[0], seeds[0])),)
     if spec.design == "sequence":
-        return Layout(question, arms, hypotheses, in_sequence(question, seeds))
-    if spec.design != "race" and not between:
-        return Layout(
-            question, arms, hypotheses, compared(names, _noisy_arm(question, arms), seeds, spec.looks, question.alpha)
-        )
-    further = tuple(
-        pair_hypothesis(question, number, question.factors[0].name, arms[0], arm)
-        for number, arm in enumerate(between, start=len(hypotheses) + 1)
-    )
-    tried, racing = [arm.name for arm in between], spec.design == "race"
-    stages = raced(names[1:], tried, names[0], seeds, spec.fine, racing=racing)
-    return Layout(question, (*arms, *between), (*hypotheses, *further), stages)
+        return in_sequence(question, seeds)
+    if spec.design == "race" or between:
+        return raced(others, between, first, seeds, spec.fine, racing=spec.design == "race")
+    return compared([first, *others], _noisy_arm(question, arms), seeds, spec.looks, question.alpha)
 
 
-def _noisy_arm(question: Question, arms: tuple[Arm, ...]) -> str:
+def _noisy_arm(question: Question, arms: Sequence[Arm]) -> str:
     """The arm for the noise floor: the baseline, unless it is a control that trains nothing and so hardly varies; in a
     trend the middle level.
     """
