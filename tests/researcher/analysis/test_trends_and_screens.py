@@ -17,8 +17,7 @@ from researcher.models import TrialRecord, TrialStatus
 from researcher.study.plan import Plan, Verdict
 from researcher.study.spec import StudySpec
 from tests.fakes.example_plan import example_plan
-from tests.researcher.design.test_screen import BUNDLES, LEVELS, screen
-from tests.researcher.design.test_trend import trend
+from tests.researcher.design.test_screens_and_trends import BUNDLES, LEVELS, screen, trend
 
 
 def world(plan: Plan, *means: float, sigma: float = 0.03) -> World:

@@ -16,7 +16,6 @@ from researcher.study.spec import StudySpec
 from tests.contracts.planner_contract import PlannerContract
 
 FOLDERS = available({})
-DEMO = "Does GRPO learn one-digit sums faster with a learning rate of 4e-5 than with 1e-5?"
 
 
 class TestMatcher(PlannerContract):
@@ -45,22 +44,14 @@ def compared(topic: str) -> dict[str, tuple[Any, ...]]:
     return {name: (each.baseline, *each.levels) for name, each in spec(topic).compare.items()}
 
 
-def test_topics_are_hardly_ever_read_wrongly_without_a_word() -> None:
+def test_no_topic_is_read_wrongly_without_a_word() -> None:
     async def all_of_them() -> Counter[str]:
         planner = Matcher()
         return Counter([(await tried(planner, case, FOLDERS))[0] for case in read_cases(TOPICS)])
 
     counts = asyncio.run(all_of_them())
-    assert counts.total() >= 300
-    assert counts["crash"] == 0
-    assert counts["wrong_silently"] <= 0.01 * counts.total()
-
-
-def test_the_topic_of_the_demo_is_a_study() -> None:
-    found = spec(DEMO)
-    assert (found.instrument, found.metric, found.claim) == ("arithmetic", "auc_reward", "increase")
-    assert compared(DEMO) == {"learning_rate": (1e-5, 4e-5)}
-    assert found.set["digits"] == 1
+    assert (counts["crash"], counts["wrong_silently"]) == (0, 0)
+    assert counts["right"] >= 400
 
 
 @pytest.mark.parametrize(
