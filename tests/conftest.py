@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 from collections.abc import Generator, Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
+
+from swarm.engine.machine import MKL_MODE
+
+os.environ[MKL_MODE] = "AUTO"  # as the trainer's process has it, before anything is multiplied
 
 settings.register_profile("any_machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any_machine")  # how fast a busy machine is decides no test

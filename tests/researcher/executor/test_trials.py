@@ -431,10 +431,10 @@ async def test_an_attempt_may_not_take_longer_than_its_limit_and_its_client_lose
 
 async def test_a_trial_that_goes_forward_may_take_longer_than_was_expected_of_it(lab: Lab) -> None:
     """The plan was priced for a faster machine: the first steps show how long the rest takes."""
-    limits = TrialLimits(attempt_s=5, grace_s=5, check_s=0.2)
+    limits = TrialLimits(attempt_s=8, grace_s=5, check_s=0.2)
     trials = lab.trials()[:1]
     began = time.monotonic()
-    async with lab.pool(arguments=("--echo-latency-s", "1")) as pool:
+    async with lab.pool(arguments=("--echo-latency-s", "1.5")) as pool:
         [done] = await lab.run(pool, trials, limits=limits, attempts=1)
     assert (done.status, done.reason) == (TrialStatus.DONE, None)
     assert time.monotonic() - began > limits.attempt_s

@@ -37,9 +37,18 @@ def test_a_trainer_starts_on_a_machine_with_many_cores(many_cores: int, tmp_path
     """There vLLM binds its threads itself, and nothing says for all children how many there are."""
     model = ModelFolder(path=tmp_path, name="model", fingerprint="0" * 64)
     trainer = LocalTrainer(model, log_path=tmp_path / "log", clock=SystemClock(), on_health=lambda health: None)
-    argv = trainer._command(3).argv
-    assert argv[argv.index("--threads") + 1] == str(many_cores)
+    command = trainer._command(3)
+    assert command.argv[command.argv.index("--threads") + 1] == str(many_cores)
     assert not {"OMP_NUM_THREADS", "VLLM_CPU_OMP_THREADS_BIND"} & thread_settings({}).keys()
+
+
+def test_the_trainers_products_are_the_same_bits_from_run_to_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MKL_CBWR")
+    model = ModelFolder(path=tmp_path, name="model", fingerprint="0" * 64)
+    trainer = LocalTrainer(model, log_path=tmp_path / "log", clock=SystemClock(), on_health=lambda health: None)
+    assert trainer._command(3).env["MKL_CBWR"] == "AUTO"
 
 
 @pytest.mark.parametrize(("asked", "expected"), [("3", 3), ("5,2", 5), ("", 48), ("0", 48), ("many", 48)])
