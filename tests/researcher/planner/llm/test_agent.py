@@ -109,16 +109,6 @@ async def test_what_options_have_fixed_holds_whatever_topic_and_llm_say() -> Non
     assert json.dumps(given) in messages[1]["content"]
 
 
-async def test_an_option_for_another_field_drops_no_model_that_the_topic_names() -> None:
-    topic, given = f"{TOPIC} With Qwen/Qwen3-0.6B, warmup of 2 steps.", {"set": {"epochs": 2}}
-    lacking = proposed(set={"warmup": 2})
-    found, messages = await outcome(
-        lacking, proposed(set={"warmup": 2}, model="Qwen/Qwen3-0.6B"), topic=topic, given=given
-    )
-    assert "'Qwen/Qwen3-0.6B'" in messages[-1]["content"]
-    assert (draft_of(found).fields["model"], draft_of(found).uncovered) == ("Qwen/Qwen3-0.6B", ())
-
-
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
