@@ -83,7 +83,6 @@ def plan_of(
     """
     if not 0 < alpha < 0.5:
         raise ValueError(f"alpha must lie between 0 and 0.5, got {alpha}")
-    heldout = heldout_from, heldout_tasks or folder.instrument.defaults.heldout_tasks
     refusals, others = Refusals(), list[InstrumentFolder]()
     for name in spec.evaluate_on:
         with refusals.kept():
@@ -98,20 +97,18 @@ def plan_of(
         with refusals.kept():
             question = question_of(spec, folder.instrument, alpha)
             if models is not None:
-                plan = timed(
-                    _designed(
-                        question, folder, models, allow_underpowered=allow_underpowered, heldout=heldout, start=start
-                    ),
-                    folder.instrument,
-                    paces,
-                )
+                plan = _designed(question, folder, models, start, allow_underpowered=allow_underpowered)
+                wanted = {
+                    "heldout_from": heldout_from,
+                    "heldout_tasks": heldout_tasks or plan.heldout_tasks,
+                    "planned_effect": plan.planned_effect if planned_effect is None else planned_effect,
+                }
+                plan = timed(plan.model_copy(update=wanted), folder.instrument, paces)
     except ValidationError as error:
         problems = [str(problem) for problem in explain(error, Plan)]
         raise PlanningRefused(f"these settings make no valid plan: {'; '.join(problems)}", problems) from error
     refusals.raise_any()
     plan = scored_on(plan, others)
-    if planned_effect is not None:
-        plan = plan.model_copy(update={"planned_effect": planned_effect})
     plan = checked(fitted(plan, folder.instrument, spec, servers=servers))
     return plan.model_copy(update={"known": known_to(plan, known)})
 
@@ -183,14 +180,11 @@ def _designed(
     question: Question,
     folder: InstrumentFolder,
     models: Mapping[str, PlanModel],
+    start: PlanModel | None,
     *,
     allow_underpowered: bool,
-    heldout: tuple[int, int],
-    start: PlanModel | None,
 ) -> Plan:
-    """models: those that the spec names, by name. heldout: held-out tasks that are skipped, and those that are scored.
-    start: the kept model that all arms start from.
-    """
+    """models: those that the spec names, by name. start: the kept model that all arms start from."""
     spec, instrument, defaults = question.spec, folder.instrument, folder.instrument.defaults
     seeds = _seeds(instrument, spec)
     layout = laid_out(question, instrument, seeds)
@@ -222,8 +216,7 @@ def _designed(
             for name, role in instrument.roles.items()
         },
         task=defaults.task | _within(settings, "task."),
-        heldout_tasks=heldout[1],
-        heldout_from=heldout[0],
+        heldout_tasks=defaults.heldout_tasks,
         heldout_episodes=defaults.heldout_episodes,
         heldout_temperature=defaults.heldout_temperature,
         heldout_every=defaults.heldout_every if spec.heldout_every is None else spec.heldout_every,
