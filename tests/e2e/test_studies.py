@@ -169,7 +169,8 @@ def test_a_reproduction_runs_on_the_archives_engine_and_ends_its_server_when_it_
     assert [json.loads(options)["engine"] for (options,) in machine.rows("SELECT options FROM studies")] == ["echo"]
 
 
-@pytest.mark.parametrize("rest", ["pause", pytest.param("window", marks=pytest.mark.campaign)])
+@pytest.mark.campaign
+@pytest.mark.parametrize("rest", ["pause", "window"])
 def test_a_study_whose_researcher_was_killed_holds_no_server_while_it_rests(
     machine: Machine, undisturbed: Machine, rest: str
 ) -> None:

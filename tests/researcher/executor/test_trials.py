@@ -364,6 +364,7 @@ async def test_a_trial_whose_client_always_fails_is_recorded_as_failed_with_its_
     assert [attempt.outcome for attempt in lab.store.trials.attempts(lab.study, failed.key)] == ["failed", "failed"]
 
 
+@pytest.mark.campaign
 async def test_failures_count_over_the_life_of_a_trial_and_interruptions_do_not(lab: Lab, tmp_path: Path) -> None:
     folder = broken(tmp_path, '    raise RuntimeError("no")\n')
     one, other = lab.trials()
@@ -514,6 +515,7 @@ async def test_when_its_window_closes_a_trial_leaves_its_server_free_and_goes_on
         assert_whole(trial)
 
 
+@pytest.mark.campaign
 async def test_a_trial_whose_run_was_replaced_meanwhile_starts_afresh_and_says_so(lab: Lab, tmp_path: Path) -> None:
     trials, shut = lab.trials()[:1], asyncio.Event()
     with ServerProcess(tmp_path / "a", *SLOW) as server:

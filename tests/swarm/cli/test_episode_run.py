@@ -364,7 +364,7 @@ print('done')
 """
 
 
-@pytest.mark.parametrize("comes_back", [True, False])
+@pytest.mark.parametrize("comes_back", [True, pytest.param(False, marks=pytest.mark.campaign)])
 def test_a_server_that_goes_in_the_middle_is_a_reason_to_try_again(
     own_server: ServerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, comes_back: bool
 ) -> None:

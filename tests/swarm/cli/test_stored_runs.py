@@ -258,8 +258,8 @@ def test_a_replay_executes_the_functions_of_the_run_when_it_may_and_uses_as_many
     assert (
         "trained with functions of its own, which a replay executes: give --allow-algorithms" in capsys.readouterr().err
     )
-    again = replayed(capsys, run, "--allow-algorithms")
-    assert [line.get("as_recorded") for line in again] == [None, True, None, True]
+    again = replayed(capsys, run, "--allow-algorithms", "--steps", "2")
+    assert [line.get("as_recorded") for line in again] == [None, True]
     newest = next(run.state_dir.glob("runs/*/step-00000004/state.json"))
     newest.write_text(json.dumps(json.loads(newest.read_bytes()) | {"threads": 5}))
     asked = ["replay", run.run_id, "--state-dir", str(run.state_dir), "--allow-algorithms"]

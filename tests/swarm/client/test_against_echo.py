@@ -277,7 +277,15 @@ async def test_a_trial_evaluates_trains_and_evaluates_again(echo_server: ServerP
     await check_whole(echo_server.url, run_id)
 
 
-@pytest.mark.parametrize("event", ["before", "train", "train_ended", "after"])
+@pytest.mark.parametrize(
+    "event",
+    [
+        "train",
+        "train_ended",
+        pytest.param("before", marks=pytest.mark.campaign),
+        pytest.param("after", marks=pytest.mark.campaign),
+    ],
+)
 async def test_a_trial_that_was_killed_goes_on_where_it_stopped(event: str, tmp_path: Path) -> None:
     with ServerProcess(tmp_path / "state", "--log-level", "warning", "--echo-latency-s", "0.05") as server:
         async with SwarmClient(server.url) as swarm:

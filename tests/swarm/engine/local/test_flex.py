@@ -174,6 +174,7 @@ def test_every_form_of_flex_attention_is_compiled(traced: tuple[Any, CompileCoun
         assert counter.frame_count > number
 
 
+@pytest.mark.campaign
 @pytest.mark.filterwarnings("default")  # the compiler's own
 @torch.no_grad()
 def test_flex_attention_is_traced_for_all_windows_and_lengths_by_a_few_sizes(

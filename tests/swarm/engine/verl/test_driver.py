@@ -29,6 +29,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.campaign
 async def test_more_ranks_than_devices_are_refused_with_the_reason(
     cpu_platform: None, tiny_llama: ModelFolder, tmp_path: Path
 ) -> None:

@@ -24,7 +24,9 @@ pytestmark = [
 ADAPTERS = LoraSpec(rank=4, alpha=8.0, targets=("q_proj", "down_proj"))
 
 
-@pytest.fixture(scope="module", params=[None, ADAPTERS], ids=["all weights", "adapters"])
+@pytest.fixture(
+    scope="module", params=[pytest.param(None, marks=pytest.mark.campaign), ADAPTERS], ids=["all weights", "adapters"]
+)
 def learner(request: pytest.FixtureRequest, tiny_llama: ModelFolder, cpu_platform: None) -> Iterator[Any]:
     from transformers import LlamaForCausalLM
 
