@@ -37,6 +37,9 @@ HUB, DIGEST, _DIGITS = "hf:", "#sha256=", 16
 """Prefix of a data set on the hub; separator and length of a data file's digest."""
 
 
+_SOURCE_NOTE = "The plan holds the text of {}: edits of the file change nothing any more."
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Varied:
     """A factor that arms differ in. levels: the baseline first."""
@@ -137,13 +140,9 @@ def named(spec: StudySpec, instrument: Instrument, alpha: float = ALPHA) -> Ques
         secondary=tuple(each for each in secondary if each != metric),
         direction=spec.claim if spec.claim in ("increase", "decrease") else metric.direction,
         alpha=alpha,
-        notes=(*notes, *(_source_note(file) for file in known.sources)),
+        notes=(*notes, *map(_SOURCE_NOTE.format, known.sources)),
         sources=known.sources,
     )
-
-
-def _source_note(file: str) -> str:
-    return f"The plan holds the text of {file}: edits of the file change nothing any more."
 
 
 class InstrumentNames:
@@ -316,8 +315,6 @@ def _with_effect(question: Question, instrument: Instrument) -> Question:
         if factor.needs in declared and not any(_levels_in(question, declared[factor.needs])):
             said = f"{factor.name} does nothing while {factor.needs} is 0; give {factor.needs} a level under `set`"
             raise SpecRefused(field, said, [factor.needs])
-    for factor in question.factors:
-        field = f"compare.{factor.name}" if question.varied else "arms"
         needed = [each for each in instrument.factors if each.name in factor.needs_any]
         if not needed or any(level != each.low for each in needed for level in _levels_in(question, each)):
             continue
