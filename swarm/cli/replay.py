@@ -90,7 +90,7 @@ def _recorded_on(run: StoredRun, step: int) -> _Processor | None:
     if state is None:
         return None
     device = state.device or "cpu"  # an older one does not say
-    return _Processor(device, state.threads or 0, older=device == "cpu" and not state.reproducible)
+    return _Processor(device, state.threads or 0, older=device == "cpu" and not state.reproducible_sums)
 
 
 def _refuse_other_processors(run: StoredRun, steps: list[int], processor: _Processor) -> None:

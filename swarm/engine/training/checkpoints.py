@@ -52,7 +52,7 @@ class TrainerState(BaseModel):
     """What computed the weights; None: an older checkpoint, or one of the verl engine's."""
     threads: int | None = None
     """Of the CPU that computed them; None: another device did, or an older checkpoint."""
-    reproducible: bool = False
+    reproducible_sums: bool = False
     """Whether MKL gave the same bits each time (`MKL_MODE`); False: an older checkpoint, or another device's."""
 
 

@@ -142,7 +142,7 @@ class TrainingSession(ABC, Generic[Found]):
                 random_state=bytes(torch.get_rng_state().tolist()).hex(),
                 device=self._device,
                 threads=torch.get_num_threads() if self._device == "cpu" else None,
-                reproducible=self._device == "cpu" and MKL_MODE in os.environ,
+                reproducible_sums=self._device == "cpu" and MKL_MODE in os.environ,
             )
             self._write(run.directory, state, best)
         return self._step
