@@ -10,7 +10,6 @@ LlmError
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Protocol, Self
 
@@ -29,8 +28,11 @@ _HOPELESS = (401, 403, 404)
 
 def _whole(given: float | str) -> float | str:
     """`2e5` is a number of tokens too."""
-    number = float(given)
-    return int(number) if math.isfinite(number) else given
+    try:
+        number = float(given)
+    except ValueError:
+        return given
+    return int(number) if number.is_integer() else given
 
 
 _Tokens = Annotated[int, BeforeValidator(_whole)]

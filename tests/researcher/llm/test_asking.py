@@ -61,15 +61,16 @@ async def test_an_outage_that_outlasts_patience_says_how_long_that_was(patience_
 def test_settings_come_from_the_environment_and_say_what_is_missing() -> None:
     assert llm_settings({}) is None
     named = {"RESEARCHER_LLM_MODEL": "m", "RESEARCHER_LLM_API_KEY": "secret"}
-    found = llm_settings({**named, "RESEARCHER_LLM_MAX_TOKENS": "9", "RESEARCHER_LLM_ANSWER_TOKENS": "20000"})
+    found = llm_settings({**named, "RESEARCHER_LLM_MAX_TOKENS": "2e5", "RESEARCHER_LLM_ANSWER_TOKENS": "20000"})
     assert found is not None
-    assert (found.model, found.max_tokens, found.answer_tokens) == ("m", 9, 20_000)
+    assert (found.model, found.max_tokens, found.answer_tokens) == ("m", 200_000, 20_000)
     assert "secret" not in repr(found)
     for environ, says in (
         ({"RESEARCHER_LLM_API_KEY": "k"}, "RESEARCHER_LLM_MODEL"),
         ({**named, "RESEARCHER_LLM_MAX_COST": "lots"}, "RESEARCHER_LLM_MAX_COST should be a valid number"),
         ({**named, "RESEARCHER_LLM_MAX_COST": "2"}, "RESEARCHER_LLM_PRICE_IN"),
         ({**named, "RESEARCHER_LLM_ANSWER_TOKENS": "0"}, "RESEARCHER_LLM_ANSWER_TOKENS"),
+        ({**named, "RESEARCHER_LLM_MAX_TOKENS": "2.5"}, "RESEARCHER_LLM_MAX_TOKENS should be a valid integer"),
     ):
         with pytest.raises(PlanningRefused, match=says):
             llm_settings(environ)
