@@ -5,6 +5,8 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
+REPRODUCIBLE_SUMS = {"MKL_CBWR": "AUTO"}
+"""Environment of a process that trains on the CPU: MKL gives the same bits from run to run in this mode alone (docs/decisions/0024)."""
 _MEMINFO, _CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
 _LIMITS = (
     ("memory.max", "memory.current", "memory.stat", "inactive_file"),

@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
-from swarm.engine.machine import MKL_MODE
+from foundation.machine import REPRODUCIBLE_SUMS
 
-os.environ[MKL_MODE] = "AUTO"  # as the trainer's process has it, before anything is multiplied
+os.environ |= REPRODUCIBLE_SUMS  # as the trainer's process has it, before anything is multiplied
 
 settings.register_profile("any_machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any_machine")  # how fast a busy machine is decides no test

@@ -64,10 +64,6 @@ def why_no_gpu(environ: Mapping[str, str]) -> str | None:
     return None
 
 
-MKL_MODE = "MKL_CBWR"
-"""In the environment of what trains: "AUTO" has MKL give the same bits from run to run, which it promises in no other mode."""
-
-
 # -- threads -------------------------------------------------------------------------------------------------------------
 
 _FEW_CORES = 4

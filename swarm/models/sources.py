@@ -13,6 +13,7 @@ import threading
 import zipfile
 from pathlib import Path
 
+from foundation.machine import REPRODUCIBLE_SUMS
 from foundation.paths import packages_root
 from swarm.models.catalogue import DistilledSource, WheelSource
 from swarm.models.folder import is_checkpoint, sha256_of
@@ -136,7 +137,7 @@ def _run(command: list[str], what: str, limit_s: float, *, logged: bool = False)
     path = os.pathsep.join(part for part in (str(packages_root()), os.environ.get("PYTHONPATH")) if part)
     environ = {**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
     # Threads that wait for each other give their core away: on a machine that others use too, it is many times faster.
-    environ = {"OMP_WAIT_POLICY": "PASSIVE", **environ}
+    environ = {"OMP_WAIT_POLICY": "PASSIVE", **environ, **REPRODUCIBLE_SUMS}
     with (
         tempfile.TemporaryFile("w+") as errors,
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environ) as process,

@@ -8,8 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from foundation.clock import Clock
+from foundation.machine import REPRODUCIBLE_SUMS
 from swarm.engine.devices import DeviceName
-from swarm.engine.machine import MKL_MODE, Device, thread_count, yielding_threads
+from swarm.engine.machine import Device, thread_count, yielding_threads
 from swarm.engine.sampling.server import REUSE_MEMORY, child_environment
 from swarm.engine.seam import EngineError, EngineHealth
 from swarm.engine.training.channel import Export, Fingerprint
@@ -22,7 +23,7 @@ from swarm.protocol.runspec import ComputeType
 _IMPORTS_S = 60.0
 """At worst; an idle machine takes a tenth of it."""
 _FIRST_STEP_S: dict[Device, float] = {"cpu": 10.0, "cuda": 60.0}
-_SAME_BITS = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", MKL_MODE: "AUTO"}
+_SAME_BITS = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"} | REPRODUCIBLE_SUMS
 """What matrix products need to give the same bits again: CUDA's, and MKL's, which else may add in another order from run to run."""
 
 

@@ -53,7 +53,7 @@ class TrainerState(BaseModel):
     threads: int | None = None
     """Of the CPU that computed them; None: another device did, or an older checkpoint."""
     reproducible_sums: bool = False
-    """Whether MKL gave the same bits each time (`MKL_MODE`); False: an older checkpoint, or another device's."""
+    """Whether MKL gave the same bits each time (`REPRODUCIBLE_SUMS`); False: an older checkpoint, or another device's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

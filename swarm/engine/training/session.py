@@ -10,7 +10,8 @@ from typing import Generic, Protocol, TypeVar
 import torch
 
 from foundation.ids import derived_seed
-from swarm.engine.machine import MKL_MODE, Device
+from foundation.machine import REPRODUCIBLE_SUMS
+from swarm.engine.machine import Device
 from swarm.engine.seam import EngineError, StepOutcome, TrainBatch, TrainingRefused
 from swarm.engine.training import checkpoints
 from swarm.engine.training.channel import Command, Failure, OpenRun, Reply, Request, RunClosed, Train, WriteCheckpoint
@@ -142,7 +143,7 @@ class TrainingSession(ABC, Generic[Found]):
                 random_state=bytes(torch.get_rng_state().tolist()).hex(),
                 device=self._device,
                 threads=torch.get_num_threads() if self._device == "cpu" else None,
-                reproducible_sums=self._device == "cpu" and MKL_MODE in os.environ,
+                reproducible_sums=self._device == "cpu" and REPRODUCIBLE_SUMS.items() <= os.environ.items(),
             )
             self._write(run.directory, state, best)
         return self._step

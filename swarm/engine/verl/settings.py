@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from foundation.machine import REPRODUCIBLE_SUMS
 from foundation.strict import StrictModel
-from swarm.engine.machine import MKL_MODE
 from swarm.engine.sampling.server import VLLM_ANYWHERE
 from swarm.engine.training.limits import ModelWork
 from swarm.protocol.runspec import ComputeType, LoraSpec, RunSpec
@@ -21,7 +21,7 @@ LOOK_EVERY_S = 10.0
 """The driver asks its parts for a sign of life."""
 HUNG_STATUS = 75
 """Exit status of a driver of whose parts one gave none."""
-ON_EVERY_NODE = VLLM_ANYWHERE | {"TOKENIZERS_PARALLELISM": "false", MKL_MODE: "AUTO"}
+ON_EVERY_NODE = VLLM_ANYWHERE | REPRODUCIBLE_SUMS | {"TOKENIZERS_PARALLELISM": "false"}
 """The environment that ranks and replicas count on, wherever they run."""
 
 
