@@ -1,8 +1,8 @@
 """The sentinel for lost attempts: a side that loses more of them is left with a biased sample.
 
-Two rules. Difference: the two sides of a comparison lost different shares to rollout, grader, client or limit, by a
-test whose unit is the trial. Share: an arm lost too much for its rewards to mean anything, even if every arm did.
-Neither counts what server, network or a person lost: that does not depend on the arm.
+Two rules. Difference: a test over trials finds that the two sides of a comparison lost different shares of their attempts
+to rollout, grader, client or limit. Share: an arm lost so much that its rewards mean nothing, even if every arm did.
+Neither rule counts losses to the server, the network or a person, because those do not depend on the arm.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ALPHA = 0.05
 MOST_LOST = 0.40
 """Share of lost attempts above which an arm's rewards mean nothing, whatever other arms lost."""
 RESAMPLES = 9999
-"""Permutations that are drawn where there are more than can be counted."""
+"""Number of permutations to draw when there are too many to enumerate."""
 _WORDS: dict[Kind, str] = {"train": "training", "eval": "held-out"}
 
 
@@ -38,13 +38,13 @@ class LossTest:
     hypothesis: str
     kind: Kind
     baseline: float
-    """Share lost of all attempts of that side's trials."""
+    """Share of the attempts of this side's trials that were lost."""
     treatment: float
     method: Literal["permutation", "welch"]
     """welch: there are too few trials for a permutation to reach the level."""
     p_value: float
     p_adjusted: float
-    """After Holm, over all tests of the study."""
+    """Holm-adjusted p-value, over all tests of the study."""
     level: float
     trials: tuple[TrialRecord, ...]
 
@@ -63,9 +63,9 @@ def attrition(name: str, plan: Plan, done: Sequence[TrialRecord]) -> list[Sentin
 
 
 def loss_tests(plan: Plan, trials: Sequence[TrialRecord]) -> list[LossTest]:
-    """A test for each hypothesis and kind with two finished trials per side and any lost attempt.
+    """Test each hypothesis and kind of episode that has two finished trials per side and any lost attempt.
 
-    Which side lost it does not matter, so tests that cannot find anything take no share of the level.
+    The selection ignores which side lost the attempt. Tests that cannot find anything take no part of the level.
     """
     pairs = [
         (hypothesis, kind, sides)
@@ -79,7 +79,7 @@ def loss_tests(plan: Plan, trials: Sequence[TrialRecord]) -> list[LossTest]:
 
 
 def arm_share(trials: Iterable[TrialRecord], kind: Kind) -> float | None:
-    """The share that rollout, grader, client or limit lost of these trials' attempts; None where nothing was tried or counted."""
+    """Share of these trials' attempts lost to rollout, grader, client or limit; None if no attempt was counted."""
     counts = [own for trial in trials if (own := _counts(trial, kind)) is not None]
     eligible = sum(own.eligible for own in counts)
     return sum(own.counted for own in counts) / eligible if eligible else None
@@ -139,7 +139,7 @@ def _by_permutation(baseline: _Side, treatment: _Side) -> float:
 
 @lru_cache(maxsize=1024)
 def _permuted(treatment: tuple[float, ...], baseline: tuple[float, ...]) -> float:
-    """Kept: decisions, verdicts and reports ask for the same again and again."""
+    """Cached, because decisions, verdicts and reports ask for the same test again and again."""
     from scipy import stats
 
     seed = derived_seed("attrition", *treatment, "against", *baseline)
@@ -155,8 +155,7 @@ def _mean_difference(treatment: np.ndarray, baseline: np.ndarray, axis: int = -1
 def _by_welch(baseline: _Side, treatment: _Side) -> float:
     """Welch's t-test on the arcsine of the root of each trial's share (Anscombe 1948), whose variance hardly depends on the share.
 
-    The variance of a side is never taken to be below what drawing its attempts alone brings: a few trials that agree by luck
-    show nothing.
+    The variance of a side is at least the sampling variance of its attempts: a few trials that agree by luck prove nothing.
     """
     from scipy import stats
 
@@ -172,7 +171,7 @@ def _by_welch(baseline: _Side, treatment: _Side) -> float:
 
 
 def _level(plan: Plan, hypothesis: Hypothesis, trials: Sequence[TrialRecord]) -> float:
-    """At a look of a sequential design the part of `ALPHA` that the look has of the plan's own alpha: all looks together spend it."""
+    """The level of the tests: `ALPHA`, or a look's part of it in a sequential design, in proportion to the plan's alpha."""
     spends = judged_stage(plan, hypothesis, trials).spends
     whole = math.fsum(stage.spends for stage in plan.stages if stage.spends is not None)
     return ALPHA if spends is None else ALPHA * spends / whole
@@ -211,7 +210,7 @@ def _too_many(name: str, plan: Plan, done: Sequence[TrialRecord], kind: Kind) ->
 
 
 def _judged(plan: Plan, hypothesis: Hypothesis, trials: Sequence[TrialRecord]) -> list[TrialRecord]:
-    """The finished trials that its verdict rests on."""
+    """Finished trials on which the hypothesis's verdict rests."""
     within = seeds_of(plan, judged_stage(plan, hypothesis, trials), trials)
     return [trial for trial in within if trial.arm in hypothesis.sides and trial.status is TrialStatus.DONE]
 

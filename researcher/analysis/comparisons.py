@@ -25,7 +25,7 @@ BOOTSTRAP_FROM = 20
 """Seeds per arm from which the interquartile mean is bootstrapped; below it t intervals cover better."""
 RESAMPLES = 4999
 SMALLEST_P = 2 / (RESAMPLES + 1)
-"""The two-sided p-value where no resample has the other sign; below it resamples decide nothing."""
+"""Smallest two-sided bootstrap p-value: no resample has the other sign. Resamples decide nothing at levels below it."""
 PAIRING_CONFIDENCE = 0.8
 _FLAT = 1e-12
 """A standard error below this share of the values' size is rounding, not noise."""
@@ -43,7 +43,7 @@ class Comparison(Protocol):
 
     @property
     def p_value(self) -> float:
-        """Two-sided, for no difference."""
+        """Two-sided p-value for no difference."""
 
     def interval(self, alpha: float) -> tuple[float, float]: ...
 
@@ -56,10 +56,10 @@ def compare(
 ) -> Comparison:
     """The comparison for these seeds; `paired` keeps the seeds that both arms have.
 
-    Of many seeds interquartile means are compared, but where these leave out all that differs between seeds, and at levels that
-    resamples cannot decide: there means are.
+    With many seeds, interquartile means are compared. Means are compared instead if the interquartile means leave out all
+    seeds that differ, or if the level is too small for resamples to decide.
 
-    Args:  alpha: the level at which it is judged, together with all others of its family. tests: how many these are with it.
+    Args:  alpha: level of the whole family of tests. tests: number of tests in the family.
     Raises: ValueError when an arm has fewer than two values (for `paired`: fewer than two shared seeds).
     """
     shared = sorted(set(baseline) & set(treatment))
@@ -97,7 +97,7 @@ def pairing_pays(baseline: Values, treatment: Values, n: int, alpha: float = ALP
 
 @dataclass(frozen=True, slots=True)
 class _T:
-    """Welch's or the paired t-test, as statsmodels has them."""
+    """Welch's or the paired t-test, as computed by statsmodels."""
 
     method: Method
     centres: tuple[float, float]
@@ -186,7 +186,7 @@ class _Bootstrap:
         return max(self._share(self.differences <= -margin), self._share(self.differences >= margin))
 
     def _share(self, hits: np.ndarray) -> float:
-        """Counts the sample itself, so that a bootstrap p-value is never zero."""
+        """A bootstrap p-value. It counts the sample itself, so that it is never zero."""
         return float((np.count_nonzero(hits) + 1) / (len(self.differences) + 1))
 
 

@@ -1,6 +1,6 @@
-"""The plan's own branches, evaluated: which stage comes next and on how many seeds, or why the study ends.
+"""Evaluate the plan's branches: which stage comes next and on how many seeds, or why the study ends.
 
-Nothing is decided here that the plan does not say; where a condition cannot be evaluated the study stops with that reason.
+Only the plan decides. If one of its conditions cannot be evaluated, the study stops and gives that as its reason.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ from researcher.study.plan import ALPHA, Branch, Condition, Hypothesis, Plan, Re
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """The decision after a stage. seeds: per arm of stage `to`, from `first_seed` on. seeds_needed: for full power."""
+    """The decision after a stage.
+
+    seeds: number per arm of stage `to`, starting at `first_seed`. seeds_needed: number per arm for full power.
+    """
 
     after: str
     action: Literal["stage", "stop", "underpowered"]
@@ -29,10 +32,10 @@ class Decision:
     seeds: int | None = None
     seeds_needed: int | None = None
     power: float | None = None
-    """Within the seeds that the plan allows, on the upper bound of σ."""
+    """Power within the seeds that the plan allows, for the upper bound of σ."""
     reason: str
     by_plan: bool = True
-    """False: a rule of the plan could not be evaluated, and so the study stops."""
+    """False if a rule of the plan could not be evaluated, so that the study stops."""
 
 
 def decide(plan: Plan, after: str, trials: Sequence[TrialRecord]) -> Decision:
@@ -56,7 +59,7 @@ def decide(plan: Plan, after: str, trials: Sequence[TrialRecord]) -> Decision:
 def holds(when: Condition, plan: Plan, trials: Sequence[TrialRecord], conclusions: Conclusions) -> bool:
     """Whether a condition holds.
 
-    Raises: NotEnoughTrials when what it asks about is not known.
+    Raises: NotEnoughTrials when the trials cannot answer it yet.
     """
     match when.kind:
         case "always":
@@ -169,5 +172,5 @@ def _holds(
     low, high = compared.interval(alpha)
     difference = compared.centres[1] - compared.centres[0]
     if low == high or not unseen.keeps_sign(difference):
-        return False  # no spread at all: noise cannot be told from a broken measurement; or what was not seen could turn it
+        return False  # no spread suggests a broken measurement; censored values could change the sign
     return (low > 0 and reaches(difference, margin)) if relation == "≪" else (high < 0 and reaches(-difference, margin))

@@ -1,10 +1,10 @@
 """The effects of a plan: treatment minus baseline for every hypothesis, with Holm-adjusted intervals.
 
-Those of a screen are not adjusted: it tests nothing, and ranks. Their noise is that of all its arms together.
+A screen's effects are not adjusted, because a screen tests nothing and only ranks. Their noise is pooled over all its arms.
 
-The hypotheses that one stage decides are a family, and each of them counts in its adjustment, also one that could not be
-tested; not those that a race left behind, which fresh seeds never test, nor those of a stage that the plan's branches passed
-by. At a look of a sequential design the level is what the look may spend (`power.may_spend`).
+The hypotheses that one stage decides are a family. The adjustment counts all of them, even those that could not be tested.
+It does not count hypotheses that a race left behind, which fresh seeds never test, nor those of a stage that the plan's
+branches skipped. At a look of a sequential design, the level is what the look may spend (`power.may_spend`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from researcher.study.plan import Hypothesis, Plan, StageKind
 
 
 def effects(plan: Plan, trials: Sequence[TrialRecord]) -> dict[str, Effect | NotEnoughTrials]:
-    """By hypothesis id, in the plan's order; the reason where there is no effect."""
+    """Effects by hypothesis id, in the plan's order; the reason if a hypothesis has no effect."""
     compared: dict[str, Comparison] = {}
     missing: dict[str, NotEnoughTrials] = {}
     families: dict[str, list[Hypothesis]] = {}
@@ -58,8 +58,11 @@ def effects(plan: Plan, trials: Sequence[TrialRecord]) -> dict[str, Effect | Not
 def secondary_effect(
     plan: Plan, hypothesis: Hypothesis, metric: str, trials: Sequence[TrialRecord]
 ) -> Effect | NotEnoughTrials:
-    """The same two sides on another metric of the plan: it is shown and decides nothing, so its interval is at 1 - the hypothesis's
-    alpha, adjusted neither for other hypotheses and metrics nor for looks. The reason where there is no effect."""
+    """The effect of the same two sides on another metric of the plan, or the reason why there is none.
+
+    It is reported but decides nothing. Its interval is therefore at 1 - the hypothesis's alpha, not adjusted for other
+    hypotheses, metrics or looks.
+    """
     asked = hypothesis.model_copy(update={"metric": metric, "margin": plan.metric(metric).margin})
     try:
         if (why := left_behind(plan, hypothesis, trials)) is not None:
@@ -78,7 +81,7 @@ def _alpha(plan: Plan, hypothesis: Hypothesis, trials: Sequence[TrialRecord]) ->
 def holm_p_values(p_values: Sequence[float]) -> list[float]:
     """Holm-adjusted p-values, in the order given.
 
-    statsmodels' `multipletests` gives the same (a test compares them) but collects the process's garbage at every call.
+    statsmodels' `multipletests` gives the same (a test compares them) but runs a garbage collection at every call.
     """
     m = len(p_values)
     adjusted = [0.0] * m
@@ -90,7 +93,7 @@ def holm_p_values(p_values: Sequence[float]) -> list[float]:
 
 
 def holm_alphas(p_values: Sequence[float], alpha: float) -> list[float]:
-    """The level at which each test stands in Holm's step-down, in the order given.
+    """The level of each test in Holm's step-down, in the order given.
 
     The first test that fails ends the procedure: it and all after it keep its level. An interval at 1 - level therefore
     excludes zero exactly when the adjusted p-value is at most alpha.
@@ -108,8 +111,8 @@ def holm_alphas(p_values: Sequence[float], alpha: float) -> list[float]:
 
 
 def method_for(plan: Plan, hypothesis: Hypothesis, trials: Sequence[TrialRecord]) -> Literal["welch", "paired"]:
-    """Paired only where the noise floor ran both arms and its trials show that pairing pays; Welch otherwise, as for arms that
-    share no seeds."""
+    """Paired only if the noise floor ran both arms and its trials show that pairing pays; otherwise Welch, as for arms
+    that share no seeds."""
     if len({plan.arm(name).seed_offset for name in hypothesis.sides}) > 1:
         return "welch"
     stage = deciding_stage(plan, hypothesis)

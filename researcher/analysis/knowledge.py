@@ -1,4 +1,4 @@
-"""How findings relate: which ask the same, which contradict each other, and what would settle it.
+"""How findings relate: which ask the same question, which contradict each other, and what would settle it.
 
 Pure: no SQL, no clock. Findings without recorded levels, or with equal sides, are not compared.
 """
@@ -19,9 +19,9 @@ from researcher.models import Effect, Finding, TrialRecord, VerdictRecord
 from researcher.study.plan import Hypothesis, Known, Plan, Verdict, trial_key
 
 MOST_KNOWN = 50
-"""Findings that a plan quotes: those that ask the same first, then the newest."""
+"""Most findings that a plan quotes: first those on the same question, then the newest."""
 SEEDS_APART = 1000
-"""A replication draws its seeds from a multiple of it on."""
+"""The seeds of a replication start at a multiple of this."""
 _CROSSED = " x "
 
 
@@ -29,9 +29,9 @@ _CROSSED = " x "
 
 
 def trained_models(plan: Plan, arms: Iterable[str], trials: Sequence[TrialRecord]) -> list[str]:
-    """Models that the trials of these arms trained, as their servers say (an engine may replace the plan's model).
+    """Models that the trials of these arms trained, as reported by their servers (an engine may replace the plan's model).
 
-    The plan's own model where no trial says.
+    If no trial reports one: the plan's own model.
     """
     found: list[str] = []
     for arm in arms:
@@ -83,7 +83,7 @@ def _with_cost(effect: Effect | None, trials: Sequence[TrialRecord]) -> Effect |
 
 
 def scope_of(plan: Plan, hypothesis: Hypothesis) -> dict[str, Any]:
-    """Fixed settings, the evaluation, and the inner levels of a trend."""
+    """The conditions of a finding: fixed settings, the evaluation, and the inner levels of a trend."""
     fitted = {"fitted_over": list(_levels(plan, hypothesis.between_arms))} if hypothesis.between_arms else {}
     skipped = {"heldout_from": plan.heldout_from} if plan.heldout_from else {}
     return (
@@ -105,19 +105,22 @@ def _levels(plan: Plan, arms: Iterable[str]) -> tuple[dict[str, Scalar], ...]:
     return tuple(dict(plan.arm(name).levels) for name in arms)
 
 
-# -- which speak of the same thing --------------------------------------------------------------------------------------
+# -- which findings ask the same question ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """key: equal where the same two sides are compared under the same conditions. way: -1 where they are exchanged."""
+    """What a finding compares.
+
+    key: equal if two findings compare the same two sides under the same conditions. way: -1 if the sides are swapped.
+    """
 
     key: str
     way: Literal[1, -1]
 
 
 def scope(finding: Finding) -> Scope | None:
-    """None for findings that cannot be compared."""
+    """The finding's scope; None if it cannot be compared."""
     sides = [sorted(_canonical(levels) for levels in side) for side in (finding.baseline, finding.treatment)]
     if not all(sides) or sides[0] == sides[1]:
         return None
@@ -136,7 +139,7 @@ def _canonical(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """8 and 8.0 are the same level."""
+    """Normalise a level: 8 and 8.0 are the same."""
     if isinstance(value, dict):
         return {str(name): _plain(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
@@ -185,7 +188,7 @@ class Answer:
         return cls(verdict=verdict, sign=turned, size=abs(diff), margin=margin, low=low, high=high)
 
     def rules_out(self, other: Answer) -> bool:
-        """Whether this one found no difference of the size that the other claims."""
+        """Whether this answer excludes a difference as large as the other one claims."""
         small = self.verdict is Verdict.EQUIVALENT and self.margin is not None
         return small and other.sign != 0 and self.margin is not None and reaches(other.size, self.margin)
 
@@ -203,8 +206,8 @@ def disagreement(one: Answer, other: Answer) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replication:
-    """The same question with as many seeds per arm as both studies together, none of them used before on it or
-    planned here."""
+    """A study of the same question, with as many seeds per arm as both studies together. No seed was used for the
+    question before or is planned in this home."""
 
     topic: str
     instrument: str
@@ -214,7 +217,7 @@ class Replication:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contradiction:
-    """Two findings that cannot both be right. settled_by: a later one with enough seeds."""
+    """Two findings that cannot both be right. settled_by: a later finding with enough seeds."""
 
     one: Finding
     other: Finding
@@ -224,7 +227,7 @@ class Contradiction:
 
 
 def contradictions(findings: Sequence[Finding], *, largest_seed: int = -1) -> list[Contradiction]:
-    """Every pair, oldest first. largest_seed: of the studies of this home; replications draw theirs above it."""
+    """Every contradicting pair, oldest first. largest_seed: of this home's studies; replications start above it."""
     alike: dict[str, list[tuple[Finding, Answer]]] = defaultdict(list)
     for finding in sorted(findings, key=lambda each: (each.at, each.id)):
         where, answer = scope(finding), None
@@ -258,11 +261,11 @@ def _settled(group: Sequence[tuple[Finding, Answer]], after: Finding, seeds: int
 
 
 def seeds_of(finding: Finding) -> int:
-    """Per arm: of the arm that had more."""
+    """Seeds per arm; the larger number if the arms differ."""
     return 0 if finding.effect is None else max(finding.effect.n_baseline, finding.effect.n_treatment)
 
 
-# -- what a new plan is told --------------------------------------------------------------------------------------------
+# -- what a new plan quotes --------------------------------------------------------------------------------------------
 
 
 def known_to(plan: Plan, findings: Sequence[Finding]) -> tuple[Known, ...]:
@@ -364,7 +367,7 @@ def spread(effect: Effect) -> float | None:
     freedom = effect.n_baseline + effect.n_treatment - 2
     if effect.method != "welch" or freedom < 1:
         return None
-    # Here and not above: scipy takes half a second, and most callers never ask.
+    # Imported here because scipy takes half a second to load, and most callers never need it.
     from scipy import stats
 
     error = (effect.high - effect.low) / 2 / float(stats.t.ppf((1 + effect.level) / 2, freedom))

@@ -27,7 +27,7 @@ def finals(metrics: Sequence[Metric], series: Series) -> dict[str, float]:
     """Every metric of one trial by name.
 
     Args:  series: per-step metrics and `eval_reward_before|after`, `eval_success_before|after` by episode index.
-    Raises: MetricMissing when a series is absent, has gaps or holds what is no finite number.
+    Raises: MetricMissing when a series is absent, has gaps or holds a value that is not finite.
 
     A threshold that was never reached counts as reached one step after the last (see `never_reached`); that step takes as long as
     the others did on average.
@@ -36,7 +36,7 @@ def finals(metrics: Sequence[Metric], series: Series) -> dict[str, float]:
 
 
 def of_part(series: Series, part: str | None) -> Series:
-    """The series of one further model or instrument, under the names that they have for the study's own. part: see `Metric.part`."""
+    """The series of one further model or instrument, renamed like the study's own. part: see `Metric.part`."""
     if part is None:
         return series
     before = f"{part}/"
@@ -44,7 +44,7 @@ def of_part(series: Series, part: str | None) -> Series:
 
 
 def never_reached(metric: Metric, series: Series) -> bool:
-    """Whether the metric counts until a threshold that this trial did not reach."""
+    """Whether the metric has a threshold that this trial never reached."""
     return metric.kind in UNTIL and _reached_at(metric, of_part(series, metric.part)) is None
 
 
@@ -82,7 +82,7 @@ def _last_quarter(values: np.ndarray) -> np.ndarray:
 
 
 def _reached_at(metric: Metric, series: Series) -> int | None:
-    """The place, among the steps, of the first whose mean training reward reaches the threshold; None where none does."""
+    """Index of the first step whose mean training reward reaches the threshold; None if no step does."""
     _, values = _steps(metric, series, "reward_mean")
     reached = np.flatnonzero(values >= _threshold(metric))
     return int(reached[0]) if len(reached) else None
@@ -163,11 +163,11 @@ class Censored:
 
 
 def censored(plan: Plan, hypothesis: Hypothesis, trials: Sequence[TrialRecord]) -> Censored:
-    """Counts for the trials that decide the hypothesis.
+    """Count the censored trials among those that decide the hypothesis.
 
     Raises: MetricMissing when the series of a threshold's metric was not recorded.
     """
-    between = hypothesis.between_arms  # which may tilt a line either way
+    between = hypothesis.between_arms  # a censored trial between the ends may tilt the fitted line either way
     within, metric = seeds_of(plan, judged_stage(plan, hypothesis, trials), trials), plan.metric(hypothesis.metric)
     return Censored(
         baseline=count_censored(metric, [trial for trial in within if trial.arm in (*hypothesis.baselines, *between)]),
@@ -178,5 +178,5 @@ def censored(plan: Plan, hypothesis: Hypothesis, trials: Sequence[TrialRecord]) 
 
 
 def count_censored(metric: Metric, trials: Sequence[TrialRecord]) -> int:
-    """Finished ones of these trials that never reached the threshold; 0 for a metric without one."""
+    """Number of finished trials that never reached the threshold; 0 for a metric without one."""
     return sum(never_reached(metric, trial.series) for trial in trials if trial.status is TrialStatus.DONE)

@@ -1,10 +1,10 @@
 """Does what looks better in training also do better afterwards?
 
-A metric of training episodes can rise although nothing more is learnt: a lower temperature draws more right answers from the same
-weights, and a learning rate that is too high wins the first steps and ruins the model. Held-out tasks are sampled alike in all
-arms, after training. The sentinel asks of each hypothesis on such a metric: where one side looks better by half a margin or more,
-is its held-out reward lower? The unit is the trial; a difference counts where it is beyond the noise between trials (Welch's t test) and beyond
-that of the tasks within them (normal). All hypotheses of a study share 5 %.
+A metric of training episodes can rise although the model learns nothing more: a lower temperature draws more right answers
+from the same weights, and a learning rate that is too high wins the first steps and ruins the model. Held-out tasks are
+sampled alike in all arms, after training. For each hypothesis on such a metric the sentinel asks: if one side looks better
+by half a margin or more, is its held-out reward lower? The unit is the trial. A difference counts if it exceeds both the
+noise between trials (Welch's t test) and the noise of the tasks within them (normal). All hypotheses of a study share 5 %.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from researcher.study.plan import Hypothesis, Plan
 NAME = "worse_on_heldout"
 ALPHA = 0.05
 _LOOKS_BETTER = 0.5
-"""Share of the margin."""
+"""Share of the margin by which a side has to look better."""
 _LEAST = 2
-"""Trials of a side."""
+"""Least trials per side."""
 
 
 def worse_on_heldout(name: str, plan: Plan, done: Sequence[TrialRecord]) -> list[SentinelFinding]:
-    """The sentinel."""
+    """Find hypotheses whose better-looking side is worse on held-out tasks."""
     asked = [hypothesis for hypothesis in plan.hypotheses if _on_training(plan, hypothesis)]
     found: list[SentinelFinding] = []
     blind: dict[str, TrialRecord] = {}
@@ -56,7 +56,7 @@ def worse_on_heldout(name: str, plan: Plan, done: Sequence[TrialRecord]) -> list
 def better_first(
     plan: Plan, hypothesis: Hypothesis, done: Sequence[TrialRecord]
 ) -> tuple[Sequence[str], Sequence[str]]:
-    """The arms of the side that looks better by half a margin, and those of the other; none where neither does."""
+    """Arms of the side that looks better by half a margin, then arms of the other side; both empty if neither does."""
     metric = next(each for each in plan.metrics if each.name == hypothesis.metric)
     sides = (hypothesis.treatments, hypothesis.baselines)
     means = []
@@ -98,7 +98,7 @@ def _held_out(plan: Plan, trial: TrialRecord) -> Estimate:
 
 
 def _p_lower(better: Sequence[Estimate], other: Sequence[Estimate]) -> float:
-    """One-sided, for the better side's held-out reward not being lower than the other's."""
+    """One-sided p-value for the better side's held-out reward not being lower than the other's."""
     from scipy import stats
 
     drop = mean_of(other) - mean_of(better)

@@ -20,7 +20,7 @@ from researcher.models import TrialRecord
 from researcher.study.plan import Hypothesis, Plan, Stage, StageKind
 
 MOST_SEEDS = 10_000
-"""Beyond it an exact count says nothing that "too many" does not."""
+"""Largest seed count to compute: beyond it, "too many" is answer enough."""
 IQM_VARIANCE = 1.195
 """Variance of the interquartile mean over that of the mean, for normal values and many seeds (1.19 for 20).
 
@@ -94,7 +94,7 @@ def sampling_sigma(plan: Plan, metric: Metric, values: Sequence[float]) -> float
 
 
 def planning_alpha(plan: Plan, hypothesis: Hypothesis) -> float:
-    """The level on which Holm may have to test it in the worst case; in a sequential design that of the last look."""
+    """Level at which Holm tests the hypothesis in the worst case; in a sequential design, that of the last look."""
     spends = deciding_stage(plan, hypothesis).spends
     return (hypothesis.alpha if spends is None else spends) / family_size(plan, hypothesis)
 
@@ -131,7 +131,7 @@ def seeds_needed(*, sigma: float, effect: float, alpha: float, power: float) -> 
 
 
 def _first(enough: Callable[[int], bool], low: int, high: int) -> int:
-    """The first of low to high that is enough, where all after it are; `high` where none before it is."""
+    """Bisect for the smallest number from low to high that is enough; `high` if no smaller one is."""
     while low < high:
         middle = (low + high) // 2
         low, high = (low, middle) if enough(middle) else (middle + 1, high)
@@ -154,9 +154,9 @@ def detectable_effect(seeds: int, *, sigma: float, alpha: float, power: float) -
 
 
 def hypothesis_power(plan: Plan, hypothesis: Hypothesis, trials: Sequence[TrialRecord]) -> float:
-    """Power for the planned effect within the seeds that the plan allows, on the noise floor's upper bound.
+    """Power to show the planned effect with the seeds that the plan allows, at the noise floor's upper bound.
 
-    Of a raced hypothesis: that its arm wins the race, and then is confirmed.
+    For a raced hypothesis: the probability that its arm wins the race and is then confirmed.
     """
     noise = measured_noise(plan, trials, hypothesis.metric)
     sigma, alpha = side_sigma(plan, hypothesis, noise.upper), planning_alpha(plan, hypothesis)
@@ -171,13 +171,13 @@ def hypothesis_power(plan: Plan, hypothesis: Hypothesis, trials: Sequence[TrialR
 
 
 def _strongest(stage: Stage) -> list[int]:
-    """Seeds per arm that may show most: the most there are, and the most without a bootstrap where there are more."""
+    """Seed counts per arm that may have the highest power: the maximum, and the largest that needs no bootstrap."""
     means = BOOTSTRAP_FROM - 1
     return [stage.max_seeds, *([means] if stage.seeds <= means < stage.max_seeds else [])]
 
 
 def hypothesis_seeds(plan: Plan, hypothesis: Hypothesis, trials: Sequence[TrialRecord]) -> int:
-    """Seeds per arm that the planned effect takes, on the noise floor's upper bound."""
+    """Seeds per arm that the planned effect needs, at the noise floor's upper bound."""
     noise = measured_noise(plan, trials, hypothesis.metric)
     sigma = side_sigma(plan, hypothesis, noise.upper)
     alpha = planning_alpha(plan, hypothesis)
@@ -185,7 +185,7 @@ def hypothesis_seeds(plan: Plan, hypothesis: Hypothesis, trials: Sequence[TrialR
 
 
 def seeds_for(plan: Plan, stage: Stage, trials: Sequence[TrialRecord]) -> int:
-    """Seeds per arm of a stage: as many as the noise floor asks for, between the stage's own bounds; a look has its share."""
+    """Seeds per arm of a stage: what the noise floor calls for, within the stage's bounds; a look takes its share of it."""
     wanted = [stage.seeds]
     try:
         if stage.kind is StageKind.COARSE:
@@ -198,12 +198,12 @@ def seeds_for(plan: Plan, stage: Stage, trials: Sequence[TrialRecord]) -> int:
                 seeds = hypothesis_seeds(plan, hypothesis, trials)
                 wanted.append(math.ceil(seeds * (stage.share or 1.0)))
     except NotEnoughTrials:
-        pass  # the plan's power branch has seen to it; a plan without one runs its own seeds
+        pass  # the plan's power branch handles this; a plan without one runs the stage's own seeds
     return min(max(wanted), stage.max_seeds)
 
 
 def may_spend(plan: Plan, look: Stage, trials: Sequence[TrialRecord]) -> float:
-    """The part of alpha for a look of a sequential design: its own, and that of the looks after it that add no seed to it."""
+    """Alpha that a look of a sequential design may spend: its own part, and that of later looks that add no seeds."""
     if look.spends is None:
         raise ValueError(f"stage {look.id!r} is not a look")
     if not plan.merged_looks:
@@ -216,7 +216,7 @@ def may_spend(plan: Plan, look: Stage, trials: Sequence[TrialRecord]) -> float:
 
 
 def wanted_power(plan: Plan, hypothesis: Hypothesis) -> float:
-    """Power wanted of the comparison alone: after a race, the root of the plan's, as the race takes the other root."""
+    """Power required of the comparison alone. After a race: the root of the plan's power; the race takes the other root."""
     return math.sqrt(plan.power) if is_raced(plan, hypothesis) else plan.power
 
 

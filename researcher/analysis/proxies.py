@@ -3,12 +3,12 @@
 What is wanted is `success`, and each declared metric that is marked `true`. Two questions, asked of each arm and of all trials
 together. The unit is the trial:
 
-- Levels: of two held-out episodes of one task, is the one that fares better at what is wanted paid less? A trial's answer is the
+- Levels: of two held-out episodes of one task, does the one that is better by what is wanted earn less? A trial's answer is the
   mean of the signs over its tasks (a rank correlation within tasks, from -1 to 1).
 - Movement: does reward rise while what is wanted falls, in the same trials, over held-out or over training episodes?
 
-A mean over trials is below 0 where that is beyond the noise between trials (t test) and beyond that of the episodes within them
-(normal). All tests of a study share 5 %.
+A mean over trials counts as below 0 if it exceeds both the noise between trials (t test) and the noise of the episodes
+within them (normal). All tests of a study share 5 %.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ from researcher.study.plan import Plan
 
 ALPHA = 0.05
 CLEAR = -0.2
-"""A mean rank correlation from here down takes the verdict; nearer to 0 it is a warning."""
+"""A mean rank correlation at or below this makes the verdict invalid; closer to 0 it is a warning."""
 _WORST = ("invalid", "warning", "unchecked")
 _SATURATED = 0.99
 _LEAST_TRAINED = 3
-"""Trials, where nothing says how far training episodes vary within one."""
+"""Least trials for a test on training episodes, whose noise within a trial is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """Something that is really wanted, and where its series are. sign: -1 where less is better."""
+    """A metric of what is really wanted, and the names of its series. sign: -1 if less is better."""
 
     name: str
     before: str
@@ -58,22 +58,22 @@ class _Wanted:
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """One trial. levels: None where no task has episodes that fared differently."""
+    """What one trial shows. levels: None if no task has episodes with different results."""
 
     trial: TrialRecord
     levels: Estimate | None
     reward: Estimate
     wanted: Estimate
     room: bool
-    """Whether what is wanted could rise."""
+    """Whether the wanted metric has room to rise."""
     seen: bool
-    """Whether it varied at all over the held-out episodes."""
+    """Whether the wanted metric varied at all over the held-out episodes."""
     trained: tuple[float, float] | None
-    """Gains of reward and of what is wanted, from the first to the last quarter of training."""
+    """Gains of the reward and of the wanted metric, from the first to the last quarter of training."""
 
 
 def reward_against_success(name: str, plan: Plan, done: Sequence[TrialRecord]) -> list[SentinelFinding]:
-    """The sentinel."""
+    """Find arms whose reward goes against what is wanted."""
     found: list[SentinelFinding] = []
     sighted: set[str] = set()
     wanted = _all_wanted(plan)
@@ -90,7 +90,7 @@ def reward_against_success(name: str, plan: Plan, done: Sequence[TrialRecord]) -
 
 
 def _of_one(name: str, wanted: _Wanted, groups: Sequence[list[_Seen]], alpha: float) -> Iterator[SentinelFinding]:
-    """The worst that is said of each arm; of all together only where no arm alone shows as bad. Equal words are one finding."""
+    """The worst finding of each arm; one of all arms together only if no single arm is bad. Equal texts are merged."""
     said_of: dict[str, str] = {}
     alike: dict[_Said, list[_Seen]] = {}
     for group in groups:
@@ -126,8 +126,10 @@ def _levels(wanted: _Wanted, group: Sequence[_Seen], alpha: float) -> Iterator[_
 
 
 def _movement(wanted: _Wanted, group: Sequence[_Seen], alpha: float) -> Iterator[_Said]:
-    """Rising reward is judged over all trials, falling success over those whose own reward rose. An arm that gains
-    both and one that loses both are then no contradiction.
+    """Check whether reward rises while the wanted metric falls.
+
+    Rising reward is judged over all trials, falling success over the trials whose own reward rose. Otherwise one arm that
+    gains both and one that loses both would look like a contradiction.
     """
     rises = _p_below([Estimate(-one.reward.value, one.reward.error) for one in group]) <= alpha
     fallen = [one.wanted for one in group if one.reward.value > 0]
@@ -154,7 +156,7 @@ def _movement(wanted: _Wanted, group: Sequence[_Seen], alpha: float) -> Iterator
 
 
 def _p_below(found: Sequence[Estimate]) -> float:
-    """One-sided, for a mean that is not below 0; 1 for fewer than two trials."""
+    """One-sided p-value for a mean that is not below 0; 1 for fewer than two trials."""
     from scipy import stats
 
     values = np.array([one.value for one in found])
@@ -192,7 +194,7 @@ def _all_wanted(plan: Plan) -> list[_Wanted]:
 
 
 def _groups(trials: Sequence[_Seen]) -> Iterator[list[_Seen]]:
-    """Each arm, and all of them together."""
+    """The trials of each arm, then all trials together."""
     by_arm: dict[str, list[_Seen]] = defaultdict(list)
     for one in trials:
         by_arm[one.trial.arm].append(one)
@@ -202,7 +204,7 @@ def _groups(trials: Sequence[_Seen]) -> Iterator[list[_Seen]]:
 
 
 def _look(plan: Plan, done: Sequence[TrialRecord], wanted: _Wanted) -> Iterator[_Seen]:
-    """Trials that recorded it."""
+    """Read the trials that recorded the wanted metric."""
     for trial in done:
         try:
             reward = [dict(points(trial, f"eval_reward_{when}")) for when in ("before", "after")]
@@ -228,7 +230,7 @@ def _look(plan: Plan, done: Sequence[TrialRecord], wanted: _Wanted) -> Iterator[
 def _agreement(
     reward: Sequence[Mapping[int, float]], fared: Sequence[Mapping[int, float]], each: int
 ) -> Estimate | None:
-    """Over tasks with episodes that fared differently, before training or after it: the mean sign with which reward goes along."""
+    """Mean sign of the agreement between reward and the wanted metric, over tasks whose episodes had different results."""
     by_task: dict[int, list[tuple[float, float]]] = defaultdict(list)
     for paid, went in zip(reward, fared, strict=True):
         for index in sorted(set(paid) & set(went)):
@@ -244,7 +246,7 @@ def _agreement(
 
 
 def _gain(sides: Sequence[Mapping[int, float]], each: int) -> Estimate:
-    """After minus before, with the error over tasks, which are the same before and after."""
+    """After minus before, with the standard error over tasks; both have the same tasks."""
     before, after = (task_means(side.items(), each) for side in sides)
     return Estimate.over([after[task] - before[task] for task in sorted(set(before) & set(after))])
 

@@ -23,10 +23,10 @@ _FIRST = 3
 
 
 def picked(plan: Plan, stage: Stage, trials: Sequence[TrialRecord]) -> tuple[str, ...]:
-    """Arms picked so far, in their order; the last one may have trials that have not ended.
+    """Arms picked so far, in order; trials of the last one may not have ended.
 
-    A pick is answered by the mean of its finished trials on all of the stage's least seeds; an arm whose trials all failed
-    is answered as failed. An arm is picked once.
+    Optuna learns the mean of an arm's finished trials on all of the stage's least seeds, or that all its trials failed.
+    No arm is picked twice.
     """
     within = seeds_of(plan, stage, trials)
     study = _study(plan, stage)
@@ -43,7 +43,7 @@ def picked(plan: Plan, stage: Stage, trials: Sequence[TrialRecord]) -> tuple[str
 
 
 def _study(plan: Plan, stage: Stage) -> Study:
-    # Here and not above: importing optuna takes most of a second, and few plans have a fine stage.
+    # Imported here because optuna takes most of a second to load, and few plans have a fine stage.
     import optuna
     from optuna.study import StudyDirection
 
@@ -56,7 +56,7 @@ def _study(plan: Plan, stage: Stage) -> Study:
 
 
 def _next(study: Study, stage: Stage, arms: Sequence[str]) -> str:
-    """Optuna's next pick, or the nearest arm that was not tried."""
+    """Optuna's next pick, or the nearest arm that has not been tried."""
     last = len(stage.arms) - 1
     place = study.ask().suggest_int("arm", 0, last)
     free = [index for index in range(last + 1) if stage.arms[index] not in arms]
@@ -64,7 +64,7 @@ def _next(study: Study, stage: Stage, arms: Sequence[str]) -> str:
 
 
 def _tell(study: Study, place: int, values: Sequence[float], count: int) -> None:
-    """The answer, under the arm that was run."""
+    """Report an arm's result to Optuna, under the arm that ran."""
     from optuna.distributions import IntDistribution
     from optuna.trial import TrialState, create_trial
 
@@ -78,9 +78,9 @@ def _tell(study: Study, place: int, values: Sequence[float], count: int) -> None
 
 
 def contenders(plan: Plan, stage: Stage, trials: Sequence[TrialRecord]) -> tuple[str, ...]:
-    """The arms that `stage` runs: its baselines, and of the others the best `keep` so far.
+    """The arms that `stage` runs: its baselines, and the best `keep` of the others so far.
 
-    Raises: NotEnoughTrials when no arm that may go on has a finished trial.
+    Raises: NotEnoughTrials when no arm that could continue has a finished trial.
     """
     if stage.kind is StageKind.FINE:
         return picked(plan, stage, trials)
@@ -96,23 +96,23 @@ def contenders(plan: Plan, stage: Stage, trials: Sequence[TrialRecord]) -> tuple
 
 
 def due(plan: Plan, stage: Stage, seeds: int, trials: Sequence[TrialRecord]) -> list[tuple[str, int]]:
-    """(arm, seed) of all trials of the stage, arms in turn so that they meet the same conditions.
+    """(arm, seed) of all trials of the stage. Arms alternate, so that they meet the same conditions.
 
-    A fine stage adds some as its trials end. Raises: NotEnoughTrials as `contenders`.
+    A fine stage adds trials as earlier ones end. Raises: NotEnoughTrials as `contenders`.
     """
     arms = contenders(plan, stage, trials)
     return [(arm, plan.seed_of(arm, stage, place)) for place in range(seeds) for arm in arms]
 
 
 def in_the_running(plan: Plan, hypothesis: Hypothesis, trials: Sequence[TrialRecord]) -> bool:
-    """Whether the hypothesis is among those that are tested. Raises: NotEnoughTrials as `left_behind`."""
+    """Whether the hypothesis is still to be tested. Raises: NotEnoughTrials as `left_behind`."""
     return left_behind(plan, hypothesis, trials) is None
 
 
 def left_behind(plan: Plan, hypothesis: Hypothesis, trials: Sequence[TrialRecord]) -> str | None:
-    """Why the hypothesis is not tested: exploring left its arms behind, or the plan's branch led elsewhere. None where it is.
+    """Why the hypothesis is not tested: exploration left its arms behind, or the plan's branch led elsewhere; else None.
 
-    Raises: NotEnoughTrials while the exploring is not over.
+    Raises: NotEnoughTrials before exploration has ended.
     """
     stage = deciding_stage(plan, hypothesis)
     others = set(plan.alternatives(stage.id)) - {stage.id}
@@ -188,14 +188,14 @@ def _rungs(plan: Plan) -> list[Stage]:
 
 
 def _kept_after(plan: Plan, rungs: Sequence[Stage]) -> list[int]:
-    """Number of raced arms that survive each rung. (A fine stage takes none of them.)"""
+    """Number of raced arms that survive each rung. (Fine stages are skipped.)"""
     stages = [stage for stage in plan.stages if stage.kind is not StageKind.FINE]
     following = [stages[stages.index(rung) + 1] for rung in rungs]
     return [stage.keep or len(stage.arms) for stage in following]
 
 
 def _still_in(plan: Plan, stage: Stage, arms: Sequence[str], trials: Sequence[TrialRecord]) -> list[str]:
-    """Arms of the last exploring stage before `stage` that could have run them."""
+    """The arms that survived every exploring stage before `stage` that lists them."""
     before = [each for each in plan.stages[: plan.stages.index(stage)] if each.explores]
     last = {arm: each for each in before for arm in each.arms}
     ran = {each.id: contenders(plan, each, trials) for each in before if each in last.values()}
@@ -207,7 +207,7 @@ def _ranked(plan: Plan, stage: Stage, arms: Sequence[str], trials: Sequence[Tria
     asked = plan.hypotheses[0]
     sign = -1 if asked.direction == "increase" else 1
     before = {each.id for each in plan.stages[: plan.stages.index(stage)] if each.explores}
-    # By the stage that made them: a later rung's seeds continue an earlier one's, and must not change who came through it.
+    # Select by the stage that ran the trial: a later rung extends an earlier rung's seeds and must not change its survivors.
     explored = [trial for trial in trials if trial.stage in before]
     means: dict[str, float] = {}
     for arm in arms:

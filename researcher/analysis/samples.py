@@ -49,7 +49,7 @@ def sample(trials: Sequence[TrialRecord], arm: str, metric: str) -> Sample:
 def side(plan: Plan, trials: Sequence[TrialRecord], arms: Sequence[str], metric: str) -> Sample:
     """One side of a hypothesis: an arm's values, or the mean over several arms at each seed that all of them finished.
 
-    Arms with seeds of their own are set side by side by the place of their seeds (`Plan.shared_seed`).
+    Arms with seeds of their own are matched by the position of their seeds (`Plan.shared_seed`).
     """
     each = [sample(trials, arm, metric) for arm in arms]
     placed = [
@@ -67,7 +67,7 @@ def side(plan: Plan, trials: Sequence[TrialRecord], arms: Sequence[str], metric:
 def deciding_stage(plan: Plan, hypothesis: Hypothesis) -> Stage:
     """The last stage that runs all arms of the hypothesis and does more than explore: its verdict rests on that stage's seeds.
 
-    Of a screen, which does no more: the screen itself."""
+    For a screen, which only explores: the screen itself."""
     return _deciding_stages(plan, hypothesis)[-1]
 
 
@@ -101,17 +101,17 @@ def _deciding_stages(plan: Plan, hypothesis: Hypothesis) -> list[Stage]:
 
 
 _CLOSE = 1e-9
-"""Relative difference that another machine's arithmetic may make."""
+"""Relative difference that arithmetic on another machine may cause."""
 
 
 def same_number(one: float, other: float) -> bool:
     """Equal up to rounding."""
     try:
         return math.isclose(one, other, rel_tol=_CLOSE, abs_tol=1e-12)
-    except OverflowError:  # a whole number that no float is as large as
+    except OverflowError:  # an integer too large for a float
         return one == other
 
 
 def reaches(difference: float, margin: float) -> bool:
-    """Whether it is the margin or more: 0.6 - 0.5 reaches 0.1, though as floats it is less."""
+    """Whether the difference is at least the margin: 0.6 - 0.5 reaches 0.1, though as floats it is less."""
     return difference >= margin or same_number(difference, margin)

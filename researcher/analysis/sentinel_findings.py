@@ -30,7 +30,7 @@ class SentinelFinding(BaseModel):
     value: float | None = None
 
     def takes(self, hypothesis: Hypothesis) -> bool:
-        """Whether it makes the verdict on a hypothesis invalid."""
+        """Whether this finding makes the verdict on the hypothesis invalid."""
         named = hypothesis.id in self.hypotheses if self.hypotheses else bool(hypothesis.sides & set(self.arms))
         return self.severity == "invalid" and named
 
@@ -62,7 +62,7 @@ def unchecked(name: str, blind: Sequence[TrialRecord] = ()) -> SentinelFinding:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """One trial's answer with the standard error that its episodes give it."""
+    """One trial's estimate, with its standard error over episodes."""
 
     value: float
     error: float
@@ -81,7 +81,7 @@ def mean_of(found: Sequence[Estimate]) -> float:
 
 
 def task_means(values: Iterable[tuple[int, float]], each: int) -> dict[int, float]:
-    """Means by task of (episode index, value). each: episodes of a task, whose indices follow each other."""
+    """Means by task of (episode index, value). each: episodes per task; the indices of one task are consecutive."""
     by_task: dict[int, list[float]] = defaultdict(list)
     for index, value in values:
         by_task[index // each].append(value)

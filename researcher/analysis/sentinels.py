@@ -1,6 +1,6 @@
 """Sentinels of a machine that was shared: trials far slower than others of the same arm.
 
-Within an arm: arms may differ in speed by what they vary. Only what is compared by wall time becomes invalid.
+Trials are compared within an arm only, as arms may differ in speed by design. Only comparisons of wall time become invalid.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _SHARED = "steps of some trials took far longer than those of the same arm: the 
 
 
 def shared_machine(name: str, plan: Plan, done: Sequence[TrialRecord]) -> list[SentinelFinding]:
-    """Each trial against the median of the others of its arm: by its median step, or by the sum of its steps where that is what is
-    compared."""
+    """Compare each trial with the median of its arm's other trials: by its median step time, or by its total step time
+    where that is the metric."""
     timed = _timed(plan)
     unseen: list[TrialRecord] = []
     hits: list[tuple[TrialRecord, float]] = []
@@ -53,7 +53,7 @@ def shared_machine(name: str, plan: Plan, done: Sequence[TrialRecord]) -> list[S
 
 
 def contention(name: str, plan: Plan, done: Sequence[TrialRecord]) -> list[SentinelFinding]:
-    """The older rule, before `shared_machine`: compares with the arm's median, the slow trial's value included."""
+    """The rule that preceded `shared_machine`: it compares with the arm's median, including the slow trial itself."""
     timed = _timed(plan)
     found = []
     for arm in plan.arms:
@@ -74,26 +74,26 @@ def _timed(plan: Plan) -> bool:
 
 
 def _seconds(trial: TrialRecord, *, whole: bool) -> float:
-    """whole: seconds of all its steps; else its usual seconds per step."""
+    """Seconds of all steps (`whole`), else the median seconds per step."""
     step_s = series(trial, "step_s")
     return float(np.sum(step_s) if whole else np.median(step_s))
 
 
 COLLAPSED_ENTROPY = 0.05
-"""Share of the first entropy below which a policy has lost its variety."""
+"""Share of the initial entropy below which a policy counts as collapsed."""
 FAR_KL = 1.0
-"""Nats per token from the first weights."""
+"""KL divergence from the initial weights, in nats per token, that counts as far."""
 MOSTLY = 0.9
 GROWN = 1.5
 LOOPING, ALIKE = (0.5, 0.2), (0.6, 0.3)
-"""Share of repeated n-grams above which, and its rise beyond which, answers repeat themselves; and one another. Prose repeats a few
-percent of its 4-grams, worked sums up to a third, a model that loops nearly all."""
+"""Limits for repetition within answers, and between answers: the share of repeated n-grams, and its rise. Prose repeats
+a few percent of its 4-grams, worked sums up to a third, and a looping model nearly all."""
 _DTYPE = "run.dtype"
 """Fields of a run's spec with the dtype of matrix products."""
 
 
 Seen = tuple[str, float] | None
-"""A problem of one trial in words, and its number; None without one."""
+"""One trial's problem in words, and its number; None without a problem."""
 
 
 def inspect(plan: Plan, trials: Sequence[TrialRecord]) -> list[SentinelFinding]:
@@ -172,8 +172,8 @@ def _longer(_plan: Plan, trial: TrialRecord) -> Seen:
 
 
 def _repetitive(plan: Plan, trial: TrialRecord) -> Seen:
-    """Training reward rose by more than half its spread, and so did what answers repeat: a reward that is easy to game is often
-    gamed by one trick, said again and again."""
+    """Training reward rose by more than half its spread, and so did repetition in the answers: a reward that is easy to game
+    is often gamed by one trick, said again and again."""
     for role in (None, *plan.roles):
         of, whose = (f"{role}/", f" of the {role}") if role is not None else ("", "")
         reward, spread = series(trial, f"{of}reward_mean"), series(trial, f"{of}reward_std")
@@ -201,7 +201,7 @@ def _other_weights(plan: Plan, trial: TrialRecord) -> Seen:
                 f"the probabilities that {whose} was sampled by left those of its trainer after the first step",
                 later,
             )
-        unseen = unseen or sum(staleness == 0 for _, staleness in steps) < 2  # nothing to compare the first with
+        unseen = unseen or sum(staleness == 0 for _, staleness in steps) < 2  # there is no second step to compare with
     if unseen:
         raise Unchecked
     return None
@@ -226,8 +226,8 @@ def _changed(_plan: Plan, trial: TrialRecord) -> Seen:
 
 
 def _mixed_code(name: str, plan: Plan, done: Sequence[TrialRecord]) -> list[SentinelFinding]:
-    """A repair of the instrument's code parts the trials before it from those after. Where that parts one side of a
-    hypothesis from the other, the code may be what makes the difference."""
+    """Find hypotheses whose sides ran different code. A repair of the instrument separates the trials before it from those
+    after. If it also separates the two sides of a hypothesis, the code may cause the difference."""
     ran = {trial.key: _code_of(plan, trial) for trial in done if trial.evidence is not None}
     blind = [trial for trial in done if trial.evidence is None]
     found = [unchecked(name, blind)] if blind else []
@@ -241,8 +241,8 @@ def _mixed_code(name: str, plan: Plan, done: Sequence[TrialRecord]) -> list[Sent
 
 
 def _mixed_types(name: str, plan: Plan, done: Sequence[TrialRecord]) -> list[SentinelFinding]:
-    """Servers of different machines may compute in different types, and round differently. Where that parts one side of a
-    hypothesis from the other, it may be what makes the difference."""
+    """Find hypotheses whose sides ran with different dtypes. Servers on different machines may compute in different dtypes
+    and round differently. If that separates the two sides of a hypothesis, it may cause the difference."""
     blind, used = [], {}
     for trial in done:
         try:
@@ -278,7 +278,7 @@ def _all_of(used: Mapping[str, frozenset[str]]) -> frozenset[str]:
 def _parted(
     name: str, text: str, plan: Plan, done: Sequence[TrialRecord], used: Mapping[str, frozenset[str]]
 ) -> list[SentinelFinding]:
-    """Hypotheses whose two sides have nothing in common of what their trials used, by the trial's key."""
+    """Find hypotheses whose two sides used nothing in common. used: what each trial used, by trial key."""
     found = []
     for hypothesis in plan.hypotheses:
         sides = [
@@ -296,13 +296,13 @@ def _code_of(plan: Plan, trial: TrialRecord) -> frozenset[str]:
     return frozenset(versions or (plan.instrument_code,))
 
 
-# -- how they are asked ---------------------------------------------------------------------------------------------
+# -- how sentinels run ----------------------------------------------------------------------------------------------
 
 Sentinel = Callable[[str, Plan, Sequence[TrialRecord]], list[SentinelFinding]]
 
 
 def _each(look: Callable[[Plan, TrialRecord], Seen], severity: Severity) -> Sentinel:
-    """Ask about every trial by itself; findings with the same words are one finding."""
+    """Check every trial by itself; merge findings with the same text."""
 
     def ask(name: str, plan: Plan, done: Sequence[TrialRecord]) -> list[SentinelFinding]:
         seen: dict[str, list[tuple[TrialRecord, float]]] = {}
@@ -367,7 +367,7 @@ def settings_of(plan: Plan, trial: TrialRecord) -> dict[str, Any]:
 
 
 def _hosted_as(plan: Plan, trial: TrialRecord) -> str:
-    """The name under which a server hosts the model of the trial's arm: that which this trial's said, where it hosts it."""
+    """Name under which a server hosts the model of the trial's arm: as the trial's server reported it, else the default."""
     model, found = plan.model_of(trial.arm), trial.evidence.model if trial.evidence is not None else None
     if found is not None and model.is_hosted(found.name, found.fingerprint, found.engine):
         return found.name
@@ -375,7 +375,7 @@ def _hosted_as(plan: Plan, trial: TrialRecord) -> str:
 
 
 def _learning_rate(plan: Plan, trial: TrialRecord, role: str | None) -> Any:
-    """As the plan sets it; None if the instrument's default holds."""
+    """Learning rate that the plan sets; None if the instrument's default holds."""
     try:
         levels = {
             path: value

@@ -51,8 +51,10 @@ def verdict(
 
 
 def _as_far_as_seen(found: Verdict, reason: str, effect: Effect, unseen: Censored) -> tuple[Verdict, str]:
-    """Without what trials that never reached their threshold could turn: equal they are never found, and a sign only where
-    larger values of theirs leave it as it is."""
+    """Weaken a verdict that unseen values could overturn, those of trials that never reached their threshold.
+
+    They rule out "equivalent", and a sign stands only if larger values of theirs would not change it.
+    """
     signed = found in (Verdict.SUPPORTED, Verdict.REFUTED) and unseen.keeps_sign(effect.diff)
     if not unseen.any or signed or found is Verdict.INCONCLUSIVE:
         return found, reason
@@ -99,7 +101,7 @@ def _record(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conclusions:
-    """Everything here follows from plan and trials alone, so it can be computed again at any time."""
+    """What plan and trials imply. It depends on nothing else, so it can be computed again at any time."""
 
     effects: dict[str, Effect | NotEnoughTrials]
     findings: tuple[SentinelFinding, ...]
