@@ -1,1 +1,1 @@
-"""Plan → trials on swarm servers: leases servers, starts clients, follows, repairs, records. Start at trials.py."""
+"""Plan → trials on swarm servers: lease servers, start clients, watch, repair, record. Start reading at trials.py."""

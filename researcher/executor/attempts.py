@@ -1,13 +1,13 @@
-"""One attempt at one trial on one server, from intent to recorded numbers, wherever it was left.
+"""One attempt at one trial on one server, from intent to recorded numbers, resumed wherever it stopped.
 
     intent in SQL → run on the server (found again by its key) → client (found again by its folder)
     → followed until it ends → collected from the server's records → one transaction → server free
 
-Each arrow may be cut by a SIGKILL. What was done before is found, not done again; a client that ended too early is started
-again with the same blueprint, and goes on where it stopped. Nothing a client prints is believed.
+A SIGKILL may cut each arrow. Steps that were done before are found, not repeated; a client that ended too early is started
+again with the same blueprint and continues where it stopped. Nothing that a client prints is believed.
 
-An attempt that is halted before its end is paused: its run rests on its server with a checkpoint, the server is free for
-others, and a later call goes on in the same run.
+An attempt that is halted before its end is paused: its run rests on the server with a checkpoint, the server is free for
+other trials, and a later call continues the same run.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ from swarm.protocol.status import Phase, RunReport, ServerStatus
 
 _log = logging.getLogger(__name__)
 _SPARE_TIMES = 6
-"""How often an attempt may take the expected time: machines differ and are shared."""
+"""Factor on the expected duration of an attempt: machines differ and are shared."""
 _SPARE_ATTEMPT_S, _SPARE_STALL_S = 1200.0, 240.0
 """Added to the expected time, for an engine that restarts or a loaded machine."""
 _TAKE_BACK_S = 30.0
@@ -74,10 +74,10 @@ _TAKE_BACK_S = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialLimits:
-    """Enforced by the executor, from outside.
+    """Limits that the executor enforces from outside.
 
-    attempt_s: longest an attempt may take. stall_s: longest without an ended episode or a step, while the engine is up.
-    The defaults of both are for a plan that does not say how long its trials take; `expecting` follows one that does.
+    attempt_s: longest duration of an attempt. stall_s: longest time without an ended episode or a step while the engine is up.
+    The defaults of both are for plans without an expected trial duration; `expecting` adapts them to plans that have one.
     """
 
     attempt_s: float = 7200.0
@@ -87,15 +87,15 @@ class TrialLimits:
     busy_s: float = 600.0
     grace_s: float = 10.0
     look_s: float = 0.25
-    """Least time between two looks at a server whose status changes all the time."""
+    """Shortest interval between two reads of a server whose status changes all the time."""
     check_s: float = 5.0
-    """How often ended episodes are counted and stop requests are checked."""
+    """Interval at which ended episodes are counted and stop requests are checked."""
     count_s: float = 15.0
-    """How often tokens are counted, where the study has a budget of them."""
+    """Interval at which tokens are counted, if the study has a token budget."""
 
     @classmethod
     def expecting(cls, plan: Plan) -> Self:
-        """Limits for this plan's trials: several times what they are expected to take, as machines differ and are shared."""
+        """Limits for this plan's trials: several times the expected duration, as machines differ and are shared."""
         if plan.trial_s is None:
             return cls()
         step_s = plan.trial_s / plan.steps
@@ -118,15 +118,15 @@ CheckHalt = Callable[[], None]
 
 
 class _Stalled(Exception):
-    """The client lives and does nothing."""
+    """The client is alive but makes no progress."""
 
 
 class _Overdue(AttemptFailed):
-    """The attempt took longer than it may."""
+    """The attempt exceeded its time limit."""
 
 
 class AttemptRun:
-    """Use once. `carry_out` is safe to call after any crash."""
+    """Runs one attempt; use an instance once. `carry_out` is safe to call after any crash."""
 
     def __init__(
         self,
@@ -174,17 +174,17 @@ class AttemptRun:
         self._observe: Observer = lambda _: None
         self._step = 0
         self._followed_since = self._moved_at = 0.0
-        """When this began to follow the run, and when its newest step was seen."""
+        """When this process began to follow the run, and when it saw the newest step."""
         self._episodes = 0
         self._blueprint: TrialBlueprint | None = None
         self._interim = set[int]()
-        """Steps of the interim evaluations that were seen."""
+        """Steps of the interim evaluations seen so far."""
 
     async def carry_out(self, observe: Observer) -> TrialRecord:
-        """The finished trial.
+        """Carry out the attempt; returns the finished trial.
 
         Raises: AttemptFailed, ServerUnfit, RunLost (each recorded); StudyHalted (the trial is paused, or, after a stop,
-        planned again); ClusterUnreachable (it is left as it is).
+        planned again); ClusterUnreachable (the trial is left as it is).
         """
         self._observe = observe
         attempt, begun_before = self._intend()
@@ -213,7 +213,7 @@ class AttemptRun:
             elif isinstance(error, StorageFull):
                 self._site.lost(await self._full() or ServerUnfit(str(error)))
             await job.end(self._limits.grace_s)
-            with suppress(SwarmError):  # what a server that is lost has sampled since the last count, nobody knows
+            with suppress(SwarmError):  # tokens that a lost server sampled after the last count stay unknown
                 await self._count_tokens(run_id)
             self._end_attempt(error)
             await self._free(run_id)
@@ -225,7 +225,7 @@ class AttemptRun:
         return self._store.trials.get(self._work.study_id, self._trial.key)
 
     def _end_attempt(self, error: Exception) -> None:
-        """Recorded as failed, or as withdrawn where it was not the trial that failed."""
+        """Record the attempt as failed, or as withdrawn if the server and not the trial was at fault."""
         own = isinstance(error, AttemptFailed | SwarmError) and self._site.fit
         end = self._store.trials.fail_attempt if own else self._store.trials.withdraw_attempt
         end(self._work.study_id, self._trial.key, redact(str(error))[:4000])
@@ -233,7 +233,7 @@ class AttemptRun:
     # -- submit -------------------------------------------------------------------------------------------------------
 
     def _intend(self) -> tuple[AttemptRecord, bool]:
-        """The open attempt, or a new one, in SQL before the server hears of it; and whether it was begun before."""
+        """The open attempt, or a new one, in SQL before the server hears of it; and whether it existed before."""
         study_id, key = self._work.study_id, self._trial.key
         earlier = self._store.trials.attempts(study_id, key)
         if earlier and earlier[-1].outcome == "open":
@@ -247,9 +247,9 @@ class AttemptRun:
         return intent, False
 
     async def _submit(self, attempt: AttemptRecord) -> RunReport:
-        """The attempt's runs, started now or found again: of every model, or of none.
+        """Start the attempt's runs, or find them again: those of all models, or none.
 
-        Raises: RunLost when the server knows nothing any more of a run that it had.
+        Raises: RunLost when the server no longer knows a run that it had.
         """
         keys = {role: f"{attempt.idempotency_key}/{role}" for role in self._beside}
         for role, slot in self._beside.items():
@@ -263,7 +263,7 @@ class AttemptRun:
         return report
 
     async def _hand_over(self, attempt: AttemptRecord, report: RunReport, client: Client) -> TrialBlueprint:
-        """The blueprint of the client: as it has it, where one lives already; else with the newest code."""
+        """The client's blueprint: the recorded one if a client is alive, else one with the newest code."""
         if await client.job.alive() and attempt.blueprint is not None:
             return TrialBlueprint.model_validate(attempt.blueprint)
         return self._with_code(attempt, report, client, client.code())
@@ -282,9 +282,9 @@ class AttemptRun:
         return blueprint
 
     async def _go_on(self, blueprint: TrialBlueprint, job: ClientJob) -> None:
-        """Put an attempt that was paused, or left, back where it stood. Raises: RunLost."""
+        """Resume a paused or abandoned attempt where it stood. Raises: RunLost."""
         if self._trial.status is TrialStatus.PAUSED:
-            await self._rest(job, blueprint.run_id)  # a pause that was cut short is made whole first
+            await self._rest(job, blueprint.run_id)  # finish a pause that was interrupted
         if not await job.alive():
             with suppress(EvidenceMissing):
                 await self._collect(blueprint)
@@ -295,18 +295,20 @@ class AttemptRun:
             self._store.trials.continue_attempt(self._work.study_id, self._trial.key, step)
 
     async def _excuse(self, blueprint: TrialBlueprint) -> None:
-        """Note what was lost up to here: the code that lost it is mended, and its tasks are tried again."""
+        """Record the losses so far as excused: the faulty code has been mended, and its tasks are tried again."""
         lost = await losses(self._swarm, {role: slot.swarm for role, slot in self._beside.items()}, blueprint)
         detail = {"trial": self._trial.key, "run": blueprint.run_id, "attrition": lost.model_dump(mode="json")}
         self._store.journal.record(self._work.study_id, EXCUSED, detail)
 
     def _excused(self, run_id: str) -> Event | None:
-        """The last recorded losses of this run that were excused."""
+        """The last record of excused losses of this run."""
         return self._store.journal.last(self._work.study_id, EXCUSED, run=run_id)
 
     def _mended_by_hand(self, attempt: AttemptRecord, run_id: str) -> bool:
-        """Whether the study failed while this attempt was under way, since its losses were last excused, and a person has it go
-        on. Later pauses excuse nothing more."""
+        """Whether the study failed during this attempt, after its losses were last excused, and a person has resumed it.
+
+        Later pauses excuse nothing more.
+        """
         noted = self._excused(run_id)
         failed = self._store.journal.last(self._work.study_id, "study", status=StudyStatus.FAILED.value)
         if failed is None or (noted is not None and failed.seq < noted.seq):
@@ -362,7 +364,7 @@ class AttemptRun:
                 raise
 
     async def _cut_off(self, blueprint: TrialBlueprint, job: ClientJob, why: str) -> None:
-        """End a client that does not do what it shall. What it holds open it has lost itself: no person stopped it."""
+        """End a client that misbehaves. Its open episodes count as its own losses, since no person stopped it."""
         try:
             async with asyncio.timeout(_TAKE_BACK_S):
                 me = client_id(blueprint.trial_key)
@@ -374,7 +376,7 @@ class AttemptRun:
         await job.end(0.0)
 
     async def _full(self) -> ServerUnfit | None:
-        """The error for a server whose disk is full, else None. Neither the trial nor another attempt can help that."""
+        """The error for a server whose disk is full, else None. A full disk is not the trial's fault; a retry would not help."""
         for server in self._site.servers:
             with suppress(SwarmError):
                 full = (await server.swarm.status()).storage_full
@@ -387,7 +389,7 @@ class AttemptRun:
         return await collect_whole(self._swarm, others, blueprint, self._work.plan.metrics)
 
     async def _until_ended(self, blueprint: TrialBlueprint, job: ClientJob, deadline: float) -> None:
-        """Watch until the client is gone. Raises what the watch raises, and then it still lives; ClusterUnreachable."""
+        """Watch until the client is gone. Raises: what `_watch` raises, with the client still alive; ClusterUnreachable."""
         ended = asyncio.create_task(job.ended())
         watch = asyncio.create_task(self._watch(blueprint.run_id, deadline))
         try:
@@ -402,7 +404,7 @@ class AttemptRun:
         await self._note(blueprint.run_id, await self._swarm.status())
 
     async def _watch(self, run_id: str, deadline: float) -> None:
-        """Follow the server by long poll; never returns. Raises: _Stalled, AttemptFailed, ServerUnfit, StudyHalted."""
+        """Follow the server by long poll; never return. Raises: _Stalled, AttemptFailed, ServerUnfit, StudyHalted."""
         moved_at = checked_at = self._clock.monotonic()
         status = await self._swarm.status()
         while True:
@@ -423,16 +425,17 @@ class AttemptRun:
             status = await self._swarm.status(since=status.revision, wait_s=self._limits.check_s)
 
     def _more_s(self) -> float:
-        """What the limit lacks to six times what the steps made so far say of the whole: where the plan was priced for a faster
-        machine or a smaller model, a trial that goes forward is not cut off for that."""
+        """Extra seconds for a trial that is slow but makes progress, as on a slower machine than the plan was priced for.
+
+        They extend the limit to six times the duration that the steps so far predict.
+        """
         if self._step == 0:
             return 0.0
         step_s = (self._moved_at - self._followed_since) / self._step
         return max(0.0, _SPARE_TIMES * step_s * self._work.plan.steps_of(self._trial.arm) - self._limits.attempt_s)
 
     async def _note(self, run_id: str, status: ServerStatus | None) -> bool:
-        """Record and report new steps and episodes; returns whether there were any. status: None for a run that
-        rests."""
+        """Record and report new steps and episodes; returns whether there were any. status: None for a run at rest."""
         tasks = await self._swarm.tasks(run_id=run_id)
         episodes = sum(task.ended for task in tasks)
         moved = episodes > self._episodes
@@ -459,7 +462,7 @@ class AttemptRun:
     async def _held_out(
         self, tasks: Sequence[TaskProgress]
     ) -> tuple[list[tuple[str, int, float]], tuple[SampledEpisode, ...]]:
-        """Points of the held-out curves and sampled episodes, if there are new ones; what is recorded already is among them."""
+        """All points of the held-out curves so far and sampled episodes, if any point is new; else nothing."""
         blueprint, ended = self._blueprint, Counter[int]()
         for task in tasks:
             if task.kind == "eval" and task.step:
@@ -474,7 +477,7 @@ class AttemptRun:
         return await interim(self._swarm, blueprint, self._work.plan.metrics)
 
     async def _count_tokens(self, run_id: str | None) -> None:
-        """Against the study's budget, where it has one. Raises: SwarmError."""
+        """Count the run's tokens against the study's budget, if it has one. Raises: SwarmError."""
         if not self._tokens.limited or run_id is None:
             return
         found = await count_tokens((slot.swarm, run) for slot, run in self._runs(run_id))
@@ -482,7 +485,10 @@ class AttemptRun:
         await asyncio.to_thread(self._tokens.note, self._trial.key, self._number, found)
 
     async def _unless_stopped(self, mending: Coroutine[Any, Any, Code | None]) -> Code | None:
-        """Mending may wait for hours on an LLM that does not answer. Raises: StudyHalted, and what mending raises."""
+        """Wait for the mending, which may take hours if an LLM does not answer, unless the study is halted.
+
+        Raises: StudyHalted, and what mending raises.
+        """
         task = asyncio.create_task(mending)
         try:
             while not task.done():
@@ -499,7 +505,7 @@ class AttemptRun:
     # -- end ----------------------------------------------------------------------------------------------------------
 
     def _record(self, collected: Collected, run_id: str) -> None:
-        """Raises: AttemptFailed when a metric cannot be computed from what was recorded."""
+        """Record the finished trial. Raises: AttemptFailed when a metric cannot be computed from the records."""
         try:
             finals = self._work.setup.finals(self._work.plan.metrics, collected.series)
         except ValidationError:
@@ -519,7 +525,7 @@ class AttemptRun:
         self._store.trials.finish(study_id, key, finals, collected.series, evidence, collected.episodes)
 
     async def _pause(self, job: ClientJob, run_id: str, why: str) -> None:
-        """Pause the run, so that the trial can continue from there. What fails now is repeated when it continues."""
+        """Pause the run, so that the trial can continue from there. Steps that fail now are repeated on resumption."""
         self._store.trials.pause_attempt(self._work.study_id, self._trial.key, why)
         try:
             await self._rest(job, run_id)
@@ -531,23 +537,23 @@ class AttemptRun:
             self._store.trials.record_rest(self._work.study_id, self._trial.key, why)
 
     async def _rest(self, job: ClientJob, run_id: str) -> None:
-        """Stop the runs with a checkpoint. The client may end its open episodes first, and gets no new ones."""
+        """Stop the runs with a checkpoint. The client may finish its open episodes first but gets no new ones."""
         await asyncio.gather(*(slot.rest(one) for slot, one in self._runs(run_id)))
         await job.end(self._limits.grace_s)
         await self._note(run_id, None)
 
     @property
     def _partners(self) -> dict[str, str]:
-        """Runs of further models, by role."""
+        """Run ids of the further models, by role."""
         return {role: slot.run_id for role, slot in self._beside.items() if slot.run_id is not None}
 
     def _runs(self, run_id: str) -> list[tuple[Slot, str]]:
-        """Every run of the attempt, with its server; run_id: of the main one."""
+        """Every run of the attempt, with its server. run_id: of the main run."""
         return [(self._slot, run_id), *((self._beside[role], partner) for role, partner in self._partners.items())]
 
     async def _leave(self, job: ClientJob, run_id: str | None) -> None:
-        """On an interrupt, leave our own server as it is to continue later, and give back somebody else's."""
-        with suppress(ClusterUnreachable):  # a client that nobody reaches is ended, or taken up, when the trial goes on
+        """After an interrupt, leave our own server running for later, and give back any other server."""
+        with suppress(ClusterUnreachable):  # an unreachable client is ended, or found again, when the trial resumes
             await job.end(self._limits.grace_s)
         if self._site.main.owned:
             return

@@ -1,7 +1,7 @@
-"""From a planned trial to what runs: the server's RunSpec and the client's blueprint.
+"""From a planned trial to its inputs: the server's RunSpec and the client's blueprint.
 
-Pure. The instrument's defaults, then the plan, then the arm's levels, each by its factor's `target`. A person can read
-and run both by hand.
+Pure. Starts with the instrument's defaults, then applies the plan, then the arm's levels, each at its factor's `target`.
+A person can read both inputs and run them by hand.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from swarm.protocol.blueprint import Elsewhere, HeldOut, Interim, PartnerRun, Tr
 from swarm.protocol.runspec import RunSpec, merge_patch
 
 _LONGEST_NAME, _BEGINNING = 120, 40
-"""Longest arm in a folder's name, in bytes, and characters kept of a longer one. (File systems allow 255 bytes,
-encrypted ones 143.)"""
+"""Longest arm in a folder's name, in bytes, and how many characters of a longer one are kept. (File systems allow 255
+bytes, encrypted ones 143.)"""
 
 Series = Mapping[str, Sequence[tuple[int, float]]]
 Finals = Callable[[Sequence[Metric], Series], dict[str, float]]
-"""A trial's metrics from what was recorded. Raises: ValueError when a series that it needs is missing."""
+"""Computes a trial's metrics from the recorded series. Raises: ValueError when a series is missing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,9 +45,9 @@ class Code:
 class Setup:
     """The instrument as it is on this machine.
 
-    code_version: SHA-256 over its folder as it is now. studies: where studies keep their files, a folder each.
+    code_version: SHA-256 over its folder as it is now. studies: parent of the studies' folders.
     repairs: versions that were recorded as repairs of this study's code.
-    python: under which its clients run; an environment of the instrument's own where it needs one.
+    python: interpreter of its clients; the instrument's own environment if it needs one.
     """
 
     instrument: Instrument
@@ -68,7 +68,7 @@ class Setup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """A plan, and what it is carried out with. Raises: InstrumentChanged when the two do not belong together."""
+    """A plan with the setup that carries it out. Raises: InstrumentChanged when the two do not belong together."""
 
     study_id: str
     plan: Plan
@@ -88,18 +88,18 @@ class Work:
                 )
 
     def folder(self, trial: TrialRecord, attempt: int) -> Path:
-        """Where one attempt keeps its blueprint and its client's output."""
+        """Folder for the blueprint and the client's output of one attempt."""
         trials = self.setup.studies / self.study_id / "trials" / trial.key.split("/", 1)[0]
         plain = f"{_written(trial.arm)}-seed{trial.seed}"
         if (
             _is_short(plain) and (trials / plain).is_dir()
-        ):  # begun by a version that named folders so: its client may live there
+        ):  # an earlier version named folders like this: its client may still use it
             return trials / plain / f"attempt{attempt}"
         return trials / folder_name(trial) / f"attempt{attempt}"
 
 
 def folder_name(trial: TrialRecord) -> str:
-    """`ARM-seedN`: the folder of a trial. Long arms, and those with characters that no file name can have, get a
+    """`ARM-seedN`: the folder of a trial. An arm that is long, or has characters that are invalid in a file name, gets a
     hash."""
     arm = _written(trial.arm)
     if arm != trial.arm or not _is_short(arm):
@@ -196,7 +196,7 @@ def _task_levels(work: Work, trial: TrialRecord) -> dict[str, Scalar]:
 
 
 def _factor(work: Work, name: str) -> Factor:
-    """The factor as the plan has it, else as the instrument declares it."""
+    """The factor as the plan defines it, else as the instrument declares it."""
     for factor in (*work.plan.factors, *work.setup.instrument.factors):
         if factor.name == name:
             room = factor.target.partition(".")[0]

@@ -1,8 +1,8 @@
-"""The trained models of a study's trials as folders, out of what the servers that it started have kept: `models/STAGE/ARM-seedN`
-in the study's folder, `…-ROLE` for a further model of a trial.
+"""Export the trained models of a study's trials from the state of the servers that it started.
 
-The servers are at their end by then: `swarm models export` reads their state, in a process of its own, since torch has no place in
-this one. What was written before is found, not written again.
+Each goes to `models/STAGE/ARM-seedN` in the study's folder, `…-ROLE` for a further model of a trial. The servers have ended
+by then: `swarm models export` reads their state, in its own process, because this one must not import torch. Models that were
+written before are found, not written again.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _Wanted:
 
 
 def model_place(folder: Path, trial: TrialRecord) -> Path:
-    """Where the model of a trial is kept. folder: the study's."""
+    """Folder for the trained model of a trial. folder: the study's."""
     return folder / _MODELS / trial.stage / folder_name(trial)
 
 
@@ -74,7 +74,7 @@ class Keeping:
         """Free the disk of checkpoints and pools. Raises: ServerUnfit while a server runs and cannot be ended."""
         for server in self._servers():
             berth = Berth(server / "process", self._clock)
-            await berth.end(LocalLimits().grace_s)  # one that a killed researcher left
+            await berth.end(LocalLimits().grace_s)  # a killed researcher may have left it running
             if berth.alive():
                 raise ServerUnfit("the swarm server still runs; stop it before its state is discarded")
             await asyncio.to_thread(shutil.rmtree, server / "state", ignore_errors=True)
@@ -110,7 +110,7 @@ class Keeping:
         raise ModelsNotKept(f"the model of {name} was not kept: {said}; `researcher resume` tries again")
 
     async def _ended(self, command: list[str]) -> tuple[int, str]:
-        """Exit code and standard error. It ends with us."""
+        """Run the command; returns its exit code and standard error. It ends with this process."""
         process = await asyncio.create_subprocess_exec(
             *command,
             env=child_environ(self._environ),
@@ -145,10 +145,10 @@ def _last_words(text: str) -> tuple[str, str | None]:
 
 
 async def end_left_of(store: Store, study_id: str, folder: Path, clock: Clock) -> list[str]:
-    """End all clients and servers of a study that nobody works on. Server state stays, so that the study can
+    """End all clients and servers of a study that no process works on. Server state stays, so that the study can
     continue.
 
-    folder: the study's. Given servers are asked to stop its runs. Returns a line for each that could not be stopped.
+    folder: the study's. Servers given by URL are asked to stop its runs. Returns a line for each that could not be stopped.
     """
     begun = bool(store.trials.all(study_id, series=()))
     urls = store.studies.get(study_id).options.servers if begun else ()

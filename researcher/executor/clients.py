@@ -1,4 +1,4 @@
-"""The client of one attempt: it is started, and when it fails, diagnosed and perhaps given other code."""
+"""The client of one attempt: start it, and when it fails, diagnose why and perhaps replace its code."""
 
 from __future__ import annotations
 
@@ -22,13 +22,16 @@ from swarm.protocol.status import Phase
 
 _log = logging.getLogger(__name__)
 _SAID = 40_000
-"""Letters of a client's output that are looked at."""
+"""How many characters of a client's output are examined."""
 _ABORTED = 16
-"""Newest episodes that were given up, whose reasons are looked at."""
+"""How many of the newest aborted episodes are examined for their reasons."""
 
 
 class Client:
-    """mender: None mends nothing, and every client runs the code that the study began with."""
+    """Starts and diagnoses the client of one attempt.
+
+    mender: None repairs nothing, and every client runs the code that the study began with.
+    """
 
     def __init__(
         self, work: Work, trial: TrialRecord, swarm: SwarmClient, job: ClientJob, store: Store, mender: Mender | None
@@ -45,12 +48,12 @@ class Client:
         return self._work.setup.code if self._mender is None else self._mender.code()
 
     def write(self, blueprint: TrialBlueprint) -> None:
-        """Put the blueprint where the process, and a person, finds it."""
+        """Write the blueprint where the client process, and people, find it."""
         text = blueprint.model_dump_json(indent=2) + "\n"
         write_atomically(self.job.folder / BLUEPRINT, text.encode())
 
     async def start(self, blueprint: TrialBlueprint) -> None:
-        """Raises: BlockingIOError when one lives already."""
+        """Start the client. Raises: BlockingIOError when one is alive already."""
         code = self.code()
         if code.version != blueprint.code_version:
             raise ValueError(
@@ -64,7 +67,7 @@ class Client:
             self._store.journal.record(self._work.study_id, "client_started", detail)
 
     async def diagnosis(self, blueprint: TrialBlueprint, *, stalled: bool) -> Diagnosis:
-        """Why the client ended, by rules; an LLM is asked where the rules do not decide. Journalled."""
+        """Diagnose why the client ended, by rules; ask an LLM if the rules do not decide. Recorded in the journal."""
         folder, ending = Path(blueprint.instrument_dir), await self.job.ending()
         found = diagnose(
             Symptoms(
@@ -124,7 +127,7 @@ class Client:
         return f"{reason}.{found} The client ended with code {ending.exit_code}; its last output: {said or 'nothing'}"
 
     async def _aborted(self, blueprint: TrialBlueprint) -> list[tuple[str, str]]:
-        """Task and reason of the newest episodes that this version of the code gave up."""
+        """Task and reason of the newest episodes that this version of the code aborted."""
         found = [
             (entry.task_id, entry.detail)
             async for entry in self._swarm.ledger(run_id=blueprint.run_id)
@@ -164,10 +167,10 @@ class Mender(Protocol):
         """The code that the next client runs."""
 
     async def opinion(self, diagnosis: Diagnosis) -> Diagnosis:
-        """An LLM's opinion on a diagnosis that rules could not settle, labelled as such; unchanged if no answer comes. Does not raise for that."""
+        """An LLM's opinion on a diagnosis that the rules left open, labelled as such; unchanged, without an error, if no answer comes."""
 
     async def mend(self, case: Case) -> Code:
-        """The version to continue with; the same one where another try is worth it.
+        """The version to continue with; the same version if it deserves another try.
 
         Raises: Unmended when this trial cannot be saved; MendByHand when a person has to repair the code.
         """

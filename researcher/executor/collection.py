@@ -50,30 +50,30 @@ _UNSTATED = {
     DropReason.RUN_ENDED: Cause.SERVER,
     DropReason.SUPERSEDED: Cause.SERVER,
 }
-"""Cause of a lost attempt on servers that did not record causes yet."""
+"""Cause of a lost attempt on older servers, which recorded no causes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collected:
-    """Series as `researcher.models.TrialRecord` has them, and what was really run."""
+    """Series as in `researcher.models.TrialRecord`, and evidence of what really ran."""
 
     series: dict[str, list[tuple[int, float]]]
     evidence: TrialEvidence
     tokens: int
-    """Of all calls of the trial's runs, prompt and sampled."""
+    """Prompt and sampled tokens of all calls of the trial's runs."""
     episodes: tuple[SampledEpisode, ...] = ()
-    """A few of them, call by call; of the instrument's own model."""
+    """A few of the trial's episodes, call by call, of the instrument's own model."""
     code_versions: dict[str, int] = field(default_factory=dict)
-    """Versions of the client's code, and how many episodes each ended."""
+    """Number of ended episodes by version of the client's code."""
 
 
 async def collect(
     swarm: SwarmClient, blueprint: TrialBlueprint, metrics: Sequence[Metric] = (), *, partner: bool = False
 ) -> Collected:
-    """Everything recorded of a finished trial. metrics: the plan's; they name what episodes have to report.
+    """Collect everything recorded of a finished trial. metrics: the plan's; they name the values that episodes must report.
 
-    partner: another model of the trial. It may have had no call in a held-out episode; the team's result still counts,
-    but that episode says nothing about this model.
+    partner: whether this is another model of the trial. It may have had no call in a held-out episode; the team's result
+    still counts, but that episode says nothing about this model.
 
     Raises: EvidenceMissing when the run is not complete, or steps, evaluation episodes or reported values are
     missing.
@@ -101,7 +101,7 @@ async def collect(
             spec=report.spec.model_dump(mode="json"),
             changes=[change.model_dump(mode="json") for change in report.changes if change.config_version > 1],
             parameters=dict(blueprint.parameters),
-            train_tasks=_tasks(entries, "train"),  # everybody's: what a person had trained was trained
+            train_tasks=_tasks(entries, "train"),  # of all clients: people's training episodes trained the model too
             heldout_tasks=_tasks(own, "eval"),
             model=hosted,
             joined=_joined(entries, client_id(blueprint.trial_key)),
@@ -184,8 +184,8 @@ async def losses(swarm: SwarmClient, others: Mapping[str, SwarmClient], blueprin
 async def interim(
     swarm: SwarmClient, blueprint: TrialBlueprint, metrics: Sequence[Metric]
 ) -> tuple[list[tuple[str, int, float]], tuple[SampledEpisode, ...]]:
-    """What the held-out curves show so far, as (name, step, value), oldest first; and sampled episodes: held-out ones, and of
-    the newest evaluation's step those that were trained."""
+    """The held-out curves so far, as (name, step, value), oldest first; and sampled episodes: held-out ones, and the
+    training episodes of the newest evaluation's step."""
     entries = [entry async for entry in swarm.ledger(run_id=blueprint.run_id, kind="eval")]
     series = interim_series(blueprint, entries, metrics)
     if not series:
@@ -199,11 +199,11 @@ async def interim(
 def interim_series(
     blueprint: TrialBlueprint, entries: Sequence[LedgerEntry], metrics: Sequence[Metric], *, last: int | None = None
 ) -> Points:
-    """The held-out curves: means by optimiser step over the tasks of the interim evaluations, each task counting alike.
+    """The held-out curves: means by optimiser step over the tasks of the interim evaluations, with equal weight per task.
 
-    Only whole evaluations under the weights of one step have a point, one in each `every` steps. Step 0, and `last`, have one
-    too, of what the evaluations before and after training recorded for the same tasks. entries: of the run's ledger.
-    A curve that episodes of some point say nothing about is left out; there is none without interim evaluations.
+    Only complete evaluations under the weights of one step give a point, one in each `every` steps. Step 0 and `last` get a point
+    from the evaluations before and after training, over the same tasks. entries: of the run's ledger.
+    A curve is left out if the episodes of some point do not report it; without interim evaluations there are no curves.
     """
     asked, me = blueprint.heldout.interim, client_id(blueprint.trial_key)
     if asked is None:
@@ -274,7 +274,7 @@ def _steps(report: RunReport) -> dict[str, list[tuple[int, float]]]:
 
 
 def _sampled(entries: list[LedgerEntry], last: int) -> list[tuple[int, float]]:
-    """Tokens of training episodes, dropped ones too, by the step that they were sampled for."""
+    """Tokens of training episodes, including dropped ones, by the step for which they were sampled."""
     tokens = Counter[int]()
     for entry in entries:
         if entry.kind == "train":
@@ -299,9 +299,9 @@ def _evaluation(
     *,
     partner: bool,
 ) -> dict[str, list[tuple[int, float]]]:
-    """Held-out rewards, successes and what else episodes report, under the weights of `step`, in the order of the tasks, equal in every arm.
+    """Held-out rewards, successes and reported values under the weights of `step`, in task order, which is equal in all arms.
 
-    own: episodes of the trial's own client; people who join evaluate what they like.
+    own: episodes of the trial's own client; people who join may evaluate other tasks.
     """
     tried: dict[str, list[LedgerEntry]] = defaultdict(list)
     for entry in own:
@@ -319,13 +319,13 @@ def _evaluation(
 def _kept(
     blueprint: TrialBlueprint, tried: Mapping[str, list[LedgerEntry]], when: str, *, partner: bool
 ) -> dict[int, LedgerEntry]:
-    """Episodes of one evaluation by index: those of the n-th task begin at n times the episodes of each.
+    """Episodes of one evaluation by index: those of the n-th task begin at n times the episodes per task.
 
-    tried: attempts by task. Tasks that were set aside leave gaps, and so does what a partner was not called for. Raises:
-    EvidenceMissing where any other is missing, or all are.
+    tried: attempts by task. Tasks that were set aside leave gaps, and so do episodes in which a partner was not called.
+    Raises: EvidenceMissing where any other episode is missing, or all are.
     """
     wanted = blueprint.heldout
-    # A client that was killed while it evaluated may have done an episode more than it was asked for.
+    # A client that was killed during an evaluation may have run one episode too many.
     ended = {
         task: [entry for entry in entries if entry.reason is DropReason.EVAL][: wanted.episodes]
         for task, entries in sorted(tried.items())
@@ -352,14 +352,14 @@ def _kept(
 
 
 def _used_up(tried: Sequence[LedgerEntry], retries: int) -> bool:
-    """Whether so much of one task was lost by itself that its client gave it up: what is missing of it never comes."""
+    """Whether the client gave up the task after too many losses of its own, so that the missing episodes never come."""
     charged = moments(entry for entry in tried if lost_to(entry) in CHARGED)
     deaths = moments(entry for entry in tried if lost_to(entry) is Cause.CLIENT)
     return Tries(charged=charged, deaths=deaths).used_up(retries)
 
 
 def _uncalled(tried: Sequence[LedgerEntry]) -> int:
-    """Committed with a team in which nobody called this model."""
+    """Number of episodes committed with a team in which nobody called this model."""
     return sum(entry.reason is DropReason.NO_CALLS and lost_to(entry) is Cause.ROLLOUT for entry in tried)
 
 
@@ -372,7 +372,7 @@ def _is_elsewhere(blueprint: TrialBlueprint, entry: LedgerEntry) -> bool:
 
 
 def _joined(entries: list[LedgerEntry], mine: str) -> dict[str, int] | None:
-    """Episodes of other clients whose rewards had a part in a step, if any."""
+    """Number of episodes of each other client whose rewards contributed to a step; None without any."""
     counted = (entry for entry in entries if entry.step is not None or entry.reason is DropReason.ZERO_VARIANCE)
     return dict(Counter(entry.client_id for entry in counted if entry.client_id != mine)) or None
 
@@ -385,7 +385,7 @@ Points = dict[str, list[tuple[int, float]]]
 
 
 def _evaluated(metrics: Sequence[Metric], kept: Mapping[int, LedgerEntry], when: str) -> Points:
-    """Values by index of the held-out episode. kept: the episodes of one evaluation, by index.
+    """Reported values by index of the held-out episode. kept: the episodes of one evaluation, by index.
 
     Raises: EvidenceMissing where an episode does not report a value.
     """
@@ -396,7 +396,7 @@ def _evaluated(metrics: Sequence[Metric], kept: Mapping[int, LedgerEntry], when:
 
 
 def _trained(metrics: Sequence[Metric], entries: Sequence[LedgerEntry]) -> Points:
-    """Mean per step over its episodes, including those dropped for equal rewards in their group.
+    """Mean reported value per step over its episodes, including those dropped for equal rewards in their group.
 
     Raises: EvidenceMissing where an episode does not report a value.
     """
@@ -407,7 +407,7 @@ def _trained(metrics: Sequence[Metric], entries: Sequence[LedgerEntry]) -> Point
             continue
         if entry.step is not None:
             by_step[entry.step].append(entry)
-        elif entry.reason is DropReason.ZERO_VARIANCE:  # played for the step that its weights were about to make
+        elif entry.reason is DropReason.ZERO_VARIANCE:  # sampled for the step after the one it was claimed at
             by_step[entry.claimed_step + 1].append(entry)
     return {
         trained_outcome(name): [
@@ -433,15 +433,15 @@ def _value(entry: LedgerEntry, name: str, among: Sequence[LedgerEntry]) -> float
     )
 
 
-# -- what was lost --------------------------------------------------------------------------------------------------
+# -- losses ---------------------------------------------------------------------------------------------------------
 
 
 def attrition(own: list[LedgerEntry]) -> Attrition:
-    """Attempts at episodes, and what lost them.
+    """Count attempts at episodes, and what lost them.
 
-    own: closed and open entries of the trial's own client in one run. People who join are not the arm's doing; what an earlier
-    attempt at the trial lost is in the ledger of another run, and had no part in the numbers of this one. What code lost that was
-    mended since is left out later (`without`): its tasks were tried again, and the failure is on record.
+    own: closed and open entries of the trial's own client in one run. Episodes of people who join do not depend on the arm.
+    Losses of an earlier attempt at the trial are in another run's ledger and did not affect this one's numbers. Losses to code
+    that was mended since are subtracted later (`without`): the tasks were tried again, and the failure is on record.
     """
     closed = [entry for entry in own if entry.state not in _OPEN]
     first: dict[Cause, str] = {}
@@ -454,7 +454,7 @@ def attrition(own: list[LedgerEntry]) -> Attrition:
 
 
 def _counts(entry: LedgerEntry) -> bool:
-    """Whether it ended with a reward that counts."""
+    """Whether the episode ended with a reward that counts."""
     return entry.reward is not None and lost_to(entry) is None
 
 
@@ -477,7 +477,7 @@ def _attempts(entries: list[LedgerEntry]) -> EpisodeAttempts:
 
 
 def _set_aside(entries: list[LedgerEntry]) -> int:
-    """Tasks none of whose attempts ended, without those that the end of the run cut short and those that no cause of their own lost."""
+    """Tasks whose attempts were all lost, except those cut short by the end of the run or lost to no cause that counts."""
     by_task: dict[str, list[LedgerEntry]] = defaultdict(list)
     for entry in entries:
         by_task[entry.task_id].append(entry)

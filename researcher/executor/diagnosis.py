@@ -2,7 +2,7 @@
 
 how the process ended · the server's state · the exception's kind · where it was raised · the ledger's reasons
 
-Pure: text and numbers in, a `Diagnosis` out. What no rule decides is `UNKNOWN`.
+Pure: text and numbers in, a `Diagnosis` out. If no rule decides, the cause is `UNKNOWN`.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from swarm.protocol.status import Phase
 
 class Cause(StrEnum):
     INFRASTRUCTURE = "infrastructure"
-    """Machine, network, server: the same code may do it another time."""
+    """Machine, network, server: the same code may succeed next time."""
     CODE = "code"
-    """The instrument's own: it will go wrong again until somebody mends it."""
+    """The instrument's own code: it will fail again until somebody repairs it."""
     UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Symptoms:
-    """What is known of a client that ended.
+    """Everything known about a client that ended.
 
-    folder: its code. exit_code: None if nobody saw it end. said: its standard error. lost: why its host ended it, if
-    it did. aborted: reasons of the episodes it gave up. phase: the server's; None if it does not answer.
+    folder: its code. exit_code: None if nobody saw it end. said: its standard error. lost: why its host ended it, if it
+    did. aborted: reasons of the episodes it aborted. phase: the server's; None if it does not answer.
     """
 
     folder: Path
@@ -44,14 +44,14 @@ class Symptoms:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """cause, and who says so: `rules`, or the name of an LLM whose opinion it is."""
+    """cause, and who decided it: `rules`, or the name of the LLM that gave the opinion."""
 
     cause: Cause
     why: str
     error: str = ""
-    """The exception's last line, where there is one."""
+    """The exception's last line, if there is one."""
     place: str = ""
-    """`workflow.py:41`: the last line of the instrument's own that was running."""
+    """`workflow.py:41`: the innermost line of the instrument's own code in the traceback."""
     trace: str = ""
     by: str = "rules"
 
@@ -118,7 +118,7 @@ _PASSING = frozenset(
         "KeyboardInterrupt",
     ]
 )
-"""Exceptions that say nothing against the code that met them, by their names."""
+"""Names of exceptions that do not count against the code that met them."""
 _OWN = frozenset({"WorkflowFault", "EpisodeUnfinished", "SyntaxError", "IndentationError", "TabError"})
 """Exceptions that point to the instrument's code wherever they are raised."""
 _PASSING_ERRNO = frozenset({5, 11, 12, 23, 24, 28, 30, 104, 110, 111, 113, 122})
@@ -131,15 +131,15 @@ _FRAME = re.compile(r'^\s+File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<
 _ERROR = re.compile(r"^(?P<kind>[A-Za-z_][\w.]*)(?:: (?P<text>.*))?$")
 _GROUP = "Exception Group Traceback"
 _GUTTER = re.compile(r"^(?:  )+[|+] ?", re.MULTILINE)
-"""Stands before every line of an exception group's traceback and of its members'."""
+"""Prefix of every traceback line of an exception group and its members."""
 _ERRNO = re.compile(r"\[Errno (\d+)\]")
 _STATUS = re.compile(r"\b(?:Client|Server) error '(\d{3}) ")
 _SHOWN = 6000
-"""Letters of a traceback that are kept."""
+"""How many characters of a traceback are kept."""
 
 
 def diagnose(seen: Symptoms) -> Diagnosis:
-    """By the first rule that decides."""
+    """Apply the rules in order; the first that decides wins."""
     if seen.phase is Phase.FAILED:
         return Diagnosis(cause=Cause.INFRASTRUCTURE, why="the server's engine failed")
     if seen.phase is None:
@@ -147,7 +147,7 @@ def diagnose(seen: Symptoms) -> Diagnosis:
     if seen.lost:
         return Diagnosis(cause=Cause.INFRASTRUCTURE, why=f"the client was lost: {seen.lost}")
     code = seen.exit_code
-    if code is not None and (code < 0 or code > 128) and not seen.stalled:  # that one was killed since it stalled
+    if code is not None and (code < 0 or code > 128) and not seen.stalled:  # the executor killed a stalled one
         number = -code if code < 0 else code - 128
         return Diagnosis(cause=Cause.INFRASTRUCTURE, why=f"the client was killed by signal {number}")
     if code == 2:
@@ -161,7 +161,7 @@ def diagnose(seen: Symptoms) -> Diagnosis:
 
 
 def _by_traceback(seen: Symptoms) -> Diagnosis | None:
-    """Cause by the last traceback; where it reports failed rollouts, by theirs."""
+    """Cause by the last traceback; if that reports failed rollouts, by their tracebacks."""
     blocks = _blocks(seen.said)
     if not blocks:
         return None
@@ -183,7 +183,7 @@ def _blocks(text: str) -> list[str]:
 
 
 def _judge(block: str, folder: Path) -> Diagnosis:
-    """One traceback."""
+    """Judge one traceback."""
     frames = list(_FRAME.finditer(block))
     error = exception_line(block)
     kind, own = _kind(error), [frame for frame in frames if _inside(frame["file"], folder)]
@@ -219,7 +219,7 @@ def exception_line(block: str) -> str:
 
 
 def _kind(error: str) -> str:
-    """The exception's own name."""
+    """The exception's class name without its module."""
     return error.partition(":")[0].rpartition(".")[2]
 
 

@@ -1,16 +1,16 @@
-"""What goes wrong while trials run.
+"""Errors while trials run.
 
 ExecutorError
 ├── ServerUnfit       this server cannot be used; another may
-├── NoServersLeft     none can; trials are left as they are
-├── ClusterUnreachable  the Ray cluster where clients live does not answer; trials are left as they are
-├── RunLost           the run that an attempt was to go on with is no more: the trial starts afresh
-├── EvidenceMissing   the server's records do not show a whole trial (yet)
-├── ModelsNotKept     what a trial trained could not be written as a folder; its server's state is still there
-└── AttemptFailed     this attempt came to nothing; the trial may be tried again
-    └── Unmended      the instrument's code fails and could not be mended: no other attempt will do better
+├── NoServersLeft     no server can be used; trials are left as they are
+├── ClusterUnreachable  the Ray cluster where clients run does not answer; trials are left as they are
+├── RunLost           the run that an attempt was to continue is gone: the trial starts afresh
+├── EvidenceMissing   the server's records do not show a complete trial (yet)
+├── ModelsNotKept     a trial's trained model could not be exported; its server's state is still there
+└── AttemptFailed     this attempt failed; the trial may be tried again
+    └── Unmended      the instrument's code fails and could not be repaired: another attempt would not help
 
-`MendByHand`, a StudyHalted: the instrument's code fails, and nobody but a person may mend it.
+`MendByHand`, a StudyHalted: the instrument's code fails, and only a person may repair it.
 `InstrumentChanged`, a ValueError.
 """
 
@@ -24,7 +24,7 @@ class ExecutorError(Exception):
 
 
 class ServerUnfit(ExecutorError):
-    """url: of the server, where it is known."""
+    """A server that cannot be used. url: of the server, if known."""
 
     def __init__(self, reason: str, url: str = "") -> None:
         super().__init__(reason)
@@ -40,7 +40,7 @@ class ClusterUnreachable(ExecutorError):
 
 
 class MendByHand(StudyHalted):
-    """text: where it failed, and what to do."""
+    """The code needs a person's repair. text: where it failed, and what to do."""
 
     def __init__(self, text: str) -> None:
         super().__init__("repair", text)
@@ -67,4 +67,4 @@ class Unmended(AttemptFailed):
 
 
 class InstrumentChanged(ValueError):
-    """The instrument's files are not those that the plan was made for."""
+    """The instrument's files differ from those that the plan was made for."""

@@ -1,11 +1,11 @@
-"""The seam between an attempt and the client that carries it out, wherever that client lives.
+"""The seam between an attempt and its client, wherever that client runs.
 
-An attempt has at most one client at a time. Whoever holds the attempt's folder finds that client again, also after the process
-that started it was killed: what has to be remembered lies in the folder before anything is started.
+An attempt has at most one client at a time. The attempt's folder is enough to find that client again, even after the process
+that started it was killed: everything needed for that is written to the folder before anything is started.
 
     local_jobs.py  a process of this machine          ray_jobs.py  a job on a Ray cluster
 
-tests/contracts/client_job_contract.py says what both keep.
+tests/contracts/client_job_contract.py pins what both guarantee.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from researcher.sandbox.launch import confined
 from swarm.protocol.blueprint import TrialBlueprint
 
 BLUEPRINT = "blueprint.json"
-"""File in every client's folder, for people, with paths of this machine."""
+"""File in every client's folder, for people to read, with paths of this machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """How the newest client ended. exit_code: None if unknown. lost: why, where it was not the client's doing."""
+    """How the newest client ended. exit_code: None if unknown. lost: the reason, if the client was not at fault."""
 
     exit_code: int | None = None
     lost: str = ""
@@ -56,42 +56,42 @@ class ClientJob(Protocol):
 
     @property
     def folder(self) -> Path:
-        """Holds the blueprint and the output."""
+        """Folder of the blueprint and the output."""
 
     async def start(self, order: Order) -> Started:
-        """Raises: BlockingIOError when one lives already; ValueError for code that cannot be run in this place."""
+        """Start the client. Raises: BlockingIOError when one is alive; ValueError for code that this place cannot run."""
 
     async def alive(self) -> bool:
-        """Whether it runs, or is about to."""
+        """Whether a client runs or is about to."""
 
     async def ended(self) -> None:
-        """Returns when none lives."""
+        """Wait until no client is alive."""
 
     async def end(self, grace_s: float) -> None:
-        """Ask it to end, with all that it started; after `grace_s`, make it. Returns when none lives.
+        """Ask the client and all that it started to end; kill them after `grace_s`. Returns when none is alive.
 
-        0: it is not asked, where the place can do without: Ray asks always.
+        grace_s 0: kill without asking, if the place can; Ray always asks.
         """
 
     async def ending(self) -> Ending:
         """How the newest client ended."""
 
     def said(self, length: int = 2000) -> str:
-        """The last words of the newest client."""
+        """The end of the newest client's output, up to `length` characters."""
 
     def as_here(self, text: str, code: Path) -> str:
-        """Words of a client with the files of its code named as they are here, in the folder `code`."""
+        """A client's output, with the paths of its code replaced by paths in the local folder `code`."""
 
 
 class ClientPlace(Protocol):
     """Where clients run."""
 
     def job(self, folder: Path, name: str) -> ClientJob:
-        """The client of the attempt that keeps its files in `folder`. name: the attempt's own, in all studies."""
+        """The client of the attempt that keeps its files in `folder`. name: unique to the attempt across studies."""
 
 
 class LocalPlace:
-    """A `ClientPlace`. python: under which clients run; an environment of the instrument's own where it needs one."""
+    """Clients as local processes. python: their interpreter; the instrument's own environment if it needs one."""
 
     def __init__(self, clock: Clock, python: str = sys.executable) -> None:
         self._clock = clock
@@ -102,7 +102,7 @@ class LocalPlace:
 
 
 class LocalJob:
-    """A `ClientJob`: what lives in one berth."""
+    """A client as a local process in a berth."""
 
     def __init__(self, berth: Berth, python: str) -> None:
         self._berth = berth

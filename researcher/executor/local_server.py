@@ -1,4 +1,4 @@
-"""The swarm server that a study starts on this machine. It outlives the researcher, and is found and restarted.
+"""The swarm server that a study starts on this machine. It outlives the researcher, which finds it again or restarts it.
 
 Its port stays the same as long as its folder exists, so that clients find it again.
 """
@@ -20,7 +20,7 @@ from researcher.executor.processes import Berth, child_environ
 
 _log = logging.getLogger(__name__)
 _LOOK_S = 0.05
-"""How often a starting server's folder is checked for its address."""
+"""Interval at which a starting server's folder is checked for its address."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,13 +31,13 @@ class LocalServer:
     folder: Path
     engine: str = "local"
     arguments: tuple[str, ...] = ()
-    """More of `swarm serve`."""
+    """Further arguments of `swarm serve`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalLimits:
-    """listen_s: until it must listen. restarts: how often in a row it is started again. quiet_s: one that lived for so long
-    begins a new row. grace_s: for an orderly end."""
+    """listen_s: time limit until it listens. restarts: most restarts in a row. quiet_s: a server that lived this long
+    starts the count anew. grace_s: time for an orderly end."""
 
     listen_s: float = 60.0
     restarts: int = 3
@@ -59,11 +59,11 @@ class LocalProcess:
 
     @property
     def runs(self) -> Path:
-        """Folder of the checkpoints, one subfolder per run."""
+        """Folder of the checkpoints, with a subfolder per run."""
         return self._state / "runs"
 
     async def start(self) -> str:
-        """The url of the server: of the one that runs already, or a new one. Raises: ServerUnfit when it ends."""
+        """Start the server, or find the one that runs; returns its URL. Raises: ServerUnfit when it ends."""
         if self._berth.alive():
             return await self._listening()
         port = self._last_port()
@@ -73,11 +73,11 @@ class LocalProcess:
         except ServerUnfit:
             if port == 0:
                 raise
-        self._launch(0)  # somebody else took the port meanwhile, or else this fails in the same way
+        self._launch(0)  # another program took the port meanwhile; if not, this fails in the same way
         return await self._listening()
 
     async def keep_alive(self, url: str) -> str:
-        """Start the server again, on the same port, when it dies. Returns when it does no good any more, with why."""
+        """Restart the server on the same port whenever it dies. Returns the reason when restarts no longer help."""
         deaths = 0
         while True:
             began = self._clock.monotonic()
@@ -90,7 +90,7 @@ class LocalProcess:
             try:
                 self._launch(urlsplit(url).port or 0)
                 await self._listening()
-            except (ServerUnfit, OSError) as error:  # the system has no process, or no file, to spare
+            except (ServerUnfit, OSError) as error:  # the system is out of processes or files
                 _log.warning("%s", error)
 
     async def stop(self) -> None:
@@ -104,7 +104,7 @@ class LocalProcess:
         self._berth.start(command, child_environ(self._environ))
 
     async def _listening(self) -> str:
-        """The server's URL, as soon as it announces it."""
+        """Wait until the server announces its URL; returns it."""
         deadline = self._clock.monotonic() + self._limits.listen_s
         while self._clock.monotonic() < deadline:
             alive, url = self._berth.alive(), self._announced()
@@ -118,7 +118,7 @@ class LocalProcess:
         raise ServerUnfit(f"the swarm server did not listen within {self._limits.listen_s:.0f} s: {self._last_words()}")
 
     def _announced(self) -> str | None:
-        """The url in server.json, when the process that lives here wrote it."""
+        """The URL in server.json, if the live process wrote it."""
         try:
             facts = json.loads((self._state / "server.json").read_bytes())
         except FileNotFoundError:

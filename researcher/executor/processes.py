@@ -1,8 +1,8 @@
-"""Processes that outlive the researcher: started in a session of their own, found again after its death, ended from outside.
+"""Processes that outlive the researcher: started in their own session, found again after its death, ended from outside.
 
-A `Berth` is the folder of one such process. Its lock is inherited by the process and by nobody else, so "the lock is
-held" means "it lives", whatever became of the one that started it; the process itself writes its pid there before it
-does anything else. So there is no instant at which a process runs that nobody could find.
+A `Berth` is the folder of one such process. Only the process inherits its lock, so a held lock means that the process is
+alive, even after its parent died. The process writes its pid there before it does anything else. So a running process can
+be found at every instant.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from foundation.paths import last_bytes, python_path
 _ENTRY = 'echo $$ > "$0" && exec "$@"'
 """Shell prefix of a new process: write the pid, then become the command."""
 NOTIFY_PREFIX = "RESEARCHER_NOTIFY_"
-"""Of the variables that hold addresses for notices."""
+"""Prefix of the environment variables that hold addresses for notices."""
 _APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND
 _STARTING_S = 0.01
-"""Interval between looks for the pid of a new process."""
+"""Interval between reads of the pid of a new process."""
 _WATCH_S = 0.2
-"""Polling interval where the system cannot wait for a process's end."""
+"""Polling interval if the system cannot wait for the end of a process."""
 
 
 class Berth:
-    """The folder of one process: `lock`, `pid`, `out.log`, `err.log`. At most one lives in it at a time."""
+    """The folder of one process: `lock`, `pid`, `out.log`, `err.log`. At most one process is alive in it at a time."""
 
     def __init__(self, folder: Path, clock: Clock) -> None:
         self.folder = folder
@@ -43,7 +43,7 @@ class Berth:
     def start(self, command: Sequence[str], environ: Mapping[str, str]) -> int:
         """Start `command`; returns its pid. Output is appended to the folder's logs.
 
-        Raises: BlockingIOError when one lives here already.
+        Raises: BlockingIOError when a process is alive here already.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
@@ -52,7 +52,7 @@ class Berth:
                 raise BlockingIOError(f"a process lives in {self.folder} already")
             self._pid_file.unlink(missing_ok=True)
             os.set_inheritable(lock, True)
-            # Not subprocess.Popen: that wants to see the end of its child, and this one may outlive us.
+            # Not subprocess.Popen: it expects to wait for its child, and this child may outlive us.
             self._child = os.posix_spawn(
                 "/bin/sh",
                 ["/bin/sh", "-c", _ENTRY, str(self._pid_file), *command],
@@ -82,7 +82,7 @@ class Berth:
             os.close(lock)
 
     def pid(self) -> int | None:
-        """The pid of the living process; None if there is none, or it is not known yet."""
+        """The pid of the live process; None if there is none, or its pid is not known yet."""
         if not self.alive():
             return None
         text = self._pid_file.read_text().strip() if self._pid_file.exists() else ""
@@ -94,14 +94,14 @@ class Berth:
         return self._exit_code
 
     async def ended(self) -> None:
-        """Returns when nobody lives here any more."""
+        """Wait until no process is alive here."""
         while self.alive():
             pid = self.pid()
             if pid is None or not await _woken_at_end(pid):
                 await self._clock.sleep(_WATCH_S)
 
     async def end(self, grace_s: float) -> None:
-        """Ask it to end, with all that it started; after `grace_s`, make it. 0: it is not asked."""
+        """Ask the process and all that it started to end; kill them after `grace_s`, at once if that is 0."""
         for number in (signal.SIGTERM, signal.SIGKILL) if grace_s > 0 else (signal.SIGKILL,):
             while (pid := self.pid()) is None and self.alive():
                 await self._clock.sleep(_STARTING_S)
@@ -116,7 +116,7 @@ class Berth:
         await self.ended()
 
     def tail(self, name: str = "err.log", length: int = 2000) -> str:
-        """The last words of its output."""
+        """The end of a log, up to `length` characters."""
         try:
             with open(self.folder / name, "rb") as file:
                 return last_bytes(file, length).decode(errors="replace").strip()
@@ -124,7 +124,7 @@ class Berth:
             return ""
 
     def size(self, name: str = "err.log") -> int:
-        """Bytes of output so far."""
+        """Size of a log in bytes."""
         file = self.folder / name
         return file.stat().st_size if file.exists() else 0
 
@@ -133,12 +133,12 @@ class Berth:
         return self.folder / "pid"
 
     def _reap(self) -> None:
-        """A child that ended stays as a zombie, without its lock, until it is asked for."""
+        """Collect the exit status of a child that ended: until then it stays a zombie, without its lock."""
         if self._child is None:
             return
         try:
             pid, status = os.waitpid(self._child, os.WNOHANG)
-        except ChildProcessError:  # somebody else in this process asked for it first
+        except ChildProcessError:  # other code in this process collected it first
             self._child = None
             return
         if pid:
@@ -164,7 +164,7 @@ def started_at(pid: int) -> float | None:
 def child_environ(environ: Mapping[str, str] | None = None, *, own: bool = False) -> dict[str, str]:
     """Environment in which a child process finds the same code, whatever its working directory.
 
-    own: it is a researcher itself. Only then it has the addresses that notices are sent to, which are secrets.
+    own: whether the child is a researcher itself. Only then it gets the addresses for notices, which are secrets.
     """
     env = dict(os.environ if environ is None else environ)
     if not own:
@@ -173,7 +173,7 @@ def child_environ(environ: Mapping[str, str] | None = None, *, own: bool = False
 
 
 async def _woken_at_end(pid: int) -> bool:
-    """Wait for the end of a process, child or not. False where the system cannot (not Linux)."""
+    """Wait for the end of a process, child or not. False if the system cannot do that (not Linux)."""
     if not hasattr(os, "pidfd_open"):
         return False
     try:

@@ -1,7 +1,7 @@
-"""A Ray cluster through its job server: jobs are submitted, looked at, read and stopped, with retries.
+"""A Ray cluster through its job server: submit, look up, read and stop jobs, with retries.
 
-The only importer of Ray, and only when a cluster is used. Ray's client (`ray.job_submission`) is synchronous and runs
-in threads. It needs `ray` and `requests`, not the packages of a cluster's head.
+The only module that imports Ray, and only when a cluster is used. Ray's client (`ray.job_submission`) is synchronous and
+runs in threads. It needs `ray` and `requests`, not the packages of a cluster's head.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _ANSWER_S = 30.0
 _FIRST_BACKOFF_S, _LONGEST_BACKOFF_S = 0.5, 8.0
 _OVER = frozenset({"STOPPED", "SUCCEEDED", "FAILED"})
 _OWN_END = "JOB_ENTRYPOINT_COMMAND_ERROR"
-"""Ray's error type of a command that ended by itself with a failing exit code."""
+"""Ray's error type for a command that itself exited with an error."""
 _END = 300
-"""Letters that are shown of the beginning and the end of what Ray says."""
+"""How many characters of Ray's messages are shown, at the beginning and at the end."""
 INSTALL = "pip install 'swarm-researcher[ray]'"
 T = TypeVar("T")
 
@@ -39,7 +39,7 @@ class ClusterRefused(ValueError):
 
 
 class JobServer(Protocol):
-    """The part of `ray.job_submission.JobSubmissionClient` that is used. Raises: OSError when it cannot be reached,
+    """The methods of `ray.job_submission.JobSubmissionClient` in use. Raises: OSError when it cannot be reached,
     RuntimeError when it refuses.
     """
 
@@ -66,8 +66,8 @@ class JobServer(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeenJob:
-    """A job as the cluster knows it. status: Ray's word for it. lost: why it ended, where its command did not end by itself.
-    message: Ray's own, with the last of the output where the command failed."""
+    """A job as the cluster knows it. status: Ray's word for it. lost: why it ended, if its command did not end by itself.
+    message: Ray's own, with the end of the output if the command failed."""
 
     status: str
     exit_code: int | None
@@ -81,14 +81,17 @@ class SeenJob:
 
     @property
     def waiting(self) -> bool:
-        """Whether its command has not begun: the cluster has no room for it yet, or makes its environment."""
+        """Whether its command has not begun: the cluster has no room for it yet, or prepares its environment."""
         return self.status == "PENDING"
 
 
 class RayCluster:
-    """address: of the job server, `http://HOST:8265`; None is what Ray itself finds: RAY_API_SERVER_ADDRESS, RAY_ADDRESS, or a
-    cluster on this machine. patience_s: how long a cluster that does not answer is asked again.
-    connect: how the job server is reached; by default through Ray's own client."""
+    """Client of one cluster's job server.
+
+    address: of the job server, `http://HOST:8265`; None lets Ray find it by RAY_API_SERVER_ADDRESS, RAY_ADDRESS, or a
+    cluster on this machine. patience_s: how long to retry if the cluster does not answer.
+    connect: how to reach the job server; by default through Ray's own client.
+    """
 
     def __init__(
         self,
@@ -114,7 +117,7 @@ class RayCluster:
         )
 
     async def look(self, submission_id: str) -> SeenJob | None:
-        """None if the cluster does not know the job."""
+        """The job; None if the cluster does not know it."""
         return await self._ask(lambda server: _seen(server, submission_id))
 
     async def submit(
@@ -127,7 +130,7 @@ class RayCluster:
         metadata: Mapping[str, str],
         cpus: float,
     ) -> bool:
-        """Submit a job that finds the archive's files in its working directory; False where there is one of this id already."""
+        """Submit a job with the archive's files in its working directory; False if a job of this id exists."""
 
         def submit(server: JobServer) -> bool:
             try:
@@ -158,7 +161,7 @@ class RayCluster:
         return await self._ask(logs)
 
     async def stop(self, submission_id: str) -> None:
-        """Ask the job to end. One that the cluster does not know, or that is over, is left alone."""
+        """Ask the job to end. A job that is unknown to the cluster or over is left alone."""
 
         def stop(server: JobServer) -> None:
             try:
@@ -170,7 +173,7 @@ class RayCluster:
         await self._ask(stop)
 
     async def check_reach(self, urls: Sequence[str]) -> None:
-        """Check by address that every node can reach the swarm servers. urls: empty for a server started here.
+        """Check by address that every node can reach the swarm servers. urls: empty for servers started here.
 
         Raises: ClusterRefused for servers on loopback if the cluster has other machines; ClusterUnreachable.
         """
@@ -187,9 +190,9 @@ class RayCluster:
             )
 
     async def _ask(self, question: Callable[[JobServer], T]) -> T:
-        """Ask until there is an answer. Raises: ClusterUnreachable; ClusterRefused.
+        """Retry until there is an answer. Raises: ClusterUnreachable; ClusterRefused.
 
-        A question that was begun is always waited for: what is submitted while everything is cancelled must not be missed.
+        A request that has begun is always awaited, even under cancellation: otherwise a submitted job could be missed.
         """
         deadline, backoff_s = self.clock.monotonic() + (0.0 if self._given_up else self._patience_s), _FIRST_BACKOFF_S
         while True:
@@ -226,7 +229,7 @@ class RayCluster:
 
 
 def check_installed() -> None:
-    """Raises: ClusterRefused naming the command that installs what is not here. Imports nothing."""
+    """Raises: ClusterRefused with the command that installs missing packages. Imports nothing."""
     lacking = [name for name in ("ray", "requests") if importlib.util.find_spec(name) is None]
     if lacking:
         raise ClusterRefused(f"--clients ray needs {' and '.join(lacking)}, not installed here: {INSTALL}")
@@ -259,7 +262,7 @@ def _connected(address: str | None) -> JobServer:
     from ray.job_submission import JobSubmissionClient
 
     class Timed(JobSubmissionClient):  # type: ignore[misc]  # Ray is not typed for us
-        """Ray's own waits for ever."""
+        """Ray's own client, which has no time limit, with one."""
 
         def _do_request(self, method: str, endpoint: str, **more: Any) -> Any:
             try:
@@ -270,7 +273,7 @@ def _connected(address: str | None) -> JobServer:
                 ) from error
 
     for name in ("ray.dashboard.modules.dashboard_sdk", "ray.dashboard.modules.job.sdk"):
-        logging.getLogger(name).setLevel(logging.WARNING)  # they tell of each archive that is sent
+        logging.getLogger(name).setLevel(logging.WARNING)  # they log each archive that is sent
     try:
         server: JobServer = Timed(address)
     except RayError as error:
@@ -282,7 +285,7 @@ def _seen(server: JobServer, submission_id: str) -> SeenJob | None:
     """Raises: OSError, RuntimeError when the server cannot say."""
     try:
         found = server.get_job_info(submission_id)
-    except RuntimeError:  # whether there is no such job, or something else is wrong, the list tells
+    except RuntimeError:  # no such job, or another failure? the list of jobs decides
         found = next((job for job in server.list_jobs() if job.submission_id == submission_id), None)
     if found is None:
         return None
@@ -299,7 +302,7 @@ def _seen(server: JobServer, submission_id: str) -> SeenJob | None:
 
 
 def _shortened(text: str) -> str:
-    """One line with the beginning and the end; tracebacks end with the error."""
+    """One line with the beginning and the end of the text; a traceback has its error at the end."""
     line = " ".join(text.split())
     return line if len(line) <= 2 * _END else f"{line[:_END]} ... {line[-_END:]}"
 
@@ -316,7 +319,7 @@ def _node_addresses(server: JobServer) -> list[str]:
 
 
 def _is_here(address: str) -> bool:
-    """Whether an address is one of this machine's: only those can be listened on."""
+    """Whether an address belongs to this machine: only such an address can be bound."""
     try:
         family = socket.getaddrinfo(address, 0, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family[0], socket.SOCK_DGRAM) as probe:

@@ -1,9 +1,9 @@
-"""What a client takes along to a machine that has none of our code: one archive, the same bytes for the same content.
+"""The files of a client for a machine without our code: one archive, the same bytes for the same content.
 
-    swarm/client, swarm/protocol, foundation    the client library: pure Python, beside it httpx and pydantic are needed
+        swarm/client, swarm/protocol, foundation    the client library: pure Python; it also needs httpx and pydantic
     instrument/                                 the instrument's code, in the version that is to run
 
-and further files beside them. The folder that it is unpacked in is the client's working directory.
+and further files beside them. The folder that the archive is unpacked in is the client's working directory.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
 def packed(code: Path, files: Mapping[str, bytes]) -> bytes:
-    """A zip of the client library, the instrument's folder and `files`, by their names in it. Only its owner may read `files`."""
+    """A zip of the client library, the instrument's folder and `files` (content by name). Only the owner may read `files`."""
     data = BytesIO()
     with zipfile.ZipFile(data, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, file in sorted(
@@ -63,22 +63,22 @@ _WITH_TOKEN = f"read -r SWARM_TOKEN < {_TOKEN} && rm {_TOKEN} && export SWARM_TO
 _FORWARDED = ("SWARM_LOG_LEVEL",)
 _STATE, _ARCHIVE, _JOB = "ray.json", "client.zip", "job"
 _CPUS = 1.0
-"""CPUs per client. Jobs that ask for none stay on the cluster's head."""
+"""CPUs per client. Ray places jobs that ask for none on the cluster's head."""
 _LOOK_S, _READ_S = 1.0, 30.0
-"""How often a job is polled, and its output fetched."""
+"""Intervals at which a job is polled, and its output fetched."""
 _REHEARSAL_LIMIT_S = 600.0
 """Packages may have to be installed first."""
 _SLACK_S = 20.0
-"""Extra time, after a job's own, before a job that still waits for resources is abandoned."""
+"""Extra wait, beyond a job's own stop time, before a job that still waits for resources is abandoned."""
 _UNPACKED = re.compile(r"""[^\s"']*/_ray_pkg_[0-9a-f]+/""" + INSTRUMENT + "/")
 """Path of a client's files on a node."""
 _LONGEST_NAME = 60
 
 
 class RayPlace:
-    """A `ClientPlace`. pins: packages (`name==version`) that pip installs on the workers.
+    """Clients as Ray jobs. pins: packages (`name==version`) that pip installs on the workers.
 
-    stop_s: how long a stopped job may take to end by itself. environ: source of the tokens.
+    stop_s: time for a stopped job to end by itself. environ: source of the tokens.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class RayPlace:
     async def submit(
         self, name: str, entrypoint: str, folder: Path, archive: bytes, metadata: Mapping[str, str]
     ) -> bool:
-        """Submit a job with this archive, which is in `folder` no longer than that takes. False where there is one of this name."""
+        """Submit a job with this archive, a file in `folder` for only that long. False if a job of this name exists."""
         file = folder / _ARCHIVE
         try:
             _write_for_us(file, archive)
@@ -121,9 +121,9 @@ class RayPlace:
             file.unlink(missing_ok=True)
 
     async def rehearse(self, code: Path, workflow: str, asked: Mapping[str, Any], folder: Path, name: str) -> None:
-        """Have the instrument's tasks drawn on the cluster: whether its Python has what a client needs.
+        """Draw the instrument's tasks on the cluster, to check that its Python has what a client needs.
 
-        asked: as swarm.client.rehearsal takes it. folder: for what is sent. Raises: ClusterRefused with the job's last words;
+        asked: as for swarm.client.rehearsal. folder: for the archive. Raises: ClusterRefused with the end of the job's output;
         ClusterUnreachable.
         """
         clock = self.cluster.clock
@@ -152,7 +152,7 @@ class RayPlace:
 
 
 class RayJob:
-    """A `ClientJob`. Its folder holds which job is its newest (`ray.json`), and each job's output."""
+    """A client as a Ray job. Its folder records the newest job (`ray.json`) and each job's output."""
 
     def __init__(self, place: RayPlace, folder: Path, name: str) -> None:
         self.folder = folder
@@ -175,8 +175,10 @@ class RayJob:
         return Started(name=f"Ray job {self._id()} at {self._cluster.name}")
 
     async def _submitted(self, order: Order) -> bool:
-        """Submit the newest job. What a killed researcher submitted under that name is taken over where it is the same; else it is
-        ended, and False."""
+        """Submit the newest job; returns whether it runs.
+
+        If a killed researcher submitted a job under that name, keep it if it is the same; else end it and return False.
+        """
         blueprint = order.blueprint.model_copy(update={"instrument_dir": INSTRUMENT})
         files = {BLUEPRINT: (blueprint.model_dump_json(indent=2) + "\n").encode(), _JOB: f"{self._id()}\n".encode()}
         sent, token = hashlib.sha256(packed(order.code.folder, files)).hexdigest(), self._place.token
@@ -211,7 +213,7 @@ class RayJob:
         while (seen := await self._seen()) is not None and not self._over(seen):
             await self._cluster.stop(self._id())
             if seen.waiting and clock.monotonic() >= deadline:
-                # It was told, and ends as soon as it begins: the cluster keeps that for it.
+                # The cluster remembers the stop request, so the job ends as soon as it begins.
                 self._remember(self._number, let_go=True)
                 return
             await clock.sleep(_LOOK_S / 4)
@@ -229,7 +231,7 @@ class RayJob:
     def as_here(self, text: str, code: Path) -> str:
         return _UNPACKED.sub(lambda _: f"{code}/", text)
 
-    # -- what is remembered -------------------------------------------------------------------------------------------
+    # -- recorded state -----------------------------------------------------------------------------------------------
 
     @property
     def _state(self) -> dict[str, Any]:
@@ -252,10 +254,10 @@ class RayJob:
         state = {"number": number, "job": f"{self._name}-{number}", "cluster": self._cluster.name, "let_go": let_go}
         write_atomically(self.folder / _STATE, (json.dumps(state, indent=2) + "\n").encode())
 
-    # -- what is seen -------------------------------------------------------------------------------------------------
+    # -- the cluster's state ------------------------------------------------------------------------------------------
 
     async def _seen(self) -> SeenJob | None:
-        """The newest job. When it is over, its output is here."""
+        """The newest job. If it is over, fetch its output first."""
         if not self._number:
             return None
         seen = await self._cluster.look(self._id())
@@ -268,14 +270,14 @@ class RayJob:
         return seen.over or (seen.waiting and bool(self._state.get("let_go")))
 
     async def _fetch(self, instead: str = "") -> None:
-        """instead: of the output, where that cannot be had."""
+        """Fetch the output. instead: text to write if the output is not available."""
         said = await self._cluster.logs(self._id())
         if said or instead:
             write_atomically(self._log, (said or instead).encode())
 
 
 def _write_for_us(file: Path, data: bytes) -> None:
-    """Nobody else may read it."""
+    """Write a file that only its owner may read."""
     file.parent.mkdir(parents=True, exist_ok=True)
     file.unlink(missing_ok=True)
     with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as opened:

@@ -1,6 +1,6 @@
-"""A few of a trial's episodes, call by call, so that people see what the numbers are about. Bounded, without secrets.
+"""A few of a trial's episodes, call by call, so that people see what is behind the numbers. Bounded, without secrets.
 
-Optional: no trial fails for it. The choice follows from the ledger's order alone.
+Optional: no trial fails because of it. The choice depends only on the ledger's order.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from swarm.protocol.episodes import EpisodeTrace, LedgerEntry, RecordedCall
 from swarm.protocol.errors import SwarmError
 
 TRAIN, EVAL, INTERIM = 4, 2, 2
-"""Episodes taken of training, and of each evaluation; interim evaluations of which any are taken."""
+"""Episodes taken from training and from each evaluation; number of interim evaluations to take episodes from."""
 MOST_CALLS = 16
-"""Most calls of one episode: the first and the last."""
+"""Most calls of one episode, taken from its beginning and its end."""
 MOST_CHARACTERS = 6000
 """Most characters of one request or answer, as JSON."""
 _LONGEST_TEXT = 1500
@@ -34,7 +34,7 @@ async def sample(swarm: SwarmClient, entries: Sequence[LedgerEntry]) -> tuple[Sa
     for entry in chosen(entries):
         try:
             trace = await swarm.trace(entry.episode_id)
-        except SwarmError as error:  # whatever it is: the trial itself is whole
+        except SwarmError as error:  # of any kind: the trial itself is complete
             logging.getLogger(__name__).info("episode %s is not in the sample: %s", entry.episode_id, error)
             continue
         taken.append(_episode(trace))
@@ -42,9 +42,10 @@ async def sample(swarm: SwarmClient, entries: Sequence[LedgerEntry]) -> tuple[Sa
 
 
 def chosen(entries: Sequence[LedgerEntry]) -> list[LedgerEntry]:
-    """Spread evenly over training, and over the tasks of the evaluations before and after it, which are the same in all arms.
+    """Episodes spread evenly over training, and over the tasks of the evaluations before and after it, equal in all arms.
 
-    Of interim evaluations too, the newest among them; then all are of tasks that these play, so that one sees them change.
+    If there are interim evaluations, the newest is included; all evaluations then show the same tasks, so that one can see
+    answers change.
     """
     played = [entry for entry in entries if entry.reward is not None and entry.calls]
     train = sorted((entry for entry in played if entry.kind == "train"), key=_in_training)
@@ -62,18 +63,18 @@ def chosen(entries: Sequence[LedgerEntry]) -> list[LedgerEntry]:
 
 
 def _newest(interim: Sequence[LedgerEntry]) -> list[int]:
-    """The steps of interim evaluations of which episodes are taken: the newest, and those halfway to it."""
+    """The steps of the interim evaluations to take episodes from: the newest, and the one halfway to it."""
     steps = sorted({entry.claimed_step for entry in interim})
     return sorted({steps[(len(steps) - 1) * place // INTERIM] for place in range(1, INTERIM + 1)}) if steps else []
 
 
 def _in_training(entry: LedgerEntry) -> tuple[int, str, int, str]:
-    """Not by time: two arms on one seed then show the same tasks, whichever of them answered sooner."""
+    """Sort key without times: two arms on one seed then show the same tasks, whichever answered sooner."""
     return entry.claimed_step, entry.task_id, entry.slot or 0, entry.episode_id
 
 
 def _one_a_task(entries: Sequence[LedgerEntry]) -> list[LedgerEntry]:
-    """The first episode of each task, by the tasks' names."""
+    """The first episode of each task, sorted by task name."""
     first: dict[str, LedgerEntry] = {}
     for entry in sorted(entries, key=lambda entry: (entry.claimed_at, entry.episode_id)):
         first.setdefault(entry.task_id, entry)
@@ -128,7 +129,7 @@ def _call(call: RecordedCall) -> SampledCall:
 
 
 def bounded(value: Any) -> Any:
-    """Any JSON value, cut to at most `MOST_CHARACTERS`, without secrets and without what a database refuses."""
+    """Any JSON value, cut to at most `MOST_CHARACTERS`, without secrets or characters that a database refuses."""
     cut = _cut(value, 0)
     text = json.dumps(cut, ensure_ascii=False)
     return cut if len(text) <= MOST_CHARACTERS else {"cut": text[: MOST_CHARACTERS // 2]}

@@ -1,6 +1,6 @@
 """The server pool: which swarm servers a study may use, who holds them, and whether they are fit.
 
-Servers are leased in SQL, so that two studies do not send runs to one.
+Servers are leased in SQL, so that two studies never send runs to the same one.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from swarm.protocol.status import Phase, ServerStatus
 
 _log = logging.getLogger(__name__)
 _KNOCK_S = 0.5
-"""Between two tries at a server that does not answer yet."""
+"""Interval between attempts to reach a server that does not answer yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolLimits:
-    """How long leases last, servers may boot, and may be unreachable before they count as lost.
+    """Durations of a lease, of a server's boot, and of an outage before the server counts as lost.
 
     first_answer_s: how long a given server may be silent at the start of a study. told_s: interval of the messages
-    about it.
+    about that.
     """
 
     lease_s: float = 60.0
@@ -60,15 +60,15 @@ class Server:
         self.swarm = swarm
         self.lease = lease
         self.owned = owned
-        """Started by this study: nobody else's runs are on it."""
+        """Whether this study started it, so that it hosts nobody else's runs."""
         self._runs = runs
-        """Where its runs keep checkpoints, which are deleted when the next run begins; None: they stay."""
+        """Folder of its runs' checkpoints, which are deleted when the next run begins; None keeps them."""
         self.status: ServerStatus | None = None
-        """Its status when it was last seen ready."""
+        """Its last status when it was ready."""
         self.unfit: str | None = None
 
     def hosts(self, model: PlanModel) -> bool:
-        """Whether it has said so."""
+        """Whether the server has reported that it hosts the model."""
         found = self.status
         return found is not None and model.is_hosted(found.model, found.model_fingerprint, found.engine.backend)
 
@@ -78,14 +78,14 @@ class Server:
             raise ServerUnfit(f"{self.url}: {self.unfit}", self.url)
 
     async def discard_runs_before(self, run_id: str) -> None:
-        """Free the disk of the checkpoints of older runs: a server goes back to those of its newest run alone."""
+        """Delete the checkpoints of older runs: a server can only resume its newest run."""
         if self._runs is not None:
             older = [folder for folder in self._runs.glob("*") if folder.name != run_id]
             for folder in older:
                 await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
     async def ready(self, clock: Clock, limit_s: float) -> ServerStatus:
-        """The status once it is not booting any more. Raises: ServerUnfit when it failed, or takes too long."""
+        """Wait until the server has booted; returns its status. Raises: ServerUnfit when it failed, or takes too long."""
         deadline = clock.monotonic() + limit_s
         try:
             async for status in self.swarm.statuses(wait_s=10.0):
@@ -106,7 +106,7 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """The servers of one trial: the main one, and one for each further role."""
+    """The servers of one trial: the main one, and one per further role."""
 
     main: Server
     beside: Mapping[str, Server] = field(default_factory=dict)
@@ -120,7 +120,7 @@ class Site:
         return all(server.unfit is None for server in self.servers)
 
     def takes(self, plan: Plan, arm: str) -> bool:
-        """Whether the arm's model is hosted here. Where arms do not differ by it, every site takes them all."""
+        """Whether the arm's model is hosted here. If all arms share a model, every site takes every arm."""
         return not plan.models or self.main.hosts(plan.model_of(arm))
 
     def check(self) -> None:
@@ -139,11 +139,11 @@ class Site:
 
 
 _TOKENS = ("SWARM_ADMIN_TOKEN", "SWARM_TOKEN", "SWARM_CLIENT_TOKEN")
-"""Environment variables with tokens of servers and clients."""
+"""Environment variables that may hold a token for the servers."""
 
 
 def server_token(environ: Mapping[str, str]) -> str | None:
-    """The token for servers. An admin's comes first, as it may start runs.
+    """The token for servers. An admin token is preferred, because it may start runs.
 
     Raises: UsageError naming a variable with an invalid token.
     """
@@ -156,21 +156,21 @@ def server_token(environ: Mapping[str, str]) -> str | None:
 
 
 def one_server(url: str, other: str) -> str:
-    """The message for two addresses of one server."""
+    """Error message for two addresses of the same server."""
     return f"{url} and {other} are the same server: give one of them"
 
 
 class ServerPool:
     """An async context manager over the servers of one study: those given by url, or those started here.
 
-    holder: who holds the leases; the same text again (after a crash) gets them back at once.
-    local: what to start here, one after the other, where no url is given. roles: of the further models that a trial needs
-    servers for; given servers are taken in order, first the instrument's own model, then a server for each role.
-    by_turns: of `local` only one runs at a time, that whose model was asked for last (`turn_to`); none to begin with.
-    at_most: trials at once, and no more servers are taken than these need. None: as many as there are servers for.
-    models: how many different ones the trials train; then all servers are taken, whatever `at_most`. keep_runs: whether the checkpoints of a run stay
-    on the disk of a server of our own when the next run begins. tell: told, in a line, of what is waited for.
-    transport: how the servers that were given are reached; None is the network.
+    holder: who holds the leases; after a crash, the same text gets them back at once.
+    local: servers to start here, one after the other, if no URL is given. roles: of the further models of a trial, each on a
+    server of its own. Given servers are assigned in order: first the instrument's own model, then a server for each role.
+    by_turns: run only one of `local` at a time, the one that hosts the model last passed to `turn_to`; none at first.
+    at_most: most trials at once; no more servers are taken than these need. None: as many as there are servers for.
+    models: number of different models that the trials train; if several, all servers are taken, whatever `at_most`.
+    keep_runs: whether the checkpoints of a run stay on our own server's disk when the next run begins.
+    tell: receives a line about each wait. transport: for requests to the given servers; None is the network.
     """
 
     def __init__(
@@ -219,17 +219,17 @@ class ServerPool:
 
     @property
     def needed(self) -> int:
-        """Servers that a trial takes at once, all or none."""
+        """Number of servers that one trial needs at the same time."""
         return 1 + len(self._roles)
 
     def sites(self) -> list[Site]:
-        """The usable servers, put together for trials; those that are too few for one more stay idle."""
+        """The usable servers, grouped for trials; leftover servers stay idle."""
         fit, size = self.servers, self.needed
         groups = [fit[i : i + size] for i in range(0, len(fit) - size + 1, size)]
         return [Site(group[0], dict(zip(self._roles, group[1:], strict=True))) for group in groups]
 
     def reasons(self) -> str:
-        """Why the others cannot."""
+        """Why the other servers cannot be used."""
         return "; ".join(f"{server.url}: {server.unfit}" for server in self._servers if server.unfit is not None)
 
     async def __aenter__(self) -> Self:
@@ -242,9 +242,9 @@ class ServerPool:
         await self.close()
 
     async def open(self) -> list[Server]:
-        """Lease the servers, start our own where none was given, wait until they can take runs.
+        """Lease the servers, start our own if none was given, and wait until they can take runs.
 
-        Raises: NoServersLeft, with the reason of each.
+        Raises: NoServersLeft, with each server's reason.
         """
         refused = []
         try:
@@ -264,10 +264,9 @@ class ServerPool:
         return self.servers
 
     async def turn_to(self, model: PlanModel) -> None:
-        """Where servers take turns: run the one that hosts `model` in place of any other. Its folder, port and runs
-        stay. Otherwise do nothing.
+        """If servers take turns, run the one that hosts `model` and stop the others. Their folders, ports and runs stay.
 
-        Raises: NoServersLeft when it does not start, or was lost.
+        Raises: NoServersLeft when the server does not start, or was lost.
         """
         own = [server for server in self._servers if server.hosts(model)]
         if not self.by_turns or any(server.unfit is None for server in own):
@@ -291,7 +290,7 @@ class ServerPool:
     async def close(self, *, stop_local: bool = True) -> None:
         """Release every server, and stop our own (with `stop_local`); their state stays.
 
-        A failure on one server does not keep the others; the last error is raised at the end.
+        A failure on one server does not stop the others from closing; the last error is raised at the end.
         """
         for task in self._tasks:
             task.cancel()
@@ -350,7 +349,7 @@ class ServerPool:
                 raise ServerUnfit(one_server(other.url, server.url), server.url)
 
     async def _answering(self, url: str, token: str | None) -> None:
-        """Wait until something answers at `url`, with a message at once if nothing does.
+        """Wait until something answers at `url`; if nothing does at first, send a message.
 
         Raises: ServerUnfit after `first_answer_s`.
         """
@@ -371,11 +370,11 @@ class ServerPool:
                         self.tell(f"{url} does not answer; trying for {deadline - now:.0f} s more")
                         told_at = now
                 except SwarmError:
-                    return  # it answers; what it says is for `ready` to judge
+                    return  # any answer will do here; `ready` judges the status
                 await self.clock.sleep(min(_KNOCK_S, deadline - now))
 
     def _process(self, local: LocalServer) -> LocalProcess:
-        """Further servers of ours get the first as `--peer`: it resolves their teams."""
+        """The process of a server of our own. Later servers get the first as `--peer`, which resolves their teams."""
         peers = [argument for server in self._servers[:1] for argument in ("--peer", server.url)]
         arranged = replace(local, arguments=(*local.arguments, *peers))
         process = LocalProcess(arranged, self.clock, self._limits.local, self._environ)
@@ -383,7 +382,7 @@ class ServerPool:
         return process
 
     def _beside(self, server: Server, work: Coroutine[Any, Any, None]) -> None:
-        """Have this done until the pool closes. A server whose lease is not kept, or which is not looked after, is unfit."""
+        """Run this until the pool closes. If it fails, the server is unfit: its lease is lost, or nobody restarts it."""
 
         def judge(task: asyncio.Task[None]) -> None:
             if not task.cancelled() and (error := task.exception()) is not None:
@@ -402,7 +401,7 @@ class ServerPool:
             except LeaseSuperseded as error:
                 server.unfit = str(error)
                 return
-            except (DatabaseAway, StorageFailed) as error:  # what is left of the lease bridges a short one
+            except (DatabaseAway, StorageFailed) as error:  # the rest of the lease bridges a short outage
                 _log.warning("the lease on %s was not renewed, it is tried again: %s", server.url, error)
 
 

@@ -1,4 +1,4 @@
-"""A server while one attempt holds it: its run started or found again, others' runs waited for, the server given back."""
+"""A server while one attempt holds it: start or find its run, wait for others' runs, give the server back."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _ABANDONED_DRAIN_S = 0.1
 
 
 class Slot:
-    """One server, for one attempt. tell: messages about what is waited for. check_halt: called while waiting; raises
-    StudyHalted to end it.
+    """One server, for one attempt. tell: receives messages about waits. check_halt: called while waiting; raises
+    StudyHalted to end the wait.
     """
 
     def __init__(
@@ -52,10 +52,10 @@ class Slot:
         self._check_halt = check_halt
         self._told: set[str] = set()
         self.run_id: str | None = None
-        """The run that was started or found, even if the caller was cancelled meanwhile."""
+        """The run that was started or found, even if the caller was cancelled in between."""
 
     async def start(self, spec: RunSpec, idempotency_key: str, model: PlanModel) -> RunReport:
-        """The run under this key, started now or found again. model: what the server has to host.
+        """Start the run under this key, or find it again. model: what the server has to host.
 
         Raises: AttemptFailed when the server refuses it; ServerUnfit when it hosts another model or other weights, or
         another run keeps it; StudyHalted while another run keeps it.
@@ -92,7 +92,7 @@ class Slot:
             note_weights(self._store, self._study_id, model, status)
 
     def check(self, status: ServerStatus, run_id: str) -> None:
-        """Raises: ServerUnfit; AttemptFailed when the run was taken off the server."""
+        """Raises: ServerUnfit; AttemptFailed when the run was removed from the server."""
         self.server.check()
         if status.phase is Phase.FAILED:
             reason = status.failed.reason if status.failed else "no reason given"
@@ -102,7 +102,7 @@ class Slot:
             raise AttemptFailed(f"the run is no longer on its server (current run: {status.run_id or 'none'})")
 
     async def rest(self, run_id: str) -> None:
-        """Stop the run with a checkpoint. Its open episodes may end first, within its drain limit. Repeating it does
+        """Stop the run with a checkpoint. Its open episodes may end first, within its drain limit. Calling it again does
         nothing.
 
         Raises: ServerUnfit when it does not stop; SwarmError.
@@ -113,9 +113,9 @@ class Slot:
             raise await self._unstoppable(run_id)
 
     async def go_on(self, run_id: str) -> bool:
-        """Have a run that rests go on where it stopped; whether it rested.
+        """Resume a run at rest; returns whether it was at rest.
 
-        Raises: RunLost when its server has it no more, or did something else since; SwarmError.
+        Raises: RunLost when its server no longer has it, or has run something else since; SwarmError.
         """
         if (await self.swarm.status()).run_id == run_id:
             return False
@@ -131,7 +131,7 @@ class Slot:
         return True
 
     async def free(self, run_id: str | None) -> None:
-        """Stop the run to free the engine. If that fails, the next run stops it."""
+        """Stop the run to free the engine. If that fails, the next run will stop it."""
         if run_id is None or self.server.unfit is not None:
             return
         try:
@@ -141,7 +141,7 @@ class Slot:
             _log.warning("run %s could not be stopped: %s", run_id, error)
 
     async def _make_room(self, run_id: str, deadline: float) -> None:
-        """Stop a run that this study, or one that is over, left behind; wait for anybody else's.
+        """Stop a run left behind by this study, or by one that is over; wait for any other run to end.
 
         Raises: ServerUnfit at the deadline; StudyHalted.
         """
@@ -199,8 +199,8 @@ class Slot:
     async def _released(
         self, run_id: str, deadline: float, see: Callable[[ServerStatus], None] = lambda _: None
     ) -> None:
-        """Wait until the run has left the server, or the deadline. see: called with each status; its exceptions
-        propagate."""
+        """Wait until the run has left the server, or the deadline. see: called with each status; may raise to end the
+        wait."""
         async for status in self.swarm.statuses(wait_s=max(0.0, min(10.0, deadline - self._clock.monotonic()))):
             if status.run_id != run_id or self._clock.monotonic() >= deadline:
                 return
@@ -209,7 +209,7 @@ class Slot:
             await self._clock.sleep(self._look_s)
 
     async def _stop(self, run_id: str) -> None:
-        """Stop a run whose client is gone: episodes that it left open are not waited for."""
+        """Stop a run whose client is gone, without waiting for its open episodes."""
         report = await self.swarm.run(run_id)
         if report.status == "running":
             await self.swarm.patch_run(run_id, {"limits": {"drain_limit_s": _ABANDONED_DRAIN_S}})
@@ -223,11 +223,11 @@ def _details(error: Refusal) -> str:
 
 _EVENT = "weights"
 _SHOWN = 12
-"""Hexadecimal digits of a fingerprint, as servers show it."""
+"""How many hexadecimal digits of a fingerprint are shown, as servers do."""
 
 
 def misfit(model: PlanModel, url: str, status: ServerStatus, seen: str | None = None) -> str | None:
-    """Why trials of `model` cannot run on the server at `url`; None where they can.
+    """Why trials of `model` cannot run on the server at `url`; None if they can.
 
     seen: the fingerprint that the study's earlier trials of the model had.
     """
@@ -261,7 +261,7 @@ def serving(model: PlanModel, status: ServerStatus | None = None) -> str:
 
 
 def weights_seen(store: Store, study_id: str) -> dict[str, str]:
-    """Fingerprints of the weights that the study's trials had, by the models' names."""
+    """Fingerprints of the weights that the study's trials started from, by model name."""
     return {event.detail["model"]: event.detail["fingerprint"] for event in store.journal.events(study_id, _EVENT)}
 
 

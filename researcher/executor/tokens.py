@@ -1,7 +1,7 @@
-"""Tokens of agents' calls against a study's budget: prompt and sampled, of training and evaluation, of every attempt.
+"""Tokens of agents' calls against a study's budget: prompt and sampled, in training and evaluation, in every attempt.
 
-They are reserved before an attempt begins, counted while it runs by what the servers' ledgers add up to, and kept when it ends,
-however it ends. Each attempt is an item of the budget, as it has runs of its own.
+They are reserved before an attempt begins, counted from the servers' ledgers while it runs, and stay spent when it ends,
+however it ends. Each attempt is an item of the budget, because it has its own runs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ KIND = "tokens"
 
 
 class TokenBudget:
-    """Of one study. Where its plan has no limit of tokens, nothing is counted."""
+    """The token budget of one study. If its plan has no token limit, nothing is counted."""
 
     def __init__(self, store: Store, study_id: str, plan: Plan) -> None:
         self._store = store
@@ -28,10 +28,10 @@ class TokenBudget:
         self.limited = plan.budget.tokens is not None
 
     def reserve(self, trial: TrialRecord) -> None:
-        """Set aside what the trial's next attempt, or the open one, is expected to take still.
+        """Reserve the tokens that the trial's next or open attempt is still expected to take.
 
-        Raises: OverBudget where that is not left. Before a trial has been counted nobody knows what one takes: then it may begin
-        as long as anything is left.
+        Raises: OverBudget when they are not left. Before any trial has been counted there is no measured need: then a trial may
+        begin as long as any tokens are left.
         """
         if not self.limited:
             return
@@ -46,18 +46,18 @@ class TokenBudget:
         self._store.budgets.reserve(self._study_id, KIND, item, wanted if counted else min(wanted, left))
 
     def is_spent(self) -> bool:
-        """Whether nothing more may be sampled: what is reserved for others is theirs still."""
+        """Whether the whole budget is spent. Tokens reserved for other attempts do not count: those may still use them."""
         if not self.limited:
             return False
         state = self._state()
         return state.spent >= state.limit
 
     def note(self, trial_key: str, attempt: int, tokens: int) -> None:
-        """What the attempt has taken so far."""
+        """Record the tokens that the attempt has used so far."""
         self._store.budgets.use(self._study_id, KIND, item_of(trial_key, attempt), tokens)
 
     def settle(self) -> None:
-        """End the reservations of attempts that have ended, in this process or in another."""
+        """Release the reservations of attempts that have ended, in this process or in another."""
         if not self.limited:
             return
         attempts = self._store.trials.attempts_of_study(self._study_id)
@@ -70,7 +70,7 @@ class TokenBudget:
             self._store.budgets.release(self._study_id, KIND, over)
 
     def _counted(self, arm: str, items: dict[str, tuple[float, float]]) -> float | None:
-        """What a trial of the arm took on average; before one was counted, what the dearest of the others took; else None."""
+        """Mean tokens of the arm's trials; without any, the largest need among other arms; without any count, None."""
         spent: dict[str, float] = defaultdict(float)
         for item, (_, amount) in items.items():
             spent[item.rpartition("#")[0]] += amount
@@ -96,7 +96,7 @@ def item_of(trial_key: str, attempt: int) -> str:
 
 
 async def count_tokens(runs: Iterable[tuple[SwarmClient, str]]) -> int:
-    """Tokens of the ended episodes of these runs, whoever played them. Raises: SwarmError."""
+    """Tokens of these runs' ended episodes, of all clients. Raises: SwarmError."""
     total = 0
     for swarm, run_id in runs:
         counts = (await swarm.summary(run_id=run_id)).counts

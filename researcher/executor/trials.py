@@ -1,11 +1,11 @@
-"""Runs the trials of a stage on a pool of servers, one per server (or per set of servers, where a trial trains several
-models) at a time, each exactly once whatever dies meanwhile.
+"""Runs the trials of a stage on a pool of servers, each exactly once, whatever process dies meanwhile. One trial at a time runs
+on each server (or on each set of servers, if a trial trains several models).
 
     async with ServerPool(store, holder=f"study {study_id}", local=LocalServer(...)) as pool:
         records = await Executor(store, pool, setup).run_trials(study_id, plan, trials, on_progress)
 
-`store` is the orchestrator's: fenced with its lease. A reconcile loop: SQL says what is intended, the servers and the
-clients' places say what is there; each round does what is missing.
+`store` is the orchestrator's, fenced with its lease. A reconcile loop: SQL holds the intent, the servers and the clients'
+places show the state, and each round does what is missing.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """Progress of a trial, for views. Times in seconds, since the call of `run_trials`."""
+    """Progress of a trial, for views. Times are in seconds since the call of `run_trials`."""
 
     key: str
     status: str
@@ -58,13 +58,13 @@ class Progress:
     """`heldout_reward` by step, of the interim evaluations so far."""
     spent_s: float
     left_s: float | None
-    """Estimated seconds until all of these trials are over."""
+    """Estimated seconds until all trials of this call are over."""
     measured: bool
-    """Whether `left_s` is by the pace of these trials; else by what the plan expects."""
+    """Whether `left_s` uses the measured pace of these trials, rather than the plan's estimate."""
 
 
 _CALIBRATED_STEPS = 2
-"""Steps after which a trial under way says what a whole one takes; the first step alone may be slow."""
+"""Steps after which a running trial predicts its total duration; the first step alone may be slow."""
 
 OnProgress = Callable[[Progress], None]
 
@@ -84,24 +84,24 @@ class _Round:
     curves: dict[str, list[tuple[int, float]]] = field(default_factory=lambda: defaultdict(list))
     held_out: dict[str, list[tuple[int, float]]] = field(default_factory=lambda: defaultdict(list))
     durations: list[float] = field(default_factory=list)
-    """Seconds of the trials that were done from their beginning to their end."""
+    """Durations in seconds of the trials that this call ran from beginning to end."""
     begun: dict[str, float] = field(default_factory=dict)
-    """When a trial under way was begun, by key."""
+    """Start time of each running trial, by key."""
     over: set[str] = field(default_factory=set)
     halted: bool = False
     by_hand: MendByHand | None = None
     running: int = 0
-    """Trials that have what they need, and are carried out."""
+    """Number of trials that have their reservations and are running."""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when one of these ends."""
+    """Set when a running trial ends."""
 
 
 class Executor:
     """attempts: how often a trial may fail, over its whole life, before it is recorded as failed.
 
-    limits: None follows from the plan. may_run: whether trials may run now; when they may not, those that do are paused.
-    clients: where clients live; by default as processes of this machine. mender: asked when a client fails by its own code;
-    None: it is started again, as after any other failure.
+    limits: None derives them from the plan. may_run: whether trials may run now; if not, running trials are paused.
+    clients: where clients run; by default as processes of this machine. mender: consulted when a client's own code fails;
+    None: the client is restarted, as after any other failure.
     """
 
     def __init__(
@@ -132,12 +132,12 @@ class Executor:
     async def run_trials(
         self, study_id: str, plan: Plan, trials: Sequence[TrialRecord], on_progress: OnProgress = lambda _: None
     ) -> list[TrialRecord]:
-        """The same trials, in the same order, each done or failed with its reason.
+        """Run the trials; returns them in the same order, each done or failed with its reason.
 
-        Some are not when a person asked for a stop (which ends what runs), or when the study is halted in another way (a
-        pause, its window, `halt`): what runs then is paused with a checkpoint, and goes on with the next call.
-        Raises: NoServersLeft; ClusterUnreachable; OverBudget; InstrumentChanged; MendByHand; LeaseSuperseded when another process owns the study by now.
-        What was under way then goes on with the next call.
+        Some stay unfinished if a person asked for a stop (which ends running trials), or if the study is halted in another way
+        (a pause, its window, `halt`): running trials are then paused with a checkpoint, and the next call continues them.
+        Raises: NoServersLeft; ClusterUnreachable; OverBudget; InstrumentChanged; MendByHand; LeaseSuperseded when another process
+        owns the study by now. The next call continues the trials that were running.
         """
         work = Work(study_id=study_id, plan=plan, setup=self._setup)
         this = _Round(
@@ -162,11 +162,11 @@ class Executor:
         return [self._store.trials.get(study_id, trial.key) for trial in trials]
 
     def halt(self, cause: Cause) -> None:
-        """Have `run_trials` return soon, and every later call at once."""
+        """Make the current `run_trials` return soon, and every later call at once."""
         self._cause = cause
 
     async def _reconciled(self, work: Work, trials: Sequence[TrialRecord]) -> list[str]:
-        """Keys of the trials that are not over, those under way first. Attempts whose server is gone are ended.
+        """Keys of the trials that are not over, running ones first. End attempts whose server is gone.
 
         Raises: NoServersLeft when the server whose turn it is does not start.
         """
@@ -189,8 +189,8 @@ class Executor:
         return [trial.key for trial, _ in under_way] + [trial.key for trial in planned]
 
     async def _take_turn(self, plan: Plan, under_way: Sequence[TrialRecord], planned: Sequence[TrialRecord]) -> None:
-        """Where servers take turns: seeds in order, each starting with the model of the one before (A B, B A, A B).
-        Arms then meet similar conditions, at one boot per seed.
+        """If servers take turns: process seeds in order, each starting with the previous seed's last model (A B, B A, A B).
+        Arms then meet similar conditions, with one boot per seed.
         """
         if not self._pool.by_turns or not (under_way or planned):
             return
@@ -207,7 +207,7 @@ class Executor:
         self._store.trials.withdraw_attempt(work.study_id, trial.key, reason)
 
     def _check_sites(self, this: _Round) -> None:
-        """Raises: NoServersLeft where no trial that is left can go on."""
+        """Raises: NoServersLeft when none of the remaining trials can run."""
         sites, plan = self._pool.sites(), this.work.plan
         then = (
             f"nothing is lost: continue with `researcher resume {this.work.study_id}`, on other servers with `--server`"
@@ -221,7 +221,7 @@ class Executor:
             )
 
     async def _all_sites(self, this: _Round) -> None:
-        """One worker per site, until each has nothing more to do. The first error ends the others."""
+        """Run one worker per site until each has nothing left to do. The first error ends the others."""
         workers = [asyncio.create_task(self._serve(this, site)) for site in self._pool.sites()]
         try:
             await asyncio.gather(*workers)
@@ -230,7 +230,7 @@ class Executor:
             this.halted = True
         finally:
             for worker in workers:
-                if not this.halted and not worker.cancelling():  # once: what it gives back is not to be interrupted
+                if not this.halted and not worker.cancelling():  # only once: a second one would interrupt its cleanup
                     worker.cancel()
             ended = await asyncio.gather(*workers, return_exceptions=True)
         for outcome in ended:
@@ -238,7 +238,7 @@ class Executor:
                 raise outcome
 
     async def _serve(self, this: _Round, site: Site) -> None:
-        """Trial after trial, until none is left for this site or a server of it is unfit."""
+        """Run trial after trial, until none is left for this site or one of its servers is unfit."""
         while site.fit and this.by_hand is None:
             async with this.at_once:
                 key = self._next(this, site)
@@ -256,7 +256,7 @@ class Executor:
             this.ended.set()
 
     async def _afforded(self, this: _Round, key: str) -> None:
-        """Reserve what the trial takes. While others run, which may leave more than was reserved for them, that is waited for.
+        """Reserve the tokens of the trial. If they are not left, wait for running trials, which may use less than reserved.
 
         Raises: OverBudget; StudyHalted.
         """
@@ -293,7 +293,7 @@ class Executor:
         except AttemptFailed as error:
             self._failed(this, key, str(error))
         else:
-            if this.trials[key].status is TrialStatus.PLANNED:  # what was under way before says little of a whole trial
+            if this.trials[key].status is TrialStatus.PLANNED:  # a resumed trial does not measure a whole one
                 this.durations.append(self._clock.monotonic() - began)
             self._over(this, key, "")
         finally:
@@ -307,7 +307,7 @@ class Executor:
         def observe(seen: Observation) -> None:
             this.curves[key] += [(step, value) for name, step, value in seen.fresh if name == "reward_mean"]
             held_out = [(step, value) for name, step, value in seen.fresh if name == HELDOUT_REWARD]
-            this.held_out[key] = held_out or this.held_out[key]  # they come all together
+            this.held_out[key] = held_out or this.held_out[key]  # each observation has the whole curve
             self._tell(this, key, TrialStatus.RUNNING, seen.step, seen.phase)
 
         def check_halt() -> None:
@@ -339,7 +339,7 @@ class Executor:
             self._tell(this, key, TrialStatus.PLANNED, 0, reason)
 
     def _given_up(self, work: Work, trial: TrialRecord) -> bool:
-        """Whether the trial has used up its attempts, in any process; if so it is recorded as failed."""
+        """Whether the trial has used up its attempts, in any process; if so, record it as failed."""
         attempts = self._store.trials.attempts(work.study_id, trial.key)
         failed = [attempt for attempt in attempts if attempt.outcome == "failed"]
         if trial.status is not TrialStatus.PLANNED or len(failed) < self._attempts:
@@ -363,8 +363,8 @@ class Executor:
         self._tell(this, key, trial.status, len(this.curves[key]), note)
 
     def _next(self, this: _Round, site: Site) -> str | None:
-        """The first trial that this site may take: one that is under way stays on its servers. Where servers take turns, of
-        the first seed that is left: later ones wait until the other models have had theirs."""
+        """The first trial that this site may take; a trial under way stays on its servers. If servers take turns, only trials
+        of the first remaining seed: later seeds wait until the other models have had theirs."""
         trials = [this.trials[key] for key in this.queue]
         due = {trial.key for trial in (_of_first_seed(this.work.plan, trials) if self._pool.by_turns else trials)}
         for key in this.queue:
@@ -407,7 +407,7 @@ class Executor:
         )
 
     def _took(self, study_id: str) -> list[float]:
-        """Seconds of the study's trials that were done in earlier stages, at the first attempt."""
+        """Durations in seconds of the study's earlier trials that succeeded at the first attempt."""
         return [
             trial.ended_at - trial.started_at
             for trial in self._store.trials.all(study_id, series=())
@@ -415,7 +415,7 @@ class Executor:
         ]
 
     def _pace_s(self, this: _Round) -> float | None:
-        """Seconds of a trial as measured here: by those that are done, else by those under way that have made some steps."""
+        """Measured seconds per trial: of finished trials, else extrapolated from running trials after a few steps."""
         if this.durations:
             return sum(this.durations) / len(this.durations)
         now, plan = self._clock.monotonic(), this.work.plan
@@ -427,7 +427,7 @@ class Executor:
         return sum(under_way) / len(under_way) if under_way else None
 
     def _left_s(self, this: _Round, pace_s: float | None) -> float:
-        """Trials that are not over, at this pace; before there is one, at what the plan expects."""
+        """Estimated seconds for the remaining trials, at this pace; without one, at the plan's estimate."""
         plan = this.work.plan
         each_s = pace_s or plan.trial_s or self._setup.instrument.defaults.trial_s
         begun = sum(
@@ -437,7 +437,7 @@ class Executor:
         )
         return max(0.0, each_s * (len(this.trials) - len(this.over) - begun) / max(1, len(self._pool.sites())))
 
-    # -- budget: trials, where the study has one ----------------------------------------------------------------------
+    # -- budget: trials, if the study limits them ---------------------------------------------------------------------
 
     def _reserve(self, work: Work, key: str) -> None:
         """Raises: OverBudget."""
@@ -453,13 +453,13 @@ class Executor:
 
 
 def _of_first_seed(plan: Plan, trials: Sequence[TrialRecord]) -> list[TrialRecord]:
-    """The trials with the lowest seed; an arm's own seeds count by position."""
+    """The trials with the lowest seed; seeds of an arm's own count by position."""
     places = [plan.shared_seed(trial.arm, trial.seed) for trial in trials]
     first = min(places, default=0)
     return [trial for trial, place in zip(trials, places, strict=True) if place == first]
 
 
 def _is_at(attempt: AttemptRecord, site: Site) -> bool:
-    """Whether the attempt was begun on these servers."""
+    """Whether the attempt began on these servers."""
     labels = attempt.spec.get("labels", {})
     return attempt.server_url == site.main.url and all(labels.get(name) == url for name, url in site.labels().items())
