@@ -1,14 +1,14 @@
 """The strategist that needs no key: screen the factors, search the levels of those that matter, confirm the best.
 
     screen    two levels of each factor, as many factors as the budget pays for
-    scan      one factor at a time at its other levels, beside the default or the incumbent
-    search    a Gaussian process over the levels of the factors that matter most picks the settings that may be best; two seeds each
+        scan      one factor at a time at its other levels, next to the default or the incumbent
+        search    a Gaussian process over the levels of the most important factors picks promising settings; two seeds each
     confirm   the setting that looks best against the default, or the incumbent, on fresh seeds
-    replicate a confirmation that contradicts what was explored
+        replicate a confirmation that contradicts the exploration
 
-Of several instruments it works on the first until that has a confirmed best or its share of the budget is spent. The next one begins
-with a confirmation of the setting that was confirmed before, and goes on like the first. What is left then goes to the one that has
-had least.
+Of several instruments it works on the first until that has a confirmed best or its share of the budget is spent. The next
+one begins with a confirmation of the setting that was confirmed before, and continues like the first. The rest of the
+budget then goes to the instrument that has spent the least.
 
 Everything follows from `Seen`: the same records give the same proposals.
 """
@@ -36,27 +36,27 @@ from researcher.study.plan import Verdict
 
 _MOST_SCREENED, _MOST_SEARCHED, _MOST_PROPOSED = 11, 5, 5
 _MOST_SETTINGS = 2000
-"""Settings that a search looks at; beyond it the factor with the weakest effect stands still."""
+"""Most settings that a search considers; above it, the factor with the weakest effect is held fixed."""
 _SEARCH_SEEDS = 2
 _WIDE = 20
-"""Trials that a study has to be able to pay for before levels are scanned one by one."""
+"""Fewest affordable trials per study at which levels are scanned one by one."""
 _MOST_CONFIRMATIONS = 3
 _MOST_SEEDS = 60
 _SHRUNK = 0.6
-"""Share of an explored effect that a confirmation is planned for: what was chosen as the best looks better than it is."""
+"""Share of an explored effect for which a confirmation is planned: the setting chosen as the best looks better than it is."""
 _MATTERS = 0.5
-"""Share of the margin by which a setting has to look better for another step."""
+"""Share of the margin by which a setting has to look better before another step is worthwhile."""
 _HOPE = 0.25
 """Share of the margin that another search has to promise."""
 _AS_GOOD = 0.25
-"""Share of the margin that a simpler setting may lack."""
+"""Share of the margin by which a simpler setting may be worse and still be preferred."""
 _Levels = dict[str, Scalar]
 Point = tuple[_Levels, int, float]
 """A setting, its finished trials, and their mean."""
 
 
 class BuiltinStrategist:
-    """Proposes by fixed rules; asks nobody."""
+    """Proposes by fixed rules, without an LLM."""
 
     name = "builtin"
 
@@ -68,8 +68,10 @@ class BuiltinStrategist:
 
 
 def proposals(seen: Seen) -> list[Proposal]:
-    """The alternatives at this point. The last one ends the campaign, where the budget pays for none of the others; where
-    another instrument may still have its turn, there is none at the first attempt."""
+    """The alternatives at this point. The last one ends the campaign, in case the budget pays for none of the others.
+
+    If another instrument may still have its turn, the first attempt does not offer that ending.
+    """
     turns = _turns(seen)
     found = _less_vetoed(turns[0], seen)
     if len(turns) > 1:
@@ -80,7 +82,7 @@ def proposals(seen: Seen) -> list[Proposal]:
 
 
 def _less_vetoed(found: list[Proposal], seen: Seen) -> list[Proposal]:
-    """A person vetoed what comes first on that instrument: the next ones are proposed instead. found: all on one."""
+    """Skip as many of the first proposals as people have vetoed on this instrument. found: all on one instrument."""
     about = {each.instrument or "" for each in found}
     vetoed = sum(said.kind == "vetoed" and said.instrument in about for said in seen.said)
     return (found[vetoed:] if vetoed and len(found) > vetoed else found)[: _MOST_PROPOSED - 1]
@@ -90,7 +92,7 @@ def _less_vetoed(found: list[Proposal], seen: Seen) -> list[Proposal]:
 
 
 def _turns(seen: Seen) -> list[list[Proposal]]:
-    """Alternatives by what comes first: one list for each thing that may be done next, none of them empty but the only one."""
+    """Lists of alternatives, one per instrument or step that may come next. None is empty, unless it is the only one."""
     views = seen.views
     if len(views) == 1:
         return [_own(views[0])]
@@ -104,12 +106,12 @@ def _turns(seen: Seen) -> list[list[Proposal]]:
 
 
 def _settled(view: View) -> bool:
-    """Whether it has a confirmed best, and its levels were looked at."""
+    """Whether the instrument has a confirmed best and has been explored by a scan or search."""
     return bool(view.incumbent) and any(study.design == "levels" for study in view.studies)
 
 
 def _own(view: View) -> list[Proposal]:
-    """The next step on one instrument by what is known of it alone."""
+    """The next step on one instrument, based on that instrument's results alone."""
     screened = any(study.design == "screen" for study in view.studies)
     if not view.aim.free:
         return []
@@ -123,7 +125,7 @@ def _own(view: View) -> list[Proposal]:
 
 
 def _spent_share(view: View) -> float:
-    """Of the whole budget, the part that this instrument's studies took, of the limit that it took most of."""
+    """This instrument's share of the whole budget, for the limit of which it has spent the largest share."""
     left, all_studies = view.whole.left, view.whole.studies
     limited = [
         (left.trials, [float(each.trials) for each in all_studies]),
@@ -138,7 +140,7 @@ def _spent_share(view: View) -> float:
 
 
 def _carried_over(view: View) -> Proposal | None:
-    """A confirmation, on this instrument, of the newest setting that another has confirmed and nobody has tested here."""
+    """A confirmation here of the newest setting that another instrument has confirmed and this one has not tested."""
     for study, levels in reversed(view.confirmed_elsewhere()):
         if levels and view.can_set(levels) and not view.tests(levels) and not view.touched(levels):
             return _also(view, study, levels)
@@ -172,7 +174,7 @@ def _also(view: View, study: StudySeen, levels: _Levels) -> Proposal:
 
 
 def _screens(seen: View) -> list[Proposal]:
-    """Screens of all factors, and of fewer: what the budget does not pay for is refused."""
+    """Screens of all factors, and of fewer in case the budget does not pay for all."""
     factors = [_alternative(each) for each in seen.aim.free][:_MOST_SCREENED]
     sizes = dict.fromkeys(size for size in (len(factors), 7, 5, min(3, len(factors))) if 2 <= size <= len(factors))
     return [_screen(factors[:size], seen) for size in sizes]
@@ -204,8 +206,10 @@ def _screen(factors: Sequence[tuple[AimFactor, Scalar]], seen: View) -> Proposal
 
 
 def survivors(seen: View) -> list[AimFactor]:
-    """The factors to search: first those whose screened effect stands out, then those that no screen had, then the others by
-    their effects. A weak effect at one level may be a strong one at the next, so that the search leaves out only what is last."""
+    """The factors to search: first those with a clear screened effect, then those never screened, then the others by effect.
+
+    An effect that is weak at one level may be strong at the next, so the search only leaves out the last factors.
+    """
     effects: dict[str, EffectSeen] = {}
     known = {factor.name for factor in seen.aim.factors}
     for study in seen.studies:
@@ -227,7 +231,7 @@ def survivors(seen: View) -> list[AimFactor]:
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """What is believed of every setting in reach, in the objective's direction and relative to the default.
+    """The model's belief about every setting in reach, in the objective's direction and relative to the default.
 
     mean, sd: (N,), in the metric's unit.
     """
@@ -241,7 +245,7 @@ class Outlook:
         return self.surface.settings
 
     def simplest(self, aim: Aim) -> int:
-        """The row that changes the fewest settings, of those that look as good as the best but for a quarter of a margin."""
+        """Row of the setting with the fewest changes among those within a quarter of a margin of the best."""
         good = np.flatnonzero(self.mean >= self.mean.max() - _AS_GOOD * aim.margin)
         return int(min(good, key=lambda row: (len(changed(aim, self.settings[row])), -self.mean[row])))
 
@@ -256,7 +260,7 @@ class Outlook:
 
 
 def outlook(seen: View, factors: Sequence[AimFactor]) -> Outlook:
-    """What all configurations that have run say together, over the levels of these factors."""
+    """The belief from all configurations that have run, over the levels of these factors."""
     surface = Surface(seen, factors)
     if not surface.points:
         flat = np.zeros(len(surface.settings))
@@ -265,7 +269,7 @@ def outlook(seen: View, factors: Sequence[AimFactor]) -> Outlook:
 
 
 class Surface:
-    """A Gaussian process over the levels of some factors. Its kernel is fitted once, to what has run.
+    """A Gaussian process over the levels of some factors. Its kernel is fitted once, to the results so far.
 
     settings: N, the default first. at: row of the incumbent.
     """
@@ -295,7 +299,7 @@ class Surface:
         kernel = self._kernel or _kernel(x.shape[1])
         model = GaussianProcessRegressor(kernel, alpha=noise, n_restarts_optimizer=0, random_state=0, **fits)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a length scale at its bound is an answer like any other
+            warnings.simplefilter("ignore")  # a length scale at its bound is a valid fit
             model.fit(x, self._seen.aim.sign * (y - centre) / margin)
         self._kernel = model.kernel_
         mean, sd = model.predict(self._places, return_std=True)
@@ -304,7 +308,7 @@ class Surface:
 
 
 def _kernel(dimensions: int) -> Any:
-    """Smooth over a few steps of each factor, with a part that is linear."""
+    """A kernel that is smooth over a few steps of each factor, plus a linear part."""
     from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct
 
     smooth = ConstantKernel(PRIOR_MARGINS**2, (0.25, 100.0)) * RBF(np.full(dimensions, 2.0), (0.7, 8.0))
@@ -312,7 +316,7 @@ def _kernel(dimensions: int) -> Any:
 
 
 def _settings(seen: View, factors: Sequence[AimFactor]) -> list[_Levels]:
-    """Every combination of the factors' levels, the default first; all other factors as the incumbent has them."""
+    """Every combination of the factors' levels, the default first; all other factors at the incumbent's levels."""
     chosen = list(factors)
     while math.prod(len(factor.levels) for factor in chosen) > _MOST_SETTINGS:
         chosen.pop()
@@ -325,7 +329,7 @@ def _settings(seen: View, factors: Sequence[AimFactor]) -> list[_Levels]:
 
 
 def _place(levels: _Levels, factors: Sequence[AimFactor]) -> list[float]:
-    """A setting as coordinates: steps from the default for numbers, 0 and 2 for each other choice."""
+    """A setting as coordinates: steps from the default for numeric factors; for others 0 at the default, else 2."""
     place: list[float] = []
     for factor in factors:
         level = levels[factor.name]
@@ -337,14 +341,14 @@ def _place(levels: _Levels, factors: Sequence[AimFactor]) -> list[float]:
 
 
 def _step(factor: AimFactor, level: float) -> float:
-    """Steps along the factor's levels from its default; between two levels a part of one."""
+    """Steps along the factor's levels from its default; a level in between is a fraction of a step."""
     ladder = [float(each) for each in factor.levels]
     return float(np.interp(level, ladder, range(len(ladder)))) - factor.place
 
 
 def _after_screen(seen: View) -> list[Proposal]:
-    """Searches while a setting may be better than the one that looks best, else its confirmation; with an incumbent, a look at the
-    factors around it that the search left out."""
+    """Search while a setting may beat the one that looks best, then confirm that one; otherwise scan the factors that the
+    search left out, around the incumbent if there is one."""
     if (contradiction := _contradicted(seen)) is not None:
         return [contradiction]
     factors, margin = survivors(seen), seen.aim.margin
@@ -358,7 +362,7 @@ def _after_screen(seen: View) -> list[Proposal]:
     if not looks and _affordable("explore", seen) >= _WIDE:
         return [*_scans(seen), *_searches(seen, factors, view)[1:]]
     if not looks or float(view.improvement(float(view.mean.max())).max()) >= _HOPE * margin:
-        return [*_searches(seen, factors, view), *confirmation]  # the latter for where no search can be paid for
+        return [*_searches(seen, factors, view), *confirmation]  # the confirmation in case no search is affordable
     return confirmation or _scans(seen)
 
 
@@ -369,7 +373,7 @@ def _searches(seen: View, factors: Sequence[AimFactor], view: Outlook) -> list[P
 
 
 def _batch(seen: View, view: Outlook, most: int) -> list[_Levels]:
-    """Each next pick as if the ones before had come out as believed (the kriging believer)."""
+    """Pick settings one by one, as if each earlier pick had come out as believed (the kriging believer)."""
     surface, points = view.surface, list(view.surface.points)
     if not points:
         return view.settings[1 : most + 1]
@@ -390,8 +394,8 @@ def _batch(seen: View, view: Outlook, most: int) -> list[_Levels]:
 
 
 def _scans(seen: View) -> list[Proposal]:
-    """The incumbent, or the default, with one factor at a level that nobody has tried there: the farthest levels first, each factor
-    in turn. A screen tries one level of each factor only, and what does nothing there may do something two steps on."""
+    """Vary one factor at a time from the incumbent, or the default, at untried levels: farthest levels first, factors in
+    turn. A screen tries only one level of each factor; a factor without effect there may have one two steps further."""
     base = {**default_levels(seen.aim), **seen.incumbent}
     ran = seen.measured()
     ladders = [_farthest_first(factor) for factor in seen.aim.free]
@@ -430,13 +434,13 @@ def _scan(seen: View, settings: Sequence[_Levels]) -> Proposal:
 
 
 def _beside(seen: View, name: str, base: _Levels, settings: Sequence[_Levels]) -> dict[str, Any]:
-    """A study of these settings beside the one of that name, without a verdict."""
+    """A study of these settings next to the base setting of that name, without a verdict."""
     arms = {name: base} | {arm_name(seen.aim, each): changed(seen.aim, each) for each in settings}
     return {"design": "screen", "arms": arms, "seeds": {"min": _SEARCH_SEEDS}}
 
 
 def _parent(seen: View) -> str | None:
-    """The hypothesis that a new one goes on from: the last that was supported, else the last that was explored."""
+    """The hypothesis that a new one builds on: the last that was supported, else the last that was explored."""
     for wanted in ("supported", "explored"):
         told = [each.id for each in seen.hypotheses if each.status == wanted]
         if told:
@@ -464,7 +468,7 @@ def _search(seen: View, settings: Sequence[_Levels], factors: Sequence[AimFactor
 
 
 def _dropped(seen: View, factors: Sequence[AimFactor]) -> dict[str, str]:
-    """The screen's hypothesis, where no factor stood out."""
+    """Drop the screen's hypothesis if no factor stood out."""
     kept = {factor.name for factor in factors}
     for study in seen.studies:
         if study.design == "screen":
@@ -504,13 +508,15 @@ def _confirmation(seen: View, best: _Levels, gain: float) -> Proposal:
 
 
 def _least_seeds(seen: View) -> int:
-    """Seeds per arm with which a confirmation begins: 6 where twice as many can be paid for, since on fewer the noise floor's
-    bound on the spread is so wide that many a study would be refused as underpowered; else 3."""
+    """First number of seeds per arm of a confirmation: 6 if twice as many are affordable, else 3.
+
+    With fewer than 6, the noise floor's bound on the spread is so wide that many studies would be refused as underpowered.
+    """
     return 6 if _affordable("confirm", seen) >= 24 else 3
 
 
 def _affordable(action: Action, seen: View) -> float:
-    """Trials that the next study of this kind may have, by what trials have taken so far."""
+    """Trials that the budget allows the next study of this kind, given the time that trials took so far."""
     budget = limits(action, seen.whole)
     ran = [study for study in seen.studies or seen.whole.studies if study.trials]
     trials = float(budget.get("trials", math.inf))
@@ -521,11 +527,11 @@ def _affordable(action: Action, seen: View) -> float:
 
 
 def _contradicted(seen: View) -> Proposal | None:
-    """A replication of the last confirmation, where it refuted what exploring had shown."""
+    """A replication of the last confirmation, if that refuted the exploration's result."""
     last = seen.studies[-1] if seen.studies else None
     if last is None or last.action != "confirm" or last.verdict is not Verdict.REFUTED or last.unfit:
         return None
-    if all(study.confirms for study in seen.studies):  # nothing was explored here that it could contradict
+    if all(study.confirms for study in seen.studies):  # no exploration here that it could contradict
         return None
     effect = last.effects[0]
     sides = {effect.baseline: last.arm(effect.baseline).levels, effect.treatment: last.arm(effect.treatment).levels}
@@ -554,7 +560,7 @@ def _conclusion(seen: Seen) -> Proposal:
 
 
 def _found_on(seen: View) -> str:
-    """What was found on one instrument."""
+    """The conclusion about one instrument."""
     confirmed = [study for study in seen.studies if study.supports]
     tried = [study for study in seen.studies if study.confirms]
     if confirmed:
@@ -574,12 +580,12 @@ def _found_on(seen: View) -> str:
 
 
 def words_of(levels: _Levels) -> str:
-    """`learning_rate 4e-5 and group_size 8`."""
+    """The levels in words: `learning_rate 4e-5 and group_size 8`."""
     return " and ".join(f"{name} {level_text(level)}" for name, level in levels.items()) or "the default"
 
 
 def arm_name(aim: Aim, levels: _Levels) -> str:
-    """Name of the arm with these levels: `learning_rate=4e-5+group_size=8`, cut to its first 60 letters."""
+    """Name of the arm with these levels: `learning_rate=4e-5+group_size=8`, cut after 60 characters."""
     told = "+".join(f"{name}={level_text(level)}" for name, level in changed(aim, levels).items())
     if not told:
         return "default"

@@ -1,4 +1,4 @@
-"""A decision as it is recorded: the step that was taken, what it registers, what it changes, and the study that it begins. Pure."""
+"""The record of a decision: the step taken, the hypotheses it registers or changes, and the study that it begins. Pure."""
 
 from __future__ import annotations
 
@@ -43,8 +43,11 @@ def written(
     hypotheses: Sequence[HypothesisRecord],
     folders: Mapping[str, str | None],
 ) -> Written:
-    """hypotheses: the newest versions before this decision. folders: of the instruments' files, by name; None: the repository
-    ships it. `decided` has a step."""
+    """The records of a decision; `decided` has a step.
+
+    hypotheses: the newest versions before this decision. folders: of the instruments' files, by name; None: part of the
+    repository.
+    """
     step = decided.step
     assert step is not None
     versions = _changed(hypotheses, seen, step)
@@ -93,7 +96,7 @@ def _registered(name: str, asked: NewHypothesis, view: View) -> HypothesisRecord
 
 
 def _changed(hypotheses: Sequence[HypothesisRecord], seen: Seen, step: Judged) -> list[HypothesisRecord]:
-    """New versions of those whose fate the studies or this step have changed."""
+    """New versions of the hypotheses whose status changes through the studies so far or this step."""
     fates: dict[str, Any] = dict(fates_of(hypotheses, seen.studies))
     fates |= {name: ("dropped", why) for name, why in step.proposal.drops.items()}
     return [
@@ -118,7 +121,7 @@ def _study(
     strategist: str,
     folders: Mapping[str, str | None],
 ) -> StudyRecord:
-    """Without an id, which the store gives."""
+    """The study's record, without its id, which the store assigns."""
     plan = Plan.model_validate_json(step.plan or "")
     request = StudyRequest(spec=step.spec, author=strategist, because=step.proposal.because)
     changed = {"request": request, "instrument": folders[plan.instrument]}

@@ -1,4 +1,4 @@
-"""`CampaignGoal`: everything that can be asked of a campaign, in one validated document, and what it means on each instrument."""
+"""`CampaignGoal`: everything that can be asked of a campaign, in one validated document, and its meaning per instrument."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from researcher.study.spec import LONGEST_QUESTION, Count, Duration, SpecSchedul
 
 MOST_LEVELS = 9
 _TRAINING, _PARAMETERS = "run.", "run.parameters"
-"""Targets of factors that say how a model is trained; below the second, what its adapters are like."""
+"""Prefix of targets that say how a model is trained; within it, the target that chooses adapters or all weights."""
 
 
 class Objective(StrictModel):
@@ -44,7 +44,7 @@ def _said(text: str) -> str:
 
 
 def _by_name(given: Any) -> Any:
-    """A list of factors' names stands for these names with levels that code chooses."""
+    """Turn a list of factor names into factors whose levels code chooses."""
     if not isinstance(given, list | tuple):
         return given
     if any(not isinstance(name, str) for name in given):
@@ -100,7 +100,7 @@ class CampaignGoal(StrictModel):
 
 
 def goal_in(fields: Mapping[str, Any]) -> CampaignGoal:
-    """Raises: SpecRefused, naming every wrong field."""
+    """The validated goal. Raises: SpecRefused, naming every wrong field."""
     try:
         return CampaignGoal.model_validate(fields)
     except ValidationError as error:
@@ -119,22 +119,22 @@ class Aim(StrictModel):
     sigma: float | None
     factors: tuple[AimFactor, ...]
     settings: dict[str, Scalar] = {}
-    """The same in all studies."""
+    """Levels that are the same in all studies."""
     steps: int | None = None
-    """Optimiser steps of a trial; None: the instrument's, unless a study says otherwise."""
+    """Optimiser steps of a trial; None: the instrument's default, unless a study sets them."""
     generated: bool = False
-    """An LLM wrote the instrument: its rewards support no claim."""
+    """Whether an LLM wrote the instrument: its rewards then support no claim."""
 
     def factor(self, name: str) -> AimFactor:
         return next(factor for factor in self.factors if factor.name == name)
 
     @property
     def free(self) -> tuple[AimFactor, ...]:
-        """The factors that may be varied now."""
+        """The factors that may still be varied."""
         return tuple(factor for factor in self.factors if not factor.left_alone)
 
     def leaving(self, names: Collection[str]) -> Aim:
-        """The same, where nothing varies these factors any more."""
+        """A copy in which these factors are left alone."""
         factors = [factor.model_copy(update={"left_alone": factor.name in names}) for factor in self.factors]
         return self.model_copy(update={"factors": tuple(factors)})
 
@@ -145,8 +145,8 @@ class Aim(StrictModel):
 
 
 class AimFactor(StrictModel):
-    """levels: in order; `default` is one of them. ordered: whether levels are numbers, so that one lies beyond another.
-    left_alone: a person wants it to stay as it is."""
+    """levels: in order, with `default` among them. ordered: whether levels are numbers, with an order. left_alone: whether a
+    person wants the factor to stay as it is."""
 
     name: str
     default: Scalar
@@ -156,7 +156,7 @@ class AimFactor(StrictModel):
 
     @property
     def place(self) -> int:
-        """Index of the default."""
+        """Index of the default among the levels."""
         return self.levels.index(self.default)
 
 
@@ -164,7 +164,7 @@ Aim.model_rebuild()
 
 
 def aim_of(goal: CampaignGoal, instrument: Instrument) -> Aim:
-    """Raises: SpecRefused, naming every wrong field."""
+    """The goal in the terms of one instrument. Raises: SpecRefused, naming every wrong field."""
     refusals, metric, factors = Refusals(), None, list[AimFactor]()
     known = InstrumentNames(instrument)
     with refusals.kept():
@@ -193,7 +193,7 @@ def aim_of(goal: CampaignGoal, instrument: Instrument) -> Aim:
 
 
 def aims_of(goal: CampaignGoal, instruments: Sequence[Instrument]) -> tuple[Aim, ...]:
-    """What the goal means on each of them. Raises: SpecRefused, naming every wrong field and the instrument that lacks it."""
+    """The goal in the terms of each instrument. Raises: SpecRefused, naming every wrong field and its instrument."""
     refusals, aims = Refusals(), list[Aim]()
     for instrument in instruments:
         try:
@@ -206,14 +206,14 @@ def aims_of(goal: CampaignGoal, instruments: Sequence[Instrument]) -> tuple[Aim,
 
 
 def aim_beside(goal: CampaignGoal, aims: Sequence[Aim], instrument: Instrument) -> Aim:
-    """What the goal means on a further instrument. aims: on the campaign's others. Raises: SpecRefused."""
+    """The goal in the terms of a further instrument. aims: on the campaign's others. Raises: SpecRefused."""
     aim = aim_of(goal, instrument)
     _check_together(goal, [*aims, aim])
     return aim
 
 
 def _check_together(goal: CampaignGoal, aims: Sequence[Aim]) -> None:
-    """Raises: SpecRefused where two have one name, or metrics that the goal's margin or direction cannot both be of."""
+    """Raises: SpecRefused if two share a name, or if the goal's margin or direction cannot fit all their metrics."""
     names = [aim.instrument for aim in aims]
     if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
         raise SpecRefused("instruments", f"two of them are called {twice[0]}: rename one in its declaration", twice)
@@ -221,7 +221,7 @@ def _check_together(goal: CampaignGoal, aims: Sequence[Aim]) -> None:
 
 
 def _named(refused: SpecRefused, instrument: str) -> list[SpecRefused]:
-    """Each problem with the instrument that has it."""
+    """Prefix each problem with the instrument that has it."""
     return [
         SpecRefused(field, said if instrument in said else f"on {instrument}: {said}", refused.nearest)
         for field, said in refused.problems
@@ -229,7 +229,7 @@ def _named(refused: SpecRefused, instrument: str) -> list[SpecRefused]:
 
 
 def _check_one_metric(objective: Objective, aims: Sequence[Aim]) -> None:
-    """Raises: SpecRefused where a margin or a direction is given for metrics that differ."""
+    """Raises: SpecRefused if a margin or a direction is given for different metrics."""
     if len({aim.metric for aim in aims}) < 2:
         return
     given = [name for name in ("direction", "margin") if getattr(objective, name) is not None]
@@ -240,8 +240,8 @@ def _check_one_metric(objective: Objective, aims: Sequence[Aim]) -> None:
 
 
 def _usual(goal: CampaignGoal, instrument: Instrument, *, on_training: bool) -> list[Factor]:
-    """Training factors that do something by themselves and are not set. on_training: what is to improve is measured on training
-    episodes, so that factors of sampling would change the measure."""
+    """Training factors that have an effect by themselves and are not set. on_training: whether the objective is measured on
+    training episodes; factors of sampling would then change the measure."""
     return [
         factor
         for factor in instrument.factors
@@ -274,7 +274,7 @@ def _factor(factor: Factor, given: tuple[Scalar, ...]) -> AimFactor:
 
 
 def ladder(factor: Factor) -> tuple[Scalar, ...]:
-    """The levels that are worth a try where a goal names none, the default among them."""
+    """Levels to try if a goal names none, with the default among them."""
     default = factor.default
     if factor.type == "bool":
         return (False, True)
@@ -302,6 +302,6 @@ def default_levels(aim: Aim) -> dict[str, Scalar]:
 
 
 def changed(aim: Aim, levels: Mapping[str, Scalar]) -> dict[str, Scalar]:
-    """The levels that differ from the defaults: what an arm has to say."""
+    """The levels that differ from the defaults, as an arm states them."""
     own = default_levels(aim)
     return {name: level for name, level in levels.items() if name not in own or level != own[name]}

@@ -1,7 +1,7 @@
 """One decision as a LangGraph graph: propose → judge → propose again with the problems, or choose.
 
-The strategist's own conversation, where it has one, is checkpointed by itself; what comes out here is written to SQL in one
-transaction by the caller, so that a decision that was cut off is made again from the same input.
+If the strategist holds a conversation, it checkpoints that itself. The caller writes the result to SQL in one transaction,
+so a decision that was interrupted is made again from the same input.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ATTEMPTS = 3
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """The step that is taken, and every proposal that was judged. step None: none could be, and `problems` says why."""
+    """The chosen step, and every judged proposal. step None: none was sound, and `problems` says why."""
 
     step: Judged | None
     judgements: tuple[Judged, ...]
@@ -38,7 +38,7 @@ class _State(TypedDict, total=False):
 
 
 async def decide(seen: Seen, strategist: Strategist, planner: StudyPlanner, *, writes: bool = False) -> Decided:
-    """writes: an LLM can write instruments. Raises: what the strategist raises where it cannot be asked."""
+    """Make one decision. writes: whether an LLM can write instruments. Raises: NoProposal."""
 
     async def propose(state: _State) -> _State:
         asked = seen.model_copy(update={"problems": state.get("problems", ())})

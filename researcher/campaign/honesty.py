@@ -1,15 +1,15 @@
-"""The rules that keep a campaign's claims honest, as code that no strategist can pass by.
+"""The rules that keep a campaign's claims honest, as code that no strategist can bypass.
 
-1. What is proposed after seeing data explores: its effects are shown, and it gives no verdict of the campaign.
-2. Claims come from confirmations alone: a frozen plan, a registered prediction, unused seeds, unscored held-out tasks. A claim is
-   about the instrument that it was confirmed on: what another showed may be tested there, and counts as nothing before.
-3. The k-th confirmation spends 0.05 · 6 / (π² k²), counted when its plan is frozen, and whatever comes of it. Those on all
+1. A study proposed after seeing data explores: its effects are shown, but it gives no verdict of the campaign.
+2. Claims come from confirmations alone: a frozen plan, a registered prediction, unused seeds, unscored held-out tasks. A claim
+   is about the instrument on which it was confirmed: a result from another one may be tested there but is no evidence.
+3. The k-th confirmation spends 0.05 · 6 / (π² k²), counted when its plan is frozen, whatever its result. Confirmations on all
    instruments are counted together.
 4. Metric and margin of a claim are the goal's, and are fixed when it is registered.
-5. The baseline of a confirmation is the default or the incumbent; anything else is labelled.
-6. Invalid results, those of the echo engine and those of rewards that an LLM wrote support no claim.
+5. The baseline of a confirmation is the default or the incumbent; any other is labelled.
+6. No claim rests on invalid results, on the echo engine, or on rewards that an LLM wrote.
 7. The report lists every hypothesis (`researcher.campaign.report`).
-8. `verify` makes the input of every decision again (`researcher.campaign.verify`).
+8. `verify` recomputes the input of every decision (`researcher.campaign.verify`).
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from researcher.study.plan import Plan
 from researcher.study.spec import StudySpec
 
 ALPHA = 0.05
-"""What all confirmations of a campaign spend together."""
+"""Total alpha of all confirmations of a campaign."""
 ONE_STUDY, RESERVED = 0.25, 0.30
-"""Shares of the budget: of what is left, the most for one study; of the whole, what only confirmations may spend."""
+"""Shares of the budget: the most that one study may take of the rest; the part of the whole reserved for confirmations."""
 FIELDS = (
     "compare",
     "arms",
@@ -51,18 +51,18 @@ FIELDS = (
 )
 """Fields of a study file that a strategist or a person may set; the others are the campaign's."""
 MOST_UNWRITTEN = 3
-"""Instruments that came to nothing, after which no further one is asked for."""
+"""Number of failed attempts to write an instrument after which no other is requested."""
 _CONFIRMED = ("arms", "design", "seeds", "secondary", "looks", "heldout_every", "evaluate_on")
-"""Those of a confirmation, whose arms differ from the campaign's defaults in what they say, and in nothing else."""
+"""Fields of a confirmation. Its arms may differ from the campaign's defaults only in their stated levels."""
 
 
 def alpha_of(number: int) -> float:
-    """What the confirmation of this number, counted from 1, spends. All of them spend 0.05."""
+    """Alpha of the confirmation with this number, counted from 1. All of them together spend 0.05."""
     return ALPHA * 6 / (math.pi**2 * number**2)
 
 
 def form_problems(spec: Mapping[str, Any], aim: Aim) -> list[SpecRefused]:
-    """Every field of a study's spec that is not a strategist's or a person's to set, or has no value that it can take."""
+    """Each field of a study's spec that a strategist or a person may not set, or that has an invalid value."""
     return [*_not_theirs(spec), *_badly_typed(spec, aim)]
 
 
@@ -83,8 +83,10 @@ def _not_theirs(spec: Mapping[str, Any]) -> list[SpecRefused]:
 
 
 def kept_apart(spec: Mapping[str, Any], own: str, known: Sequence[str]) -> list[SpecRefused]:
-    """Other instruments of the campaign that a study would be scored on: their held-out tasks are for studies on them, confirmations
-    too. own: the study's; known: the campaign's."""
+    """Refuse to score a study on other instruments of the campaign: their held-out tasks are kept for studies on them.
+
+    own: the study's instrument. known: the campaign's.
+    """
     return [
         SpecRefused(
             "evaluate_on",
@@ -106,7 +108,7 @@ def _badly_typed(spec: Mapping[str, Any], aim: Aim) -> list[SpecRefused]:
 
 
 def problems_of(proposal: Proposal, seen: Seen) -> list[str]:
-    """What is wrong with a proposal before it is planned."""
+    """Problems of a proposal that show before it is planned."""
     if unknown := instrument_problem(proposal.instrument, seen.instruments):
         return [f"instrument: {unknown}"]
     view = seen.on(proposal.instrument or "")
@@ -140,7 +142,7 @@ def problems_of(proposal: Proposal, seen: Seen) -> list[str]:
 
 
 def _touched(spec: Mapping[str, Any], view: View) -> list[str]:
-    """Factors that people want to stay as they are, and that a study would move."""
+    """Factors that the study would change although people want them left alone."""
     arms = [spec.get("set", {}), *spec.get("arms", {}).values()]
     compared = spec.get("compare", {}).items()
     arms += [{name: level} for name, each in compared for level in each.get("levels", ())]
@@ -150,7 +152,7 @@ def _touched(spec: Mapping[str, Any], view: View) -> list[str]:
 
 
 def instrument_problem(name: str | None, known: Sequence[str]) -> str:
-    """Why a campaign with these instruments has none of that name; empty where it has."""
+    """Why the campaign has no instrument of that name; empty if it has one."""
     if name is None or name in known:
         return ""
     guess = nearest(name, known)
@@ -211,7 +213,7 @@ def _confirmation_problems(proposal: Proposal, view: View) -> list[str]:
 
 
 def completed(proposal: Proposal, seen: Seen) -> dict[str, Any]:
-    """The study's whole spec: the strategist's part with the campaign's laid over it."""
+    """The study's complete spec: the strategist's part, overlaid with the campaign's."""
     aim, confirms = seen.on(proposal.instrument or "").aim, proposal.action in CONFIRMING
     spec: dict[str, Any] = {
         **proposal.spec,
@@ -229,7 +231,7 @@ def completed(proposal: Proposal, seen: Seen) -> dict[str, Any]:
 
 
 def limits(action: Action, seen: Seen) -> dict[str, Any]:
-    """The most that a study of this kind may spend: a quarter of what is left, and in an exploration nothing that is reserved."""
+    """The most that a study of this kind may spend: a quarter of the rest; an exploration may not touch the reserve."""
     left, confirms = seen.left, action in CONFIRMING
     found: dict[str, Any] = {}
     if left.wall_s is not None:
@@ -244,7 +246,7 @@ def limits(action: Action, seen: Seen) -> dict[str, Any]:
 
 
 def too_little(budget: dict[str, Any]) -> str:
-    """The limits that are used up, in words; empty while something is left of each."""
+    """The exhausted limits, in words; empty while something is left of each."""
     spent = [name for name, value in budget.items() if value < 1]
     return f"nothing is left of the budget's {' and '.join(spent)}" if spent else ""
 

@@ -1,4 +1,4 @@
-"""Code's word on proposals: rules, plan, price, expected information; and which of them is carried out."""
+"""Judges proposals by rules, plan, price and expected information, and chooses the one to carry out."""
 
 from __future__ import annotations
 
@@ -19,17 +19,20 @@ from researcher.study.spec import StudySpec
 
 
 class StudyPlanner(Protocol):
-    """Makes plans on a campaign's instruments, with what is known of its machine."""
+    """Makes plans on a campaign's instruments, using measurements from this machine."""
 
     def plan(
         self, spec: StudySpec, *, role: Role, alpha: float | None, expects: float | None = None
     ) -> tuple[Plan, Price]:
-        """spec.instrument: one of the campaign's, by name. alpha: what a confirmation spends; None in explorations. expects: the
-        effect that its seeds are counted for; None: the study's usual one. Raises: PlanningRefused."""
+        """The plan of a study, and its price.
+
+        spec.instrument: name of one of the campaign's instruments. alpha: of a confirmation; None for explorations. expects:
+        effect for which its seeds are counted; None: the study's usual one. Raises: PlanningRefused.
+        """
 
 
 def judged(proposal: Proposal, seen: Seen, planner: StudyPlanner, *, writes: bool = False) -> Judged:
-    """The proposal with its plan, price and information, or with all that is wrong with it. writes: an LLM can write instruments."""
+    """The proposal with its plan, price and information, or with all its problems. writes: an LLM can write instruments."""
     problems = problems_of(proposal, seen)
     if proposal.action == "new_instrument" and not writes:
         problems.append("new_instrument: no LLM is configured here that could write one; `ask` a person for it")
@@ -65,8 +68,8 @@ def judged(proposal: Proposal, seen: Seen, planner: StudyPlanner, *, writes: boo
 
 
 def chosen(judgements: Sequence[Judged]) -> Judged | None:
-    """Of the sound ones: the first, where it asks or concludes; else the study with the most expected information per hour.
-    None where all are wrong."""
+    """The first sound proposal if it asks or concludes, else the sound study with the most expected information per hour;
+    None if no proposal is sound."""
     sound = [each for each in judgements if not each.problems]
     if not sound or sound[0].plan is None:
         return sound[0] if sound else None
@@ -74,7 +77,7 @@ def chosen(judgements: Sequence[Judged]) -> Judged | None:
 
 
 def all_problems(judgements: Sequence[Judged]) -> tuple[str, ...]:
-    """Each problem after its proposal's number, for another attempt."""
+    """Every problem with its proposal's number, for the next attempt."""
     return tuple(
         f"proposal {number} ({each.proposal.action}): {problem}"
         for number, each in enumerate(judgements, start=1)

@@ -1,11 +1,11 @@
-"""The instrument that a decision asks for: an LLM writes it, a person approves it, and it joins the campaign. By lines of the journal.
+"""A new instrument that a decision asks for: an LLM writes it, a person approves it, it joins. Recorded in the journal:
 
     writing    a call of the LLM, kept as soon as it is answered
-    written    an instrument that holds: its aim, its folder, its files and their digest; a person's word is waited for
-    unwritten  none came of it, and why; also after a person approved it, where its files are no longer those
-    joined     a person approved it: decisions see it from now on
+        written    a sound instrument: its aim, folder, files and digest; it waits for a person's approval
+        unwritten  the attempt failed, and why; also if the files changed after a person approved them
+        joined     a person approved it: decisions see it from now on
 
-Each line is written once, so that a campaign killed at any instruction goes on after the last of them.
+Each line is written once, so that a campaign killed at any instruction continues after the last of them.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _CHANGED = "are not those that a person approved: they were changed after they w
 
 
 class NotWritten(Exception):
-    """No instrument came of it; the text says why."""
+    """The attempt gave no instrument; the text says why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewInstrument:
-    """An instrument that an LLM wrote, and that its rehearsal found to hold. files: their texts by name."""
+    """An instrument that an LLM wrote and that passed its rehearsal. files: their texts by name."""
 
     aim: Aim
     folder: str
@@ -48,28 +48,28 @@ class InstrumentWriter(Protocol):
     def __call__(
         self, words: str, aims: Sequence[Aim], left: Left, kept: Sequence[LlmCall], keep: Callable[[LlmCall], None]
     ) -> Awaitable[NewInstrument]:
-        """One that measures what these words say.
+        """Write an instrument that measures what these words ask for.
 
-        Args: aims: on the campaign's instruments so far. left: of its budget. kept: answered calls of an attempt that was cut off,
-            which are not asked again. keep: receives each new call.
-        Raises: NotWritten; StrategistAway where the LLM cannot be asked now.
+        Args: aims: on the campaign's instruments so far. left: of its budget. kept: answered calls of an interrupted attempt,
+            which are not repeated. keep: receives each new call.
+        Raises: NotWritten; StrategistAway if the LLM cannot be reached now.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class Making:
-    """How far it has come with the instrument that one decision asks for."""
+    """Progress of the instrument that one decision asks for."""
 
     outcome: CampaignEvent | None
     """`written` or `unwritten`."""
     answer: CampaignEvent | None
-    """A person's, once it was written: `approved` or `vetoed`."""
+    """A person's answer to `written`: `approved` or `vetoed`."""
     end: CampaignEvent | None
-    """`joined` or `unwritten`: nothing more comes of it."""
+    """`joined` or `unwritten`: the last line."""
 
     @classmethod
     def of(cls, events: Sequence[CampaignEvent], decision: int) -> Making:
-        """events: the journal, oldest first."""
+        """The progress recorded in the journal. events: the whole journal, oldest first."""
         own = [event for event in events if event.detail.get("decision") == decision]
         outcome = next((event for event in own if event.kind in (WRITTEN, UNWRITTEN)), None)
         answers = (event for event in own if event.kind in ("approved", "vetoed"))
@@ -78,7 +78,7 @@ class Making:
 
     @property
     def waits(self) -> bool:
-        """Whether a person's word is waited for."""
+        """Whether a person has to approve it."""
         return self.outcome is not None and self.outcome.kind == WRITTEN and self.answer is None
 
     @property
@@ -86,7 +86,7 @@ class Making:
         return self.answer is not None and self.answer.kind == "approved"
 
     def text(self) -> str:
-        """What became of it, in a sentence or two; empty while nothing has."""
+        """What happened to the instrument, in a sentence or two; empty until it is written or fails."""
         if self.outcome is None:
             return ""
         said = self.outcome.detail
@@ -105,7 +105,7 @@ class Making:
 async def carry_on(
     store: Store, record: CampaignRecord, decision: DecisionRecord, writer: InstrumentWriter | None
 ) -> None:
-    """Write the instrument, or have an approved one join, where that is next. Raises: StrategistAway."""
+    """Do the next step: write the instrument, or let an approved one join. Raises: StrategistAway."""
     events = store.campaigns.events(record.id)
     making = Making.of(events, decision.seq)
     if making.outcome is None:
@@ -117,14 +117,14 @@ async def carry_on(
 
 
 def _joined(made: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """The line of an approved one: what runs has to be what the person read. made: what was written."""
+    """The journal line of an approved instrument, if its files are still those that the person read. made: `written`'s."""
     if folder_digest(Path(made["folder"])) != made.get("code"):
         return UNWRITTEN, {"words": f"the files in {made['folder']} {_CHANGED}", "by": ""}
     return JOINED, {**joining(Aim.model_validate(made["aim"]), made["folder"]), "code": made["code"]}
 
 
 def check_approved(joined: Sequence[CampaignEvent], folder: InstrumentFolder) -> None:
-    """joined: lines of instruments that joined. Raises: PlanningRefused where the folder holds other code than a person approved."""
+    """joined: lines of instruments that joined. Raises: PlanningRefused if the folder's code differs from the approved code."""
     for event in joined:
         own = event.detail["aim"]["instrument"] == folder.instrument.name
         if own and event.detail.get("code", folder.code) != folder.code:
@@ -134,7 +134,7 @@ def check_approved(joined: Sequence[CampaignEvent], folder: InstrumentFolder) ->
 
 
 def code_of(files: Mapping[str, str]) -> str:
-    """Digest of an instrument's code by the texts of its files, the one that its folder has."""
+    """Digest of an instrument's code from the texts of its files, equal to its folder's digest."""
     return files_digest((name, text.encode()) for name, text in sorted(files.items()))
 
 
@@ -145,7 +145,7 @@ async def _written(
     events: Sequence[CampaignEvent],
     writer: InstrumentWriter | None,
 ) -> tuple[str, dict[str, Any]]:
-    """The line of what came of it."""
+    """The journal line after an attempt to write: `written` or `unwritten`."""
     if writer is None:
         return UNWRITTEN, {"words": NO_LLM, "by": ""}
     own = [event for event in events if event.kind == WRITING and event.detail["decision"] == decision.seq]

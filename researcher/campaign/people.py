@@ -1,4 +1,4 @@
-"""What people do to a campaign while it runs: their words, their answers, pause and stop; and whether one is waited for."""
+"""People's input to a running campaign: words, answers, requests, pause and stop; and whether it waits for a person."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ ASKED, RESUMED = "asked", "resumed"
 Owning = Callable[[Store, str], AbstractContextManager[Store]]
 """Own a campaign for a short write (`researcher.ownership.owned_now`). Raises: LeaseHeld."""
 _ANSWERS = {"approval": ("approved", "vetoed"), "words": ("told", "answered")}
-"""Kinds of lines that end the waiting, by what is waited for."""
+"""Journal lines that answer a question, by what it needs."""
 
 
 def ask(store: Store, campaign_id: str, decision: DecisionRecord, needs: str) -> None:
-    """Note that a person is waited for at this decision, once. needs: `approval` or `words`."""
+    """Record once that this decision waits for a person. needs: `approval` or `words`."""
     detail = {"decision": decision.seq, "needs": needs}
     if all(event.detail != detail for event in store.campaigns.events(campaign_id, ASKED)):
         store.campaigns.record(campaign_id, ASKED, detail)
 
 
 def open_question(events: Sequence[CampaignEvent]) -> CampaignEvent | None:
-    """The question that nobody has answered yet, of a journal's lines in order."""
+    """The unanswered question in a journal; None without one. events: in order."""
     asked = next((event for event in reversed(events) if event.kind == ASKED), None)
     if asked is None:
         return None
@@ -42,15 +42,15 @@ def open_question(events: Sequence[CampaignEvent]) -> CampaignEvent | None:
 
 
 def waits_for_a_person(store: Store, record: CampaignRecord) -> bool:
-    """Whether the campaign rests until somebody says something."""
+    """Whether the campaign waits for a person's answer."""
     return open_question(store.campaigns.events(record.id)) is not None
 
 
 def approve(store: Store, campaign_id: str, words: str, by: str, *, decision: int | None = None) -> int:
-    """Say yes to the study or instrument that waits; returns its decision's number.
+    """Approve the study or instrument that waits; returns its decision's number.
 
-    decision: the one that the person was shown; None: whichever is the newest. Raises: WrongState when the campaign has decided again or
-    ended, or waits for no approval.
+    decision: the one that the person saw; None: the newest. Raises: WrongState when the campaign has decided again or ended,
+    or waits for no approval.
     """
     check_open(store, campaign_id, "approved")
 
@@ -64,10 +64,10 @@ def approve(store: Store, campaign_id: str, words: str, by: str, *, decision: in
 
 
 def tell(store: Store, campaign_id: str, words: str, by: str, *, leave: Sequence[str] | None = None) -> None:
-    """Words for the next decision.
+    """Record a person's words for the next decision.
 
-    leave: all the factors that are to stay as they are from there on; empty: none; None: as before. Raises: WrongState when the campaign
-    has ended; SpecRefused for a name that none of its instruments has.
+    leave: all factors to leave alone from now on; empty: none; None: as before. Raises: WrongState when the campaign has
+    ended; SpecRefused for a factor that none of its instruments has.
     """
     check_open(store, campaign_id, "told anything")
     said: dict[str, Any] = {"words": words, "by": by}
@@ -85,12 +85,12 @@ def tell(store: Store, campaign_id: str, words: str, by: str, *, leave: Sequence
 
 
 def names_in(text: str) -> list[str]:
-    """Names between commas."""
+    """Split a comma-separated list of names."""
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def telling_text(store: Store, campaign_id: str, leave: Sequence[str] | None, instead: str) -> str:
-    """What the next decision does with the words. leave: the factors that were named with them. instead: what helps where words alone do nothing."""
+    """The words' effect on the next decision. leave: factors named with them. instead: advice if words have no effect."""
     if leave:
         return f"from the next decision on {', '.join(leave)} {'stays as it is' if len(leave) == 1 else 'stay as they are'}"
     if leave is not None:
@@ -101,13 +101,13 @@ def telling_text(store: Store, campaign_id: str, leave: Sequence[str] | None, in
 
 
 def acts_on_words(record: CampaignRecord, decisions: Sequence[DecisionRecord]) -> bool:
-    """Whether an LLM leads the campaign: the built-in strategist quotes words, and does nothing about them."""
+    """Whether an LLM leads the campaign: the built-in strategist quotes people's words but does not act on them."""
     leads = [each.strategist for each in decisions if each.strategist not in (RULES, PERSON)]
     return bool((leads[-1] if leads else record.goal.get("strategist", "auto")) != "builtin")
 
 
 def request_study(store: Store, campaign_id: str, spec: Mapping[str, Any], words: str, by: str) -> None:
-    """Ask for a study: the next decision carries it out, as an exploration, or says what is wrong with it.
+    """Request a study. The next decision carries it out, as an exploration, or says what is wrong with it.
 
     spec: fields of a study file (`researcher.campaign.honesty.FIELDS`), and where the campaign has several, its instrument.
     Raises: SpecRefused; WrongState when the campaign has ended.
@@ -119,7 +119,7 @@ def request_study(store: Store, campaign_id: str, spec: Mapping[str, Any], words
 
 
 def veto(store: Store, campaign_id: str, because: str, by: str, *, decision: int | None = None) -> DecisionRecord:
-    """Say no to the study that waits or runs, which stops, or to the instrument that waits; the next decision knows why.
+    """Veto the study that waits or runs, which stops, or the instrument that waits; the next decision sees the reason.
 
     decision: as in `approve`. Raises: WrongState.
     """
@@ -144,7 +144,7 @@ def veto(store: Store, campaign_id: str, because: str, by: str, *, decision: int
 
 
 def amend_budget(store: Store, campaign_id: str, limits: Mapping[str, float], because: str, by: str) -> str:
-    """Change limits of the budget, by their names in the goal; the next decision sees them. Returns what was written.
+    """Change limits of the budget, by their names in the goal; the next decision sees them. Returns the recorded text.
 
     Raises: WrongState when the campaign has ended.
     """
@@ -155,13 +155,13 @@ def amend_budget(store: Store, campaign_id: str, limits: Mapping[str, float], be
 
 
 def pause(store: Store, campaign_id: str) -> None:
-    """Have it rest: its study pauses too. Raises: WrongState when the campaign has ended."""
+    """Request a pause; the campaign's study pauses too. Raises: WrongState when the campaign has ended."""
     check_open(store, campaign_id, "paused")
     store.campaigns.request(campaign_id, pause=True)
 
 
 def withdraw_requests(store: Store, campaign_id: str, owning: Owning) -> None:
-    """Withdraw a pause or a stop, so that whoever carries it goes on. Raises: WrongState when it is done; LeaseHeld."""
+    """Withdraw a pause or a stop, so that the next worker continues. Raises: WrongState when it is done; LeaseHeld."""
     record = store.campaigns.get(campaign_id)
     if record.status is CampaignStatus.DONE:
         raise WrongState(f"{campaign_id} is done; there is nothing to go on with")
@@ -172,7 +172,7 @@ def withdraw_requests(store: Store, campaign_id: str, owning: Owning) -> None:
 
 
 def stop(store: Store, campaign_id: str, reports: Path, owning: Owning) -> str:
-    """Ask its worker to stop, or stop it here where nobody works on it. Returns what was done."""
+    """Ask its worker to stop, or stop it here if it has none. Returns what was done."""
     store.campaigns.request(campaign_id, stop=True)
     try:
         with owning(store, campaign_id) as own:
@@ -185,7 +185,7 @@ def stop(store: Store, campaign_id: str, reports: Path, owning: Owning) -> str:
 
 
 def check_open(store: Store, campaign_id: str, done: str) -> None:
-    """done: what cannot be done to one that has ended, as in `amended`. Raises: WrongState."""
+    """done: the refused action as a participle, such as `amended`. Raises: WrongState if the campaign has ended."""
     status = store.campaigns.get(campaign_id).status
     if status.ended:
         raise WrongState(f"{campaign_id} is {status}; it cannot be {done} any more")

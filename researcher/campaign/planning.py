@@ -1,4 +1,4 @@
-"""Plans of a campaign's studies: on the instrument of each, by what trials have taken on its machine."""
+"""Plans of a campaign's studies, each on its instrument, using the durations of earlier trials on this machine."""
 
 from __future__ import annotations
 
@@ -23,16 +23,19 @@ from researcher.study.plan import ALPHA, Plan
 from researcher.study.spec import StudySpec
 
 _LIMITS = {"wall": 300, "trials": 1, "tokens": 1000}
-"""Limits of a budget that trials spend, and to what they are rounded up."""
+"""Limits of a budget that trials spend, with the unit to which each is rounded up."""
 _MOST_DOUBLINGS = 6
 _CLOSE = 1.1
-"""How much larger than the smallest budget that would do the one that is named may be."""
+"""A suggested budget may exceed the smallest sufficient one by at most this factor."""
 
 
 @dataclass(frozen=True)
 class InstrumentPlanner:
-    """store: None where there is no database yet. check: draws tasks of a plan's arms, and returns the plan fitted to those that there are. count_heldout: how many held-out
-    tasks the instrument has, up to a number. Both raise PlanningRefused."""
+    """Plans studies on one instrument.
+
+    store: None before there is a database. check: draws tasks of a plan's arms, and returns the plan fitted to the available
+    ones. count_heldout: counts the instrument's held-out tasks, up to a number. Both raise PlanningRefused.
+    """
 
     store: Store | None
     folder: InstrumentFolder
@@ -66,15 +69,15 @@ class InstrumentPlanner:
 
     @cached_property
     def _heldout(self) -> tuple[int, int]:
-        """Held-out tasks that explorations and confirmations score, of which they share none. Raises: PlanningRefused."""
+        """Numbers of held-out tasks for explorations and for confirmations, which share none. Raises: PlanningRefused."""
         wanted = self.folder.instrument.defaults.heldout_tasks
         return split_heldout(self.count_heldout(2 * wanted), wanted)
 
 
 @dataclass(frozen=True)
 class CampaignPlanner:
-    """Plans each study on its instrument. opened: the planner of an instrument by its name; it raises PlanningRefused, and is
-    asked once for each."""
+    """Plans each study on its instrument. opened: returns the planner of an instrument by name, or raises PlanningRefused;
+    it is called once per instrument."""
 
     opened: Callable[[str], InstrumentPlanner]
     _known: dict[str, InstrumentPlanner] = field(default_factory=dict)
@@ -93,7 +96,7 @@ class CampaignPlanner:
 
 
 async def first_step(goal: CampaignGoal, aims: Sequence[Aim], planner: StudyPlanner) -> Decided:
-    """The first decision of a campaign without an LLM. Raises: BudgetTooSmall where it pays for no study."""
+    """The first decision of a campaign without an LLM. Raises: BudgetTooSmall if the budget pays for no study."""
     decided = await _begun(goal, aims, planner)
     if not _is_study(decided):
         refused = dict.fromkeys(each.problems[0] for each in decided.judgements if each.problems)
@@ -111,7 +114,7 @@ def _is_study(decided: Decided) -> bool:
 
 
 async def _enough(goal: CampaignGoal, aims: Sequence[Aim], planner: StudyPlanner) -> str:
-    """A budget that pays for a first study, in words; empty where none does. Raises one limit alone where that is enough."""
+    """A budget that pays for a first study, in words; empty if none does. Raises a single limit if that is enough."""
     given = [name for name in _LIMITS if getattr(goal.budget, name) is not None]
     for names in [*([name] for name in given), given]:
 
@@ -125,7 +128,7 @@ async def _enough(goal: CampaignGoal, aims: Sequence[Aim], planner: StudyPlanner
 
 
 async def _least(pays: Callable[[float], Awaitable[bool]]) -> float:
-    """How many times the budget would do, within a tenth: among doublings first, since each answer takes a decision. The largest is known to be enough."""
+    """Smallest sufficient factor on the budget, within 10 %. Doublings come first, as each test takes a decision; the largest is known to suffice."""
     low, high = 0, _MOST_DOUBLINGS
     while high > low + 1:
         middle = (low + high) // 2
@@ -138,7 +141,7 @@ async def _least(pays: Callable[[float], Awaitable[bool]]) -> float:
 
 
 def _richer(goal: CampaignGoal, names: Sequence[str], factor: float) -> CampaignGoal:
-    """The goal with so many times these limits, in round numbers."""
+    """The goal with these limits multiplied by `factor`, in round numbers."""
     limits = {
         name: math.ceil(getattr(goal.budget, name) * factor / step) * step
         for name, step in _LIMITS.items()
@@ -148,6 +151,6 @@ def _richer(goal: CampaignGoal, names: Sequence[str], factor: float) -> Campaign
 
 
 def _limits_text(budget: CampaignBudget, names: Sequence[str]) -> str:
-    """`wall 145m and trials 40`."""
+    """The limits in words: `wall 145m and trials 40`."""
     written = budget.model_dump(mode="json")
     return " and ".join(f"{name} {written[name]}" for name in names)

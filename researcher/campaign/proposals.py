@@ -1,4 +1,4 @@
-"""What a strategist may propose, what code makes of it, and how proposals are ranked."""
+"""A strategist's proposals, their judgement by code, and their ranking."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from researcher.study.plan import Plan
 
 _Text = Annotated[str, Field(min_length=1, max_length=4000)]
 PRIOR_MARGINS = 2.0
-"""Standard deviation of an effect that nobody has measured, in margins."""
+"""Standard deviation of an effect that was never measured, in margins."""
 
 
 class NewHypothesis(StrictModel):
@@ -33,8 +33,9 @@ class NewHypothesis(StrictModel):
 class Proposal(StrictModel):
     """One possible next step.
 
-    instrument: of the campaign's, by name; None: the first. spec: fields of a study file that say what is compared (`compare` or `arms`, `design`, `set`, `steps`, `seeds`); goal,
-    instrument, metric, margin, seeds' start and budget are code's. hypothesis: the id of an open one, or a new one; needed
+    instrument: of the campaign's, by name; None: the first. spec: fields of a study file that say what is compared
+    (`compare` or `arms`, `design`, `set`, `steps`, `seeds`); code sets goal, instrument, metric, margin, first seed and
+    budget. hypothesis: the id of an open one, or a new one; needed
     by actions that carry out a study. if_true, if_false: what follows. rests_on: ids of studies of this campaign. words:
     the question of `ask`, the answer of `conclude`, the brief of `new_instrument`.
     """
@@ -49,13 +50,13 @@ class Proposal(StrictModel):
     rests_on: tuple[str, ...] = ()
     words: str = ""
     expects: Annotated[float | None, Field(gt=0)] = None
-    """Of a confirmation: the effect that its seeds are counted for, in the metric's unit; at least 1.5 margins. None: 1.5 margins."""
+    """For a confirmation: the effect for which its seeds are counted, in the metric's unit; at least, and by default, 1.5 margins."""
     drops: dict[str, str] = {}
-    """Open hypotheses that are given up with this step, and why."""
+    """Open hypotheses to give up with this step, and why."""
 
 
 class Judged(StrictModel):
-    """A proposal with its plan and price, or with what is wrong with it.
+    """A proposal with its plan and price, or with its problems.
 
     bits: expected information; cost_s: expected seconds of trials. Higher `rank` is better: bits per hour.
     baseline: `default`, `incumbent` or `other`, where the study has one.
@@ -66,14 +67,14 @@ class Judged(StrictModel):
     plan: str | None = None
     """Canonical JSON."""
     spec: dict[str, Any] = {}
-    """The whole spec, with what code has filled in."""
+    """The complete spec, with the fields that code has filled in."""
     alpha: float | None = None
     trials: tuple[int, int] = (0, 0)
     cost_s: float = 0.0
     bits: float = 0.0
     baseline: str = ""
     asked: int | None = None
-    """The line of the journal in which a person asked for it; None where a strategist proposed it."""
+    """Journal line in which a person requested it; None if a strategist proposed it."""
 
     @property
     def rank(self) -> float:
@@ -81,17 +82,17 @@ class Judged(StrictModel):
         return self.bits / max(self.cost_s, 1.0) * 3600
 
     def row(self) -> dict[str, Any]:
-        """As it is kept with the decision."""
+        """The row that is stored with the decision."""
         said = self.model_dump(mode="json", exclude={"plan"})
         return {**said, "rank": round(self.rank, 6)}
 
 
 def information(plan: Plan, view: View) -> float:
     """Expected information of a plan in bits: the sum over its hypotheses of log2(1 + (tau / SE)^2) / 2, where tau is the
-    standard deviation of what is believed of the effect, and SE that of the estimate at the plan's least seeds.
+    standard deviation of the belief about the effect, and SE the standard error of its estimate at the plan's least seeds.
 
-    An effect that nobody has measured on this instrument is believed to be 0 ± two margins; one that has been is known as well
-    as its trials say.
+    The belief about an effect that was never measured on this instrument is 0 ± two margins; otherwise it follows from the
+    trials.
     """
     sigma, bits = view.sigma, 0.0
     measured = view.measured()
@@ -108,7 +109,7 @@ def information(plan: Plan, view: View) -> float:
 
 
 def _believed(counts: list[int], view: View) -> float:
-    """Standard deviation of the effect between two sides of so many finished trials."""
+    """Standard deviation of the believed effect between two sides with these numbers of finished trials."""
     prior = PRIOR_MARGINS * view.aim.margin
     if not all(counts):
         return prior

@@ -1,4 +1,4 @@
-"""From the records to what a decision sees, and back: the same records give the same `Seen`, at any later time."""
+"""From the records to a decision's input, and back: the same records give the same `Seen`, at any later time."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from researcher.store.store import Store
 from researcher.study.plan import Plan
 
 WRITING, UNWRITTEN = "writing", "unwritten"
-"""Lines of the journal: an LLM was asked to write an instrument; and none came of it (`researcher.campaign.new_instrument`)."""
+"""Journal lines: an LLM was asked to write an instrument; the attempt failed (`researcher.campaign.new_instrument`)."""
 _WORDS = ("told", "vetoed", "amended", "answered", UNWRITTEN)
 UNDECIDED = "undecided"
-"""A line of the journal: the strategist was asked, and nothing came of it."""
+"""Journal line: the strategist was asked but gave no decision."""
 JOINED = "joined"
-"""A line of the journal: a further instrument is the campaign's from the next decision on."""
+"""Journal line: a further instrument belongs to the campaign from the next decision on."""
 
 
 def observe(store: Store, campaign_id: str, seq: int | None = None, *, heard: int | None = None) -> Seen:
-    """What the next decision sees, or what that of this number saw.
+    """Input of the next decision, or of the decision `seq`.
 
-    heard: the last line of the journal that it had read; None: all that is there. Every study before it has to have ended.
+    heard: last journal line that the decision read; None: the whole journal. All earlier studies must have ended.
     """
     record = store.campaigns.get(campaign_id)
     decisions = [each for each in store.campaigns.decisions(campaign_id) if seq is None or each.seq < seq]
@@ -54,7 +54,7 @@ def seen_of(
     events: Sequence[CampaignEvent],
     decisions: Sequence[DecisionRecord],
 ) -> Seen:
-    """Pure. events: what people said, calls of an LLM that came to nothing, and instruments that joined."""
+    """Pure. events: people's words, LLM calls without a result, and instruments that joined."""
     goal = CampaignGoal.model_validate(record.goal)
     aim, *others = (each.leaving(left_alone(events)) for each in aims_on_record(record, events))
     fates = fates_of(hypotheses, studies)
@@ -83,7 +83,7 @@ def seen_of(
 
 
 def before_all(goal: CampaignGoal, aims: Sequence[Aim]) -> Seen:
-    """What the first decision of a campaign with this goal would see."""
+    """Input of the first decision of a campaign with this goal."""
     left, (aim, *others) = left_of(limits_of(goal, ()), (), ()), aims
     return Seen(
         campaign="", seq=1, goal=goal.goal, aim=aim, others=tuple(others), hypotheses=(), studies=(), left=left, said=()
@@ -91,12 +91,12 @@ def before_all(goal: CampaignGoal, aims: Sequence[Aim]) -> Seen:
 
 
 def joining(aim: Aim, folder: str | None) -> dict[str, Any]:
-    """The journal's line of a further instrument. folder: of its files; None: one of those that the repository ships."""
+    """The journal line of a further instrument. folder: of its files; None: part of the repository."""
     return {"aim": aim.model_dump(mode="json"), "folder": folder}
 
 
 def aims_on_record(record: CampaignRecord, events: Sequence[CampaignEvent]) -> list[Aim]:
-    """What the goal means on each of the campaign's instruments, the first one first."""
+    """The goal in the terms of each of the campaign's instruments, the first one first."""
     joined = [event.detail["aim"] for event in events if event.kind == JOINED]
     found: dict[str, Aim] = {}
     for aim in map(Aim.model_validate, (record.aim, *joined)):
@@ -105,13 +105,13 @@ def aims_on_record(record: CampaignRecord, events: Sequence[CampaignEvent]) -> l
 
 
 def left_alone(events: Sequence[CampaignEvent]) -> list[str]:
-    """The factors that people want to stay as they are: those of the last time that somebody named any."""
+    """The factors that people want left alone, from the newest message that named any."""
     named = [event.detail["leave"] for event in events if event.kind == "told" and "leave" in event.detail]
     return named[-1] if named else []
 
 
 def folders_of(record: CampaignRecord, events: Sequence[CampaignEvent]) -> dict[str, str | None]:
-    """Where each instrument's files are, by its name; None: the repository ships it."""
+    """Folder of each instrument's files, by name; None: part of the repository."""
     found: dict[str, str | None] = {str(record.aim["instrument"]): record.options.instrument}
     return found | {
         event.detail["aim"]["instrument"]: event.detail["folder"] for event in events if event.kind == JOINED
@@ -119,9 +119,9 @@ def folders_of(record: CampaignRecord, events: Sequence[CampaignEvent]) -> dict[
 
 
 def limits_of(goal: CampaignGoal, events: Sequence[CampaignEvent]) -> dict[str, float | None]:
-    """The budget's limits, as people have amended them since."""
+    """The budget's limits, with people's amendments."""
     found: dict[str, float | None] = goal.budget.model_dump()
-    found |= {name: getattr(goal.budget, name) for name in found}  # as numbers: a dump writes them as people do
+    found |= {name: getattr(goal.budget, name) for name in found}  # as numbers: a dump would write them in words
     for event in events:
         if event.kind == "amended":
             found |= {str(name): float(value) for name, value in event.detail.get("budget", {}).items()}
@@ -129,8 +129,8 @@ def limits_of(goal: CampaignGoal, events: Sequence[CampaignEvent]) -> dict[str, 
 
 
 def calls_of(decisions: Sequence[DecisionRecord], events: Sequence[CampaignEvent]) -> list[dict[str, Any]]:
-    """Every call of the strategist's LLM once, those that wrote instruments too. A decision that was put off keeps the calls of
-    its first attempts."""
+    """Every call of the strategist's LLM once, including calls that wrote instruments. A postponed decision keeps the calls
+    of its first attempts."""
     found = [call for each in decisions for call in each.llm_calls]
     for event in events:
         if event.kind in (UNDECIDED, WRITING):
@@ -141,7 +141,7 @@ def calls_of(decisions: Sequence[DecisionRecord], events: Sequence[CampaignEvent
 def left_of(
     limits: Mapping[str, float | None], studies: Sequence[StudySeen], asked: Sequence[Mapping[str, Any]]
 ) -> Left:
-    """What is left after these studies and calls of the strategist's LLM."""
+    """Budget left after these studies and calls of the strategist's LLM. asked: the calls."""
     spent = {
         "wall": sum(study.wall_s for study in studies),
         "trials": float(sum(study.trials for study in studies)),
@@ -171,7 +171,7 @@ def _rounded(value: float | None) -> float | None:
 
 
 def fates_of(hypotheses: Sequence[HypothesisRecord], studies: Sequence[StudySeen]) -> dict[str, tuple[Fate, str]]:
-    """What the studies so far have made of each hypothesis that they tested, and by which study; the last one counts."""
+    """Status of each tested hypothesis, with the study that caused it; the last study counts."""
     dropped = {each.id for each in hypotheses if each.status == "dropped"}
     found: dict[str, tuple[Fate, str]] = {}
     for study in studies:
@@ -214,7 +214,7 @@ def _study(store: Store, aims: Sequence[Aim], decision: DecisionRecord) -> Study
 
 
 def _said(event: CampaignEvent, first: Aim) -> Said:
-    """first: on the campaign's first instrument."""
+    """A person's message as data. first: the aim on the campaign's first instrument."""
     detail: dict[str, Any] = event.detail
     words = detail.get("words", "")
     if (leave := detail.get("leave")) is not None:

@@ -1,6 +1,6 @@
 """A campaign's report: the answer, the best configuration, every hypothesis, every decision, and what it cost.
 
-It is made from records alone, so that `verify` renders it again and compares.
+It depends on the records alone, so that `verify` can render it again and compare.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from researcher.study.plan import Verdict
 
 _MAKING = (WRITTEN, UNWRITTEN, "approved", "vetoed", JOINED)
 REPORT = "report"
-"""The event that keeps the digests of the files that were written last."""
+"""Event with the digests of the files written last."""
 
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """A hypothesis in the tree. depth: how far below a root; fate, because: what became of it."""
+    """A hypothesis in the tree. depth: levels below a root; fate, because: its status and the reason."""
 
     hypothesis: HypothesisRecord
     depth: int
@@ -47,11 +47,11 @@ class Branch:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A decision as the report tells it.
+    """A decision in the report.
 
-    study: what its study found, where there was one and it has ended. aim: on the instrument that it is about. on: that
-    instrument's name, where the campaign has several and the decision carries out a study; else empty. made: what became of the
-    instrument that it asks for; empty where it asks for none.
+    study: the study that it began, once that has ended. aim: on the decision's instrument. on: that instrument's name if the
+    campaign has several and the decision begins a study; else empty. made: progress of the instrument that it asks for; empty
+    if it asks for none.
     """
 
     decision: DecisionRecord
@@ -64,8 +64,8 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Best:
-    """The best configuration on an instrument. on: its name where the campaign has several, else empty; rest: what all other
-    settings are."""
+    """The best configuration on an instrument. on: its name if the campaign has several, else empty. rest: all other
+    settings."""
 
     on: str
     words: str
@@ -74,7 +74,7 @@ class Best:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CampaignPage:
-    """All of a campaign's report but its words."""
+    """Everything in a campaign's report except its wording."""
 
     record: CampaignRecord
     goal: CampaignGoal
@@ -86,11 +86,11 @@ class CampaignPage:
     steps: list[Step]
     unknown: list[str]
     best: list[Best]
-    """For each instrument."""
+    """One per instrument."""
     spent: list[tuple[str, str, str]]
-    """What, how much was spent, and how much is left."""
+    """Resource, amount spent, amount left."""
     calls: list[dict[str, Any]]
-    """Of the strategist's LLM."""
+    """Calls of the strategist's LLM."""
     said: list[Said]
     """What people said."""
 
@@ -98,7 +98,7 @@ class CampaignPage:
 def campaign_page(
     store: Store, campaign_id: str, *, status: CampaignStatus | None = None, reason: str | None = None
 ) -> CampaignPage:
-    """status, reason: where they are about to be recorded."""
+    """All data of the report. status, reason: given if they are about to be recorded."""
     record = store.campaigns.get(campaign_id)
     decisions, seen = store.campaigns.decisions(campaign_id), observe(store, campaign_id)
     hypotheses = store.campaigns.hypotheses(campaign_id)
@@ -131,7 +131,7 @@ def write_campaign_report(
     status: CampaignStatus | None = None,
     reason: str | None = None,
 ) -> Path:
-    """Write report.md and report.html over earlier ones, and keep their digests; returns their folder."""
+    """Write report.md and report.html over earlier ones, and record their digests; returns their folder."""
     folder = reports / campaign_id
     folder.mkdir(parents=True, exist_ok=True)
     files = rendered(campaign_page(store, campaign_id, status=status, reason=reason))
@@ -145,7 +145,7 @@ def write_campaign_report(
 
 
 def rendered(page: CampaignPage) -> dict[str, str]:
-    """File name and text."""
+    """The report's texts, by file name."""
     words: dict[str, Any] = {"page": page, "short": short, "effect": effect_text, "levels": words_of}
     return {
         "report.md": tidy(markdown_templates().get_template("campaign.md.jinja").render(**words)),
@@ -154,7 +154,7 @@ def rendered(page: CampaignPage) -> dict[str, str]:
 
 
 def _answer(seen: Seen, decisions: Sequence[DecisionRecord], status: CampaignStatus) -> list[str]:
-    """The answer in two or three sentences that a colleague would say, for each instrument."""
+    """The answer for each instrument, in two or three plain sentences."""
     found: list[str] = []
     for view in seen.views:
         first, *others = _found(view)
@@ -168,7 +168,7 @@ def _answer(seen: Seen, decisions: Sequence[DecisionRecord], status: CampaignSta
 
 
 def _found(view: View) -> list[str]:
-    """What was confirmed on one instrument."""
+    """The confirmed results on one instrument."""
     confirmed = [study for study in view.studies if study.supports]
     tested = [study for study in view.studies if study.confirms and StudyStatus(study.status).ended]
     if confirmed:
@@ -187,7 +187,7 @@ def _found(view: View) -> list[str]:
 
 
 def _held(seen: Seen) -> list[str]:
-    """For each setting that is the confirmed best on an instrument: whether it held on the others."""
+    """For each setting confirmed as the best on one instrument: whether it held on the others."""
     if not seen.others:
         return []
     found, told = list[str](), set[str]()
@@ -201,7 +201,7 @@ def _held(seen: Seen) -> list[str]:
 
 
 def _held_on(view: View, own: Aim, levels: Mapping[str, Scalar]) -> str:
-    """Whether what was confirmed elsewhere held on this instrument. levels: of `own`, where they differ from its defaults."""
+    """Whether a setting confirmed elsewhere held on this instrument. levels: of `own`, where they differ from its defaults."""
     if not view.can_set(levels):
         return f"cannot be set on {view.instrument}"
     wanted = changed(view.aim, levels)
@@ -233,7 +233,7 @@ def _rest(aim: Aim) -> str:
 
 
 def effect_text(effect: EffectSeen, aim: Aim) -> str:
-    """An effect in a sentence without its full stop."""
+    """An effect as a sentence without its full stop."""
     way = "rises" if effect.diff > 0 else "falls"
     moves = f"{way} by {short(abs(effect.diff))}" if effect.diff else "does not change"
     level = f"{100 * effect.level:.4g} %"
@@ -248,12 +248,12 @@ def _upper(text: str) -> str:
 
 
 def short(value: float | None) -> str:
-    """Three digits, as people read them."""
+    """A number with three digits, for people."""
     return "–" if value is None else f"{value:.3g}"
 
 
 def _tree(hypotheses: Sequence[HypothesisRecord], seen: Seen) -> list[Branch]:
-    """Every hypothesis below its parent."""
+    """The hypotheses as a tree, each below its parent."""
     fates = fates_of(hypotheses, seen.studies)
     below: dict[str | None, list[HypothesisRecord]] = {}
     for each in hypotheses:
@@ -284,7 +284,7 @@ def _offers(decision: DecisionRecord) -> list[dict[str, Any]]:
 
 
 def _unknown(seen: Seen) -> list[str]:
-    """What the campaign leaves open."""
+    """The campaign's open questions."""
     found = [line for view in seen.views for line in _not_tried(view)]
     unfit = [f"{study.study} ({study.unfit})" for study in seen.studies if study.unfit]
     found += [f"Results that support no claim: {'; '.join(unfit)}."] if unfit else []
@@ -296,7 +296,7 @@ def _unknown(seen: Seen) -> list[str]:
 
 
 def _not_tried(view: View) -> list[str]:
-    """Factors and levels that no trial on one instrument had."""
+    """Factors and levels that were never tried on one instrument."""
     varied = {name for study in view.studies for arm in study.arms for name in arm.levels}
     idle = [factor.name for factor in view.aim.factors if factor.name not in varied]
     partly = [

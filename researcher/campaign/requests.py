@@ -1,4 +1,4 @@
-"""Studies that people ask a campaign for. They explore, like all that is proposed after seeing data, and come before the strategist's."""
+"""Studies that people request. They explore, like every study proposed after seeing data, and go before the strategist's."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from researcher.refusals import Refusals, SpecRefused
 
 @dataclass(frozen=True, slots=True)
 class Requested:
-    """A study that somebody asked for in this line of the journal."""
+    """A study request, with its journal line."""
 
     line: int
     proposal: Proposal
 
 
 def check_request(aims: Sequence[Aim], spec: Mapping[str, Any]) -> None:
-    """aims: of the campaign's instruments, the first one first. What its instrument says to it is seen when it is planned.
+    """Check a request's fields. Its instrument checks the rest at planning. aims: of the campaign, the first one first.
 
     Raises: SpecRefused, naming every wrong field.
     """
@@ -36,13 +36,13 @@ def check_request(aims: Sequence[Aim], spec: Mapping[str, Any]) -> None:
 
 
 def _apart(spec: Mapping[str, Any]) -> tuple[str | None, dict[str, Any]]:
-    """The instrument that a request names, and its other fields."""
+    """Split a request into its instrument and its other fields."""
     name = spec.get("instrument")
     return None if name is None else str(name), {field: value for field, value in spec.items() if field != "instrument"}
 
 
 def requested(events: Sequence[CampaignEvent], decisions: Sequence[DecisionRecord]) -> list[Requested]:
-    """Those that no decision has carried out or refused yet, in the order in which they were asked for."""
+    """Requests that no decision has carried out or refused yet, oldest first."""
     answered = {
         offer["asked"]
         for decision in decisions

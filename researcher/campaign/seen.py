@@ -1,6 +1,6 @@
-"""What a decision sees: every study so far in a row each, what is left of the budget, and what people said.
+"""A decision's input: every study so far as a row, the budget left, and people's words.
 
-Pure data, made from records alone, so that `verify` makes it again and compares digests.
+Pure data, derived from records alone, so that `verify` can derive it again and compare digests.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ Levels = Mapping[str, Scalar]
 
 
 class ArmSeen(StrictModel):
-    """An arm of a study. levels: those of the aim's factors that differ from the default. mean, sd: over finished trials.
-    misleads: it looks better in training, and is worse on held-out tasks (the sentinel `worse_on_heldout`)."""
+    """An arm of a study. levels: of the aim's factors, where they differ from the default. mean, sd: over finished trials.
+    misleads: it looks better in training but is worse on held-out tasks (the sentinel `worse_on_heldout`)."""
 
     name: str
     levels: dict[str, Scalar]
@@ -40,7 +40,7 @@ class ArmSeen(StrictModel):
 
 
 class EffectSeen(StrictModel):
-    """Treatment minus baseline. factor: what a screen varies; empty for arms that set several. verdict: None in explorations."""
+    """Treatment minus baseline. factor: varied by a screen; empty for arms that set several. verdict: None in explorations."""
 
     statement: str
     factor: str
@@ -52,11 +52,11 @@ class EffectSeen(StrictModel):
     level: float
     verdict: Verdict | None
     misleads: Annotated[bool, Field(exclude_if=lambda misleads: not misleads)] = False
-    """Held-out tasks say the opposite."""
+    """Whether held-out tasks say the opposite."""
 
 
 class StudySeen(StrictModel):
-    """A study that has ended. unfit: why it cannot support a claim; empty where nothing speaks against it."""
+    """A study that has ended. unfit: why it cannot support a claim; empty if it can."""
 
     seq: int
     study: str
@@ -65,43 +65,43 @@ class StudySeen(StrictModel):
     hypothesis: str
     status: str
     reason: str
-    """Of a confirmation: why it came to its verdict, or to none; else empty."""
+    """For a confirmation: the reason for its verdict, or for having none; else empty."""
     design: Literal["screen", "levels", "compare"]
     """screen: main effects of crossed factors; levels: arms side by side without a verdict; compare: any that tests."""
     planned: tuple[dict[str, Scalar], ...]
-    """Levels of every arm of its plan, the baseline first, also of those that never ran."""
+    """Levels of every arm of its plan, the baseline first, including arms that never ran."""
     arms: tuple[ArmSeen, ...]
-    """Those that ran."""
+    """The arms that ran."""
     effects: tuple[EffectSeen, ...]
     sentinels: tuple[str, ...]
-    """Of each hypothesis whose trials are unsound, the first that fired."""
+    """The first sentinel that fired for each hypothesis with unsound trials."""
     unfit: str
     apart: bool
-    """Its trials differ from the campaign's usual ones in more than its arms say (other settings, lengths or factors): what they
-    measured stands for no setting of the goal's factors."""
+    """Its trials differ from the campaign's usual ones in more than the arms' levels (other settings, lengths or factors), so
+    its measurements belong to no setting of the goal's factors."""
     baseline: str
-    """Of a confirmation: `default`, `incumbent` or `other`."""
+    """For a confirmation: `default`, `incumbent` or `other`."""
     trials: int
     wall_s: float
     tokens: float
     last_seed: int
     alpha: float | None
     instrument: Annotated[str, Field(exclude_if=lambda name: not name)] = ""
-    """Which it ran on; empty: the campaign's first."""
+    """Name of its instrument; empty: the campaign's first."""
 
     @property
     def confirms(self) -> bool:
-        """Whether it was to confirm, and so spent alpha."""
+        """Whether the study was a confirmation, and so spent alpha."""
         return self.action in CONFIRMING
 
     @property
     def verdict(self) -> Verdict | None:
-        """Of a confirmation; None where it came to no verdict."""
+        """The verdict of a confirmation; None if it reached none."""
         return self.effects[0].verdict if self.confirms and self.effects else None
 
     @property
     def supports(self) -> bool:
-        """Whether a campaign may claim what it found: confirmed, against the default or the incumbent, by a sound study."""
+        """Whether a campaign may claim the result: confirmed against the default or the incumbent, by a sound study."""
         return self.verdict is Verdict.SUPPORTED and not self.unfit and self.baseline in ("default", "incumbent")
 
     def arm(self, name: str) -> ArmSeen:
@@ -118,7 +118,7 @@ class HypothesisSeen(StrictModel):
 
 
 class Left(StrictModel):
-    """What is left of each limit; None where there is none. reserved_*: of it, for confirmations alone."""
+    """What is left of each limit; None without a limit. reserved_*: the part reserved for confirmations."""
 
     wall_s: float | None
     trials: int | None
@@ -130,15 +130,15 @@ class Left(StrictModel):
 
 
 class Said(StrictModel):
-    """What a person said: told, vetoed, answered; or why an instrument was not written. Data for the decision, never an instruction
-    to the code."""
+    """A person's words: told, vetoed, answered; or why an instrument was not written. Data for the decision, never an
+    instruction to the code."""
 
     kind: Literal["told", "vetoed", "amended", "answered", "unwritten"]
     words: str
     by: str
     seq: int
     instrument: Annotated[str, Field(exclude_if=lambda name: not name)] = ""
-    """Of a veto: the instrument of the vetoed study; empty: the campaign's first, or not recorded."""
+    """For a veto: the instrument of the vetoed study; empty: the campaign's first, or not recorded."""
 
 
 class Seen(StrictModel):
@@ -153,9 +153,9 @@ class Seen(StrictModel):
     left: Left
     said: tuple[Said, ...]
     heard: int = 0
-    """The last line of the journal that it is made from."""
+    """The last journal line that it includes."""
     problems: tuple[str, ...] = ()
-    """What was wrong with every proposal of this decision so far."""
+    """Problems of every proposal of this decision so far."""
     others: Annotated[tuple[Aim, ...], Field(exclude_if=lambda aims: not aims)] = ()
 
     def canonical(self) -> str:
@@ -168,7 +168,7 @@ class Seen(StrictModel):
 
     @property
     def confirmations(self) -> int:
-        """Frozen so far, whatever came of them."""
+        """Number of confirmations frozen so far, whatever their results."""
         return sum(study.confirms for study in self.studies)
 
     @property
@@ -180,31 +180,31 @@ class Seen(StrictModel):
 
     @property
     def instruments(self) -> tuple[str, ...]:
-        """Their names, the first one first."""
+        """Names of the instruments, the first one first."""
         return (self.aim.instrument, *(aim.instrument for aim in self.others))
 
     def on(self, instrument: str = "") -> View:
-        """What was seen of this instrument; empty: of the first. Raises: KeyError where the campaign has none of that name."""
+        """The view of this instrument; empty: of the first. Raises: KeyError if the campaign has none of that name."""
         aims = {aim.instrument: aim for aim in (self.aim, *self.others)}
         return View(self, aims[instrument or self.aim.instrument])
 
     @property
     def views(self) -> tuple[View, ...]:
-        """Of each instrument."""
+        """One view per instrument."""
         return tuple(self.on(name) for name in self.instruments)
 
     def of(self, study: StudySeen) -> View:
-        """Of the instrument that the study ran on."""
+        """The view of the study's instrument."""
         return self.on(study.instrument)
 
     def about(self, hypothesis: str) -> View:
-        """Of the instrument on which this hypothesis was first tested; of the first one where it was not tested yet."""
+        """The view of the instrument that first tested this hypothesis; of the first instrument if none did yet."""
         return self.on(next((study.instrument for study in self.studies if study.hypothesis == hypothesis), ""))
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What a campaign has seen of one of its instruments: its noise, margin and effects are its own, never pooled with another's."""
+    """A campaign's results on one instrument. Noise, margin and effects are never pooled with another instrument's."""
 
     whole: Seen
     aim: Aim
@@ -215,22 +215,22 @@ class View:
 
     @property
     def key(self) -> str:
-        """Its name as a study has it: empty for the first."""
+        """Its name as studies record it: empty for the first instrument."""
         return "" if self.aim is self.whole.aim else self.aim.instrument
 
     @property
     def among(self) -> str:
-        """Its name where the campaign has several instruments, else empty."""
+        """Its name if the campaign has several instruments, else empty."""
         return self.instrument if self.whole.others else ""
 
     @property
     def studies(self) -> tuple[StudySeen, ...]:
-        """Its own."""
+        """The studies on it."""
         return tuple(study for study in self.whole.studies if study.instrument == self.key)
 
     @property
     def hypotheses(self) -> tuple[HypothesisSeen, ...]:
-        """Those about it."""
+        """The hypotheses about it."""
         return tuple(each for each in self.whole.hypotheses if self.whole.about(each.id).aim is self.aim)
 
     @property
@@ -244,7 +244,7 @@ class View:
 
     @property
     def sigma(self) -> float:
-        """Standard deviation between seeds: pooled over all arms, else the instrument's, else a margin."""
+        """Standard deviation between seeds: pooled over all arms; else as the instrument states it; else one margin."""
         known = [arm for study in self.studies for arm in study.arms if arm.sd is not None and arm.n > 1]
         freedom = sum(arm.n - 1 for arm in known)
         if freedom:
@@ -254,9 +254,9 @@ class View:
         return self.aim.sigma or self.aim.margin
 
     def measured(self) -> dict[str, tuple[dict[str, Scalar], int, float]]:
-        """Every configuration that has run: its changed levels, its finished trials and their mean, by `key_of`.
+        """Every configuration that has run: its changed levels, number of finished trials and their mean, by `key_of`.
 
-        One that held-out tasks speak against counts as the worst of them all, whatever it reached in training.
+        If held-out tasks contradict a configuration, it counts as the worst of all, whatever it reached in training.
         """
         found: dict[str, tuple[dict[str, Scalar], int, float]] = {}
         misled: set[str] = set()
@@ -267,7 +267,7 @@ class View:
                 key = key_of(arm.levels)
                 if arm.misleads and arm.levels:
                     misled.add(key)
-                elif arm.n > 1:  # a later study that finds nothing against it
+                elif arm.n > 1:  # a later study has nothing against it
                     misled.discard(key)
                 _, n, mean = found.get(key, (arm.levels, 0, 0.0))
                 total = n + arm.n
@@ -276,23 +276,23 @@ class View:
         return found | {key: (*found[key][:2], worst) for key in misled}
 
     def tests(self, levels: Levels) -> list[StudySeen]:
-        """The confirmations of this setting, given by its levels that differ from the defaults; the oldest first."""
+        """The confirmations of this setting, oldest first. levels: those that differ from the defaults."""
         wanted = key_of(levels)
         found = (study for study in self.studies if study.confirms and study.planned[1:])
         return [study for study in found if key_of(study.planned[1]) == wanted]
 
     def confirmed_elsewhere(self) -> list[tuple[StudySeen, dict[str, Scalar]]]:
-        """What other instruments have confirmed, as this one would set it; the oldest first."""
+        """Settings that other instruments have confirmed, in this one's terms; oldest first."""
         found = (study for study in self.whole.studies if study.supports and study.instrument != self.key)
         return [(study, changed(self.aim, study.arm(study.effects[0].treatment).levels)) for study in found]
 
     def can_set(self, levels: Levels) -> bool:
-        """Whether it has all these factors."""
+        """Whether the instrument has all these factors."""
         return levels.keys() <= {factor.name for factor in self.aim.factors}
 
     def touched(self, levels: Levels) -> list[str]:
-        """The factors that people want to stay as they are and this setting moves: they may be at the default, or where the
-        incumbent has them."""
+        """The factors that this setting changes although people want them left alone: they may only be at the default, or at
+        the incumbent's level."""
         incumbent = self.incumbent
         return [
             factor.name
@@ -304,7 +304,7 @@ class View:
 
 
 def key_of(levels: Levels) -> str:
-    """The same for equal settings."""
+    """A key that is equal for equal settings."""
     return json.dumps(dict(sorted(levels.items())), sort_keys=True)
 
 
@@ -322,7 +322,7 @@ def study_seen(
 ) -> StudySeen:
     """The row of a study that has ended.
 
-    aim: on its instrument. status, reason: how it ended; spent: of its budgets, by kind; instrument: its name, empty for the
+    aim: on its instrument. status, reason: how it ended; spent: amounts by kind of budget; instrument: its name, empty for the
     campaign's first.
     """
     assert decision.role is not None
@@ -377,7 +377,7 @@ def _decided(plan: Plan, aim: Aim, verdicts: Sequence[VerdictRecord]) -> list[tu
 
 
 def _effect(asked: Hypothesis, record: VerdictRecord, *, confirms: bool) -> EffectSeen:
-    """record: has an effect."""
+    """The effect with its verdict, if it confirms. record: must have an effect."""
     effect = record.effect
     assert effect is not None
     return EffectSeen(
@@ -395,13 +395,13 @@ def _effect(asked: Hypothesis, record: VerdictRecord, *, confirms: bool) -> Effe
 
 
 def _is_opposed(record: VerdictRecord) -> bool:
-    """Whether nothing but held-out tasks speaks against what it says: its trials are sound."""
+    """Whether only held-out tasks contradict the verdict: its trials are sound."""
     return record.sentinels == (WORSE_ON_HELDOUT,)
 
 
 def _misled(plan: Plan, trials: Sequence[TrialRecord], verdicts: Sequence[VerdictRecord]) -> set[str]:
-    """Arms that look better in training and are worse on held-out tasks. A hypothesis of several arms a side speaks of a factor, and not
-    of each of them."""
+    """Arms that look better in training but are worse on held-out tasks. Hypotheses with several arms per side are about a
+    factor, not about single arms, and do not count."""
     opposed = {record.hypothesis for record in verdicts if _is_opposed(record)}
     done = [trial for trial in trials if trial.status is TrialStatus.DONE]
     asked = [each for each in plan.hypotheses if each.id in opposed and len(each.sides) == 2]
@@ -454,5 +454,5 @@ def _unfit(aim: Aim, trials: Sequence[TrialRecord], invalid: Sequence[VerdictRec
 
 
 def _short(value: float) -> float:
-    """Ten digits: the same on every machine that computes it again."""
+    """Ten significant digits, so that every machine computes the same value."""
     return float(f"{value:.10g}")

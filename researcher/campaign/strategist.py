@@ -1,4 +1,4 @@
-"""The seam between a campaign and whoever has its ideas."""
+"""The seam between a campaign and the source of its proposals."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ from researcher.models import LlmCall
 
 
 class NoProposal(Exception):
-    """The strategist proposes nothing; the text says why, and what to do."""
+    """The strategist proposes nothing; the text gives the reason and the remedy."""
 
 
 class IdeasSpent(NoProposal):
-    """The campaign's budget for ideas is spent: it concludes with what it has."""
+    """The campaign's LLM budget is spent: it concludes with the results it has."""
 
 
 class StrategistAway(NoProposal):
-    """It cannot be asked now: the campaign waits, and asks again when it goes on."""
+    """The strategist cannot be reached now: the campaign waits, and asks again when it resumes."""
 
 
 class StrategistFailed(NoProposal):
-    """It was asked, and what it says cannot be read: a person has to look."""
+    """The strategist's answer cannot be read: a person has to look."""
 
 
 class Strategist(Protocol):
-    """Proposes next steps. It only ever sees `Seen`, and nothing that it says is carried out before code has judged it."""
+    """Proposes next steps. It only sees `Seen`, and code judges every proposal before it is carried out."""
 
     @property
     def name(self) -> str:
         """`builtin`, or the LLM's name."""
 
     async def propose(self, seen: Seen) -> Sequence[Proposal]:
-        """One to five alternatives. `seen.problems`: what was wrong with those before, where this is another attempt.
+        """One to five alternatives. `seen.problems`: problems of the previous proposals, on another attempt.
 
         Raises: NoProposal.
         """
 
     def calls(self) -> list[LlmCall]:
-        """LLM calls since this was last asked, with raw answers."""
+        """LLM calls since the last call of this method, with raw answers."""

@@ -1,4 +1,4 @@
-"""A campaign's goal from a topic: the planner reads it as it reads a study's, and what it would screen is what may be changed."""
+"""A campaign's goal from a topic: the planner reads it like a study's, and the factors it would screen may be changed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from researcher.study.draft import Draft, file_text
 from researcher.study.spec import duration_text
 
 _KEPT = ("model", "set", "steps", "schedule", "approve")
-"""Fields that a study and a campaign have alike."""
+"""Fields that studies and campaigns share."""
 _MOVED = {
     "question": "goal",
     "instrument": "instruments",
@@ -21,22 +21,22 @@ _MOVED = {
     "margin": "objective.margin",
     "claim": "objective.direction",
 }
-"""Fields of a study, and where a goal has them."""
+"""Fields of a study, and their places in a goal."""
 
 
 def goal_of(draft: Draft, instruments: Sequence[str] = ()) -> CampaignGoal:
-    """The goal of a study's draft. instruments: what the campaign studies; none: the draft's.
+    """Turn a study's draft into a goal. instruments: of the campaign; empty: the draft's.
 
-    Raises: PlanningRefused where the topic asks for what a campaign has not.
+    Raises: PlanningRefused if the topic asks for something that campaigns lack.
     """
     named = {"instruments": list(instruments)} if instruments else {}
     return goal_in(goal_draft(draft).fields | named)
 
 
 def goal_text(draft: Draft, problems: tuple[str, ...] = ()) -> str:
-    """A goal file of a study's draft, for a person to edit. problems: what is to be settled first.
+    """Turn a study's draft into a goal file for a person to edit. problems: to be settled first.
 
-    Raises: PlanningRefused where the topic asks for what a campaign has not.
+    Raises: PlanningRefused if the topic asks for something that campaigns lack.
     """
     heading = (
         f"Goal file, written by {draft.author}. Run it: researcher campaign start FILE\n"
@@ -46,9 +46,9 @@ def goal_text(draft: Draft, problems: tuple[str, ...] = ()) -> str:
 
 
 def goal_draft(draft: Draft) -> Draft:
-    """Fields of a goal, not yet validated. Levels that the topic names are the ones that are tried; else code chooses them.
+    """Fields of a goal, not yet validated. Levels named in the topic are tried; otherwise code chooses them.
 
-    Raises: PlanningRefused where the topic asks for what a campaign has not.
+    Raises: PlanningRefused if the topic asks for something that campaigns lack.
     """
     fields = draft.fields
     if "arms" in fields or isinstance(fields.get("model"), list):
@@ -79,6 +79,6 @@ def goal_draft(draft: Draft) -> Draft:
 
 
 def _moved(path: str) -> str:
-    """Where a goal has what a study has at that path."""
+    """Place in a goal of a study's dotted path."""
     name, dot, rest = path.partition(".")
     return f"{'factors' if name == 'compare' else _MOVED.get(name, name)}{dot}{rest}"

@@ -1,6 +1,6 @@
-"""Does a campaign still follow from its records? Every decision's input is made again, and every rule checked.
+"""Does a campaign still follow from its records? Recompute every decision's input, and check every rule.
 
-The numbers of its studies are for `researcher.report.verify`; here each difference is a sentence.
+`researcher.report.verify` checks the numbers of its studies; here each difference is a sentence.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from researcher.study.plan import Plan
 
 
 def verify_campaign(store: Store, campaign_id: str, folder: Path) -> list[str]:
-    """Everything that differs; empty when the campaign holds. folder: of its report, which is older than a study that runs."""
+    """All differences; empty if the campaign holds. folder: of its report, which may be older than a running study."""
     decisions = store.campaigns.decisions(campaign_id)
     found = [line for each in decisions for line in _input(store, campaign_id, each)]
     found += [*_whole(store, campaign_id, decisions), *_alphas(decisions)]
@@ -53,7 +53,7 @@ def _whole(store: Store, campaign_id: str, decisions: list[DecisionRecord]) -> I
 
 
 def _input(store: Store, campaign_id: str, decision: DecisionRecord) -> Iterator[str]:
-    """What the decision saw, made again from the records before it."""
+    """Derive the decision's input again from the records before it, and compare."""
     try:
         kept = Seen.model_validate(decision.saw)
     except ValidationError:
@@ -70,7 +70,7 @@ def _input(store: Store, campaign_id: str, decision: DecisionRecord) -> Iterator
 
 
 def _joined(store: Store, campaign_id: str) -> Iterator[str]:
-    """Every further instrument is one that the goal names, or one that a person approved, and is as it was written."""
+    """Every further instrument was named by the goal or approved by a person, and is unchanged."""
     events = store.campaigns.events(campaign_id)
     lines = [event for event in events if event.kind == JOINED]
     named = [line.detail for line in lines if "decision" not in line.detail]
