@@ -52,7 +52,7 @@ _HOMES = {
 }
 
 _WORKING = ("start", "resume", "campaign")
-"""Commands that run a study. Printing is not their purpose: an unfinished study is no success."""
+"""Commands that run a study. They exist for more than their output: an unfinished study is no success."""
 _STARTING_TRIALS = ("start", "resume", "reproduce", "daemon", "campaign", "mcp")
 
 
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
         if args.command in _STARTING_TRIALS and not getattr(args, "dry_run", False):
             _check_environment()
         return int(getattr(module, f"{args.command}_command")(args))
-    except BrokenPipeError:  # the reader of our output went away, as `head` does: no fault of a command that only shows
+    except BrokenPipeError:  # a reader such as `head` closed our output; a command that only shows things did not fail
         silence(sys.stdout)
         return FAILED if args.command in _WORKING else DONE
     except DELIBERATE as error:
@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """Why something was not done, in one clear sentence. code: the exit code. nearest: names that may have been meant."""
+    """A refusal as one clear sentence. code: the exit code. nearest: names that the user may have meant."""
 
     text: str
     code: int
@@ -99,11 +99,11 @@ DELIBERATE = (
     *(UsageError, PlanningRefused, OverBudget, StoreError, ExecutorError, InstrumentChanged, RecordsDisagree),
     *(SwarmError, ModuleNotFoundError, OSError),
 )
-"""Errors that people are told of in a sentence, at the command line and by the MCP server; any other is a bug."""
+"""Errors that the command line and the MCP server report in a sentence; any other error is a bug."""
 
 
 def refusal_of(error: Exception) -> Refusal | None:
-    """What people are told of one of DELIBERATE; None for a module of ours that is missing, which is a bug."""
+    """The sentence for one of DELIBERATE; None if one of our own modules is missing, which is a bug."""
     code, text = FAILED, str(error).strip()
     if isinstance(error, OverBudget | BudgetTooSmall):
         code = OUT_OF_BUDGET
@@ -114,7 +114,7 @@ def refusal_of(error: Exception) -> Refusal | None:
         if lacking is None:
             return None
         text = lacking
-    elif isinstance(error, OSError) and is_full(error):  # of others the system's own words say what is wrong
+    elif isinstance(error, OSError) and is_full(error):  # for other errors the system's message is clear
         text = f"{error}; make room on that disk, then try again"
     return Refusal(text=redact(text), code=code, nearest=tuple(getattr(error, "nearest", ())))
 

@@ -1,4 +1,4 @@
-"""`researcher export`, `reproduce` and `copy`: a study as a file, a trial of it run again, and its copies brought up to date."""
+"""`researcher export`, `reproduce` and `copy`: write a study to a file, rerun one of its trials, update its copies."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def export_command(args: argparse.Namespace) -> int:
 
 
 def reproduce_command(args: argparse.Namespace) -> int:
-    """Run one trial of an archive again, as a study of its own, and show both results side by side."""
+    """Rerun one trial of an archive as its own study, and show both results side by side."""
     logs.configure("WARNING")
     home = open_home()
     home.studies.mkdir(exist_ok=True)
@@ -73,19 +73,19 @@ def reproduce_command(args: argparse.Namespace) -> int:
 
 
 def _computed_in(trial: TrialRecord) -> str | None:
-    """None if it was not recorded."""
+    """Dtype that the trial computed in; None if it was not recorded."""
     spec = trial.evidence.spec if trial.evidence is not None else None
     return None if spec is None else spec.get("dtype")
 
 
 def _engine(trial: TrialRecord) -> str:
-    """The engine to reproduce it with: echo only if it ran on echo."""
+    """Engine for the reproduction: echo only if the trial ran on echo."""
     found = trial.evidence.model if trial.evidence is not None else None
     return "echo" if found is not None and found.engine == "echo" else "local"
 
 
 def _weights(trial: TrialRecord) -> str | None:
-    """The beginning of the hosted model's fingerprint. None: not recorded."""
+    """Prefix of the hosted model's fingerprint; None if it was not recorded."""
     found = trial.evidence.model if trial.evidence is not None else None
     return None if found is None or found.fingerprint is None else found.fingerprint[:12]
 
@@ -114,7 +114,7 @@ async def _again(
                     store, pool, setup(home, instrument, archive.plan, code=code, repairs=(instrument.code,))
                 )
                 (done,) = await executor.run_trials(study_id, archive.plan, [trial])
-        finally:  # also where it was refused or interrupted, or no server could be had: nothing goes on with it
+        finally:  # even after a refusal, an interrupt or a lack of servers: nothing continues this study
             store.studies.set_status(study_id, StudyStatus.STOPPED, f"one trial of {archive.study_id}, run again")
     await Keeping(home.store, study_id, home.studies / study_id, clock, os.environ).discard_servers()
     return done
@@ -125,7 +125,7 @@ def _number(value: object) -> str:
 
 
 def copy_command(args: argparse.Namespace) -> int:
-    """Drain each sink once; 1 when something still waits, and why."""
+    """Drain each sink once; if records still wait, say why and return 1."""
     store = open_home().store
     study_id = store.studies.resolve(args.study)
     names = args.sink or [MlflowSink.name, *store.studies.get(study_id).options.sinks]

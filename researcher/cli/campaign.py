@@ -1,4 +1,4 @@
-"""`researcher campaign`: start a program of studies, follow it, say something to it, and check what it found."""
+"""`researcher campaign`: start a program of studies, follow it, send it messages, and verify its results."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def list_campaigns(args: argparse.Namespace) -> int:
 
 
 def status(args: argparse.Namespace) -> int:
-    """What it is doing, what it has found, what is left and what the rest will buy."""
+    """Show what the campaign does now, its results, the budget left and how far that goes."""
     home, record = _named(args)
     document = status_json(home, record)
     answer(args.json, document, *status_lines(document))
@@ -157,7 +157,7 @@ def status(args: argparse.Namespace) -> int:
 
 
 def status_json(home: Home, record: CampaignRecord) -> dict[str, Any]:
-    """All that `status` says of a campaign, as a document."""
+    """Everything that `status` shows of a campaign, as a document."""
     store = home.store
     seen, decisions = observe(store, record.id), store.campaigns.decisions(record.id)
     left = seen.left.model_dump(mode="json")
@@ -211,7 +211,7 @@ def _number(value: float) -> str:
 
 
 def status_lines(document: dict[str, Any]) -> list[str]:
-    """The same for people."""
+    """The status document as lines for people."""
     reason = f" ({document['reason']})" if document["reason"] else ""
     lines = [f"{document['id']}  {document['status']}{reason}", one_line(document["goal"]["goal"])]
     for each in document["decisions"]:
@@ -263,8 +263,10 @@ def watch(args: argparse.Namespace) -> int:
 
 
 def tell(args: argparse.Namespace) -> int:
-    """Words for the next decision, which quotes them; with a study, one that it carries out if it can; with factors to leave
-    alone, none of them varies from there on."""
+    """Send words to the next decision, which quotes them.
+
+    With a study, the next decision carries it out if possible. With factors to leave alone, none of them varies from then on.
+    """
     home, record = _named(args)
     if args.study is not None and args.leave is not None:
         raise UsageError("--study, --leave: give one of them at a time")
@@ -282,7 +284,7 @@ def tell(args: argparse.Namespace) -> int:
 
 
 def veto(args: argparse.Namespace) -> int:
-    """Say no to the study that waits or runs, or to the instrument that waits: the next decision knows why."""
+    """Veto the study that waits or runs, or the instrument that waits; the next decision sees the reason."""
     home, record = _named(args)
     decision = people.veto(home.store, record.id, args.because, getpass.getuser())
     what = f"({decision.action} {decision.study_id})" if decision.study_id else f"({decision.action})"
@@ -292,7 +294,7 @@ def veto(args: argparse.Namespace) -> int:
 
 
 def approve_study(args: argparse.Namespace) -> int:
-    """Say yes to what waits: a study, or an instrument that an LLM wrote."""
+    """Approve what waits: a study, or an instrument that an LLM wrote."""
     home, record = _named(args)
     number = people.approve(home.store, record.id, args.because or "", getpass.getuser())
     return answer(args.json, {"campaign": record.id, "decision": number}, f"{record.id}: decision {number} is approved")
@@ -318,14 +320,14 @@ def amend(args: argparse.Namespace) -> int:
 
 
 def pause(args: argparse.Namespace) -> int:
-    """Have it rest: its study pauses too."""
+    """Pause the campaign and its study."""
     home, record = _named(args)
     people.pause(home.store, record.id)
     return answer(args.json, {"campaign": record.id}, f"{record.id}: asked to pause")
 
 
 def stop(args: argparse.Namespace) -> int:
-    """Ask it to stop, or stop it here where nobody works on it."""
+    """Ask its worker to stop, or stop it here if it has none."""
     home, record = _named(args)
     if record.status.ended:
         return answer(
@@ -336,7 +338,7 @@ def stop(args: argparse.Namespace) -> int:
 
 
 def report(args: argparse.Namespace) -> int:
-    """Write the report again from the records."""
+    """Rewrite the report from the records."""
     home, record = _named(args)
     folder = write_campaign_report(home.store, record.id, home.studies)
     files = {"markdown": str(folder / "report.md"), "html": str(folder / "report.html")}
@@ -344,7 +346,7 @@ def report(args: argparse.Namespace) -> int:
 
 
 def verify(args: argparse.Namespace) -> int:
-    """Make every decision's input again, check the rules, and verify each study's report; 1 on a difference."""
+    """Recompute every decision's input, check the rules, and verify each study's report; 1 on a difference."""
     home, record = _named(args)
     found = verify_campaign(home.store, record.id, home.studies / record.id)
     studies = [each.study_id for each in home.store.campaigns.decisions(record.id) if each.study_id]
@@ -369,7 +371,7 @@ def _study_differences(home: Home, study_id: str) -> list[str]:
     except NotFound:
         if home.store.studies.get(study_id).status is StudyStatus.DONE:
             return [f"it is done and has no report; `researcher report {study_id}` writes one"]
-        return []  # it was stopped before it had a report
+        return []  # stopped before it had a report
 
 
 def export(args: argparse.Namespace) -> int:

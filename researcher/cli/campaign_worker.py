@@ -47,14 +47,14 @@ async def work_on_campaign(
     clock: Clock | None = None,
     copy: Callable[[Store], Sink] = MlflowSink,
 ) -> CampaignOutcome:
-    """Own the campaign and carry it out. wait: also between its windows; else return when one closes. copy: of the records.
+    """Own the campaign and carry it out. wait: also between its windows; else return when one closes. copy: makes the records' sink.
 
-    Raises: LeaseHeld when another process works on it; what keeps its study from going on here.
+    Raises: LeaseHeld when another process works on it; any error that keeps its study from continuing here.
     """
     clock = clock or SystemClock()
 
     async def run_study(study_id: str, plan: Plan) -> Rest:
-        """A study that has spent its budget has ended like any other: the next decision sees what it found."""
+        """Run one study. One that has spent its budget has ended like any other: the next decision sees its results."""
         fresh = home.store.studies.get(study_id).plan_version is None
         try:
             outcome = await work_on(home, study_id, view, plan if fresh else None, wait=wait, clock=clock, copy=copy)
@@ -75,7 +75,7 @@ async def work_on_campaign(
             return planner_of(home.root, store, record.options, folder)
 
         planner = CampaignPlanner(opened)
-        planner.on(str(record.aim["instrument"]))  # where that is gone, nothing begins
+        planner.on(str(record.aim["instrument"]))  # if that instrument is gone, begin nothing
         strategist = strategist_of(goal, store, planner, record.options, clock, view.say)
         view.say(f"{campaign_id}: {goal.goal} (strategist: {strategist.name}); records in {home.root}")
 
@@ -89,7 +89,7 @@ async def work_on_campaign(
 
 
 def _copy_the_rest(store: Store, campaign_id: str, sink: Sink) -> None:
-    """Send what earlier studies could not, as their sink was away when they ended."""
+    """Send records that earlier studies could not send because their sink was unreachable at their end."""
     try:
         for each in store.campaigns.decisions(campaign_id):
             if each.study_id is not None:
@@ -100,7 +100,7 @@ def _copy_the_rest(store: Store, campaign_id: str, sink: Sink) -> None:
 
 @contextlib.asynccontextmanager
 async def _watched(home: Home, campaign_id: str, names: tuple[str, ...], clock: Clock) -> AsyncIterator[None]:
-    """While it is worked on: notice standstills and days, and send notices. The last ones are sent before the end."""
+    """Watch the campaign while it is worked on: detect stalls and send notices, daily ones too. Send the last at the end."""
     if not names:
         yield
         return
@@ -112,7 +112,7 @@ async def _watched(home: Home, campaign_id: str, names: tuple[str, ...], clock: 
             watch.look()
             for sink in sinks:
                 sink.drain()
-        except StoreError as error:  # the next look makes up for it
+        except StoreError as error:  # the next look catches up
             _log.warning("notices were not looked at: %s", error)
 
     async def again() -> None:
@@ -132,7 +132,7 @@ async def _watched(home: Home, campaign_id: str, names: tuple[str, ...], clock: 
 def planner_of(
     root: Path, store: Store | None, options: StudyOptions, folder: InstrumentFolder, draw: Draw = rehearsed
 ) -> InstrumentPlanner:
-    """root: the user data directory. draw: of tasks, for each plan. Raises: PlanningRefused where the instrument's packages are not installed."""
+    """root: the user data directory. draw: draws tasks for each plan. Raises: PlanningRefused if the instrument's packages are missing."""
     python = interpreter(folder, root)
     task = dict(folder.instrument.defaults.task)
     return InstrumentPlanner(
@@ -152,11 +152,11 @@ def strategist_of(
     clock: Clock,
     say: Callable[[str], None],
 ) -> Strategist:
-    """The one that the goal names; auto: the LLM where one is configured. Raises: PlanningRefused."""
+    """The strategist that the goal names; auto: an LLM if one is configured. Raises: PlanningRefused."""
     settings = campaign_llm(goal)
     if settings is None:
         return BuiltinStrategist()
-    # Here and not above: the SDK and LangGraph take seconds to load, and campaigns without an LLM never need them.
+    # Imported here: the SDK and LangGraph take seconds to load, and campaigns without an LLM never need them.
     from researcher.campaign.llm.evidence import StoreEvidence
     from researcher.campaign.llm.strategist import LlmStrategist
     from researcher.llm.endpoint import OpenAIEndpoint

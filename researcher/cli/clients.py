@@ -46,7 +46,7 @@ def check_clients(given: str, instrument: str | None = None) -> None:
 def check_cluster(
     given: str, plan: Plan, folder: InstrumentFolder, urls: list[str], tell: Callable[[str], None]
 ) -> None:
-    """A cluster that is asked for is there, reaches the servers, and can draw this instrument's tasks.
+    """Check that the given cluster exists, reaches the servers, and can draw this instrument's tasks.
 
     Raises: UsageError.
     """
@@ -84,7 +84,7 @@ async def _checked(cluster: RayCluster, plan: Plan, folder: InstrumentFolder, ur
 
 
 def _imported(folder: Path) -> list[str]:
-    """Packages that the instrument's files import anywhere, and that are here: a node has to have them, too."""
+    """Installed packages that the instrument's files import anywhere: every node needs them, too."""
     names: set[str] = set()
     for _, file in visible_files(folder):
         if file.suffix != ".py":

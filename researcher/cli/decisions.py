@@ -1,4 +1,4 @@
-"""Decisions of people: stop, pause, approve, reject, amend."""
+"""Commands by which people intervene: stop, pause, approve, reject, amend."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def stop_command(args: argparse.Namespace) -> int:
 
 
 def stop(home: Home, study: StudyRecord) -> str:
-    """Stop it; returns what was done. Raises: WrongState for a study of a campaign."""
+    """Stop the study; returns what was done. Raises: WrongState for a study of a campaign."""
     _check_alone(study)
     if study.status.ended:
         return "; ".join([f"{study.status} already", *_left_of_ended(home, study)])
@@ -42,8 +42,8 @@ def stop(home: Home, study: StudyRecord) -> str:
 
 
 def pause_command(args: argparse.Namespace) -> int:
-    """Leave the wish to pause: trials that run keep a checkpoint and go on from there after `resume`. Where nobody works on the
-    study, what a researcher that died left of it is ended here."""
+    """Request a pause: running trials keep a checkpoint, from which `resume` continues them. If no process works on the
+    study, end what a dead worker left running."""
     home, study = _study(args)
     _check_alone(study)
     if study.status.ended:
@@ -54,7 +54,7 @@ def pause_command(args: argparse.Namespace) -> int:
 
 
 def _check_alone(study: StudyRecord) -> None:
-    """Raises: WrongState for a study of a campaign that has not ended: the campaign would not know."""
+    """Raises: WrongState for a study of an unfinished campaign, which would not learn of the change."""
     if study.campaign_id is not None and not study.status.ended:
         raise WrongState(
             f"{study.id} is part of {study.campaign_id}: `researcher campaign veto` says no to it, `stop` and `pause` there are for both"
@@ -62,17 +62,17 @@ def _check_alone(study: StudyRecord) -> None:
 
 
 def approve_command(args: argparse.Namespace) -> int:
-    """Answer yes where the study waits."""
+    """Approve at the gate where the study waits."""
     return _answer(args, Answer(verdict="approve", words=args.because or "", by=getpass.getuser()))
 
 
 def reject_command(args: argparse.Namespace) -> int:
-    """Answer no where the study waits, with the reason."""
+    """Reject at the gate where the study waits, with the reason."""
     return _answer(args, Answer(verdict="reject", words=args.because, by=getpass.getuser()))
 
 
 def amend_command(args: argparse.Namespace) -> int:
-    """Make a new version of a plan of which no trial has begun; a gate that was open asks about the new version."""
+    """Make a new version of a plan of which no trial has begun; an open gate then asks about the new version."""
     home, study = _study(args)
     if args.seeds is None and args.budget is None:
         raise UsageError("say what to amend: --seeds N, --budget TIME")
@@ -113,7 +113,7 @@ def _answer(args: argparse.Namespace, answer: Answer) -> int:
 def _told_or_done(home: Home, study: StudyRecord, wish: Literal["stop", "pause"]) -> str:
     """Ask the worker, or do it here if there is none. Returns what was done."""
     lease = home.store.leases.holder(study.id)
-    if lease is not None and lives_here(lease.owner):  # its lease may have lapsed: the process was suspended, or slow
+    if lease is not None and lives_here(lease.owner):  # its lease may have lapsed in a suspended or slow process
         return f"asked {owner_text(lease.owner)} to {wish}"
     try:
         with owned_now(home.store, study.id) as own:
@@ -129,7 +129,7 @@ def _told_or_done(home: Home, study: StudyRecord, wish: Literal["stop", "pause"]
 
 
 def _left_of_ended(home: Home, study: StudyRecord) -> list[str]:
-    """End what a dead worker left running of an ended study. Returns what was done, a line each."""
+    """End what a dead worker left running of an ended study. Returns a line for each thing done."""
     lease = home.store.leases.holder(study.id)
     if lease is None or lives_here(lease.owner):
         return []

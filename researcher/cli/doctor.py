@@ -27,12 +27,12 @@ _NEED_MEMORY_GB = 12.0
 _NEED_SHARED_BYTES = 1_000_000_000
 _PLAN_LIMIT_S = 60.0
 _COMPILERS = ("gcc", "clang")
-"""Which Triton takes where CC does not say: the first that is there."""
+"""Compilers that Triton tries in this order if CC is not set."""
 _PACKAGES = ("vllm", "torch", "transformers", "mlflow", "langgraph", "sqlalchemy")
 
 
 def doctor_command(args: argparse.Namespace) -> int:
-    """Check what a study on this machine needs; 1 when something is missing."""
+    """Check this machine's requirements for a study; 1 when something is missing."""
     rows = [
         *_packages(),
         _disk(),
@@ -53,7 +53,7 @@ def doctor_command(args: argparse.Namespace) -> int:
 
 
 Row = tuple[str, bool | None, str]
-"""What was checked, whether it is there (None: something weaker is), and how."""
+"""Name of a check, whether it passed (None: partly), and details."""
 _WORDS = {True: "ok     ", False: "MISSING", None: "WARNING"}
 
 
@@ -96,7 +96,7 @@ def _processor() -> Row:
 
 
 def _graphics() -> list[Row]:
-    """Each GPU, then what it takes to use them; a single row on a machine without one."""
+    """A row for each GPU, then the requirements for using them; a single row on a machine without a GPU."""
     try:
         found = answered_cards()
     except DriverSilent as error:
@@ -129,7 +129,7 @@ def _compiler() -> Row:
 
 
 def _fits(model: Path) -> Row:
-    """How `swarm serve` would divide the GPU for a model that is here; a model that does not fit is no fault of the machine."""
+    """How `swarm serve` would divide the GPU for a local model; a model that does not fit is no fault of the machine."""
     command = [sys.executable, "-m", "swarm.main", "serve", "--model", str(model), "--plan"]
     environ = {**os.environ, "PYTHONPATH": python_path(os.environ)}
     try:
@@ -156,7 +156,7 @@ def _shared_memory() -> Row:
 
 
 def _sandbox() -> Row:
-    """What holds code that an LLM wrote. Studies of other instruments need none."""
+    """What confines code that an LLM wrote. Studies of other instruments need none."""
     found = sandbox()
     weak = "" if found.mode is Mode.BUBBLEWRAP else "; only instruments and repairs by an LLM need it"
     return "sandbox", None if weak else True, f"code that an LLM wrote runs {found.words}{weak}"
@@ -174,7 +174,7 @@ def _database() -> Row:
 
 
 def _services() -> list[Row]:
-    """What notices can be sent to, by name; their addresses are secrets."""
+    """Services that can receive notices, by name; their addresses are secrets."""
     try:
         from researcher.notify.services import named, notifier_of
     except ModuleNotFoundError as error:

@@ -49,7 +49,7 @@ _REMEMBERED = 32
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A text that can be carried out."""
+    """A validated text with its plan, ready to be carried out."""
 
     draft: Draft
     spec: StudySpec
@@ -66,19 +66,19 @@ class Ready:
 
 @dataclass(slots=True)
 class TextDrafting:
-    """`researcher.web.drafting.Drafting` over one home. A text that begins as the planner's draft keeps its author and sources.
+    """`researcher.web.drafting.Drafting` over one home. A text based on the planner's draft keeps its author and sources.
 
-    folder: where relative paths of a text start. Without one (None) texts come from whoever reaches the page: they start
-    installed instruments only.
+    folder: base of a text's relative paths. None: texts come from anyone who reaches the page, and may only start installed
+    instruments.
     """
 
     home: Home
     folder: Path | None = None
     _drafts: OrderedDict[str, tuple[Draft, list[LlmCall]]] = field(default_factory=OrderedDict)
-    """The planner's newest drafts, by their questions."""
+    """The planner's newest drafts, by question."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _starting: threading.Lock = field(default_factory=threading.Lock)
-    """Of two equal texts that come at once, the second finds the first one's study."""
+    """Serialises starts, so that the second of two simultaneous equal texts finds the first one's study."""
 
     def instruments(self) -> list[str]:
         return [each.instrument.name for each in available()]
@@ -95,7 +95,7 @@ class TextDrafting:
     def outcome(
         self, topic: str, instrument: str | None, answers: Sequence[str]
     ) -> tuple[Proposed | NeedsEdit | Asked, list[LlmCall]]:
-        """What the planner makes of a topic, and its LLM calls. Raises: PlanningRefused, UsageError."""
+        """The planner's outcome for a topic, and its LLM calls. Raises: PlanningRefused, UsageError."""
         topic, calls = checked_topic(topic), list[LlmCall]()
         asked = without_engine(topic)
         if instrument is not None:
@@ -140,9 +140,9 @@ class TextDrafting:
             return _checked(error, text)
 
     def ready(self, text: str, places: Places, *, runs: bool) -> Ready:
-        """The plan of the text. Nothing is recorded. runs: here, so that its notices have to be sent from here.
+        """The plan of the text. Nothing is recorded. runs: whether the study runs here, so that notices are sent from here.
 
-        Raises: PlanningRefused, with the line of each setting that is wrong; UsageError for its servers.
+        Raises: PlanningRefused, with the line of each wrong setting; UsageError for its servers.
         """
         _check_places(places)
         fields, lines = read_study_text(text, self.folder or self.home.root)
@@ -158,10 +158,10 @@ class TextDrafting:
         return Ready(draft, spec, timetable, folder, plan, places, calls)
 
     def begin(self, ready: Ready, again: str | None = None) -> str:
-        """Record the study and hand it to the daemon; returns its id. again: what to do where another one with the same spec is wanted;
-        None: it is.
+        """Record the study and hand it to the daemon; returns its id.
 
-        Raises: UsageError for its servers, and where a study with the same spec has not ended.
+        again: advice for starting a second study with the same spec; None: start it anyway.
+        Raises: UsageError for its servers, and if a study with the same spec has not ended.
         """
         options = StudyOptions(
             **common_options(ready.draft, ready.spec, ready.folder),
@@ -180,7 +180,7 @@ class TextDrafting:
         return same_spec(self.home, ready.spec, ready.places.engine)
 
     def check_installed(self, name: str, field: str = "instrument") -> None:
-        """Without a folder: one of anybody's would run its code here for whoever reaches the page. Raises: SpecRefused."""
+        """Without a folder, refuse other instruments: anyone who reaches the page could run code here. Raises: SpecRefused."""
         names = self.instruments()
         if self.folder is None and name not in names:
             guess = nearest(name, names)
@@ -189,7 +189,7 @@ class TextDrafting:
             raise SpecRefused(field, said, [guess] if guess else [])
 
     def _author(self, fields: dict[str, Any]) -> tuple[Draft, list[LlmCall]]:
-        """A draft of these fields: the planner's, where a person has left or changed some of it."""
+        """A draft of these fields. Where they still equal the planner's draft, they keep its sources."""
         with self._lock:
             draft, calls = self._drafts.get(str(fields.get("question")), (None, []))
         if draft is None:
@@ -201,7 +201,7 @@ class TextDrafting:
 
 @dataclass(slots=True)
 class GoalDrafting:
-    """The same over goal files of campaigns. studies: whose planner reads topics. ensure_daemon: starts the daemon unless it runs."""
+    """The same for goal files of campaigns. studies: drafts topics with its planner. ensure_daemon: starts a missing daemon."""
 
     studies: TextDrafting
     ensure_daemon: Callable[[], None]
@@ -222,10 +222,10 @@ class GoalDrafting:
         return Checked(plan=tuple(ready.lines()), price=_goal_price(ready))
 
     def start(self, text: str, places: Places) -> str | Checked:
-        """Record the campaign and have the daemon carry it on; returns its id, or what is wrong. Raises: UsageError."""
+        """Record the campaign and hand it to the daemon; returns its id, or its problems. Raises: UsageError."""
         try:
             ready = self._ready(text, places, runs=True)
-            with self._lock:  # of two equal texts that come at once, the second finds the first one's campaign
+            with self._lock:  # the second of two simultaneous equal texts finds the first one's campaign
                 self._check_not_pursued(ready.goal, places)
                 campaign_id = record_campaign(self.studies.home, ready, carried=True)
         except PlanningRefused as error:
@@ -244,13 +244,13 @@ class GoalDrafting:
         return ready_goal(goal, self.studies.home, places.servers, places.engine, runs=runs)
 
     def _check_not_pursued(self, goal: CampaignGoal, places: Places) -> None:
-        """Raises: SpecRefused."""
+        """Raises: SpecRefused if a campaign with this goal has not ended."""
         how = "stop it first, or say what this one is to find out besides"
         check_not_pursued(self.studies.home, goal, places.engine, how)
 
 
 def _drafted(outcome: Proposed | NeedsEdit | Asked, text: Callable[[Draft, tuple[str, ...]], str]) -> Drafted:
-    """text: writes a draft and what is to be settled first as a file."""
+    """text: writes a draft, and the problems to settle first, as a file."""
     if isinstance(outcome, Asked):
         return Drafted(asks=outcome.question)
     problems = outcome.problems if isinstance(outcome, NeedsEdit) else ()
@@ -265,7 +265,7 @@ def _check_places(places: Places) -> None:
 
 
 def _check_no_files(fields: Mapping[str, Any], names: Sequence[str]) -> None:
-    """Nobody who only reaches the page has a file of this machine read, or run on a server. Raises: SpecRefused."""
+    """Keep people who only reach the page from reading this machine's files or running them. Raises: SpecRefused."""
     for name in names:
         for text in _texts(fields.get(name)):
             if names_file(text):
@@ -274,7 +274,7 @@ def _check_no_files(fields: Mapping[str, Any], names: Sequence[str]) -> None:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Every text within."""
+    """Every string within a nested value."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping | list):
@@ -283,7 +283,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _at(fields: Mapping[str, Any], path: str) -> Any:
-    """What stands at a dotted path; None where nothing does."""
+    """The value at a dotted path; None if there is none."""
     value: Any = fields
     for name in path.split(".", 1):
         value = value.get(name) if isinstance(value, Mapping) else None
@@ -291,7 +291,7 @@ def _at(fields: Mapping[str, Any], path: str) -> Any:
 
 
 def _checked(error: PlanningRefused, text: str) -> Checked:
-    """Each problem beside its field, as far as it is about one."""
+    """The problems, each with its field if it has one."""
     if not isinstance(error, SpecRefused):
         return Checked(problems=(Problem(field="", line=None, text=str(error)),))
     _, lines = read_study_text(text, Path())

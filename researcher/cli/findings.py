@@ -1,4 +1,4 @@
-"""`researcher findings`: what is known, what contradicts what; and findings as a file, to give and to take."""
+"""`researcher findings`: list findings and contradictions; export and import findings as a file."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from researcher.study.spec import StudySpec
 from swarm.models.catalogue import hosted_name
 
 GROUP = "RESEARCHER_GROUP"
-"""Environment variable: whose findings these are, where --by does not say it."""
+"""Environment variable with the group that shares findings, used without --by."""
 
 
 def findings_command(args: argparse.Namespace) -> int:
@@ -40,7 +40,7 @@ def findings_command(args: argparse.Namespace) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class About:
-    """Which findings are asked for; None: any."""
+    """Filters for findings; None matches any."""
 
     instrument: str | None = None
     factor: str | None = None
@@ -76,7 +76,7 @@ def listed(store: Store, about: About) -> tuple[dict[str, Any], list[str]]:
 
 
 def _no_match(others: Sequence[Finding], about: About) -> str:
-    """Which filters nothing matches, with the nearest known names."""
+    """Message for filters that match nothing, with the nearest known names."""
     known = {
         "instrument": {each.instrument for each in others},
         "factor": {each.factor for each in others},
@@ -91,12 +91,12 @@ def _no_match(others: Sequence[Finding], about: About) -> str:
 
 
 def _is_about(finding: Finding, model: str) -> bool:
-    """model: however it is written; with a fingerprint, these weights alone."""
+    """Whether a finding is about the model, in any spelling; with a fingerprint, about these weights alone."""
     return model in finding.models or ("@" not in model and hosted_name(model) in map(hosted_name, finding.models))
 
 
 def _chosen(store: Store, about: About) -> tuple[list[Finding], list[Contradiction]]:
-    """The findings that were asked for, and the contradictions in which they stand."""
+    """The findings that match, and the contradictions that involve them."""
     everything = store.findings.all()
     wanted = {name: getattr(about, name) for name in ("instrument", "factor")}
     chosen = [
@@ -130,7 +130,7 @@ def _contradiction_lines(found: Contradiction, store: Store) -> list[str]:
 
 
 def command_of(found: Contradiction, store: Store) -> str:
-    """The replication as a person types it: by the options of a spec that is recorded here, else by the question."""
+    """The command that starts the replication: with the options of a recorded spec, else with the question."""
     replication = found.replication
     own = [each.study_id for each in (found.one, found.other) if each.recomputable]
     specs = [

@@ -1,4 +1,4 @@
-"""A campaign from its goal to its record: what `researcher campaign start` and the web page do alike."""
+"""A campaign from its goal to its record, for `researcher campaign start` and the web page."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from researcher.study.plan import Plan
 
 @dataclass(frozen=True, slots=True)
 class ReadyGoal:
-    """A goal that can be pursued.
+    """A goal whose campaign can start.
 
-    aims, folders: of each instrument, by place; a folder is None where the repository ships it. first: its first study;
-    None where an LLM leads, which proposes it later.
+    aims, folders: of each instrument, in order; a folder is None for an instrument of the repository. first: its first study;
+    None if an LLM leads, which proposes one later.
     """
 
     goal: CampaignGoal
@@ -43,12 +43,12 @@ class ReadyGoal:
 
     @property
     def document(self) -> dict[str, Any]:
-        """As it is recorded. others: aims on further instruments."""
+        """The goal and its aims as they are recorded. others: aims on further instruments."""
         aim, *others = (aim.model_dump(mode="json") for aim in self.aims)
         return {"goal": self.goal.document(), "aim": aim, "others": others}
 
     def lines(self) -> list[str]:
-        """The levels to try, and the first study, for people."""
+        """The levels to try and the first study, as lines for people."""
         plan = None if self.first is None else Plan.model_validate_json(self.first.plan or "")
         lines = [*engine_lines(plan, self.options.engine), f"goal: {self.goal.goal}"]
         for aim in self.aims:
@@ -66,7 +66,7 @@ def _first_lines(first: Judged | None) -> list[str]:
 
 
 def price_text(first: Judged) -> str:
-    """What the first study would take."""
+    """The cost of the first study, in words."""
     least, most = first.trials
     trials = str(least) if least == most else f"{least} to {most}"
     return f"{trials} trials, about {first.cost_s / 60:.0f} min of trials"
@@ -81,11 +81,12 @@ def ready_goal(
     max_parallel: int | None = None,
     runs: bool,
 ) -> ReadyGoal:
-    """Nothing is recorded. home: None where there is no database yet. runs: here, so that its notices have to be sent from here.
+    """Check a goal. Nothing is recorded. home: None before there is a database. runs: whether the campaign runs here, so that
+    its notices are sent from here.
 
-    Raises: PlanningRefused; SpecRefused for all fields that are wrong, or where the budget pays for no first study.
+    Raises: PlanningRefused; SpecRefused for all wrong fields, or if the budget pays for no first study.
     """
-    own_ideas = campaign_llm(goal) is None  # what it refuses is refused here rather than by the worker
+    own_ideas = campaign_llm(goal) is None  # refuse bad LLM settings here, not in the worker
     refusals, timetable, folders, aims = Refusals(), None, list[InstrumentFolder](), tuple[Aim, ...]()
     with refusals.kept():
         timetable = timetable_of(goal.schedule)
@@ -118,14 +119,14 @@ def _first(
     goal: CampaignGoal,
     aims: Sequence[Aim],
 ) -> Judged:
-    """The study that it would begin with."""
+    """The study with which the campaign would begin."""
     from researcher.campaign.planning import CampaignPlanner, first_step
     from researcher.cli.campaign_worker import planner_of
     from researcher.environments import drawn_once, rehearsed
 
     root, store = (user_data_dir(), None) if home is None else (home.root, home.store)
     by_name = {folder.instrument.name: folder for folder in folders}
-    draw = drawn_once(rehearsed)  # a budget that is too small has many plans priced, of few tasks
+    draw = drawn_once(rehearsed)  # a small budget prices many plans over few distinct tasks
     planner = CampaignPlanner(lambda name: planner_of(root, store, options, by_name[name], draw))
     decided = asyncio.run(first_step(goal, aims, planner))
     assert decided.step is not None
@@ -133,14 +134,14 @@ def _first(
 
 
 def check_not_pursued(home: Home, goal: CampaignGoal, engine: str, how: str) -> None:
-    """how: what to do where another one is wanted all the same. Raises: SpecRefused where a campaign with this goal has not ended."""
+    """how: advice for starting another one anyway. Raises: SpecRefused if a campaign with this goal has not ended."""
     for other in home.store.campaigns.all():
         if not other.status.ended and other.goal == goal.document() and other.options.engine == engine:
             raise SpecRefused("goal", f"{other.id} pursues this goal already; {how}")
 
 
 def record_campaign(home: Home, ready: ReadyGoal, *, carried: bool) -> str:
-    """Record the campaign; returns its id. carried: by the daemon."""
+    """Record the campaign; returns its id. carried: whether the daemon carries it out."""
     schedule = {"timetable": ready.timetable.model_dump(mode="json"), "carried": carried}
     joined = [joining(aim, folder) for aim, folder in zip(ready.aims[1:], ready.folders[1:], strict=True)]
     return home.store.campaigns.create(ready.document["goal"], ready.document["aim"], ready.options, schedule, joined)

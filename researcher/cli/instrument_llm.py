@@ -1,4 +1,4 @@
-"""The LLM that mends and writes instruments, as this machine configures it: which one, and what it may cost."""
+"""The configured LLM that repairs and writes instruments: which one, and its limits."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from researcher.store.store import Store
 from researcher.study.plan import Plan
 
 _ANSWER_TOKENS = 16_384
-"""Answer limit for a mended version, which holds whole files."""
+"""Answer limit for a repaired version, which holds whole files."""
 _HURRY_S = 60.0
 """Time limit of an opinion."""
 
@@ -67,7 +67,7 @@ def repairer_of(
 def helpers(
     store: Store, study_id: str, options: StudyOptions, clock: Clock, tell: Tell, environ: Mapping[str, str]
 ) -> Helpers:
-    """The LLM that is configured, where the study permits it. Tokens and cost count with those of its planning."""
+    """The configured LLM, if the study permits it. Its tokens and cost count with those of the study's planning."""
     if not options.repairs:
         return Helpers(why_none="the study permits no repairs (--repairs 0)")
     settings = llm_settings(environ)
@@ -94,7 +94,7 @@ MODEL = "smollm2-135m"
 
 
 def settings_for_writing() -> LlmSettings:
-    """Raises: UsageError where no LLM is configured; PlanningRefused for a setting that is wrong."""
+    """Raises: UsageError if no LLM is configured; PlanningRefused for an invalid setting."""
     settings = llm_settings(os.environ)
     if settings is None:
         raise UsageError(
@@ -115,7 +115,10 @@ async def new_instrument(
     endpoint: Endpoint | None = None,
     model: str = MODEL,
 ) -> InstrumentFolder:
-    """calls: LLM calls so far, counted against the caps of the settings. keep: receives each new one. Raises: PlanningRefused."""
+    """Have an LLM write an instrument for the topic.
+
+    calls: LLM calls so far, counted against the caps of the settings. keep: receives each new one. Raises: PlanningRefused.
+    """
     purse = Purse.of(calls)
     asker = Asker(endpoint or OpenAIEndpoint(settings), settings, SystemClock(), keep=keep, tell=tell, purse=purse)
     tell(f"asking {settings.model} to write an instrument; what it writes runs {sandbox().words}")
@@ -128,11 +131,11 @@ async def new_instrument(
 def writer_of(
     home: Home, goal: CampaignGoal, settings: LlmSettings | None, tell: Tell, endpoint: Endpoint | None = None
 ) -> InstrumentWriter | None:
-    """What writes instruments for a campaign. settings: of the LLM that leads it; None: there is none. endpoint None: the
-    configured one."""
+    """The instrument writer of a campaign; None without an LLM. settings: of the LLM that leads it, or None. endpoint None:
+    the configured one."""
     if settings is None:
         return None
-    # Here and not above: LangGraph takes seconds to load, and studies never need it.
+    # Imported here: LangGraph takes seconds to load, and studies never need it.
     from researcher.campaign.llm.strategist import within
 
     longer = settings.model_copy(update={"answer_tokens": max(_ANSWER_TOKENS, settings.answer_tokens)})

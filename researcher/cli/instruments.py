@@ -1,4 +1,4 @@
-"""`researcher instruments`: what can be asked; whether an instrument is sound; its packages."""
+"""`researcher instruments`: list what can be asked; check an instrument; install its packages."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _MOST_CHOICES = 8
 
 
 def instruments_command(args: argparse.Namespace) -> int:
-    """All of them, a line each, and once what they share; with a name or folder, this one on a screen."""
+    """List all instruments, a line each, then what they share; with a name or folder, describe that one."""
     if args.check or args.install:
         return _tend(open_instrument(args.check or args.install), args)
     found, lines = shown(args.name)
@@ -37,7 +37,7 @@ def instruments_command(args: argparse.Namespace) -> int:
 
 
 def shown(name: str | None) -> tuple[list[Instrument], Iterator[str]]:
-    """The instrument of this name or folder, or all of them, and what is said of them. Raises: PlanningRefused."""
+    """The instrument of this name or folder, or all of them, and their description. Raises: PlanningRefused."""
     if name is not None:
         instrument = open_instrument(name).instrument
         return [instrument], _one(instrument, name)
@@ -46,7 +46,7 @@ def shown(name: str | None) -> tuple[list[Instrument], Iterator[str]]:
 
 
 def _tend(folder: InstrumentFolder, args: argparse.Namespace) -> int:
-    """Install its packages, or draw its tasks. The declaration was read already."""
+    """Install its packages, or draw its tasks. The declaration has been read before."""
     if args.install:
         python = install(folder, data_dir())
         document = {"instrument": folder.instrument.name, "python": python}
@@ -78,7 +78,7 @@ def _task_parameters(instrument: Instrument) -> list[str]:
 
 
 def example(instrument: Instrument, called: str) -> str:
-    """A command line that starts a study of it. called: by its name, or its folder."""
+    """A command line that starts a study of it. called: its name or folder."""
     usual = next(factor.default for factor in instrument.factors if factor.target == LEARNING_RATE)
     rate = float(usual) or 1e-5
     data = [
@@ -106,7 +106,7 @@ def _all(instruments: Sequence[Instrument]) -> Iterator[str]:
 
 
 def _one(instrument: Instrument, called: str) -> Iterator[str]:
-    """What is special about this instrument, its defaults, and how to start. At most one screen."""
+    """Features of this instrument, its defaults, and how to start. At most one screen."""
     shared = {factor.name for factor in shared_factors()}
     own = [factor for factor in instrument.factors if factor.name not in shared]
     yield _cut(f"{instrument.name} {instrument.version}: {instrument.title}")
@@ -172,7 +172,7 @@ def _cut(line: str) -> str:
 
 
 def _range(factor: Factor) -> str:
-    """Which levels it may take."""
+    """The levels that a factor may take, in words."""
     if factor.low is not None and factor.high is not None:
         return f"{number_text(factor.low)} to {number_text(factor.high)}"
     if factor.choices:
@@ -188,7 +188,7 @@ _ANSWERS = ["", "7", "I think the answer is 42."]
 
 
 async def check_reported(folder: InstrumentFolder, python: str) -> str | None:
-    """What rehearsed episodes report, in words; None if no metric uses reported values.
+    """Values that rehearsed episodes report, in words; None if no metric uses reported values.
 
     Raises: PlanningRefused when a rewarded episode lacks one.
     """

@@ -24,7 +24,7 @@ _HOST, _PORT = "127.0.0.1", 8644
 
 
 def mcp_command(args: argparse.Namespace) -> int:
-    """Serve until the agent goes, or, over HTTP, until interrupted."""
+    """Serve until the agent disconnects, or, over HTTP, until interrupted."""
     given = [f"--{name.replace('_', '-')}" for name in _OF_HTTP if getattr(args, name) is not None]
     given += ["--json"] if args.json else []
     if given and not args.http:

@@ -1,4 +1,4 @@
-"""`researcher notify`: try whether notices arrive."""
+"""`researcher notify`: test whether notices arrive."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from researcher.notify.services import NotSent, notifier_of
 
 
 def notify_command(args: argparse.Namespace) -> int:
-    """Send a test to one service, or say why it did not take it."""
+    """Send a test notice to one service, or say why it was not accepted."""
     notifier = notifier_of(args.name, os.environ)
     notice = Notice(
         kind=NoticeKind.TEST,

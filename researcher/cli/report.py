@@ -19,7 +19,7 @@ _SHOWN = 12
 
 
 def report_command(args: argparse.Namespace) -> int:
-    """Write the report again from the records."""
+    """Rewrite the report from the records."""
     home = open_home()
     study_id = home.store.studies.resolve(args.study)
     files = write(home, study_id)
@@ -27,20 +27,20 @@ def report_command(args: argparse.Namespace) -> int:
 
 
 def write(home: Home, study_id: str) -> dict[str, str]:
-    """Write it from the records; returns its files. Raises: LeaseHeld while somebody works on the study."""
-    from researcher.conduct import report  # with all that carries studies out, which to verify takes none of
+    """Write the report from the records; returns its files. Raises: LeaseHeld while a process works on the study."""
+    from researcher.conduct import report  # imports everything that runs studies, which `verify` does not need
 
     with owned_now(home.store, study_id) as store:
         return files_of(report(store, study_id, home.studies))
 
 
 def files_of(folder: Path) -> dict[str, str]:
-    """Where the report of a study with this folder is, once it is written."""
+    """Files of the report in this study folder, if it has been written."""
     return {"markdown": str(folder / "report.md"), "html": str(folder / "report.html")}
 
 
 def verify_command(args: argparse.Namespace) -> int:
-    """Recompute every claim; 1 and the claim's name on a difference."""
+    """Recompute every claim; on a difference, name the claim and return 1."""
     home = open_home()
     document, lines = verified(home, home.store.studies.resolve(args.study))
     with read_or_not():
@@ -49,7 +49,7 @@ def verify_command(args: argparse.Namespace) -> int:
 
 
 def verified(home: Home, study_id: str) -> tuple[dict[str, Any], list[str]]:
-    """Every claim recomputed, as a document and for people. Raises: NotFound without a report."""
+    """The result of recomputing every claim, as a document and as lines. Raises: NotFound without a report."""
     claims, seal = home.store.reports.claims(study_id), home.store.reports.seal(study_id)
     differences = differences_of(home, study_id)
     new_words = seal is not None and reworded(seal)
@@ -59,7 +59,7 @@ def verified(home: Home, study_id: str) -> tuple[dict[str, Any], list[str]]:
 
 
 def differences_of(home: Home, study_id: str) -> list[Difference]:
-    """Everything in which a study's report and its records differ. Raises: NotFound without a report."""
+    """All differences between a study's report and its records. Raises: NotFound without a report."""
     claims, reported = home.store.reports.claims(study_id), home.store.reports.files(study_id)
     if not claims and not reported:
         raise NotFound(f"{study_id} has no report to verify yet; `researcher status {study_id}` says how it is doing")

@@ -42,12 +42,12 @@ _OPTIONS = {
     "schedule.windows": "--window",
     "schedule.days": "--days",
 }
-"""Options that are not called as the field that they set."""
+"""Options whose name differs from the field that they set."""
 _SENTENCES = re.compile(r"(?<=[.!?;])\s+|\n\s*\n\s*")
 _LEFT_AS_IT_IS = re.compile(
     r"\?\s*$|\b(?:not|never|no|cannot|\w+n['’]?t|without|avoid|rather|instead|unlike)\b", re.IGNORECASE
 )
-"""Questions and negations: they may be about the engine, and ask for none."""
+"""Questions and negations: they may mention the engine without asking for one."""
 _ECHO = re.compile(
     r"""
     (?:
@@ -74,7 +74,7 @@ class DraftToEdit(PlanningRefused):
     def __init__(
         self, draft: Draft, problems: tuple[str, ...], knowledge: Knowledge, *, servers: int, file: str | None
     ) -> None:
-        """servers: trials at once. file: where the draft is going to be; None: nowhere."""
+        """servers: trials at once. file: path for the draft; None: it is not written."""
         said = " ".join(f"{each.rstrip('.')}." for each in problems)
         then = "Keep the draft in a file (`researcher draft ... -o study.yaml`), edit it, and start that"
         if file is not None:
@@ -88,7 +88,7 @@ class DraftToEdit(PlanningRefused):
 
 
 class QuestionOpen(Exception):
-    """The planner needs an answer before it can go on, and nobody is at the terminal."""
+    """The planner needs an answer before it can continue, and nobody is at the terminal."""
 
     def __init__(self, question: str) -> None:
         super().__init__(f"the planner asks: {question} Answer with --answer TEXT")
@@ -96,7 +96,7 @@ class QuestionOpen(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A draft, and the lines of its keys where it comes from a study file."""
+    """A draft, with the line numbers of its keys if it comes from a study file."""
 
     draft: Draft
     lines: Lines | None = None
@@ -104,10 +104,10 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Knowledge:
-    """What a home knows that plans are made with.
+    """What a home knows that plans need.
 
-    known: findings of earlier studies; those on the echo engine, which trains nothing, are only shown to studies on it.
-    paces: what trials of earlier studies took on the servers of this request.
+    known: findings of earlier studies; findings on the echo engine, which trains nothing, are only shown to studies on it.
+    paces: durations of earlier trials on the servers of this request.
     """
 
     home: Home | None
@@ -116,7 +116,7 @@ class Knowledge:
 
     @classmethod
     def of(cls, home: Home | None, servers: list[str], engine: str) -> Self:
-        """home: None where there is no database yet."""
+        """home: None before there is a database."""
         if home is None:
             return cls(None, [], [])
         on_echo = engine == "echo"
@@ -124,7 +124,7 @@ class Knowledge:
         return cls(home, known, paces_on(home.store, servers, "echo" if on_echo else "local"))
 
     def kept(self, reference: str) -> PlanModel:
-        """The model that a trial has trained, STUDY/TRIAL. Raises: SpecRefused."""
+        """The model that the trial STUDY/TRIAL has trained. Raises: SpecRefused."""
         if self.home is None:
             raise SpecRefused("start_from", f"there are no studies here yet, so none has kept {reference}")
         from researcher.kept_models import kept_model
@@ -146,7 +146,7 @@ class Asking:
         self.knowledge = Knowledge.of(self.home, servers, engine)
 
     def wanted(self) -> Wanted:
-        """Raises: UsageError, PlanningRefused (DraftToEdit where there is a draft), QuestionOpen."""
+        """The draft of the request. Raises: UsageError, PlanningRefused (DraftToEdit if there is a draft), QuestionOpen."""
         args, edits = self.args, edits_of(self.args)
         given = [bool(args.file), args.topic is not None, bool(edits.keys() & {"compare", "arms"} or _several(edits))]
         if args.file and args.topic is not None:
@@ -174,7 +174,7 @@ class Asking:
         return Wanted(Draft(fields=fields, sources=marked(edits, "flag"), author="options"))
 
     def _planned(self, topic: str, edits: dict[str, Any]) -> Draft:
-        """The planner's draft. Raises: UsageError where the topic asks for an engine, and no option does."""
+        """The planner's draft. Raises: UsageError if the topic asks for an engine but no option does."""
         asked = without_engine(topic)
         if asked == topic:
             return self._proposed(topic, edits)
@@ -185,7 +185,7 @@ class Asking:
         return draft if engine == "echo" else replace(draft, uncovered=(*draft.uncovered, ECHO_APART))
 
     def _proposed(self, topic: str, edits: dict[str, Any]) -> Draft:
-        """What the planner makes of the topic; its questions go to the terminal."""
+        """The planner's draft of the topic; its questions go to the terminal."""
         import asyncio
 
         name = edits.get("instrument")
@@ -218,7 +218,7 @@ class Asking:
 
 
 def planner_of(which: str | None, calls: list[LlmCall], tell: Teller, *, durable: bool) -> Planner:
-    """The LLM where one is configured and wanted, else the matcher. calls: new ones are appended. durable: keep the
+    """The LLM planner if one is configured and wanted, else the matcher. calls: new ones are appended. durable: keep the
     conversation's checkpoints in the database.
 
     Raises: PlanningRefused.
@@ -249,7 +249,7 @@ def planner_of(which: str | None, calls: list[LlmCall], tell: Teller, *, durable
 
 
 def _draft_in(outcome: Proposed | Declined) -> Draft:
-    """Raises: PlanningRefused."""
+    """The draft of a planner's outcome. Raises: PlanningRefused."""
     if isinstance(outcome, Proposed):
         return outcome.draft
     instead = f" Nearest: {', '.join(outcome.nearest[:MOST_NAMES])}." if outcome.nearest else ""
@@ -257,7 +257,7 @@ def _draft_in(outcome: Proposed | Declined) -> Draft:
 
 
 def campaign_llm(goal: CampaignGoal) -> LlmSettings | None:
-    """The LLM that leads the campaign; None: the built-in strategist does. Raises: PlanningRefused."""
+    """Settings of the LLM that leads the campaign; None: the built-in strategist leads. Raises: PlanningRefused."""
     from researcher.llm.endpoint import llm_settings
 
     settings = None if goal.strategist == "builtin" else llm_settings(os.environ)
@@ -276,12 +276,12 @@ def campaign_llm(goal: CampaignGoal) -> LlmSettings | None:
 
 
 def teller(args: argparse.Namespace) -> Teller:
-    """Prints progress, or nothing where the output is JSON."""
+    """A function that prints progress, or nothing if the output is JSON."""
     return (lambda _: None) if args.json else say
 
 
 def edits_of(args: argparse.Namespace) -> dict[str, Any]:
-    """Fields of the spec that options set, by name. Raises: UsageError."""
+    """The spec's fields set by options, by name. Raises: UsageError."""
     edits: dict[str, Any] = {
         "instrument": args.instrument,
         "model": (args.model[0] if len(args.model) == 1 else list(args.model)) if args.model else None,
@@ -330,7 +330,7 @@ def _several(edits: dict[str, Any]) -> bool:
 
 
 def question_of(edits: dict[str, Any]) -> str:
-    """The question of a study that options describe, in words."""
+    """The question of a study described by options, in words."""
     parts = [
         f"{name} {', '.join(map(level_text, [*([each['baseline']] if 'baseline' in each else []), *each['levels']]))}"
         for name, each in edits.get("compare", {}).items()
@@ -341,7 +341,7 @@ def question_of(edits: dict[str, Any]) -> str:
 
 
 def topic_of(given: str) -> str:
-    """The topic itself, or what `@FILE` holds. Raises: UsageError."""
+    """The topic itself, or the content of FILE for `@FILE`. Raises: UsageError."""
     if given.startswith("@"):
         file = Path(given[1:])
         try:
@@ -354,7 +354,7 @@ def topic_of(given: str) -> str:
 
 
 def without_engine(topic: str) -> str:
-    """The topic without whole phrases that ask for the echo engine: it is an option, and no setting of a study."""
+    """The topic without phrases that ask for the echo engine, which is an option and not a setting of a study."""
     given = _SENTENCES.split(topic.strip())
     kept = [each if _LEFT_AS_IT_IS.search(each) else _ECHO.sub("", each) for each in given]
     if kept == given:
@@ -364,7 +364,7 @@ def without_engine(topic: str) -> str:
 
 
 def checked_topic(given: str) -> str:
-    """The topic without white space around it. Raises: UsageError."""
+    """The topic without surrounding white space. Raises: UsageError."""
     if not given.strip():
         raise UsageError("the topic is empty; ask a question, such as those of `researcher instruments`")
     if len(given.strip()) > LONGEST_TOPIC:
@@ -377,7 +377,7 @@ def checked_topic(given: str) -> str:
 
 
 def seconds(text: str) -> float:
-    """`8h`, `90m`, `1h30m`, `2d`, `90s`; in an option a number alone may mean any of them. Raises: UsageError."""
+    """Parse `8h`, `90m`, `1h30m`, `2d`, `90s`; an option's bare number is ambiguous. Raises: UsageError."""
     total = duration_s(text)
     if total is None and _BARE.fullmatch(text) and float(text):
         raise UsageError(

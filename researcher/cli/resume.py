@@ -1,4 +1,4 @@
-"""`researcher resume` and `researcher daemon`, and how `start` carries a study out: here, or by the daemon."""
+"""`researcher resume` and `researcher daemon`; runs the study of `start` here or hands it to the daemon."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ T = TypeVar("T")
 def detach(
     home: Home, study_id: str, plan: Plan, same: list[dict[str, str]], lines: list[str], *, as_json: bool
 ) -> int:
-    """Hand the study to the daemon, and say so. same: studies with the same spec, and lines that say so."""
+    """Hand the study to the daemon, and say so. same: studies with the same spec. lines: messages about them."""
     hand_over(home, study_id, plan)
     log = home.studies / study_id / "daemon.log"
     document = {"study": study_id, "hash": plan.digest(), "log": log, "same_spec": same}
@@ -75,7 +75,7 @@ def resume_command(args: argparse.Namespace) -> int:
 
 
 def _move(home: Home, study_id: str, urls: list[str]) -> None:
-    """Continue the study on these servers. Trials on other servers start again.
+    """Continue the study on these servers. Trials under way on other servers start again.
 
     Raises: UsageError; LeaseHeld when another process works on the study.
     """
@@ -94,7 +94,7 @@ def _move(home: Home, study_id: str, urls: list[str]) -> None:
 
 
 async def _wound_up(home: Home, study_id: str, tell: Callable[[str], None]) -> Outcome:
-    """Finish what an earlier call left undone for an ended study."""
+    """Finish what an earlier command left undone for an ended study."""
     study, folder, models = home.store.studies.get(study_id), home.studies / study_id, None
     async with owned(home.store, study_id, SystemClock()) as store:
         if study.status is StudyStatus.DONE:
@@ -117,7 +117,7 @@ def conduct(home: Home, study_id: str, *, as_json: bool, plan: Plan | None = Non
 
 
 def _to_its_end(study_id: str, work: Coroutine[Any, Any, Outcome]) -> Outcome:
-    """Raises: Interrupted; what the work raises."""
+    """Run the study's work to its end. Raises: Interrupted; what the work raises."""
     try:
         return run_interruptibly(work)
     except KeyboardInterrupt:
@@ -125,7 +125,7 @@ def _to_its_end(study_id: str, work: Coroutine[Any, Any, Outcome]) -> Outcome:
 
 
 def run_interruptibly(work: Coroutine[Any, Any, T]) -> T:
-    """Run it to its end. Raises: KeyboardInterrupt on Ctrl-C, SIGTERM or a closed terminal; what the work raises."""
+    """Run the work to its end. Raises: KeyboardInterrupt on Ctrl-C, SIGTERM or a closed terminal; what the work raises."""
     try:
         return asyncio.run(_until_interrupted(work))
     except asyncio.CancelledError:
@@ -146,12 +146,12 @@ async def _until_interrupted(work: Coroutine[Any, Any, T]) -> T:
     assert task is not None
 
     def end() -> None:
-        """Only once: a second signal, as from a closing terminal, must not cut the shutdown short."""
+        """Cancel only once: a second signal, as from a closing terminal, must not cut the shutdown short."""
         if not task.cancelling():
             task.cancel()
 
     def interrupted(number: int, frame: FrameType | None) -> None:
-        """At once, while the loop hears of it only when this thread is back in it."""
+        """Handle the signal at once, also while this thread is outside the event loop."""
         waiting.end()
         if number == signal.SIGINT and callable(interrupt):
             interrupt(number, frame)
@@ -192,13 +192,13 @@ def _tell(outcome: Outcome, study_id: str, *, as_json: bool) -> None:
 
 
 _GLANCE_S = 0.5
-"""Checking whether a daemon lives takes its lock for a moment."""
+"""Interval of checks for a live daemon, as each check takes its lock for a moment."""
 _HANDOVER_S = 5.0
-"""How long a new daemon waits for one that may be ending."""
+"""How long a new daemon waits for an old one that may be ending."""
 
 
 def daemon_command(args: argparse.Namespace) -> int:
-    """Run until it is ended, or no study is left in its care."""
+    """Run until ended, or until no study is left to carry out."""
     logs.configure("WARNING")
     open_home().store.close()
     with only_daemon(_HANDOVER_S if args.until_idle else _GLANCE_S) as alone:

@@ -1,4 +1,4 @@
-"""The servers of a study: those that a person gives with `--server`, checked before it begins, or those started on this machine."""
+"""The servers of a study: given with `--server` and checked before it begins, or started on this machine."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _check_different(statuses: dict[str, ServerStatus | None]) -> None:
 
 
 def _check_models(plan: Plan, statuses: Mapping[str, ServerStatus | None], seen: Mapping[str, str]) -> None:
-    """Checks servers that answer; others are checked on first use."""
+    """Check the servers that answer; others are checked on first use."""
     answers = {url: status for url, status in statuses.items() if status is not None}
     if plan.models:
         _check_each_is_hosted(plan.models, statuses)
@@ -79,7 +79,7 @@ def _check_models(plan: Plan, statuses: Mapping[str, ServerStatus | None], seen:
 
 
 def _check_each_is_hosted(models: Sequence[PlanModel], statuses: Mapping[str, ServerStatus | None]) -> None:
-    """Raises: UsageError when there is a model that neither a server hosts nor one of those that do not answer may host."""
+    """Raises: UsageError for a model that no server hosts, unless a server that does not answer may host it."""
     answers = [(url, status) for url, status in statuses.items() if status is not None]
     missing = [model for model in models if all(misfit(model, *answer) for answer in answers)]
     if len(missing) <= len(statuses) - len(answers):
@@ -103,7 +103,7 @@ _ANSWER_S = 3.0
 
 
 def ask_servers(urls: Sequence[str]) -> list[ServerStatus | str]:
-    """How each of them is, or in words why that is not known."""
+    """Status of each server, or in words why it is unknown."""
 
     async def all_of_them() -> list[ServerStatus | str]:
         return list(await asyncio.gather(*map(_status_or_reason, urls)))
@@ -123,7 +123,7 @@ async def _status_or_reason(url: str) -> ServerStatus | str:
 
 
 async def _status(url: str) -> ServerStatus | None:
-    """None if the server is away; it is waited for later."""
+    """The server's status; None if it does not answer now, as the study waits for it later."""
     async with SwarmClient(url, server_token(os.environ), patience=Patience(connect_s=0.0, later_s=0.0)) as swarm:
         try:
             return await swarm.status()
@@ -136,7 +136,7 @@ async def _status(url: str) -> ServerStatus | None:
 
 
 def starting(plan: Plan) -> str:
-    """What is being waited for, in words."""
+    """What the study waits for at its start, in words."""
     if plan.models:
         return f"the swarm servers that take turns on this machine ({', '.join(each.name for each in plan.models)})"
     if not plan.roles:
@@ -153,8 +153,8 @@ def pool_of(
     clock: Clock,
     tell: Callable[[str], None] = lambda _: None,
 ) -> ServerPool:
-    """The servers that were given, else one to start here for each model that a trial trains; where arms differ by their
-    model, these take turns."""
+    """The given servers, else one to start here for each model that a trial trains. If arms differ by their model, these
+    servers take turns."""
     return ServerPool(
         store,
         f"study {study_id}",
@@ -216,8 +216,8 @@ class _Teller(logging.Handler):
 
 
 def _local_servers(home: Home, study_id: str, plan: Plan, options: StudyOptions) -> list[LocalServer]:
-    """Servers to start here; none if servers were given. Contexts are limited to the plan's, since their memory is
-    reserved at start."""
+    """Servers to start here; none if servers were given. Their context length is limited to the plan's, because memory for
+    it is reserved at start."""
     if options.servers:
         return []
     engine, longest = options.engine, plan.run.get("max_model_len")

@@ -1,6 +1,6 @@
-"""`researcher start` and `researcher draft`: what is asked becomes a spec, a frozen plan, and a study.
+"""`researcher start` and `researcher draft`: turn a request into a spec, a frozen plan, and a study.
 
-Only what a dry run needs is imported here: it answers at once.
+Imports only what a dry run needs, so that it answers at once.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ NEW = "new"
 
 
 def start_command(args: argparse.Namespace) -> int:
-    """Plan, freeze, conduct, report."""
+    """Plan the study, freeze it, conduct it, report it."""
     _check_places(args)
     home, calls = home_to_look_at(args), list[LlmCall]()
     folder = _written(args, home, calls) if args.instrument == NEW else None
@@ -81,7 +81,7 @@ def start_command(args: argparse.Namespace) -> int:
 
 
 def same_spec(home: Home, spec: StudySpec, engine: str) -> list[StudyRecord]:
-    """Studies here with this very spec on this engine, newest first, as far as they have a plan."""
+    """Studies here with exactly this spec on this engine and with a plan, newest first."""
     document = spec.document()
     return [
         study
@@ -94,7 +94,7 @@ def same_spec(home: Home, spec: StudySpec, engine: str) -> list[StudyRecord]:
 
 
 def check_not_asked(home: Home, same: Sequence[StudyRecord], how: str) -> None:
-    """how: what to do where another one is wanted all the same. Raises: UsageError where one of them has not ended."""
+    """how: advice for starting another one anyway. Raises: UsageError if one of them has not ended."""
     for study in same:
         if not study.status.ended:
             who = "worked on" if home.worker(study.id) else unattended(home, study)
@@ -104,7 +104,7 @@ def check_not_asked(home: Home, same: Sequence[StudyRecord], how: str) -> None:
 
 
 def same_lines(same: Sequence[StudyRecord]) -> list[str]:
-    """What has been asked before, for people."""
+    """Earlier studies with the same spec, as lines for people."""
     return [f"asked before: {study.id} has the same spec, and is {study.status}" for study in same]
 
 
@@ -113,7 +113,7 @@ def same_json(same: Sequence[StudyRecord]) -> list[dict[str, str]]:
 
 
 def draft_command(args: argparse.Namespace) -> int:
-    """Write the study file that a topic or options make. 2 where a person has to finish it."""
+    """Write the study file for a topic or options; 2 if a person has to finish it."""
     if args.output is not None:
         _check_output(Path(args.output), force=args.force)
     home, calls = home_to_look_at(args), list[LlmCall]()
@@ -141,7 +141,7 @@ def draft_command(args: argparse.Namespace) -> int:
 
 
 def _check_output(file: Path, *, force: bool) -> None:
-    """Before a planner is asked. Raises: UsageError."""
+    """Check the output file before a planner is asked. Raises: UsageError."""
     if file.suffix not in (".yaml", ".yml"):
         raise UsageError(f"drafts are written in YAML: name the file {file.with_suffix('.yaml')}")
     if not file.parent.is_dir():
@@ -151,7 +151,7 @@ def _check_output(file: Path, *, force: bool) -> None:
 
 
 def schema_command(args: argparse.Namespace) -> int:
-    """The JSON Schema of a study file, or of a goal file."""
+    """Print the JSON Schema of a study file, or of a goal file."""
     if args.campaign:
         from researcher.campaign.goal import CampaignGoal
 
@@ -162,7 +162,7 @@ def schema_command(args: argparse.Namespace) -> int:
 
 
 def schema_of_study_files() -> dict[str, Any]:
-    """The JSON Schema."""
+    """The JSON Schema of study files."""
     return _schema(StudySpec, "Study file")
 
 
@@ -172,7 +172,7 @@ def _schema(model: type[StrictModel], title: str) -> dict[str, Any]:
 
 
 def home_to_look_at(args: argparse.Namespace) -> Home | None:
-    """None for a dry run or draft without a database, so that none is created."""
+    """The home; None for a dry run or draft without a database, which must not create one."""
     only_looks = args.command == "draft" or args.dry_run
     if only_looks and not os.environ.get("RESEARCHER_DATABASE_URL") and not (user_data_dir() / DATABASE).exists():
         return None
@@ -204,7 +204,7 @@ def _check_places(args: argparse.Namespace) -> None:
 
 
 def _written(args: argparse.Namespace, home: Home | None, calls: list[LlmCall]) -> InstrumentFolder:
-    """The instrument that the LLM writes for the topic; the spec is then for it."""
+    """Have the LLM write an instrument for the topic; the spec then uses it."""
     import asyncio
 
     from researcher.cli.instrument_llm import new_instrument, settings_for_writing
@@ -224,9 +224,10 @@ def planned(
     servers: int,
     runs: bool = False,
 ) -> tuple[StudySpec, Timetable, InstrumentFolder, Plan]:
-    """folder: the instrument, where it was opened already. runs: here, so that its notices have to be sent from here.
+    """Plan a draft. folder: the instrument, if it is open already. runs: whether the study runs here, so that its notices are
+    sent from here.
 
-    Raises: PlanningRefused, with the line of the study file where a setting of it is wrong.
+    Raises: PlanningRefused, with the line of the study file if one of its settings is wrong.
     """
     spec, wrong = checked_spec(wanted.draft.fields)
     refusals, timetable, plan = Refusals(wrong), None, None
@@ -273,7 +274,7 @@ def instrument_of(field: str, name: str) -> InstrumentFolder:
 
 
 def with_tasks(plan: Plan, folder: InstrumentFolder, home: Home | None, *, dry_run: bool) -> Plan:
-    """The plan, fitted to the tasks that there are. A dry run does without where the instrument's packages are not installed.
+    """The plan, fitted to the available tasks. A dry run skips this if the instrument's packages are not installed.
 
     Raises: PlanningRefused.
     """
@@ -296,7 +297,7 @@ def _show(
     same: Sequence[StudyRecord],
     args: argparse.Namespace,
 ) -> None:
-    """A dry run: the spec, the plan and its price."""
+    """Show a dry run: the spec, the plan and its price."""
     from researcher.describe import engine_lines, plan_lines
 
     if args.json:
@@ -312,12 +313,12 @@ def _show(
 
 
 def priced(draft: Draft, spec: StudySpec, plan: Plan, price: Price) -> dict[str, Any]:
-    """The plan's hash, what was asked, and what it would take."""
+    """The plan's hash, the request, and the price."""
     return {"hash": plan.digest(), **request_of(draft, spec), "price": asdict(price)}
 
 
 def campaign_offer(topic: str | None, spec: StudySpec) -> str:
-    """What a campaign would do beyond this study, where the topic asks for more than one study can answer; else empty."""
+    """What a campaign would add to this study, if the topic asks more than one study can answer; else empty."""
     if topic is None:
         return ""
     if spec.design == "screen":
@@ -330,7 +331,7 @@ def campaign_offer(topic: str | None, spec: StudySpec) -> str:
 
 
 def request_of(draft: Draft, spec: StudySpec) -> dict[str, Any]:
-    """The request as it is stored with the study: spec, author, source of each setting, and what is not covered."""
+    """The request as stored with the study: spec, author, source of each setting, and what the spec does not cover."""
     return {
         "spec": spec.document(),
         "author": draft.author,
@@ -351,7 +352,7 @@ def _begin(
     calls: list[LlmCall],
     same: Sequence[StudyRecord],
 ) -> int:
-    """Record the study, and carry it out here or have the daemon do it."""
+    """Record the study, and run it here or hand it to the daemon."""
     from researcher.cli.clients import check_cluster
     from researcher.cli.resume import conduct, detach
 
@@ -382,7 +383,7 @@ def _begin(
 
 
 def common_options(draft: Draft, spec: StudySpec, folder: InstrumentFolder) -> dict[str, Any]:
-    """Options of a study that follow from what is asked."""
+    """Options of a study that follow from its request."""
     return {
         "instrument": None if folder.path.parent == OWN_STUDIES else str(folder.path),
         "request": request_of(draft, spec),
@@ -401,7 +402,10 @@ def recorded(
     *,
     carried: bool,
 ) -> str:
-    """Record the study, whose plan is not frozen yet; returns its id. carried: by the daemon. Raises: UsageError for its servers."""
+    """Record the study before its plan is frozen; returns its id. carried: whether the daemon runs it.
+
+    Raises: UsageError for its servers.
+    """
     from researcher.cli.servers import check_servers
 
     check_servers(plan, list(options.servers))
@@ -413,7 +417,7 @@ def recorded(
 
 
 def keep_calls(calls: list[LlmCall]) -> None:
-    """Save every LLM request with its raw answer, also of dry runs and refusals."""
+    """Save every LLM request with its raw answer, including those of dry runs and refusals."""
     if not calls:
         return
     from foundation.ids import RandomIds
@@ -425,7 +429,7 @@ def keep_calls(calls: list[LlmCall]) -> None:
 
 
 def _to_edit(args: argparse.Namespace, draft: DraftToEdit) -> int:
-    """2: the topic needs the user's edit, and standard error says which. 4: a larger budget is all that it needs."""
+    """Print why the draft needs a person; returns 2, or 4 if a larger budget would be enough."""
     if args.json:
         sys.stderr.write(json.dumps({"error": str(draft), "nearest": draft.nearest, "draft": draft.fields}) + "\n")
     else:
@@ -445,13 +449,13 @@ def _lacks_budget(draft: DraftToEdit) -> bool:
 
 
 def _asked(question: QuestionOpen, *, as_json: bool) -> int:
-    """3: a person has to answer."""
+    """Print the planner's question; returns 3, since a person has to answer."""
     say_json({"asks": str(question)}) if as_json else sys.stderr.write(f"researcher: {question}\n")
     return WAITING
 
 
 def labelled(plan: Plan, instrument: InstrumentFolder) -> Plan:
-    """The plan says whose instrument it is for. Of one that a person wrote, nothing is said."""
+    """The plan with a note if an LLM wrote its instrument."""
     author = instrument.instrument.generated
     if author is None:
         return plan

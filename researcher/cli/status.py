@@ -49,12 +49,12 @@ def list_command(args: argparse.Namespace) -> int:
 
 
 def list_json(home: Home, studies: Sequence[StudyRecord]) -> list[dict[str, Any]]:
-    """Each as it is recorded, and who works on it."""
+    """Each study as it is recorded, with its worker."""
     return [{**study.model_dump(mode="json"), **attendance_json(home, study)} for study in studies]
 
 
 def list_lines(home: Home, studies: Sequence[StudyRecord]) -> Iterator[str]:
-    """A line for each, and who goes on with those that nobody works on."""
+    """A line for each study, and who will continue those without a worker."""
     for study in studies:
         yield f"{study.id}  {study.status:8}  {when(study.created_at)}  {one_line(study.topic)[:_SHOWN_TOPIC]}"
         if not study.status.ended and home.worker(study.id) is None:
@@ -64,7 +64,7 @@ def list_lines(home: Home, studies: Sequence[StudyRecord]) -> Iterator[str]:
 
 
 def status_command(args: argparse.Namespace) -> int:
-    """A study's trials, decisions, verdicts, and its worker."""
+    """Show a study's trials, decisions, verdicts and worker."""
     home = open_home()
     study = home.store.studies.get(home.store.studies.resolve(args.study))
     if args.json:
@@ -75,7 +75,7 @@ def status_command(args: argparse.Namespace) -> int:
 
 
 def show_command(args: argparse.Namespace) -> int:
-    """A study's plan, or one trial with its blueprint."""
+    """Show a study's plan, or one trial with its blueprint."""
     home = open_home()
     if "/" in args.what:
         return _show_trial(home, args)
@@ -96,7 +96,7 @@ def show_command(args: argparse.Namespace) -> int:
 
 
 def _with_plan(home: Home, what: str) -> str:
-    """A study, by itself or by the hash of its plan or the beginning of it. Raises: NotFound; what `resolve_study` raises."""
+    """The id of a study, given by name or by a prefix of its plan's hash. Raises: NotFound; what `resolve_study` raises."""
     try:
         return home.store.studies.resolve(what)
     except NotFound:
@@ -125,10 +125,9 @@ def _show_trial(home: Home, args: argparse.Namespace) -> int:
 
 
 def _named(home: Home, what: str) -> TrialRecord:
-    """The trial with the key `what` (PLAN/ARM/SEED), or STUDY/KEY, or STUDY/ARM/SEED: studies that carry out the same plan have trials of
-    the same keys.
+    """The trial named PLAN/ARM/SEED, STUDY/KEY or STUDY/ARM/SEED. Studies that carry out the same plan share trial keys.
 
-    Raises: NotFound; UsageError where the key alone means several.
+    Raises: NotFound; UsageError if the key alone is ambiguous.
     """
     reference, _, rest = what.partition("/")
     try:
@@ -147,7 +146,7 @@ def _named(home: Home, what: str) -> TrialRecord:
 
 
 def status_json(home: Home, study: StudyRecord) -> dict[str, Any]:
-    """All that `status` says of a study, as a document."""
+    """Everything that `status` shows of a study, as a document."""
     trials = home.store.trials.all(study.id)
 
     def told(*kinds: str) -> list[dict[str, object]]:
@@ -173,7 +172,7 @@ def status_json(home: Home, study: StudyRecord) -> dict[str, Any]:
 
 
 def curves_of(trial: TrialRecord) -> dict[str, list[tuple[int, float]]]:
-    """The curves that people follow while a trial trains, by step: training reward, and what interim evaluations measured."""
+    """The curves to follow while a trial trains, by step: training reward, and held-out results of interim evaluations."""
     return {name: trial.series[name] for name in _CURVES if name in trial.series}
 
 
@@ -184,7 +183,7 @@ def attendance_json(home: Home, study: StudyRecord) -> dict[str, str | None]:
 
 
 def status_lines(home: Home, study: StudyRecord) -> list[str]:
-    """The same for people."""
+    """The study's status as lines for people."""
     worker = home.worker(study.id)
     lines = [f"{study.id}  {study.status}{f' ({study.reason})' if study.reason else ''}", one_line(study.topic)]
     lines += [f"trains {model.title}{f' from {model.path}' if model.path else ''}" for model in _trained(home, study)]
@@ -210,13 +209,13 @@ def status_lines(home: Home, study: StudyRecord) -> list[str]:
 
 
 def _unsent(home: Home, study: StudyRecord) -> dict[str, tuple[int, str | None]]:
-    """Notices that wait for each service, and why the last try failed."""
+    """Number of unsent notices for each service, and why the last attempt failed."""
     states = {name: home.store.notices.state(name, study.id) for name in study.options.notify}
     return {name: state for name, state in states.items() if state[0]}
 
 
 def _trained(home: Home, study: StudyRecord) -> tuple[PlanModel, ...]:
-    """The models of its plan, as far as there is one."""
+    """The models of its plan; none before it has one."""
     return () if study.plan_version is None else home.store.plans.frozen(study.id)[0].hosted
 
 
@@ -233,8 +232,8 @@ def _trial_line(trial: TrialRecord) -> str:
 
 
 def exit_code(home: Home, study: StudyRecord) -> int:
-    """Exit code for the study's state. Stopped by a person is fine here; `start` and `resume` fail then. One that nobody works on
-    is waiting, unless a daemon that runs goes on with it.
+    """Exit code for the study's state. A stop by a person counts as success here, but not in `start` and `resume`. A study
+    without a worker is waiting, unless a live daemon will continue it.
     """
     if study.status is StudyStatus.STOPPED:
         spent = home.store.journal.last(study.id, OVER_BUDGET)
@@ -303,7 +302,7 @@ class _Watch:
         self._rest = text
 
     def look(self) -> None:
-        """Show what is new, in the order in which it happened."""
+        """Show new events, in the order in which they happened."""
         store, study_id = self._home.store, self._study_id
         now = self._clock.now()
         news: list[tuple[float, str, dict[str, Any], str]] = []

@@ -1,4 +1,4 @@
-"""`researcher ui`: the web page of the studies, with MLflow beside it; or MLflow alone."""
+"""`researcher ui`: the web page of the studies, with MLflow next to it; or MLflow alone."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from researcher.web.tracking import MLFLOW_ENVIRON, Tracking, answers, child, fr
 
 
 def ui_command(args: argparse.Namespace) -> int:
-    """Serve the page until interrupted, and open it: on the list of studies, or on one."""
+    """Serve the page until interrupted, and open it at the list of studies, or at one."""
     logs.configure("WARNING")
     home = open_home()
     if args.mlflow:
@@ -70,5 +70,5 @@ def _mlflow(home: Home, args: argparse.Namespace) -> int:
 def _show(url: str, args: argparse.Namespace) -> None:
     sys.stdout.write((json.dumps({"url": url}) if args.json else url) + "\n")
     sys.stdout.flush()
-    if not args.no_browser:  # beside the page: a browser in a terminal returns when it is closed
+    if not args.no_browser:  # in a thread: a terminal browser only returns when it is closed
         threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()

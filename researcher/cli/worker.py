@@ -1,6 +1,6 @@
-"""One process's work on a study: window after window, on servers that it holds only while a window is open.
+"""One process's work on a study, window by window, holding servers only while a window is open.
 
-How plans are made, and what people decide, it does not know.
+It does not know how plans are made or what people decide.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ async def work_on(
     copy: Callable[[Store], Sink] = MlflowSink,
 ) -> Outcome:
     """Own the study and conduct it in its windows. plan: to be frozen first. wait: also between windows; else return when
-    one closes. copy: of the records.
+    one closes. copy: makes the records' sink.
 
     Raises: LeaseHeld when another process works on it; OverBudget.
     """
@@ -109,7 +109,10 @@ class Worker:
         self._timetable = Timetable(zone="UTC") if detail is None else Timetable.of_record(detail)
 
     async def through(self, *, wait: bool) -> Outcome:
-        """Raises: StudyHalted when no window opens any more, or (without `wait`) until the next one; OverBudget."""
+        """Conduct the study in its windows.
+
+        Raises: StudyHalted when no window opens any more, or (without `wait`) until the next one; OverBudget.
+        """
         while True:
             await self._opened(wait=wait)
             outcome = await self._work()
@@ -117,7 +120,7 @@ class Worker:
                 return outcome
 
     def check_halt(self) -> None:
-        """Raises: StudyHalted when a person asked for a stop or a pause, or its days are over: also where it waits at a gate."""
+        """Raises: StudyHalted on a request to stop or pause, or after the study's last day, even while it waits at a gate."""
         check_requests(self._store, self._study_id)
         if self._timetable.over(self._clock.now()):
             raise StudyHalted("days")
@@ -131,7 +134,7 @@ class Worker:
         return Outcome(halt.status, halt.reason, folder)
 
     def cannot_go_on(self, error: ExecutorError) -> None:
-        """Say what the study waits for, with the report as far as there is one. One that is done stays done, though its models
+        """Record what the study waits for, and write an interim report. A study that is done stays done, even if its models
         could not be kept."""
         if not self._store.studies.get(self._study_id).status.ended:
             interim_report(self._store, self._study_id, self._home.studies)
@@ -139,7 +142,7 @@ class Worker:
             self._store.studies.set_status(self._study_id, StudyStatus.WAITING, redact(str(error)), notice)
 
     async def notify(self) -> None:
-        """Send what people are to be told and were not told yet. What cannot be sent now waits, and ends nothing."""
+        """Send notices that people have not received yet. One that cannot be sent now waits, without an error."""
         for sink in self._notifiers:
             try:
                 await asyncio.to_thread(sink.drain, self._study_id)
@@ -165,7 +168,7 @@ class Worker:
                 raise StudyHalted("window", text)
             self._store.studies.set_status(self._study_id, StudyStatus.WAITING, text)
             self._view.say(f"{self._study_id} {text}")
-            while self._clock.now() < opening:  # short sleeps: a machine that was suspended wakes late from long ones
+            while self._clock.now() < opening:  # short sleeps: a suspended machine wakes late from long ones
                 await self._clock.sleep(min(_NAP_S, opening - self._clock.now()))
                 await asyncio.to_thread(check_requests, self._store, self._study_id)
 
@@ -203,7 +206,7 @@ class Worker:
 def setup(
     home: Home, folder: InstrumentFolder, plan: Plan, *, code: Code | None = None, repairs: tuple[str, ...] = ()
 ) -> Setup:
-    """code: where the study runs other code than the folder's. repairs: the versions that are its own."""
+    """code: if the study runs other code than the folder's. repairs: versions recorded as its repairs."""
     code = code or Code(folder=folder.path, version=folder.code, sandboxed=folder.instrument.generated is not None)
     return Setup(
         instrument=folder.instrument,
@@ -219,7 +222,7 @@ def setup(
 
 
 def _in_words(error: ExecutorError) -> str:
-    """Why it cannot go on, for people elsewhere: without the error's own words, which may quote a server or a client."""
+    """Why the study cannot continue, for notices. It leaves out the error's text, which may quote a server or a client."""
     if isinstance(error, NoServersLeft | ServerUnfit):
         return "It waits: no server is left that can run its trials."
     if isinstance(error, ClusterUnreachable):
@@ -228,7 +231,7 @@ def _in_words(error: ExecutorError) -> str:
 
 
 async def keep(keeping: Keeping, options: StudyOptions, tell: Callable[[str], None]) -> Path | None:
-    """Keep the models if that was asked for, and free the servers' disk. Raises: ModelsNotKept, ServerUnfit."""
+    """Keep the models if requested, and free the servers' disk. Raises: ModelsNotKept, ServerUnfit."""
     models = await keeping.keep_models(tell) if options.keep_models else None
     await keeping.discard_servers()
     return models
