@@ -1,13 +1,13 @@
-"""A study as one file: plan, trials with every number, what was run and with which code; enough to run a trial again.
+"""A study as one file: its plan, trials, run specs and code. That is enough to run a trial again.
 
 study.json      id, topic, plan with its hash, versions of the packages
 trials.jsonl    a TrialRecord each, with series, finals and evidence
 attempts.jsonl  an AttemptRecord each: RunSpec and blueprint
 events.jsonl    the journal        findings.jsonl, claims.jsonl, verdicts.jsonl
-llm_calls.jsonl what a planner LLM was asked, with its raw answers
+llm_calls.jsonl requests to the planner LLM, with its raw answers
 episodes.jsonl  a few of each trial's episodes, call by call, with the trial's key
-instrument/     the instrument's folder        report/   the report as it was written
-code/VERSION/   the same as it was mended, where it was while the study ran
+instrument/     the instrument's folder        report/   the report as written
+code/VERSION/   versions of that folder that were repaired while the study ran
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from researcher.study.plan import Plan
 FORMAT = 1
 _HEAD = ("plan_hash", "study_id", "topic")
 _LARGEST = 1 << 30
-"""Bytes that an archive may unpack to."""
+"""Largest unpacked size of an archive, in bytes."""
 
 
 class ArchiveRefused(StoreError):
-    """The file is not an archive of a study, or not the one that it says it is."""
+    """The file is not an archive of a study, or its content does not match what it claims to be."""
 
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """A study that was unpacked. folder: where its files lie."""
+    """An unpacked study. folder: holds its files."""
 
     study_id: str
     topic: str
@@ -54,7 +54,7 @@ class Archive:
     repairs: tuple[RepairRecord, ...] = ()
 
     def trial(self, wanted: str | None) -> TrialRecord:
-        """The trial with that key, by default the first that was done. Raises: ArchiveRefused."""
+        """The trial with that key; by default the first finished trial. Raises: ArchiveRefused."""
         for trial in self.trials:
             if trial.key == wanted or (wanted is None and trial.status is TrialStatus.DONE):
                 return trial
@@ -81,7 +81,7 @@ class Archive:
         return found
 
     def sandboxed(self, code: str) -> bool:
-        """Whether no person wrote that version."""
+        """Whether an LLM wrote that version, so that it must run in the sandbox."""
         return any(record.new == code and not record.by_person for record in self.repairs)
 
 
@@ -142,13 +142,13 @@ def _packages() -> dict[str, str]:
 def _known_as(distribution: Distribution) -> tuple[str, str] | None:
     try:
         found = distribution.metadata
-    except FileNotFoundError:  # of the package importlib_metadata, which takes over where it is imported
+    except FileNotFoundError:  # raised by the backport importlib_metadata, which takes over once something imports it
         return None
     return (found["Name"].lower(), found["Version"]) if "Name" in found and "Version" in found else None
 
 
 def read_archive(file: Path, into: Path) -> Archive:
-    """Unpack an archive. Raises: ArchiveRefused, with a line that says what is wrong with it."""
+    """Unpack an archive. Raises: ArchiveRefused, with one line that says what is wrong with the file."""
     try:
         with tarfile.open(file, "r:gz") as opened:
             if sum(member.size for member in opened) > _LARGEST:
@@ -172,7 +172,7 @@ def read_archive(file: Path, into: Path) -> Archive:
 
 
 def _check_sum(file: Path) -> None:
-    """Read to the very end, where gzip keeps its sum: tarfile stops before it. Raises: OSError where it is another one."""
+    """Read to the end of the file, where gzip stores its checksum; tarfile stops before it. Raises: OSError on a mismatch."""
     with gzip.open(file) as zipped:
         while zipped.read(1 << 20):
             pass

@@ -1,4 +1,4 @@
-"""Who goes on with a study or a campaign that nobody works on: the daemon by itself, or a person with a command."""
+"""Who will continue a study or campaign that has no worker: the daemon by itself, or a person with a command."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from researcher.schedule.timetable import Timetable
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attendance:
-    """A study or campaign that nobody works on.
+    """A study or campaign that has no worker.
 
-    command: what continues it here. asks: it waits for a person's answer. rests_since: when it came to rest; None where it did not, or
-    where a person has answered since. schedule: as it is stored; None: nobody has scheduled it.
+    command: continues it on this machine. asks: it waits for a person's answer. rests_since: when it began to wait; None if it does not
+    wait, or a person has answered since. schedule: as stored; None: nobody has scheduled it.
     """
 
     command: str
@@ -54,19 +54,19 @@ class Attendance:
 
     @property
     def goes_on(self) -> bool:
-        """Whether a daemon that runs continues it, and no person has to do anything."""
+        """Whether a running daemon continues it, so that no person has to do anything."""
         return self.carried and not self.asks and not self._stuck and _daemon_lives()
 
     @property
     def _stuck(self) -> bool:
-        """Whether it came to rest while it might have worked: it could not go on, as where no server is left."""
+        """Whether it began to wait inside an open window: then something stopped it, such as a lost server."""
         if self.rests_since is None or self.schedule is None:
             return False
         return Timetable.of_record(self.schedule).open(self.rests_since)
 
 
 def of_study(home: Home, study: StudyRecord) -> Attendance:
-    """Of a study whose plan is frozen."""
+    """Attendance of a study whose plan is frozen."""
     gate = home.store.gates.open(study.id)
     rests = study.status is StudyStatus.WAITING and (gate is None or gate.answer is None)
     return Attendance(
@@ -79,7 +79,7 @@ def of_study(home: Home, study: StudyRecord) -> Attendance:
 
 
 def of_campaign(home: Home, record: CampaignRecord, *, asks: bool) -> Attendance:
-    """asks: it waits for a person's answer."""
+    """Attendance of a campaign. asks: whether it waits for a person's answer."""
     rests = record.status is CampaignStatus.WAITING and not any(
         event.at >= record.updated_at for event in home.store.campaigns.events(record.id, *SPOKEN)
     )
@@ -100,14 +100,14 @@ def unattended(home: Home, study: StudyRecord) -> str:
 
 
 def goes_on(home: Home, study: StudyRecord) -> bool:
-    """Whether a study that has no worker goes on without a person."""
+    """Whether a study that has no worker will continue without a person."""
     return study.plan_version is not None and of_study(home, study).goes_on
 
 
 def carrier(does: str = "goes on with", command: str = "researcher resume") -> str:
-    """Who continues a study that was handed to the daemon: the daemon, or, if none runs, the command that starts one. does: another verb.
+    """Who continues a study that was handed to the daemon: the daemon, or, if none runs, the command that starts one.
 
-    command: what continues it here.
+    does: the verb of the sentence. command: continues the study on this machine.
     """
     who = "the daemon" if _daemon_lives() else f"no daemon runs here: `researcher daemon` or `{command}`"
     return f"{who} {does} it"

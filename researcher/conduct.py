@@ -1,7 +1,7 @@
-"""One study, from its frozen plan to its report: run a stage, decide by the plan's own branch, conclude, write.
+"""Carries out one study, from its frozen plan to its report: run a stage, follow the plan's branch, conclude, write the report.
 
-Every position is read from the records, so that a conduct killed at any instruction goes on where it was: trials have
-deterministic keys, decisions follow from recorded trials, and the report is written again from SQL.
+It reads its position from the records, so a conduct that was killed at any instruction continues where it was: trials have
+deterministic keys, decisions follow from recorded trials, and the report can be written again from SQL.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ _COUNT_EVERY_S = 30.0
 _WATCH_EVERY_S = 60.0
 _INTERIM_EVERY_S = 86_400.0
 _INTERIM_AGAIN_S = 3600.0
-"""Seconds until the next try when no interim report could be written."""
+"""Seconds until the next try when an interim report could not be written."""
 
 
 class Sink(Protocol):
-    """A copy of the records (MLflow, TensorBoard, Weights & Biases), or a service of notices. An outage is its own affair: what waits
-    is sent later."""
+    """A copy of the records (MLflow, TensorBoard, Weights & Biases), or a notification service. It handles its own outages and sends
+    waiting messages later."""
 
     def drain(self, study_id: str | None = None, /) -> int: ...
 
@@ -55,7 +55,7 @@ class Sink(Protocol):
 class Outcome:
     """How a study's work ended. `status` is the study's; `report` is the folder with report.md and report.html.
 
-    for_window: it only waits for its next window. models: folder of the kept models.
+    for_window: the study only waits for its next window. models: folder of the kept models.
     """
 
     status: StudyStatus
@@ -68,7 +68,7 @@ class Outcome:
 class Conduct:
     """Carries out one study for its owner: `store` is fenced by the study's lease.
 
-    further: sinks beside `sink`, each with its own pace and outages.
+    further: sinks in addition to `sink`; each has its own pace and outages.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Conduct:
         self._reports = reports
 
     async def carry_out(self, study_id: str) -> Outcome:
-        """Run what is left of the study. Returns when it is done, was asked to stop, or waits for a person or a window."""
+        """Run the rest of the study. Returns when it is done, was asked to stop, or waits for a person or a window."""
         study = self._store.studies.get(study_id)
         plan = self._store.plans.get(study_id)
         picture = StudyPicture(
@@ -115,7 +115,7 @@ class Conduct:
                     subject_of(study), "Its budget is spent, and it has stopped.", self._clock.now()
                 )
                 self._store.studies.set_status(study_id, StudyStatus.STOPPED, str(error), notice)
-                interim_report(self._store, study_id, self._reports)  # which tells how the study ended
+                interim_report(self._store, study_id, self._reports)  # it says how the study ended
                 raise
             except StudyHalted as halt:
                 rest(self._store, study_id, halt, self._clock.now())
@@ -131,19 +131,19 @@ class Conduct:
             seen.append(stage.id)
             pass_stage(self._store, study_id, plan, stage, seeds)
             await self._run(study_id, plan, stage, seeds, picture)
-            # Not on trials of later stages, which are there when a study is resumed: what was decided was decided without.
+            # A resumed study may already have trials of later stages. The decision was made without them, so leave them out.
             so_far = [trial for trial in self._store.trials.all(study_id) if trial.stage in seen]
             decision = decide(plan, stage.id, so_far)
             self._store.plans.set_stage_status(study_id, stage.id, "done")
             self._tell(study_id, decision, picture)
             if decision.action != "stage":
-                return decision  # also where a stop or a pause was asked for: nothing is left that it could keep from running
+                return decision  # even if a person asked for a stop or a pause: nothing is left to run
             check_requests(self._store, study_id)
             stage = next(each for each in plan.stages if each.id == decision.to)
             seeds = decision.seeds or stage.seeds
 
     async def _run(self, study_id: str, plan: Plan, stage: Stage, seeds: int, picture: StudyPicture) -> None:
-        """All trials of a stage, those that its own trials call for included. Raises: StudyHalted."""
+        """Run all trials of a stage, including those that its own results call for. Raises: StudyHalted."""
         self._store.plans.set_stage_status(study_id, stage.id, "running")
         seen = 0
         while True:
@@ -157,7 +157,7 @@ class Conduct:
     async def _run_trials(
         self, study_id: str, plan: Plan, stage: Stage, trials: list[TrialRecord], picture: StudyPicture
     ) -> None:
-        """Raises: StudyHalted when some of them were left."""
+        """Run these trials. Raises: StudyHalted when some of them have not ended."""
         for trial in self._store.trials.all(study_id):
             picture.trials[trial.key] = _line(trial, plan.steps_of(trial.arm))
         arms = dict.fromkeys(trial.arm for trial in trials)
@@ -172,7 +172,7 @@ class Conduct:
 
         left = [trial for trial in trials if not trial.status.ended]
         try:
-            if left:  # where none is, nothing is left to spend time on either
+            if left:  # else a spent budget would be refused although nothing has to run
                 await self._within_budget(
                     study_id, lambda: self._executor.run_trials(study_id, plan, left, on_progress)
                 )
@@ -189,10 +189,10 @@ class Conduct:
         return all(self._store.trials.get(study_id, trial.key).status.ended for trial in trials)
 
     async def _within_budget(self, study_id: str, work: Callable[[], Awaitable[object]]) -> None:
-        """Do the work, and write down the wall time that it takes. Time in which nobody works on trials does not count, be
-        it outside of windows, in a pause, after a crash or while the machine sleeps.
+        """Do the work and record the wall time that it takes. Time without work on trials does not count: outside of windows,
+        in a pause, after a crash, or while the machine sleeps.
 
-        Raises: OverBudget once the time is spent, with what runs paused.
+        Raises: OverBudget once the time is spent; running trials are paused by then.
         """
         wall = self._wall(study_id)
         left_s = wall.limit - wall.spent
@@ -255,7 +255,7 @@ class Conduct:
         self._view.say(f"after {decision.after}: {decision.action}{to}{seeds} ({decision.reason})")
 
     def _conclude(self, study_id: str, plan: Plan, decision: Decision, picture: StudyPicture) -> Outcome:
-        """Verdicts, findings, report; then the study is done, or failed where not one trial was finished."""
+        """Record verdicts and findings and write the report. The study is then done, or failed if no trial finished."""
         picture.phase, picture.next, picture.left_s = "concluding", "report", 0.0
         self._view.show(picture)
         study, trials = self._store.studies.get(study_id), self._store.trials.all(study_id)
@@ -273,7 +273,7 @@ class Conduct:
             failed = failure_notice(
                 subject_of(study), f"{len(trials)} of {len(trials)} trials failed.", self._clock.now()
             )
-            self._store.studies.set_status(study_id, status, reason, failed)  # of which its report tells
+            self._store.studies.set_status(study_id, status, reason, failed)  # first, because the report says so
         written = _written(self._store, study_id, self._reports)
         done = conclusion_notice(subject_of(study), written.answer, written.folder / "report.md")
         self._store.studies.set_status(study_id, status, reason, done if status is StudyStatus.DONE else None)
@@ -281,9 +281,9 @@ class Conduct:
 
     @contextlib.asynccontextmanager
     async def _copying(self, study_id: str, watch: Watch | None = None) -> AsyncIterator[None]:
-        """Copy the records while the study runs, write an interim report once a day, and notice what only a clock does.
+        """While the study runs, copy its records, write an interim report once a day, and watch for standstills and day ends.
 
-        Each sink makes one copy at a time, independently of the others. The last copies are awaited.
+        Each sink copies one thing at a time, independently of the others. On exit, waits for the last copies.
         """
         ended: asyncio.Future[object] = asyncio.get_running_loop().create_future()
         tasks = [asyncio.create_task(self._copy(study_id, sink, ended)) for sink in self._sinks]
@@ -300,10 +300,10 @@ class Conduct:
         last = False
         while not last:
             await self._either(ended, _COPY_EVERY_S)
-            last = ended.done()  # asked before the copy: what comes while it is made has a copy after it
+            last = ended.done()  # read before the copy, so that another copy follows if the study ends during this one
             try:
                 sent = await asyncio.to_thread(sink.drain, study_id)
-            except StoreError as error:  # what was not sent waits in the outbox
+            except StoreError as error:  # unsent messages wait in the outbox
                 _log.warning("the records could not be copied: %s", error)
             except Exception:  # noqa: BLE001 - a bug, ours or of a library, must end neither the copying nor the study
                 _log.exception("the records could not be copied; the next attempt is in %.0f s", _COPY_EVERY_S)
@@ -314,7 +314,7 @@ class Conduct:
         due_at = self._clock.now() + _INTERIM_EVERY_S
         while not ended.done():
             await self._either(ended, _COPY_EVERY_S)
-            if ended.done() or self._clock.now() < due_at:  # by the time of day: a machine may sleep in between
+            if ended.done() or self._clock.now() < due_at:  # wall clock, because the machine may sleep in between
                 continue
             written = interim_report(self._store, study_id, self._reports)
             due_at = self._clock.now() + (_INTERIM_AGAIN_S if written is None else _INTERIM_EVERY_S)
@@ -324,14 +324,14 @@ class Conduct:
             await self._either(ended, _WATCH_EVERY_S)
             try:
                 await asyncio.to_thread(watch.look)
-            except (OSError, StoreError) as error:  # a notice less ends no study
+            except (OSError, StoreError) as error:  # a missing notice must not end the study
                 _log.warning("whether there is something to notify people of could not be seen: %s", error)
 
 
 def interim_report(store: Store, study_id: str, reports: Path) -> Path | None:
-    """Write a report of a study that is not concluded, if any trial has finished.
+    """Write a report of a study that has not concluded, if any trial has finished.
 
-    Returns None when there is nothing to report, or when it cannot be written; that is logged, and the study goes on.
+    Returns None when there is nothing to report, or when the report cannot be written; that is logged, and the study continues.
     """
     try:
         if not any(trial.status is TrialStatus.DONE for trial in store.trials.all(study_id, series=())):
@@ -343,7 +343,7 @@ def interim_report(store: Store, study_id: str, reports: Path) -> Path | None:
 
 
 def report(store: Store, study_id: str, reports: Path) -> Path:
-    """Write the report from the records, keep its claims and hashes; returns its folder."""
+    """Write the report from the records and store its claims and hashes; returns its folder."""
     return _written(store, study_id, reports).folder
 
 
@@ -355,7 +355,7 @@ def _written(store: Store, study_id: str, reports: Path) -> Written:
 
 
 def rest(store: Store, study_id: str, halt: StudyHalted, at: float) -> None:
-    """Record that the study stops or rests, and tell people where they did not ask for it. at: now."""
+    """Record that the study stops or rests, and notify people unless they asked for it. at: now."""
     notice = halt_notice(store.studies.get(study_id), halt.cause, store.gates.open(study_id), at)
     store.studies.set_status(study_id, halt.status, halt.reason, notice)
 

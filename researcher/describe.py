@@ -1,4 +1,4 @@
-"""A plan as a person reads it in a terminal."""
+"""Plans, findings, repairs and events as text for a terminal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from researcher.view import duration
 
 
 def engine_lines(plan: Plan | None, engine: str) -> list[str]:
-    """What has to be said before a plan where it is for the echo engine. None: of a study that nobody has planned."""
+    """A warning to print before a plan for the echo engine. plan: None if the study has no plan yet."""
     if engine != "echo":
         return []
     paid = (
@@ -24,7 +24,7 @@ def engine_lines(plan: Plan | None, engine: str) -> list[str]:
 
 
 def plan_lines(plan: Plan) -> list[str]:
-    """A plan as a person reads it."""
+    """The plan as lines of text."""
     length = "steps as the arm says" if plan.steps_vary else f"{_many(plan.steps, 'step')} a trial"
     lines = [
         f"question    {one_line(plan.question)}",
@@ -75,7 +75,7 @@ def plan_lines(plan: Plan) -> list[str]:
 
 
 def _arm_text(arm: Arm) -> str:
-    """`NAME: FACTOR=LEVEL`, and the seed offset of an arm that has seeds of its own."""
+    """`NAME: FACTOR=LEVEL`, with the seed offset if the arm has seeds of its own."""
     own = f"; seeds of its own: each stage's plus {arm.seed_offset}" if arm.seed_offset else ""
     return f"{arm.name}: {', '.join(f'{name}={level_text(level)}' for name, level in arm.levels.items()) or 'the defaults'}{own}"
 
@@ -89,18 +89,18 @@ def _span(least: object, most: object) -> str:
 
 
 def _about(seconds: Collection[float]) -> str:
-    """`about 2 min`, `about 2 min to 4 min`, where arms differ in what a trial takes."""
+    """`about 2 min`, or `about 2 min to 4 min` if the arms' trials take different times."""
     shortest, longest = (duration(of(seconds)) for of in (min, max))
     return f"about {longest}" if shortest == longest else f"about {shortest} to {longest}"
 
 
 def known_text(known: Known | str) -> str:
-    """A finding of an earlier study, as a sentence; an old plan has the sentence itself."""
+    """A finding of an earlier study as a sentence. Old plans stored the sentence itself."""
     return known if isinstance(known, str) else told(known)
 
 
 def repair_lines(record: RepairRecord) -> list[str]:
-    """A change of the code while the study ran, whole."""
+    """A repair made while the study ran, with its full diff."""
     return [
         f"repaired    {when(record.at)} by {record.by}: {record.reason}",
         f"            code {record.old[:12]} → {record.new[:12]} ({', '.join(record.files)}), after {record.trial}",
@@ -111,7 +111,7 @@ def repair_lines(record: RepairRecord) -> list[str]:
 
 
 def event_text(event: Event) -> str:
-    """An entry of the journal as a sentence."""
+    """A journal entry as a sentence."""
     detail = event.detail
     if event.kind == "decision":
         to = f" {detail['to']}" if detail.get("to") else ""
@@ -141,8 +141,8 @@ def event_text(event: Event) -> str:
 
 
 def when(at: float) -> str:
-    """A time as a person reads it, in this machine's zone; one that no calendar has, as the seconds since 1970 that it is."""
+    """A time as text in this machine's zone, or as seconds since 1970 if it lies outside the calendar."""
     try:
         return datetime.fromtimestamp(at, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")
-    except (ValueError, OverflowError, OSError):  # beyond the years 1 to 9999, or what the machine counts in
+    except (ValueError, OverflowError, OSError):  # outside the years 1 to 9999, or too large for the platform
         return f"{at:g} s after 1970"

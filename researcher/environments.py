@@ -1,8 +1,8 @@
-"""The Python under which an instrument's clients run, and whether its tasks can be had there.
+"""The Python that runs an instrument's clients, and a check that it can draw the instrument's tasks.
 
-An instrument may pin packages of its own (`requirements` in its instrument.toml). Where this Python has all of them, clients run
-under it; else under an environment of the instrument's own, which lies on top of this one and is made once, by
-`researcher instruments --install`. Nothing else of the product ever sees it.
+An instrument may pin packages of its own (`requirements` in its instrument.toml). If this Python has all of them, clients run
+under it; else they run under the instrument's own environment, which extends this one and is created once, by
+`researcher instruments --install`. No other part of the product uses that environment.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _TOLD_BYTES = 1 << 20
 
 
 def pins(folder: InstrumentFolder) -> dict[str, str]:
-    """Versions by package. Raises: PlanningRefused for a line that pins none."""
+    """Pinned versions by package. Raises: PlanningRefused for a line that pins no version."""
     if folder.instrument.requirements is None:
         return {}
     file = folder.path / folder.instrument.requirements
@@ -56,7 +56,7 @@ def pins(folder: InstrumentFolder) -> dict[str, str]:
 def interpreter(folder: InstrumentFolder, root: Path) -> str:
     """The Python for this instrument's clients. root: the user's data directory.
 
-    Raises: PlanningRefused with what to do where its packages are not there.
+    Raises: PlanningRefused, which says what to do, when its packages are not installed.
     """
     wanted = pins(folder)
     missing = [f"{name}=={pinned}" for name, pinned in wanted.items() if _installed(name) != pinned]
@@ -73,7 +73,7 @@ def interpreter(folder: InstrumentFolder, root: Path) -> str:
 
 
 def install(folder: InstrumentFolder, root: Path) -> str:
-    """Make the instrument's own environment, unless it is not needed or there already; returns its Python.
+    """Create the instrument's own environment if it is needed and missing; returns its Python.
 
     Raises: PlanningRefused with pip's last words.
     """
@@ -122,12 +122,12 @@ def rehearsed(
     thorough: bool = False,
     names: Sequence[str] = (),
 ) -> list[dict[str, Any]]:
-    """Tasks for each of these sets of parameters, drawn in a process of their own (swarm/client/rehearsal.py): in the sandbox where
-    an LLM wrote the instrument, which no person need have read by then.
+    """Draw tasks for each of these parameter sets in a separate process (swarm/client/rehearsal.py). An instrument that an LLM wrote
+    is drawn from in the sandbox, because nobody may have read its code yet.
 
-    heldout: how many held-out tasks are wanted, with the `skipped` ones, which the plan does not score.
-    names: parameters that `tasks` has to take, whether these sets give them or not.
-    Raises: PlanningRefused with what the instrument says, or the exception and where it was raised.
+    heldout: number of held-out tasks wanted, including the `skipped` ones, which the plan does not score.
+    names: parameters that `tasks` must accept, even if no set gives them.
+    Raises: PlanningRefused with the instrument's own message, or with the exception and where it was raised.
     """
     name = folder.instrument.name
     asked = {
@@ -153,7 +153,7 @@ def rehearsed(
 
 
 def _carried_out(folder: InstrumentFolder, python: str, asked: str, place: Path) -> tuple[int | None, str, str]:
-    """The exit code (None: it took too long), and the end of what was written to standard output and error. place: an empty folder."""
+    """Run the rehearsal. Returns its exit code (None: it took too long) and the ends of its stdout and stderr. place: an empty folder."""
     command = [python, "-m", "swarm.client.rehearsal", str(folder.path), folder.instrument.workflow]
     environ = child_environ()
     if folder.instrument.generated is not None:
@@ -188,17 +188,17 @@ def _installed(name: str) -> str | None:
 
 
 def _place(wanted: Mapping[str, str], root: Path) -> Path:
-    """One environment for each set of pins and each Python beneath it."""
+    """Folder of the environment for these pins on this Python."""
     what = json.dumps([sorted(wanted.items()), sys.version, os.path.realpath(sys.prefix)])
     return root / "environments" / hashlib.sha256(what.encode()).hexdigest()[:16]
 
 
 Draw = Callable[[InstrumentFolder, str, Sequence[Mapping[str, Any]], int, int], list[dict[str, Any]]]
-"""As `rehearsed` to its `skipped`."""
+"""Signature of `rehearsed` up to its parameter `skipped`."""
 
 
 def drawn_once(draw: Draw) -> Draw:
-    """The same for many plans of one moment: what several of them ask for is drawn once. A refusal is not remembered."""
+    """Cache `draw`, for many plans made at the same time: equal requests are drawn once. Refusals are not cached."""
     known: dict[str, list[dict[str, Any]]] = {}
 
     def drawn(
@@ -213,11 +213,11 @@ def drawn_once(draw: Draw) -> Draw:
 
 
 def check_tasks(plan: Plan, folder: InstrumentFolder, python: str, draw: Draw = rehearsed) -> Plan:
-    """Draw a few tasks of every arm before the study begins, so that wrong data or parameters show now.
+    """Draw a few tasks of every arm before the study begins, so that wrong data or parameters show up early.
 
-    Returns the plan, with fewer held-out tasks where some arm, or another instrument that models are scored on, has fewer than
+    Returns the plan, with fewer held-out tasks if an arm, or another instrument that models are scored on, has fewer than
     planned and the plan skips none.
-    Raises: PlanningRefused, also where the plan skips some and too few come after them.
+    Raises: PlanningRefused, also when the plan skips held-out tasks and too few are left after them.
     """
     plan = _with_tasks_elsewhere(plan, python, draw)
     fewest = count_heldout(plan, folder, python, plan.heldout_upto, draw)
@@ -233,7 +233,7 @@ def check_tasks(plan: Plan, folder: InstrumentFolder, python: str, draw: Draw = 
 
 
 def _with_tasks_elsewhere(plan: Plan, python: str, draw: Draw) -> Plan:
-    """The plan, with fewer tasks of other instruments where they have fewer. python: the study's own, under which these run too."""
+    """The plan, with fewer tasks of other instruments if they have fewer. python: the study's own, which also runs those instruments."""
     found = []
     for each in plan.transfers:
         [drawn] = draw(open_instrument(each.instrument), python, [each.task], each.tasks, 0)
@@ -242,7 +242,7 @@ def _with_tasks_elsewhere(plan: Plan, python: str, draw: Draw) -> Plan:
 
 
 def count_heldout(plan: Plan, folder: InstrumentFolder, python: str, most: int, draw: Draw = rehearsed) -> int:
-    """How many held-out tasks every arm of the plan has, up to `most`. Raises: PlanningRefused as `rehearsed`."""
+    """Number of held-out tasks that every arm of the plan has, at most `most`. Raises: PlanningRefused as `rehearsed` does."""
     wanted: list[dict[str, Any]] = []
     for arm in plan.arms:
         levels = plan.levels_of(arm).items()

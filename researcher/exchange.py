@@ -1,6 +1,6 @@
-"""Findings as JSON lines, so that groups can share them: one finding a line, versioned, read strictly.
+"""Findings as JSON lines, so that groups can share them: one finding per line, versioned and strictly validated.
 
-What a line says is checked here, down to its numbers; whether the finding is known already, the store decides.
+This module validates each line, down to its numbers. The store decides whether a finding is already known.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from researcher.models import Effect, Finding
 from researcher.study.plan import Verdict
 
 SCHEMA = 2
-"""The schema that is written. The first one, without `seeds`, is still read."""
+"""Schema version that we write. We still read version 1, which has no `seeds`."""
 LONGEST_LINE = 200_000
 _LONGEST_QUESTION = 20_000
 _SHOWN = 10
@@ -32,7 +32,7 @@ _Side = Annotated[tuple[dict[_Name, Scalar], ...], Field(max_length=64)]
 
 
 class FindingsRefused(ValueError):
-    """A file of findings is not what this version reads; every line that is wrong is named. Nothing was taken from it."""
+    """This version cannot read the file of findings. The text names every wrong line; nothing was imported."""
 
 
 class SharedEffect(Effect):
@@ -94,7 +94,7 @@ class SharedFinding(StrictModel):
 
 
 def written(findings: Iterable[Finding], by: str) -> str:
-    """The lines. by: whose our own findings are; what was imported keeps the name under which it came.
+    """The findings as JSON lines. by: the name to put on our own findings; imported ones keep their origin's name.
 
     Raises: ValueError when a finding cannot be written as a line of this schema.
     """
@@ -103,14 +103,14 @@ def written(findings: Iterable[Finding], by: str) -> str:
 
 def _shared(finding: Finding, by: str) -> SharedFinding:
     fields = finding.model_dump(mode="json", exclude={"origin": True, "imported_at": True, "effect": {"trial_s"}})
-    fields["question"] = finding.question[:_LONGEST_QUESTION]  # topics had no bound once
+    fields["question"] = finding.question[:_LONGEST_QUESTION]  # early versions did not limit topics
     return SharedFinding.model_validate({**fields, "schema_version": SCHEMA, "by": finding.origin or by})
 
 
 def read(text: str, *, at: float) -> list[tuple[int, Finding]]:
-    """Every finding with the number of its line. at: now, which becomes the time of import.
+    """Every finding with its line number. at: now, which becomes the time of import.
 
-    Raises: FindingsRefused when any line is wrong, or two lines say different things under one id.
+    Raises: FindingsRefused when any line is wrong, or two lines with the same id differ.
     """
     problems: list[str] = []
     found: dict[str, tuple[int, Finding]] = {}

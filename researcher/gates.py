@@ -1,6 +1,6 @@
-"""The gates of a study, where a person's word is waited for, and what people decide: an answer, or another plan.
+"""The gates where a study waits for a person, and what a person can decide there: an answer, or an amended plan.
 
-A plan is asked about once it is made, and each later stage before it begins, as `--approve` says. The first answer counts.
+`--approve` says which gates a study has: one for its plan, one before each later stage. The first answer counts.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _WORDS = {"approve": "approved", "reject": "rejected"}
 
 
 def pass_plan(store: Store, study_id: str, plan: Plan) -> None:
-    """`store` is the owner's. Raises: StudyHalted while there is no answer, or when it is no."""
+    """The gate of the plan. store: the owner's. Raises: StudyHalted while there is no answer, or when the plan is rejected."""
     if store.studies.get(study_id).options.approve in ("plan", "stage"):
         _pass(store, study_id, f"plan/{plan.version}", {"question": plan.question, "hash": plan.digest()})
 
 
 def pass_stage(store: Store, study_id: str, plan: Plan, stage: Stage, seeds: int) -> None:
-    """The gate before any stage but the first."""
+    """The gate before each stage but the first."""
     if store.studies.get(study_id).options.approve == "stage" and stage is not plan.stages[0]:
         question = {"stage": stage.id, "arms": list(stage.arms), "seeds": seeds}
         _pass(store, study_id, f"stage/{plan.version}/{stage.id}", question)
@@ -42,19 +42,19 @@ def _pass(store: Store, study_id: str, name: str, question: dict[str, object]) -
 
 
 def waits_for_an_answer(store: Store, study_id: str) -> bool:
-    """Whether it waits at a gate that nobody has answered."""
+    """Whether the study waits at a gate that nobody has answered."""
     gate = store.gates.open(study_id)
     return gate is not None and gate.answer is None
 
 
 def rejection(gate: str, answer: Answer) -> str:
-    """Why a study is stopped that was rejected at this gate."""
+    """The reason recorded for a study that was rejected at this gate."""
     by = f" by {answer.by}" if answer.by else ""
     return f"{_subject(gate)} was rejected{by}: {answer.words}"
 
 
 def _subject(gate: str) -> str:
-    """What the person decides on at this gate (`plan/1`, `stage/1/compare`)."""
+    """The subject of this gate (`plan/1`, `stage/1/compare`) in words."""
     return f"stage {gate.split('/', 2)[2]}" if gate.startswith("stage/") else "the plan"
 
 
@@ -63,10 +63,10 @@ def _subject(gate: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Amendment:
-    """A change of a plan; None keeps a value. Raises: ValueError for an empty or invalid change."""
+    """A change to a plan; None keeps the value. Raises: ValueError for an empty or invalid change."""
 
     seeds: int | None = None
-    """Per arm, as `researcher start --seeds` means it."""
+    """Seeds per arm, as in `researcher start --seeds`."""
     wall_s: float | None = None
 
     def __post_init__(self) -> None:
@@ -86,9 +86,9 @@ class Amendment:
 
 
 def answer_gate(store: Store, study_id: str, answer: Answer, *, gate: str | None = None) -> str:
-    """Answer where the study waits; returns the gate's name.
+    """Answer the gate where the study waits; returns the gate's name.
 
-    gate: the one that the person was shown. Another one by now is not answered in its place.
+    gate: the one that the person was shown. If the study waits at another gate by now, the answer is refused.
 
     Raises: WrongState when the study waits for no answer, for one at another gate, or was answered before.
     """
@@ -102,18 +102,18 @@ def answer_gate(store: Store, study_id: str, answer: Answer, *, gate: str | None
         why = f" ({study.reason})" if study.reason else ""
         raise WrongState(f"{study_id} asks nothing that could be answered: it is {study.status}{why}")
     counts = waiting.answer or store.gates.give(study_id, name, answer)
-    if waiting.answer is not None or counts != answer:  # the second: somebody was quicker, a moment ago
+    if waiting.answer is not None or counts != answer:  # they differ if somebody else answered a moment ago
         raise WrongState(f"{name} of {study_id} was answered already: {answer_text(counts)}")
     _settle(store, study_id, name, answer)
     return name
 
 
 def amend(store: Store, study_id: str, change: Amendment, *, because: str, by: str, version: int | None = None) -> Plan:
-    """Make a new version of a plan of which no trial has begun; a gate that was open asks about the new version.
+    """Make a new version of a plan of which no trial has begun. An open gate then asks about the new version.
 
-    version: of the plan that the person was shown. Where another one stands by now, nothing is amended.
+    version: the plan version that the person was shown. If there is a newer one, nothing is amended.
 
-    Raises: WrongState; PlanningRefused (BudgetTooSmall) as for a new study; LeaseHeld while somebody works on the study.
+    Raises: WrongState; PlanningRefused (BudgetTooSmall) as for a new study; LeaseHeld while a worker holds the study.
     """
     study, plan = store.studies.get(study_id), store.plans.get(study_id)
     if study.status.ended:
@@ -154,9 +154,9 @@ def answer_text(answer: Answer) -> str:
 
 
 def _settle(store: Store, study_id: str, gate: str, answer: Answer) -> None:
-    """Have the study's status say that the answer is there, unless somebody works on it, who then meets the answer.
+    """Put the answer into the study's status, unless a worker holds the study; it will find the answer itself.
 
-    A no stops the study at once, but not one that somebody died over: `resume` ends what runs for it, and stops it then.
+    A rejection stops the study at once, unless its worker died: then `resume` ends its running trials and stops it.
     """
     at_rest = store.leases.holder(study_id) is None
     with suppress(LeaseHeld), owned_now(store, study_id) as mine:
@@ -183,7 +183,7 @@ def _amended(plan: Plan, change: Amendment) -> Plan:
 
 
 def _check(plan: Plan, options: StudyOptions) -> None:
-    """Raises: BudgetTooSmall; PlanningRefused where seeds run out, or the instrument is not there any more."""
+    """Check an amended plan. Raises: BudgetTooSmall; PlanningRefused when seeds run out or the instrument is gone."""
     from researcher.design.pricing import check_budget
     from researcher.design.stages import check_seeds
     from researcher.instruments.catalogue import open_instrument

@@ -1,4 +1,4 @@
-"""Why a study stops or rests. One exception says so, and one function reads what people asked for."""
+"""Why a study stops or rests: the exception that says so, and the check for stop and pause requests."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _TRIAL: dict[Cause, str] = {
 class StudyHalted(Exception):
     """The study stops or rests. A stop ends the running trials; any other cause pauses them.
 
-    str(): why trials were ended or paused. reason: why the study stopped, or what it waits for.
+    str(): why the trials were ended or paused. reason: why the study stopped, or what it waits for.
     """
 
     def __init__(self, cause: Cause, reason: str | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Where the records are, and who works on them. Importing this opens no database."""
+"""The user data directory with its store, and the processes that work on studies. Importing this opens no database."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ DATABASE = "researcher.db"
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """The user data directory, and the store over its (or another) database."""
+    """The user data directory, and the store on its database or on another configured one."""
 
     root: Path
     store: Store
 
     @property
     def studies(self) -> Path:
-        """A folder per study: trials, report, its own server's state."""
+        """Holds a folder per study, with its trials, its report and the state of its own server."""
         return self.root / "studies"
 
     def worker(self, study_id: str) -> str | None:
-        """The living process that works on the study, if any."""
+        """The live process that works on the study, if any."""
         from researcher.ownership import living_owner
 
         return living_owner(self.store, study_id, time.time())
 
 
 def data_dir() -> Path:
-    """The user data directory, made where it is not there. Raises: UsageError when it cannot be used."""
+    """The user data directory, created if missing. Raises: UsageError when it cannot be used."""
     root = user_data_dir()
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -48,8 +48,8 @@ def data_dir() -> Path:
 
 
 def open_home() -> Home:
-    """Raises: StoreError when the database cannot be used; UsageError when its directory cannot."""
+    """Open the store. Raises: StoreError when the database cannot be used; UsageError when its directory cannot."""
     root = data_dir()
-    from researcher.store.store import Store  # not above: `doctor` tells of a machine where SQLAlchemy is missing, too
+    from researcher.store.store import Store  # not at the top: `doctor` must also run where SQLAlchemy is missing
 
     return Home(root, Store.open())

@@ -1,6 +1,6 @@
-"""Weights that a trial has trained and its study has kept, as the model that another study starts from.
+"""Trained weights that a study has kept, used as the model that another study starts from.
 
-A trial is called STUDY/TRIAL: the study's id or the beginning of it, and the trial as its folder is called (`ARM-seedN`), or its key.
+A trial is referred to as STUDY/TRIAL: the study's id or a prefix of it, and the trial's folder name (`ARM-seedN`) or key.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ _FIELD = "start_from"
 
 
 def kept_model(home: Home, reference: str) -> PlanModel:
-    """The model of this trial: its folder, the fingerprint of the weights in it, and the trial as their origin.
+    """The model of this trial: its folder, the fingerprint of its weights, and the trial as their origin.
 
-    Raises: SpecRefused for a study or trial that is not there, a trial that is not done, and a model that was not kept.
+    Raises: SpecRefused for an unknown study or trial, a trial that is not done, or a model that was not kept.
     """
     from researcher.store.errors import StoreError  # SQLAlchemy takes longer to import than a dry run takes
 
@@ -53,7 +53,7 @@ def kept_model(home: Home, reference: str) -> PlanModel:
 
 
 def _trial(trials: list[TrialRecord], study_id: str, name: str) -> TrialRecord:
-    """Raises: SpecRefused with the nearest name."""
+    """The trial by name. Raises: SpecRefused with the nearest name."""
     names = {folder_name(trial): trial for trial in trials}
     known = {trial.key: trial for trial in trials} | names
     if name in known:

@@ -1,4 +1,4 @@
-"""The `researcher` command: start here. Parses and dispatches; heavy imports happen inside the command that needs them.
+"""The `researcher` command: start here. Parses arguments and dispatches; heavy imports happen inside the command that needs them.
 
 Exit codes: 0 done, 1 failed, 2 usage, 3 waiting for a person, 4 out of budget.
 """
@@ -18,7 +18,7 @@ LATEST = "latest"
 
 
 def parser() -> Parser:
-    """The whole command line, without importing any command."""
+    """The parser of the whole command line. Imports no command."""
     root = Parser(
         prog="researcher", description="Turns a topic into an experiment, runs it, and reports what can be recomputed."
     )
@@ -182,7 +182,7 @@ def _add_campaign(commands: argparse._SubParsersAction[Parser]) -> None:
         **dict.fromkeys(("model", "vary", "arm", "set", "secondary", "evaluate_on", "window"), ()),
         **dict.fromkeys(("instrument", "design", "metric", "claim", "margin", "steps", "looks", "fine", "approve")),
         **dict.fromkeys(("heldout_every", "seeds", "first_seed", "days", "budget", "tokens")),
-    )  # fields of a study that are not asked for here
+    )  # fields of a study that this command does not ask for
     _servers(start)
     start.add_argument("--max-parallel", type=count, metavar="N", help="trials at once (default: one per server)")
     start.add_argument("--detach", action="store_true", help="let the daemon carry it on, and return at once")
@@ -242,7 +242,7 @@ def _add_campaign(commands: argparse._SubParsersAction[Parser]) -> None:
 
 
 def _add_topic(command: Parser) -> None:
-    """What is asked, in words, and who reads it."""
+    """Add the topic and the choice of planner."""
     command.add_argument("--topic", metavar="TEXT|@FILE", help="the question in words, or @ and a file that holds it")
     command.add_argument(
         "--planner",
@@ -261,7 +261,7 @@ def _add_topic(command: Parser) -> None:
 
 
 def _add_spec(command: Parser) -> None:
-    """Where the question comes from, and the fields of the spec by name."""
+    """Add the source of the question, and the options for fields of the spec."""
     command.add_argument(
         "file", nargs="?", metavar="FILE", help="a study file, YAML or TOML (`researcher draft` writes one)"
     )
@@ -326,7 +326,7 @@ def _add_spec(command: Parser) -> None:
 
 
 def _add_size(spec: argparse._ArgumentGroup) -> None:
-    """Size and schedule of the study."""
+    """Add options for the study's size and schedule."""
     spec.add_argument("--steps", type=count, metavar="N", help="optimiser steps of a trial (default: the instrument's)")
     spec.add_argument(
         "--heldout-every",
@@ -459,7 +459,7 @@ def _add_archives(commands: argparse._SubParsersAction[Parser]) -> None:
     reproduce.add_argument("archive", metavar="FILE", help="what `researcher export` wrote")
     reproduce.add_argument("trial", nargs="?", help="a trial's key (default: the first that was done)")
     _servers(reproduce)
-    reproduce.set_defaults(engine=None)  # that of the archive
+    reproduce.set_defaults(engine=None)  # default: the archive's engine
     _json(reproduce)
 
 
@@ -494,7 +494,7 @@ def _finding_filters(command: argparse.ArgumentParser) -> None:
 
 
 def _servers(command: argparse.ArgumentParser, *, several: bool = False) -> None:
-    """several: one option may take several addresses; argparse cannot do that beside positionals."""
+    """Add `--server` and `--engine`. several: one option may take several addresses; argparse cannot combine that with positionals."""
     command.add_argument(
         "--server",
         action="extend" if several else "append",

@@ -1,4 +1,4 @@
-"""One orchestrator owns a study: who that is, whether it still lives, and a lease that is renewed while it works."""
+"""The orchestrator that owns a study: its name, whether it is alive, and its lease, which is renewed while it works."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ def this_process() -> str:
 
 
 def is_dead(owner: str) -> bool:
-    """Whether an owner is known to be gone. One on another machine never is: its lease has to run out."""
+    """Whether an owner is known to be dead. We cannot know that of another machine's process: its lease has to run out."""
     return _lives(owner) is False
 
 
 def lives_here(owner: str) -> bool:
-    """Whether the owner is a living process of this machine, even if its lease has expired."""
+    """Whether the owner is a live process on this machine, even if its lease has expired."""
     return _lives(owner) is True
 
 
 def _lives(owner: str) -> bool | None:
-    """None for processes of other machines."""
+    """Whether the process is alive; None if it is on another machine."""
     host, _, pid = owner.rpartition("/")[0].rpartition("/")
     if host != socket.gethostname() or not pid.isdigit():
         return None
@@ -40,16 +40,16 @@ def _lives(owner: str) -> bool | None:
 
 
 def living_owner(store: Store, study_id: str, now: float) -> str | None:
-    """The living owner of the study, or None."""
+    """The study's owner if it is alive, else None."""
     lease = store.leases.holder(study_id)
     return None if lease is None or is_dead(lease.owner) or lease.expires_at < now else lease.owner
 
 
 @contextlib.asynccontextmanager
 async def owned(store: Store, study_id: str, clock: Clock) -> AsyncIterator[Store]:
-    """The store for the study's owner, while the lease is held and renewed. The body is cancelled when the lease is lost.
+    """Hold and renew the study's lease, and give its owner the store. Cancels the body when the lease is lost.
 
-    Raises: LeaseHeld when a living process owns the study; LeaseSuperseded (or another StoreError) when it was lost.
+    Raises: LeaseHeld when a live process owns the study; LeaseSuperseded (or another StoreError) when the lease was lost.
     """
     token = _acquire(store, study_id)
     working = asyncio.current_task()

@@ -1,4 +1,4 @@
-"""What trials of earlier studies took on the servers that a new study will use: its price, before anything is estimated."""
+"""Durations of earlier trials on the servers that a new study will use. They price the study better than an estimate."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from researcher.models import StudyOptions
 from researcher.store.store import Store
 
 _NEWEST = 20
-"""How many studies are looked at: an older pace is one of other code, or of another machine."""
+"""How many studies to look at. Older ones ran with other code or on another machine."""
 
 
 _SERIES = ("tokens_called", "episodes")
-"""What tokens per episode are counted from."""
+"""The series that tokens per episode are computed from."""
 
 
 def paces_on(store: Store, servers: Sequence[str], engine: str) -> list[Pace]:
-    """Of the newest studies on the same servers, the newest first. servers: those given; none are started on this machine,
-    with this engine."""
+    """Paces of the newest studies on the same servers, newest first. servers: the given ones; if empty, servers are started on this
+    machine with `engine`."""
     here = StudyOptions(servers=tuple(servers), engine=engine, machine=socket.gethostname())
     alike = [study.id for study in store.studies.all() if study.plan_version and _place(study.options) == _place(here)]
     found = (Pace.of(each, store.plans.get(each), store.trials.all(each, series=_SERIES)) for each in alike[:_NEWEST])
@@ -27,6 +27,6 @@ def paces_on(store: Store, servers: Sequence[str], engine: str) -> list[Pace]:
 
 
 def _place(options: StudyOptions) -> tuple[object, ...]:
-    """Where trials run. A server has its own speed, wherever its study was started."""
+    """Where trials run: the given servers, else the machine and engine. A given server's pace does not depend on who uses it."""
     given = sorted(url.rstrip("/") for url in options.servers)
     return tuple(given) if given else (options.engine, options.machine)

@@ -1,4 +1,4 @@
-"""Errors raised when no plan can be made: one clear line, and what could be asked instead."""
+"""Errors raised when a request cannot be planned: one clear line, and what could be asked instead."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class SpecRefused(PlanningRefused):
 
 
 def refused_in(error: ValidationError, model: type[BaseModel]) -> list[SpecRefused]:
-    """Each bad field of a document as a refused setting."""
+    """One refused setting per bad field of the document."""
     return [
         SpecRefused(each.field, str(each).removeprefix(f"{each.field}: "), [each.nearest] if each.nearest else [])
         for each in explain(error, model)
@@ -46,32 +46,32 @@ class SeveralRefused(SpecRefused):
 
 
 class Refusals:
-    """Collects refused settings, so that all of them are named at once."""
+    """Collects refused settings, to report all of them at once."""
 
     def __init__(self, found: Sequence[SpecRefused] = ()) -> None:
         self.found = list(found)
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """Keep what the body refuses, and go on after it."""
+        """Record a refusal raised by the body, and continue after it."""
         try:
             yield
         except SpecRefused as refused:
             self.found.append(refused)
 
     def raise_any(self) -> None:
-        """Raises: SpecRefused, which names all that was kept."""
+        """Raises: SpecRefused, which names all recorded refusals."""
         if self.found:
             raise self.found[0] if len(self.found) == 1 else SeveralRefused(self.found)
 
 
 class BudgetTooSmall(SpecRefused):
-    """Not even the least that would answer the question fits the budget."""
+    """The budget is too small for even the smallest study that could answer the question."""
 
 
 class RecordsDisagree(ValueError):
-    """A stored number is not what the records behind it give; the text names trial and metric."""
+    """A stored number differs from its value recomputed from the records. The text names trial and metric."""
 
 
 class UnknownName(ValueError):
-    """An expression names what this study does not have."""
+    """An expression uses a name that this study does not have."""

@@ -1,4 +1,4 @@
-"""The protocol: tools and reports as the SDK's server offers them, and refusals as the command line words them."""
+"""The MCP server: offers our tools and reports through the SDK, and words refusals as the command line does."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ _MOST_LISTED = 50
 _COMMAND = re.compile(r"`researcher ((?:campaign )?\w+)((?: [\w./=…]+)*)`")
 _BEGIN = '`researcher start --topic "..."`'
 _TOOLS_OF = {"list": "studies", **{tool.name.replace("campaign_", "campaign "): tool.name for tool in TOOLS}}
-"""Tools by the command whose work they do."""
+"""Tools by the command that they replace."""
 
 
 def create_server(research: Research) -> Server[dict[str, Any]]:
-    """The server, not yet connected to anybody."""
+    """The server, not yet connected to a client."""
     tools = {tool.name: tool for tool in TOOLS}
 
     async def list_tools(context: object, params: PaginatedRequestParams | None) -> ListToolsResult:
@@ -65,7 +65,7 @@ def create_server(research: Research) -> Server[dict[str, Any]]:
             guess = nearest(params.name, tools)
             hint = f"did you mean {guess!r}?" if guess else f"there are {', '.join(tools)}"
             return _refused(Refusal(text=f"there is no tool {params.name!r}; {hint}", code=USAGE))
-        only_looks = tool.effect == "none"  # then nobody has to wait for its end
+        only_looks = tool.effect == "none"  # a read-only call may be abandoned
         return await anyio.to_thread.run_sync(
             _called, tool, research, params.arguments or {}, abandon_on_cancel=only_looks
         )
@@ -102,7 +102,7 @@ def _listing(tool: Tool) -> ToolListing:
 
 
 def _called(tool: Tool, research: Research, arguments: dict[str, Any]) -> CallToolResult:
-    """Do the tool's work, or say why not."""
+    """Run the tool; a refusal becomes an error result."""
     try:
         given = tool.arguments.model_validate(arguments)
     except ValidationError as error:
@@ -128,8 +128,8 @@ def _refused(refusal: Refusal) -> CallToolResult:
 
 
 def in_tools(text: str) -> str:
-    """A refusal or a hint with tools in place of the commands whose work they do. Commands with options, and those without a tool, are
-    a person's and stay. Reports, topics and a model's words never come here.
+    """A refusal or hint that names tools in place of commands. Commands with options, and commands without a tool, are for people
+    and stay. Never pass reports, topics or a model's words.
     """
 
     def named(match: re.Match[str]) -> str:
@@ -153,7 +153,7 @@ _TEMPLATES = [
 
 
 def _reports(home: Home) -> list[Resource]:
-    """Reports that are there, of the newest studies and campaigns. Templates reach the others."""
+    """Existing reports of the newest studies and campaigns. Resource templates reach the others."""
     known = [("studies", study.id, study.topic) for study in home.store.studies.all()[:_MOST_LISTED]]
     known += [("campaigns", each.id, each.goal["goal"]) for each in home.store.campaigns.all()[:_MOST_LISTED]]
     return [
@@ -169,7 +169,7 @@ def _reports(home: Home) -> list[Resource]:
 
 
 def _report_at(home: Home, address: str) -> str:
-    """The report as it was last written. Raises: MCPError."""
+    """The newest written report. Raises: MCPError."""
     match = _ADDRESS.fullmatch(address)
     if match is None:
         raise MCPError(

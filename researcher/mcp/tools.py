@@ -1,6 +1,6 @@
-"""The tools: what each takes, and the command whose work it does.
+"""The tools: their arguments, and the command that each one runs.
 
-An answer holds what the command prints, and as a document what its `--json` prints. Nothing here knows the protocol.
+An answer holds what the command prints, and what its `--json` prints as a document. Nothing here knows the protocol.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ from researcher.web.drafting import Places
 
 _LOOK_EVERY_S = 1.0
 LONGEST_WAIT_S = 50
-"""Clients give up a call after a minute."""
+"""Longest wait of a call. Clients give up a call after a minute."""
 _MOST_POINTS = 60
 _LEAST_HASH, _SHOWN_HASH = 8, 16
 
 
 @dataclass(frozen=True, slots=True)
 class Research:
-    """What the tools work on. limit: the largest budget of wall time of a study that is started without `approve`, such as 1h.
+    """What the tools work on. limit: largest wall-time budget of a study started without `approve`, such as 1h.
 
-    person: who is said to have answered or told something. closing: set when nobody is served any more, so that no call waits on.
-    Raises: UsageError for a limit that is no length of time.
+    person: recorded as the author of answers and messages. closing: set when the server shuts down, so that waiting calls return.
+    Raises: UsageError for a limit that is not a duration.
     """
 
     home: Home
@@ -66,7 +66,7 @@ class Research:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """text: as people read it. document: the same as data. hints: what to do next, in words of ours alone."""
+    """text: for people. document: the same as data. hints: what to do next; only our own words, never a model's."""
 
     text: str
     document: dict[str, Any]
@@ -75,7 +75,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tool:
-    """work: raises what `researcher.cli.DELIBERATE` names. effect: on the records and on what runs."""
+    """work: raises the errors in `researcher.cli.DELIBERATE`. effect: on the records and on running work."""
 
     name: str
     description: str
@@ -84,7 +84,7 @@ class Tool:
     effect: Literal["none", "adds", "ends"] = "none"
 
 
-# -- what they take -------------------------------------------------------------------------------------------------------
+# -- arguments -------------------------------------------------------------------------------------------------------------
 
 
 class Nothing(StrictModel):
@@ -181,7 +181,7 @@ def _instruments(research: Research, given: OneInstrument) -> Answer:
 
 
 def _places(research: Research, given: StudyText) -> Places:
-    """Raises: UsageError for a server elsewhere, which would be sent this machine's token, where the caller may be anybody with ours."""
+    """Where trials run. Raises: UsageError for a server elsewhere when the caller may be remote: we would send it this machine's token."""
     for url in given.servers if research.drafting.folder is None else ():
         if not is_loopback(urlsplit(url).hostname or ""):
             raise UsageError(
@@ -226,7 +226,7 @@ def _price(research: Research, given: StudyText) -> Answer:
 
 
 def _needs_approval(research: Research, ready: Ready) -> str | None:
-    """What to do where the study may spend more than what needs nobody; else None. It ends when its budget is spent."""
+    """How to get approval if the study's budget is above the limit; else None."""
     if ready.plan.budget.wall_s <= seconds(research.limit):
         return None
     return (
@@ -255,7 +255,7 @@ def _start(research: Research, given: Start) -> Answer:
 
 
 def _check_approved(approved: str, digest: str) -> None:
-    """Raises: UsageError where it is not this plan's hash, or too little of it."""
+    """Raises: UsageError unless `approved` is this plan's hash, or a long enough prefix of it."""
     if len(approved) < _LEAST_HASH or not digest.startswith(approved):
         raise UsageError(
             f"approve: {approved!r} is not the hash of this plan, which is {digest[:_SHOWN_HASH]} now. The hash covers what was known and "
@@ -278,7 +278,7 @@ def _status(research: Research, given: Status) -> Answer:
     study = _changed(research, research.study(given.study), given.wait_s)
     document = status.status_json(research.home, study)
     for trial in document["trials"]:
-        del trial["curves"]  # `curves` has them
+        del trial["curves"]  # the tool `curves` returns them
     document["exit_code"] = status.exit_code(research.home, study)
     lines = status.status_lines(research.home, study)
     if document["unattended"] is None:
@@ -287,7 +287,7 @@ def _status(research: Research, given: Status) -> Answer:
 
 
 def _changed(research: Research, study: StudyRecord, wait_s: float) -> StudyRecord:
-    """The study once its status or that of a trial is another one, at the latest after `wait_s` seconds."""
+    """The study once its status or that of a trial has changed, or after `wait_s` seconds."""
     store, until = research.home.store, time.monotonic() + wait_s
 
     def seen() -> tuple[object, ...]:
@@ -328,7 +328,7 @@ def _lines_of(trial: TrialRecord, metrics: Sequence[str]) -> dict[str, list[tupl
 
 
 def _thinned(line: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
-    """At most _MOST_POINTS points of it, evenly chosen, the first and the last among them."""
+    """At most _MOST_POINTS evenly spaced points of the line, including the first and the last."""
     if len(line) <= _MOST_POINTS:
         return list(line)
     return [line[round(number * (len(line) - 1) / (_MOST_POINTS - 1))] for number in range(_MOST_POINTS)]
@@ -356,7 +356,7 @@ def _report(research: Research, given: OneStudy) -> Answer:
     study = research.study(given.study)
     try:
         files = report.write(research.home, study.id)
-    except LeaseHeld:  # its worker has written the report, and still copies records
+    except LeaseHeld:  # its worker has written the report and is still copying records
         files = report.files_of(research.home.studies / study.id)
         if not study.status.ended or not Path(files["markdown"]).is_file():
             raise

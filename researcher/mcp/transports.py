@@ -1,4 +1,4 @@
-"""How agents reach the server: over standard input and output, or over HTTP behind a bearer token."""
+"""The server's transports: standard input and output, or HTTP with a bearer token."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _BEARER = "bearer "
 
 
 def serve_stdio(server: Server[dict[str, Any]]) -> None:
-    """Serve the program that started this one, until it closes standard input. An interrupt ends the process at once: the SDK
-    reads standard input in a thread, which would wait for another line first."""
+    """Serve the parent process until it closes standard input. An interrupt ends the process at once, because the SDK reads
+    standard input in a thread that would first wait for another line."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     anyio.run(_over_stdio, server)
 
@@ -32,7 +32,7 @@ async def _over_stdio(server: Server[dict[str, Any]]) -> None:
 
 
 def http_app(server: Server[dict[str, Any]], access: Access) -> ASGIApp:
-    """Streamable HTTP at PATH. Without sessions: every call stands for itself, so clients outlive a restart of the server."""
+    """Streamable HTTP at PATH, without sessions: calls are independent, so clients survive a restart of the server."""
     guarded = TransportSecuritySettings(enable_dns_rebinding_protection=False)  # the guard's rules are stricter
     app = server.streamable_http_app(
         streamable_http_path=PATH, json_response=True, stateless_http=True, transport_security=guarded
@@ -41,7 +41,7 @@ def http_app(server: Server[dict[str, Any]], access: Access) -> ASGIApp:
 
 
 class Guard:
-    """Lets through what names this server as its host, comes from no other site and carries the token."""
+    """Passes requests that name this server as their host, come from no other site and carry the token."""
 
     def __init__(self, app: ASGIApp, access: Access) -> None:
         self._app = app

@@ -1,4 +1,4 @@
-"""Attempts at a trial's episodes, and who or what lost those that did not end with a reward."""
+"""Attempts at a trial's episodes, and the causes of those that did not end with a reward."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from swarm.protocol.episodes import COUNTED, Cause
 Kind = Literal["train", "eval"]
 KINDS: tuple[Kind, ...] = ("train", "eval")
 ENDED = "none"
-"""The cause, in SQL, of attempts that nothing lost: they ended with a reward."""
+"""Cause stored in SQL for attempts that ended with a reward."""
 LONGEST_TRACEBACK = 2000
-"""Characters."""
+"""Longest stored message, in characters."""
 
 
 EXCUSED = "losses_excused"
-"""The event that says which attempts at episodes were lost to code that was mended since."""
+"""Kind of the event that records attempts lost to code that has been repaired since."""
 
 
 class EpisodeAttempts(BaseModel):
-    """Attempts at episodes of one kind: one for each episode that was claimed and closed."""
+    """Attempts at episodes of one kind: one per episode that was claimed and closed."""
 
     attempts: int = 0
     lost: dict[Cause, int] = {}
     """By cause; causes without losses are left out."""
     set_aside: int = 0
-    """Tasks whose attempts were lost, one after the other, until nobody tried again."""
+    """Tasks given up after repeated lost attempts."""
 
     @property
     def eligible(self) -> int:
-        """Attempts without those that server, network or a person lost: these say nothing about the arm."""
+        """Attempts, without those lost to server, network or a person, which say nothing about the arm."""
         return self.attempts - sum(count for cause, count in self.lost.items() if cause not in COUNTED)
 
     @property
     def counted(self) -> int:
-        """Attempts that rollout, grader, client or limit lost."""
+        """Attempts lost to rollout, grader, client or limit."""
         return sum(count for cause, count in self.lost.items() if cause in COUNTED)
 
     @property
@@ -46,7 +46,7 @@ class EpisodeAttempts(BaseModel):
 
 
 class Attrition(BaseModel):
-    """Lost attempts of a trial's own client, over the servers of all its models."""
+    """Lost attempts of a trial's own client, summed over the servers of all its models."""
 
     train: EpisodeAttempts = EpisodeAttempts()
     eval: EpisodeAttempts = EpisodeAttempts()
@@ -57,7 +57,7 @@ class Attrition(BaseModel):
         return self.train if kind == "train" else self.eval
 
     def rows(self) -> Iterator[tuple[str, str, int]]:
-        """Kind, cause or `ENDED`, attempts, as SQL has them."""
+        """Rows for SQL: kind, cause or `ENDED`, number of attempts."""
         for kind in KINDS:
             own = self.of(kind)
             yield kind, ENDED, own.ended
@@ -65,7 +65,7 @@ class Attrition(BaseModel):
 
 
 def without(found: Attrition, earlier: Attrition) -> Attrition:
-    """Losses since `earlier`; rewarded attempts stay."""
+    """Subtract the losses in `earlier`; keep rewarded attempts."""
     return found.model_copy(
         update={kind: _without(found.of(kind), earlier.of(kind)) for kind in KINDS},
     )
@@ -81,7 +81,7 @@ def _without(found: EpisodeAttempts, earlier: EpisodeAttempts) -> EpisodeAttempt
 
 
 def together(parts: list[Attrition]) -> Attrition:
-    """The sum; of the first words those of the first part that has some."""
+    """The sum of the parts. For each cause, the first message comes from the first part that has one."""
     return Attrition(
         train=_sum([part.train for part in parts]),
         eval=_sum([part.eval for part in parts]),

@@ -1,4 +1,4 @@
-"""Records of campaigns: what was aimed at, which hypotheses there are, and each decision with what it saw."""
+"""Records of campaigns: the goal, the hypotheses, and each decision with the data that it was made from."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class CampaignStatus(StrEnum):
 
 
 class CampaignRecord(BaseModel):
-    """One campaign as SQL has it.
+    """One campaign as stored in SQL.
 
-    goal: the goal file's fields. aim: what they mean on its first instrument (`researcher.campaign.goal.Aim`); further ones join
-    by lines of its journal. options: those of its studies. schedule: its timetable, and whether a daemon carries it.
+    goal: the goal file's fields. aim: what they mean on the first instrument (`researcher.campaign.goal.Aim`); journal lines add
+    further instruments. options: of its studies. schedule: its timetable, and whether a daemon carries it.
     """
 
     id: str
@@ -53,10 +53,10 @@ class CampaignRecord(BaseModel):
 
 
 class HypothesisRecord(BaseModel):
-    """A hypothesis of a campaign in its newest version.
+    """The newest version of a campaign's hypothesis.
 
-    claim, metric, margin, prediction and kill_if are fixed when it is registered; its fate and parent's are told by later
-    versions. kill_if: what would end it. seq: the decision that wrote this version.
+    claim, metric, margin, prediction and kill_if are fixed when it is registered; later versions change its fate and its
+    parent's. kill_if: the result that would end it. seq: the decision that wrote this version.
     """
 
     id: str
@@ -73,10 +73,10 @@ class HypothesisRecord(BaseModel):
 
 
 class DecisionRecord(BaseModel):
-    """One decision. saw: what it was made from, whole; saw_digest: SHA-256 of its canonical JSON.
+    """One decision. saw: all data that it was made from; saw_digest: SHA-256 of its canonical JSON.
 
-    proposals: every proposal with its price and rank, or with what was wrong with it. plan: the frozen plan's canonical
-    JSON, where the action carries out a study.
+    proposals: every proposal with its price and rank, or with the reason why it was refused. plan: the frozen plan's canonical
+    JSON, if the action carries out a study.
     """
 
     seq: int
@@ -91,13 +91,13 @@ class DecisionRecord(BaseModel):
     study_id: str | None = None
     role: Role | None = None
     alpha: float | None = None
-    """Of a confirmation: what it spends."""
+    """Alpha that a confirmation spends."""
     plan: str | None = None
     llm_calls: list[dict[str, Any]] = []
 
 
 SPOKEN = ("told", "vetoed", "approved", "answered", "amended")
-"""Kinds of lines in which a person speaks."""
+"""Kinds of journal lines that a person writes."""
 
 
 class CampaignEvent(BaseModel):

@@ -1,4 +1,4 @@
-"""Results of a study: effects, verdicts, claims of its report, and findings for later studies."""
+"""Results of a study: effects, verdicts, the report's claims, and findings for later studies."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from researcher.study.plan import Verdict
 class Effect(BaseModel):
     """Treatment minus baseline on one metric, over trials.
 
-    slope: of a trend, both as they lie on the fitted line at the highest and the lowest level. main_effects: of a screen's factor, with
-    all other factors at their mean. arm_means: of an arm of a screen, its spread pooled over all arms.
+    Special methods: slope, for a trend, compares the fitted line at the highest and the lowest level. main_effects, for a factor of a
+    screen, takes all other factors at their mean. arm_means, for an arm of a screen, pools the spread over all arms.
     """
 
     hypothesis: str
@@ -36,12 +36,12 @@ class Effect(BaseModel):
     p_equivalence: float = 1.0
     """p-value of two one-sided tests against a difference outside ± margin."""
     n_between: Annotated[int, Field(exclude_if=lambda count: not count)] = 0
-    """slope: finished trials of the levels between."""
+    """slope: number of finished trials at the levels in between."""
     failed_between: Annotated[int, Field(exclude_if=lambda count: not count)] = 0
     p_lack_of_fit: Annotated[float | None, Field(exclude_if=lambda found: found is None)] = None
-    """slope: that the means of the levels lie on a line. None: not known."""
+    """slope: p-value of the hypothesis that the levels' means lie on a line. None: not known."""
     trial_s: Annotated[float | None, Field(exclude_if=lambda seconds: seconds is None)] = None
-    """Mean wall time of a trial of both sides, in a finding of our own: what asking again would cost. Not verified, not exported."""
+    """Mean wall time of both sides' trials, in our own findings, to price a repetition. Neither verified nor exported."""
 
 
 class VerdictRecord(BaseModel):
@@ -50,32 +50,32 @@ class VerdictRecord(BaseModel):
     reason: str
     effect: Effect | None
     sentinels: Annotated[tuple[str, ...], Field(exclude_if=lambda names: not names)] = ()
-    """Those that made it invalid, by name, in the plan's order."""
+    """Names of the sentinels that made the verdict invalid, in the plan's order."""
 
 
 class Claim(BaseModel):
-    """A named value of the report: an expression over recorded trials, and what it was when the report was built."""
+    """A named value of the report: an expression over recorded trials, and its value when the report was built."""
 
     name: str
     expression: str
     value: float | str | None
     text: str = ""
-    """Text in the report."""
+    """The value as printed in the report."""
 
 
 class Finding(BaseModel):
-    """A result that later studies can use; nulls count too."""
+    """A result that later studies can use, null results included."""
 
     id: str
     study_id: str
-    """Of an imported finding, a study elsewhere."""
+    """The study that found it; for an imported finding, a study elsewhere."""
     plan_hash: str
     question: str = ""
     """The study's question; asking it again is a replication."""
     instrument: str
     instrument_version: str = ""
     model: str
-    """Several, with commas between them, where the sides differ by it."""
+    """Several names, separated by commas, if the two sides differ in the model."""
     factor: str
     metric: str
     statement: str
@@ -83,17 +83,17 @@ class Finding(BaseModel):
     margin: float | None = None
     """Smallest effect of interest, in the metric's unit; None if it was not recorded."""
     baseline: tuple[dict[str, Scalar], ...] = ()
-    """Levels of each arm on that side; empty where they were not recorded."""
+    """Factor levels of each baseline arm; empty if not recorded."""
     treatment: tuple[dict[str, Scalar], ...] = ()
     verdict: Verdict
     effect: Effect | None = None
     scope: dict[str, Any] = {}
-    """Everything else that a trial was: steps, run, task, further models, how held-out tasks were asked."""
+    """All other settings of its trials: steps, run, task, further models, how held-out tasks were asked."""
     seeds: tuple[int, ...] | None = None
-    """Seeds of all trials of its plan, in order; a replication takes others. None if they were not recorded."""
+    """Seeds of all trials of its plan, in order, so that a replication can take others. None if not recorded."""
     at: float
     origin: str | None = None
-    """Who shared it; None for our own. Imported findings cannot be recomputed, as their trials are elsewhere."""
+    """Who shared it; None for our own. Imported findings cannot be recomputed, because their trials are elsewhere."""
     imported_at: float | None = None
 
     @property

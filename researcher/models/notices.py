@@ -1,4 +1,4 @@
-"""What people are told without asking: a gate, a failure, a standstill, a conclusion, the day's digest."""
+"""Notices to people: a gate, a failure, a standstill, a conclusion, the daily digest."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from foundation.strict import StrictModel
 
 class NoticeKind(StrEnum):
     GATE = "gate"
-    """A person's word is waited for."""
+    """It waits for a person's answer."""
     FAILURE = "failure"
-    """It failed, or cannot go on by itself."""
+    """It failed, or cannot continue by itself."""
     STALLED = "stalled"
     """Nothing has advanced for some time."""
     CONCLUSION = "conclusion"
     DIGEST = "digest"
     """Once a day."""
     TEST = "test"
-    """A person tries whether notices arrive."""
+    """A person tests whether notices arrive."""
 
 
 class Notice(StrictModel):
@@ -36,4 +36,4 @@ class Notice(StrictModel):
     title: str
     body: str
     picture: Path | None = None
-    """A PNG to attach. Without the file the notice is sent all the same."""
+    """A PNG to attach. If the file is missing, the notice is sent without it."""

@@ -1,4 +1,4 @@
-"""Changes of an instrument's code while a study ran: what failed, what was changed, by whom."""
+"""Records of studies: requests and options, trials and attempts, events, repairs, and everything a report reads."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from swarm.protocol.runspec import ComputeType
 
 
 class RepairRecord(BaseModel):
-    """One mended version that a study took up. Trials that began before it ran on the old one."""
+    """One repaired version of the code that a study took up. Trials that began earlier ran on the old version."""
 
     trial: str
     """Key of the trial whose client had failed."""
     attempt: int
     old: str
-    """SHA-256 over the instrument's files before, and after."""
+    """SHA-256 of the instrument's files before and after the repair."""
     new: str
     files: tuple[str, ...]
     diff: str
-    """Unified, whole."""
+    """The complete unified diff."""
     failed: str
-    """The failure that led to it: where, and the exception's last line."""
+    """The failure that led to the repair: its place, and the exception's last line."""
     reason: str
-    """What was wrong, as the author of the repair says."""
+    """What was wrong, in the words of the repair's author."""
     by: str
-    """`person`, or the LLM's name with `LLM` before it."""
+    """`person`, or `LLM` followed by the LLM's name."""
     rehearsed: str
     """How it was tested before use, in words."""
     at: float = 0.0
@@ -45,15 +45,15 @@ class RepairRecord(BaseModel):
 
 PERSON = "person"
 RULES = "rules"
-"""Author of a campaign's decisions that follow from the budget or the calendar."""
+"""Author of campaign decisions that follow from the budget or the calendar."""
 
 
 OVER_BUDGET = "over_budget"
-"""The event of a study that was stopped since its budget is spent."""
+"""Kind of the event that records a stop because the budget is spent."""
 LONGEST_TOPIC = 10_000
-"""Longest topic in characters. It is stored with findings and in copies of the records."""
+"""Longest topic in characters. Findings and copies of the records store the topic too."""
 MODELS_KEPT, MODELS_NOT_KEPT = "models_kept", "models_not_kept"
-"""Events of a study that is done: what its trials have trained is in folders of its own, or could not be written there."""
+"""Kinds of events of a finished study: its trained models were copied to its folders, or could not be."""
 
 
 SEAL = "seal"
@@ -77,66 +77,66 @@ class StudyStatus(StrEnum):
 class TrialStatus(StrEnum):
     PLANNED = "planned"
     SUBMITTED = "submitted"
-    """Intent is written; the server may or may not have heard of it."""
+    """The intent is recorded; the server may or may not know of the run."""
     RUNNING = "running"
     PAUSED = "paused"
-    """Its run is paused on its server with a checkpoint."""
+    """Its run is paused on its server and has a checkpoint."""
     DONE = "done"
     FAILED = "failed"
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more becomes of it."""
+        """Whether this status is final."""
         return self in (TrialStatus.DONE, TrialStatus.FAILED)
 
 
 class HostedModel(BaseModel):
-    """The hosted model as the server states it: name, and SHA-256 of its weights if it has any."""
+    """The hosted model as reported by the server: its name, and the SHA-256 of its weights if it has any."""
 
     name: str
     fingerprint: str | None = None
     dtype: Annotated[ComputeType | None, Field(exclude_if=lambda found: found is None)] = None
     """Sampling dtype; None in older records."""
     engine: Annotated[str | None, Field(exclude_if=lambda found: found is None)] = None
-    """`local`, `verl` or `echo`, which answers without the model whose name it bears. None: recorded before that was asked."""
+    """`local`, `verl` or `echo` (answers without the named model). None in older records."""
 
     @property
     def trained(self) -> str:
-        """The name of what learns: the model's own, or `echo`."""
+        """Name of what was trained: the model's name, or `echo`."""
         return "echo" if self.engine == "echo" else self.name
 
     def is_of(self, model: PlanModel) -> bool:
-        """Whether what learns is that model, and nothing that stands in for it."""
+        """Whether that model itself was trained, not a stand-in."""
         if self.trained != self.name:
             return self.trained == model.name
         return model.is_hosted(self.name, self.fingerprint, self.engine)
 
 
 class TrialEvidence(BaseModel):
-    """The spec that really ran, by server and client; sentinels compare it with the plan. None if not recorded."""
+    """What really ran, as reported by server and client. Sentinels compare it with the plan. None if not recorded."""
 
     spec: dict[str, Any] | None = None
-    """The RunSpec as the server holds it (`RunReport.spec`)."""
+    """The server's RunSpec (`RunReport.spec`)."""
     roles: dict[str, dict[str, Any]] | None = None
-    """The specs of the other roles' runs."""
+    """RunSpecs of the other roles' runs."""
     changes: list[dict[str, Any]] | None = None
     """Config changes that the server kept after the run began (`RunReport.changes`, without the first)."""
     parameters: dict[str, Any] | None = None
-    """Arguments of the instrument's `tasks`."""
+    """Arguments passed to the instrument's `tasks`."""
     train_tasks: list[str] | None = None
     heldout_tasks: list[str] | None = None
     model: Annotated[HostedModel | None, Field(exclude_if=lambda found: found is None)] = None
-    """The trained model as its server names it; None in older records."""
+    """The trained model as reported by its server; None in older records."""
     code_versions: Annotated[dict[str, int] | None, Field(exclude_if=lambda found: found is None)] = None
-    """Versions of the instrument's code that made the episodes, and how many each; None: the plan's own alone."""
+    """Number of episodes by version of the instrument's code; None: the plan's version produced them all."""
     joined: Annotated[dict[str, int] | None, Field(exclude_if=lambda found: found is None)] = None
-    """Other clients whose episodes were trained, and how many each; None: nobody joined."""
+    """Number of trained episodes by other clients that joined; None: nobody joined."""
     attrition: Annotated[Attrition | None, Field(exclude_if=lambda found: found is None)] = None
-    """Attempts at episodes, and what lost them. None: recorded before that was counted."""
+    """Attempts at episodes, and causes of lost ones. None in older records."""
 
 
 class SampledCall(BaseModel):
-    """One LLM call of a sampled episode; what was said is cut to a bounded size."""
+    """One LLM call of a sampled episode, with its texts cut to a bounded size."""
 
     index: int
     agent: str | None
@@ -147,7 +147,7 @@ class SampledCall(BaseModel):
     mean_logprob: float | None
     temperature: float
     step: int | None
-    """Step of the weights that sampled its first token."""
+    """Step of the weights that sampled the first token."""
     finish_reason: str | None
     complete: bool
     fork_cause: str | None
@@ -156,7 +156,7 @@ class SampledCall(BaseModel):
 
 
 class SampledEpisode(BaseModel):
-    """One of the few episodes of a trial that are kept whole enough to be read."""
+    """One of the few episodes of a trial that are kept in full for people to read."""
 
     id: str
     kind: Literal["train", "eval"]
@@ -164,7 +164,7 @@ class SampledEpisode(BaseModel):
     step: int
     """Step of the served weights when it began."""
     fate: str
-    """Its end, as in the ledger."""
+    """Its outcome, as in the ledger."""
     reward: float | None
     agent_rewards: dict[str, float] | None
     success: bool | None
@@ -173,12 +173,12 @@ class SampledEpisode(BaseModel):
     claimed_at: float
     ended_at: float | None
     calls: int
-    """All of them; `sampled` may have fewer."""
+    """Number of all calls; `sampled` may hold fewer."""
     sampled: tuple[SampledCall, ...]
 
 
 class TrialRecord(BaseModel):
-    """One trial with its finals and series, as analysis and report see it."""
+    """One trial with its finals and series, as analysis and report read it."""
 
     key: str
     study_id: str
@@ -199,8 +199,8 @@ class TrialRecord(BaseModel):
 class StudyRequest(BaseModel):
     """The request: the study spec and its origin.
 
-    author: `builtin`, `file`, `options`, or an LLM's name. sources: of each setting, by dotted path. because: the
-    planner's reason. uncovered: parts of the topic that the spec does not cover.
+    author: `builtin`, `file`, `options`, or an LLM's name. sources: where each setting comes from, by dotted path. because:
+    the planner's reason. uncovered: parts of the topic that the spec does not cover.
     """
 
     spec: dict[str, Any]
@@ -220,15 +220,15 @@ class StudyOptions(BaseModel):
     request: StudyRequest | None = None
     """None in studies without a spec."""
     servers: tuple[str, ...] = ()
-    """Swarm servers that were given; none: they are started on this machine, with `engine`."""
+    """Addresses of given swarm servers; if empty, servers are started on this machine with `engine`."""
     engine: str = "local"
     machine: str = ""
-    """The host name of where it was started, whose pace its trials show where no servers were given."""
+    """Host name of the machine that started the study. Without given servers, trial times show the pace of this machine."""
     clients: str = "local"
     """Where clients run: `local`, `ray` or `ray=http://HOST:8265`."""
     max_parallel: int | None = None
     sinks: tuple[str, ...] = ()
-    """Sinks besides MLflow."""
+    """Sinks in addition to MLflow."""
     approve: Literal["never", "plan", "stage"] = "never"
     repairs: int = 0
     """How often the planner LLM may repair the instrument's code."""
@@ -236,7 +236,7 @@ class StudyOptions(BaseModel):
 
     @property
     def notify(self) -> tuple[str, ...]:
-        """Names of the services that people are notified by."""
+        """Names of the notification services."""
         return () if self.request is None else tuple(self.request.spec.get("notify", ()))
 
 
@@ -257,7 +257,7 @@ class OpenGate(BaseModel):
 
 
 class StudyRecord(BaseModel):
-    """One study as SQL has it."""
+    """One study as stored in SQL."""
 
     id: str
     topic: str
@@ -272,7 +272,7 @@ class StudyRecord(BaseModel):
     updated_at: float
     ended_at: float | None = None
     campaign_id: str | None = None
-    """The campaign that it is part of, with its hypothesis there and its role."""
+    """The campaign that the study belongs to, with its hypothesis and its role there."""
     hypothesis_id: str | None = None
     role: Literal["explore", "confirm"] | None = None
 
@@ -287,7 +287,7 @@ class StudyRecord(BaseModel):
 
 
 class AttemptRecord(BaseModel):
-    """One try at a trial: what was intended, what was started, how far it got."""
+    """One attempt at a trial: its intent, the run and client that were started, and its progress."""
 
     study_id: str
     trial_key: str
@@ -295,19 +295,19 @@ class AttemptRecord(BaseModel):
     server_url: str
     idempotency_key: str
     spec: dict[str, Any]
-    """The RunSpec that was or will be posted."""
+    """The RunSpec that was or will be sent to the server."""
     run_id: str | None = None
     blueprint: dict[str, Any] | None = None
     client_pid: int | None = None
     client_started: float | None = None
-    """Start time of the client process; tells it from another one with a reused pid."""
+    """Start time of the client process; distinguishes it from another process with a reused pid."""
     step: int = 0
     outcome: Literal["open", "done", "failed", "withdrawn"] = "open"
     """failed counts against the trial; withdrawn does not: a person stopped it, or its server was lost."""
     reason: str | None = None
     intent_at: float
     heartbeat_at: float
-    """When it was last seen to make progress."""
+    """When it last made progress."""
     ended_at: float | None = None
 
 
@@ -322,13 +322,13 @@ class Event(BaseModel):
 
 
 class ReportSeal(BaseModel):
-    """SHA-256 digests of a report when it was written, so that other versions can check it."""
+    """SHA-256 digests of a report, taken when it was written, so that other versions can check it."""
 
     files: dict[str, str]
-    """By kind (`markdown`, `html`, …)."""
+    """Digests by kind of file (`markdown`, `html`, …)."""
     claims: str
     wording: str
-    """Digest of the code that rendered it."""
+    """Digest of the code that rendered the report."""
 
 
 class LlmCall(BaseModel):
@@ -348,7 +348,7 @@ class LlmCall(BaseModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyData:
-    """All that analysis and report need of a study, read from SQL by the store."""
+    """All data of a study that analysis and report need. The store reads it from SQL."""
 
     study_id: str
     topic: str
@@ -362,29 +362,29 @@ class StudyData:
     status: StudyStatus | None = None
     """None if it was not loaded."""
     reason: str | None = None
-    """Recorded reason of the status."""
+    """Recorded reason for the status."""
     verdicts: tuple[VerdictRecord, ...] = ()
     events: tuple[Event, ...] = ()
     repairs: tuple[RepairRecord, ...] = ()
     """Changes of the instrument's code while the study ran."""
     altered: Mapping[str, Sequence[tuple[str, Any, Any]]] = field(default_factory=dict)
-    """Rows of hypotheses and stages that differ from the plan, by `hypothesis H1`: column, as stored, as planned."""
+    """Rows that differ from the plan, by name such as `hypothesis H1`: column, stored value, planned value."""
     decided: Mapping[str, Sequence[str]] | None = None
-    """Stages after which each hypothesis has a verdict on record. None: not asked."""
+    """By hypothesis, the stages after which a verdict was recorded. None: not loaded."""
     attempts: Mapping[str, Sequence[AttemptRecord]] | None = None
     """By the trial's key, oldest first; None if not loaded."""
     attrition: Mapping[str, Mapping[tuple[str, str, str], int]] | None = None
-    """Rows of `trial_attrition`: attempts at episodes by the trial's key, then arm, kind and cause. None: not asked."""
+    """Rows of `trial_attrition`: attempts at episodes by the trial's key, then by arm, kind and cause. None: not loaded."""
     budgets: Mapping[str, float] | None = None
-    """Limits by kind (`wall_s`, `trials`), as spending was held to. None: not asked."""
+    """Enforced limits by kind (`wall_s`, `trials`). None: not loaded."""
     stage_times: Mapping[str, tuple[float | None, float | None]] | None = None
-    """When each stage began and ended, in Unix seconds; None where it has not. None for all: not asked."""
+    """Begin and end of each stage in Unix seconds; None if it has not begun or ended. None for the field: not loaded."""
     findings: tuple[Finding, ...] = ()
-    """Which the study left behind."""
+    """Findings that the study produced."""
     llm_calls: tuple[LlmCall, ...] = ()
     """LLM calls for the plan, the instrument and its repairs."""
     samples: Mapping[str, Sequence[SampledEpisode]] = field(default_factory=dict)
-    """Sampled episodes of finished trials, by the trial's key, in stored order. Early versions kept none."""
+    """Sampled episodes of finished trials, by the trial's key, in stored order. Early versions did not store any."""
 
 
 class LeaseInfo(BaseModel):
@@ -401,5 +401,5 @@ class BudgetState(BaseModel):
     kind: str
     limit: float
     reserved: float
-    """Set aside for what runs now."""
+    """Amount reserved for running work."""
     spent: float

@@ -1,1 +1,1 @@
-"""Notices to people, by apprise: Slack, e-mail, webhooks. What is said, when, and by which service; no SQL."""
+"""Notices to people through apprise (Slack, e-mail, webhooks): their text, their timing, their services. No SQL."""

@@ -1,4 +1,4 @@
-"""What people are told of a campaign, from its records."""
+"""Notices about a campaign, made from its records."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from researcher.notify.words import Subject, conclusion_notice, failure_notice, 
 
 
 def campaign_gate(record: CampaignRecord, decision: int, asked: str, how: str) -> Notice:
-    """A person's word is waited for. asked: on what, a sentence. how: the commands that answer."""
+    """The campaign waits for a person's answer. asked: the question, a sentence. how: the commands that answer it."""
     return gate_notice(subject_of(record), str(decision), asked, how)
 
 
 def campaign_failure(record: CampaignRecord, decisions: int, at: float) -> Notice:
-    """It cannot go on by itself after so many decisions."""
+    """The campaign cannot continue by itself. decisions: how many it has made. at: now."""
     return failure_notice(subject_of(record), f"It cannot go on after decision {decisions}.", at)
 
 
 def campaign_conclusion(record: CampaignRecord, answer: Sequence[str], report: Path) -> Notice:
-    """answer: in sentences. report: the file."""
+    """The campaign is concluded. answer: sentences. report: the file."""
     return conclusion_notice(subject_of(record), " ".join(answer), report)
 
 

@@ -1,4 +1,4 @@
-"""What the clock notices of a campaign while it is worked on: that it stands still, and that another day is over."""
+"""Watches a running campaign for standstills and day ends."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from researcher.store.store import Store
 
 
 class CampaignWatch:
-    """What the clock notices: a standstill, and that another day is over.
+    """Notices a standstill and the end of each day.
 
-    services: names. What it notices is recorded once, whichever process notices it, and sent by the sinks.
+    services: names. Each notice is recorded once, whichever process makes it; the sinks send it.
     """
 
     def __init__(self, store: Store, campaign_id: str, services: Sequence[str], folder: Path, clock: Clock) -> None:
@@ -30,7 +30,7 @@ class CampaignWatch:
         self._began = clock.now()
 
     def look(self) -> None:
-        """Now and then, from a thread."""
+        """Check once. Call it regularly, from a thread."""
         decisions = self._store.campaigns.decisions(self._id)
         studies = [each.study_id for each in decisions if each.study_id is not None]
         if studies:

@@ -13,11 +13,14 @@ _SIZE_INCHES, _DPI = (7.6, 3.8), 120
 
 
 def curves_png(trials: Sequence[TrialRecord], file: Path) -> Path | None:
-    """Mean training reward by optimiser step: single seeds thin, an arm's mean bold, rings on held-out tasks. None, and no file, before the first step."""
+    """Draw mean training reward by optimiser step: thin lines for seeds, bold for an arm's mean, rings for held-out tasks.
+
+    Returns None, and writes no file, before the first step.
+    """
     drawn = [trial for trial in trials if trial.series.get(SERIES)]
     if not drawn:
         return None
-    from matplotlib.figure import Figure  # without pyplot, whose state is the whole process's
+    from matplotlib.figure import Figure  # not pyplot, whose state is global to the process
 
     figure = Figure(figsize=_SIZE_INCHES, dpi=_DPI, layout="constrained")
     axes = figure.add_subplot()

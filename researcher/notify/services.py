@@ -1,6 +1,6 @@
-"""The services that notices go to: a name in a study file, and its address in an environment variable.
+"""Notification services: a study file names them, environment variables hold their addresses.
 
-The address is a secret. Nothing here prints, logs, stores or raises it, and apprise's own log lines, which may hold it, go nowhere.
+An address is a secret. Nothing here prints, logs, stores or raises it; apprise's own log lines, which may hold it, are discarded.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ _STATUS = re.compile(r"\berror=(\d{3})\b")
 
 
 class NotSent(Exception):
-    """The service did not take a notice now. The text is ours, without the address."""
+    """The service did not accept the notice. The text is our own and does not contain the address."""
 
 
 class Notifier(Protocol):
-    """One service. `send` blocks for some seconds at the most; it may be called from any thread."""
+    """One service. `send` blocks for a few seconds at most; it may be called from any thread."""
 
     def send(self, notice: Notice) -> None:
-        """Raises: NotSent, and nothing else."""
+        """Send the notice. Raises: NotSent, and nothing else."""
 
 
 class AppriseNotifier:
-    """A service by its apprise URL. Raises: ValueError for an address that apprise does not know, without quoting it."""
+    """A service with an apprise URL. Raises: ValueError for a URL that apprise does not know; the text does not quote it."""
 
     def __init__(self, url: str) -> None:
         import apprise  # takes longer to import than most commands take
@@ -46,7 +46,7 @@ class AppriseNotifier:
         import apprise
 
         picture = notice.picture if notice.picture is not None and notice.picture.is_file() else None
-        _hush()  # another library may have set up logging anew since
+        _hush()  # again: another library may have reconfigured logging since
         lines: list[str] = []
         try:
             sent = self._service.notify(
@@ -57,7 +57,7 @@ class AppriseNotifier:
                 attach=None if picture is None else str(picture),
                 log_callback=lambda entry, service: lines.append(entry.message),
             )
-        except Exception as error:  # noqa: BLE001 - a plugin may raise anything, and its words may hold the address
+        except Exception as error:  # noqa: BLE001 - a plugin may raise anything, and its text may hold the address
             raise NotSent(f"apprise raised {type(error).__name__}") from None
         if not sent:
             raise NotSent(_why(lines))
@@ -74,13 +74,13 @@ _TYPES = {
 
 
 def _hush() -> None:
-    """Keep apprise's log lines from every log: they may hold the address."""
+    """Silence apprise's loggers: their lines may hold the address."""
     log = logging.getLogger("apprise")
     log.handlers[:], log.propagate = [logging.NullHandler()], False
 
 
 def _why(lines: Iterable[str]) -> str:
-    """Only a status code is taken out of apprise's words."""
+    """The reason of a failure. Takes nothing but a status code from apprise's log lines."""
     codes = [found[1] for line in lines if (found := _STATUS.search(line))]
     return f"the service answered with HTTP {codes[-1]}" if codes else "the service cannot be reached, or refused it"
 
@@ -99,7 +99,7 @@ def named(environ: Mapping[str, str]) -> list[str]:
 
 
 def notifier_of(name: str, environ: Mapping[str, str]) -> Notifier:
-    """Raises: SpecRefused for a name without an address, or with one that apprise does not know."""
+    """The service of this name. Raises: SpecRefused if its address is missing or unknown to apprise."""
     variable, url = variable_of(name), environ.get(variable_of(name), "").strip()
     if not url:
         others = named(environ)
@@ -112,6 +112,6 @@ def notifier_of(name: str, environ: Mapping[str, str]) -> Notifier:
 
 
 def check_names(names: Iterable[str], environ: Mapping[str, str]) -> None:
-    """Before a study starts. Raises: SpecRefused for the first name that no notice could be sent to."""
+    """Check the names before a study starts. Raises: SpecRefused for the first service that cannot be used."""
     for name in names:
         notifier_of(name, environ)

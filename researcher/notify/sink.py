@@ -1,6 +1,6 @@
-"""Notices on their way: a sink per service beside the copies of the records, each with its own outages.
+"""Sends notices: one sink per service, next to the sinks that copy the records, each with its own outages.
 
-What was recorded as sent is not sent again, whatever dies; what could not be sent is tried again, ever more seldom.
+A notice that is recorded as sent is never sent again, even after a crash. Failed ones are retried with growing pauses.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from researcher.store.store import Store
 _log = logging.getLogger(__name__)
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 10.0, 600.0
 _HOPE_S = 86_400.0
-"""A daemon without other work stays this long for a notice that cannot be sent."""
+"""How long a daemon without other work keeps running for a notice that cannot be sent."""
 
 
 class NotifySink:
-    """Takes the notices to one service. After a failure it pauses for 10 s, then twice as long each time, up to 10 min."""
+    """Sends notices to one service. After a failure it pauses for 10 s, then twice as long each time, up to 10 min."""
 
     def __init__(self, store: Store, service: str, notifier: Notifier, clock: Clock) -> None:
         self.service = service
@@ -31,8 +31,8 @@ class NotifySink:
         self._not_before = clock.monotonic()
 
     def drain(self, subject_id: str | None = None) -> int:
-        """Send what waits, about a study, a campaign or everything, oldest first; returns how many were sent. A failure ends it: the
-        rest waits for the same service.
+        """Send waiting notices about a study, a campaign or everything, oldest first; returns how many were sent. Stops at the first
+        failure, because the other notices go to the same service.
         """
         notices = self._store.notices
         if self._clock.monotonic() < self._not_before or not notices.unsent(self.service, subject_id):
@@ -57,7 +57,7 @@ class NotifySink:
 
 
 def sinks_of(store: Store, services: Sequence[str], environ: Mapping[str, str], clock: Clock) -> list[NotifySink]:
-    """A sink per service. One whose address is not known here is left out, and its notices wait; that is logged."""
+    """A sink per service. Skips, with a log line, services whose addresses are not known here; their notices wait."""
     found = []
     for service in dict.fromkeys(services):
         try:
@@ -68,17 +68,17 @@ def sinks_of(store: Store, services: Sequence[str], environ: Mapping[str, str], 
 
 
 class Post:
-    """Sends what waits about all studies and campaigns; for the daemon, which outlives their workers."""
+    """Sends waiting notices about all studies and campaigns. For the daemon, which outlives their workers."""
 
     def __init__(self, store: Store, environ: Mapping[str, str], clock: Clock) -> None:
         self._store = store
         self._environ = environ
         self._clock = clock
         self._sinks: dict[str, NotifySink | None] = {}
-        """By service; None for one whose address is not known here."""
+        """Sinks by service; None if its address is not known here."""
 
     def deliver(self) -> bool:
-        """Returns whether notices of the last day still wait for a service that is known here."""
+        """Send once; returns whether notices of the last day still wait for a service that is known here."""
         for service in self._store.notices.services():
             if service not in self._sinks:
                 self._sinks[service] = next(iter(sinks_of(self._store, [service], self._environ, self._clock)), None)

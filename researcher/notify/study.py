@@ -1,4 +1,4 @@
-"""What people are told of a study, from its records."""
+"""Notices about a study, made from its records."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def subject_of(study: StudyRecord) -> Subject:
 
 
 def study_gate(study: StudyRecord, gate: OpenGate) -> Notice:
-    """The plan, or a stage, waits for a person's word."""
+    """The plan or a stage waits for a person's answer."""
     if "stage" in gate.question:
         arms = ", ".join(gate.question["arms"])
         asked = f"stage {gate.question['stage']}: {gate.question['seeds']} seeds of {arms}"
@@ -32,7 +32,7 @@ def study_gate(study: StudyRecord, gate: OpenGate) -> Notice:
 
 
 def halt_notice(study: StudyRecord, cause: Cause, gate: OpenGate | None, at: float) -> Notice | None:
-    """Of a study that stops or rests; None where people asked for that themselves, or it only waits for its window."""
+    """The study stops or rests. None if a person asked for it, or the study only waits for its window."""
     if cause == "gate" and gate is not None:
         return study_gate(study, gate)
     said = _ENDINGS.get(cause)
@@ -47,7 +47,7 @@ def study_digest(
     now: float,
     picture: Path | None,
 ) -> Notice:
-    """What ran in the day before `now`, and what is left."""
+    """The digest of the day before `now`: what ran, and what is left."""
     states = Counter(trial.status for trial in trials)
     under_way = sum(states[each] for each in (TrialStatus.SUBMITTED, TrialStatus.RUNNING, TrialStatus.PAUSED))
     lately = [trial for trial in trials if trial.ended_at is not None and trial.ended_at > now - DAY_S]
@@ -62,6 +62,6 @@ def study_digest(
 
 
 def advanced_at(trials: Sequence[TrialRecord], heartbeats: Mapping[str, float], began: float) -> float:
-    """When a study last advanced. began: when its worker began. heartbeats: of attempts, by the trial's key."""
+    """When a study last made progress. began: when its worker started. heartbeats: of attempts, by the trial's key."""
     ended = [trial.ended_at for trial in trials if trial.ended_at is not None]
     return max([began, *ended, *heartbeats.values()])

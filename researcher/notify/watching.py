@@ -1,4 +1,4 @@
-"""What the clock notices of a study while it is worked on: that it stands still, and that another day is over."""
+"""Watches a running study for standstills and day ends."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from researcher.store.store import Store
 from researcher.study.plan import Plan
 
 STALLED_S = 3600.0
-"""A study that has not advanced for so long, or for twice as long as one of its trials may, stands still."""
+"""A study stands still after this time without progress, or after twice the longest time that a trial may take if that is longer."""
 
 
 class Watch:
-    """`look` now and then. What it notices is recorded once, whichever process notices it, and sent by the sinks.
+    """Call `look` regularly. Each notice is recorded once, whichever process makes it; the sinks send it.
 
-    folder: the study's. stalled_s: how long is a standstill.
+    folder: the study's. stalled_s: time without progress that counts as a standstill.
     """
 
     def __init__(
@@ -36,11 +36,11 @@ class Watch:
         self._stalled_s = max(STALLED_S, stalled_s)
         self._began = clock.now()
         self._day = 0
-        """The last day that a digest was recorded for."""
+        """The last day with a recorded digest."""
 
     @classmethod
     def of(cls, store: Store, study: StudyRecord, plan: Plan, folder: Path, clock: Clock) -> Self | None:
-        """None for a study that names no service."""
+        """The watch of a study; None if the study names no notification service."""
         if not study.options.notify:
             return None
         return cls(store, study, folder, clock, 2 * TrialLimits.expecting(plan).stall_s)

@@ -1,7 +1,7 @@
-"""The notices themselves: what people are told of a study or a campaign, in a few lines.
+"""The texts of notices about studies and campaigns, a few lines each.
 
-Written from ids, questions, verdicts and counts alone: a failure's own words, which may quote what a client or a model said,
-stay in the records.
+They contain only ids, questions, verdicts and counts. The text of a failure may quote a client or a model, so it stays in
+the records.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _UNITS = {"wall_s": "wall time"}
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What a notice is about. question: what it asks, or its goal. command: whose `status` and `resume` are for it."""
+    """A study or campaign. question: its question or goal. command: the prefix of its `status` and `resume` commands."""
 
     id: str
     question: str
@@ -39,15 +39,15 @@ class Subject:
 
 
 def gate_notice(subject: Subject, gate: str, asked: str, how: str) -> Notice:
-    """A person's word is waited for. gate: its name, told once. asked: a sentence. how: the commands that answer."""
+    """It waits for a person's answer. gate: its name; one notice per gate. asked: a sentence. how: the commands that answer."""
     title = f"{subject.id} waits for your word"
     return _notice(subject, NoticeKind.GATE, f"gate/{gate}", title, [asked, f"Answer with {how}."])
 
 
 def failure_notice(subject: Subject, what: str, at: float, then: str = "") -> Notice:
-    """It failed, stopped without an answer, or cannot go on. what: a sentence. The same is told once a day (UTC).
+    """It failed, stopped without an answer, or cannot continue. what: a sentence; sent at most once a day (UTC).
 
-    at: now. then: what to do; without it, where the reason is shown.
+    at: now. then: what to do; by default, where the reason is shown.
     """
     event = hashlib.sha256(what.encode()).hexdigest()[:12]
     day = datetime.fromtimestamp(at, UTC).date().isoformat()
@@ -57,7 +57,7 @@ def failure_notice(subject: Subject, what: str, at: float, then: str = "") -> No
 
 
 def stalled_notice(subject: Subject, since: float, now: float) -> Notice:
-    """since: when it last advanced. A standstill is told once."""
+    """It stands still. since: when it last made progress. One notice per standstill."""
     said = f"Nothing has advanced for {duration(now - since)}: no step, no episode, no trial's end."
     where = f"`{subject.command} status {subject.id}` shows where it stands."
     title = f"{subject.id} stands still"
@@ -65,14 +65,14 @@ def stalled_notice(subject: Subject, since: float, now: float) -> Notice:
 
 
 def conclusion_notice(subject: Subject, answer: str, report: Path) -> Notice:
-    """answer: as the report gives it; its first two sentences are told. report: the file."""
+    """It is concluded. answer: the report's answer, of which the first two sentences are sent. report: the file."""
     said = " ".join(_SENTENCE.split(answer)[:_SENTENCES])
     title = f"{subject.id} is done"
     return _notice(subject, NoticeKind.CONCLUSION, "conclusion", title, [said, f"Report: {report}"])
 
 
 def digest_notice(subject: Subject, day: int, lines: Iterable[str], picture: Path | None = None) -> Notice:
-    """What ran, and what is left. day: since it began, from 1; each is told once."""
+    """What ran, and what is left. day: counted from its begin, from 1; one notice per day."""
     title = f"{subject.id}, day {day}"
     return _notice(subject, NoticeKind.DIGEST, f"digest/{day}", title, lines, picture)
 
