@@ -1,6 +1,6 @@
-"""Serving HTTP: who may reach the web page or the MCP server, the socket, and the loop that ends in order.
+"""HTTP serving for the web page and the MCP server: access rules, the listening socket, and a loop with an orderly shutdown.
 
-Nothing is stored: sessions and forms are signed with a secret that lives as long as the process.
+Nothing is stored: sessions and forms are signed with a secret that exists only as long as the process.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from foundation.commandline import UsageError
 from foundation.event_loop import on_stop_signals
 
 UI_TOKEN, MCP_TOKEN = "RESEARCHER_UI_TOKEN", "RESEARCHER_MCP_TOKEN"
-"""Environment variables. Two, so that an agent which holds the one cannot answer gates on the page in a person's place."""
+"""Environment variables. Separate tokens, so that an agent with the MCP token cannot answer gates on the page for a person."""
 _LEAST_TOKEN_CHARS = 16
 _SECRET_BYTES = 32
 _LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
@@ -32,10 +32,10 @@ _LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """The rules of one page or MCP server. host, port: where it listens. public_url: how it is called behind a proxy.
-    variable: where its token may stand in the environment.
+    """Access rules of a web page or MCP server. host, port: where it listens. public_url: its URL behind a proxy.
+    variable: the environment variable of its token.
 
-    Raises: UsageError where it could be reached from other machines and asks for no token.
+    Raises: UsageError if other machines could reach it without a token.
     """
 
     host: str
@@ -59,25 +59,25 @@ class Access:
 
     @property
     def url(self) -> str:
-        """The page's address, for people."""
+        """The page's URL, for people."""
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
         return self.public_url or f"http://{_named(host)}:{self.port}"
 
     @property
     def local(self) -> bool:
-        """Whether browsers of this machine alone can reach it."""
+        """Whether only browsers on this machine can reach it."""
         return self.public_url is None and is_loopback(self.host)
 
     @property
     def cookie(self) -> str:
-        """Browsers share cookies between all ports of a host: two pages must not overwrite each other's."""
+        """The cookie's name. Browsers share cookies between all ports of a host, so pages on two ports need different names."""
         return f"researcher_{self.port}"
 
     # -- addresses ----------------------------------------------------------------------------------------------------
 
     def serves(self, host: str) -> bool:
-        """Whether a request that names this `Host` is meant for the page: on loopback a stranger's name that was pointed
-        at 127.0.0.1 is not. Elsewhere names are free, and the token decides."""
+        """Whether a request with this `Host` header is meant for the page. On loopback, a foreign name that resolves to
+        127.0.0.1 (DNS rebinding) is refused. Elsewhere any name is fine, because the token decides."""
         if not self.local:
             return True
         names = {*_LOOPBACK_NAMES, _named(self.host).lower()}
@@ -85,8 +85,8 @@ class Access:
         return host.lower() in (named if self.port != 80 else named | names)
 
     def is_own(self, host: str, origin: str | None, fetch_site: str | None) -> bool:
-        """Whether a request comes from a page of this origin, by what the browser says: `Origin`, `Sec-Fetch-Site`. True of a
-        program, which says neither."""
+        """Whether a request comes from a page of this origin, by the browser's headers `Origin` and `Sec-Fetch-Site`. True for
+        programs, which send neither."""
         if fetch_site not in (None, "same-origin"):
             return False
         if origin is None:
@@ -97,16 +97,16 @@ class Access:
     # -- people -------------------------------------------------------------------------------------------------------
 
     def knows(self, token: str) -> bool:
-        """Whether this is the token; without one nobody needs to know any."""
+        """Whether the token is right. Always true if no token is set."""
         return self.token is not None and hmac.compare_digest(token.encode(), self.token.encode())
 
     def new_session(self) -> str:
-        """The cookie of a browser that may see the page."""
+        """A new session cookie for a browser that may see the page."""
         session = secrets.token_urlsafe(18)
         return f"{session}.{self._signed('session', session)}"
 
     def session(self, cookie: str) -> str | None:
-        """The session behind a cookie; None where this process did not make it."""
+        """The session of a cookie; None if this process did not issue it."""
         session, _, signature = cookie.partition(".")
         genuine = hmac.compare_digest(signature.encode(), self._signed("session", session).encode())
         return session if genuine else None
@@ -123,12 +123,12 @@ class Access:
 
 
 def _named(host: str) -> str:
-    """The host as part of an address."""
+    """The host as it appears in a URL."""
     return f"[{host}]" if ":" in host else host
 
 
 def load_token(environ: Mapping[str, str], file: Path | None, variable: str = UI_TOKEN) -> str | None:
-    """The token from the file, else from the environment's variable. Raises: UsageError for an unusable one."""
+    """The token from the file, else from the environment variable. Raises: UsageError for an unusable token."""
     try:
         token = environ.get(variable) if file is None else file.read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
@@ -145,9 +145,9 @@ _STOP_LIMIT_S = 5
 
 @contextmanager
 def listening(host: str, port: int) -> Iterator[socket.socket]:
-    """A socket that listens there; port 0 takes a free one. Raises: UsageError when it cannot be had."""
+    """A listening socket; port 0 takes a free port. Raises: UsageError when it cannot be opened."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # The protocol by its number: where it is left out, asyncio leaves TCP's delay on, and an answer takes 40 ms.
+    # Name the protocol: without it, asyncio does not set TCP_NODELAY, and an answer takes 40 ms.
     with socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -161,12 +161,12 @@ def listening(host: str, port: int) -> Iterator[socket.socket]:
 
 
 def serve(app: ASGIApp, listener: socket.socket, ready: Callable[[], None]) -> None:
-    """Serve until SIGINT or SIGTERM. ready: called once it answers."""
+    """Serve until SIGINT or SIGTERM. ready: called once the server answers."""
     asyncio.run(_Server(app, ready).serve(sockets=[listener]))
 
 
 class _Server(uvicorn.Server):
-    """uvicorn that ends without dying of the signal it handled."""
+    """A uvicorn server that exits normally after a signal, instead of raising the signal again."""
 
     def __init__(self, app: ASGIApp, ready: Callable[[], None]) -> None:
         super().__init__(
@@ -192,5 +192,5 @@ class _Server(uvicorn.Server):
             yield
 
     def _stop(self) -> None:
-        self.force_exit = self.should_exit  # asked twice: do not wait for answers under way
+        self.force_exit = self.should_exit  # a second signal: do not wait for open requests
         self.should_exit = True

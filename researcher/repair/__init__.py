@@ -1,1 +1,1 @@
-"""Repairs, writes and tests code of instruments: checks, rehearsal without a server, versions."""
+"""Writes, repairs and tests the code of instruments: static checks, rehearsal without a server, versions."""

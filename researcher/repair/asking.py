@@ -1,4 +1,4 @@
-"""One question to an LLM whose answer is one JSON object: constrained where the endpoint can, prompted where it cannot."""
+"""Asks an LLM for one JSON object, by constrained decoding if the endpoint supports it, else by the prompt alone."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ Messages = list[dict[str, str]]
 
 
 class Unreadable(ValueError):
-    """The answer holds no such object."""
+    """The answer contains no such object."""
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """Form of an answer. field: always present. schema: of the whole."""
+    """The expected answer. field: always present. schema: of the whole object."""
 
     name: str
     field: str
@@ -33,7 +33,7 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class Llm:
-    """An LLM to ask. tokens: answer limit."""
+    """An LLM to ask. tokens: limit of the answer."""
 
     asker: Asker
     model: str
@@ -41,7 +41,7 @@ class Llm:
 
 
 async def ask(llm: Llm, messages: Messages, form: Form, purpose: str) -> dict[str, Any]:
-    """The raw answer. Raises: LlmUnusable, also when the endpoint takes the request in no form."""
+    """The raw answer. Raises: LlmUnusable, also when the endpoint accepts no form of the request."""
     request: dict[str, Any] = {"model": llm.model, "messages": messages, "max_completion_tokens": llm.tokens}
     wanted = {"name": form.name, "strict": True, "schema": form.schema}
     constrained = {**request, "response_format": {"type": "json_schema", "json_schema": wanted}}
@@ -70,7 +70,7 @@ def object_in(raw: dict[str, Any], form: Form) -> dict[str, Any]:
 
 
 def told(raw: dict[str, Any], wrong: str) -> Messages:
-    """The LLM's answer and what was wrong with it, verbatim."""
+    """Messages for the next try: the LLM's answer verbatim, and what was wrong with it."""
     again = f"That cannot be used: {wrong}\nAnswer again with one whole JSON object, and nothing else."
     return [{"role": "assistant", "content": _text(raw)[:_TOLD] or "(nothing)"}, {"role": "user", "content": again}]
 

@@ -17,15 +17,15 @@ from researcher.instruments.catalogue import folder_digest
 
 ENTRIES = ("tasks", "rollout")
 _LARGEST = 200_000
-"""Letters of one file."""
+"""Longest file, in characters."""
 
 
 class Unfit(ValueError):
-    """The code cannot be used; the message tells its author why."""
+    """The code cannot be used. The message explains why to its author."""
 
 
 def parsed(name: str, text: str) -> ast.Module:
-    """Raises: Unfit, with the line."""
+    """Parse the file. Raises: Unfit, with the line number."""
     if len(text) > _LARGEST:
         raise Unfit(f"{name} has {len(text)} letters; {_LARGEST} are allowed")
     try:
@@ -54,7 +54,7 @@ def check_changes(old: Mapping[str, str], new: Mapping[str, str], workflow: str)
 
 
 def check_entries(workflow: str, text: str) -> None:
-    """Raises: Unfit when the workflow does not define what a client calls."""
+    """Raises: Unfit when the workflow does not define the names that a client calls."""
     found = public(parsed(workflow, text))
     for name in ENTRIES:
         if name not in found:
@@ -64,7 +64,7 @@ def check_entries(workflow: str, text: str) -> None:
 
 
 def public(tree: ast.Module) -> dict[str, str]:
-    """The names that others may use, each with what it is: a function with its arguments, a class, or a value."""
+    """Public names of a module, each with its kind: a function with its arguments, a class, or a value."""
     found: dict[str, str] = {}
     for node in tree.body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -79,7 +79,7 @@ def public(tree: ast.Module) -> dict[str, str]:
 
 
 def diff(old: Mapping[str, str], new: Mapping[str, str]) -> str:
-    """Unified, over all files that differ."""
+    """Unified diff of all files that differ."""
     lines: list[str] = []
     for name in sorted({*old, *new}):
         before, after = old.get(name, ""), new.get(name, "")
@@ -91,7 +91,7 @@ def _check_public(name: str, old: str, new: ast.Module) -> None:
     try:
         before = public(ast.parse(old))
     except SyntaxError:
-        return  # what was broken told nobody what it offers
+        return  # a file that did not parse has no public names to lose
     after = public(new)
     for each, what in before.items():
         if after.get(each) != what:
@@ -108,7 +108,7 @@ def _arguments(arguments: ast.arguments) -> list[str]:
 
 
 class Versions:
-    """root: `code` in the study's folder. A version's folder is named after its hash, and never changed."""
+    """Stored versions of the code. root: `code` in the study's folder. A version's folder is named after its hash and never changes."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -117,7 +117,7 @@ class Versions:
         return self._root / version[:16]
 
     def keep(self, folder: Path, changes: Mapping[str, str] | None = None) -> tuple[str, Path]:
-        """A copy of the folder's files, some of them changed; its version, and where it is, also after a power cut."""
+        """Store a copy of the folder with these changes, durably; returns its version and its folder."""
         self._root.mkdir(parents=True, exist_ok=True)
         place = Path(tempfile.mkdtemp(dir=self._root, prefix=".new-"))
         try:
@@ -138,7 +138,7 @@ class Versions:
         return version, self.folder(version)
 
     def kept(self, version: str) -> Path | None:
-        """Folder of a version, or None. Raises: InstrumentChanged if its files were changed."""
+        """Folder of a stored version, or None. Raises: InstrumentChanged if its files were changed."""
         folder = self.folder(version)
         if not folder.is_dir():
             return None
@@ -147,7 +147,7 @@ class Versions:
         return folder
 
     def mended(self, version: str) -> Code:
-        """A version that no person wrote. Raises: InstrumentChanged when it is gone."""
+        """A version that an LLM wrote. Raises: InstrumentChanged when it is gone."""
         folder = self.kept(version)
         if folder is None:
             raise InstrumentChanged(f"the mended code {version[:12]} of the study is gone from {self.folder(version)}")
@@ -155,7 +155,7 @@ class Versions:
 
 
 def texts(folder: Path) -> dict[str, str]:
-    """The folder's files that are text, by name."""
+    """The folder's text files by name."""
     found = {}
     for name, file in visible_files(folder):
         try:

@@ -1,7 +1,7 @@
-"""An instrument's episodes without a server: its code in a sandbox, against an endpoint with fixed answers.
+"""Rehearses an instrument's episodes without a server: its code runs in a sandbox against an endpoint with fixed answers.
 
-Shows that the code runs and gives a reward, and that a repair asks and rewards as the old code did where that ended.
-How a model will answer stays unknown.
+A rehearsal shows that the code runs and gives a reward, and that a repair makes the same calls and gives the same rewards as
+the old code wherever that finished. It cannot show how a model will answer.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from researcher.repair.code import Unfit
 from researcher.sandbox.launch import SPEC, Mode, confined, sandbox
 
 ECHO = "@echo"
-"""An answer that repeats the last message."""
+"""Placeholder for an answer that repeats the last message."""
 ANSWERS = ("", "0", "7", "I think the answer is 42.", '```json\n{"answer": 1}\n```', "x" * 2000, ECHO)
-"""The endpoint's answers: nothing, numbers, prose, a fence, far too much, the question itself."""
+"""The endpoint's answers: nothing, numbers, prose, a code fence, a very long text, the question itself."""
 TASKS = 3
-"""Tasks of each split, besides those that failed."""
+"""Tasks per split, in addition to those that failed."""
 LIMIT_S = 240.0
 _BOUNDS = Bounds(cpu_s=120, address_bytes=4 << 30, file_bytes=16 << 20)
 _WORDS_BYTES = 64 << 10
 
 
 class RehearsalRequest(BaseModel):
-    """Input of the process. tasks: ids of further tasks to play. plays: False to list tasks only."""
+    """Input of the rehearsal process. tasks: ids of further tasks to play. plays: False to list tasks only."""
 
     folder: str
     workflow: str
@@ -47,18 +47,18 @@ class RehearsalRequest(BaseModel):
     tasks: list[str] = []
     answers: list[str] = list(ANSWERS)
     listed: int = TASKS
-    """How many tasks of each split are listed; only the first are played."""
+    """Number of listed tasks per split; only the first few are played."""
     plays: bool = True
     examples: bool = False
-    """Whether the answers that the workflow's own `examples(task)` names are given, too."""
+    """Whether to give the answers of the workflow's own `examples(task)` too."""
 
 
 class Played(BaseModel):
-    """One rehearsed episode. answer: a number of the request's answers, or a name of the workflow's own examples.
+    """One rehearsed episode. answer: index into the request's answers, or name of one of the workflow's examples.
     asked: hashes of its calls.
 
-    Where it failed: error, the end of the traceback; kind, the exception's own name; place, `workflow.py:41`, the last line of the
-    instrument's own that was running; by_system, whether the system refused something, or time ran out.
+    If it failed: error is the end of the traceback; kind, the exception's class name; place, the last running line of the
+    instrument's code, such as `workflow.py:41`; by_system, whether the system refused something, or time ran out.
     """
 
     split: str
@@ -67,7 +67,7 @@ class Played(BaseModel):
     reward: float | None = None
     success: bool | None = None
     metrics: list[str] = []
-    """Names of the values it reported (`Outcome.metrics`)."""
+    """Names of the metrics that it reported (`Outcome.metrics`)."""
     asked: list[str] = []
     error: str = ""
     kind: str = ""
@@ -79,7 +79,7 @@ class Played(BaseModel):
         return not self.error and self.reward is not None
 
     def failed_by(self, fault: Diagnosis) -> bool:
-        """Whether it is that fault, and not the sandbox or another one: what a line meets may differ with the answer."""
+        """Whether it failed by that fault, not by the sandbox or by another fault. The same line may fail differently on another answer."""
         if not self.kind or self.place != fault.place:
             return False
         return self.kind == fault.kind or (self.place != "" and not self.by_system)
@@ -90,7 +90,7 @@ class Played(BaseModel):
 
 
 class Rehearsal(BaseModel):
-    """The result. error: why nothing could be played."""
+    """Result of a rehearsal. error: why nothing could be played."""
 
     error: str = ""
     tasks: dict[str, list[str]] = {}
@@ -100,7 +100,7 @@ class Rehearsal(BaseModel):
 async def rehearse(
     request: RehearsalRequest, *, python: str = sys.executable, mode: Mode | None = None, limit_s: float = LIMIT_S
 ) -> Rehearsal:
-    """Play it in a process of its own, in the sandbox. python: under which the instrument's clients run.
+    """Run the rehearsal in a separate process, in the sandbox. python: the one that runs the instrument's clients.
 
     Raises: Unfit when it takes too long, or ends without a result.
     """
@@ -116,7 +116,7 @@ async def rehearse(
 
 
 def check(after: Rehearsal) -> None:
-    """Raises: Unfit unless every episode came to a reward."""
+    """Raises: Unfit unless every episode ended with a reward."""
     if after.error:
         raise Unfit(f"it cannot be played: {after.error}")
     for split in ("train", "heldout"):
@@ -130,8 +130,8 @@ def check(after: Rehearsal) -> None:
 def check_comparable(before: Rehearsal, fault: Diagnosis) -> None:
     """Check that a repair can be compared with the old code, whose client failed by `fault`.
 
-    Raises: Unfit when no tasks can be drawn here, or an episode fails differently than the client did: the sandbox
-    may be why.
+    Raises: Unfit when no tasks can be drawn, or an episode fails differently than the client did; the sandbox may be
+    the reason.
     """
     if before.error:
         raise Unfit(f"it cannot be played: {_last_line(before.error)}")
@@ -144,10 +144,10 @@ def check_comparable(before: Rehearsal, fault: Diagnosis) -> None:
 
 
 def compare(before: Rehearsal, after: Rehearsal) -> str:
-    """What was compared, in words.
+    """Compare the rehearsals of the old and the repaired code; returns a summary in words.
 
-    Raises: Unfit when anything but the failure changed, or a failed episode now earns more than the least that the old
-    code gave its task (or, if it gave that task nothing, any task).
+    Raises: Unfit when anything but the failure changed, or a failed episode now earns more than the lowest reward that the
+    old code gave for its task (or, if it gave none for that task, for any task).
     """
     for split, tasks in before.tasks.items():
         if tasks and tasks != after.tasks.get(split):
@@ -174,7 +174,7 @@ def compare(before: Rehearsal, after: Rehearsal) -> str:
 
 
 def _check_worth(before: Rehearsal, failed: Played, now: Played | None) -> None:
-    """Raises: Unfit for a failed episode that a mended version makes worth something."""
+    """Raises: Unfit if the repair gives a failed episode too high a reward."""
     ended = [each for each in before.played if each.ended]
     rewards = [each.reward for each in ended if (each.split, each.task) == (failed.split, failed.task)]
     rewards = rewards or [each.reward for each in ended]
@@ -193,7 +193,7 @@ def _last_line(error: str) -> str:
 async def _run(
     command: list[str], environ: dict[str, str], result: BinaryIO, said: BinaryIO, limit_s: float
 ) -> int | None:
-    """The exit code. What the process writes goes to files, which its bounds limit; a pipe would have to be read.
+    """Run the process; returns its exit code. Its output goes to files, whose size its limits bound; a pipe would have to be read.
 
     Raises: Unfit when it takes too long.
     """
@@ -212,7 +212,7 @@ async def _run(
 
 
 def _command(request: RehearsalRequest, python: str, place: str, mode: Mode) -> tuple[list[str], dict[str, str]]:
-    """In bubblewrap, confined from outside; else the process confines itself once it has its port."""
+    """Command and environment of the process. Bubblewrap confines it from outside; else it confines itself once it has its port."""
     folder = Path(place).resolve()
     file = folder / "request.json"
     file.write_text(request.model_dump_json())

@@ -1,4 +1,4 @@
-"""An endpoint that gives one fixed answer to every call, in each dialect that agents speak: what code is tried against."""
+"""The rehearsal process: runs an instrument's code against an endpoint that gives fixed answers in every API dialect."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ from swarm.protocol.episodes import (
 from swarm.protocol.teams import EpisodePreparation, TeamReceipt
 
 MOST_CALLS = 64
-"""Most calls of one episode; further ones are refused, so that no agent runs for ever."""
+"""Maximum calls per episode. Further calls are refused, so that no agent runs for ever."""
 
 
 class FixedEndpoint:
-    """Bound at once, so that its port is known; answers after `serve`."""
+    """Binds its port when created, so that the port is known; answers after `serve`."""
 
     def __init__(self) -> None:
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
         self._server.daemon_threads = True
         self.answer = ""
         self.asked: list[str] = []
-        """Hashes of what was asked since `begin`."""
+        """Hashes of the requests since `begin`."""
 
     @property
     def port(self) -> int:
@@ -71,7 +71,7 @@ class FixedEndpoint:
         self._server.server_close()
 
     def reply(self, path: str, body: dict[str, Any]) -> tuple[int, str, bytes]:
-        """Status, content type and content."""
+        """The reply's status, content type and content."""
         if len(self.asked) >= MOST_CALLS:
             return 400, _JSON, json.dumps({"error": {"message": "too many calls in one episode"}}).encode()
         self.asked.append(hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()[:16])
@@ -90,7 +90,7 @@ _JSON = "application/json"
 def _handler(endpoint: FixedEndpoint) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
-        disable_nagle_algorithm = True  # else the second part of each answer waits 40 ms
+        disable_nagle_algorithm = True  # else TCP delays the second part of each answer by 40 ms
 
         def do_POST(self) -> None:
             raw = self.rfile.read(int(self.headers.get("Content-Length") or 0))
@@ -106,7 +106,7 @@ def _handler(endpoint: FixedEndpoint) -> type[BaseHTTPRequestHandler]:
             self.wfile.write(content)
 
         def log_message(self, format: str, *args: object) -> None:
-            """Says nothing."""
+            """Log nothing."""
 
     return Handler
 
@@ -178,7 +178,7 @@ def _streamed(ending: str, text: str) -> tuple[int, str, bytes]:
 
 EPISODE_S = 20.0
 _LOOKED_THROUGH = 5000
-"""Tasks of a stream among which those that failed are looked for."""
+"""Number of tasks of a stream to search for those that failed."""
 _TRACE = 1500
 
 
@@ -253,7 +253,7 @@ async def _rehearsed(request: RehearsalRequest, endpoint: FixedEndpoint) -> Rehe
         workflow = workflow_of(module, str(Path(request.folder) / request.workflow))
         for split in ("train", "heldout"):
             found.tasks[split], tasks[split] = await _tasks(request, workflow, split)
-    except Exception:  # noqa: BLE001 - whatever the code raises is what is wanted to be known
+    except Exception:  # noqa: BLE001 - the rehearsal exists to find whatever the code raises
         return Rehearsal(error=_trace(request))
     examples: Callable[[Task], Mapping[str, str]] | None = (
         getattr(module, "examples", None) if request.examples else None
@@ -278,7 +278,7 @@ def _answers(
 
 
 async def _tasks(request: RehearsalRequest, workflow: Workflow, split: str) -> tuple[list[str], list[Task]]:
-    """Ids of a split's first tasks; and the tasks to play: the first few, and the named ones."""
+    """Ids of a split's first tasks, and the tasks to play: the first few and the named ones."""
     count = None if split == "train" else request.heldout
     names: list[str] = []
     line: list[Task] = []
@@ -336,12 +336,12 @@ async def _played(
 
 
 def _trace(request: RehearsalRequest) -> str:
-    """The end of the traceback, with the instrument's files by their own names."""
+    """The end of the traceback, with relative names for the instrument's files."""
     return traceback.format_exc()[-_TRACE:].replace(f"{request.folder}/", "").strip()
 
 
 def _place(request: RehearsalRequest, error: Exception) -> str:
-    """The last line of the instrument's own that was running; empty where none was."""
+    """The last running line of the instrument's code; empty if there was none."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if Path(frame.filename).is_relative_to(request.folder)]
     return f"{Path(own[-1].filename).relative_to(request.folder)}:{own[-1].lineno}" if own else ""
@@ -362,7 +362,7 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    # Not sys.exit: code that was tried may have left threads that never end.
+    # Not sys.exit: the rehearsed code may have left threads that never end.
     code = main(sys.argv[1:])
     sys.stderr.flush()
     os._exit(code)

@@ -1,11 +1,11 @@
-"""`Repairer`: the mender of one study. Keeps what code its clients run, and asks an LLM for a mended version, where it may.
+"""`Repairer` repairs the instrument's code for one study. It stores each version that clients run and may ask an LLM for a repair.
 
-rehearse the old code → ask → check (parses, public names, only the instrument's own files) → rehearse, and compare → take up
+rehearse the old code → ask → check (parses, public names, only the instrument's own files) → rehearse and compare → take up
 
-Where the old code cannot be rehearsed a mended version could be compared with nothing: then a person is asked.
+If the old code cannot be rehearsed, there is nothing to compare a repair with; then a person is asked.
 
-A version that was taken up is for every client that starts afterwards, whatever its arm. What a person mended by hand is taken
-up with `by_hand`, when the study is resumed.
+Once taken up, a version runs in every client that starts afterwards, in all arms. `by_hand` takes up a person's repair when the
+study is resumed.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from researcher.store.store import Store
 from researcher.study.plan import Plan
 
 REFUSED, BY_HAND, SANDBOXED = "repair_refused", "mend_by_hand", "sandboxed"
-"""Further kinds of journal lines."""
+"""Other kinds of journal lines."""
 _SHOWN_FILES = 80_000
-"""Letters of an instrument's files that a question holds."""
+"""Longest excerpt of an instrument's files in a question, in characters."""
 _TASKS = 8
 
 _TEXT = {"type": "string"}
@@ -72,7 +72,7 @@ class Opinion(StrictModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepairLimits:
-    """Limits on rounds, and answers per round. Failed rounds count."""
+    """Limits on the number of rounds, and on answers per round. Failed rounds count."""
 
     per_study: int = 3
     per_trial: int = 2
@@ -81,7 +81,7 @@ class RepairLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Helpers:
-    """LLMs to ask. mending: None, with `why_none`, if a person has to repair. opinion: for quick opinions on causes."""
+    """LLMs to ask. mending: writes repairs; None, with `why_none`, if a person has to. opinion: gives quick opinions on causes."""
 
     mending: Llm | None = None
     opinion: Llm | None = None
@@ -89,8 +89,8 @@ class Helpers:
 
 
 class Repairer:
-    """A `Mender`. store: the owner's. folder: the instrument as the person has it. root: where versions are kept.
-    python: under which clients run."""
+    """Implements `Mender`. store: the owner's. folder: the person's copy of the instrument. root: holds the versions.
+    python: runs the clients."""
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ class Repairer:
         return self._code
 
     def tell_sandbox(self) -> None:
-        """Say aloud, in the journal and so in the report, which sandbox it is that holds code which no person wrote."""
+        """Record in the journal, and so in the report, which sandbox runs code that an LLM wrote."""
         words = f"{self._own.instrument.name} runs {sandbox().words}"
         if not self._code.sandboxed:
             return
@@ -136,7 +136,7 @@ class Repairer:
         self._store.journal.record_once(self._study_id, SANDBOXED, detail)
 
     def _as_it_lies(self) -> Code:
-        """The person's folder. A generated instrument stays in its sandbox, whoever repairs it."""
+        """The code in the person's folder. A generated instrument stays in its sandbox, whoever repairs it."""
         return Code(folder=self._own.path, version=self._own.code, sandboxed=self._own.instrument.generated is not None)
 
     @property
@@ -147,9 +147,9 @@ class Repairer:
     # -- by hand ------------------------------------------------------------------------------------------------------
 
     def by_hand(self) -> RepairRecord | None:
-        """Take up what a person mended, where the study waits for it and the instrument's files were changed.
+        """Take up a person's repair, if the study waits for one and the instrument's files have changed.
 
-        Raises: Unfit when they cannot be used.
+        Raises: Unfit when the files cannot be used.
         """
         waiting = self._waiting()
         own = [record.new for record in self._store.journal.repairs(self._study_id) if record.by_person]
@@ -180,12 +180,12 @@ class Repairer:
         return self._take(record, self._as_it_lies())
 
     def _waiting(self) -> dict[str, Any] | None:
-        """The open request to a person for a repair, or None."""
+        """The open request for a repair by a person, or None."""
         last = self._store.journal.last(self._study_id, BY_HAND, REPAIRED)
         return last.detail if last is not None and last.kind == BY_HAND else None
 
     def _ask_a_person(self, case: Case, why: str) -> Code:
-        """Raises: MendByHand, unless the same code is worth another try."""
+        """Ask a person for a repair. Raises: MendByHand, unless the same code is worth another try."""
         if not case.last:
             return case.code
         self._versions.keep(case.code.folder)
@@ -231,7 +231,7 @@ class Repairer:
     async def mend(self, case: Case) -> Code:
         async with self._lock:
             if self._code.version != case.code.version:
-                return self._code  # it was mended for another trial meanwhile
+                return self._code  # another trial's repair was taken up meanwhile
             llm = self._helpers.mending
             if llm is None:
                 return self._ask_a_person(case, self._helpers.why_none)
@@ -251,13 +251,13 @@ class Repairer:
                 self._store.budgets.spend(self._study_id, "repairs", f"{case.trial.key}#{number}", rounds)
 
     def _rounds(self, case: Case) -> int:
-        """Rounds that this trial has had."""
+        """Number of repair rounds of this trial."""
         had = self._store.journal.events(self._study_id, REFUSED, trial=case.trial.key)
         mended = [each for each in self._store.journal.repairs(self._study_id) if each.trial == case.trial.key]
         return len(had) + sum(not each.by_person for each in mended)
 
     def _reserve(self, case: Case, number: int) -> None:
-        """Raises: Unmended when the trial or the study has used up its repairs."""
+        """Reserve one repair. Raises: Unmended when the trial or the study has used up its repairs."""
         found = redact(str(case.diagnosis))
         if number > self._limits.per_trial:
             raise Unmended(f"{found}; its {self._limits.per_trial} repairs did not help, and a trial gets no more")
@@ -267,18 +267,18 @@ class Repairer:
             raise Unmended(f"{found}; the study's {self._limits.per_study} repairs are used up") from error
 
     async def _as_it_was(self, case: Case) -> Rehearsal:
-        """What the failing code does otherwise. Raises: Unfit if nothing can be compared with it."""
+        """Rehearse the failing code. Raises: Unfit if a repair cannot be compared with it."""
         request = self._request(case, case.code.folder)
         if self._own.instrument.roles:
             raise Unfit("its episodes need further models")
         before = await rehearse(request, python=self._python)
-        if before.error and request.tasks:  # those that failed may be what cannot be drawn
+        if before.error and request.tasks:  # perhaps the failed tasks cannot be drawn
             before = await rehearse(request.model_copy(update={"tasks": []}), python=self._python)
         check_comparable(before, case.diagnosis)
         return before
 
     async def _mended(self, case: Case, llm: Llm, number: int, before: Rehearsal) -> Code:
-        """Raises: Unmended when no answer could be used; LlmUnusable."""
+        """Ask until an answer can be used. Raises: Unmended when none can; LlmUnusable."""
         files = texts(case.code.folder)
         messages, wrong = self._question(case, files), ""
         for answer in range(1, self._limits.answers + 1):
@@ -303,7 +303,7 @@ class Repairer:
         raise Unmended(f"{redact(str(case.diagnosis))}; {redact(why)}")
 
     async def _tried(self, case: Case, llm: Llm, files: dict[str, str], proposal: Proposal, before: Rehearsal) -> Code:
-        """The proposal, taken up. Raises: Unfit."""
+        """Check, rehearse and take up the proposal. Raises: Unfit."""
         changes = {file.name: file.content for file in proposal.files if files.get(file.name) != file.content}
         check_changes(files, changes, self._own.instrument.workflow)
         version, folder = self._versions.keep(case.code.folder, changes)

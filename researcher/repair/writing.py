@@ -1,8 +1,8 @@
-"""An instrument that an LLM writes for a topic: declared by code, tried in the sandbox, kept only where it holds.
+"""Has an LLM write an instrument for a topic. Our code writes its declaration, tests it in the sandbox and keeps it if it passes.
 
-ask → parses, defines what is called → every rehearsed episode comes to a reward → a right answer is worth more than a wrong one,
-and a wrong one no less than none → held-out tasks are the same for every seed, and none of them is trained on → all this holds at two
-levels of each of its factors, and these differ in their tasks or rewards
+Checks, in order: it parses and defines the names that clients call; every rehearsed episode ends with a reward; a right answer
+earns more than a wrong one, and a wrong one no less than none; held-out tasks are the same for every seed, and none is trained on;
+all this holds at two levels of each factor, and the two differ in their tasks or rewards.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from researcher.repair.code import Unfit, check_entries, parsed, public
 from researcher.repair.rehearsal import Played, Rehearsal, RehearsalRequest, check, rehearse
 
 NEW = "new"
-"""Placeholder name of an instrument before it is written."""
+"""Placeholder name of an instrument until it is written."""
 ANSWERS = 3
 EXAMPLES = ("right", "wrong", "empty")
 _WORKFLOW, _REWARD = "workflow.py", "reward.py"
@@ -101,7 +101,7 @@ class WrittenFactor(StrictModel):
 
     @property
     def ends(self) -> tuple[Scalar, Scalar]:
-        """Two levels, as far apart as it has them."""
+        """The two levels that are farthest apart."""
         match self.type:
             case "bool":
                 return False, True
@@ -134,9 +134,9 @@ async def write_instrument(
     *,
     answers: int = ANSWERS,
 ) -> InstrumentFolder:
-    """A new instrument in a folder of its own under `root`, marked as generated.
+    """Create a new instrument in a folder of its own under `root`, marked as generated.
 
-    Raises: PlanningRefused with the last reason, when no answer holds or the LLM cannot be used.
+    Raises: PlanningRefused with the last reason, when no answer passes the checks or the LLM cannot be used.
     """
     messages = [
         {"role": "system", "content": prompt("instrument.md")},
@@ -164,7 +164,7 @@ async def write_instrument(
 
 
 async def _tried(written: WrittenInstrument, author: str, root: Path, model: str) -> InstrumentFolder:
-    """The instrument in its place. Raises: Unfit; PlanningRefused for a declaration that does not hold."""
+    """Test the instrument and move it to its place. Raises: Unfit; PlanningRefused for an invalid declaration."""
     parsed(_REWARD, written.reward)
     check_entries(_WORKFLOW, written.workflow)
     if "examples" not in public(parsed(_WORKFLOW, written.workflow)):
@@ -179,7 +179,7 @@ async def _tried(written: WrittenInstrument, author: str, root: Path, model: str
 
 
 def _laid_down(written: WrittenInstrument, author: str, root: Path, model: str) -> Path:
-    """The three files, in a folder that is not yet an instrument's."""
+    """Write the three files into a temporary folder."""
     root.mkdir(parents=True, exist_ok=True)
     place = Path(tempfile.mkdtemp(dir=root, prefix=".new-"))
     fields = written.model_dump(include={"name", "title", "description", "keywords", "max_tokens", "factors"})
@@ -190,7 +190,7 @@ def _laid_down(written: WrittenInstrument, author: str, root: Path, model: str) 
 
 
 def _moved(found: InstrumentFolder, home: Path) -> InstrumentFolder:
-    """The folder in its final place; an identical earlier one is reused."""
+    """Move the folder to its final place, or reuse an identical earlier one."""
     if not home.exists():
         found.path.chmod(0o755)
         found.path.rename(home)
@@ -198,7 +198,7 @@ def _moved(found: InstrumentFolder, home: Path) -> InstrumentFolder:
 
 
 async def _self_test(folder: Path, factors: Sequence[WrittenFactor]) -> None:
-    """folder: a whole path. Raises: Unfit."""
+    """Run all checks. folder: an absolute path. Raises: Unfit."""
     usual = {factor.name: factor.default for factor in factors}
     request = RehearsalRequest(
         folder=str(folder),
@@ -229,7 +229,7 @@ async def _self_test(folder: Path, factors: Sequence[WrittenFactor]) -> None:
 
 
 async def _sound(request: RehearsalRequest) -> Rehearsal:
-    """Raises: Unfit, with the parameters where there are some."""
+    """Rehearse, and check the result. Raises: Unfit, with the parameters if there are any."""
     found = await rehearse(request)
     try:
         check(found)
@@ -242,7 +242,7 @@ async def _sound(request: RehearsalRequest) -> Rehearsal:
 
 
 def _check_apart(*rehearsals: Rehearsal) -> None:
-    """Raises: Unfit when a held-out task is a train task, too."""
+    """Raises: Unfit when a held-out task is also a train task."""
     heldout, train = (
         {task for each in rehearsals for task in each.tasks.get(split, [])} for split in ("heldout", "train")
     )
@@ -251,13 +251,13 @@ def _check_apart(*rehearsals: Rehearsal) -> None:
 
 
 def _shown(rehearsal: Rehearsal) -> object:
-    """All in which the tasks of a rehearsal and their rewards can differ from another's."""
+    """The tasks and rewards of a rehearsal, for comparison with another's."""
     played = [(each.name, each.reward, each.success, each.asked) for each in rehearsal.played]
     return rehearsal.tasks, played
 
 
 def check_scores(rehearsal: Rehearsal) -> None:
-    """The self-test of the reward, on every rehearsed task. Raises: Unfit unless right > wrong >= empty."""
+    """Check the reward on every rehearsed task. Raises: Unfit unless right > wrong >= empty."""
     by_task: dict[tuple[str, str], dict[str, Played]] = {}
     for each in rehearsal.played:
         if isinstance(each.answer, str):

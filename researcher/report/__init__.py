@@ -1,1 +1,1 @@
-"""The report: claims compiled from recorded trials, written as Markdown and HTML, recomputed by `verify`. Knows no SQL."""
+"""The report: computes claims from recorded trials, writes them as Markdown and HTML, and recomputes them in `verify`. No SQL."""

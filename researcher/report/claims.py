@@ -1,6 +1,6 @@
-"""The numbers of a report. Each is a claim: a name, an expression, its value, and how it is printed.
+"""The numbers of a report. Each is a claim: a name, an expression, its value, and its printed text.
 
-All rules of printing are here: templates and drawings never format a number themselves.
+All formatting is done here: templates and drawings never format numbers themselves.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ABSENT = "not measured"
 
 
 class Style(StrEnum):
-    """How a value is printed. VALUE and DIFF take the decimals of a metric (`decimals_of`)."""
+    """How to print a value. VALUE and DIFF use the metric's number of decimals (`decimals_of`)."""
 
     WORD = "word"
     COUNT = "count"
@@ -36,7 +36,7 @@ class Style(StrEnum):
 
 
 class Ledger:
-    """Collects the claims of one report, in the order in which they are made."""
+    """Collects the claims of one report, in the order in which they are added."""
 
     def __init__(self, records: Records) -> None:
         self._evaluator = Evaluator(records)
@@ -47,9 +47,9 @@ class Ledger:
         return list(self._claims.values())
 
     def claim(self, name: str, expression: str, style: Style, decimals: int = 0) -> Claim:
-        """A new claim, evaluated now.
+        """Add a claim, and evaluate it now.
 
-        Raises: ValueError when the name stands for something else already; as `Evaluator.value`.
+        Raises: ValueError when the name already belongs to another claim; and as `Evaluator.value` does.
         """
         value = self._evaluator.value(expression)
         made = Claim(name=name, expression=expression, value=value, text=printed(value, style, decimals))
@@ -59,17 +59,17 @@ class Ledger:
         return known
 
     def claims_of(self, prefix: str, asked: Mapping[str, tuple[str, Style]], decimals: int = 0) -> dict[str, Claim]:
-        """Claims `PREFIX.NAME` by name. asked: expression and style of each."""
+        """Add claims `PREFIX.NAME`; returns them by name. asked: expression and style of each."""
         return {name: self.claim(f"{prefix}.{name}", text, style, decimals) for name, (text, style) in asked.items()}
 
     def fields(self, prefix: str, expression: str, styles: Mapping[str, Style], decimals: int = 0) -> dict[str, Claim]:
-        """A claim for each named field of the expression's value."""
+        """Add a claim for each named field of the expression's value."""
         asked = {name: (f"{expression}.{name}", style) for name, style in styles.items()}
         return self.claims_of(prefix, asked, decimals)
 
 
 def decimals_of(metric: Metric) -> int:
-    """Decimals that resolve a fiftieth of the metric's margin."""
+    """Number of decimals that resolve a fiftieth of the metric's margin."""
     return max(0, math.ceil(-math.log10(metric.margin / 50))) if metric.margin > 0 else 3
 
 
@@ -99,7 +99,7 @@ def _seeds(value: float) -> str:
 
 
 def _plain(value: float) -> str:
-    """Three digits that count, small and large numbers as powers of ten."""
+    """Three significant digits; small and large numbers with a power of ten."""
     if value == int(value) and abs(value) < 1e6:
         return _count(value)
     return f"{value:.3g}".replace("-", "−", 1) if value < 0 else f"{value:.3g}"
@@ -113,7 +113,7 @@ def _percent(value: float) -> str:
 
 
 def _level(value: float) -> str:
-    """The confidence of an interval: one close to 100 % keeps the digits that make the difference."""
+    """The confidence level of an interval. A level close to 100 % keeps the digits that distinguish it from 100 %."""
     share = 100 * value
     if share < 99.95:
         return _percent(value)

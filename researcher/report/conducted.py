@@ -1,4 +1,4 @@
-"""How a study was conducted, against its records: differences of reported and recomputed values."""
+"""Checks a study's records against each other and against its plan: attempts, budgets, stage times, lost episodes."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from researcher.study.plan import Plan
 
 
 class Difference(BaseModel):
-    """One thing that the report says and the records do not."""
+    """One difference between the report and the records."""
 
     claim: str
-    """The claim's name; `plan`, `verdict H1`, `decision compare` or `file report.md` for what is not a claim."""
+    """The claim's name; if it is not a claim: `plan`, `verdict H1`, `decision compare` or `file report.md`."""
     expression: str = ""
     reported: Value = None
     recomputed: Value = None
@@ -36,19 +36,19 @@ class Difference(BaseModel):
 
 
 def shown(column: object) -> Value:
-    """A column's value for a difference; lists as JSON."""
+    """A column's value as a difference shows it; lists become JSON."""
     return column if column is None or isinstance(column, str | int | float) else json.dumps(column, ensure_ascii=False)
 
 
 def same(one: object, other: object) -> bool:
-    """Equal; numbers up to rounding."""
+    """Whether two values are equal, numbers up to rounding."""
     if isinstance(one, int | float) and isinstance(other, int | float):
         return same_number(one, other)
     return one == other
 
 
 def alike(one: object, other: object) -> bool:
-    """`same`, of all that they hold."""
+    """`same`, applied recursively to containers."""
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(alike(one[key], other[key]) for key in one)
     if isinstance(one, list) and isinstance(other, list):
@@ -61,17 +61,17 @@ _OUTCOMES = {
     TrialStatus.FAILED: ("failed", "withdrawn"),
     TrialStatus.PLANNED: ("failed", "withdrawn"),
 }
-"""Outcome of the last attempt by a trial's status; open for any other status."""
+"""Expected outcome of the last attempt, by the trial's status; `open` for any other status."""
 _SETTLED_BY_SERVERS = ("dtype", "checkpoint.keep")
-"""Fields of a spec that a server may change."""
+"""Fields of a RunSpec that a server may change."""
 _Path = tuple[str, ...]
 _CODE: _Path = ("code_version",)
 _CLOCK_S = 60.0
-"""Seconds by which clocks may be set back between two records."""
+"""Tolerance for clocks that are set back between two records, in seconds."""
 
 
 def conducted(records: Records) -> Iterator[Difference]:
-    """Everything here."""
+    """All differences that this module can find."""
     yield from _attempts(records)
     yield from _attrition(records)
     yield from _budgets(records)
@@ -79,7 +79,7 @@ def conducted(records: Records) -> Iterator[Difference]:
 
 
 def _attempts(records: Records) -> Iterator[Difference]:
-    """Attempts against the trial's status, and against the plan for its arm."""
+    """Compare attempts with the trial's status, and with the plan for its arm."""
     recorded = records.data.attempts
     if recorded is None:
         return
@@ -104,7 +104,7 @@ def _attempts(records: Records) -> Iterator[Difference]:
 
 
 def _attrition(records: Records) -> Iterator[Difference]:
-    """Rows of attempts at episodes against the trial's own evidence, which sentinel and report read."""
+    """Compare the stored rows of lost episodes with the trial's evidence, which the sentinel and the report read."""
     recorded = records.data.attrition
     if recorded is None:
         return
@@ -122,7 +122,7 @@ def _attrition(records: Records) -> Iterator[Difference]:
 
 
 def _held(subject: str, trial: TrialRecord, sent: Mapping[str, object]) -> Iterator[Difference]:
-    """The last attempt's spec against the one its server ran; changes on the way are a sentinel's matter."""
+    """Compare the spec that was sent with the one that the server ran. Later config changes are checked by a sentinel."""
     held = trial.evidence.spec if trial.evidence and not trial.evidence.changes else None
     if held is None:
         return
@@ -136,7 +136,7 @@ def _held(subject: str, trial: TrialRecord, sent: Mapping[str, object]) -> Itera
 
 
 def _as_planned(records: Records, trial: TrialRecord, attempt: AttemptRecord, plan_hash: str) -> Iterator[Difference]:
-    """What server and client got, against plan and arm. A failed attempt may lack either."""
+    """Compare the specs sent to server and client with the plan and the arm. A failed attempt may lack either."""
     versions = (records.plan.instrument_code, *(repair.new for repair in records.data.repairs))
     for part, sent, wanted in (
         ("spec", attempt.spec, _spec(records, trial, plan_hash)),
@@ -157,7 +157,7 @@ def _as_planned(records: Records, trial: TrialRecord, attempt: AttemptRecord, pl
 
 
 def _spec(records: Records, trial: TrialRecord, plan_hash: str) -> dict[_Path, object]:
-    """RunSpec fields that the plan sets. Runs of further models are not recorded."""
+    """RunSpec fields set by the plan. Runs of further models are not recorded."""
     study, plan = records.data.study_id, records.plan
     fields = plan.run_fields(plan.levels_of(plan.arm(trial.arm))) if plan.sources else {}
     labels = {"study": study, "trial": trial.key, "arm": trial.arm, "seed": str(trial.seed), "plan": plan_hash}
@@ -171,7 +171,7 @@ def _spec(records: Records, trial: TrialRecord, plan_hash: str) -> dict[_Path, o
 
 
 def _texts(fields: Mapping[str, Any]) -> Mapping[str, str]:
-    """Of the functions of one's own that a run has."""
+    """Source texts of a run's custom functions."""
     found: Mapping[str, str] = fields.get("algorithm", {}).get("sources", {})
     return found
 
@@ -186,7 +186,7 @@ def _blueprint(records: Records, trial: TrialRecord, attempt: AttemptRecord) -> 
         ("group_size",): leaf_at(attempt.spec, ("batch", "group_size")),
         _CODE: plan.instrument_code,
         ("heldout", "tasks"): plan.heldout_tasks,
-        ("heldout", "first"): plan.heldout_from or None,  # a blueprint that skips none does not say so
+        ("heldout", "first"): plan.heldout_from or None,  # a blueprint that skips no tasks omits the field
         ("heldout", "episodes"): plan.heldout_episodes,
         ("heldout", "temperature"): plan.heldout_temperature,
         ("heldout", "interim", "every"): plan.heldout_every or None,
@@ -195,7 +195,7 @@ def _blueprint(records: Records, trial: TrialRecord, attempt: AttemptRecord) -> 
 
 
 def _settings(plan: Plan, trial: TrialRecord, root: str) -> dict[str, object]:
-    """Settings of this trial under `root`; empty if the plan does not know a factor."""
+    """Settings of this trial under `root`; empty if the plan lacks one of its factors."""
     try:
         found = settings_of(plan, trial)
     except Unchecked:
@@ -204,7 +204,7 @@ def _settings(plan: Plan, trial: TrialRecord, root: str) -> dict[str, object]:
 
 
 def _budgets(records: Records) -> Iterator[Difference]:
-    """The recorded budget against the plan's. There is none before the first attempt."""
+    """Compare the recorded budget with the plan's. There is none before the first attempt."""
     recorded = records.data.budgets
     if not recorded or not any(trial.attempt for trial in records.data.trials):
         return
@@ -216,7 +216,7 @@ def _budgets(records: Records) -> Iterator[Difference]:
 
 
 def _stage_times(records: Records) -> Iterator[Difference]:
-    """Each stage began before its own trials, and after those of the stages before it; it ended after its own."""
+    """Check that each stage began before its own trials and after those of earlier stages, and ended after its own."""
     times = records.data.stage_times
     if not times or not any(begun for begun, _ in times.values()):
         return

@@ -1,6 +1,6 @@
-"""Two drawings as SVG text: learning curves, and effects against their margins. No scripts, no fonts, nothing fetched.
+"""Two drawings as SVG text: learning curves, and effects against their margins. They need no scripts, fonts or network.
 
-Every position follows from a series or a claim; every printed number is formatted by `claims`.
+Every position comes from a series or a claim; `claims` formats every printed number.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from researcher.report.records import held_out_curve, mean_curve
 
 Line = Sequence[tuple[int, float]]
 
-# Distinct for colour-blind readers; the dashes keep arms apart on paper without colour.
+# Distinct for colour-blind readers; the dashes distinguish arms on paper without colour.
 _COLOURS = ("#0b62a4", "#c8500a", "#00795c", "#8a3d8f", "#8c6a00", "#3d3d3d")
 _DASHES = ("", "7 3", "2 3", "9 3 2 3", "12 4", "4 2")
 _INK, _GRID = "#3a3f45", "#e3e6ea"
@@ -25,15 +25,15 @@ _WIDTH, _HEIGHT = 760, 340
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 20, 14, 52
 _ROW = 22
 _LABELS = 250
-"""Least width of the effects' labels."""
+"""Minimum width of the effects' labels."""
 _LETTER = 7.2
-"""Width of a letter on average, rather more than less."""
+"""Average width of a letter, rounded up."""
 _SPARKS = "▁▂▃▄▅▆▇█"
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """One effect for the drawing; `margin` makes effects on different metrics comparable."""
+    """One effect to draw. `margin` makes effects on different metrics comparable."""
 
     label: str
     verdict: str
@@ -54,7 +54,7 @@ class Scale:
 
     @classmethod
     def over(cls, values: Sequence[float], start: float, end: float) -> Self:
-        """A single value lies in the middle."""
+        """The scale that covers these values; a single value lies in the middle."""
         low, high = min(values), max(values)
         return cls(low, high, start, end) if high > low else cls(low - 0.5, low + 0.5, start, end)
 
@@ -63,7 +63,7 @@ class Scale:
 
 
 def learning_curves(arms: Sequence[tuple[str, Sequence[TrialRecord]]], series: str, y_label: str) -> str:
-    """Single seeds thin, the mean over an arm's seeds bold; rings for the mean held-out reward of an arm. Empty when no trial
+    """Draw thin lines for seeds, bold ones for an arm's mean, rings for an arm's mean held-out reward. Empty if no trial
     recorded the series."""
     lines = [(name, [sorted(t.series[series]) for t in trials if t.series.get(series)]) for name, trials in arms]
     held = [mean_curve([line for trial in trials if (line := held_out_curve(trial))]) for _, trials in arms]
@@ -88,7 +88,7 @@ def learning_curves(arms: Sequence[tuple[str, Sequence[TrialRecord]]], series: s
 
 
 def effects(intervals: Sequence[Interval]) -> str:
-    """Estimates and intervals in units of each hypothesis's margin; the band between the margins is shaded."""
+    """Draw estimates and intervals in units of each hypothesis's margin; the band between the margins is shaded."""
     known = [one for one in intervals if all(isinstance(c.value, float | int) for c in (one.diff, one.low, one.high))]
     if not known:
         return ""
@@ -119,12 +119,12 @@ def effects(intervals: Sequence[Interval]) -> str:
 
 
 def standalone(svg: str) -> str:
-    """The drawing as a file of its own. The namespace is a name, not an address: nothing is fetched from it."""
+    """The drawing as a standalone file. The namespace is only a name; nothing is fetched from it."""
     return svg.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1) + "\n"
 
 
 def sparkline(line: Line, beside: Iterable[Line] = ()) -> str:
-    """A curve as one row of block characters, on the common scale of the curves beside it."""
+    """A curve as one row of block characters. beside: other curves that share its scale."""
     values = [value for _, value in sorted(line)]
     if not values:
         return ""
@@ -135,7 +135,7 @@ def sparkline(line: Line, beside: Iterable[Line] = ()) -> str:
 
 
 def ticks(low: float, high: float, most: int) -> list[float]:
-    """At most `most` round numbers from at or below `low` to at or above `high`; also where both are equal."""
+    """At most `most` round numbers that cover `low` to `high`, which may be equal."""
     if high <= low:
         reach = abs(low) / 10 or 0.5
         low, high = low - reach, high + reach
@@ -185,7 +185,7 @@ def _path(line: Line, x: Scale, y: Scale, number: int, *, bold: bool) -> str:
 
 
 def _rings(line: Line, x: Scale, y: Scale, number: int) -> list[str]:
-    """Held-out points: rings on a dotted line, which says what belongs together and measures nothing."""
+    """Held-out points as rings. A dotted line connects them to show that they belong together; it is not a measurement."""
     if not line:
         return []
     colour, _ = _look(number)
@@ -200,7 +200,7 @@ def _ring(x: float, y: float, colour: str) -> str:
 
 
 def _legend(names: Sequence[str], *, ringed: bool) -> tuple[list[str], int]:
-    """Below the axis, in as many rows as the names take. ringed: whether there are held-out points."""
+    """Legend below the axis, in as many rows as the names need. ringed: whether there are held-out points."""
     body: list[str] = []
     at, row = float(_LEFT), 0
     if ringed:

@@ -1,8 +1,8 @@
-"""A tiny expression language over a study's records: words of `vocabulary.py`, their fields, and + - * /.
+"""A small expression language over a study's records: the words of `vocabulary.py`, their fields, and + - * /.
 
     effect("H1").diff      mean("auc_reward", arm="lr=1e-05")      count_trials(status="done") / count_trials()
 
-Parsed by `ast` and walked node by node; what is not on the list is refused. Nothing is ever handed to `eval`.
+Expressions are parsed by `ast` and evaluated node by node; unknown nodes are refused. `eval` is never used.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _OPERATORS: dict[type[ast.operator], Callable[[float, float], float]] = {
 
 
 class BadExpression(ValueError):
-    """An expression that the language does not have; the text says which part of it."""
+    """The language does not have this expression. The text names the wrong part."""
 
 
 class Evaluator:
@@ -36,7 +36,7 @@ class Evaluator:
         self._vocabulary = Vocabulary(records)
 
     def value(self, expression: str) -> Value:
-        """Value of the expression; None if the records do not have it.
+        """Value of the expression; None if the records lack it.
 
         Raises: BadExpression; UnknownName; RecordsDisagree when a stored number differs from its series.
         """
@@ -119,7 +119,7 @@ def _quoted(value: str | int) -> str:
 
 
 def _refuse_huge(number: int) -> int:
-    """Raises: BadExpression for what no float is as large as: nothing could be compared with it."""
+    """Raises: BadExpression for a number too large for a float, which could not be compared with anything."""
     try:
         float(number)
     except OverflowError as error:

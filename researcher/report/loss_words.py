@@ -1,6 +1,6 @@
 """Words of the expression language for lost attempts at episodes.
 
-Counts are over finished trials, in their last attempt; None if a finished trial did not record them.
+They count the last attempts of finished trials. None if a finished trial did not record its losses.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ _CAUSES = [cause.value for cause in Cause]
 
 
 class LossWords:
-    """Part of `Vocabulary`."""
+    """Base class of `Vocabulary`."""
 
     _records: Records
     _plan: Plan
 
     def episodes_tried(self, *, arm: str | None = None, kind: str | None = None) -> int | None:
-        """Attempts at episodes: of training (`train`), held-out ones (`eval`), or both."""
+        """Attempts at episodes. kind: `train`, `eval` (held-out), or None for both."""
         counts = self._counts(arm, kind)
         return None if counts is None else sum(each.attempts for each in counts)
 
     def episodes_lost(self, cause: str | None = None, *, arm: str | None = None, kind: str | None = None) -> int | None:
-        """Attempts that a cause lost (`swarm.protocol.episodes.Cause`), or any."""
+        """Attempts lost to a cause (`swarm.protocol.episodes.Cause`), or to any."""
         if cause is not None and cause not in _CAUSES:
             raise UnknownName(f"unknown cause {cause!r}; known: {_CAUSES}")
         counts = self._counts(arm, kind)
@@ -38,17 +38,17 @@ class LossWords:
         return sum(count for each in counts for of, count in each.lost.items() if cause in (None, of.value))
 
     def tasks_set_aside(self, *, arm: str | None = None, kind: str | None = None) -> int | None:
-        """Tasks whose attempts were lost, one after the other, until nobody tried again."""
+        """Tasks given up after repeated lost attempts."""
         counts = self._counts(arm, kind)
         return None if counts is None else sum(each.set_aside for each in counts)
 
     def lost_share(self, *, arm: str, kind: str) -> float | None:
-        """Share of an arm's attempts lost to other causes than server, network or a person (those are left out)."""
+        """Share of an arm's attempts that were lost. Losses to server, network or a person are left out."""
         asked = _kind(kind)
         return None if self._counts(arm, kind) is None else arm_share(self._done(arm), asked)
 
     def loss_test(self, hypothesis: str, kind: str) -> Mapping[str, float | int | str | None] | None:
-        """Fields of researcher.analysis.attrition.LossTest; None where nothing was lost or too few trials are done."""
+        """Fields of researcher.analysis.attrition.LossTest; None if nothing was lost or too few trials are done."""
         asked = _kind(kind)
         if hypothesis not in {each.id for each in self._plan.hypotheses}:
             raise UnknownName(f"the plan has no hypothesis {hypothesis!r}")
@@ -59,11 +59,11 @@ class LossWords:
         return None
 
     def attrition_alpha(self) -> float:
-        """Level of the difference tests of a study, all together."""
+        """Joint significance level of a study's difference tests."""
         return ALPHA
 
     def attrition_limit(self) -> float:
-        """Share of lost attempts at which the sentinel fires, whatever the other arms lost."""
+        """Share of lost attempts at which the sentinel fires, independently of the other arms."""
         return MOST_LOST
 
     def _counts(self, arm: str | None, kind: str | None) -> list[EpisodeAttempts] | None:

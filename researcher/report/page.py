@@ -1,6 +1,6 @@
-"""The content of a report: claims and quotations by section. Templates only place them.
+"""The content of a report: claims and quotations by section. Templates only arrange them.
 
-Quotations (a question, a reason, an arm's name) are printed as recorded; every number is a claim.
+Quotations (a question, a reason, an arm's name) are printed as recorded. Every number is a claim.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ _CURVE = "reward_mean"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """All of a report but its words."""
+    """All content of a report except its wording."""
 
     data: StudyData
     plan: Plan
     outcome: str
-    """One of the words of `outcome_of`."""
+    """One of the results of `outcome_of`."""
     ending: Ending | None
-    """Why the study ended, where its outcome is `ended`."""
+    """Why the study ended, if its outcome is `ended`."""
     rule: str | None
-    """The result of the plan's rule for an order of the arms or for what goes on, in words; None without such a rule.
+    """In words, the result of the plan's rule that orders the arms or picks what continues; None without such a rule.
     """
     study: Claims
     budget: Claims
@@ -70,49 +70,49 @@ class Page:
     cost: Claims
     censored: list[CensoredPart]
     metrics: list[Metric]
-    """The hypotheses' metrics first."""
+    """All metrics, those of the hypotheses first."""
     curves: str
     effects: str
     claims: list[Claim]
 
     @property
     def in_sequence(self) -> bool:
-        """Whether one comparison follows from another: several stages decide hypotheses."""
+        """Whether comparisons follow from each other, because several stages decide hypotheses."""
         return len({part.stage.id for part in self.hypotheses}) > 1
 
     @property
     def raced(self) -> bool:
-        """Whether exploring stages choose which hypotheses are tested."""
+        """Whether exploratory stages choose the hypotheses to test."""
         return any(part.stage.keep is not None for part in self.hypotheses)
 
     @property
     def screened(self) -> bool:
-        """Whether effects are explored, and nothing is tested."""
+        """Whether the study only explores effects and tests nothing."""
         return any(part.explored for part in self.hypotheses)
 
     @property
     def screens_factors(self) -> bool:
-        """Whether what is explored are main effects of several factors, not arms against the first."""
+        """Whether a screen estimates main effects of several factors, instead of comparing arms with the first."""
         return any(part.explored and part.hypothesis.treatment_arms for part in self.hypotheses)
 
     @property
     def secondary(self) -> list[str]:
-        """Metrics that decide nothing and are shown with intervals."""
+        """Secondary metrics: they decide nothing and are shown with intervals."""
         return list(dict.fromkeys(name for part in self.hypotheses for name in part.secondary))
 
     @property
     def ranked(self) -> list[HypothesisPart]:
-        """In the plan's order; in a screen, largest effect first."""
+        """Hypotheses in the plan's order; in a screen, largest effect first."""
         return _ranked(self.hypotheses)
 
     @property
     def looked(self) -> bool:
-        """Whether the same comparison is looked at by several stages, as its seeds come in."""
+        """Whether several stages look at the same comparison as its seeds come in."""
         return any(stage.spends is not None for stage in self.plan.stages)
 
     @property
     def only(self) -> HypothesisPart | None:
-        """The hypothesis, where the plan has one."""
+        """The hypothesis, if the plan has exactly one."""
         return self.hypotheses[0] if len(self.hypotheses) == 1 else None
 
     @property
@@ -131,35 +131,35 @@ class Page:
 
     @property
     def stood_in(self) -> list[str]:
-        """Models trained in place of the plan's, such as the echo engine."""
+        """Stand-ins that were trained instead of the plan's models, such as the echo engine."""
         planned = {model.title for model in self.plan.hosted}
         trained = trained_models(self.plan, [arm.name for arm in self.plan.arms], self.data.trials)
         return [name for name in trained if name not in planned]
 
     @property
     def computed_in(self) -> list[str]:
-        """Recorded dtypes of the trials' models, such as `float32`."""
+        """Dtypes recorded for the trials' models, such as `float32`."""
         models = [trial.evidence.model for trial in self.data.trials if trial.evidence is not None]
         return sorted({model.dtype for model in models if model is not None and model.dtype is not None})
 
     @property
     def interim(self) -> bool:
-        """Whether held-out tasks were played while trials trained."""
+        """Whether held-out tasks were played during training."""
         return any(part.held for part in self.trials)
 
     @property
     def with_own_seeds(self) -> list[ArmPart]:
-        """Arms that run the same as another one, on seeds of their own."""
+        """Arms with the same settings as another arm, on seeds of their own."""
         return [part for part in self.arms if part.arm.seed_offset]
 
     def without_noise(self, part: HypothesisPart) -> bool:
-        """Whether the noise floor's trials do not differ at all: then neither seeds nor power follow from it."""
+        """Whether the noise floor's trials are all equal, so that it gives neither a number of seeds nor power."""
         bounds = {metric.name: claims["sigma_upper"].value for metric, claims in self.noise}
         return bounds[part.hypothesis.metric] == 0
 
     @property
     def still(self) -> bool:
-        """Whether no hypothesis has a noise floor with any spread."""
+        """Whether no hypothesis's noise floor has any spread."""
         return all(map(self.without_noise, self.hypotheses))
 
     def with_state(self, severity: str) -> list[SentinelPart]:
@@ -167,9 +167,9 @@ class Page:
 
 
 def page(records: Records) -> Page:
-    """Everything that the report of these records says.
+    """Compute the whole content of the report.
 
-    Raises: RecordsDisagree when a stored number is not what its series give.
+    Raises: RecordsDisagree when a stored number differs from its series.
     """
     ledger, plan = Ledger(records), records.plan
     metrics = _metrics(plan)
@@ -327,7 +327,7 @@ def _trial(ledger: Ledger, trial: TrialRecord, metrics: Sequence[Metric], beside
     }
     claims = {"tries": ledger.claim(f"{name}.tries", call("tries", arm=trial.arm, seed=trial.seed), Style.COUNT)}
     ended = trial.status in ENDED
-    if ended:  # what is recorded of others grows while the report stays
+    if ended:  # the records of an unfinished study still grow, and the report would not follow
         asked = call("fingerprint", arm=trial.arm, seed=trial.seed)
         claims["fingerprint"] = ledger.claim(f"{name}.fingerprint", asked, Style.SHORT)
     line = trial.series.get(_CURVE, ()) if ended else ()
@@ -370,7 +370,7 @@ def _step(ledger: Ledger, after: str, records: Records) -> StepPart:
 
 
 def _cost(ledger: Ledger, *, asked_llm: bool) -> Claims:
-    """asked_llm: whether a planner LLM was used; its cost is only shown then."""
+    """Claims about cost. asked_llm: whether a planner LLM was used; its cost is shown only then."""
     llm = {
         "llm_calls": (call("count_llm_calls"), Style.COUNT),
         "llm_tokens": (call("llm_tokens"), Style.COUNT),

@@ -1,4 +1,4 @@
-"""The parts of a report's page: one hypothesis, arm, trial, decision, sentinel, earlier finding, with its claims. No wording."""
+"""The parts of a report's page with their claims: hypothesis, arm, trial, decision, sentinel, earlier finding. No wording."""
 
 from __future__ import annotations
 
@@ -14,48 +14,48 @@ from researcher.study.plan import ALPHA, Arm, Hypothesis, Known, Plan, Stage, St
 from swarm.protocol.episodes import Cause
 
 Claims = dict[str, Claim]
-"""By their short names in templates."""
+"""Claims by their short names in templates."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HypothesisPart:
     hypothesis: Hypothesis
     stage: Stage
-    """The one that decides."""
+    """The stage that decides the hypothesis."""
     verdict: str
     reason: str
     measured: bool
     censored: bool
-    """Whether trials that it is judged by never reached the threshold of its metric."""
+    """Whether any of its trials never reached the metric's threshold."""
     left_behind: str | None
-    """Why the plan's own rules left it untested; None where they did not."""
+    """Why the plan's rules left it untested; None if they did not."""
     crossed: bool
-    """It is an interaction: its sides are no levels of a factor."""
+    """Whether it is an interaction, whose sides are not levels of a factor."""
     log_scale: bool
-    """A trend over the logarithm of its levels."""
+    """Whether it is a trend over the logarithm of its levels."""
     claims: Claims
     secondary: dict[str, Claims]
-    """By metric that decides nothing: diff, low, high and level."""
+    """By secondary metric: diff, low, high and level."""
 
     @property
     def trend(self) -> bool:
-        """Whether it is about the change along a fitted line."""
+        """Whether it tests the change along a fitted line."""
         return bool(self.hypothesis.between_arms)
 
     @property
     def explored(self) -> bool:
-        """Whether a screen explores it: then it is not tested."""
+        """Whether a screen only explores it, without a test."""
         return self.stage.explores
 
     @property
     def bends(self) -> bool:
-        """Whether the levels of a trend do not lie on its line."""
+        """Whether the levels of a trend deviate from its line."""
         lacks = self.claims["p_lack_of_fit"].value if self.trend else None
-        return isinstance(lacks, float) and lacks < ALPHA  # a caveat: a stricter study is not warned less often
+        return isinstance(lacks, float) and lacks < ALPHA  # fixed, so that stricter studies get no fewer warnings
 
     @property
     def size(self) -> float:
-        """Absolute effect; below 0 without one."""
+        """Absolute effect; negative if there is none."""
         diff = self.claims["diff"].value
         return abs(diff) if isinstance(diff, int | float) else -1.0
 
@@ -66,7 +66,7 @@ class ArmPart:
     claims: Claims
     levels: Claims
     summaries: dict[str, Claims]
-    """By metric: mean, sd, iqm."""
+    """mean, sd and iqm by metric."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,26 +74,26 @@ class TrialPart:
     trial: TrialRecord
     claims: Claims
     finals: Claims
-    """By metric."""
+    """Final values by metric."""
     spark: str
     held: str
-    """Held-out reward by interim evaluation, drawn as `spark`; empty where there was none."""
+    """Held-out reward at interim evaluations, drawn like `spark`; empty if there were none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CensoredPart:
-    """Trials that never reached the threshold of a metric: all of them, and by arm."""
+    """Number of trials that never reached a metric's threshold, in total and by arm."""
 
     metric: Metric
     trials: Claim
     arms: Claims
     decides: bool
-    """Whether a hypothesis is about this metric."""
+    """Whether a hypothesis uses this metric."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPart:
-    """One decision of the path."""
+    """One decision on the study's path."""
 
     after: str
     action: str
@@ -107,7 +107,7 @@ class SentinelPart:
     name: str
     state: Claim
     findings: Sequence[tuple[str, str, Claim, tuple[str, ...]]]
-    """Severity, text, value, arms."""
+    """Severity, text, value and arms of each finding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +117,7 @@ class KnownPart:
     known: Known
     claims: Claims
     agreements: list[tuple[str, Claim]]
-    """For each hypothesis that asks the same: what its verdict says to it."""
+    """For each hypothesis that asks the same question: how its verdict relates to the finding."""
 
     @property
     def contradicted(self) -> bool:
@@ -125,7 +125,7 @@ class KnownPart:
 
 
 def study_claims(ledger: Ledger, plan: Plan) -> Claims:
-    """Claims about the whole study: plan, and counts of trials, verdicts and findings."""
+    """Claims about the whole study: its plan, and counts of trials, verdicts and findings."""
     asked = {
         "plan_hash": (call("plan_hash"), Style.WORD),
         "version": (call("plan", "version"), Style.COUNT),
@@ -155,13 +155,13 @@ def study_claims(ledger: Ledger, plan: Plan) -> Claims:
 
 
 def budget_claims(ledger: Ledger, *, tokens: bool) -> Claims:
-    """The plan's limits, by kind. tokens: whether it has one of these."""
+    """Claims about the plan's limits, by kind. tokens: whether it limits tokens."""
     styles = {"wall_s": Style.SECONDS, "trials": Style.COUNT} | ({"tokens": Style.COUNT} if tokens else {})
     return ledger.claims_of("budget", {kind: (call("budget", kind), style) for kind, style in styles.items()})
 
 
 def stage_claims(ledger: Ledger, stage: Stage) -> Claims:
-    """Its seeds, its trials, what it may spend of alpha where it is a look, and the first fresh seed after a screen."""
+    """Claims about a stage: seeds, trials, the alpha of a look, and the first fresh seed after a screen."""
     own = call("stage", stage.id)
     asked = {name: (f"{own}.{name}", Style.COUNT) for name in ("seeds", "max_seeds", "first_seed")}
     if stage.spends is not None:
@@ -184,7 +184,7 @@ _KNOWN = {
 
 
 def known_part(ledger: Ledger, known: Known) -> KnownPart:
-    """An earlier finding, and what this study's verdicts say to it."""
+    """An earlier finding, and how this study's verdicts relate to it."""
     name = f"known.{known.id}"
     claims = ledger.fields(name, call("known", known.id), _KNOWN)
     asked = {hypothesis: (call("agreement", known.id, hypothesis), Style.WORD) for hypothesis in known.same_as}
@@ -202,7 +202,7 @@ _TESTED = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArmLosses:
-    """Attempts of one arm at episodes of one kind. claims: attempts, set_aside, share, and each cause that lost any in the study."""
+    """One arm's attempts at episodes of one kind. claims: attempts, set_aside, share, and every cause with losses in the study."""
 
     arm: str
     kind: Kind
@@ -211,7 +211,7 @@ class ArmLosses:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstLost:
-    """The first attempt that a cause lost in an arm, in its client's or grader's words."""
+    """An arm's first attempt lost to a cause, with the message of its client or grader."""
 
     arm: str
     seed: int
@@ -221,11 +221,11 @@ class FirstLost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Losses:
-    """claims: attempts and lost of the whole study, alpha and limit of the sentinel."""
+    """Lost attempts of a study. claims: attempts and lost of the whole study, alpha and limit of the sentinel."""
 
     claims: Claims
     causes: list[str]
-    """Causes that lost any attempt of a finished trial."""
+    """Causes with losses in finished trials."""
     arms: list[ArmLosses]
     tests: list[tuple[Hypothesis, Kind, Claims]]
     first: list[FirstLost]
@@ -243,7 +243,7 @@ class Losses:
 
 
 def losses(ledger: Ledger, records: Records) -> Losses:
-    """Losses of the finished trials."""
+    """Lost attempts of the finished trials."""
     watched = "attrition" in records.plan.sentinels
     found = [trial.evidence.attrition for trial in records.done if trial.evidence and trial.evidence.attrition]
     causes = [cause.value for cause in Cause if any(each.of(kind).lost.get(cause) for each in found for kind in KINDS)]
@@ -278,7 +278,7 @@ def _test(ledger: Ledger, records: Records, hypothesis: str, kind: Kind) -> tupl
 
 
 def _first(records: Records, arms: list[str]) -> list[FirstLost]:
-    """First loss of each arm and cause, in the trials' order."""
+    """First loss by arm and cause, in the order of trials."""
     found: dict[tuple[str, str], FirstLost] = {}
     for trial in records.done:
         said = trial.evidence.attrition.first if trial.evidence and trial.evidence.attrition else {}

@@ -1,6 +1,7 @@
-"""Times when trials rested, from the journal: paused, or waiting after a withdrawn or failed attempt.
+"""A study's records with the results computed from them; also the times when trials rested, and how the study ended.
 
-The time after a researcher was killed, until it is resumed, counts as work.
+A trial rests while it is paused, or waits after a withdrawn or failed attempt. The time between a kill and a resume counts as
+work.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _GOES_ON = ("trial_continued", "trial_begun", "trial_done", "attempt_failed", "t
 
 
 def rests(events: Iterable[Event]) -> Mapping[str, list[tuple[float, float]]]:
-    """Begin and end of every rest that is over, in Unix seconds, by the trial's key. events: in their order."""
+    """Begin and end of every completed rest, in Unix seconds, by the trial's key. events: in order."""
     since, found = dict[str, float](), defaultdict[str, list[tuple[float, float]]](list)
     for event in events:
         key = str(event.detail.get("trial"))
@@ -47,10 +48,10 @@ ENDED = (TrialStatus.DONE, TrialStatus.FAILED)
 
 
 class Records:
-    """A study's records and what follows from them, computed once.
+    """A study's records and the results computed from them, each computed once.
 
-    Args:  believe_finals: take stored finals as they are; only to say what they would give, never to report it.
-    Raises: RecordsDisagree for a trial of an arm that the plan does not have.
+    Args:  believe_finals: trust stored finals. Only to say what they would give, never for a report.
+    Raises: RecordsDisagree for a trial whose arm is not in the plan.
     """
 
     def __init__(self, data: StudyData, *, believe_finals: bool = False) -> None:
@@ -74,7 +75,7 @@ class Records:
 
     @cached_property
     def conclusions(self) -> Conclusions:
-        """Raises: RecordsDisagree when a final that a verdict rests on is not what its series give."""
+        """Raises: RecordsDisagree when a final behind a verdict differs from its series."""
         self.check_all()
         return conclude(self.plan, self.data.trials)
 
@@ -85,14 +86,14 @@ class Records:
 
     @cached_property
     def loss_tests(self) -> list[LossTest]:
-        """Tests of lost attempts, as in the sentinel `attrition`."""
+        """Tests of lost attempts, as the sentinel `attrition` does them."""
         return loss_tests(self.plan, self.done)
 
     @cached_property
     def path(self) -> tuple[Decision, ...]:
-        """The plan's own branches from its first stage on, each decided on the trials of the stages up to it.
+        """Decisions along the plan's branches from the first stage on, each made on the trials of the stages up to it.
 
-        Raises: RecordsDisagree as `conclusions`, or when no branch of the plan holds.
+        Raises: RecordsDisagree as `conclusions` does, or when no branch of the plan applies.
         """
         self.check_all()
         stages = {stage.id: stage for stage in self.plan.stages}
@@ -113,13 +114,13 @@ class Records:
         return tuple(decisions)
 
     def secondary(self, hypothesis: Hypothesis, metric: str) -> Effect | None:
-        """The hypothesis's two sides on a metric that decides nothing; None where too few trials have ended.
+        """The effect of a hypothesis on a secondary metric; None if too few trials have ended.
 
-        Raises: RecordsDisagree as `check`.
+        Raises: RecordsDisagree as `check` does.
         """
         key = (hypothesis.id, metric)
         if key not in self._secondary:
-            self.check_all()  # who went on after a race
+            self.check_all()  # the finals decided which arms continued after a race
             self.check(metric, self.done)
             found = secondary_effect(self.plan, hypothesis, metric, self.data.trials)
             self._secondary[key] = found if isinstance(found, Effect) else None
@@ -129,9 +130,9 @@ class Records:
         return next((trial for trial in self.data.trials if trial.arm == arm and trial.seed == seed), None)
 
     def check(self, metric: str, trials: Iterable[TrialRecord]) -> None:
-        """Compute `metric` again for each of `trials` that is done.
+        """Recompute `metric` for each finished trial.
 
-        Raises: RecordsDisagree for the first one whose stored final differs, is absent, or cannot be computed.
+        Raises: RecordsDisagree for the first trial whose stored final differs, is absent, or cannot be computed.
         """
         for trial in trials:
             if trial.status is TrialStatus.DONE:
@@ -166,7 +167,7 @@ class Records:
         return RecordsDisagree(f"trial {trial.key}: {name!r} is stored as {stored!r}, but its series give {computed!r}")
 
     def _over(self, stage: Stage, seeds: int, seen: Sequence[str]) -> bool:
-        """Whether every trial that the stage asks for, by the trials of the stages up to it, has ended."""
+        """Whether all trials that the stage asks for have ended. seen: the stages up to this one, whose trials determine the list."""
         try:
             pairs = due(self.plan, stage, seeds, [trial for trial in self.data.trials if trial.stage in seen])
         except NotEnoughTrials:
@@ -176,7 +177,7 @@ class Records:
 
 
 def fingerprint(trial: TrialRecord) -> str:
-    """SHA-256 over everything that is recorded of a trial: one changed value at any step changes it."""
+    """SHA-256 of everything recorded for a trial. Any changed value changes it."""
     fields = trial.model_dump(mode="json")
     fields["series"] = {name: sorted(points) for name, points in trial.series.items()}
     text = json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
@@ -184,7 +185,7 @@ def fingerprint(trial: TrialRecord) -> str:
 
 
 def mean_curve(lines: Sequence[Sequence[tuple[int, float]]]) -> list[tuple[int, float]]:
-    """The mean of several curves at each step that all of them have."""
+    """Mean of several curves at each step that all of them have."""
     curves = [dict(line) for line in lines]
     if not curves:
         return []
@@ -193,7 +194,7 @@ def mean_curve(lines: Sequence[Sequence[tuple[int, float]]]) -> list[tuple[int, 
 
 
 def held_out_curve(trial: TrialRecord) -> list[tuple[int, float]]:
-    """Mean held-out reward by step: of the interim evaluations, or without any of those before and after training."""
+    """Mean held-out reward by step, from interim evaluations; if there are none, from those before and after training."""
     if interim := trial.series.get(HELDOUT_REWARD):
         return sorted(interim)
     ends = [[value for _, value in trial.series.get(f"eval_reward_{when}", ())] for when in ("before", "after")]
@@ -209,7 +210,7 @@ _WITHOUT_ANSWER = (StudyStatus.STOPPED, StudyStatus.FAILED)
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """Why a study ended. kind: `budget`, `rejected`, `failed` (a person has to mend it), `repeated` (one trial of another
+    """Why a study ended. kind: `budget`, `rejected`, `failed` (a person has to repair it), `repeated` (one trial of another
     study, run again), or `stopped`."""
 
     kind: str
@@ -217,7 +218,7 @@ class Ending:
 
 
 def outcome_of(records: Records) -> str:
-    """`decided`, `underpowered`, `halted` (a rule could not be evaluated), `ended` without an answer, or `open` while stages are not over."""
+    """`decided`, `underpowered`, `halted` (a rule could not be evaluated), `ended` (without an answer), or `open` (stages are left)."""
     last = records.path[-1] if records.path else None
     if last is None or last.action == "stage":
         return "open" if records.data.status not in _WITHOUT_ANSWER else "ended"
@@ -227,7 +228,7 @@ def outcome_of(records: Records) -> str:
 
 
 def ending_of(data: StudyData) -> Ending | None:
-    """None unless the study stopped or failed."""
+    """Why the study stopped or failed; None if it did neither."""
     if data.status not in _WITHOUT_ANSWER:
         return None
     reason = data.reason or "no reason was recorded"
@@ -243,7 +244,7 @@ def ending_of(data: StudyData) -> Ending | None:
 
 
 def ended_or_went_on(data: StudyData) -> bool:
-    """Whether the study stopped or failed, or went on from there, after its newest report was written."""
+    """Whether the study stopped or failed, or continued after that, since its newest report was written."""
     reports = [event.seq for event in data.events if event.kind == "report"]
     told = [event for event in data.events if event.kind == "study"]
     if not reports:
@@ -254,7 +255,7 @@ def ended_or_went_on(data: StudyData) -> bool:
 
 
 def rule_of(records: Records) -> str | None:
-    """The result of the plan's rule for an order of the arms or for what goes on, in words; None without such a rule."""
+    """In words, the result of the plan's rule that orders the arms or picks what continues; None without such a rule."""
     chosen = [one for one in records.path if one.to is not None and len(records.plan.alternatives(one.to)) > 1]
     if chosen:
         return chosen[-1].reason

@@ -1,7 +1,7 @@
-"""Sample answers: what an arm's model was asked, what it said, and what that was worth, before, during and after training.
+"""Sample answers: questions, answers and rewards of an arm's model before, during and after training.
 
-Records, and no claims: they are printed as they were kept, cut to a bounded size. Of each arm the finished trial that stands at
-the first place among seeds is shown, on tasks that the others show too where there are such.
+They are not claims: they are printed as stored, cut to a bounded size. Each arm shows its first finished trial by seed order,
+if possible on tasks that the other arms show too.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from researcher.models import SampledEpisode, TrialRecord, TrialStatus
 from researcher.study.plan import Plan
 
 EACH = 2
-"""Episodes shown of each of: held out before, in training, held out in the middle of it, held out after."""
+"""Number of episodes shown for each phase: held out before, in training, held out during training, held out after."""
 LONGEST = 300
-"""Letters of a question or an answer."""
+"""Longest question or answer, in characters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplePart:
-    """One episode. when: `before`, `training`, `interim` or `after`. step: of the weights that played it."""
+    """One episode. when: `before`, `training`, `interim` or `after`. step: weights step of the model that played it."""
 
     arm: str
     seed: int
@@ -41,8 +41,8 @@ def samples_of(
     samples: Mapping[str, Sequence[SampledEpisode]],
     statuses: Collection[TrialStatus] = (TrialStatus.DONE,),
 ) -> list[SamplePart]:
-    """Samples by arm, in the plan's order; empty if none were kept. statuses: of the trials that may be shown, those first that
-    stand first there."""
+    """Samples by arm, in the plan's order; empty if none were stored. statuses: of trials that may be shown, in order of
+    preference."""
     order = list(statuses)
     shown: dict[str, tuple[TrialRecord, dict[str, list[SampledEpisode]]]] = {}
     for arm in plan.arms:
@@ -66,7 +66,7 @@ def samples_of(
 def shown_samples(
     plan: Plan, trials: Sequence[TrialRecord], samples: Mapping[str, Sequence[SampledEpisode]]
 ) -> list[SamplePart]:
-    """Those for people who look while trials train, without keys: of each arm a finished trial's, else of one that trains."""
+    """Samples to show during training, without secrets: for each arm from a finished trial, else from one that trains."""
     found = samples_of(plan, trials, samples, (TrialStatus.DONE, TrialStatus.RUNNING, TrialStatus.PAUSED))
     return [
         replace(part, task=redact(part.task), question=redact(part.question), answer=redact(part.answer))
@@ -75,7 +75,7 @@ def shown_samples(
 
 
 def _by_time(episodes: Sequence[SampledEpisode], *, ended: bool) -> dict[str, list[SampledEpisode]]:
-    """ended: whether the trial has an evaluation after training."""
+    """Order episodes by phase. ended: whether the trial has an evaluation after training."""
     held_out = [episode for episode in episodes if episode.kind == "eval"]
     first, last = (edge((episode.step for episode in held_out), default=0) for edge in (min, max))
     after = [episode for episode in held_out if ended and episode.step == last != first]
@@ -93,7 +93,7 @@ def _shared(arms: Sequence[Sequence[SampledEpisode]]) -> set[str]:
 
 
 def _chosen(episodes: Sequence[SampledEpisode], shared: set[str]) -> list[SampledEpisode]:
-    """Shared tasks before others; of those the first and the last, as they were kept."""
+    """The first and the last episode, in stored order, with shared tasks preferred."""
     ranked = sorted(enumerate(episodes), key=lambda pair: (pair[1].task_id not in shared, pair[0]))
     common = [pair for pair in ranked if pair[1].task_id in shared]
     pool = common if len(common) >= EACH else ranked[: max(EACH, len(common))]
@@ -118,7 +118,7 @@ def _part(trial: TrialRecord, when: str, episode: SampledEpisode) -> SamplePart:
 
 
 def question_in(request: Any) -> str:
-    """The last that a user says in a recorded request, of whichever dialect; empty where nobody says anything."""
+    """The last user message of a recorded request in any dialect; empty if there is none."""
     if not isinstance(request, Mapping):
         return _text(request)
     turns = request.get("messages", request.get("input", request.get("prompt", "")))
@@ -129,7 +129,7 @@ def question_in(request: Any) -> str:
 
 
 def answer_in(answer: Any) -> str:
-    """The text of a recorded answer, of whichever dialect, with the calls of tools in it."""
+    """The text of a recorded answer in any dialect, including its tool calls."""
     if not isinstance(answer, Mapping):
         return _text(answer)
     choices = answer.get("choices")
@@ -144,7 +144,7 @@ def _text(value: Any) -> str:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Texts of a message or of parts of one: contents, texts, names and arguments of calls; no ids, roles or types."""
+    """Texts of a message or its parts: contents, texts, names and arguments of tool calls; no ids, roles or types."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, list):

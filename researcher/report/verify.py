@@ -1,7 +1,7 @@
-"""Does a report still follow from the records? Every claim is computed again, offline; each difference is named.
+"""Checks that a report still follows from the records. Recomputes every claim offline and names each difference.
 
-Checked: the plan's hash and its rows in SQL, how the study was conducted, verdicts, findings and decisions, every claim's value and
-text, and the files byte for byte.
+It checks the plan's hash and its rows in SQL, how the study was conducted, verdicts, findings and decisions, every claim's value
+and text, and the files byte for byte.
 """
 
 from __future__ import annotations
@@ -36,16 +36,17 @@ _PROGRESS = ("trial_", "attempt_", "decision", "amended", "repaired")
 _ANSWERS = (".diff", ".low", ".high")
 """Suffixes of claims that every report prints: effects with their intervals."""
 _REASON = ".reason"
-"""Suffix of claims that give a reason in words."""
+"""Suffix of claims that state a reason in words."""
 _MISSING = "the file is missing; `researcher report` writes it again"
 
 
 def verify(
     data: StudyData, claims: Sequence[Claim], files: Mapping[str, str], seal: ReportSeal | None = None
 ) -> list[Difference]:
-    """Everything in which report and records differ; empty when the report holds.
+    """All differences between report and records; empty when the report holds.
 
-    A report that another version worded has to be what that version wrote, number by number; the numbers are computed again as ever.
+    If another version of this program worded the report, its files must match that version's digests; all numbers are still
+    recomputed.
 
     Args:  claims, files, seal: as `write_report` returned them and the store kept them.
     """
@@ -57,7 +58,7 @@ def verify(
         since = Difference(claim="report", problem="the study went on since; `researcher report` writes it again")
         return [*_plan(records), since]
     elsewhere = seal is not None and reworded(seal)
-    if not elsewhere and ended_or_went_on(data):  # earlier versions wrote the report first, and said nothing of the end
+    if not elsewhere and ended_or_went_on(data):  # earlier versions wrote the report before the end
         told = "the study ended or went on since; `researcher report` writes it again"
         return [*_plan(records), Difference(claim="report", problem=told)]
     found = [*_plan(records), *_claims(records, claims, elsewhere=elsewhere)]
@@ -77,19 +78,19 @@ def verify(
 
 
 def reworded(seal: ReportSeal) -> bool:
-    """Whether another version of this program wrote it, which may have said the same in other words."""
+    """Whether another version of this program wrote the report, perhaps with other wording."""
     return seal.wording != wording()
 
 
 def _went_on(data: StudyData) -> bool:
-    """Whether trials began, rested or ended, or something was decided, after the newest report was written."""
+    """Whether any trial began, rested or ended, or a decision was made, after the newest report was written."""
     reports = [event.seq for event in data.events if event.kind == "report"]
     return bool(reports) and any(event.seq > reports[-1] and event.kind.startswith(_PROGRESS) for event in data.events)
 
 
 def _concluded_by_another_version(data: StudyData) -> bool:
-    """Whether the first report since the last decision is another version's: verdicts and decisions stay as they were
-    given."""
+    """Whether another version wrote the first report after the last decision. Then its verdicts and decisions stand as
+    recorded."""
     decided = max((event.seq for event in data.events if event.kind == "decision"), default=0)
     first = next((event for event in data.events if event.kind == "report" and event.seq > decided), None)
     if first is None:
@@ -101,7 +102,7 @@ def _concluded_by_another_version(data: StudyData) -> bool:
 def _as_sealed(
     claims: Sequence[Claim], files: Mapping[str, str], seal: ReportSeal, said: Sequence[str]
 ) -> Iterator[Difference]:
-    """said: where other numbers than those of claims may be from."""
+    """Check files against their seal. said: texts that may be the source of numbers that are not claims."""
     listed = [f"{claim.expression} {claim.value} {claim.text}" for claim in claims]
     known = {number for text in (*said, *listed, str(len(claims))) for number in numbers_in(text)}
     if claims_digest(claims) != seal.claims:
@@ -121,7 +122,7 @@ def _as_sealed(
 
 
 def _unsaid(claims: Sequence[Claim], kind: str, path: Path) -> Iterator[Difference]:
-    """Effects and intervals that the file does not contain. (Other numbers are not always printed.)"""
+    """Effects and intervals missing from the file. (Other numbers are not always printed.)"""
     text = path.read_text(errors="replace")
     for claim in claims:
         if claim.name.endswith(_ANSWERS) and isinstance(claim.value, int | float) and PRINTED[kind](claim) not in text:
@@ -139,7 +140,7 @@ def _unsaid(claims: Sequence[Claim], kind: str, path: Path) -> Iterator[Differen
 
 
 def _unheard_of(path: Path, known: Container[str]) -> Iterator[Difference]:
-    """Lines with a number that neither a claim nor the plan has: their words may be another version's, their numbers may not."""
+    """Lines with a number that is in no claim and not in the plan. Another version may word a line differently, but not its numbers."""
     for at, line in enumerate(visible(path.read_text(errors="replace")).split("\n"), start=1):
         for number in dict.fromkeys(numbers_in(line)):
             if number not in known:
@@ -161,13 +162,13 @@ def _plan(records: Records) -> Iterator[Difference]:
 
 
 def _by_another_version(found: Difference) -> Difference:
-    """It differs all the same, but the records need not have been changed."""
+    """Mark a difference as possibly due to the other version, not to changed records."""
     problem = f"{found.problem} (another version of researcher concluded the study, perhaps with other rules)"
     return found.model_copy(update={"problem": problem})
 
 
 def _claims(records: Records, claims: Sequence[Claim], *, elsewhere: bool) -> Iterator[Difference]:
-    """A trial's own claims come first: they lead to the record that was changed. elsewhere: another version computed them."""
+    """Recompute claims, those of single trials first: they point to the changed record. elsewhere: another version computed them."""
     differs = "another version of researcher computed it; `researcher report` writes it again"
     evaluator, stored = Evaluator(records), Evaluator(Records(records.data, believe_finals=True))
     for claim in sorted(claims, key=lambda claim: not claim.name.startswith("trial.")):
@@ -189,7 +190,7 @@ def _claims(records: Records, claims: Sequence[Claim], *, elsewhere: bool) -> It
 
 
 def _as_stored(evaluator: Evaluator, claim: Claim) -> Value:
-    """Value from the stored finals, even if their series differ; None if it needs the series."""
+    """The claim's value from stored finals, even if their series differ; None if it needs the series."""
     try:
         return evaluator.value(claim.expression)
     except (RecordsDisagree, MetricMissing):
@@ -197,7 +198,7 @@ def _as_stored(evaluator: Evaluator, claim: Claim) -> Value:
 
 
 def _completeness(whole: Page, claims: Sequence[Claim]) -> Iterator[Difference]:
-    """The claims that the report must make, no more and no fewer, printed as they are printed now."""
+    """Check that the report makes exactly the claims it must, printed as this version prints them."""
     wanted, kept = {claim.name: claim for claim in whole.claims}, {claim.name: claim for claim in claims}
     for name in [*wanted, *(name for name in kept if name not in wanted)]:
         now, then = wanted.get(name), kept.get(name)
@@ -221,7 +222,7 @@ def _completeness(whole: Page, claims: Sequence[Claim]) -> Iterator[Difference]:
 
 
 def _over(records: Records) -> bool:
-    """Whether no trial is left to be run: from here on there are verdicts, and findings."""
+    """Whether no trial is left to run, so that verdicts and findings must exist."""
     return bool(records.path) and records.path[-1].action != "stage"
 
 
@@ -262,12 +263,12 @@ def _reasons_agree(then: object, now: str, *, reworded: bool) -> bool:
 
 
 def _same_but_for_words(then: object, now: object) -> bool:
-    """Whether both texts have the same numbers, in any order."""
+    """Whether both texts contain the same numbers, in any order."""
     return isinstance(then, str) and isinstance(now, str) and sorted(numbers_in(then)) == sorted(numbers_in(now))
 
 
 def _decided_after(records: Records, subject: str, hypothesis: str) -> Iterator[Difference]:
-    """A verdict is given once, after the last stage."""
+    """Check that a hypothesis got its verdict once, after the last stage."""
     decided = records.data.decided
     if decided is None or not _over(records):
         return
@@ -290,7 +291,7 @@ def _effect(subject: str, then: VerdictRecord, now: VerdictRecord) -> Iterator[D
 
 
 def _findings(records: Records) -> Iterator[Difference]:
-    """Findings for later studies, which quote them without looking at trials."""
+    """Check findings, because later studies quote them without looking at trials."""
     data = records.data
     verdicts = records.conclusions.verdicts if _over(records) else ()
     computed = findings_of(data.study_id, records.plan, verdicts, 0.0, data.trials)
@@ -313,7 +314,7 @@ _DECIDED = ("action", "to", "seeds", "seeds_needed", "power", "reason")
 
 
 def _decisions(records: Records, *, reworded: bool) -> Iterator[Difference]:
-    """The journal's decisions against the plan's branches. A study that was not conducted (a replay) has none of either."""
+    """Compare the journal's decisions with the plan's branches. A replay, which was not conducted, has neither."""
     recorded: dict[str, dict[str, Any]] = {
         str(event.detail.get("after")): event.detail for event in records.data.events if event.kind == "decision"
     }
@@ -362,7 +363,7 @@ def _files(whole: Page, files: Mapping[str, str], *, sealed: bool) -> Iterator[D
 
 
 def _first_difference(then: str, now: str) -> tuple[str, str, int]:
-    """The first line that differs, as it is and as it should be, and its number."""
+    """The first line that differs: the actual and the expected text, and the line number."""
     old, new = then.split("\n"), now.split("\n")
     shared = min(len(old), len(new))
     at = next((number for number in range(shared) if old[number] != new[number]), shared)

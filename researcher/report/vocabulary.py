@@ -1,7 +1,7 @@
-"""The words of the expression language: what a claim may ask of the records. Each public word is listed in `WORDS`.
+"""The words of the expression language, with which a claim queries the records. `WORDS` lists each public word.
 
-A word answers with a number, a text, None (the records cannot tell: not enough trials, not recorded), or named fields.
-It raises where it is asked for what the plan does not have, and where stored numbers disagree with their series.
+A word returns a number, a text, None (not enough trials, or not recorded), or named fields. It raises for names that the
+plan does not have, and for stored numbers that disagree with their series.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Vocabulary(LossWords):
         return _fields(found) if isinstance(found, Effect) else None
 
     def secondary(self, metric: str, hypothesis: str) -> Answer:
-        """Fields of the effect on a metric that decides nothing, or None: its interval is adjusted for nothing."""
+        """Fields of the effect on a secondary metric, or None. Its interval is not adjusted for multiple tests."""
         asked = self._hypothesis(hypothesis)
         found = self._records.secondary(asked, self._metric(metric).name)
         return None if found is None else _fields(found)
@@ -69,7 +69,7 @@ class Vocabulary(LossWords):
         return self._records.conclusions.verdict(hypothesis).reason
 
     def count_verdicts(self, verdict: str) -> Value:
-        """Hypotheses with that verdict."""
+        """Number of hypotheses with that verdict."""
         if verdict not in _VERDICTS:
             raise UnknownName(f"there is no verdict {verdict!r}; there are {_VERDICTS}")
         return sum(record.verdict.value == verdict for record in self._records.conclusions.verdicts)
@@ -81,21 +81,21 @@ class Vocabulary(LossWords):
         return self._hypothesis(hypothesis).alpha
 
     def most_seeds(self, hypothesis: str) -> Value:
-        """Seeds per arm that the plan allows in the stage that decides."""
+        """Largest number of seeds per arm that the plan allows in the deciding stage."""
         return deciding_stage(self._plan, self._hypothesis(hypothesis)).max_seeds
 
     def seeds_needed(self, hypothesis: str) -> Value:
-        """Seeds per arm that show the planned effect with the planned power, on the upper bound of σ."""
+        """Seeds per arm needed to detect the planned effect with the planned power, at the upper bound of σ."""
         self._check(hypothesis)
         return _or_none(lambda: hypothesis_seeds(self._plan, self._hypothesis(hypothesis), self._records.data.trials))
 
     def power(self, hypothesis: str) -> Value:
-        """For the planned effect, within the seeds that the plan allows, on the upper bound of σ."""
+        """Power for the planned effect with the seeds that the plan allows, at the upper bound of σ."""
         self._check(hypothesis)
         return _or_none(lambda: hypothesis_power(self._plan, self._hypothesis(hypothesis), self._records.data.trials))
 
     def detectable(self, hypothesis: str) -> Value:
-        """Smallest effect that the finished trials could show with the planned power, at their look's level. None
+        """Smallest effect that the finished trials could detect with the planned power, at the level of their look. None
         without noise."""
         self._check(hypothesis)
         asked = self._hypothesis(hypothesis)
@@ -123,7 +123,7 @@ class Vocabulary(LossWords):
         return trial.finals[metric]
 
     def mean(self, metric: str, *, arm: str, stage: str | None = None) -> Value:
-        """Over the arm's finished trials, or those on the seeds of one stage."""
+        """Mean over the arm's finished trials, or over those on the seeds of one stage."""
         values = self._finals(metric, arm, stage)
         return float(np.mean(values)) if values else None
 
@@ -138,31 +138,31 @@ class Vocabulary(LossWords):
         return iqm(np.array(values)) if values else None
 
     def never_reached(self, metric: str, *, arm: str | None = None) -> Value:
-        """Finished trials that never reached the metric's threshold."""
+        """Number of finished trials that never reached the metric's threshold."""
         asked = self._metric(metric)
         trials = self._trials(arm)
         self._records.check(metric, trials)
         return count_censored(asked, trials)
 
     def sigma(self, metric: str) -> Value:
-        """Standard deviation between seeds, by the noise-floor stage."""
+        """σ: standard deviation between seeds, measured by the noise-floor stage."""
         noise = self._noise(metric)
         return None if noise is None else noise.sigma
 
     def sigma_upper(self, metric: str) -> Value:
-        """Its one-sided upper confidence bound, at the plan's confidence."""
+        """One-sided upper confidence bound of σ, at the plan's confidence level."""
         noise = self._noise(metric)
         return None if noise is None else noise.upper
 
     def sigma_n(self, metric: str) -> Value:
-        """Trials that σ was measured on."""
+        """Number of trials that σ was measured on."""
         noise = self._noise(metric)
         return None if noise is None else noise.n
 
     # -- trials -------------------------------------------------------------------------------------------------------
 
     def count_trials(self, *, arm: str | None = None, stage: str | None = None, status: str | None = None) -> Value:
-        """stage: the one that made them. status: as in researcher.models.TrialStatus, or `open` for all not ended."""
+        """Number of trials. stage: the one that created them. status: as in researcher.models.TrialStatus, or `open` for all not ended."""
         trials = self._trials(arm)
         if stage is not None:
             trials = [trial for trial in trials if trial.stage == self._stage(stage).id]
@@ -178,19 +178,19 @@ class Vocabulary(LossWords):
         return sum(trial.attempt for trial in self._trials(arm))
 
     def tries(self, *, arm: str, seed: int) -> Value:
-        """Attempts at one trial."""
+        """Number of attempts at one trial."""
         trial = self._records.trial(arm, seed)
         return None if trial is None else trial.attempt
 
     def total(self, series: str, *, arm: str | None = None) -> Value:
-        """Sum over steps and finished trials; None when a finished trial did not record it."""
+        """Sum of a series over steps and finished trials; None when a finished trial did not record it."""
         lines = [trial.series.get(series) for trial in self._trials(arm) if trial.status is TrialStatus.DONE]
         if not all(lines):
             return None
         return math.fsum(value for line in lines for _, value in line or ())
 
     def sampled_tokens(self, *, arm: str | None = None) -> Value:
-        """Tokens sampled in the training episodes of finished trials; None where one did not record them."""
+        """Tokens sampled in the training episodes of finished trials; None if a trial did not record them."""
         tokens = 0.0
         for trial in self._trials(arm):
             if trial.status is TrialStatus.DONE:
@@ -201,7 +201,7 @@ class Vocabulary(LossWords):
         return tokens
 
     def trial_s(self, *, arm: str | None = None) -> Value:
-        """Wall seconds of ended trials together, from the first attempt's intent to the end, without rests (researcher.report.records)."""
+        """Total wall seconds of ended trials, from the first attempt's intent to the end, without rests (researcher.report.records)."""
         spans = list[float]()
         for trial in self._trials(arm):
             if trial.started_at is not None and trial.ended_at is not None:
@@ -210,33 +210,33 @@ class Vocabulary(LossWords):
         return math.fsum(spans)
 
     def span_s(self) -> Value:
-        """Wall seconds from the first trial's beginning to the last one's end."""
+        """Wall seconds from the begin of the first trial to the end of the last one."""
         starts = [trial.started_at for trial in self._records.data.trials if trial.started_at is not None]
         ends = [trial.ended_at for trial in self._records.data.trials if trial.ended_at is not None]
         return max(ends) - min(starts) if starts and ends else None
 
     def count_llm_calls(self) -> Value:
-        """Calls of the planner LLM, answered or not: for plan, instrument and repairs."""
+        """Number of calls to the planner LLM, answered or not, for plan, instrument and repairs."""
         return len(self._records.data.llm_calls)
 
     def llm_tokens(self) -> Value:
-        """Tokens of those calls, prompts and answers."""
+        """Tokens of the planner LLM's calls, prompts and answers together."""
         return sum(call.prompt_tokens + call.completion_tokens for call in self._records.data.llm_calls)
 
     def llm_cost(self) -> Value:
-        """Cost of those calls; None if an answered one has neither cost nor price."""
+        """Cost of the planner LLM's calls; None if an answered call has neither cost nor price."""
         costs = [call.cost for call in self._records.data.llm_calls if call.answer is not None]
         return None if None in costs else math.fsum(cost for cost in costs if cost is not None)
 
     def fingerprint(self, *, arm: str, seed: int) -> Value:
-        """SHA-256 over all that is recorded of a trial."""
+        """SHA-256 of everything recorded for a trial."""
         trial = self._records.trial(arm, seed)
         return None if trial is None else fingerprint(trial)
 
     # -- sentinels and decisions --------------------------------------------------------------------------------------
 
     def sentinel(self, name: str) -> Value:
-        """`quiet`, or the severities of what it found. Without a finished trial nothing was checked."""
+        """`quiet`, or the severities of the sentinel's findings. Without a finished trial nothing was checked."""
         if name not in self._plan.sentinels:
             raise UnknownName(f"the plan has no sentinel {name!r}; it has {list(self._plan.sentinels)}")
         if not self._records.done:
@@ -256,7 +256,7 @@ class Vocabulary(LossWords):
         return sum(finding.severity == severity for finding in self._records.findings)
 
     def decision(self, stage: str) -> Answer:
-        """The decision after a stage (researcher.analysis.decide.Decision); None if it is not over."""
+        """The decision after a stage (researcher.analysis.decide.Decision); None if the stage is not over."""
         self._stage(stage)
         found = next((decision for decision in self._records.path if decision.after == stage), None)
         if found is None:
@@ -267,7 +267,7 @@ class Vocabulary(LossWords):
     # -- what was known beforehand ------------------------------------------------------------------------------------
 
     def known(self, id: str) -> Answer:
-        """Fields of an earlier finding (researcher.models.Known) as the frozen plan quotes it."""
+        """Fields of an earlier finding (researcher.models.Known), as quoted by the frozen plan."""
         return self._known(id).model_dump(exclude={"same_as"})
 
     def agreement(self, id: str, hypothesis: str) -> Value:
@@ -279,14 +279,14 @@ class Vocabulary(LossWords):
     # -- the plan -----------------------------------------------------------------------------------------------------
 
     def plan(self, field: str) -> Value:
-        """A field of the plan that is a number or a text."""
+        """A field of the plan; must be a number or a text."""
         found = self._plan.model_dump().get(field)
         if not isinstance(found, int | float | str):
             raise UnknownName(f"the plan has no single value {field!r}")
         return found
 
     def plan_hash(self) -> Value:
-        """Computed from the plan itself."""
+        """The plan's hash, computed from the plan itself."""
         return self._plan.digest()
 
     def budget(self, kind: str) -> Value:
@@ -302,7 +302,7 @@ class Vocabulary(LossWords):
         return {name: getattr(stage, name) for name in names}
 
     def level(self, arm: str, factor: str) -> Value:
-        """At which level an arm sets a factor."""
+        """The level to which an arm sets a factor."""
         levels = self._arm(arm)
         if factor not in levels:
             raise UnknownName(f"arm {arm!r} does not set {factor!r}; it sets {sorted(levels)}")
@@ -310,7 +310,7 @@ class Vocabulary(LossWords):
         return str(found).lower() if isinstance(found, bool) else found
 
     def seed_offset(self, arm: str) -> Value:
-        """Added to the arm's seeds; above 0 where another arm runs the same."""
+        """Offset added to the arm's seeds; above 0 if another arm has the same settings."""
         self._arm(arm)
         return self._plan.arm(arm).seed_offset
 
@@ -318,8 +318,8 @@ class Vocabulary(LossWords):
         return len(self._plan.hypotheses)
 
     def count_tested(self) -> Value:
-        """Hypotheses that are tested, whichever stage decides them: not those that the plan's own rules left behind, nor any of a
-        race that is on."""
+        """Number of tested hypotheses in all stages, without those that the plan's rules dropped, and without any of a running
+        race."""
         self._records.check_all()
         return sum(self._is_tested(hypothesis) for hypothesis in self._plan.hypotheses)
 
@@ -338,7 +338,7 @@ class Vocabulary(LossWords):
         return known[id]
 
     def _check(self, hypothesis: str) -> None:
-        """Checks everything an effect depends on: Holm's adjustment connects all hypotheses."""
+        """Check everything that an effect depends on. Holm's adjustment connects all hypotheses."""
         self._hypothesis(hypothesis)
         self._records.check_all()
 

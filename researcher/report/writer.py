@@ -1,6 +1,6 @@
-"""The report's files: Markdown with its drawings, and one self-contained HTML file.
+"""Writes the report's files: Markdown with its drawings, and one self-contained HTML file.
 
-The content follows from the records alone, so that it can be rendered again and compared.
+The content depends on the records alone, so it can be rendered again and compared.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ TEMPLATES = Path(__file__).parent / "templates"
 _MARKS = re.compile(
     r"([\\`*\[\]<|~]|(?<![^\W_])_|_(?![^\W_])|&(?=#?\w+;)|(?<=https)[:]|(?<=http)[:]|(?<=ftp)[:]|(?<=www)[.])", re.I
 )
-"""Characters that Markdown may interpret; `_` inside a word is harmless."""
+"""Characters that Markdown may interpret, except `_` inside a word, which is harmless."""
 _UNSEEN = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-"""Controls: of terminals, and of the direction in which a text is shown."""
+"""Control characters: for terminals and for text direction."""
 _MARKED = re.compile(r'<data value="[^"]*" title="([^"]*)">([^<]*)</data>')
 _HIDDEN = re.compile(r"<(style|script|svg|data)\b.*?</\1>|<[^>\n]*>", re.S)
 _NUMBER = re.compile(r"(?<![\w.])[+\u2212-]?\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?(?!\w)")
@@ -47,13 +47,13 @@ class Written:
     claims: list[Claim]
     seal: ReportSeal
     answer: str
-    """What the report answers, as plain text."""
+    """The report's answer as plain text."""
 
 
 def write_report(data: StudyData, folder: Path) -> Written:
-    """Write the report of a study into `folder`, over an earlier one.
+    """Write the report of a study into `folder`; overwrites an earlier one.
 
-    Raises: RecordsDisagree when a stored number is not what its series give: such a study has no report.
+    Raises: RecordsDisagree when a stored number differs from its series. Such a study has no report.
     """
     whole = page(Records(data))
     rendered = render(whole)
@@ -69,7 +69,7 @@ def write_report(data: StudyData, folder: Path) -> Written:
 
 
 def render(whole: Page) -> dict[str, tuple[str, str]]:
-    """File name and text by kind."""
+    """Render all files; returns name and text by kind."""
     found = {
         "markdown": ("report.md", tidy(markdown_templates().get_template("report.md.jinja").render(page=whole))),
         "html": ("report.html", html_templates().get_template("report.html.jinja").render(page=whole).lstrip()),
@@ -92,13 +92,13 @@ def digest(content: bytes) -> str:
 
 
 def claims_digest(claims: Sequence[Claim]) -> str:
-    """Over all that the claims say, in their order."""
+    """Digest of all claims, in order."""
     return digest(json.dumps([claim.model_dump(mode="json") for claim in claims], sort_keys=True).encode())
 
 
 @cache
 def wording() -> str:
-    """Over what decides and renders what reports say: the same records read alike only where it is the same."""
+    """Digest of the code and templates that determine a report's text. Only equal digests promise equal texts for equal records."""
     folders = (TEMPLATES.parent, TEMPLATES.parents[1] / "analysis")
     parts = [f"{name}\0".encode() + file.read_bytes() for folder in folders for name, file in visible_files(folder)]
     return digest(b"\0".join(parts))
@@ -106,7 +106,7 @@ def wording() -> str:
 
 @cache
 def markdown_templates() -> Environment:
-    """Templates of Markdown files; `t` quotes a text."""
+    """Jinja environment for Markdown files. The filter `t` quotes a text."""
     made = _environment(autoescape=False)
     made.filters["t"] = quoted
     made.globals |= {"n": _plain_claim, "code": _code, "block": _block}
@@ -123,7 +123,7 @@ def _plain() -> Environment:
 
 @cache
 def html_templates() -> Environment:
-    """Templates of HTML files, which escape by themselves."""
+    """Jinja environment for HTML files, with autoescaping."""
     made = _environment(autoescape=True)
     made.filters["t"] = _short
     made.globals |= {"n": _marked_claim, "code": _html_code, "drawing": Markup, "block": _html_block}
@@ -153,7 +153,7 @@ def _marked_claim(claim: Claim) -> Markup:
 
 
 PRINTED: Mapping[str, Callable[[Claim], str]] = {"markdown": _plain_claim, "html": lambda claim: escape(claim.text)}
-"""How each kind of file prints a claim."""
+"""The function that prints a claim, by kind of file."""
 
 
 def marked_claims(text: str) -> list[tuple[str, str]]:
@@ -172,7 +172,7 @@ def numbers_in(text: str) -> list[str]:
 
 
 def _code(name: str) -> str:
-    """A name as a Markdown code span; characters that would end it are replaced."""
+    """A name as a Markdown code span, with characters that would end the span replaced."""
     return f"`{_seen(name).replace('`', chr(0x2019)).replace('|', chr(0xA6))}`"
 
 
@@ -181,7 +181,7 @@ def _html_code(name: str) -> Markup:
 
 
 def _block(text: str) -> str:
-    """Lines as they were written, as an indented code block, which nothing in them can end."""
+    """Lines as an indented code block, which no content can end."""
     return "\n".join(f"    {line}" for line in _lines(text))
 
 
@@ -196,13 +196,13 @@ def _lines(text: str) -> list[str]:
 
 
 def _short(text: str) -> str:
-    """A quotation, on one line, cut where it is very long, without secrets."""
+    """A quotation on one line, without secrets, cut if it is very long."""
     line = _seen(redact(text))
     return line if len(line) <= _LONGEST_QUOTATION else f"{line[:_LONGEST_QUOTATION]} …"
 
 
 def _seen(text: str) -> str:
-    """On one line, with names for invisible characters."""
+    """A text on one line, with names for invisible characters."""
     return _UNSEEN.sub(_named, " ".join(text.split()))
 
 
@@ -211,11 +211,11 @@ def _named(control: re.Match[str]) -> str:
 
 
 def quoted(text: str) -> str:
-    """A quotation in Markdown: it makes no table, link, tag, entity or emphasis."""
+    """A quotation escaped for Markdown, so that it creates no table, link, tag, entity or emphasis."""
     return _MARKS.sub(r"\\\1", _short(text))
 
 
 def tidy(text: str) -> str:
-    """Markdown with no two blank lines in a row, none between the items of a list."""
+    """Remove double blank lines, and blank lines between list items, from Markdown."""
     text = re.sub(r"\n{3,}", "\n\n", text.strip() + "\n")
     return re.sub(r"(?m)^(- .*)\n\n(?=- )", r"\1\n", text)

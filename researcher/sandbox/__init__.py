@@ -1,1 +1,1 @@
-"""Runs code written by an LLM: in bubblewrap if available, else under limits that the process sets itself."""
+"""Runs code written by an LLM: in bubblewrap if available, else under limits that the process sets for itself."""

@@ -1,4 +1,4 @@
-"""Bytes between a Unix socket and a TCP port: the one way out of a sandbox that has no network."""
+"""Starts code inside the sandbox: sets the barriers, and relays bytes between a Unix socket and a TCP port, the only way out."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class Relay:
-    """Knows nothing of what it carries."""
+    """Relays bytes between sockets without interpreting them."""
 
     def __init__(self) -> None:
         self._servers: list[asyncio.Server] = []
 
     async def to_network(self, path: str, host: str, port: int) -> None:
-        """Forwards connections of the Unix socket at `path` to the host's port."""
+        """Forward connections from the Unix socket at `path` to the host's port."""
         serve = _carrier(lambda: asyncio.open_connection(host, port))
         self._servers.append(await asyncio.start_unix_server(serve, path))
 
     async def to_socket(self, host: str, port: int, path: str) -> None:
-        """Forwards connections of a local port to the Unix socket at `path`."""
+        """Forward connections from a local port to the Unix socket at `path`."""
         serve = _carrier(lambda: asyncio.open_unix_connection(path))
         self._servers.append(await asyncio.start_server(serve, host, port))
 
     async def close(self) -> None:
-        """Take nothing more. What is being carried ends with the process."""
+        """Accept no more connections. Open ones end with the process."""
         for server in self._servers:
             server.close()
 
@@ -47,7 +47,7 @@ def _carrier(
     async def serve(near: asyncio.StreamReader, back: asyncio.StreamWriter) -> None:
         try:
             far, forth = await connect()
-        except OSError:  # the server is away: the client sees its connection end, as it would without a relay
+        except OSError:  # the server is down: the client sees its connection end, as it would without a relay
             back.close()
             return
         await asyncio.gather(_pump(near, forth), _pump(far, back))
@@ -83,9 +83,9 @@ _LOWEST_PORT = 1024
 
 
 def confine_by(spec: SandboxSpec, ports: Sequence[int]) -> None:
-    """Set every barrier of this mode. In bubblewrap files are hidden already, and ports unless the network is shared.
+    """Set every barrier of this mode. Bubblewrap already hides files, and ports too unless the network is shared.
 
-    Raises: Unconfined if a promised barrier fails: then the code must not run.
+    Raises: Unconfined if a promised barrier fails. Then the code must not run.
     """
     found = _confined(spec, ports)
     missing = [name for name in spec.promised if not getattr(found, name)]
@@ -101,7 +101,7 @@ def _confined(spec: SandboxSpec, ports: Sequence[int]) -> Confined:
     if spec.mode is Mode.BUBBLEWRAP:
         return confine(bounds, ports=ports, datagrams=named) if spec.network else confine(bounds)
     reads = [*system_reads(), *map(Path, (*_NEEDED, "/etc/hosts", "/etc/resolv.conf", *spec.reads))]
-    # Python looks into the folder of our packages to find them.
+    # Python lists the folder of our packages to find them.
     writes = [Path(spec.room), Path("/dev/null")]
     return confine(bounds, reads=reads, lists=[packages_root()], writes=writes, ports=ports, datagrams=named)
 
@@ -138,7 +138,7 @@ def bubblewrap(spec: SandboxSpec, spec_file: Path, command: Sequence[str]) -> li
 
 
 def _hosts(spec: SandboxSpec, folder: Path) -> Path:
-    """Inside the sandbox, servers without a local address are reached through this end of the relay."""
+    """Write the hosts file of the sandbox: it maps servers without a local address to this end of the relay."""
     names = dict.fromkeys(["localhost", *(server.host for server in spec.servers if not server.loopback)])
     file = folder / "hosts"
     file.write_text("".join(f"127.0.0.1 {name}\n" for name in names))
@@ -146,7 +146,7 @@ def _hosts(spec: SandboxSpec, folder: Path) -> Path:
 
 
 def _make_room(spec: SandboxSpec) -> None:
-    """Go where the sockets will be: the path of one may be no longer than a hundred letters or so."""
+    """Change to the folder of the sockets, because a socket's path is limited to about 100 characters."""
     relays = Path(spec.folder) / _RELAYS
     relays.mkdir(exist_ok=True)
     for socket in relays.glob("*.sock"):
@@ -169,7 +169,7 @@ async def _outside(spec: SandboxSpec, spec_file: Path) -> int:
 
 
 async def _relaying(spec: SandboxSpec, child: int, go: int) -> int:
-    """Take the relay's other end, let the child go on, wait for its end."""
+    """Serve the relay's outer end, let the child continue, and wait until it exits."""
     relay = Relay()
     for number, server in enumerate(spec.servers):
         own = server.host if server.loopback and server.host != "localhost" else "127.0.0.1"

@@ -1,9 +1,9 @@
-"""From a command to the command that runs it in a sandbox, and in which words a person is told of it.
+"""Wraps a command so that it runs in a sandbox, and describes that sandbox for people.
 
     command, environ = confined(command, child_environ(), folder, reads=[code], servers=["http://127.0.0.1:8642"])
 
 bubblewrap  the system read-only, a private /tmp, no home, own processes, no network but a relay to the named servers
-limits      the process limits itself (`foundation.confinement`): how far that reaches, `sandbox()` says, since systems differ
+limits      the process limits itself (`foundation.confinement`); systems differ, and `sandbox()` says what the limits cover
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from foundation.paths import packages_root, python_path, write_atomically
 
 SPEC = "sandbox.json"
 _KEPT = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "PYTHONPATH", "SWARM_LOG_LEVEL")
-"""Environment variables that a sandbox gets; others may be secret."""
+"""Environment variables that are passed to a sandbox. Others may be secret."""
 _PACKAGES = ("foundation", "swarm", "researcher")
 _PROBE_S = 10.0
 
@@ -38,7 +38,7 @@ class Mode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Sandbox:
-    """The sandbox of this machine. words: for the terminal, the journal and the report."""
+    """A sandbox of this machine. words: its description for the terminal, the journal and the report."""
 
     mode: Mode
     words: str
@@ -56,12 +56,12 @@ class Relayed(BaseModel):
 
     @property
     def needs_network(self) -> bool:
-        """Whether it is given by an address that no relay can stand for."""
+        """Whether its address cannot be replaced by a relay."""
         return self.numeric and not self.loopback
 
     @property
     def numeric(self) -> bool:
-        """Whether the host is an address, and no name."""
+        """Whether the host is an address, not a name."""
         try:
             ip_address(self.host)
         except ValueError:
@@ -87,13 +87,13 @@ class SandboxSpec(BaseModel):
 
     @property
     def network(self) -> bool:
-        """Whether the sandbox has to share the network."""
+        """Whether the sandbox has to share the host's network."""
         return any(server.needs_network for server in self.servers)
 
 
 @cache
 def sandbox() -> Sandbox:
-    """The better one of those that work here; asked once."""
+    """The best sandbox that works here. Cached."""
     why = _no_bubblewrap()
     if why is None:
         words = (
@@ -105,7 +105,7 @@ def sandbox() -> Sandbox:
 
 
 def of_mode(mode: Mode) -> Sandbox:
-    """The sandbox of that mode, whether or not a better one works."""
+    """The sandbox of that mode, even if a better one works."""
     return sandbox() if sandbox().mode is mode else Sandbox(mode, f"by choice in mode {mode}: {_limited()}")
 
 
@@ -156,7 +156,7 @@ def spec_of(
 
 
 def _promised(mode: Mode, servers: Sequence[Relayed]) -> list[str]:
-    """Barriers that this system can enforce. In bubblewrap files are hidden already."""
+    """Barriers that this system can enforce. Bubblewrap already hides files."""
     version, promised = landlock_version(), ["calls"] if filters_calls() else []
     if mode is Mode.LIMITS and version >= FILES:
         promised.append("files")
@@ -166,7 +166,7 @@ def _promised(mode: Mode, servers: Sequence[Relayed]) -> list[str]:
 
 
 def scrubbed(environ: Mapping[str, str], spec: SandboxSpec) -> dict[str, str]:
-    """The sandbox's environment: a client token, but never an admin's."""
+    """The sandbox's environment variables. A client token may be among them, but never an admin token."""
     kept = {name: environ[name] for name in _KEPT if name in environ}
     kept["PYTHONPATH"] = python_path(kept)
     token = environ.get("SWARM_CLIENT_TOKEN") or environ.get("SWARM_TOKEN")
@@ -184,10 +184,10 @@ def system_reads() -> list[Path]:
 
 
 def located(python: str) -> tuple[str, Path]:
-    """Where the sandbox finds a Python, and what it reads to start: its environment, or only itself.
+    """The Python's path, and the folder or file that it must read to start: its virtual environment, or only the executable.
 
-    The folder around a Python without an environment may be a home (`~/bin/python`) or the whole disk
-    (`/bin/python3`).
+    Without a virtual environment, the surrounding folder may be a home (`~/bin/python`) or the whole disk
+    (`/bin/python3`), so it is not exposed.
     """
     place = Path(python)
     environment = place.parent.parent
@@ -198,14 +198,14 @@ def located(python: str) -> tuple[str, Path]:
 
 
 def _addressed() -> str:
-    """Ports that bubblewrap leaves open for a server given by address."""
+    """Describes the ports that bubblewrap leaves open for a server given by address."""
     if landlock_version() >= PORTS:
         return " (one given by its address: its TCP port alone, on any host)"
     return " (one given by its address: it CAN reach the whole network; give the server by a name)"
 
 
 def _limited() -> str:
-    """What the limits cover on this system."""
+    """Describes what the limits cover on this system."""
     version = landlock_version()
     held = "its memory, processor time and files are limited, secrets are taken out of its environment"
     if filters_calls():
@@ -219,7 +219,7 @@ def _limited() -> str:
 
 
 def _no_bubblewrap() -> str | None:
-    """Why it cannot be used; None when it can."""
+    """Why bubblewrap cannot be used; None if it can."""
     if sys.platform != "linux":
         return "this is no Linux"
     found = shutil.which("bwrap")

@@ -1,1 +1,1 @@
-"""When a study may run, and the daemon that carries studies on by themselves."""
+"""Timetables of studies, and the daemon that continues studies by itself."""

@@ -1,7 +1,7 @@
 """The daemon continues studies and campaigns, each in a process of its own, whenever their timetables allow.
 
-APScheduler stores its jobs in the researcher's database and says when to look. What to do follows from the records
-alone, so an extra look does nothing and a missed one is made up for by the next.
+APScheduler stores its jobs in the researcher's database and triggers each look. A look decides from the records alone, so
+an extra look does nothing, and the next one makes up for a missed one.
 """
 
 from __future__ import annotations
@@ -45,28 +45,28 @@ _LOOK_EVERY_S = 20
 _WAKE_EVERY_S = 60.0
 _FIRST_BACKOFF_S, _LONGEST_BACKOFF_S = 10.0, 3600.0
 _TOLD_STARTS = 4
-"""People are told of a study whose worker has to be started so often in a row."""
+"""Number of failed starts in a row after which people are notified."""
 _QUIET_S = 900.0
-"""A study that worked for so long is not taken for one that dies at once."""
+"""A worker that ran for this long does not count as a failed start."""
 _AHEAD_S = 8 * 86_400.0
-"""Farther ahead no alarm is set for."""
+"""Alarms are set at most this far ahead."""
 _KNOCK_S = 0.1
 STARTING_S = 15.0
-"""How long a daemon may take to start."""
+"""Limit for the start of a daemon."""
 _PLANNED_S = 600.0
-"""A study whose plan was not frozen by then was given up by the one who planned it."""
+"""A study without a frozen plan after this time was abandoned while it was planned."""
 _children: list[subprocess.Popen[bytes]] = []
-"""Child processes, to be reaped."""
+"""Child processes that have to be reaped."""
 
 Launch = Callable[[str], None]
-"""Start a process that continues this study or campaign."""
+"""Starts a process that continues this study or campaign."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cared:
-    """A study or campaign as the daemon sees it. schedule: as it is stored; None: nobody has scheduled it.
+    """A study or campaign as the daemon sees it. schedule: as stored; None: nobody has scheduled it.
 
-    planned: it has what it needs to be continued. waits: asks whether it rests until a person says something.
+    planned: it can be continued; a study needs a frozen plan for that. waits: tells whether it rests until a person answers.
     """
 
     id: str
@@ -81,7 +81,7 @@ class Cared:
 
 @dataclass(slots=True)
 class _Starts:
-    """Failed starts of a study in a row. began: time of the last start; last: that, or when it was last seen working."""
+    """Failed starts of a study in a row. began: time of the last start. last: that time, or when its worker was last seen alive."""
 
     count: int = 0
     began: float = 0.0
@@ -93,7 +93,7 @@ class _Starts:
 
 
 class Carrier:
-    """Sees to it that every study in its care is worked on when it may be, and by one process only."""
+    """Ensures that every study in its care has exactly one worker whenever its timetable allows."""
 
     def __init__(self, store: Store, launch: Launch, clock: Clock) -> None:
         self._store = store
@@ -101,16 +101,16 @@ class Carrier:
         self._clock = clock
         self._starts: dict[str, _Starts] = {}
         self._lapsed: dict[str, int] = {}
-        """Leases that had run out at the last look, by their token."""
+        """Tokens of leases that had expired at the last look."""
         self._unreadable: set[str] = set()
-        """Studies whose timetables this machine cannot read, and said so."""
+        """Studies with timetables that this machine cannot read, already logged."""
 
     def look(self) -> list[str]:
-        """Start what should run and does not. Returns what is still in care: ids of studies and campaigns."""
+        """Start workers where they are missing. Returns the ids of studies and campaigns still in care."""
         return [each.id for each in self._all() if self._cared_for(each)]
 
     def next_change(self) -> float | None:
-        """When the next timetable opens or closes; None if not within days, as later looks ask again."""
+        """When the next timetable opens or closes; None if that is days ahead, because later looks ask again."""
         now = self._clock.now()
         tables = [self._timetable(each) for each in self._all() if not each.ended]
         changes = [table.next_change(now) for table in tables if table is not None]
@@ -159,7 +159,7 @@ class Carrier:
             return True
         if not each.planned:
             return now - each.created_at < _PLANNED_S
-        if self._held(each.id):  # by one who died: its servers are to be freed, whether or not it may run now
+        if self._held(each.id):  # its worker died: free its servers, even if the study may not run now
             self._begin(each.id, now)
         elif each.pause_requested:
             return True
@@ -167,18 +167,18 @@ class Carrier:
             self._begin(each.id, now)
         elif table.open(now):
             if each.waits():
-                self._starts.pop(each.id, None)  # once there is an answer it goes on at once
+                self._starts.pop(each.id, None)  # so that it continues at once after an answer
             else:
                 self._begin(each.id, now)
         return True
 
     def _held(self, study_id: str) -> bool:
-        """Whether the one who works on it, or did last and does no more, has not given it back: what runs for it may run still."""
+        """Whether a worker, perhaps a dead one, still holds the lease. Its trials may still be running."""
         return self._store.leases.holder(study_id) is not None
 
     def _is_owned(self, study_id: str, now: float) -> bool:
-        """Whether somebody works on it. A lease that ran out since the last look still counts: when the clock was put
-        forward, or the machine slept, its owner lives all the same, and renews it in a moment."""
+        """Whether the study has a worker. A lease that expired since the last look still counts: if the clock was set forward
+        or the machine slept, its owner is alive and will renew it in a moment."""
         before = self._lapsed.pop(study_id, None)
         if living_owner(self._store, study_id, now) is not None:
             return True
@@ -190,7 +190,7 @@ class Carrier:
 
     def _begin(self, study_id: str, now: float) -> None:
         starts = self._starts.setdefault(study_id, _Starts())
-        starts.last = min(starts.last, now)  # the clock was put back
+        starts.last = min(starts.last, now)  # in case the clock was set back
         if starts.count and now - starts.last > _QUIET_S + starts.backoff_s:
             starts.count = 0
         if now < starts.last + starts.backoff_s:
@@ -202,7 +202,7 @@ class Carrier:
         self._launch(study_id)
 
     def _tell(self, study_id: str, now: float) -> None:
-        """Of a study; a campaign says itself what it waits for."""
+        """Notify people about a study. A campaign sends its own notices."""
         if owned_resource(study_id).startswith("campaign:"):
             return
         study = self._store.studies.get(study_id)
@@ -211,7 +211,7 @@ class Carrier:
         self._store.notices.record(failure_notice(subject_of(study), said, now, then), study.options.notify)
 
     def _timetable(self, each: Cared) -> Timetable | None:
-        """Its timetable; None if no daemon carries it, or only one of another machine."""
+        """Its timetable; None if no daemon carries it, or a daemon on another machine does."""
         detail = each.schedule
         if detail is None or not detail.get("carried"):
             return None
@@ -225,7 +225,7 @@ class Carrier:
 
 
 async def carry(*, until_idle: bool) -> None:
-    """Carry on until cancelled, or, with until_idle, until no study is left in care."""
+    """Run the daemon until cancelled, or, with until_idle, until no study is left in its care."""
     idle = asyncio.Event()
     store, clock = Store.open(), SystemClock()
     _Current.carrier, _Current.post = Carrier(store, _launch, clock), Post(store, os.environ, clock)
@@ -241,7 +241,7 @@ async def carry(*, until_idle: bool) -> None:
     try:
         now = datetime.now(UTC)
         scheduler.add_job(look, "interval", seconds=_LOOK_EVERY_S, id="look", replace_existing=True, next_run_time=now)
-        while not idle.is_set():  # a database that went away may have cost the scheduler its own alarm
+        while not idle.is_set():  # the scheduler may have lost its alarm in a database outage
             with suppress(TimeoutError):
                 async with asyncio.timeout(_WAKE_EVERY_S):
                     await idle.wait()
@@ -252,7 +252,7 @@ async def carry(*, until_idle: bool) -> None:
 
 
 class _Current:
-    """Objects for the jobs. Jobs in a database are named by function and carry no objects."""
+    """Objects that the jobs use. A job in a database names its function and carries no objects."""
 
     carrier: Carrier | None = None
     post: Post | None = None
@@ -261,7 +261,7 @@ class _Current:
 
 
 async def look() -> None:
-    """The daemon's job: look, and look again at the very moment when a window opens."""
+    """The daemon's job: look now, and schedule another look for the moment when a window opens."""
     carrier, post, scheduler = _Current.carrier, _Current.post, _Current.scheduler
     if carrier is None or post is None or scheduler is None:
         return
@@ -277,9 +277,9 @@ async def look() -> None:
 
 @contextmanager
 def only_daemon(patience_s: float = 0.0) -> Iterator[bool]:
-    """Whether this is the one daemon of this data directory and database; held while the body runs.
+    """Hold the daemon's lock of this data directory and database while the body runs; gives whether we got it.
 
-    patience_s: how long another one may take to end: it may have seen no study left a moment before there was one.
+    patience_s: how long to wait for another daemon, which may be about to exit because it saw no study.
     """
     file = _lock_file()
     until = time.monotonic() + patience_s
@@ -306,13 +306,13 @@ def daemon_lives() -> bool:
 
 
 def _lock_file() -> Path:
-    """The lock file of this data directory and database, however its URL is written."""
+    """The lock file of this data directory and database, independent of how the URL is written."""
     return user_data_dir() / f"daemon-{_short_digest(place_of(default_url()))}.lock"
 
 
 def ensure_daemon() -> None:
-    """Start a daemon in the background, unless one runs already, and wait until it lives: whoever looks next finds it. It ends when no
-    study is left in its care.
+    """Start a daemon in the background, unless one is running, and wait until it is up, so that the caller can rely on it. It exits
+    when no study is left in its care.
     """
     child = _spawn(["daemon", "--until-idle"], user_data_dir() / "daemon.log")
     until = time.monotonic() + STARTING_S
@@ -342,7 +342,7 @@ def _spawn(arguments: list[str], log: Path) -> subprocess.Popen[bytes]:
 
 
 def _jobs_table() -> str:
-    """A table of jobs per daemon: one that shares its database with others must not be handed their jobs."""
+    """Name of this daemon's job table. Daemons that share a database must not get each other's jobs."""
     place = f"{socket.gethostname()}:{user_data_dir()}"
     return f"daemon_jobs_{_short_digest(place)}"
 

@@ -1,4 +1,4 @@
-"""When a study may run: daily windows in the machine's time zone, and an end.
+"""Timetables: the daily windows in which a study may run, in the machine's time zone, and an end.
 
 Everything is computed from the current time, so clock changes and suspended laptops need no special care.
 """
@@ -22,19 +22,19 @@ from foundation.strict import StrictModel, explain
 _WEEKDAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _WINDOW = re.compile(r"(?:(?P<days>[a-z,\-]+) )?(?P<opens>\d{1,2}:\d{2})-(?P<closes>\d{1,2}:\d{2})")
 LONGEST_DAYS = 3650
-"""After which a study ends at the latest, where it has such an end at all."""
+"""Longest duration of a study that has an end, in days."""
 _DAY_S = 86_400.0
 _LOCALTIME = Path("/etc/localtime")
-"""A symbolic link to the zone file, which gives its name. Without it, the machine's time is UTC."""
+"""Symbolic link to the zone file. Its target names the time zone; without it, the machine uses UTC."""
 _NAMELESS = "{} time zone, in which --window could be meant; set TZ to a name such as Europe/Berlin"
 _AHEAD = 8
-"""Days in which every window opens at least once."""
+"""Number of days in which every window opens at least once."""
 
 
 class Window(StrictModel):
-    """Minutes after midnight. A window that closes before it opens lasts into the next day.
+    """A daily window, in minutes after midnight. If it closes before it opens, it lasts into the next day.
 
-    weekdays: on which it opens, 0 is Monday.
+    weekdays: days on which it opens; 0 is Monday.
     """
 
     opens: Annotated[int, Field(ge=0, lt=1440)]
@@ -53,19 +53,19 @@ class Window(StrictModel):
         return cls(opens=opens, closes=closes, weekdays=_weekdays(found["days"], text))
 
     def on(self, day: date, zone: ZoneInfo) -> tuple[float, float]:
-        """Unix seconds at which it opens and closes when it opens on that day."""
+        """Opening and closing time, in Unix seconds, of the window that opens on that day."""
         last = day if self.closes > self.opens else day + timedelta(days=1)
         return _moment(day, self.opens, zone), _moment(last, self.closes, zone)
 
 
 class Unreadable(UsageError):
-    """A timetable of another machine, or of a later version."""
+    """The timetable comes from another machine or a later version."""
 
 
 class Timetable(StrictModel):
-    """windows: none means always. until: Unix seconds after which nothing more is begun; None: no end.
+    """When a study may run. windows: none means always. until: Unix seconds after which no trial begins; None: no end.
 
-    zone: IANA name of the time zone in which the windows are meant.
+    zone: IANA name of the windows' time zone.
     """
 
     windows: tuple[Window, ...] = ()
@@ -95,7 +95,7 @@ class Timetable(StrictModel):
 
     @classmethod
     def of_record(cls, detail: Mapping[str, Any]) -> Self:
-        """The timetable in a study's schedule as the store keeps it. Raises: Unreadable."""
+        """The timetable in a stored schedule. Raises: Unreadable."""
         try:
             return cls.model_validate(detail["timetable"])
         except ValidationError as error:
@@ -112,14 +112,14 @@ class Timetable(StrictModel):
         return not self.windows or any(begin <= now < end for begin, end in self._around(now))
 
     def next_change(self, now: float) -> float | None:
-        """The next moment at which `open` may say something else; None: never."""
+        """The next time at which `open` may change; None: never."""
         edges = [edge for span in self._around(now) for edge in span]
         if self.until is not None:
             edges.append(self.until)
         return min((edge for edge in edges if edge > now), default=None)
 
     def next_opening(self, now: float) -> float | None:
-        """The next moment from which trials may run, `now` itself where they may; None: never again."""
+        """The next time at which trials may run, `now` if they may run now; None: never again."""
         if self.over(now):
             return None
         if self.open(now):
@@ -138,7 +138,7 @@ class Timetable(StrictModel):
                 begin, end = window.on(day, zone)
                 if (
                     day.weekday() in window.weekdays and begin < end
-                ):  # not one that the change of clocks leaves out whole
+                ):  # skip a window that the change of clocks removes entirely
                     yield begin, end
 
 
@@ -151,7 +151,7 @@ def _moment(day: date, minutes: int, zone: ZoneInfo) -> float:
 
 
 def _change_between(before: float, after: float, zone: ZoneInfo) -> float:
-    """The moment at which clocks go forward: the first that exists where the one that is named does not."""
+    """When clocks go forward: the first valid local time after the skipped one that a window names."""
     offset = datetime.fromtimestamp(after, zone).utcoffset()
     while after - before > 1:
         middle = (before + after) // 2
@@ -163,7 +163,7 @@ def _change_between(before: float, after: float, zone: ZoneInfo) -> float:
 
 
 def _zone_here() -> str:
-    """IANA name of the machine's time zone. Raises: UsageError where it has none, and nobody could work out its windows."""
+    """IANA name of the machine's time zone. Raises: UsageError if it has none, because windows would be undefined."""
     given = os.environ.get("TZ", "").removeprefix(":")
     if given:
         name = str(Path(given).resolve()).rpartition("/zoneinfo/")[2] if given.startswith("/") else given
@@ -182,7 +182,7 @@ def _zone_here() -> str:
 def _is_zone(name: str) -> bool:
     try:
         ZoneInfo(name)
-    except (ZoneInfoNotFoundError, ValueError, OSError):  # the last for a folder of zones
+    except (ZoneInfoNotFoundError, ValueError, OSError):  # OSError: the name is a folder of zones
         return False
     return True
 
@@ -195,7 +195,7 @@ def _minutes(text: str, whole: str) -> int:
 
 
 def _weekdays(text: str | None, whole: str) -> tuple[int, ...]:
-    """`mon-fri`, `sat,sun`, `fri-mon`."""
+    """Parse `mon-fri`, `sat,sun` or `fri-mon`."""
     if text is None:
         return tuple(range(7))
     days: set[int] = set()

@@ -1,1 +1,1 @@
-"""The records: SQL is the truth, MLflow a copy of it. Only this room imports sqlalchemy, alembic and mlflow."""
+"""The records: SQL is the source of truth, MLflow a copy. Only this package imports sqlalchemy, alembic and mlflow."""

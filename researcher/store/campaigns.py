@@ -1,4 +1,4 @@
-"""Campaigns, their hypotheses and decisions, and what people say to them. Append-only but for a campaign's status."""
+"""Campaigns with their hypotheses, decisions and messages from people. Append-only except for a campaign's status."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from researcher.store.transactions import CAMPAIGN, Part, readable, resolved
 
 
 class Campaigns(Part):
-    """Decisions, hypotheses and the status are written by the campaign's owner; requests and words by anyone."""
+    """The campaign's owner writes decisions, hypotheses and the status. Anyone may write requests and messages."""
 
     @retried
     def create(
@@ -44,8 +44,8 @@ class Campaigns(Part):
         schedule: Mapping[str, Any],
         joined: Sequence[Mapping[str, Any]] = (),
     ) -> str:
-        """schedule: the timetable, and whether a daemon carries it, as of a study. joined: a line of the journal for each further
-        instrument (`researcher.campaign.records.joining`)."""
+        """Create a campaign. schedule: as for a study, the timetable and whether a daemon carries it. joined: a journal line for
+        each further instrument (`researcher.campaign.records.joining`)."""
         campaign_id, now = self._db.ids.new(CAMPAIGN), self._db.clock.now()
         made = CampaignRecord(
             id=campaign_id,
@@ -73,14 +73,14 @@ class Campaigns(Part):
 
     @retried
     def all(self) -> list[CampaignRecord]:
-        """All of them, newest first."""
+        """All campaigns, newest first."""
         with readable("the rows of campaigns"), self._db.reading() as session:
             rows = session.scalars(select(CampaignRow).order_by(CampaignRow.created_at.desc(), CampaignRow.id))
             return [CampaignRecord.model_validate(row, from_attributes=True) for row in rows]
 
     @retried
     def resolve(self, reference: str) -> str:
-        """The id that `latest`, an id or its beginning (with or without `ca-`) means. Raises: NotFound, Ambiguous."""
+        """The id meant by `latest`, an id or a prefix of one (with or without `ca-`). Raises: NotFound, Ambiguous."""
         known = [each.id for each in self.all()]
         if not known:
             raise NotFound("there are no campaigns yet; begin with `researcher campaign start GOAL.yaml`")
@@ -105,17 +105,17 @@ class Campaigns(Part):
         hypotheses: Sequence[HypothesisRecord],
         study: StudyRecord | None,
     ) -> DecisionRecord:
-        """Write a decision with the hypotheses that it registers or changes and the study that it begins: all or nothing.
+        """Write a decision, the hypotheses that it registers or changes, and the study that it begins, in one transaction.
 
-        study: without an id; the record that is returned has it. A decision of that number that is there already stands,
-        and is returned instead.
+        study: without an id; the returned record has it. If a decision with that number exists, it stands and is
+        returned instead.
         """
         now = self._db.clock.now()
         with self._db.owning(campaign_id) as session:
             there = session.get(DecisionRow, (campaign_id, decision.seq))
             if there is not None:
                 return _decision(there)
-            schedule = dict(_row(session, campaign_id, lock=True).schedule)  # whoever answers the last one comes first
+            schedule = dict(_row(session, campaign_id, lock=True).schedule)  # serialised with people's answers
             made = decision.model_copy(update={"at": now})
             if study is not None:
                 study_id = self._db.ids.new("st")
@@ -133,14 +133,14 @@ class Campaigns(Part):
 
     @retried
     def decisions(self, campaign_id: str) -> list[DecisionRecord]:
-        """All of them, in order."""
+        """All decisions, in order."""
         with readable("the rows of decisions"), self._db.reading() as session:
             chosen = select(DecisionRow).where(DecisionRow.campaign_id == campaign_id).order_by(DecisionRow.seq)
             return [_decision(row) for row in session.scalars(chosen)]
 
     @retried
     def hypotheses(self, campaign_id: str, *, before: int | None = None) -> list[HypothesisRecord]:
-        """The newest version of each, in the order of registration. before: as they stood before the decision of that number."""
+        """The newest version of each hypothesis, in the order of registration. before: ignore this decision and later ones."""
         with readable("the rows of campaign_hypotheses"), self._db.reading() as session:
             chosen = select(CampaignHypothesisRow).where(CampaignHypothesisRow.campaign_id == campaign_id)
             if before is not None:
@@ -155,7 +155,7 @@ class Campaigns(Part):
 
     @retried
     def record(self, campaign_id: str, kind: str, detail: Mapping[str, Any]) -> int:
-        """Append a line to the journal; returns its number. Open to anyone."""
+        """Append a line to the journal; returns its number. Anyone may do this."""
         with self._db.writing() as session:
             _row(session, campaign_id)
             row = self._note(session, campaign_id, kind, detail)
@@ -171,11 +171,11 @@ class Campaigns(Part):
         *,
         decision: int | None = None,
     ) -> Mapping[str, Any]:
-        """Append what a person says to what the journal holds by now: no other answer or decision comes between. Returns the line's
-        detail.
+        """Append a person's message. It is made from the journal's current lines; no other answer or decision can come in between.
+        Returns the line's detail.
 
-        said: the detail, of the journal's lines in order; raises where there is nothing to answer, and then nothing is written.
-        decision: the one that the person was shown; None: whichever is the newest. Raises: WrongState where it is not.
+        said: makes the detail from the journal's lines in order; if it raises, nothing is written.
+        decision: the one that the person was shown; None: the newest. Raises: WrongState if it is no longer the newest.
         """
         with self._db.writing() as session:
             _row(session, campaign_id, lock=True)
@@ -186,7 +186,7 @@ class Campaigns(Part):
 
     @retried
     def veto(self, campaign_id: str, because: str, by: str, *, decision: int | None = None) -> DecisionRecord:
-        """Say no to the study that was decided last and has not ended, once. decision: as in `answer`. Raises: WrongState."""
+        """Veto the study of the newest decision, if it has not ended and was not vetoed before. decision: as in `answer`. Raises: WrongState."""
         with self._db.writing() as session:
             _row(session, campaign_id, lock=True)
             newest = _newest(session, campaign_id, decision)
@@ -204,13 +204,13 @@ class Campaigns(Part):
 
     @retried
     def events(self, campaign_id: str, *kinds: str) -> list[CampaignEvent]:
-        """Lines of the journal, oldest first; of these kinds only where some are named."""
+        """Lines of the journal, oldest first; only of these kinds if any are given."""
         with readable("the rows of campaign_events"), self._db.reading() as session:
             return _events(session, campaign_id, *kinds)
 
     @retried
     def request(self, campaign_id: str, *, stop: bool | None = None, pause: bool | None = None) -> None:
-        """Ask for a stop or a pause, of the study that runs too, or withdraw both. A vetoed study stays stopped."""
+        """Ask for a stop or pause of the campaign and its running study, or withdraw both. A vetoed study stays stopped."""
         with self._db.writing() as session:
             row = _row(session, campaign_id, lock=True)
             row.stop_requested = row.stop_requested if stop is None else stop
@@ -224,7 +224,7 @@ class Campaigns(Part):
                     study.pause_requested = study.pause_requested if pause is None else pause
 
     def _vetoed(self, session: Session, campaign_id: str) -> set[str]:
-        """Studies that a person has said no to."""
+        """Ids of vetoed studies."""
         chosen = select(CampaignEventRow).where(
             CampaignEventRow.campaign_id == campaign_id, CampaignEventRow.kind == "vetoed"
         )
@@ -234,14 +234,14 @@ class Campaigns(Part):
 
     @retried
     def hand_over(self, campaign_id: str) -> None:
-        """Have the daemon carry it from now on."""
+        """Hand the campaign to the daemon."""
         with self._db.writing() as session:
             row = _row(session, campaign_id, lock=True)
             row.schedule = {**row.schedule, "carried": True}
 
     @retried
     def studies(self, campaign_id: str) -> int:
-        """How many studies it has begun."""
+        """Number of studies that the campaign has begun."""
         with self._db.reading() as session:
             counted = select(func.count()).select_from(StudyRow).where(StudyRow.campaign_id == campaign_id)
             return int(session.execute(counted).scalar_one())
@@ -260,7 +260,7 @@ def _row(session: Session, campaign_id: str, *, lock: bool = False) -> CampaignR
 
 
 def _newest(session: Session, campaign_id: str, shown: int | None) -> DecisionRow | None:
-    """The decision that was made last. shown: the one that somebody answers. Raises: WrongState where the two differ."""
+    """The newest decision. shown: the one that somebody answers. Raises: WrongState if the two differ."""
     chosen = select(DecisionRow).where(DecisionRow.campaign_id == campaign_id)
     newest = session.scalar(chosen.order_by(DecisionRow.seq.desc()).limit(1))
     if shown is not None and (newest is None or newest.seq != shown):

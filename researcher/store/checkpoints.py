@@ -1,4 +1,4 @@
-"""LangGraph in the study's own database, where its graphs keep their place."""
+"""LangGraph checkpoints in the researcher's database, so that a graph can continue where it stopped."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from researcher.store.retries import PATIENCE_S, is_held, of_driver, patiently
 
 _BUSY_S = 20.0
 PLANNING_PATIENCE_S = 60.0
-"""While a plan is made: a person sits before it, and one Ctrl-C waits for the end of it."""
+"""Patience while a plan is made. Short, because a person is waiting and Ctrl-C takes effect only afterwards."""
 
 T = TypeVar("T")
 Saver = BaseCheckpointSaver[str]
@@ -27,8 +27,8 @@ Saver = BaseCheckpointSaver[str]
 def with_saver(url: str | None, work: Callable[[Saver | None], T], patience_s: float | None = None) -> T:
     """Run `work` with LangGraph's saver in that database (SQLite or PostgreSQL), or with None.
 
-    While the database is away or locked, the work is started again; it has to find its place in what was saved.
-    patience_s: default ten minutes. Raises: DatabaseAway when it runs out; OSError when SQLite's disk fails.
+    While the database is away or locked, the work is restarted; it has to find its place from the checkpoints.
+    patience_s: default ten minutes. Raises: DatabaseAway when patience runs out; OSError when SQLite's disk fails.
     """
     if url is None:
         return work(None)
@@ -41,7 +41,7 @@ def with_saver(url: str | None, work: Callable[[Saver | None], T], patience_s: f
 
 
 def caught_up(graph: Any, config: RunnableConfig) -> Any:
-    """The graph's state at its next question or its end: what an outage or a crash cut off is done first."""
+    """The graph's state at its next question or its end. First finishes the step that an outage or a crash cut off."""
     state = graph.get_state(config)
     if state.tasks and not state.interrupts:
         graph.invoke(None, config, durability="sync")
@@ -51,7 +51,7 @@ def caught_up(graph: Any, config: RunnableConfig) -> Any:
 
 @contextmanager
 def _saver_in(url: str) -> Iterator[Saver]:
-    """Raises: DBAPIError when the database is away; OSError."""
+    """Open a saver. Raises: DBAPIError when the database is away; OSError."""
     file = sqlite_file(url)
     if file is not None:
         connection = sqlite3.connect(file, check_same_thread=False, timeout=_BUSY_S)

@@ -1,4 +1,4 @@
-"""Conclusions: verdicts, and the report with its claims."""
+"""Verdicts, and the report with its claims."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from researcher.store.transactions import Part, readable
 
 
 class Verdicts(Part):
-    """Writes belong to the study's owner."""
+    """Verdicts on hypotheses. Only the study's owner may write."""
 
     @retried
     def record(self, study_id: str, stage: str, record: VerdictRecord) -> None:
-        """The verdict on one hypothesis after `stage`; deciding again after the same stage replaces it."""
+        """Store the verdict on one hypothesis after `stage`. Replaces an earlier one after the same stage."""
         with self._db.owning(study_id) as session:
             version = session.scalar(select(func.max(PlanRow.version)).where(PlanRow.study_id == study_id)) or 0
             at = (study_id, version, stage, record.hypothesis)
@@ -34,7 +34,7 @@ class Verdicts(Part):
 
     @retried
     def all(self, study_id: str, stage: str | None = None) -> list[VerdictRecord]:
-        """The newest verdict on each hypothesis, or those given after `stage`, in the order they were first given."""
+        """The newest verdict on each hypothesis, or those given after `stage`, in the order in which they were first given."""
         with self._db.reading() as session:
             chosen = select(VerdictRow).where(VerdictRow.study_id == study_id)
             if stage is not None:
@@ -46,7 +46,7 @@ class Verdicts(Part):
 
     @retried
     def stages(self, study_id: str) -> dict[str, list[str]]:
-        """The stages after which each hypothesis has a verdict on record, whichever is the newest."""
+        """By hypothesis, all stages after which a verdict was recorded."""
         with self._db.reading() as session:
             chosen = select(VerdictRow.hypothesis, VerdictRow.stage).where(VerdictRow.study_id == study_id)
             found: dict[str, list[str]] = defaultdict(list)
@@ -56,11 +56,11 @@ class Verdicts(Part):
 
 
 class Reports(Part):
-    """Claims and files of the newest report. Writes belong to the study's owner."""
+    """Claims and files of the newest report. Only the study's owner may write."""
 
     @retried
     def save_claims(self, study_id: str, claims: Iterable[Claim]) -> None:
-        """All claims of the report as it stands; those of an earlier report are replaced."""
+        """Store all claims of the report. Replaces those of an earlier report."""
         with self._db.owning(study_id) as session:
             session.execute(delete(ClaimRow).where(ClaimRow.study_id == study_id))
             for position, claim in enumerate(claims):
@@ -74,7 +74,7 @@ class Reports(Part):
 
     @retried
     def record(self, study_id: str, files: Mapping[str, str], seal: ReportSeal) -> None:
-        """The report's files (`{"markdown": path, "html": path}`) with their seal; MLflow gets a copy."""
+        """Store the paths of the report's files (`{"markdown": path, "html": path}`) and their seal, and announce it to the sinks."""
         detail = {**files, SEAL: seal.model_dump()}
         with self._db.owning(study_id) as session:
             session.add(EventRow(study_id=study_id, at=self._db.clock.now(), kind="report", detail=detail))
@@ -87,7 +87,7 @@ class Reports(Part):
 
     @retried
     def seal(self, study_id: str) -> ReportSeal | None:
-        """None if there is no report, or it has no seal."""
+        """The newest report's seal; None without a report or seal."""
         seal = self._newest_report(study_id).get(SEAL)
         return None if seal is None else ReportSeal.model_validate(seal)
 

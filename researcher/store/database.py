@@ -1,4 +1,4 @@
-"""Opening the database: which one, with which guarantees; upgraded by itself, refused when newer than the code."""
+"""Opens the database: chooses its URL, sets transaction guarantees, upgrades the schema, refuses one newer than the code."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from researcher.store.retries import is_held, patiently
 from researcher.store.tables import SCHEMA_REVISION
 
 MIGRATION_LOCK = 0x5EA4C8
-"""Key of the PostgreSQL advisory lock under which one process upgrades."""
+"""Key of the PostgreSQL advisory lock that lets one process upgrade at a time."""
 BUSY_TIMEOUT_S = 20
 RESTART_S = 5.0
-"""As long as a server takes that is being restarted; a wrong address is to be told soon."""
+"""Long enough for a server that restarts, and short enough to report a wrong address soon."""
 _NO_ROOM = ("SQLITE_FULL", "SQLITE_IOERR")
 """SQLite reports some writes on a full disk as I/O errors."""
 
 
 def default_url(environ: Mapping[str, str] | None = None) -> str:
-    """`RESEARCHER_DATABASE_URL`, else `researcher.db` in the user data directory. SQLite's names its file from the root.
+    """`RESEARCHER_DATABASE_URL`, else `researcher.db` in the user data directory. A SQLite URL has an absolute path.
 
-    Raises: DatabaseRefused when the URL names no database of ours.
+    Raises: DatabaseRefused when the URL names neither SQLite nor PostgreSQL.
     """
     env = os.environ if environ is None else environ
     given = env.get("RESEARCHER_DATABASE_URL")
@@ -41,7 +41,7 @@ def default_url(environ: Mapping[str, str] | None = None) -> str:
 
 
 def sqlite_url(file: Path) -> str:
-    """`%` and `?` mean something else in a URL."""
+    """The file's URL, with `%` and `?` escaped."""
     return "sqlite:///" + str(file).replace("%", "%25").replace("?", "%3F")
 
 
@@ -55,7 +55,7 @@ def sqlite_file(url: str) -> Path | None:
 
 
 def place_of(url: str) -> str:
-    """A database without user, password and options, for comparison. Raises: DatabaseRefused."""
+    """The URL without user, password and options, for comparison. Raises: DatabaseRefused."""
     parsed = _parse(url)
     return f"{parsed.get_backend_name()} {parsed.host} {parsed.port} {parsed.database}"
 
@@ -76,7 +76,7 @@ def connect(url: str) -> Engine:
 
 
 def _engine_of(url: URL, **options: Any) -> Engine:
-    """Raises: DatabaseRefused when what follows the URL's `?` cannot be read."""
+    """Create the engine. Raises: DatabaseRefused when the URL's options after `?` are invalid."""
     try:
         return create_engine(url, **options)
     except (ArgumentError, ValueError) as error:
@@ -86,10 +86,10 @@ def _engine_of(url: URL, **options: Any) -> Engine:
 
 
 def upgrade(engine: Engine) -> None:
-    """Bring the schema to this code's revision, one process at a time. Costs one query when it is there already.
+    """Upgrade the schema to this code's revision, one process at a time. Costs one query if the schema is current.
 
-    A server that is just being restarted is waited for.
-    Raises: DatabaseRefused when the database was made by newer code, or cannot be reached.
+    Waits for a server that is being restarted.
+    Raises: DatabaseRefused when newer code made the database, or it cannot be reached.
     """
     shown = engine.url.render_as_string(hide_password=True)
     try:
@@ -125,7 +125,7 @@ def _advice(engine: Engine, error: DBAPIError) -> str:
         return "another program holds the database: end that one, or wait for it"
     if str(getattr(error.orig, "sqlite_errorname", "")).startswith(_NO_ROOM):
         return "make room on that disk, then try again"
-    if isinstance(error.orig, sqlite3.OperationalError):  # no place, no permission
+    if isinstance(error.orig, sqlite3.OperationalError):  # missing folder or permission
         return "check the place, which RESEARCHER_DATABASE_URL or else RESEARCHER_HOME names, and who may write there"
     return "the file is damaged: put a backup in its place, or move it away to begin with an empty database"
 
@@ -133,7 +133,7 @@ def _advice(engine: Engine, error: DBAPIError) -> str:
 def _parse(url: str) -> URL:
     try:
         parsed = make_url(url)
-    except (ArgumentError, ValueError) as error:  # the latter of a port that is no number
+    except (ArgumentError, ValueError) as error:  # ValueError: the port is not a number
         raise DatabaseRefused(
             "the database URL cannot be read; write postgresql://user@host/name or sqlite:///file"
         ) from error
@@ -153,14 +153,14 @@ def _lasting_file(url: URL) -> Path:
 
 
 def _prepare_sqlite(connection: sqlite3.Connection, _record: Any) -> None:
-    # The driver would begin transactions by itself, and late; `_begin_sqlite` does it instead.
+    # The driver would begin transactions by itself, but too late; `_begin_sqlite` does it instead.
     connection.isolation_level = None
     for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", f"busy_timeout={BUSY_TIMEOUT_S * 1000}"):
         connection.execute(f"PRAGMA {pragma}")
 
 
 def _begin_sqlite(connection: Connection) -> None:
-    """Writers lock at once, so that what they read cannot change before they write."""
+    """Lock at the begin of a write transaction, so that the data it reads cannot change before it writes."""
     reads = connection.get_execution_options().get("read_only", False)
     connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
 
@@ -173,7 +173,7 @@ def _revision(connection: Connection) -> str | None:
 
 
 def _migrate(connection: Connection, shown: str) -> None:
-    # Alembic takes a fifth of a second to import, is needed only here, and would tell of its every plugin.
+    # Alembic takes a fifth of a second to import, is needed only here, and would log each of its plugins.
     logging.getLogger("alembic").setLevel(logging.WARNING)
     from alembic import command
     from alembic.config import Config

@@ -1,21 +1,21 @@
-"""What the store refuses.
+"""The store's errors.
 
 StoreError
 ├── NotFound            no such study, plan or trial
-├── Ambiguous           a prefix that fits several studies
+├── Ambiguous           a prefix that matches several studies
 ├── LeaseHeld           somebody else owns the study or the server
 ├── LeaseSuperseded     a write under a token that is no longer in force; nothing was written
-├── PlanFrozen          a plan version exists already and says something else
-├── PlanTampered        a stored plan no longer has its hash
-├── Unreadable          a stored row is no longer what was written
+├── PlanFrozen          this plan version exists already with other content
+├── PlanTampered        a stored plan no longer matches its hash
+├── Unreadable          a stored row is corrupt
 ├── OverBudget          a reservation that does not fit
-├── FindingConflict     an imported finding says something else than what is here under its id
-├── SinkMissing         no such copy of the records, or its package is not installed
-├── MlflowAway          MLflow, the copy of the records, cannot be asked; the records themselves are whole
-├── WrongState          a trial or attempt is not where the caller believes it to be
-├── DatabaseAway        it did not answer for as long as it was tried
-├── NoTurns             the file system of the database keeps no locks, so that no process could wait for another
-├── StorageFailed       the disk below it is full, broken, or may not be written
+├── FindingConflict     an imported finding differs from the one stored under its id
+├── SinkMissing         no such sink, or its package is not installed
+├── MlflowAway          MLflow, a copy of the records, cannot be reached; the records themselves are intact
+├── WrongState          a trial, attempt, gate or decision is not in the state that the caller expects
+├── DatabaseAway        the database did not answer within the patience
+├── NoTurns             the database's file system has no locks, so processes cannot wait for each other
+├── StorageFailed       the database's disk is full, broken or read-only
 └── DatabaseRefused     wrong URL, or a database made by newer code
 """
 
@@ -23,7 +23,7 @@ from __future__ import annotations
 
 
 class StoreError(Exception):
-    """Base of what the store raises on purpose."""
+    """Base class of the store's errors."""
 
 
 class NotFound(StoreError):
@@ -35,7 +35,7 @@ class Ambiguous(StoreError):
 
 
 def owner_text(owner: str) -> str:
-    """`process 5160 on vm`: a holder of a lease (HOST/PID/START), as people read it."""
+    """A lease holder (HOST/PID/START) as text for people: `process 5160 on vm`."""
     host, _, process = owner.partition("/")
     return f"process {process.partition('/')[0]} on {host}"
 
@@ -102,7 +102,7 @@ class FindingConflict(StoreError):
     def __init__(self, problems: dict[str, str]) -> None:
         super().__init__("; ".join(f"{id} {problem}" for id, problem in problems.items()))
         self.problems = problems
-        """By the finding's id."""
+        """Problems by the finding's id."""
 
 
 class SinkMissing(StoreError):

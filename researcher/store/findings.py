@@ -1,4 +1,4 @@
-"""Findings: those of our studies, replaced by their study alone, and those of others, imported all or none."""
+"""Findings: our own, which only their study replaces, and those of other groups, imported all or none."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from researcher.store.transactions import Part
 
 
 class Findings(Part):
-    """A study's findings are written by its owner. Importing needs no lease and changes no study."""
+    """The study's owner writes its findings. Importing needs no lease and changes no study."""
 
     @retried
     def save(self, study_id: str, findings: Iterable[Finding]) -> None:
@@ -27,7 +27,7 @@ class Findings(Part):
 
     @retried
     def all(self, *, study_id: str | None = None, instrument: str | None = None) -> list[Finding]:
-        """Findings of all studies, imported ones too, oldest first; or of one study or instrument."""
+        """Findings of all studies, including imported ones, oldest first; or of one study or instrument."""
         with self._db.reading() as session:
             chosen = select(FindingRow).order_by(FindingRow.at, FindingRow.id)
             if study_id is not None:
@@ -40,8 +40,8 @@ class Findings(Part):
     def take(self, findings: Sequence[Finding], *, replace: bool = False) -> int:
         """Import findings, all or none; returns how many are new.
 
-        replace: newer statements of the same group replace older ones.
-        Raises: FindingConflict, by id, for findings that differ from known ones or belong to a study of this home.
+        replace: newer findings of the same group replace older ones.
+        Raises: FindingConflict, by id, for findings that differ from known ones or belong to a study of this database.
         """
         unnamed = [finding.id for finding in findings if finding.origin is None]
         if unnamed:
@@ -82,13 +82,13 @@ def _problem(session: Session, finding: Finding, *, replace: bool) -> str | None
 
 
 def _says_the_same(one: Finding, other: Finding) -> bool:
-    """Equal, ignoring seeds if one of them has none (files of the first schema)."""
+    """Whether two findings are equal. Seeds are ignored if one has none (files of the first schema)."""
     unsaid = {"seeds": None} if one.seeds is None or other.seeds is None else {}
     return _said(one).model_copy(update=unsaid) == _said(other).model_copy(update=unsaid)
 
 
 def _said(finding: Finding) -> Finding:
-    """Without how it came here, and without what its trials took, which is not exported."""
+    """The finding without its origin and its trials' duration, which is not exported."""
     effect = None if finding.effect is None else finding.effect.model_copy(update={"trial_s": None})
     return finding.model_copy(update={"origin": None, "imported_at": None, "effect": effect})
 

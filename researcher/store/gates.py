@@ -1,7 +1,7 @@
-"""The gates at which a study waits for a person: a question in the journal, and the first answer to it.
+"""Gates, at which a study waits for a person: a question in the journal, and its first answer.
 
-The owner asks (`asked`) and notes when it has met the answer (`answered`); people answer whether or not anybody works on the
-study (`answer_given`). All three are lines of the journal.
+The owner asks (`asked`) and records when it has seen the answer (`answered`). People answer even if the study has no worker
+(`answer_given`). All three are journal lines.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class GateRecords(Part):
 
     @retried
     def ask(self, study_id: str, name: str, question: dict[str, Any]) -> Answer | None:
-        """Ask, unless it was asked before; for the study's owner. Returns the answer, or None."""
+        """Ask, unless it was asked before. For the study's owner. Returns the answer, or None."""
         detail = {"gate": name, **question}
         with self._db.owning(study_id) as session:
             if all(row.detail != detail for row in session.scalars(lines(study_id, _ASKED, gate=name))):
@@ -42,12 +42,12 @@ class GateRecords(Part):
 
     @retried
     def give(self, study_id: str, name: str, answer: Answer) -> Answer:
-        """Answer at the gate of that name; returns the answer that counts, which is an earlier one where there is one.
+        """Answer the gate of that name; returns the answer that counts, which is the first one.
 
         Raises: WrongState when the study does not wait there.
         """
         with self._db.writing() as session:
-            self._db.study_row(session, study_id, lock=True)  # of two who answer at once one is the first
+            self._db.study_row(session, study_id, lock=True)  # serialises two simultaneous answers
             gate = _open(session, study_id)
             if gate is None or gate.name != name:
                 raise WrongState(f"{study_id} does not wait at {name}")

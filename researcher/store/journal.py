@@ -1,4 +1,4 @@
-"""A study's journal: append-only lines, each of a kind, with what they say as JSON."""
+"""A study's journal: append-only lines, each with a kind and a detail as JSON."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ REPAIRED = "repaired"
 
 
 class Journal(Part):
-    """Writes belong to the study's owner. `**where` names members of a line's detail and the text that they have to hold."""
+    """Only the study's owner may write. `**where` selects lines by members of their detail and the texts of these."""
 
     @retried
     def record(self, study_id: str, kind: str, detail: Mapping[str, Any] | None = None) -> int:
@@ -30,21 +30,21 @@ class Journal(Part):
 
     @retried
     def record_once(self, study_id: str, kind: str, detail: Mapping[str, Any]) -> None:
-        """Append a line, unless the study has one that says the same."""
+        """Append a line, unless the study already has an equal one."""
         with self._db.owning(study_id) as session:
             if all(row.detail != detail for row in session.scalars(lines(study_id, kind))):
                 self._db.note(session, study_id, kind, **detail)
 
     @retried
     def events(self, study_id: str, /, *kinds: str, after: int = 0, **where: str) -> list[Event]:
-        """Lines with numbers above `after`, oldest first; of these kinds only where some are named."""
+        """Lines with numbers above `after`, oldest first; only of these kinds if any are given."""
         with readable("the rows of events"), self._db.reading() as session:
             rows = session.scalars(lines(study_id, *kinds, **where).where(EventRow.seq > after))
             return [event_of(row) for row in rows]
 
     @retried
     def last(self, study_id: str, /, *kinds: str, **where: str) -> Event | None:
-        """The newest such line."""
+        """The newest matching line, or None."""
         with readable("the rows of events"), self._db.reading() as session:
             return newest(session, study_id, *kinds, **where)
 
@@ -58,7 +58,7 @@ class Journal(Part):
         return kept
 
     def repairs(self, study_id: str) -> list[RepairRecord]:
-        """Every repair of the instrument's code, the first one first."""
+        """Every repair of the instrument's code, oldest first."""
         return [RepairRecord.model_validate(event.detail) for event in self.events(study_id, REPAIRED)]
 
     @retried
@@ -74,7 +74,7 @@ class Journal(Part):
 
 
 def lines(study_id: str, *kinds: str, **where: str) -> Select[EventRow]:
-    """Rows of the journal, oldest first."""
+    """Query for matching journal rows, oldest first."""
     chosen = select(EventRow).where(EventRow.study_id == study_id).order_by(EventRow.seq)
     if kinds:
         chosen = chosen.where(EventRow.kind.in_(kinds))
@@ -94,24 +94,24 @@ def event_of(row: EventRow) -> Event:
 
 
 _AGAIN = 200
-"""Lines that are read again at each look: far more than are written while one transaction is open."""
+"""Number of lines to reread at each look: far more than are written while one transaction is open."""
 
 
 class JournalReader:
-    """Reads a journal again and again, only its end each time.
+    """Polls a journal, reading only its end each time.
 
-    PostgreSQL numbers a line when it is written and shows it when it is committed, so a line can appear after others
-    with higher numbers. Each look therefore reads some lines again.
+    PostgreSQL numbers a line when it is inserted and shows it when it is committed, so a line can appear after others
+    with higher numbers. Each look therefore rereads some lines.
     """
 
     def __init__(self, journal: Journal, study_id: str) -> None:
         self._journal = journal
         self._study_id = study_id
         self.events: list[Event] = []
-        """All that were seen, in their order. Replaced by each look, never changed."""
+        """All lines seen so far, in order. Each look replaces the list and never mutates it."""
 
     def look(self) -> list[Event]:
-        """The lines that were not seen before, in their order."""
+        """Read; returns the new lines, in order."""
         known = self.events
         again = known[-_AGAIN:]
         after = again[0].seq - 1 if len(again) == _AGAIN else 0

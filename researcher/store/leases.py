@@ -22,13 +22,13 @@ def server_resource(url: str) -> str:
 
 
 class Leases(Part):
-    """`owner` names a process (`host/pid/start`); the caller decides whether it lives."""
+    """Leases. `owner` names a process (`host/pid/start`); the caller decides whether it is alive."""
 
     @retried
     def acquire(self, study_id: str, owner: str, ttl_s: float, *, dead_owner: str | None = None) -> int:
-        """Own a study or campaign for `ttl_s`; returns the fencing token for `fenced`.
+        """Lease a study or campaign for `ttl_s` seconds; returns the fencing token for `fenced`.
 
-        dead_owner: a holder that the caller knows is dead; its lease is taken at once.
+        dead_owner: a holder that the caller knows to be dead; its lease is taken over at once.
         Raises: LeaseHeld when another owner's lease is valid.
         """
         with self._db.writing() as session:
@@ -44,12 +44,12 @@ class Leases(Part):
 
     @retried
     def renew(self, study_id: str, token: int, ttl_s: float) -> None:
-        """Raises: LeaseSuperseded when the study has another owner by now."""
+        """Extend the lease. Raises: LeaseSuperseded when the study has another owner by now."""
         self._renew(owned_resource(study_id), token, ttl_s)
 
     @retried
     def release(self, study_id: str, token: int) -> None:
-        """Give the study back. A lease that was superseded is left alone."""
+        """Release the study. Does nothing if the lease was superseded."""
         self._release(owned_resource(study_id), token)
 
     @retried
@@ -59,7 +59,7 @@ class Leases(Part):
 
     @retried
     def acquire_server(self, url: str, owner: str, ttl_s: float, *, dead_owner: str | None = None) -> int:
-        """Lease a swarm server, so that two studies do not use it at once."""
+        """Lease a swarm server, so that no two studies use it at the same time."""
         with self._db.writing() as session:
             return self._acquire(session, server_resource(url), owner, ttl_s, dead_owner)
 
@@ -107,7 +107,7 @@ class Leases(Part):
 
 
 class Budgets(Part):
-    """Reserved before it is spent. `item` (a trial's key, say) makes both idempotent."""
+    """Budgets: an amount is reserved before it is spent. `item` (such as a trial's key) makes both operations idempotent."""
 
     @retried
     def set(self, study_id: str, kind: str, limit: float) -> None:
@@ -116,7 +116,7 @@ class Budgets(Part):
 
     @retried
     def reserve(self, study_id: str, kind: str, item: str, amount: float) -> None:
-        """Set `amount` aside for `item`. Reserving for the same item again replaces what was set aside for it.
+        """Reserve `amount` for `item`. Replaces an earlier reservation for the item.
 
         Raises: OverBudget when it does not fit; NotFound when the study has no budget of that kind.
         """
@@ -132,14 +132,14 @@ class Budgets(Part):
 
     @retried
     def spend(self, study_id: str, kind: str, item: str, amount: float) -> None:
-        """What `item` finally cost; its reservation ends. Recorded even above the limit."""
+        """Record the final cost of `item` and end its reservation. Costs above the limit are recorded too."""
         with self._db.owning(study_id) as session:
             _budget(session, study_id, kind)
             session.merge(SpendingRow(study_id=study_id, kind=kind, item=item, reserved=0.0, spent=amount))
 
     @retried
     def use(self, study_id: str, kind: str, item: str, amount: float) -> None:
-        """What `item` has cost so far; its reservation shrinks by what this adds. It never costs less than before."""
+        """Record the cost of `item` so far; its reservation shrinks by the increase. The cost never decreases."""
         with self._db.owning(study_id) as session:
             _budget(session, study_id, kind)
             row = session.get(SpendingRow, (study_id, kind, item))
@@ -150,14 +150,14 @@ class Budgets(Part):
 
     @retried
     def release(self, study_id: str, kind: str, items: Collection[str]) -> None:
-        """End the reservations of these items, whatever they have cost."""
+        """End the reservations of these items; their costs stay."""
         with self._db.owning(study_id) as session:
             chosen = (SpendingRow.study_id == study_id, SpendingRow.kind == kind, SpendingRow.item.in_(items))
             session.execute(update(SpendingRow).where(*chosen).values(reserved=0.0))
 
     @retried
     def items(self, study_id: str, kind: str) -> dict[str, tuple[float, float]]:
-        """What is reserved and spent, by item."""
+        """Reserved and spent amounts by item."""
         with self._db.reading() as session:
             rows = session.scalars(
                 select(SpendingRow).where(SpendingRow.study_id == study_id, SpendingRow.kind == kind)
@@ -172,7 +172,7 @@ class Budgets(Part):
 
 
 def _lease_row(session: Session, resource: str) -> LeaseRow:
-    """The row of a lease, locked; made when it is the first."""
+    """The lease's row, locked; inserted if missing."""
     chosen = select(LeaseRow).where(LeaseRow.resource == resource)
     return locked(session, chosen, LeaseRow(resource=resource, owner=None, token=0, expires_at=0.0))
 

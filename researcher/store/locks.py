@@ -1,6 +1,6 @@
-"""Locks between processes, for work that no transaction can span.
+"""Locks between processes, for work that does not fit into a transaction.
 
-A server lock on PostgreSQL, a file lock beside the database on SQLite. Both end with their holder.
+An advisory lock on PostgreSQL, a lock file next to the database on SQLite. Both end with the process that holds them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from researcher.store.retries import Retries
 def turn(engine: Engine, retries: Retries, name: str) -> Iterator[None]:
     """Hold the lock of that name.
 
-    Raises: DatabaseAway, StorageFailed, NoTurns, before the body runs.
+    Raises: DatabaseAway, StorageFailed or NoTurns before the body runs.
     """
     if engine.dialect.name == "postgresql":
         with _on_server(engine, retries, name):
@@ -46,7 +46,7 @@ def _on_server(engine: Engine, retries: Retries, name: str) -> Iterator[None]:
         try:
             yield
         finally:
-            with suppress(DBAPIError):  # a connection that was lost has taken its lock along
+            with suppress(DBAPIError):  # a lost connection has already released its lock
                 connection.execute(text("SELECT pg_advisory_unlock(:key)"), key)
 
 
@@ -61,7 +61,7 @@ def _on_file(path: Path) -> Iterator[None]:
 
 
 def _taken(path: Path) -> int:
-    """Open and lock the file. A previous holder deletes it, so a lock on a deleted file is tried again."""
+    """Open and lock the file. The previous holder deletes it, so retry if the locked file was deleted."""
     while True:
         try:
             lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

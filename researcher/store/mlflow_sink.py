@@ -1,8 +1,8 @@
-"""MLflow's copy of the records: one experiment per study, a run per stage, a child run per trial, the report as artifact.
+"""Copies the records to MLflow: one experiment per study, a run per stage, a child run per trial, the report as an artifact.
 
-SQL is the truth. What changed is read from the outbox, and looked up again when it is sent; sending the same thing twice
-leaves one run, so a crash or an outage costs nothing but time. With `mlflow_traces.py` the only importer of mlflow, which
-takes seconds: nothing is imported before the first `drain`.
+SQL is the source of truth. The sink reads changes from the outbox and looks up their current state when it sends them. Sending
+the same thing twice leaves one run, so a crash or an outage costs only time. Only this file and `mlflow_traces.py` import
+mlflow; that takes seconds, so nothing is imported before the first `drain`.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ from researcher.store.store import Store
 from researcher.study.plan import Plan, Stage
 
 KEY = "swarm.key"
-"""The tag by which a run is found again: `stage:<id>`, `trial:<key>` or `report`."""
+"""Tag that identifies a run: `stage:<id>`, `trial:<key>` or `report`."""
 _STUDY = "swarm.study"
-"""The tag by which a study's experiment is found again."""
+"""Tag that identifies a study's experiment."""
 _PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "20"}
-"""MLflow would retry for minutes by itself; here the outbox does that, and nobody waits."""
+"""Keeps MLflow from retrying for minutes while we wait; the outbox retries instead."""
 _CONNECT_S = 5
 _NETWORKED = ("postgresql", "mysql")
-"""Databases behind a network, whose drivers all take `connect_timeout`."""
+"""Network databases, whose drivers all accept `connect_timeout`."""
 _NOTE, _COLOUR = "mlflow.note.content", "mlflow.runColor"
 _PALETTE = ("#077A9D", "#C82D4C", "#00875C", "#B45F06", "#8A63BF", "#5D7283", "#AC9A2D", "#E65B77")
 _WILD = str.maketrans("'\\", "__")
 _CUT_OFF = {StudyStatus.STOPPED: "KILLED", StudyStatus.FAILED: "FAILED"}
-"""Status of unfinished runs of a study that stopped or failed."""
-_METRICS_PER_BATCH = 1000  # MLflow refuses more
+"""MLflow status for unfinished runs of a study that stopped or failed."""
+_METRICS_PER_BATCH = 1000  # MLflow's limit
 
 
 def default_tracking_uri(environ: Mapping[str, str] | None = None) -> str:
@@ -62,7 +62,7 @@ def experiment_name(study: StudyRecord) -> str:
 
 @dataclass(slots=True)
 class _Study:
-    """A study as sending needs it, looked up once per drain."""
+    """Data of a study that sending needs, looked up once per drain."""
 
     record: StudyRecord
     plan: Plan | None
@@ -86,7 +86,7 @@ class MlflowSink(CopySink):
         return redact(self.tracking_uri)
 
     def drain(self, study_id: str | None = None) -> int:
-        self._studies.clear()  # what was looked up for the last drain may have changed
+        self._studies.clear()  # the cached data may have changed since the last drain
         return super().drain(study_id)
 
     def _send(self, message: Message) -> None:
@@ -99,7 +99,7 @@ class MlflowSink(CopySink):
             raise CopyFailed(str(error)) from error
 
     def page(self, study_id: str, trial_key: str | None = None) -> str:
-        """The page in MLflow's UI, below its address: of a study its arms' curves, or one trial's run where that was sent already.
+        """Path of a page in MLflow's UI: the study's curves by arm, or one trial's run if it was sent already.
 
         Raises: MlflowAway.
         """
@@ -117,13 +117,13 @@ class MlflowSink(CopySink):
         return page_of(experiment_id, run_id)
 
     def _outages(self) -> tuple[type[Exception], ...]:
-        """Exceptions of a copy that cannot be written: MLflow's, its database's, a missing driver's, the system's."""
+        """Exceptions that mean the copy cannot be written: from MLflow, its database, a missing driver or the system."""
         from mlflow.exceptions import MlflowException
 
         return (MlflowException, SQLAlchemyError, ImportError, OSError)
 
     def _open(self) -> Any:
-        """MLflow's client; its import takes seconds, so it waits for the first message."""
+        """MLflow's client, created for the first message because the import takes seconds."""
         if self._client is None:
             for name, value in _PATIENCE.items():
                 os.environ.setdefault(name, value)
@@ -150,9 +150,9 @@ class MlflowSink(CopySink):
         return str(client.create_experiment(experiment_name(study), self._artifacts(), {_STUDY: study.id}))
 
     def _known_experiment(self, client: Any, study: StudyRecord) -> str | None:
-        """The study's experiment, even if a person renamed it.
+        """Id of the study's experiment, even if a person renamed it; None if there is none.
 
-        Raises: CopyFailed if a person deleted it; that is respected.
+        Raises: CopyFailed if a person deleted it, which we respect.
         """
         from mlflow.entities import ViewType
 
@@ -170,12 +170,12 @@ class MlflowSink(CopySink):
         return str(alive[0].experiment_id)
 
     def _artifacts(self) -> str | None:
-        """Artifact folder beside a local database; servers have their own."""
+        """Artifact folder next to a local database; servers have their own."""
         database = self._file()
         return None if database is None else (database.absolute().parent / "mlartifacts").as_uri()
 
     def _file(self) -> Path | None:
-        """File of a local database, as MLflow reads its URI."""
+        """File of a local database, from MLflow's URI."""
         if not self.tracking_uri.startswith("sqlite:///"):
             return None
         return Path(make_url(self.tracking_uri).database or "")
@@ -194,7 +194,7 @@ class MlflowSink(CopySink):
         else:
             raise ValueError(f"the outbox holds a message of unknown kind {message.kind!r}")
 
-    # -- one kind each ------------------------------------------------------------------------------------------------
+    # -- one method per kind of message -------------------------------------------------------------------------------
 
     def _send_study(self, client: Any, study: _Study) -> None:
         tags = {
@@ -212,7 +212,7 @@ class MlflowSink(CopySink):
             self._send_cut_off(client, study)
 
     def _send_cut_off(self, client: Any, study: _Study) -> None:
-        """End the runs that a stopped or failed study left unfinished: begun trials, with their errors, and stages."""
+        """End the unfinished runs of a stopped or failed study: stages, and begun trials with their errors."""
         for trial in self._store.trials.all(study.record.id, series=()):
             if trial.attempt and not trial.status.ended:
                 self._send_trial(client, study, trial)
@@ -235,7 +235,7 @@ class MlflowSink(CopySink):
         return self._run(client, study, f"stage:{stage}", stage, began or study.record.created_at, {})
 
     def _end_stage(self, client: Any, study: _Study, stage: str) -> None:
-        """Status as in SQL: done, cut off with its study, or running again after `resume`."""
+        """Set the stage run's status as in SQL: done, cut off with its study, or running again after `resume`."""
         run_id = self._stage_run(client, study, stage)
         _, ended = self._store.plans.stage_times(study.record.id).get(stage, (None, None))
         if ended is not None:
@@ -266,16 +266,16 @@ class MlflowSink(CopySink):
         }
         tags = [RunTag(name, value) for name, value in told.items()]
         client.log_batch(run_id, params=params, tags=tags)
-        ended = trial.status.ended  # before, its points would have other times when they are sent again
+        ended = trial.status.ended  # the times of points are only stable once the trial has ended
         points = [Metric(name, value, at, step) for name, value, at, step in points_of(trial, started) if ended]
         for begin in range(0, len(points), _METRICS_PER_BATCH):
             client.log_batch(run_id, metrics=points[begin : begin + _METRICS_PER_BATCH])
         if attempts:
-            held = trial.evidence.spec if trial.evidence is not None else None  # by the server, where that is known
+            held = trial.evidence.spec if trial.evidence is not None else None  # the server's spec, if known
             client.log_dict(run_id, held or attempts[-1].spec, "spec.json")
             client.log_dict(run_id, blueprint, "blueprint.json")
         for attempt in attempts:
-            if attempt.reason:  # with what its client said last
+            if attempt.reason:  # includes the client's last words
                 client.log_text(run_id, redact(attempt.reason), f"attempts/{attempt.number}-{attempt.outcome}.txt")
         failures = self._store.journal.events(study.record.id, "client_failed", trial=trial.key)
         for number, failure in enumerate(failures, start=1):
@@ -289,7 +289,7 @@ class MlflowSink(CopySink):
             _cut_off(client, study, run_id)
 
     def _send_verdict(self, client: Any, study: _Study, hypothesis: str) -> None:
-        """The verdict as a tag on every run of the hypothesis' arms."""
+        """Tag every run of the hypothesis's arms with the verdict."""
         verdicts = {record.hypothesis: record.verdict for record in self._store.verdicts.all(study.record.id)}
         planned = [] if study.plan is None else [one for one in study.plan.hypotheses if one.id == hypothesis]
         arms = {arm for one in planned for arm in one.sides}
@@ -310,7 +310,7 @@ class MlflowSink(CopySink):
     # -- runs ---------------------------------------------------------------------------------------------------------
 
     def _run(self, client: Any, study: _Study, key: str, name: str, at: float, tags: dict[str, str]) -> str:
-        """The run of that key, made where it is not there yet."""
+        """Id of the run with that key; creates the run if missing."""
         run_id = self._find(client, study, key)
         if run_id is None:
             made = client.create_run(
@@ -330,9 +330,9 @@ class MlflowSink(CopySink):
 
 
 def _asked(key: str) -> str:
-    """A filter that finds the run of that key, and may find others: MLflow's strings cannot hold the quote that they stand in.
+    """A filter that finds the run with that key, and perhaps others, because MLflow's strings cannot contain their own quote.
 
-    `_` is any one character; for a backslash too, which some databases take for an escape.
+    `_` matches any one character. It also replaces backslashes, which some databases treat as escapes.
     """
     if "'" not in key:
         return f"tags.`{KEY}` = '{key}'"
@@ -346,7 +346,7 @@ def _colour(plan: Plan | None, trial: TrialRecord) -> str:
 
 
 def _cut_off(client: Any, study: _Study, run_id: str) -> bool:
-    """End a run that a study which stopped or failed left unfinished. Returns: whether it is such a study."""
+    """End an unfinished run if its study stopped or failed; returns whether it did."""
     status = _CUT_OFF.get(study.record.status)
     if status is not None:
         client.set_terminated(run_id, status, int((study.record.ended_at or study.record.updated_at) * 1000))
@@ -373,13 +373,13 @@ def _trial_note(study: _Study, trial: TrialRecord) -> str:
 
 
 def _answers(database: str) -> None:
-    """Connect once, and raise what comes of it. MLflow itself would try for two minutes, and again the next time."""
+    """Connect once and raise any error. MLflow itself would retry for two minutes, each time."""
     engine = create_engine(database, poolclass=NullPool, connect_args={"connect_timeout": _CONNECT_S})
     engine.connect().close()
 
 
 def _made_whole(database: Path, client: Callable[[str], Any]) -> None:
-    """Let MLflow make its database under another name, and rename it: a kill in the middle leaves none, not half of one."""
+    """Let MLflow create its database under a temporary name, then rename it, so that a kill leaves no partial database."""
     if database.exists():
         return
     database.parent.mkdir(parents=True, exist_ok=True)
@@ -395,20 +395,20 @@ def _made_whole(database: Path, client: Callable[[str], Any]) -> None:
 
 
 VIEW = "arms"
-"""Key of the saved view in the page's address."""
+"""Key of the saved view in the page's URL."""
 _TAG = f"mlflow.sharedViewState.{VIEW}"
 _KIND = "mlflow.experimentKind"
 
 
 _FIRST, _REST = "learning", "rest"
 _REST_NAME = "Model metrics"
-"""The UI's own section for metrics without a slash in their names, which it fills itself, in the order of the alphabet."""
+"""The UI's own section for metrics without a slash in their names. The UI fills it alphabetically."""
 
 
 def view_tags(plan: Plan | None) -> dict[str, str]:
-    """Tags of the experiment: the saved view, and that its runs are training runs (else the UI guesses by the traces).
+    """Tags of the experiment: the saved view, and a mark that its runs are training runs (else the UI guesses from the traces).
 
-    The view opens with reward and what decides, by arm; all other charts follow below. Metrics keep their names, so that
+    The view starts with the reward and the deciding metrics by arm; all other charts follow. Metrics keep their names, so
     experiments of earlier versions look the same.
     """
     state: dict[str, Any] = {
@@ -432,7 +432,7 @@ def view_tags(plan: Plan | None) -> dict[str, str]:
 
 
 def _first_charts(plan: Plan) -> list[dict[str, Any]]:
-    """The charts of the first section, in the form that MLflow's UI saves."""
+    """The charts of the first section, in the format of MLflow's UI."""
     rewards = ["reward_mean", *([HELDOUT_REWARD] if plan.heldout_every else [])]
     name = "reward in training and on held-out tasks" if plan.heldout_every else "reward in training"
     lines = [(name, rewards), *([("success on held-out tasks", [HELDOUT_SUCCESS])] if plan.heldout_every else [])]
@@ -472,7 +472,7 @@ _LINE = {
 
 
 def page_of(experiment_id: str, run_id: str | None = None) -> str:
-    """The page below MLflow's address: of one run, or of the study the charts of the saved view."""
+    """Path of a page in MLflow's UI: one run, or the study's saved view."""
     if run_id is not None:
         return f"#/experiments/{experiment_id}/runs/{run_id}"
     return f"#/experiments/{experiment_id}/runs?viewStateShareKey={VIEW}&compareRunsMode=CHART"

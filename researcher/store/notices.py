@@ -1,6 +1,6 @@
-"""Notices that wait for their services: one row per notice and service, written once per event, with what became of it.
+"""Notices for notification services: one row per notice and service, written once per event, with its delivery state.
 
-A service is a name such as `SLACK`, never its address. A notice is about a study or a campaign.
+A service is stored by its name, such as `SLACK`, never by its address. A notice is about a study or a campaign.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from researcher.store.transactions import Part, Transactions
 
 @dataclass(frozen=True, slots=True)
 class WaitingNotice:
-    """One that its service has not taken yet. at: when it was recorded."""
+    """A notice that was not sent to its service yet. at: when it was recorded."""
 
     seq: int
     service: str
@@ -32,17 +32,17 @@ class WaitingNotice:
 
 
 class Notices(Part):
-    """Anybody may record one: it needs no lease, and changes nothing of a study or a campaign."""
+    """Anyone may record a notice: that needs no lease and changes no study or campaign."""
 
     @retried
     def record(self, notice: Notice, services: Sequence[str]) -> bool:
-        """Have the notice sent to each of these; returns whether it is new. One of the same subject and key was recorded before."""
+        """Queue the notice for each service; returns False if one with the same subject and key was recorded before."""
         with self._db.writing() as session:
             return add(self._db, session, notice, services)
 
     @retried
     def of(self, subject_id: str) -> list[Notice]:
-        """Every notice about it, the first one first, however many services it goes to."""
+        """Every notice about the subject, oldest first, each once even if it goes to several services."""
         with self._db.reading() as session:
             chosen = select(NoticeRow.notice).where(NoticeRow.subject_id == subject_id).order_by(NoticeRow.seq)
             found = [Notice.model_validate_json(text) for text in session.scalars(chosen)]
@@ -50,7 +50,7 @@ class Notices(Part):
 
     @retried
     def unsent(self, service: str, subject_id: str | None = None) -> list[WaitingNotice]:
-        """What this service has not taken yet, oldest first."""
+        """Unsent notices for this service, oldest first."""
         with self._db.reading() as session:
             rows = session.scalars(_waiting(service, subject_id).order_by(NoticeRow.seq))
             return [
@@ -60,7 +60,7 @@ class Notices(Part):
 
     @retried
     def services(self) -> list[str]:
-        """Those for which a notice waits."""
+        """Services with waiting notices."""
         with self._db.reading() as session:
             return sorted(session.scalars(select(NoticeRow.service).where(NoticeRow.sent_at.is_(None)).distinct()))
 
@@ -75,7 +75,7 @@ class Notices(Part):
 
     @retried
     def turn(self, service: str) -> AbstractContextManager[None]:
-        """Lock for sending to that service; two at once would send what waits twice."""
+        """Lock for sending to that service. Two processes at once would send each notice twice."""
         return turn(self._db.engine, self._db.retries, f"notify-{service}")
 
     @retried
@@ -86,14 +86,14 @@ class Notices(Part):
 
     @retried
     def mark_unsent(self, seq: int, error: str) -> None:
-        """Sending failed; it waits on."""
+        """Record that sending failed; the notice keeps waiting."""
         with self._db.writing() as session:
             row = _row(session, seq)
             row.tries, row.error = row.tries + 1, error
 
 
 def add(db: Transactions, session: Session, notice: Notice, services: Sequence[str]) -> bool:
-    """`Notices.record` within the transaction of the event itself."""
+    """`Notices.record`, within the transaction of the event itself."""
     new = False
     for service in dict.fromkeys(services):
         row = NoticeRow(
@@ -108,7 +108,7 @@ def add(db: Transactions, session: Session, notice: Notice, services: Sequence[s
             with session.begin_nested():
                 session.add(row)
         except IntegrityError:
-            continue  # it is there already
+            continue  # recorded already
         new = True
     return new
 

@@ -1,6 +1,6 @@
-"""Changes that copies of the records (MLflow and others) have not received yet. SQL comes first.
+"""The outbox: changes that copies of the records (MLflow and others) have not received yet.
 
-Deliveries are kept per sink, so that an outage of one neither delays nor repeats another's. A sink that is added later
+Deliveries are recorded per sink, so one sink's outage neither delays nor repeats another's. A sink that is added later
 gets everything.
 """
 
@@ -20,7 +20,7 @@ from researcher.store.transactions import Part, locked
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """Something changed: a `study`, `stage`, `trial`, `verdict` or `report`. What it is now, the store knows."""
+    """Something changed: a `study`, `stage`, `trial`, `verdict` or `report`. The store has its current state."""
 
     seq: int
     study_id: str
@@ -33,14 +33,14 @@ class Outbox(Part):
 
     @retried
     def unsent(self, sink: str, study_id: str | None = None) -> list[Message]:
-        """Messages that this sink has not taken yet, oldest first."""
+        """Messages that were not sent to this sink yet, oldest first."""
         with self._db.reading() as session:
             rows = session.scalars(_waiting(sink, study_id).order_by(OutboxRow.seq))
             return [Message(row.seq, row.study_id, row.kind, row.ref) for row in rows]
 
     @retried
     def turn(self, sink: str, study_id: str) -> AbstractContextManager[None]:
-        """Lock for copying this study to that sink; two at once could both create what they find missing."""
+        """Lock for copying this study to that sink. Two processes at once could both create the same run."""
         return turn(self._db.engine, self._db.retries, f"copy-{sink}-{study_id}")
 
     @retried
@@ -51,7 +51,7 @@ class Outbox(Part):
 
     @retried
     def mark_unsent(self, sink: str, seq: int, error: str) -> None:
-        """Sending failed; it stays in the box."""
+        """Record that sending failed; the message stays in the outbox."""
         with self._db.writing() as session:
             row = _delivery(session, sink, seq)
             row.tries, row.error = row.tries + 1, error

@@ -1,4 +1,4 @@
-"""Frozen plans with their hypotheses and stages, and how far each stage is."""
+"""Frozen plans with their hypotheses and stages, and the status of each stage."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _NEVER_FROZEN = ": its `researcher start` was cut off before it froze one (then 
 
 
 class Plans(Part):
-    """Writes belong to the study's owner. A plan is never changed: what follows it is a new version."""
+    """Only the study's owner may write. A plan is never changed; an amendment is a new version."""
 
     @retried
     def save(self, study_id: str, plan: Plan, *, amended: Mapping[str, Any] | None = None) -> str:
         """Freeze a plan with its hypotheses and stages; returns its digest. Saving the same plan again changes nothing.
 
-        amended: who changed what, and why; a line of the journal, written with the plan or not at all.
-        The first plan of a study may be of any version: a plan that was amended is carried out again as it is, under its hash.
-        Raises: PlanFrozen when that version says something else, or does not follow the newest one.
+        amended: who changed what, and why; a journal line in the same transaction as the plan.
+        The first plan of a study may have any version, because a reproduction of an amended plan keeps its hash.
+        Raises: PlanFrozen when that version exists with other content, or does not follow the newest one.
         """
         digest = plan.digest()
         with self._db.owning(study_id) as session:
@@ -51,9 +51,9 @@ class Plans(Part):
 
     @retried
     def get(self, study_id: str, version: int | None = None) -> Plan:
-        """The plan of that version, the newest unless stated.
+        """The plan of that version, by default the newest.
 
-        Raises: NotFound; PlanTampered when what is stored no longer has the hash that it was frozen with.
+        Raises: NotFound; PlanTampered when the stored plan no longer matches the hash that it was frozen with.
         """
         canonical, digest = self._plan_text(study_id, version)
         if hashlib.sha256(canonical.encode()).hexdigest() != digest:
@@ -62,7 +62,7 @@ class Plans(Part):
 
     @retried
     def frozen(self, study_id: str, version: int | None = None) -> tuple[Plan, str]:
-        """The stored plan, and the hash that it was frozen with; whether they agree is for the caller to check."""
+        """The stored plan, and the hash that it was frozen with. The caller has to check that they agree."""
         canonical, digest = self._plan_text(study_id, version)
         return Plan.model_validate_json(canonical), digest
 
@@ -76,7 +76,7 @@ class Plans(Part):
 
     @retried
     def altered_rows(self, study_id: str, plan: Plan) -> dict[str, list[tuple[str, Any, Any]]]:
-        """Hypotheses and stages whose rows differ from the plan that they were written from: column, as stored, as planned."""
+        """Rows of hypotheses and stages that differ from their plan: column, stored value, planned value."""
         found: dict[str, list[tuple[str, Any, Any]]] = {}
         with self._db.reading() as session:
             for kind, table, parts in (
@@ -96,7 +96,7 @@ class Plans(Part):
 
     @retried
     def set_stage_status(self, study_id: str, stage: str, status: str) -> None:
-        """`running` stamps its start, `done` its end. Other words are refused."""
+        """Set a stage's status: `running` also records its start, `done` its end. Others are refused."""
         if status not in ("running", "done"):
             raise ValueError(f"a stage is running or done, not {status!r}")
         now = self._db.clock.now()
@@ -124,7 +124,7 @@ class Plans(Part):
 
     @retried
     def stage_times(self, study_id: str) -> dict[str, tuple[float | None, float | None]]:
-        """When each stage of the newest plan began and ended; None where it has not."""
+        """When each stage of the newest plan began and ended; None if it has not."""
         with self._db.reading() as session:
             version = newest_version(session, study_id)
             chosen = select(StageRow).where(StageRow.study_id == study_id, StageRow.plan_version == version)
@@ -132,7 +132,7 @@ class Plans(Part):
 
     @retried
     def largest_seed(self) -> int:
-        """The largest seed that any plan may use; -1 without plans."""
+        """The largest seed that any plan may use; -1 if there are no plans."""
         with self._db.reading() as session:
             largest = session.scalar(select(func.max(StageRow.first_seed + StageRow.max_seeds - 1)))
             apart = session.scalars(select(PlanRow.canonical).where(PlanRow.canonical.contains('"seed_offset":')))
@@ -158,5 +158,5 @@ def _add_plan(session: Session, study_id: str, plan: Plan, digest: str, now: flo
 
 
 def _columns(table: type[Base], record: BaseModel) -> dict[str, Any]:
-    """The fields of `record` that have a column of their own; the plan's canonical JSON holds all of them."""
+    """The fields of `record` that have a column. The plan's canonical JSON holds all fields."""
     return {name: value for name, value in record.model_dump(mode="json").items() if name in table.__table__.columns}

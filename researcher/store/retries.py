@@ -1,9 +1,9 @@
-"""A database server that goes away for a while: what it interrupts is tried again, and nothing is done twice.
+"""Retries work that a database outage interrupts, without doing anything twice.
 
-Before a transaction is committed, a connection that is lost takes all of it along. While it is being committed, nobody
-can tell: the answer may have been lost on its way. So each transaction signs a receipt, the row of its writer, and after
-a lost answer the row says whether it was committed. The row is locked until then, so that the question waits where the
-server is still at it. SQLite has no connection to lose, and signs nothing; but another program may hold its file.
+A connection that is lost before the commit rolls the transaction back. During the commit the outcome is unknown, because the
+server's answer may be lost. So each transaction updates a receipt, the row of its writer, and after a lost answer that row
+says whether the transaction was committed. The transaction locks the row, so the query waits if the server is still committing.
+SQLite has no connection to lose and writes no receipts; but another program may lock its file.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ _log = logging.getLogger(__name__)
 PATIENCE_S = 600.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 5.0
 _KEPT_S = 30 * 86_400.0
-"""Receipts of writers that have not written for so long are nobody's any more."""
+"""Receipts that were not updated for this long are deleted."""
 _SHUTTING_DOWN = ("57P01", "57P02", "57P03")
-"""SQLSTATEs of a server that ends connections, or that takes none yet."""
+"""SQLSTATEs of a server that closes connections, or does not accept them yet."""
 
 _STORAGE = ("SQLITE_FULL", "SQLITE_IOERR", "SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_CORRUPT", "SQLITE_NOTADB")
 _HELD = ("SQLITE_BUSY", "SQLITE_LOCKED")
 _NO_ROOM = ("53100", "58030")
-"""SQLSTATEs of a full disk, and of one that fails."""
+"""SQLSTATEs of a full or failing disk."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 class Waiting:
-    """Whether to keep waiting for an absent database. A signal handler calls `end`; then everything is tried once."""
+    """Whether to keep waiting for an absent database. A signal handler calls `end`; afterwards nothing is retried."""
 
     def __init__(self) -> None:
         self.ended = False
@@ -55,7 +55,7 @@ waiting = Waiting()
 
 
 class Retries:
-    """Tries again what one database did not answer. patience_s: for how long."""
+    """Retries for one database. patience_s: how long to retry."""
 
     def __init__(self, engine: Engine, clock: Clock, ids: Ids, patience_s: float = PATIENCE_S) -> None:
         self._engine = engine
@@ -64,14 +64,14 @@ class Retries:
         self._patience_s = patience_s
         self._may_be_lost = engine.dialect.name == "postgresql"
         self._thread = threading.local()
-        """writer: name of this thread's row. number: of its newest transaction."""
+        """writer: name of this thread's receipt row. number: number of its newest transaction."""
 
     def patiently(self, work: Callable[[], R]) -> R:
-        """`patiently`, for as long as this database is waited for."""
+        """`patiently`, with this database's patience."""
         return patiently(work, self._patience_s)
 
     def commit(self, session: Session) -> None:
-        """Commit, and make sure of it where the answer is lost. Raises: DBAPIError when it was not committed."""
+        """Commit; if the answer is lost, check the receipt. Raises: DBAPIError when the transaction was not committed."""
         if not self._may_be_lost:
             session.commit()
             return
@@ -93,7 +93,7 @@ class Retries:
         return number
 
     def _enrol(self) -> None:
-        """A row for this thread, there before it is needed: what is not there cannot be locked."""
+        """Insert this thread's receipt row in advance, because a missing row cannot be locked."""
         writer, now = self._ids.new("writer"), self._clock.now()
         with self._engine.begin() as connection:
             connection.execute(delete(ReceiptRow).where(ReceiptRow.at < now - _KEPT_S))
@@ -107,9 +107,9 @@ class Retries:
 
 
 def patiently(work: Callable[[], R], patience_s: float = PATIENCE_S) -> R:
-    """Run `work`, again and again while the database is away; running it twice must be harmless.
+    """Run `work`, and retry while the database is away. Running it twice must be harmless.
 
-    Raises: DatabaseAway when patience ends or `waiting` does; StorageFailed.
+    Raises: DatabaseAway when patience runs out or `waiting` ends; StorageFailed.
     """
     began, pause_s = time.monotonic(), _FIRST_PAUSE_S
     while True:
@@ -120,38 +120,36 @@ def patiently(work: Callable[[], R], patience_s: float = PATIENCE_S) -> R:
                 raise StorageFailed(_words(error)) from error
             if not passes(error):
                 raise
-            waited_s = time.monotonic() - began  # each try takes its own time, too
+            waited_s = time.monotonic() - began  # includes the time of the tries themselves
             if waited_s >= patience_s or waiting.ended:
                 raise DatabaseAway(waited_s, _words(error)) from error
             _log.warning("the database does not answer (%s); again in %.2f s", _words(error), pause_s)
-        time.sleep(
-            pause_s
-        )  # in the caller's thread: what looks again and again in an event loop calls from a thread of its own
+        time.sleep(pause_s)  # blocks the thread: code in an event loop has to call this from a worker thread
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
 
 def of_driver(error: Exception) -> DBAPIError:
-    """An error of the database's driver, met without SQLAlchemy, as `patiently` knows it."""
+    """Wrap a driver error that did not pass through SQLAlchemy, so that `patiently` recognises it."""
     return DBAPIError(None, None, error)
 
 
 def passes(error: DBAPIError) -> bool:
-    """Whether it is the connection or the server that failed, or a clash with another writer, and not the work."""
+    """Whether the error is temporary: the connection or server failed, or another writer conflicted. Then the work itself is fine."""
     if error.connection_invalidated or is_held(error):
         return True
-    state = getattr(error.orig, "sqlstate", "")  # none of SQLite's errors has one
-    if state is None:  # there was no server to name one
+    state = getattr(error.orig, "sqlstate", "")  # SQLite's errors have none
+    if state is None:  # no server was reached
         return type(error.orig).__name__ == "OperationalError"
     return state[:2] in ("08", "40") or state in _SHUTTING_DOWN
 
 
 def is_held(error: DBAPIError) -> bool:
-    """Whether another program holds the file of a SQLite database for longer than its driver waits."""
+    """Whether another program locked the SQLite file for longer than the driver waits."""
     return str(getattr(error.orig, "sqlite_errorname", "")).startswith(_HELD)
 
 
 def _is_storage(error: DBAPIError) -> bool:
-    """Whether the disk failed, or is full."""
+    """Whether the disk failed or is full."""
     name = str(getattr(error.orig, "sqlite_errorname", ""))
     return name.startswith(_STORAGE) or getattr(error.orig, "sqlstate", None) in _NO_ROOM
 
@@ -170,7 +168,7 @@ S = TypeVar("S", bound=HasDatabase)
 
 
 def retried(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
-    """The method of a store's part, tried again while the database is away."""
+    """Decorator for methods of a store's part: retry while the database is away."""
 
     @functools.wraps(method)
     def tried(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:

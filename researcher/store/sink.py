@@ -1,6 +1,7 @@
-"""A copy of the records elsewhere: what changed is read from the outbox, looked up again when it is sent, and may be sent twice.
+"""Base class of sinks, which copy the records elsewhere. They read changes from the outbox, look up the current state when sending,
+and may send twice.
 
-SQL is the truth. An outage ends an attempt, not the caller, and concerns one sink alone: each has its own deliveries.
+SQL is the source of truth. An outage ends the attempt, not the caller, and affects only one sink: each has its own deliveries.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ _LONGEST_ERROR = 500
 
 
 class CopyFailed(Exception):
-    """A sink could not take something now; it waits in the outbox. The text says why."""
+    """A sink could not copy something now; the message waits in the outbox. The text says why."""
 
 
 class CopySink(ABC):
-    """`drain` now and then, and at the end. Safe to call from a thread of its own."""
+    """A copy of the records. Call `drain` regularly, and at the end. It may run in a separate thread."""
 
     name: ClassVar[str]
-    """Key of its deliveries; never changes."""
+    """Key of this sink's deliveries. Must never change."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -43,17 +44,17 @@ class CopySink(ABC):
             return None
 
     def drain(self, study_id: str | None = None) -> int:
-        """Send what waits, oldest first; returns how many messages were sent.
+        """Send waiting messages, oldest first; returns how many were sent.
 
-        study_id: None means every study, none of which another's failure holds up. What cannot be sent now waits, with all
-        of its study that came after it; `store.outbox.state` has the error. One copies at a time: a second waits its turn.
+        study_id: None means every study; a failure in one does not hold up the others. A message that cannot be sent waits,
+        with all later ones of its study; `store.outbox.state` has the error. Concurrent calls wait for each other.
         """
         waiting = self._store.outbox.unsent(self.name) if study_id is None else ()
         chosen = dict.fromkeys(message.study_id for message in waiting) if study_id is None else [study_id]
         return sum(self._drain(each) for each in chosen)
 
     def _drain(self, study_id: str) -> int:
-        if not self._store.outbox.unsent(self.name, study_id):  # as mostly; it takes no turn
+        if not self._store.outbox.unsent(self.name, study_id):  # the usual case; needs no lock
             return 0
         sent = 0
         with self._store.outbox.turn(self.name, study_id):
@@ -66,12 +67,12 @@ class CopySink(ABC):
         return sent
 
     def _sent(self, message: Message) -> bool:
-        """Whether the copy has it now; otherwise it waits, and why."""
+        """Send one message; returns whether that worked. If not, record the error and let it wait."""
         try:
             self._send(message)
         except CopyFailed as error:
             why = redact(str(error))
-        except Exception as error:  # noqa: BLE001 - a copy's own library may raise anything, which ends no study
+        except Exception as error:  # noqa: BLE001 - a sink's library may raise anything, and that must not end the study
             why = redact(f"{type(error).__name__}: {error}")
         else:
             return True
@@ -81,8 +82,8 @@ class CopySink(ABC):
 
     @abstractmethod
     def _send(self, message: Message) -> None:
-        """Copy the current state of what the message is about. Raises: CopyFailed, or the library's errors; then
-        nothing is marked as sent.
+        """Copy the current state of the message's subject. Raises: CopyFailed, or the library's errors; then nothing is
+        marked as sent.
         """
 
     @abstractmethod
@@ -91,7 +92,7 @@ class CopySink(ABC):
 
 
 def _same(waiting: list[Message]) -> Iterator[list[Message]]:
-    """Messages about the same thing, together: it is looked up when it is sent, so once is enough."""
+    """Group messages about the same subject. Its state is looked up when it is sent, so sending it once is enough."""
     grouped: dict[tuple[str, str, str], list[Message]] = {}
     for message in waiting:
         grouped.setdefault((message.study_id, message.kind, message.ref), []).append(message)
@@ -102,7 +103,7 @@ _LONGEST_REASON = 5000
 
 
 def params_of(plan: Plan | None, trial: TrialRecord) -> dict[str, object]:
-    """Arm, seed, and the level of each factor."""
+    """Parameters of a trial: arm, seed, and the level of each factor."""
     levels = {} if plan is None else next((arm.levels for arm in plan.arms if arm.name == trial.arm), {})
     return {"arm": trial.arm, "seed": trial.seed, **levels}
 
@@ -133,7 +134,7 @@ def tags_of(plan: Plan | None, trial: TrialRecord, blueprint: Mapping[str, Any])
 
 
 def losses_of(trial: TrialRecord) -> dict[str, float]:
-    """Attempts at episodes and how many each cause lost, training and held-out together; nothing where that was not recorded."""
+    """Attempts at episodes and losses by cause, training and held-out together; empty if not recorded."""
     found = trial.evidence.attrition if trial.evidence is not None else None
     if found is None:
         return {}
@@ -146,7 +147,7 @@ def losses_of(trial: TrialRecord) -> dict[str, float]:
 
 
 def points_of(trial: TrialRecord, started: float) -> Iterator[tuple[str, float, int, int]]:
-    """Name, value, time in ms, step. Times are spread over the trial, and equal whenever it is sent again."""
+    """Name, value, time in ms and step of each point. Times are spread over the trial, and the same each time it is sent."""
     began, ended = int(started * 1000), int((trial.ended_at or started) * 1000)
     for name, value in trial.finals.items():
         yield f"final.{name}", value, ended, 0

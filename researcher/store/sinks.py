@@ -1,4 +1,4 @@
-"""Which copies of the records there are: MLflow always, others where they are asked for by name."""
+"""The available sinks: MLflow always, others on request by name."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _KINDS: dict[str, Callable[[Store], CopySink]] = {
     WandbSink.name: WandbSink,
 }
 OPTIONAL = (TensorboardSink.name, WandbSink.name)
-"""Each an extra of the same name, whose package has that name too."""
+"""Optional sinks. The extra and its package have the same name as the sink."""
 
 
 def open_sink(store: Store, name: str) -> CopySink:
-    """Raises: SinkMissing for an unknown name."""
+    """The sink of this name. Raises: SinkMissing for an unknown name."""
     if name not in _KINDS:
         raise SinkMissing(f"there is no sink {name!r}; there are {', '.join(_KINDS)}")
     return _KINDS[name](store)
 
 
 def check_installed(names: Sequence[str]) -> None:
-    """Raises: SinkMissing, naming the extra, when a sink's package is not here."""
+    """Raises: SinkMissing, naming the extra, when a sink's package is not installed."""
     for name in names:
         if name in OPTIONAL and importlib.util.find_spec(name) is None:
             raise SinkMissing(

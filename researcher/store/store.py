@@ -1,14 +1,14 @@
-"""The store: all that the rest of the researcher sees of SQL.
+"""The store: the rest of the researcher accesses SQL only through it.
 
     store = Store.open()                                 # SQLite in the user data directory, or RESEARCHER_DATABASE_URL
     study_id = store.studies.create(topic, options)
     token = store.leases.acquire(study_id, owner, ttl_s=60)
-    mine = store.fenced(study_id, token)                 # the orchestrator's: every write checks the token
+    mine = store.fenced(study_id, token)                 # for the orchestrator: every write checks the token
     mine.plans.save(study_id, plan)
     mine.trials.ensure(study_id, "compare", [("lr=1e-5", 0), ("lr=4e-5", 0)])
 
-Reading needs no lease, nor do requests to stop or pause, nor answers at a gate. Everything else writes only under the lease
-in force; a study that nobody has leased may be written by anyone (a report built again, an export).
+Reading needs no lease, nor do stop or pause requests, nor answers at a gate. All other writes need the current lease; without
+one, anyone may write to the study (to rebuild a report, or to export).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from researcher.store.trials import Trials
 
 
 class Store:
-    """One database, by its parts."""
+    """One database, divided into parts."""
 
     def __init__(self, db: Transactions) -> None:
         self._db = db
@@ -61,9 +61,9 @@ class Store:
         ids: Ids | None = None,
         patience_s: float = PATIENCE_S,
     ) -> Store:
-        """Open the database, creating or upgrading it. patience_s: how long later outages are waited for.
+        """Open the database, and create or upgrade it. patience_s: how long to wait in later outages.
 
-        Raises: DatabaseRefused when it cannot be reached, is not ours, or was made by newer code.
+        Raises: DatabaseRefused when it cannot be reached, is not ours, or was created by newer code.
         """
         engine = connect(url or default_url())
         try:
@@ -75,14 +75,14 @@ class Store:
         return cls(Transactions(engine, clock, ids, Retries(engine, clock, ids, patience_s), {}))
 
     def fenced(self, study_id: str, token: int) -> Store:
-        """The store for the lease's holder: its writes to the study fail once another holder has the lease."""
+        """The store for the lease's holder. Its writes to the study fail once the lease has another holder."""
         db = self._db
         return Store(Transactions(db.engine, db.clock, db.ids, db.retries, {**db.tokens, study_id: token}))
 
     def study_data(self, study_id: str) -> StudyData:
-        """Input of analysis and report: the newest plan with its trials, verdicts and journal.
+        """The input of analysis and report: the newest plan with its trials, verdicts and journal.
 
-        Raises: NotFound, Unreadable. A changed plan is returned with the hash it should have.
+        A tampered plan is returned with the hash that it should have. Raises: NotFound, Unreadable.
         """
         with readable("the rows of the plan"):
             plan, digest = self.plans.frozen(study_id)

@@ -1,4 +1,4 @@
-"""Studies, their plans, hypotheses and stages."""
+"""Studies: their status, requests and schedules."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ class Studies(Part):
 
     @retried
     def all(self) -> list[StudyRecord]:
-        """All of them, newest first."""
+        """All studies, newest first."""
         with readable("the rows of studies"), self._db.reading() as session:
             rows = session.scalars(select(StudyRow).order_by(StudyRow.created_at.desc(), StudyRow.id)).all()
             return [_study(session, row) for row in rows]
 
     @retried
     def resolve(self, reference: str) -> str:
-        """The id that `latest`, an id or its beginning (with or without `st-`) means.
+        """The id meant by `latest`, an id or a prefix of one (with or without `st-`).
 
         Raises: NotFound, Ambiguous.
         """
@@ -60,7 +60,7 @@ class Studies(Part):
     def set_status(
         self, study_id: str, status: StudyStatus, reason: str | None = None, notice: Notice | None = None
     ) -> None:
-        """notice: what people are told of it, where the study names services and was not told to them before."""
+        """Set the status. notice: sent to the study's notification services, unless it was sent before."""
         now = self._db.clock.now()
         with self._db.owning(study_id) as session:
             row = self._db.study_row(session, study_id)
@@ -74,7 +74,7 @@ class Studies(Part):
 
     @retried
     def move(self, study_id: str, servers: Sequence[str]) -> None:
-        """From now on the study runs on these servers."""
+        """Run the study on these servers from now on."""
         with self._db.owning(study_id) as session:
             row = self._db.study_row(session, study_id)
             before = list(row.options.get("servers", ()))
@@ -82,7 +82,7 @@ class Studies(Part):
                 row.options, row.updated_at = {**row.options, "servers": list(servers)}, self._db.clock.now()
                 self._db.note(session, study_id, "moved", before=before, after=list(servers))
 
-    # -- what people ask for: no lease needed -------------------------------------------------------------------------
+    # -- requests by people: no lease needed --------------------------------------------------------------------------
 
     @retried
     def request_stop(self, study_id: str) -> None:
@@ -106,7 +106,7 @@ class Studies(Part):
 
     @retried
     def save_schedule(self, study_id: str, detail: Mapping[str, Any]) -> None:
-        """When this study may run (windows, days), as the schedule room writes it."""
+        """Save when this study may run (windows, days), in the format of the package `schedule`."""
         with self._db.owning(study_id) as session:
             session.merge(ScheduleRow(study_id=study_id, detail=dict(detail), updated_at=self._db.clock.now()))
 

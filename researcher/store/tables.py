@@ -1,4 +1,4 @@
-"""The tables, as SQLAlchemy models. `db/migrations` builds them; a test holds the two together.
+"""The tables, as SQLAlchemy models. `db/migrations` creates them; a test checks that both agree.
 
 Times are Unix seconds (UTC). A trial's key is unique within its study only: two studies may run the same plan.
 """
@@ -13,15 +13,15 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.types import TypeDecorator
 
 SCHEMA_REVISION = "0010"
-"""The newest migration that this code knows."""
+"""Revision of the newest migration that this code knows."""
 
 Serial = BigInteger().with_variant(Integer, "sqlite")
 _UNSTORABLE = re.compile("[\0\ud800-\udfff]")
-"""PostgreSQL's text has no NUL, and UTF-8 no halves of a surrogate pair."""
+"""Characters to replace: PostgreSQL text cannot hold NUL, and UTF-8 cannot encode lone surrogates."""
 
 
 class Words(TypeDecorator[str]):
-    """Text that every database accepts; client output and LLM answers may hold anything."""
+    """Text in a form that every database accepts. Client output and LLM answers may contain any character."""
 
     impl = Text
     cache_ok = True
@@ -72,7 +72,7 @@ class CampaignRow(Base):
 
 
 class CampaignHypothesisRow(Base):
-    """Append-only: what becomes of a hypothesis is another version of it."""
+    """Append-only: a change to a hypothesis is a new version of it."""
 
     __tablename__ = "campaign_hypotheses"
 
@@ -91,7 +91,7 @@ class CampaignHypothesisRow(Base):
 
 
 class DecisionRow(Base):
-    """Append-only. One row per number: a decision that was cut off is made again, and never a second time."""
+    """Append-only. One row per number: an interrupted decision is made again but stored only once."""
 
     __tablename__ = "decisions"
 
@@ -113,7 +113,7 @@ class DecisionRow(Base):
 
 
 class CampaignEventRow(Base):
-    """Append-only: what people said, and what became of the campaign."""
+    """Append-only: messages from people, and the campaign's status changes."""
 
     __tablename__ = "campaign_events"
     __table_args__ = (Index("events_of_campaign", "campaign_id", "seq"),)
@@ -247,7 +247,7 @@ class MetricRow(Base):
 
 
 class AttritionRow(Base):
-    """Lost attempts of one kind (`train`, `eval`) by cause; cause `none`: rewarded ones."""
+    """Number of attempts at episodes of one kind (`train`, `eval`) by cause of loss; cause `none`: rewarded ones."""
 
     __tablename__ = "trial_attrition"
     __table_args__ = (
@@ -292,7 +292,7 @@ class ClaimRow(Base):
 
 
 class FindingRow(Base):
-    """Our findings, and imported ones, which have an `origin` and a `study_id` of elsewhere."""
+    """Our findings, and imported ones, which have an `origin` and the `study_id` of a foreign study."""
 
     __tablename__ = "findings"
 
@@ -320,7 +320,7 @@ class FindingRow(Base):
 
 
 class EventRow(Base):
-    """Append-only: nothing here is ever updated or deleted."""
+    """The journal. Append-only: rows are never updated or deleted."""
 
     __tablename__ = "events"
     __table_args__ = (Index("events_of_study", "study_id", "seq"),)
@@ -333,7 +333,7 @@ class EventRow(Base):
 
 
 class LeaseRow(Base):
-    """`study:<id>`, `campaign:<id>` or `server:<url>`. Released rows stay, so that tokens only rise."""
+    """Lease of `study:<id>`, `campaign:<id>` or `server:<url>`. Released rows stay, so that tokens only rise."""
 
     __tablename__ = "leases"
 
@@ -352,7 +352,7 @@ class BudgetRow(Base):
 
 
 class SpendingRow(Base):
-    """One purchase: reserved before it is made, spent afterwards. `item` makes both idempotent."""
+    """One expense: reserved first, spent afterwards. `item` makes both idempotent."""
 
     __tablename__ = "budget_spendings"
     __table_args__ = (
@@ -394,7 +394,7 @@ class ScheduleRow(Base):
 
 
 class ReceiptRow(Base):
-    """The number of a writer's last transaction, part of that transaction: see outages.py. A writer is a thread."""
+    """The number of a writer's last transaction, written in that transaction (see retries.py). A writer is a thread."""
 
     __tablename__ = "receipts"
 
@@ -404,7 +404,7 @@ class ReceiptRow(Base):
 
 
 class OutboxRow(Base):
-    """A change that sinks have to copy, written in the same transaction."""
+    """A change that sinks have to copy, written in the transaction of the change."""
 
     __tablename__ = "outbox"
     __table_args__ = (Index("outbox_of_study", "study_id", "seq"),)
@@ -417,7 +417,7 @@ class OutboxRow(Base):
 
 
 class DeliveryRow(Base):
-    """Delivery of an outbox row to a sink (`mlflow`, `tensorboard`, `wandb`), or its error. No row: not tried yet."""
+    """Delivery of an outbox row to a sink (`mlflow`, `tensorboard`, `wandb`), or the error. No row: not tried yet."""
 
     __tablename__ = "deliveries"
 

@@ -1,7 +1,7 @@
-"""TensorBoard's copy of the records: `STUDY/STAGE/ARM/seed-N` below one log directory, and a page of text per study.
+"""Copies the records to TensorBoard: `STUDY/STAGE/ARM/seed-N` in one log directory, and a page of text per study.
 
-Every trial is one event file, written whole under a name that follows from the trial, and put in place at once: sending it
-again replaces it by the same bytes. Needs the package tensorboard, not torch or tensorflow; imported when first needed.
+Each trial is one event file, written atomically under a name derived from the trial, so sending it again replaces it with the
+same bytes. Needs the package tensorboard, not torch or tensorflow; imported when first needed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from researcher.store.store import Store
 from researcher.study.plan import Plan
 
 FOLDER = "RESEARCHER_TENSORBOARD_DIR"
-"""Environment variable: the log directory; by default `tensorboard` in the user data directory."""
+"""Environment variable of the log directory; default: `tensorboard` in the user data directory."""
 _LONGEST_NAME, _BEGINNING = 255, 60  # in bytes, and in characters
 _ODD = re.compile(r"[^\w.,=+@-]+")
 
@@ -66,7 +66,7 @@ class TensorboardSink(CopySink):
         write_atomically(folder / _file_name(int(started)), _records(_trial_events(plan, trial, started)))
 
     def _send_study(self, message: Message) -> None:
-        """The newest page of text. It gets a new name each time: a TensorBoard that runs looks at no file twice."""
+        """Write the newest page of text. It gets a new name each time, because a running TensorBoard reads no file twice."""
         folder = self.folder / _safe(message.study_id)
         made = folder / _file_name(message.seq)
         study = self._store.studies.get(message.study_id)
@@ -87,12 +87,12 @@ class TensorboardSink(CopySink):
 
 
 def _safe(name: str) -> str:
-    """Usable as a folder's name."""
+    """A name that is valid for a folder."""
     return _ODD.sub("_", name).lstrip(".") or "_"
 
 
 def _arm_folder(arm: str) -> str:
-    """Folder of an arm. Long arms, and those with characters that no file name can have, get a hash."""
+    """Folder of an arm. Long names, and names with characters that are invalid in file names, get a hash."""
     safe = _safe(arm)
     if safe == arm and len(arm.encode()) <= _LONGEST_NAME:
         return arm
@@ -100,7 +100,7 @@ def _arm_folder(arm: str) -> str:
 
 
 def _file_name(number: int) -> str:
-    """TensorBoard knows event files by their name, and reads those of a folder in its order."""
+    """Name of an event file. TensorBoard recognises event files by their names, and reads a folder's files in name order."""
     return f"events.out.tfevents.{number:010d}.swarm"
 
 

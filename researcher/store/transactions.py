@@ -1,4 +1,4 @@
-"""Transactions with fencing: a study's owner can write only while its lease is valid."""
+"""Transactions with fencing: a study's owner can write only while it holds the lease."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Row = TypeVar("Row", bound=Base)
 
 
 class Transactions:
-    """One database as the parts of a store use it. tokens: fencing tokens of the studies that it may write."""
+    """Access to one database for the parts of a store. tokens: fencing tokens of the studies that it may write."""
 
     def __init__(self, engine: Engine, clock: Clock, ids: Ids, retries: Retries, tokens: dict[str, int]) -> None:
         self.engine = engine
@@ -40,7 +40,7 @@ class Transactions:
 
     @contextmanager
     def writing(self) -> Iterator[Session]:
-        """One transaction, outside the fence: for what people and newcomers may do (requests, answers, leases, new studies)."""
+        """One transaction without fencing, for writes that need no lease (requests, answers, leases, new studies)."""
         with Session(self.engine) as session:
             yield session
             self.retries.commit(session)
@@ -49,7 +49,7 @@ class Transactions:
     def owning(self, study_id: str) -> Iterator[Session]:
         """One transaction of the owner of a study or campaign.
 
-        Raises: LeaseSuperseded when it is leased and this store does not carry that lease's token.
+        Raises: LeaseSuperseded when it is leased and this store does not have the lease's token.
         """
         with self.writing() as session:
             resource = owned_resource(study_id)
@@ -68,34 +68,34 @@ class Transactions:
         return row
 
     def note(self, session: Session, study_id: str, kind: str, **detail: Any) -> None:
-        """A line of the journal, in the transaction of what it is about."""
+        """Append a journal line in the transaction of the event itself."""
         session.add(EventRow(study_id=study_id, at=self.clock.now(), kind=kind, detail=detail))
 
     def announce(self, session: Session, study_id: str, kind: str, ref: str) -> None:
-        """Put something into the outbox, in the transaction of the change itself."""
+        """Put a message into the outbox in the transaction of the change itself."""
         session.add(OutboxRow(study_id=study_id, kind=kind, ref=ref, created_at=self.clock.now()))
 
 
 class Part:
-    """One part of the store. Its public methods are transactions, each `retried` while the database is away."""
+    """One part of the store. Each public method is a transaction, and is `retried` while the database is away."""
 
     def __init__(self, db: Transactions) -> None:
         self._db = db
 
 
 CAMPAIGN = "ca"
-"""What a campaign's id begins with."""
+"""Prefix of campaign ids."""
 
 
 def owned_resource(subject: str) -> str:
-    """What is leased by the one who works on this study or campaign."""
+    """Name of the lease of this study or campaign."""
     return f"{'campaign' if subject.startswith(f'{CAMPAIGN}-') else 'study'}:{subject}"
 
 
 def resolved(reference: str, known: Sequence[str], prefix: str, kind: str, listing: str) -> str:
-    """The id that `latest`, an id, or the beginning of one means, with or without its prefix (`st-`).
+    """The id meant by `latest`, an id or a prefix of one, with or without `st-` or `ca-`.
 
-    known: ids, the newest first; not empty. kind, listing: what they are, and the command that shows them.
+    known: ids, newest first; not empty. kind, listing: their kind, and the command that lists them.
     Raises: NotFound, Ambiguous.
     """
     if reference == "latest":
@@ -112,21 +112,21 @@ def resolved(reference: str, known: Sequence[str], prefix: str, kind: str, listi
 
 
 def locked(session: Session, chosen: Select[Row], first: Row) -> Row:
-    """The row, locked until the transaction ends; `first` is inserted if there is none."""
+    """The row, locked until the transaction ends; inserts `first` if there is none."""
     row = session.scalar(chosen.with_for_update())
     if row is None:
         try:
             with session.begin_nested():
                 session.add(first)
         except IntegrityError:
-            pass  # another process made it in between; PostgreSQL says so, SQLite lets nobody in between
+            pass  # another process inserted it in between; only possible on PostgreSQL, because SQLite serialises writers
         row = session.scalars(chosen.with_for_update()).one()
     return row
 
 
 @contextmanager
 def readable(what: str) -> Iterator[None]:
-    """Raises: Unreadable where a row holds no JSON, or a value that its field cannot hold."""
+    """Raises: Unreadable when a row holds invalid JSON, or a value that is invalid for its field."""
     try:
         yield
     except ValidationError as error:

@@ -1,6 +1,6 @@
-"""Trials and their attempts: what was intended, what is going on, what came out.
+"""Trials and their attempts: intent, progress and results.
 
-Intent is written before a run is submitted; results, finals and the end of the attempt are one transaction.
+The intent is written before a run is submitted. Results, finals and the end of the attempt are written in one transaction.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from researcher.store.transactions import Part
 from researcher.study.plan import trial_key
 
 Point = tuple[str, int, float]
-"""A metric's name, its step (or an episode's index), its value."""
+"""A metric's name, its step (or the episode's index), and its value."""
 _Point = tuple[str, int | None, float]
 """A recorded metric; step None for a final."""
 _OPEN = (TrialStatus.SUBMITTED, TrialStatus.RUNNING, TrialStatus.PAUSED)
 
 
 class Trials(Part):
-    """Every write belongs to the study's owner. A trial is addressed by study and key, its attempt is the newest."""
+    """Only the study's owner may write. A trial is addressed by study and key; writes concern its newest attempt."""
 
     @retried
     def ensure(self, study_id: str, stage: str, pairs: Iterable[tuple[str, int]]) -> list[TrialRecord]:
-        """The trials of (arm, seed) `pairs` under the newest plan, made where they are not there yet, in that order.
+        """The trials of (arm, seed) `pairs` under the newest plan, in that order; creates missing ones.
 
-        A trial that an earlier stage made is the same trial and is given back as it is.
+        A trial that an earlier stage created is the same trial and is returned unchanged.
         """
         with self._db.owning(study_id) as session:
             plan = session.scalar(
@@ -65,9 +65,9 @@ class Trials(Part):
         plan_version: int | None = None,
         series: Collection[str] | None = None,
     ) -> list[TrialRecord]:
-        """Trials of a study (of one stage, of one plan) in the order they were made, with finals and series.
+        """Trials of a study (or of one stage, of one plan) in the order of creation, with finals and series.
 
-        series: only those of these names; all unless stated.
+        series: names of the series to load; default: all.
         """
         with self._db.reading() as session:
             chosen = select(TrialRow).where(TrialRow.study_id == study_id).order_by(TrialRow.position)
@@ -87,7 +87,7 @@ class Trials(Part):
 
     @retried
     def attempts(self, study_id: str, key: str) -> list[AttemptRecord]:
-        """Every attempt at a trial, the first one first."""
+        """Every attempt at a trial, oldest first."""
         with self._db.reading() as session:
             rows = session.scalars(
                 select(AttemptRow)
@@ -98,7 +98,7 @@ class Trials(Part):
 
     @retried
     def attempts_of_study(self, study_id: str) -> dict[str, list[AttemptRecord]]:
-        """Every attempt at every trial, by the trial's key, the first one first."""
+        """Every attempt at every trial, by the trial's key, oldest first."""
         found: dict[str, list[AttemptRecord]] = defaultdict(list)
         with self._db.reading() as session:
             chosen = select(AttemptRow).where(AttemptRow.study_id == study_id)
@@ -112,9 +112,9 @@ class Trials(Part):
     def record_intent(
         self, study_id: str, key: str, attempt: int, server_url: str, idempotency_key: str, spec: Mapping[str, Any]
     ) -> AttemptRecord:
-        """Say that this attempt is about to be submitted. Attempts follow each other, each after the end of the last.
+        """Record that this attempt is about to be submitted. An attempt may begin only after the previous one has ended.
 
-        Raises: WrongState when the trial is over, or another attempt is open or next.
+        Raises: WrongState when the trial is over, another attempt is open, or the attempt's number is not the next one.
         """
         now = self._db.clock.now()
         with self._db.owning(study_id) as session:
@@ -142,7 +142,7 @@ class Trials(Part):
 
     @retried
     def record_submitted(self, study_id: str, key: str, run_id: str, blueprint: Mapping[str, Any]) -> None:
-        """The server has taken the run."""
+        """Record that the server has accepted the run."""
         with self._db.owning(study_id) as session:
             trial, attempt = _open_attempt(session, study_id, key)
             attempt.run_id, attempt.blueprint = run_id, dict(blueprint)
@@ -151,7 +151,7 @@ class Trials(Part):
 
     @retried
     def pause_attempt(self, study_id: str, key: str, reason: str) -> None:
-        """The attempt is about to pause: its run stops with a checkpoint, to continue later."""
+        """Record that the attempt is about to pause: its run stops with a checkpoint, to continue later."""
         with self._db.owning(study_id) as session:
             trial, attempt = _open_attempt(session, study_id, key)
             attempt.heartbeat_at = self._db.clock.now()
@@ -159,7 +159,7 @@ class Trials(Part):
 
     @retried
     def record_rest(self, study_id: str, key: str, reason: str) -> None:
-        """The paused attempt rests at its step: its checkpoint is kept and its server is free."""
+        """Record that the attempt is paused: its checkpoint is kept and its server is free."""
         with self._db.owning(study_id) as session:
             _, attempt = _open_attempt(session, study_id, key)
             detail = {"trial": key, "attempt": attempt.number, "step": attempt.step, "because": reason}
@@ -167,7 +167,7 @@ class Trials(Part):
 
     @retried
     def continue_attempt(self, study_id: str, key: str, step: int) -> None:
-        """The attempt continues in the same run, from this step."""
+        """Record that the attempt continues in the same run, from this step."""
         with self._db.owning(study_id) as session:
             trial, attempt = _open_attempt(session, study_id, key)
             attempt.heartbeat_at = self._db.clock.now()
@@ -177,7 +177,7 @@ class Trials(Part):
 
     @retried
     def record_client(self, study_id: str, key: str, pid: int, started: float) -> None:
-        """The client process that carries the trial out."""
+        """Record the client process that carries out the trial."""
         with self._db.owning(study_id) as session:
             _, attempt = _open_attempt(session, study_id, key)
             attempt.client_pid, attempt.client_started = pid, started
@@ -192,8 +192,8 @@ class Trials(Part):
         points: Sequence[Point] = (),
         episodes: Sequence[SampledEpisode] = (),
     ) -> None:
-        """Heartbeat at `step`. `points` extend the series for viewers; repeats are ignored. episodes: a newer sample, which
-        takes the place of the last one."""
+        """Record a heartbeat at `step`. `points` extend the series for viewers; repeats are ignored. episodes: a newer sample
+        that replaces the last one."""
         with self._db.owning(study_id) as session:
             trial, attempt = _open_attempt(session, study_id, key)
             attempt.step, attempt.heartbeat_at = max(step, attempt.step), self._db.clock.now()
@@ -222,7 +222,7 @@ class Trials(Part):
         evidence: TrialEvidence | None = None,
         episodes: Sequence[SampledEpisode] = (),
     ) -> None:
-        """Everything that came out of a trial, in one transaction; what was recorded on the way is replaced.
+        """Record all results of a trial in one transaction. They replace the values recorded during the trial.
 
         Raises: ValueError for a value that is not finite; WrongState when no attempt is open.
         """
@@ -247,7 +247,7 @@ class Trials(Part):
 
     @retried
     def attrition(self, study_id: str) -> dict[str, dict[tuple[str, str, str], int]]:
-        """Attempts at episodes by the trial's key, then arm, kind (`train`, `eval`) and cause (`none`: they ended with a reward)."""
+        """Number of attempts at episodes by the trial's key, then by arm, kind (`train`, `eval`) and cause (`none`: ended with a reward)."""
         found: dict[str, dict[tuple[str, str, str], int]] = defaultdict(dict)
         with self._db.reading() as session:
             for row in session.scalars(select(AttritionRow).where(AttritionRow.study_id == study_id)):
@@ -256,7 +256,7 @@ class Trials(Part):
 
     @retried
     def sampled_episodes(self, study_id: str, key: str) -> list[SampledEpisode]:
-        """Sampled episodes of a trial, in stored order; of one under way, those up to its newest interim evaluation."""
+        """Sampled episodes of a trial, in stored order; for a running trial, those up to its newest interim evaluation."""
         with self._db.reading() as session:
             chosen = select(EpisodeRow).where(EpisodeRow.study_id == study_id, EpisodeRow.trial_key == key)
             rows = session.scalars(chosen.order_by(EpisodeRow.position))
@@ -274,12 +274,12 @@ class Trials(Part):
 
     @retried
     def fail_attempt(self, study_id: str, key: str, reason: str) -> None:
-        """The attempt failed; the executor may try the trial again."""
+        """Record that the attempt failed. The executor may retry the trial."""
         self._end_attempt(study_id, key, "failed", reason)
 
     @retried
     def withdraw_attempt(self, study_id: str, key: str, reason: str) -> None:
-        """This attempt was ended through no fault of the trial (a stop, a lost server): it does not count against it."""
+        """Record that the attempt ended through no fault of the trial (a stop, a lost server), so it does not count as a failure."""
         self._end_attempt(study_id, key, "withdrawn", reason)
 
     def _end_attempt(self, study_id: str, key: str, outcome: Literal["failed", "withdrawn"], reason: str) -> None:
@@ -291,7 +291,7 @@ class Trials(Part):
 
     @retried
     def fail(self, study_id: str, key: str, reason: str) -> None:
-        """The trial is given up; its seed will be missing from the statistics."""
+        """Give up the trial. Its seed will be missing from the statistics."""
         with self._db.owning(study_id) as session:
             trial = _trial_row(session, study_id, key)
             if trial.status != TrialStatus.PLANNED:
@@ -343,7 +343,7 @@ def _keep_attrition(session: Session, trial: TrialRow, found: Attrition | None) 
 def _metrics(
     session: Session, study_id: str, key: str | None, series: Collection[str] | None = None
 ) -> dict[tuple[str, int], list[_Point]]:
-    """By trial and attempt. Selects columns rather than objects: a study has hundreds of thousands."""
+    """Metric rows by trial and attempt. Selects columns instead of objects, because a study has hundreds of thousands of rows."""
     columns = (MetricRow.trial_key, MetricRow.attempt, MetricRow.name, MetricRow.step, MetricRow.value)
     chosen = select(*columns).where(MetricRow.study_id == study_id).order_by(MetricRow.name, MetricRow.step)
     if key is not None:

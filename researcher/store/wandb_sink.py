@@ -1,7 +1,7 @@
-"""Weights & Biases' copy of the records: a run per trial, grouped by study, and one run for the study with its verdicts.
+"""Copies the records to Weights & Biases: a run per trial, grouped by study, and one run per study with its verdicts.
 
-Written offline unless `WANDB_MODE` or an API key says otherwise; `wandb sync` sends what was written offline. Run ids follow
-from study and trial, so that sending again leaves one run. Needs the package wandb, imported when first needed.
+Runs are written offline unless `WANDB_MODE` or an API key says otherwise; `wandb sync` uploads offline runs. Run ids are derived
+from study and trial, so sending again leaves one run. Needs the package wandb, imported when first needed.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _PRIVATE = {
     "console": "off",
     "silent": True,
 }
-"""Turns off what wandb collects about the machine and process."""
+"""Settings that stop wandb from collecting data about the machine and the process."""
 
 
 class WandbSink(CopySink):
-    """See the module. folder: where runs are written before, or instead of, being sent."""
+    """See the module. folder: where runs are written before, or instead of, an upload."""
 
     name = "wandb"
 
@@ -83,13 +83,13 @@ class WandbSink(CopySink):
         )
         run.define_metric("*", step_metric=_STEP)
         run.define_metric("eval_*", step_metric=_EPISODE)
-        for row in _rows(trial)[run.starting_step :]:  # a run that is resumed has the rows before
+        for row in _rows(trial)[run.starting_step :]:  # a resumed run has the earlier rows already
             run.log(row)
         run.summary.update({f"final.{name}": value for name, value in trial.finals.items()} | losses_of(trial))
         run.finish(exit_code=1 if trial.status is TrialStatus.FAILED else 0)
 
     def _send_study(self, wandb: Any, study: StudyRecord) -> None:
-        """The study's current status, verdicts and report."""
+        """Send the study's current status, verdicts and report."""
         plan = self._plan(study.id)
         config = {} if plan is None else {"plan_hash": plan.digest(), "planner": study.planned_by(plan)}
         run = self._run(wandb, study, "study", job_type="study", name="study", config={"topic": study.topic, **config})
@@ -130,7 +130,7 @@ class WandbSink(CopySink):
 
 
 def _rows(trial: TrialRecord) -> list[dict[str, float]]:
-    """All values of one step in one row; evaluations by episode, in rows of their own."""
+    """One row per step with all its values; evaluations by episode get rows of their own."""
     rows: dict[tuple[str, int], dict[str, float]] = defaultdict(dict)
     for name, line in trial.series.items():
         axis = _EPISODE if name.startswith("eval_") else _STEP
