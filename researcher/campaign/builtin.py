@@ -1,10 +1,10 @@
 """The strategist that needs no key: screen the factors, search the levels of those that matter, confirm the best.
 
     screen    two levels of each factor, as many factors as the budget pays for
-        scan      one factor at a time at its other levels, next to the default or the incumbent
-        search    a Gaussian process over the levels of the most important factors picks promising settings; two seeds each
+    scan      one factor at a time at its other levels, next to the default or the incumbent
+    search    a Gaussian process over the levels of the most important factors picks promising settings; two seeds each
     confirm   the setting that looks best against the default, or the incumbent, on fresh seeds
-        replicate a confirmation that contradicts the exploration
+    replicate a confirmation that contradicts the exploration
 
 Of several instruments it works on the first until that has a confirmed best or its share of the budget is spent. The next
 one begins with a confirmation of the setting that was confirmed before, and continues like the first. The rest of the

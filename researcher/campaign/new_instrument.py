@@ -1,9 +1,9 @@
 """A new instrument that a decision asks for: an LLM writes it, a person approves it, it joins. Recorded in the journal:
 
     writing    a call of the LLM, kept as soon as it is answered
-        written    a sound instrument: its aim, folder, files and digest; it waits for a person's approval
-        unwritten  the attempt failed, and why; also if the files changed after a person approved them
-        joined     a person approved it: decisions see it from now on
+    written    a sound instrument: its aim, folder, files and digest; it waits for a person's approval
+    unwritten  the attempt failed, and why; also if the files changed after a person approved them
+    joined     a person approved it: decisions see it from now on
 
 Each line is written once, so that a campaign killed at any instruction continues after the last of them.
 """

@@ -35,9 +35,9 @@ class Proposal(StrictModel):
 
     instrument: of the campaign's, by name; None: the first. spec: fields of a study file that say what is compared
     (`compare` or `arms`, `design`, `set`, `steps`, `seeds`); code sets goal, instrument, metric, margin, first seed and
-    budget. hypothesis: the id of an open one, or a new one; needed
-    by actions that carry out a study. if_true, if_false: what follows. rests_on: ids of studies of this campaign. words:
-    the question of `ask`, the answer of `conclude`, the brief of `new_instrument`.
+    budget. hypothesis: the id of an open one, or a new one; needed by actions that carry out a study. if_true, if_false:
+    the next step in each case. rests_on: ids of studies of this campaign. words: the question of `ask`, the answer of
+    `conclude`, the brief of `new_instrument`.
     """
 
     action: Action

@@ -1,9 +1,9 @@
-"""Arms and hypotheses of a question: one factor over its levels, two in sequence, several crossed, or bundles of settings.
+"""Arms and hypotheses of a question: one factor's levels, two factors in sequence, several crossed, or bundles of settings.
 
-Crossed factors have two levels each. Up to three run in a full factorial; four and more in a half fraction, the last factor's
-level following from the others' (its sign is the product of theirs), so that main effects stay clear of interactions of two.
-A side of a main effect or interaction is the mean over the arms with one sign; an interaction is half the difference between
-the effect of one factor at the two levels of the other, as experimenters count it.
+Crossed factors have two levels each. Up to three run in a full factorial, four or more in a half fraction. There the other
+factors determine the last factor's level (its sign is the product of theirs), so that main effects are not aliased with
+two-factor interactions. A side of a main effect or interaction is the mean over the arms with one sign; an interaction is half
+the difference between the effects of one factor at the two levels of the other, as is usual in experimental design.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from swarm.protocol.runspec import RunSpec
 
 FULL_UP_TO = 3
 _BETWEEN = 3
-"""Arms of the fine grid in each gap between two neighbouring levels."""
+"""Arms of the fine grid between two neighbouring levels."""
 _LONGEST_TEXT, _BEGINNING = 60, 40
-"""Letters of a level in an arm's name, and those of one that is longer."""
+"""Longest level in an arm's name, in characters, and how many characters of a longer one are kept."""
 _Signs = tuple[int, ...]
 _Named = tuple[str, Scalar]
-"""A level after its name."""
+"""A factor's name and its level."""
 
 
 # -- arms -----------------------------------------------------------------------------------------------------------
@@ -73,7 +73,7 @@ def groups_of(question: Question) -> list[tuple[Factor, tuple[Arm, ...]]]:
     """The comparisons of a sequence: the first factor's arms, then the second's at each level of the first; baselines
     first.
 
-    While the first is compared, the second is at its baseline.
+    In the first comparison, the second factor is at its baseline.
     """
     one, two = question.varied
     first, second = _named(one), _named(two)
@@ -92,19 +92,19 @@ def runs(factors: int) -> list[_Signs]:
 
 @lru_cache(maxsize=8)
 def screen_runs(factors: int) -> list[_Signs]:
-    """The screen's runs; the first has the first level of every factor. No main effect is mixed with another main effect, but some
-    may be with interactions of two (resolution III): a screen explores, and a comparison confirms.
+    """The screen's runs; the first has the first level of every factor. No main effect is aliased with another one, but some
+    may be aliased with two-factor interactions (resolution III): a screen explores, and a comparison confirms.
 
-    The design with the fewest runs: a fractional factorial of resolution IV, else of III, else Plackett and Burman's, which takes 12
-    runs for 8 to 11 factors where a fractional factorial takes 16.
+    Chooses the design with the fewest runs: a fractional factorial of resolution IV, else III, else Plackett and Burman's, which
+    takes 12 runs for 8 to 11 factors where a fractional factorial takes 16.
     """
-    from pydoe import fracfact_by_res, pbdesign  # takes more than a second to import, and only a screen needs it
+    from pydoe import fracfact_by_res, pbdesign  # takes more than a second to import, and only screens need it
 
     designs = [fracfact_by_res(factors, resolution) for resolution in (4, 3)]
     with suppress(ValueError):  # no Plackett-Burman design has 28 runs
         designs.append(pbdesign(factors))
     design = min(designs, key=len)
-    design = design * -design[0]  # turning a factor round keeps the columns at right angles
+    design = design * -design[0]  # flipping a factor's sign keeps the columns orthogonal
     return [tuple(int(sign) for sign in run) for run in design]
 
 
@@ -122,9 +122,9 @@ def _joined(question: Question, *parts: _Named) -> Arm:
 
 
 def names_of(factor: Factor, levels: Sequence[Scalar]) -> tuple[str, ...]:
-    """`FACTOR=LEVEL` for each level, no two alike.
+    """`FACTOR=LEVEL` for each level, all different.
 
-    Levels that differ and would share a name have their file's folder in it, or else their hash. Equal ones are run `-again`.
+    Different levels whose names would be equal get their file's folder, or else a hash. Equal levels get `-again`.
     """
     apart = {level: _name(factor, level) for level in levels}
     for by_folder in (True, False):
@@ -149,9 +149,9 @@ def _named(varied: Varied) -> list[_Named]:
 
 
 def _name(factor: Factor, level: Scalar, *, folders: int = 0) -> str:
-    """A long text is named by its beginning and its hash, and stands whole with the arm."""
+    """A long text is shortened to its beginning and its hash; the arm holds the full text."""
     text = level_text(level)
-    if factor.type == "data":  # the file's own name: its whole path and digest are the level, and stand with the arm
+    if factor.type == "data":  # the name of the file alone: the arm's level has its full path and digest
         text = "/".join(text.partition("#")[0].split("/")[-1 - folders :])
     if len(text) > _LONGEST_TEXT:
         text = f"{text[:_BEGINNING].rstrip()}-{_hash(text)}"
@@ -166,10 +166,10 @@ def _hash(text: str) -> str:
 
 
 def hypotheses_of(question: Question, arms: Sequence[Arm], between: Sequence[Arm] = ()) -> tuple[Hypothesis, ...]:
-    """One for each treatment against the baseline; of crossed factors, main effects and interactions of two, of screened ones main
-    effects alone; of a balance, each level against the next smaller one; of a trend, the change over its levels.
+    """One hypothesis for each treatment against the baseline. Crossed factors: main effects and two-factor interactions; screened
+    factors: main effects only; a balance: each level against the next smaller one; a trend: the change over its levels.
 
-    between: arms of a fine stage, treatments too."""
+    between: arms of a fine stage, which are treatments too."""
     usual = {
         "metric": question.metric.name,
         "direction": question.direction,
@@ -187,7 +187,7 @@ def hypotheses_of(question: Question, arms: Sequence[Arm], between: Sequence[Arm
 
 
 def _pairs(question: Question, arms: Sequence[Arm], between: Sequence[Arm]) -> list[tuple[str, Arm, Arm]]:
-    """What differs between each baseline and treatment, after its name."""
+    """Each baseline and treatment, with the name of what differs between them."""
     if question.spec.design == "sequence":
         return [(factor.name, group[0], arm) for factor, group in groups_of(question) for arm in group[1:]]
     if question.bundles:
@@ -205,7 +205,7 @@ def _differing(arm: Arm, baseline: Arm) -> str:
 
 
 def _contrast(question: Question, factor: str, baseline: Arm, treatment: Arm) -> dict[str, Any]:
-    """The treatment's metric is above the baseline's, or below, as the spec claims; in a screen, it differs."""
+    """The hypothesis that the treatment's metric is above or below the baseline's, as the spec claims; in a screen, differs."""
     metric = question.metric
     said = f"{treatment.name} has {_more(question)} {metric.name} than {baseline.name}{_assumed(question)}"
     if question.spec.claim == "equal":
@@ -216,7 +216,7 @@ def _contrast(question: Question, factor: str, baseline: Arm, treatment: Arm) ->
 
 
 def _trend(question: Question, arms: Sequence[Arm]) -> dict[str, Any]:
-    """The change over all arms, which stand in order, from the first to the last."""
+    """The hypothesis of a change from the first arm to the last; the arms are in order."""
     (factor,), metric = question.factors, question.metric
     low, high = (level_text(arm.levels[factor.name]) for arm in (arms[0], arms[-1]))
     over = f"from {low} to {high}{', on a log scale' if factor.scale == 'log' else ''}"
@@ -229,7 +229,7 @@ def _trend(question: Question, arms: Sequence[Arm]) -> dict[str, Any]:
 
 
 def _crossed(question: Question, arms: Sequence[Arm]) -> Iterator[dict[str, Any]]:
-    """Main effects are claimed as the spec says; nobody claims an interaction, nor anything of a screen."""
+    """Hypotheses of crossed arms. Main effects have the spec's claim; interactions and screens have none."""
     design, metric = _design(question), question.metric.name
     for place, each in enumerate(question.varied):
         baseline, treatment = names_of(each.factor, each.levels)
@@ -238,7 +238,7 @@ def _crossed(question: Question, arms: Sequence[Arm]) -> Iterator[dict[str, Any]
             said = f"{treatment} changes {metric} against {baseline}, over the runs of the screen (explored)"
         sides = _sides(arms, [run[place] for run in design])
         yield {"statement": said, "factor": each.factor.name, "baseline": baseline, "treatment": treatment, **sides}
-    # In a half fraction of four factors, each interaction of two is another's too.
+    # In a half fraction of four factors, the two-factor interactions are aliased in pairs.
     if question.screens or len(question.varied) == FULL_UP_TO + 1:
         return
     larger = "larger" if question.direction == "increase" else "smaller"
@@ -253,7 +253,7 @@ def _crossed(question: Question, arms: Sequence[Arm]) -> Iterator[dict[str, Any]
 
 
 def _sides(arms: Sequence[Arm], signs: Sequence[int]) -> dict[str, tuple[str, ...]]:
-    """The mean over the arms with sign 1 stands against the mean over the others."""
+    """Two sides: the mean over the arms with sign 1 against the mean over the others."""
     signed = [(arm.name, sign) for arm, sign in zip(arms, signs, strict=True)]
     return {
         "baseline_arms": tuple(name for name, sign in signed if sign < 0),
@@ -269,17 +269,18 @@ def _more(question: Question) -> str:
     return "a higher" if question.direction == "increase" else "a lower"
 
 
-# -- arms that run the same ----------------------------------------------------------------------------------------------
+# -- arms with equal settings --------------------------------------------------------------------------------------------
 
 
 def with_own_seeds(plan: Plan) -> Plan:
     """The plan with a seed offset for every arm that runs the same as an earlier one. Call it again when stages change.
 
-    Two arms with one setting and one seed are the same trial twice: a copy that would count as evidence. So the second arm's seeds
-    begin behind the last one that the plan may need. What is the same is judged on what runs (RunSpecs, model, steps, parameters of
-    the tasks), not on names: `4e-5` and `0.00004`, a default that is set and one that is left, a bundle that changes nothing.
+    Two arms with equal settings and an equal seed are the same trial twice, and the copy would count as evidence. The second arm's
+    seeds therefore begin after the last one that the plan may need. Arms are compared by what runs (RunSpecs, model, steps,
+    task parameters), not by names: `4e-5` equals `0.00004`, a default that is set equals one that is omitted, and a bundle may
+    change nothing.
 
-    Raises: pydantic's ValidationError for an arm that no server would take.
+    Raises: pydantic's ValidationError for an arm that no server would accept.
     """
     span = max(stage.first_seed + stage.max_seeds for stage in plan.stages) - min(
         stage.first_seed for stage in plan.stages
@@ -300,7 +301,7 @@ def with_own_seeds(plan: Plan) -> Plan:
 
 
 def _what_runs(plan: Plan, arm: Arm) -> str:
-    """Everything an arm's trials get, except seeds. Factors that only other arms vary have their defaults."""
+    """Everything that an arm's trials receive, except seeds. Factors that only other arms vary are at their defaults."""
     levels = plan.levels_of(arm)
     specs = [
         RunSpec.model_validate(plan.run_fields(levels, role)).model_dump(mode="json") for role in (None, *plan.roles)

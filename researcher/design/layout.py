@@ -1,4 +1,4 @@
-"""The arms, hypotheses and stages that each design makes of a question, and the decisions after each stage."""
+"""Arms, hypotheses and stages of each design for a question, and the decisions after each stage."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from researcher.study.plan import Arm, Branch, Condition, Hypothesis, Relation, 
 from researcher.study.spec import DESIGNS
 
 _COSTS = ("wall_s", "tokens_sampled")
-"""Kinds of metrics that say what a level costs."""
+"""Kinds of metrics that measure a level's cost."""
 _DECIDED = ("supported", "refuted", "equivalent")
 _RELATIONS: tuple[Relation, ...] = ("≪", "≈", "≫")
 _TURNED: dict[Relation, Relation] = {"≪": "≫", "≈": "≈", "≫": "≪"}
@@ -33,7 +33,7 @@ class Layout:
 
 
 def laid_out(question: Question, instrument: Instrument, seeds: Seeds) -> Layout:
-    """Raises: SpecRefused for what the design cannot have."""
+    """The layout of a question's design. Raises: SpecRefused for options that the design does not have."""
     if question.spec.design in ("balance", "trend"):
         question = _ordered(question)
     if question.spec.design == "balance":
@@ -59,8 +59,8 @@ def _stages(question: Question, arms: Sequence[Arm], between: Sequence[str], see
 
 
 def _noisy_arm(question: Question, arms: Sequence[Arm]) -> str:
-    """The arm for the noise floor: the baseline, unless it is a control that trains nothing and so hardly varies; in a
-    trend the middle level.
+    """The arm for the noise floor: the baseline, or, if that is a control that trains nothing and hardly varies, another
+    arm; in a trend the middle level.
     """
     if question.spec.design == "trend":
         return arms[len(arms) // 2].name
@@ -69,9 +69,9 @@ def _noisy_arm(question: Question, arms: Sequence[Arm]) -> str:
 
 
 def _ordered(question: Question) -> Question:
-    """The question with its levels in order. On a log scale the line of a trend is over their logarithm.
+    """The question with its levels in order. A trend on a log scale is a line over the levels' logarithms.
 
-    Raises: SpecRefused for too few levels that are numbers, and for a trend's 0 on a log scale.
+    Raises: SpecRefused for too few numeric levels, and for a trend with 0 on a log scale.
     """
     (varied,), design = question.varied, question.spec.design
     factor, levels, fewest = varied.factor, varied.numbers, DESIGNS[design].levels.start
@@ -159,7 +159,7 @@ def _in_sequence(question: Question, stages: Sequence[Stage], hypotheses: Sequen
 
 
 def _balances(question: Question, stage: Stage) -> list[Branch]:
-    """For each ordering of the arms, smallest level first: the smallest level that no larger one beats, the best
+    """For each ordering of the arms, smallest level first: the smallest level that no larger one beats, as the best
     balance of gain and cost.
 
     `5 ≪ 15 ≈ 25` gives 15: it beats 5, and 25 does not beat it. Orderings with a gain after a loss give no level.
@@ -178,17 +178,17 @@ def _balances(question: Question, stage: Stage) -> list[Branch]:
 
 
 def _ending(stage: Stage, hypotheses: Sequence[Hypothesis], at_end: Sequence[Branch] = ()) -> list[Branch]:
-    """Branches of the last stage. at_end: further ones, checked after a fired sentinel."""
+    """Branches of the last stage. at_end: further ones, checked after the sentinels."""
     found = [*_worthless(stage, hypotheses), *at_end]
     reason = "every planned trial has ended"
-    if len(hypotheses) == 1:  # of several, some, all or none may be decided
+    if len(hypotheses) == 1:  # with several, some, all or none may be decided
         found.append(_verdict(stage, hypotheses[0], _DECIDED, "the question is answered"))
         reason = f"{reason}; what is not decided now stays open"
     return [*found, _stop(stage, reason)]
 
 
 def _worthless(stage: Stage, hypotheses: Sequence[Hypothesis]) -> list[Branch]:
-    """Out, where a sentinel says that the numbers mean nothing."""
+    """Exits for a sentinel that makes the numbers meaningless."""
     reason = "a sentinel fired: the numbers do not answer the question"
     return [_verdict(stage, each, ("invalid",), reason) for each in hypotheses]
 

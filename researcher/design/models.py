@@ -1,7 +1,7 @@
-"""Models of specs and plans, and what it costs to host one after the other on one machine.
+"""Models of specs and plans, and the cost of hosting several in turn on one machine.
 
-A folder's fingerprint is part of the plan. A name stands for the weights that the first trial finds, so that the same
-spec gives the same plan on every machine.
+A folder's fingerprint is part of the plan. A name stands for the weights that the first trial finds, so that one spec gives
+the same plan on every machine.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from swarm.protocol.errors import SwarmError
 BOOT_S = 45.0
 """Boot time of a server on two cores."""
 _SHOWN = 8
-"""Hexadecimal digits of the fingerprint in a name."""
+"""How many hexadecimal digits of the fingerprint are part of a name."""
 _MODEL = "model"
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 def with_models(spec: StudySpec, instrument: Instrument) -> tuple[StudySpec, dict[str, PlanModel]]:
-    """The spec with every model under the name that arms, reports and findings give it, and the models by these names.
+    """The spec with each model under its name in arms, reports and findings, and the models by these names.
 
     Raises: SpecRefused for an unknown model, or one named twice.
     """
@@ -52,9 +52,9 @@ def with_models(spec: StudySpec, instrument: Instrument) -> tuple[StudySpec, dic
 
 
 def models_named(texts: Iterable[str], declared: Collection[str] = ()) -> dict[str, PlanModel]:
-    """Each text with its model: the same for folders with the same weights; different models have different names.
+    """Each text with its model: equal for folders with equal weights; different models get different names.
 
-    declared: names that an instrument takes as they are. Raises: SpecRefused.
+    declared: model names that an instrument accepts unchecked. Raises: SpecRefused.
     """
     found, first = dict[str, PlanModel](), dict[str, PlanModel]()
     for text in texts:
@@ -63,13 +63,13 @@ def models_named(texts: Iterable[str], declared: Collection[str] = ()) -> dict[s
     called = Counter(hosted_name(model.name) for model in first.values())
     for text, model in found.items():
         shared = called[hosted_name(model.name)] > 1 or find(model.name) is not None
-        if model.path is not None and shared:  # a folder that is called like a model that is not in it
+        if model.path is not None and shared:  # a folder that has the name of a model but holds other weights
             found[text] = model.model_copy(update={"name": f"{model.name}-{str(model.fingerprint)[:_SHOWN]}"})
     return found
 
 
 def model_of(text: str, declared: Collection[str] = ()) -> PlanModel:
-    """The model of this name, or in this folder. A known name is never a folder: write `./NAME`.
+    """The model with this name, or in this folder. A known name is never read as a folder: write `./NAME`.
 
     Raises: SpecRefused for an unknown name, or a folder without a checkpoint.
     """
@@ -94,7 +94,7 @@ def model_of(text: str, declared: Collection[str] = ()) -> PlanModel:
 
 
 def folder_model(path: Path) -> PlanModel:
-    """The model in a folder, known by its weights. Raises: SpecRefused for a folder without a whole checkpoint."""
+    """The model in a folder, identified by its weights. Raises: SpecRefused for a folder without a complete checkpoint."""
     from swarm.models import resolve  # imports httpx, which names do not need
     from swarm.models.folder import has_tokenizer
 
@@ -110,21 +110,21 @@ def folder_model(path: Path) -> PlanModel:
 
 
 def models_of(arms: Sequence[Arm], factors: Sequence[Factor], named: Mapping[str, PlanModel]) -> tuple[PlanModel, ...]:
-    """The models in which arms differ, in the arms' order; empty where they do not. named: those that the spec names."""
+    """The models by which arms differ, in the arms' order; empty if they share one. named: models of the spec, by name."""
     names = [factor.name for factor in factors if factor.target == STUDY_MODEL]
     found = dict.fromkeys(str(arm.levels[name]) for arm in arms for name in names if name in arm.levels)
     return tuple(named.get(model) or PlanModel(name=model) for model in found)
 
 
 def model_factor(models: Sequence[str]) -> Factor:
-    """The models in which arms differ, as a factor. models: their names (`with_models`), the default first."""
+    """A factor whose levels are these models. models: names from `with_models`, the default first."""
     return Factor(name="model", target=STUDY_MODEL, type="choice", default=models[0], choices=tuple(models))
 
 
 def boots_s(plan: Plan, *, at_most: bool) -> float:
-    """Seconds for all boots where one server runs at a time, as the executor takes turns: each stage goes through its seeds
-    in order, and begins a seed with the model that is hosted. All arms of a stage count: who comes through a race is not known
-    yet, and may be of either model."""
+    """Seconds for all boots if one server runs at a time and the executor takes turns: each stage runs its seeds in order, and
+    starts a seed with the hosted model. All arms of a stage count, because the survivors of a race are not known yet and may
+    be of any model."""
     if not plan.models:
         return 0.0
     boots, hosted, ran = 0, "", set[tuple[str, int]]()

@@ -49,7 +49,7 @@ DEFAULT_BUDGET_S = 8 * 3600.0
 _THINKING = "sampling.thinking"
 KeptModels = Callable[[str], PlanModel]
 SPEC = "spec"
-"""Author in all plans. Who wrote the spec is recorded with the study."""
+"""Author in all plans. The study's record names who wrote the spec."""
 
 
 def plan_of(
@@ -71,15 +71,15 @@ def plan_of(
     Args:
         folder: the instrument that the spec names.
         known: findings of earlier studies.
-        paces: what trials of earlier studies took on these servers, the newest first.
-        servers: how many trials run at once; the price depends on it.
-        allow_underpowered: run although the noise may be too loud for the planned effect.
-        alpha: the level at which its hypotheses are tested together: intervals, power and looks follow from it.
-        heldout_from: how many of the instrument's held-out tasks are skipped, as other studies may score those.
-        heldout_tasks: how many are scored; None: as many as the instrument says.
-        planned_effect: what the seeds are counted for, in the metric's unit; None: 1.5 margins.
+        paces: durations of earlier trials on these servers, the newest first.
+        servers: number of trials at once; the price depends on it.
+        allow_underpowered: run even if the noise is too large for the planned effect.
+        alpha: level for the family of its hypotheses, which determines intervals, power and looks.
+        heldout_from: number of the instrument's held-out tasks to skip, because other studies may score those.
+        heldout_tasks: number to score; None: as many as the instrument says.
+        planned_effect: effect for which seeds are counted, in the metric's unit; None: 1.5 margins.
         kept: finds the model of a kept trial, STUDY/TRIAL (`researcher.kept_models`), or raises SpecRefused; None: there are none.
-    Raises: PlanningRefused, one line that says what to change.
+    Raises: PlanningRefused, with one line that says what to change.
     """
     if not 0 < alpha < 0.5:
         raise ValueError(f"alpha must lie between 0 and 0.5, got {alpha}")
@@ -114,7 +114,7 @@ def plan_of(
 
 
 def _other(name: str, spec: StudySpec, folder: InstrumentFolder) -> InstrumentFolder:
-    """An instrument whose held-out tasks trained models are scored on. Raises: SpecRefused."""
+    """An instrument on whose held-out tasks trained models are scored. Raises: SpecRefused."""
     try:
         other = open_instrument(name)
     except PlanningRefused as error:
@@ -160,13 +160,13 @@ def _start(spec: StudySpec, instrument: Instrument, kept: KeptModels | None) -> 
 
 
 def split_heldout(available: int, wanted: int) -> tuple[int, int]:
-    """How many held-out tasks explorations and confirmations score, so that they share none: explorations the first ones,
-    confirmations those after them (`plan_of`'s heldout_from).
+    """Numbers of held-out tasks for explorations and for confirmations, which share none: explorations score the first tasks,
+    confirmations the next ones (`plan_of`'s heldout_from).
 
     Args:
-        available: how many the instrument has. wanted: how many a study scores.
-    Returns: `wanted` each where there are enough, else half of them each; confirmations have the odd one.
-    Raises: PlanningRefused where there are fewer than two.
+        available: number that the instrument has. wanted: number that a study scores.
+    Returns: `wanted` each if there are enough, else half of them each; confirmations get the odd one.
+    Raises: PlanningRefused if there are fewer than two.
     """
     if available < 2:
         raise PlanningRefused(
@@ -184,7 +184,7 @@ def _designed(
     *,
     allow_underpowered: bool,
 ) -> Plan:
-    """models: those that the spec names, by name. start: the kept model that all arms start from."""
+    """The plan before its budget. models: those of the spec, by name. start: the kept model that all arms start from."""
     spec, instrument, defaults = question.spec, folder.instrument, folder.instrument.defaults
     seeds = _seeds(instrument, spec)
     layout = laid_out(question, instrument, seeds)
@@ -236,7 +236,7 @@ def _designed(
 
 
 def _with_interim_stated(plan: Plan) -> Plan:
-    """The plan that says in words what its interim evaluations are; without any where no arm is long enough for one."""
+    """The plan with a sentence about its interim evaluations; without any if no arm is long enough for one."""
     if not any(plan.interim_evaluations(arm.name) for arm in plan.arms):
         return plan.model_copy(update={"heldout_every": 0})
     steps = "every step" if plan.heldout_every == 1 else f"every {plan.heldout_every} steps"
@@ -248,9 +248,9 @@ def _with_interim_stated(plan: Plan) -> Plan:
 
 
 def _stop_thinking(question: Question, instrument: Instrument, models: Mapping[str, PlanModel]) -> tuple[str, ...]:
-    """What to assume where a model may think before it answers, and nothing says whether it shall; else nothing.
+    """An assumption that models do not think, if one of them could and nothing says whether it should.
 
-    Answers are as long as a model of the instrument's own needs: one that thinks would never come to its answer.
+    Answers are only as long as the instrument's own model needs: a thinking model would never reach its answer.
     """
     others = [model for model in models.values() if find(model.name) is None and model.name != instrument.model]
     asked = [*question.factors, *(factor for factor, _ in question.settings)]
@@ -261,7 +261,7 @@ def _stop_thinking(question: Question, instrument: Instrument, models: Mapping[s
 
 
 def _run(question: Question, instrument: Instrument, settings: Mapping[str, Scalar]) -> dict[str, Any]:
-    """Run settings of all arms. Raises: PlanningRefused when their shares leave nothing for the others."""
+    """Run settings of all arms. Raises: PlanningRefused if their shares leave nothing for the other families."""
     run: Any = instrument.defaults.run
     if ALGORITHM in settings:
         run = with_algorithm(run, str(settings[ALGORITHM]))
@@ -280,7 +280,7 @@ def _patched(run: Any, settings: Mapping[str, Scalar], room: str) -> dict[str, A
 
 
 def _within(settings: Mapping[str, Scalar], room: str) -> dict[str, Scalar]:
-    """The settings whose targets begin so, by the rest of them."""
+    """The settings whose targets begin with `room`, keyed by the rest of the target."""
     return {target.removeprefix(room): level for target, level in settings.items() if target.startswith(room)}
 
 
@@ -297,7 +297,7 @@ def _with_algorithms_first(plan: Plan, settings: Mapping[str, Scalar]) -> Plan:
 
 
 def _metrics(question: Question, instrument: Instrument) -> tuple[Metric, ...]:
-    """The deciding metric, the spec's secondary ones (default: the instrument's), and those that sentinels need."""
+    """The primary metric, the spec's secondary ones (default: the instrument's), and those that sentinels need."""
     first = tuple(metric.asked for metric in (question.metric, *question.secondary))
     names = {metric.name for metric in first}
     rest = [metric for metric in instrument.metrics if metric.name not in names and not metric.on_request]
@@ -305,7 +305,7 @@ def _metrics(question: Question, instrument: Instrument) -> tuple[Metric, ...]:
 
 
 def _assumed(question: Question) -> list[str]:
-    """What the spec leaves open, in words."""
+    """Assumptions for what the spec leaves open, in words."""
     metric = question.metric
     if question.screens:
         ranks = "factors by their effects on" if question.crossed else "arms by how far they are from the first on"
@@ -320,7 +320,7 @@ def _assumed(question: Question) -> list[str]:
 
 
 def _measured_apart(question: Question) -> list[str]:
-    """What it means that arms sample differently and are compared by what they sample in training."""
+    """A caution if arms sample training episodes differently and are compared by a metric of those episodes."""
     names = [factor.name for factor in question.factors if factor.samples]
     if not names or not question.metric.on_training:
         return []
@@ -331,8 +331,7 @@ def _measured_apart(question: Question) -> list[str]:
 
 
 def _seeds(instrument: Instrument, spec: StudySpec) -> Seeds:
-    """The least and the most seeds per arm. A bound that the spec gives moves its own end only; nothing asks a screen for more than
-    its least."""
+    """Least and most seeds per arm. A bound in the spec replaces only that bound; a screen always runs its least."""
     usual, least, most = instrument.defaults, spec.seeds.min, spec.seeds.max
     if spec.design == "screen":
         if least and most and least < most:
@@ -344,8 +343,8 @@ def _seeds(instrument: Instrument, spec: StudySpec) -> Seeds:
 
 
 def checked(plan: Plan) -> Plan:
-    """The plan, if every arm has a name of its own and is a run that a server would take, and every stage leads somewhere;
-    with seeds of their own for arms that run the same.
+    """The plan, after checks that arm names differ, that a server would accept each arm, and that every stage leads somewhere;
+    with separate seeds for arms that run the same.
 
     Raises: PlanningRefused.
     """
@@ -384,7 +383,7 @@ def checked(plan: Plan) -> Plan:
 
 
 def _with_mixes_stated(plan: Plan) -> Plan:
-    """The plan that states the whole mix of each arm with a share."""
+    """The plan with each share spelt out as the arm's complete mix."""
     said = list(plan.assumptions)
     for arm in plan.arms:
         if any(factor.share and factor.name in arm.levels for factor in plan.factors):

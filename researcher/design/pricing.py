@@ -1,6 +1,6 @@
-"""Cost of a plan: trials, wall time, the detectable effect; and how many seeds a budget allows.
+"""Cost of a plan: trials, wall time, the detectable effect; and the number of seeds that a budget allows.
 
-A trial's seconds are the instrument's guess until trials of an earlier study have measured them on the same servers.
+A trial's duration is the instrument's estimate until trials of an earlier study have measured it on the same servers.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from researcher.study.spec import StudySpec
 from swarm.protocol.runspec import RunSpec
 
 _NOT_PACE = {"batch", "optimizer", "checkpoint", "limits"}
-"""Sections of a run by which its episodes do not take longer. Their number is counted apart."""
+"""Sections of a run that do not make its episodes slower. The number of episodes is counted separately."""
 
 _LEAST_PROMPT = 100.0
-"""Tokens of a short task within a chat template."""
+"""Tokens of a short task with its chat template."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """What trials of an earlier study took on the servers that are to be used.
+    """Measured speed of an earlier study's trials on the servers to be used.
 
-    episode_s: seconds of a trial for each episode that it trains; what it evaluates before and after training is in them.
-    episode_tokens: of the calls of an episode, prompt and sampled. None: the engine did not count them.
+    episode_s: seconds of a trial per trained episode, including the evaluations before and after training.
+    episode_tokens: prompt and sampled tokens of an episode's calls. None: the engine did not count them.
     """
 
     study: str
@@ -45,7 +45,7 @@ class Pace:
 
     @classmethod
     def of(cls, study: str, plan: Plan, trials: Sequence[TrialRecord]) -> Pace | None:
-        """The median of the trials that were done at the first attempt, so that one that rested does not count; None without."""
+        """Median over trials that succeeded at the first attempt, which excludes paused ones; None without any."""
         paces = [
             (trial.ended_at - trial.started_at) / _played(plan, plan.arm(trial.arm))
             for trial in trials
@@ -55,12 +55,12 @@ class Pace:
         return cls(study=study, plan=plan, episode_s=statistics.median(paces), episode_tokens=tokens) if paces else None
 
     def fits(self, plan: Plan) -> bool:
-        """Whether trials of this plan do the same: its models, its tasks, its evaluation, and calls as long."""
+        """Whether this plan's trials do the same work: its models, tasks, evaluation and length of calls."""
         return _work(self.plan) == _work(plan)
 
 
 def _tokens_per_episode(trials: Sequence[TrialRecord]) -> float | None:
-    """Over all trained episodes whose steps counted them."""
+    """Mean over all trained episodes whose steps counted tokens."""
     called, episodes = 0.0, 0.0
     for trial in trials:
         played = dict(trial.series.get("episodes", ()))
@@ -85,7 +85,7 @@ def _work(plan: Plan) -> dict[str, Any]:
 class Price:
     """Least and most cost of a plan. Wall time is for the given number of servers.
 
-    seeds_needed: per arm, by the instrument's stated σ; None without one. tokens: of agents' calls; None where the plan
+    seeds_needed: per arm, for the instrument's stated σ; None without one. tokens: of agents' calls; None if the plan
     does not limit them.
     """
 
@@ -96,7 +96,7 @@ class Price:
 
 
 def price_of(plan: Plan, instrument: Instrument, *, servers: int) -> Price:
-    """By the seconds that the plan expects of a trial; of an old plan, which expects none, by the instrument's."""
+    """The price from the plan's expected trial duration; an old plan has none, and then the instrument's counts."""
     seconds = arm_seconds(plan if plan.trial_s else timed(plan, instrument))
     needed = min(len(stage.arms) for stage in plan.stages[-1:])
     at_once = max(1, min(servers // (1 + len(plan.roles)), needed))
@@ -111,10 +111,10 @@ def price_of(plan: Plan, instrument: Instrument, *, servers: int) -> Price:
 
 
 def fitted(plan: Plan, instrument: Instrument, spec: StudySpec, *, servers: int) -> Plan:
-    """Fit the plan into its budget: fewer most seeds if not all fit; more if a budget but no seeds are given and the
-    instrument's σ needs them.
+    """Fit the plan into its budget: lower the most seeds if not all fit; raise them if the budget allows it, the spec gives no
+    seeds, and the instrument's σ needs more.
 
-    Raises: BudgetTooSmall when not even the least seeds fit, with what would.
+    Raises: BudgetTooSmall if not even the least seeds fit, with a sufficient budget.
     """
     last = plan.stages[-1]
     affordable = check_budget(plan, instrument, servers=servers, trials=spec.budget.trials)
@@ -141,9 +141,9 @@ def fitted(plan: Plan, instrument: Instrument, spec: StudySpec, *, servers: int)
 
 
 def check_budget(plan: Plan, instrument: Instrument, *, servers: int, trials: int | None = None) -> int:
-    """Seeds per arm that the budget pays for. trials: how many there may be; None is any number.
+    """Seeds per arm that the budget pays for. trials: limit on trials; None: no limit.
 
-    Raises: BudgetTooSmall where it does not pay for the plan's least.
+    Raises: BudgetTooSmall if it does not pay for the plan's least.
     """
     price, budget_s = price_of(plan, instrument, servers=servers), plan.budget.wall_s
     affordable = _affordable(plan, instrument, servers, trials)
@@ -162,7 +162,7 @@ def check_budget(plan: Plan, instrument: Instrument, *, servers: int, trials: in
 
 
 def _affordable(plan: Plan, instrument: Instrument, servers: int, trials: int | None) -> int:
-    """Seeds per arm of the deciding stage that the budget pays for, all other stages at their most."""
+    """Seeds per arm of the deciding stage that the budget pays for, if all other stages use their most."""
 
     def price(most: int) -> Price:
         stages = tuple(stage.model_copy(update={"seeds": 1}) for stage in plan.stages)
@@ -178,8 +178,8 @@ def _affordable(plan: Plan, instrument: Instrument, servers: int, trials: int | 
 
 
 def timed(plan: Plan, instrument: Instrument, paces: Sequence[Pace] = ()) -> Plan:
-    """The plan with the expected seconds of its longest trial: as measured, by the first of the paces that fits, else the
-    instrument's, scaled with length and episodes per step; with their tokens, where these are limited."""
+    """The plan with the expected seconds of its longest trial: as measured by the first pace that fits; else the instrument's
+    estimate, scaled by length and episodes per step. If tokens are limited, with the expected tokens, too."""
     pace = next((each for each in paces if each.fits(plan)), None)
     if plan.budget.tokens is not None:
         each = pace.episode_tokens if pace is not None else None
@@ -196,36 +196,36 @@ def timed(plan: Plan, instrument: Instrument, paces: Sequence[Pace] = ()) -> Pla
 
 
 def _played(plan: Plan, arm: Arm) -> float:
-    """Episodes that one trial of this arm trains, and those of its interim evaluations in terms of these.
+    """Number of episodes that one trial of this arm trains, plus its interim episodes converted to trained ones.
 
-    What a trial takes is known per trained episode, with the evaluations before and after training in it. An interim episode,
-    or one of another instrument, takes as long as any of the trial's episodes does on average.
+    Durations are known per trained episode, including the evaluations before and after training. An interim episode, or one of
+    another instrument, is taken to last as long as the trial's average episode.
     """
     trained, around, further = _episodes_of(plan, arm)
     return trained * (1 + further / (trained + around))
 
 
 def _episodes_of(plan: Plan, arm: Arm) -> tuple[float, float, float]:
-    """Episodes that one trial of this arm trains; plays before and after training; and plays besides, in interim evaluations and
-    on other instruments."""
+    """Numbers of episodes of one trial of this arm: trained ones; those before and after training; and those of interim
+    evaluations and other instruments."""
     trained = plan.steps_of(arm.name) * _episodes(plan.run, plan.levels_of(arm))
     around = 2 * plan.heldout_tasks * plan.heldout_episodes
     return trained, around, plan.interim_evaluations(arm.name) * plan.interim_tasks + _scored_elsewhere(plan)
 
 
 def _scored_elsewhere(plan: Plan) -> int:
-    """Episodes of other instruments that one trial plays."""
+    """Number of other instruments' episodes in one trial."""
     return sum(each.tasks * each.episodes for each in plan.transfers)
 
 
 def _call_tokens(plan: Plan, arm: Arm) -> float:
-    """Tokens of an episode before any was counted: one call with the longest answer, and a prompt that is not shorter."""
+    """Estimated tokens of an episode before any was counted: one call with the longest answer and a prompt at least as long."""
     usual = plan.run_fields(plan.levels_of(arm)).get("sampling", {}).get("max_tokens", RunSpec().sampling.max_tokens)
     return float(usual) + max(float(usual), _LEAST_PROMPT)
 
 
 def expected_tokens(plan: Plan) -> tuple[float, float] | None:
-    """Of all trials, at the least and at the most; None where the plan does not limit them."""
+    """Least and most tokens of all trials; None if the plan does not limit them."""
     if plan.trial_tokens is None:
         return None
     played = {arm.name: sum(_episodes_of(plan, arm)) for arm in plan.arms}
@@ -234,24 +234,24 @@ def expected_tokens(plan: Plan) -> tuple[float, float] | None:
 
 
 def arm_seconds(plan: Plan) -> dict[str, float]:
-    """Expected seconds per trial, by arm; 0 where the plan does not price its slowest arm."""
+    """Expected seconds per trial, by arm; 0 if the plan has no expected duration."""
     return _scaled(plan.trial_s or 0.0, {arm.name: _played(plan, arm) for arm in plan.arms})
 
 
 def _scaled(longest: float, work: dict[str, float]) -> dict[str, float]:
-    """What each arm's trial takes, where the longest takes so much."""
+    """Each arm's share of the longest trial's cost, in proportion to its work."""
     return {name: longest * own / max(work.values()) for name, own in work.items()}
 
 
 def _episodes(run: dict[str, Any], levels: dict[str, Scalar]) -> float:
-    """Episodes of a step."""
+    """Number of episodes per step."""
     batch = RunSpec().batch.model_dump() | run.get("batch", {})
     tasks = levels.get("run.batch.tasks", batch["tasks"])
     return float(tasks) * float(levels.get("run.batch.group_size", batch["group_size"]))
 
 
 def _expected_seeds(plan: Plan) -> int | None:
-    """Seeds per arm by the σ that the instrument states, if it states one. A price, never the noise floor itself."""
+    """Seeds per arm for the instrument's stated σ, if it states one. For the price only, never instead of the noise floor."""
     asked, metric = plan.hypotheses[0], plan.metric(plan.hypotheses[0].metric)
     if metric.sigma is None or plan.stages[-1].explores:
         return None

@@ -1,6 +1,6 @@
 """A spec in its instrument's terms: factors, levels, settings and metric instead of names.
 
-Every name and level is checked here; what the instrument does not declare is refused with the nearest names.
+Every name and level is checked here; unknown ones are refused with the nearest known names.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _SOURCE_NOTE = "The plan holds the text of {}: edits of the file change nothing 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Varied:
-    """A factor that arms differ in. levels: the baseline first."""
+    """A factor by which arms differ. levels: the baseline first."""
 
     factor: Factor
     levels: tuple[Scalar, ...]
@@ -56,11 +56,11 @@ class Varied:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """spec, and what its names mean. varied: the factors that are compared, in the spec's order; empty where `bundles` are.
+    """A spec with its names resolved. varied: the compared factors, in the spec's order; empty if there are `bundles`.
 
     bundles: arms that set several factors at once, the baseline first. settings: the same in all arms.
-    direction: the way in which the treatments' metric is claimed to move; the better way where nothing is claimed.
-    alpha: the level at which the hypotheses that one stage decides are tested together.
+    direction: claimed direction of the treatments' metric; without a claim, the better one.
+    alpha: level for the family of hypotheses that one stage decides.
     """
 
     spec: StudySpec
@@ -73,11 +73,11 @@ class Question:
     alpha: float
     notes: tuple[str, ...] = ()
     sources: Mapping[str, str] = field(default_factory=dict)
-    """Texts of the files whose functions are levels."""
+    """Texts of the files that define functions used as levels."""
 
     @property
     def factors(self) -> tuple[Factor, ...]:
-        """All that arms vary."""
+        """All factors that arms vary."""
         if self.varied:
             return tuple(each.factor for each in self.varied)
         bundled = [factor for settings in self.bundles.values() for factor, _ in settings]
@@ -85,22 +85,22 @@ class Question:
 
     @property
     def crossed(self) -> bool:
-        """Whether arms combine two levels of each of several factors. Else an arm stands for one level, or one bundle."""
+        """Whether arms combine two levels of each of several factors. Otherwise an arm is one level, or one bundle."""
         return self.spec.design in CROSSED and len(self.varied) > 1
 
     @property
     def screens(self) -> bool:
-        """Whether effects are explored only: nothing is claimed or tested."""
+        """Whether effects are only explored: nothing is claimed or tested."""
         return self.spec.design == "screen"
 
     @property
     def direction_assumed(self) -> bool:
-        """Nobody claims that the metric moves this way."""
+        """Whether the spec makes no claim about the direction."""
         return self.screens or self.spec.claim in ("equal", "none")
 
 
 def question_of(spec: StudySpec, instrument: Instrument, alpha: float = ALPHA) -> Question:
-    """Raises: SpecRefused with every name and level that the instrument does not have, else with what does not fit together."""
+    """The checked question. Raises: SpecRefused for every unknown name and level, else for every conflict between fields."""
     question = named(spec, instrument, alpha)
     Refusals([*_misfits(question, instrument)]).raise_any()
     if spec.margin is not None:
@@ -109,7 +109,7 @@ def question_of(spec: StudySpec, instrument: Instrument, alpha: float = ALPHA) -
 
 
 def named(spec: StudySpec, instrument: Instrument, alpha: float = ALPHA) -> Question:
-    """Resolve the spec's names. Raises: SpecRefused with every name and level that the instrument does not have."""
+    """Resolve the spec's names. Raises: SpecRefused for every name and level that the instrument lacks."""
     known, refusals = InstrumentNames(instrument, spec), Refusals()
     varied: list[Varied] = []
     notes: list[str] = []
@@ -146,12 +146,12 @@ def named(spec: StudySpec, instrument: Instrument, alpha: float = ALPHA) -> Ques
 
 
 class InstrumentNames:
-    """Factors and metrics of an instrument by their names, with those of its models that a spec names. spec None: of none."""
+    """Factors and metrics of an instrument by their names, plus the spec's models. spec None: no models."""
 
     def __init__(self, instrument: Instrument, spec: StudySpec | None = None) -> None:
         self._instrument = instrument
         self.sources: dict[str, str] = {}
-        """Of files whose functions were named so far."""
+        """Texts of the files whose functions were resolved so far."""
         self._factors = {factor.name: factor for factor in instrument.factors if factor.target != STUDY_MODEL}
         if not any(factor.target == STUDY_STEPS for factor in instrument.factors):
             self._factors[_STEPS] = Factor(
@@ -187,7 +187,7 @@ class InstrumentNames:
         raise _unknown(field, f"{self._instrument.name} has no metric {name!r}", name, names)
 
     def settings(self, given: Mapping[str, Scalar], field: str, refusals: Refusals) -> tuple[Setting, ...]:
-        """refusals: takes what is wrong with each."""
+        """The settings as given. refusals: collects each one's problems."""
         found: list[Setting] = []
         for name, level in given.items():
             with refusals.kept():
@@ -208,7 +208,7 @@ class InstrumentNames:
         return factor, _pinned(factor, level, f"{field}.{name}")
 
     def _read(self, level: str, field: str) -> str:
-        """The level as a spec names it, its text kept, where it is a function of one's own. Raises: SpecRefused."""
+        """The level as the spec names it; if it is a user's function, read its file. Raises: SpecRefused."""
         try:
             source = read_function(level)
         except SourceFault as error:
@@ -220,7 +220,7 @@ class InstrumentNames:
 
 
 def _pinned(factor: Factor, level: Scalar, field: str) -> Scalar:
-    """A data file's full path with its digest, so that a study notices changes.
+    """A data file's full path with its digest, so that a study detects changes; other levels unchanged.
 
     Raises: SpecRefused for a missing file.
     """
@@ -249,7 +249,7 @@ def _unknown(field: str, problem: str, name: str, names: dict[str, str]) -> Spec
 
 
 def _compared(known: InstrumentNames, name: str, given: Compared) -> Varied:
-    """Without a baseline the first level is it, as with `--vary`; a single level stands against the default."""
+    """The levels to compare. Without a baseline, the first level is it, as in `--vary`; a single level gets the default."""
     factor = known.factor(name, "compare")
     levels = [known.setting(name, level, "compare")[1] for level in given.levels]
     if given.baseline is not None:
@@ -271,7 +271,7 @@ def _baseline_note(varied: Varied, given: Compared, spec: StudySpec) -> list[str
 
 
 def _misfits(question: Question, instrument: Instrument) -> Iterator[SpecRefused]:
-    """What does not fit together, although the instrument has every name."""
+    """Conflicts between fields whose names the instrument all knows."""
     spec, metric = question.spec, question.metric
     low, high = (0.0, 1.0) if metric.kind == "heldout_accuracy" else instrument.reward or (0.0, math.inf)
     if spec.margin and metric.kind in ("heldout_accuracy", *REWARDS) and spec.margin >= high - low:
@@ -305,7 +305,7 @@ def _misfits(question: Question, instrument: Instrument) -> Iterator[SpecRefused
 
 
 def _with_effect(question: Question, instrument: Instrument) -> Question:
-    """Add settings without which a varied factor has no effect, if the spec leaves them open (`Factor.needs_any`).
+    """Add settings that a varied factor needs to have any effect, if the spec leaves them open (`Factor.needs_any`).
 
     Raises: SpecRefused if the spec's own settings make it ineffective.
     """
@@ -332,7 +332,7 @@ def _with_effect(question: Question, instrument: Instrument) -> Question:
 
 
 def _levels_in(question: Question, factor: Factor) -> list[Scalar]:
-    """Every level that the factor has in some arm."""
+    """All levels of the factor over the arms."""
     varied = [level for each in question.varied if each.factor == factor for level in each.levels]
     everywhere = next((level for each, level in question.settings if each == factor), factor.default)
     arms = [next((level for each, level in arm if each == factor), everywhere) for arm in question.bundles.values()]

@@ -1,4 +1,4 @@
-"""How a design is laid out in stages, and what these cost in trials.
+"""The stages of each design, and their cost in trials.
 
 noise floor → compare                                    two arms, or a few
 noise floor → look → … → look                            the same with alpha spent over several looks
@@ -22,12 +22,12 @@ from researcher.study.plan import Plan, Stage, StageKind
 POWER = 0.8
 NOISE_FLOOR, COMPARE, CONFIRM, FINE, SCREEN = "noise-floor", "compare", "confirm", "fine", "screen"
 SCREEN_SEEDS = 2
-"""Seeds per arm unless the spec says otherwise: the noise of a screen is that of all its trials together."""
+"""Seeds per arm unless the spec says otherwise: few are enough, as a screen pools the noise of all its trials."""
 LAST_SEED = 2**31 - 1
-"""The greatest seed that a run takes (swarm.protocol.runspec.RunSpec)."""
+"""The largest seed that a run accepts (swarm.protocol.runspec.RunSpec)."""
 _RUNG_SEEDS = 2
 Seeds = tuple[int, int]
-"""Per arm: at least and at most."""
+"""Least and most seeds per arm."""
 
 
 def stage(name: str, kind: StageKind, arms: Iterable[str], seeds: Seeds, **more: Any) -> Stage:
@@ -35,9 +35,9 @@ def stage(name: str, kind: StageKind, arms: Iterable[str], seeds: Seeds, **more:
 
 
 def compared(arms: Sequence[str], noisy: str, seeds: Seeds, looks: int, alpha: float) -> tuple[Stage, ...]:
-    """A noise floor on one of the arms, and all arms on the same seeds and more, looked at once or several times.
+    """A noise floor on one of the arms, then all arms on the same seeds and more, with one look or several.
 
-    alpha: what all looks spend together."""
+    alpha: total over all looks."""
     floor = _floor(noisy, seeds)
     if looks == 1:
         return floor, stage(COMPARE, StageKind.COMPARE, arms, seeds)
@@ -65,10 +65,10 @@ def spending(shares: Sequence[float], alpha: float) -> list[float]:
 def raced(
     treatments: Sequence[str], between: Sequence[str], baseline: str, seeds: Seeds, fine: int, *, racing: bool
 ) -> tuple[Stage, ...]:
-    """Rungs of a race, each with half the arms and twice the seeds; a fine stage where asked for; the best, confirmed.
+    """Rungs of a race, each with half the arms and twice the seeds; a fine stage if requested; the best arm, confirmed.
 
-    Where treatments do not race, all of them are compared first: what is confirmed is then the best of those between.
-    between: arms among which Optuna picks. Seeds of the confirmation are fresh ones.
+    If treatments do not race, all of them are compared first, and the confirmation tests the best fine arm.
+    between: arms from which Optuna picks. The confirmation uses fresh seeds.
     """
     stages = [_floor(baseline, seeds)]
     if racing:
@@ -89,10 +89,10 @@ def raced(
 
 
 def in_sequence(question: Question, seeds: Seeds) -> tuple[Stage, ...]:
-    """The first comparison, and one of the second factor for each level that may go on; one of these runs.
+    """The first comparison, and a comparison of the second factor for each possible first level; one of these runs.
 
-    Its arms run on fresh seeds, also the one that the first comparison has run: that one went on because it looked best, and
-    measured again by the seeds that chose it, it would look too good, and every other level of the second factor too bad.
+    All of its arms run on fresh seeds, even the one that ran in the first comparison. That arm was chosen because it looked
+    best on its seeds: measured on them again, it would look too good, and the second factor's other levels too bad.
     """
     first, *following = [tuple(arm.name for arm in arms) for _, arms in groups_of(question)]
     one, second = question.varied
@@ -111,7 +111,7 @@ def _floor(arm: str, seeds: Seeds) -> Stage:
 
 
 def with_most(stages: Sequence[Stage], most: int) -> tuple[Stage, ...]:
-    """The stages with at most `most` seeds per arm where they decide. Fresh seeds stay above all others."""
+    """The stages with at most `most` seeds per arm in deciding stages. Fresh seeds stay above all others."""
     sized: list[Stage] = []
     for each in stages:
         before = [mine for own, mine in zip(stages, sized, strict=False) if own.first_seed < each.first_seed]
@@ -125,9 +125,9 @@ def with_most(stages: Sequence[Stage], most: int) -> tuple[Stage, ...]:
 
 
 def with_seeds(stages: Sequence[Stage], seeds: int) -> tuple[Stage, ...]:
-    """The stages as they are laid out for `seeds` per arm, no more and no fewer.
+    """The stages laid out for exactly `seeds` per arm.
 
-    A look keeps its share of them, a rung its least and its lead over the rung before, a fine stage its own.
+    A look keeps its share of the seeds, a rung its least and its lead over the previous rung, a fine stage its own.
     """
     first_rung = next((each.seeds for each in stages if each.kind is StageKind.COARSE), 1)
 
@@ -154,13 +154,13 @@ def check_seeds(plan: Plan) -> None:
 
 
 def cost(plan: Plan, seconds: Mapping[str, float], *, at_most: bool) -> tuple[int, float]:
-    """Trials and their seconds, one after the other, with each stage's least or most seeds; a trial counts once.
+    """Number of trials and their total seconds, with each stage's least or most seeds; a trial counts once.
 
-    Of stages of which one alone will run, the dearest counts.
+    Of alternative stages, only one of which runs, the most expensive counts.
     """
     baselines = {arm for hypothesis in plan.hypotheses for arm in hypothesis.baselines}
     run: dict[tuple[str, int], int] = {}
-    """Seeds that an arm has run, by the first of them."""
+    """Largest number of seeds that an arm has run, by arm and first seed."""
     prices: dict[tuple[str, ...], tuple[float, int]] = {}
     for each in plan.stages:
         seeds, chosen = each.max_seeds if at_most else each.seeds, each.keep or each.picks
@@ -170,7 +170,7 @@ def cost(plan: Plan, seconds: Mapping[str, float], *, at_most: bool) -> tuple[in
         price = sum(count * seconds[arm] for arm, count in new.items()), sum(new.values())
         alike = plan.alternatives(each.id)
         prices[alike] = max(price, prices.get(alike, price))
-        # Whoever is kept ran in the rung before: its seeds there are no new ones, whichever arm it will be.
+        # The survivors ran in the previous rung, so their seeds there are not new, whichever arms they are.
         for arm in each.arms if chosen else arms:
             run[arm, each.first_seed] = max(seeds, run.get((arm, each.first_seed), 0))
     return sum(trials for _, trials in prices.values()), math.fsum(total for total, _ in prices.values())

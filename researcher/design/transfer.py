@@ -1,4 +1,4 @@
-"""Scoring trained models on held-out tasks of other instruments: what a plan says of it, and the metrics that it adds."""
+"""Scoring trained models on held-out tasks of other instruments: the plan's fields for it, and the metrics that it adds."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _transfer(folder: InstrumentFolder) -> Transfer:
 
 
 def _metrics(instrument: Instrument) -> list[Metric]:
-    """The instrument's own metrics of held-out tasks after training, or the reward there, under names that say where."""
+    """The instrument's own metrics of held-out tasks after training, or the reward, with the instrument in their names."""
     own = [
         metric
         for metric in instrument.metrics

@@ -1,6 +1,6 @@
 """The files of a client for a machine without our code: one archive, the same bytes for the same content.
 
-        swarm/client, swarm/protocol, foundation    the client library: pure Python; it also needs httpx and pydantic
+    swarm/client, swarm/protocol, foundation    the client library: pure Python; it also needs httpx and pydantic
     instrument/                                 the instrument's code, in the version that is to run
 
 and further files beside them. The folder that the archive is unpacked in is the client's working directory.

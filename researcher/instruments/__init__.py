@@ -1,1 +1,1 @@
-"""Environments that a study can run on: what they declare, where they are found, what all of them share."""
+"""Environments that a study can run on: their declarations, where they are found, and what they share."""

@@ -1,4 +1,4 @@
-"""Instruments on this machine: found, read from `instrument.toml`, validated, hashed.
+"""Instruments on this machine: find them, read `instrument.toml`, validate, hash.
 
 Looks in `studies/` of the clone and in the folders of `RESEARCHER_STUDIES`; a folder may also be given directly.
 """
@@ -23,7 +23,7 @@ from researcher.instruments.instrument import Instrument
 from researcher.refusals import PlanningRefused
 
 DECLARATION, OLD_DECLARATION = "instrument.toml", "study.toml"
-"""The file that makes a folder an instrument, and the name that it had when nothing else was called a study."""
+"""The file that makes a folder an instrument, and its name in earlier versions."""
 OWN_STUDIES = shipped("studies")
 
 
@@ -39,7 +39,7 @@ class InstrumentFolder:
 def available(environ: Mapping[str, str] | None = None) -> list[InstrumentFolder]:
     """Every instrument, by name.
 
-    Raises: PlanningRefused when a declaration is wrong, two instruments have one name, or a folder of RESEARCHER_STUDIES is not there.
+    Raises: PlanningRefused for a wrong declaration, two instruments of one name, or a missing folder of RESEARCHER_STUDIES.
     """
     paths = dict.fromkeys(path.resolve() for root in _roots(environ) for path in _declared(root))
     found = [read_instrument(path) for path in paths]
@@ -71,7 +71,7 @@ def open_instrument(name: str, environ: Mapping[str, str] | None = None) -> Inst
 
 
 def as_frozen(folder: InstrumentFolder, code: str) -> InstrumentFolder:
-    """The folder under the digest that a plan has of it, where it had that one before and only its declaration has changed since."""
+    """The folder under a plan's digest of it, if an earlier version had that digest and only the declaration changed since."""
     return replace(folder, code=code) if code in folder.instrument.earlier else folder
 
 
@@ -118,7 +118,7 @@ def folder_digest(path: Path) -> str:
 
 
 def files_digest(files: Iterable[tuple[str, bytes]]) -> str:
-    """The same over files that are given by name and content, in the order of their names."""
+    """The same digest from names and contents of files, in the order of the names."""
     digest = hashlib.sha256()
     for name, content in files:
         digest.update(f"{name}\0{hashlib.sha256(content).hexdigest()}\n".encode())

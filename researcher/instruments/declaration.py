@@ -1,5 +1,5 @@
-"""Reads an `instrument.toml` over what all instruments share (`factors.toml`, `metrics.toml`), and checks that it
-fits together."""
+"""Reads an `instrument.toml`, merges it with what all instruments share (`factors.toml`, `metrics.toml`), and checks its
+consistency."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def instrument_of(declared: dict[str, Any]) -> Instrument:
     """The declaration merged with the shared ones. Raises: ValidationError."""
     for what, merged in (("factors", _factors), ("metrics", _metrics)):
         own = declared.get(what, [])
-        if isinstance(own, list) and all(isinstance(each, dict) for each in own):  # else validation says what it is
+        if isinstance(own, list) and all(isinstance(each, dict) for each in own):  # else validation reports it
             declared = declared | {what: merged(own, declared)}
     return with_shares_marked(Instrument.model_validate(declared))
 
@@ -69,7 +69,7 @@ def _shared(what: str) -> dict[str, dict[str, Any]]:
 
 
 def _factors(own: list[dict[str, Any]], declared: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """One of the same name changes the fields that it gives; a default of the declaration's runs is the factor's."""
+    """Own factors over shared ones of the same name, field by field; a run setting in the declaration becomes the default."""
     shared = dict[str, dict[str, Any]]()
     for name, each in _shared("factors").items():
         usual = leaf_at(declared.get("defaults"), each["target"].removeprefix("study.").split("."))
@@ -83,8 +83,8 @@ def _factors(own: list[dict[str, Any]], declared: Mapping[str, Any]) -> list[dic
 
 
 def _metrics(own: list[dict[str, Any]], declared: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """One of the same name changes the fields that it gives; one of another kind stands alone. Words that an instrument gives to
-    a metric are no longer those of a shared one."""
+    """Own metrics over shared ones of the same name, field by field, unless the kind differs. Words that an instrument gives
+    to a metric are taken from shared ones."""
     taken = {
         str(alias).casefold() for each in own if isinstance(each.get("aliases"), list) for alias in each["aliases"]
     }
@@ -101,11 +101,11 @@ def _metrics(own: list[dict[str, Any]], declared: Mapping[str, Any]) -> list[dic
     return [*laid_over, *further]
 
 
-# -- what does not fit together -----------------------------------------------------------------------------------------
+# -- inconsistencies ----------------------------------------------------------------------------------------------------
 
 
 def misfits(instrument: Instrument) -> Iterator[str]:
-    """`FIELD: what is wrong`, for everything in a declaration that does not fit together."""
+    """`FIELD: problem` for each inconsistency in a declaration."""
     defaults = instrument.defaults
     yield from _shared_names("factors", instrument.factors)
     yield from _shared_names("metrics", instrument.metrics)
@@ -132,7 +132,7 @@ def misfits(instrument: Instrument) -> Iterator[str]:
 
 
 def _shared_names(what: str, declared: Sequence[Factor] | Sequence[Metric]) -> Iterator[str]:
-    """Names that are declared twice, and words of a topic that would mean two things."""
+    """Names that are declared twice, and topic words with two meanings."""
     for name, count in Counter(each.name for each in declared).items():
         if count > 1:
             yield f"{what}: {name!r} is declared {count} times"
@@ -191,7 +191,7 @@ def _factor_misfits(factor: Factor, instrument: Instrument) -> Iterator[str]:
 
 
 def _target_misfits(factor: Factor, target: str, instrument: Instrument) -> Iterator[str]:
-    """A target that nothing answers to. One of a run is tried on a RunSpec."""
+    """Problems of a target that does not exist. Run targets are tried on a RunSpec."""
     room, _, path = target.partition(".")
     role, _, field = path.partition(".")
     run = instrument.defaults.run

@@ -1,4 +1,4 @@
-"""Study environments: what may be varied, what is measured, what a trial is unless a plan says otherwise."""
+"""Study environments: factors to vary, metrics to measure, and a trial's defaults."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ from swarm.protocol.algorithms import OWN_FIELDS
 Scalar = bool | int | float | str
 Direction = Literal["increase", "decrease"]
 STUDY_STEPS, STUDY_MODEL = "study.steps", "study.model"
-"""Targets of factors that are no field of a run: the length of a trial, and the model that its server hosts."""
+"""Targets that are not fields of a run: the length of a trial, and the model that its server hosts."""
 RUN_PARAMETERS = "run.parameters"
-"""The target of all weights (`full`) or adapters (`lora`), which a server shows with their rank and alpha."""
+"""Target that chooses all weights (`full`) or adapters (`lora`), which a server shows with their rank and alpha."""
 ALGORITHM = "run.algorithm.name"
-"""The target of the algorithm, whose own defaults go before those of the instrument."""
+"""Target of the algorithm, whose own defaults override those of the instrument."""
 FUNCTIONS = tuple(f"run.algorithm.{field}" for field in OWN_FIELDS)
-"""Targets that may name a function of one's own, FILE.py:NAME, whose text the plan keeps."""
+"""Targets that may name a user's function, FILE.py:NAME, whose text the plan keeps."""
 LEARNING_RATE = "run.optimizer.learning_rate"
-"""At 0 a run trains nothing, and all else of it is as it would be: a control."""
+"""At 0 a run trains nothing and is otherwise unchanged: a control."""
 
 
 OUTCOME_NAME = r"^[A-Za-z0-9_.-]{1,100}$"
 OutcomeName = Annotated[str, StringConstraints(pattern=OUTCOME_NAME)]
-"""A key of `Outcome.metrics` that a metric can be made of."""
+"""A key of `Outcome.metrics` that can become a metric."""
 
 
 class Factor(StrictModel):
     """Something that a study may vary.
 
-    target: `run.<path>` sets a field of the RunSpec (`run.optimizer.learning_rate`), of every model that is trained;
-    `roles.<role>.<path>` one of a further role's alone; `task.<name>` is passed to the instrument's `tasks`; `study.steps`
-    is the length of a trial; `study.model` the model that is trained, a choice from the smallest to the largest: such arms
-    run on servers of their own.
+    target: `run.<path>` sets a field of the RunSpec (`run.optimizer.learning_rate`) for every trained model;
+    `roles.<role>.<path>` sets it for one further role; `task.<name>` is passed to the instrument's `tasks`; `study.steps`
+    is the length of a trial; `study.model` the trained model, with choices from the smallest to the largest: such arms
+    run on separate servers.
 
     also: further fields of the RunSpec that are set to the same level.
 
-    type: `text` and `data` levels are written out in the topic. A text stands in quotes behind the factor's name; data are a
-    file (`path/to/train.jsonl`), which a plan pins by its digest, or a data set on Hugging Face's hub (`hf:owner/name`). An
-    empty default of `data` means that the topic has to name some.
+    type: topics spell out `text` and `data` levels. A text is in quotes after the factor's name; data are a file
+    (`path/to/train.jsonl`), which a plan pins by its digest, or a data set on Hugging Face's hub (`hf:owner/name`). An empty
+    default of `data` means that the topic has to name some.
     """
 
     name: str
@@ -53,13 +53,13 @@ class Factor(StrictModel):
     high: float | None = None
     choices: tuple[Scalar, ...] = ()
     proper: Annotated[bool, Field(exclude_if=lambda proper: not proper)] = False
-    """Its choices are names of their own: a topic may use one without the factor's name."""
+    """Whether its choices are proper names: a topic may use one without the factor's name."""
     off: Annotated[Scalar | None, Field(exclude_if=lambda off: off is None)] = None
-    """The level at which it is off, where that is not 0: all weights instead of adapters, a constant schedule."""
+    """The level at which it is off, if not 0: all weights instead of adapters, a constant schedule."""
     on: Annotated[Scalar | None, Field(exclude_if=lambda on: on is None)] = None
-    """A usual level at which it does something, where that is not the default."""
+    """A usual level at which it has an effect, if not the default."""
     needs: Annotated[str | None, Field(exclude_if=lambda needs: needs is None)] = None
-    """The factor that must not be 0 for this one to do anything."""
+    """A factor that must not be 0 for this one to have an effect."""
     needs_any: Annotated[tuple[str, ...], Field(exclude_if=lambda names: not names)] = ()
     """Integer factors; one of them must be above its lowest level for this one to have an effect. Default: raise the
     first by one in all arms."""
@@ -73,17 +73,17 @@ class Factor(StrictModel):
 
     @property
     def takes_functions(self) -> bool:
-        """Whether a function of one's own may be a level."""
+        """Whether a user's function may be a level."""
         return self.target in FUNCTIONS
 
     @property
     def targets(self) -> tuple[str, ...]:
-        """All that a level of it sets."""
+        """All targets that a level sets."""
         return self.target, *self.also
 
     @property
     def samples(self) -> bool:
-        """Whether it says how answers are sampled in training."""
+        """Whether it affects how training answers are sampled."""
         return any(target.startswith("run.sampling.") for target in self.targets)
 
 
@@ -106,7 +106,7 @@ TIMED: tuple[MetricKind, ...] = ("wall_s", "seconds_to_threshold")
 UNTIL: tuple[MetricKind, ...] = ("steps_to_threshold", "seconds_to_threshold")
 """Kinds that count until a threshold is reached, which a trial may never do."""
 COSTS: tuple[MetricKind, ...] = (*UNTIL, "wall_s", "tokens_sampled")
-"""Kinds of which less is mostly better: a declaration has to say which way."""
+"""Kinds for which less is usually better: a declaration has to state the direction."""
 
 
 class Metric(StrictModel):
@@ -121,28 +121,28 @@ class Metric(StrictModel):
     kind: MetricKind
     when: Literal["before", "after", "gain", "training"] = "after"
     source: Annotated[OutcomeName | None, Field(exclude_if=lambda source: source is None)] = None
-    """outcome: its name in `Outcome.metrics`; None is the metric's own name."""
+    """outcome: its key in `Outcome.metrics`; None: the metric's own name."""
     true: Annotated[bool, Field(exclude_if=lambda true: not true)] = False
-    """outcome: it says what is really wanted. The sentinel `reward_against_success` holds the reward against it."""
+    """outcome: whether it measures what is really wanted. The sentinel `reward_against_success` compares the reward with it."""
     role: Annotated[str | None, Field(exclude_if=lambda role: role is None)] = None
     """Role of another model; None for the main one."""
     on: Annotated[str | None, Field(exclude_if=lambda on: on is None)] = None
-    """Another instrument, on whose held-out tasks the trained model is scored; None: the study's own. Only plans set it."""
+    """Another instrument on whose held-out tasks the trained model is scored; None: the study's own. Only plans set it."""
     threshold: float | None = None
     direction: Direction = "increase"
-    """Which way is better. An instrument.toml has to say it for the kinds in COSTS."""
+    """The better direction. An instrument.toml has to state it for the kinds in COSTS."""
     margin: float
     """Smallest effect of interest, in the metric's unit."""
     sigma: float | None = None
-    """Standard deviation between seeds at the defaults, as measured; a price estimate, never a substitute for the noise floor."""
+    """Measured standard deviation between seeds at the defaults; for price estimates, never instead of the noise floor."""
     on_request: Annotated[bool, Field(exclude_if=lambda on_request: not on_request)] = False
-    """Shared by all instruments and not named by this one: in a plan only where the study asks for it."""
+    """Whether it is a shared metric that this instrument does not name: plans include it only on request."""
     aliases: tuple[str, ...] = ()
     description: str = ""
 
     @property
     def asked(self) -> Metric:
-        """A copy for plans that ask for it."""
+        """A copy for plans that request it."""
         return self.model_copy(update={"on_request": False})
 
     @property
@@ -154,36 +154,36 @@ class Metric(StrictModel):
 
     @property
     def part(self) -> str | None:
-        """What the names of its series begin with, before a slash: the role, or `on:INSTRUMENT`. None: nothing."""
+        """Prefix of its series' names, before a slash: the role, or `on:INSTRUMENT`. None: no prefix."""
         return self.role if self.on is None else elsewhere(self.on)
 
     @property
     def reported_as(self) -> str:
-        """Its name in `Outcome.metrics`, of an outcome."""
+        """For an outcome: its key in `Outcome.metrics`."""
         return self.source or self.name
 
 
 def elsewhere(instrument: str) -> str:
-    """What the names of series begin with that were measured on another instrument's tasks."""
+    """Prefix of the names of series that were measured on another instrument's tasks."""
     return f"on:{instrument}"
 
 
 def heldout_outcome(name: str, when: str) -> str:
-    """The series of what held-out episodes reported, by episode index. when: before, after."""
+    """Name of the series of a value that held-out episodes report, by episode index. when: before, after."""
     return f"eval_outcome_{when}.{name}"
 
 
 def trained_outcome(name: str) -> str:
-    """The series of what training episodes reported, the mean of each step."""
+    """Name of the series of a value that training episodes report, as the mean of each step."""
     return f"outcome.{name}"
 
 
 HELDOUT_REWARD, HELDOUT_SUCCESS = "heldout_reward", "heldout_success"
-"""Series of the interim evaluations: the mean over their tasks, by optimiser step."""
+"""Names of the interim evaluations' series: the mean over their tasks, by optimiser step."""
 
 
 def interim_outcome(name: str) -> str:
-    """The series of what the episodes of interim evaluations reported: the mean over their tasks, by optimiser step."""
+    """Name of the series of a value that interim evaluations report: the mean over their tasks, by optimiser step."""
     return f"heldout_outcome.{name}"
 
 
@@ -194,16 +194,16 @@ class InstrumentDefaults(StrictModel):
     seeds: Annotated[int, Field(ge=2)] = 3
     max_seeds: Annotated[int, Field(ge=2)] = 5
     metric: str
-    """Primary metric when the topic names none."""
+    """Primary metric if the topic names none."""
     concurrency: Annotated[int, Field(ge=1)] = 64
     heldout_tasks: Annotated[int, Field(ge=1)] = 32
     heldout_episodes: Annotated[int, Field(ge=1)] = 2
     """Episodes per held-out task, sampled at the run's own sampling defaults."""
     heldout_temperature: Annotated[float, Field(ge=0)] = 0.0
     heldout_every: Annotated[int, Field(ge=0)] = 0
-    """Steps between two evaluations on some of the held-out tasks while training goes on; 0: only before and after."""
+    """Steps between two evaluations on some held-out tasks during training; 0: only before and after."""
     trial_s: Annotated[float, Field(gt=0)]
-    """Expected wall time of a trial on two cores: prices a study before anything is measured."""
+    """Expected wall time of a trial on two cores: prices a study before there are measurements."""
     run: dict[str, Any] = {}
     """Merged over the RunSpec's defaults."""
     task: dict[str, Scalar] = {}
@@ -219,7 +219,7 @@ class Role(StrictModel):
     model: str | None = None
     """None: the instrument's model."""
     run: dict[str, Any] = {}
-    """Merged over what the instrument's own model has."""
+    """Merged over the run settings of the instrument's own model."""
 
 
 class Instrument(StrictModel):
@@ -232,19 +232,19 @@ class Instrument(StrictModel):
     workflow: str = "workflow.py"
     """File in the instrument's folder that defines `tasks` and `rollout`."""
     requirements: str | None = None
-    """File in the folder with all packages that clients need besides ours, pinned as name==version."""
+    """File in the folder with all packages that clients need in addition to ours, pinned as name==version."""
     model: str
     reward: tuple[float, float] | None = None
-    """The least and the greatest reward of an episode, where it has bounds: no margin of a reward may be as wide."""
+    """The least and the greatest reward of an episode, if bounded: a reward's margin must be narrower."""
     keywords: tuple[str, ...] = ()
     generated: str | None = None
-    """The LLM that wrote it, where no person did: then it runs nowhere but in a sandbox."""
+    """The LLM that wrote it, if no person did: it then runs only in a sandbox."""
     earlier: tuple[str, ...] = ()
-    """Digests that the folder had in earlier versions with the same tasks, workflow and reward: studies frozen with one go on."""
+    """Digests of earlier versions with the same tasks, workflow and reward: studies frozen with one can continue."""
     general: bool = False
-    """Topics that name no task are asked of it."""
+    """Whether topics that name no task are given to it."""
     roles: dict[Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]{0,31}$")], Role] = {}
-    """Models beside `model`, by role. A trial needs a server for each; the workflow gets them by these names
+    """Models in addition to `model`, by role. A trial needs a server for each; the workflow gets them by these names
     (`meet`)."""
     factors: tuple[Factor, ...]
     metrics: tuple[Metric, ...]
@@ -262,7 +262,7 @@ def leaf_at(settings: object, path: Iterable[str]) -> Any:
 
 
 def leaves(settings: Mapping[str, object], beneath: str = "") -> Iterator[tuple[str, object]]:
-    """Settings that hold no further ones, by dotted name."""
+    """All scalar settings, by dotted name."""
     for key, value in settings.items():
         if isinstance(value, Mapping):
             yield from leaves(value, f"{beneath}{key}.")

@@ -1,4 +1,4 @@
-"""Levels of factors: how people write them, which of them a factor can take, at which it is off."""
+"""Levels of factors: how people write them, which ones a factor can take, and at which it is off."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _ON, _OFF = ("on", "true", "yes"), ("off", "false", "no")
 
 
 def level_text(level: Scalar) -> str:
-    """`on`, `grpo`, `4e-5`, `16`."""
+    """A level as people write it: `on`, `grpo`, `4e-5`, `16`."""
     if isinstance(level, bool):
         return "on" if level else "off"
     return level if isinstance(level, str) else number_text(level)
@@ -29,8 +29,8 @@ def number_text(value: float) -> str:
 
 
 def as_level(factor: Factor, given: Scalar) -> Scalar:
-    """Convert to the factor's type: `16.0` to 16, `"4e-5"` to a number, `"on"` to a switch. What cannot be converted
-    is returned unchanged; `level_problem` reports it.
+    """Convert to the factor's type: `16.0` to 16, `"4e-5"` to a number, `"on"` to a switch. A value that cannot be converted
+    is returned unchanged, and `level_problem` reports it.
     """
     if factor.type == "bool":
         word = str(given).casefold()
@@ -82,7 +82,7 @@ def off_level(factor: Factor) -> Scalar | None:
 
 
 def on_level(factor: Factor) -> Scalar:
-    """A level at which the factor does something: its usual one, the default, or another choice."""
+    """A level at which the factor has an effect: its usual one, the default, or another choice."""
     if factor.on is not None or factor.default != off_level(factor):
         return factor.default if factor.on is None else factor.on
     if factor.type in ("choice", "bool"):
@@ -91,8 +91,8 @@ def on_level(factor: Factor) -> Scalar:
 
 
 def moved_level(factor: Factor, way: int) -> Scalar | None:
-    """A level clearly above (way 1) or below (-1) the default: the declared one, else twice it for counts, four times
-    on a log scale, half as much again otherwise. None without room, or for unordered factors.
+    """A level clearly above (way 1) or below (-1) the default: the declared one, else a factor of two for counts, of four
+    on a log scale, of 1.5 otherwise. None without room, or for unordered factors.
     """
     if factor.type not in ("int", "float") or isinstance(factor.default, str):
         return None

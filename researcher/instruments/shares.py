@@ -1,4 +1,4 @@
-"""Shares of a mix, and the ratios they give.
+"""Shares of a mix, and the corresponding ratios.
 
 Ratios in a server's `batch.mix` are relative to each other; a share is a part of the whole.
 """
@@ -44,9 +44,9 @@ def with_shares(mix: Mapping[str, Any], shares: Mapping[str, float]) -> dict[str
 def with_shares_of(
     run: Mapping[str, Any], levels: Mapping[str, Scalar], factors: Iterable[Factor], *rooms: str
 ) -> dict[str, Any]:
-    """A partial RunSpec whose mix gives each family that has a share among these levels just that share.
+    """A partial RunSpec whose mix gives each family exactly its share, if these levels have one.
 
-    levels: by target, of which those within `rooms` count. Raises: ValueError as `with_shares`.
+    levels: by target; only those within `rooms` count. Raises: ValueError as `with_shares`.
     """
     shared = {target for factor in factors if factor.share for target in factor.targets if target.startswith(rooms)}
     shares = {family: float(levels[target]) for target in levels if target in shared and (family := family_of(target))}
@@ -54,7 +54,7 @@ def with_shares_of(
 
 
 def with_shares_marked(instrument: Instrument) -> Instrument:
-    """The instrument with its shares marked: a factor that sets a family's ratio is a share if its words say so."""
+    """The instrument with its shares marked: a factor that sets a family's ratio is a share if its name says so."""
     return instrument.model_copy(update={"factors": tuple(_marked(each, instrument) for each in instrument.factors)})
 
 
@@ -75,7 +75,7 @@ def _marked(factor: Factor, instrument: Instrument) -> Factor:
 
 
 def share_problem(factor: Factor, run: Mapping[str, Any]) -> str | None:
-    """Why a factor cannot be a share, in words."""
+    """Why a factor cannot be a share, in words; None if it can."""
     families = [family_of(target) for target in factor.targets]
     if None in families or factor.type != "float":
         return "only a float whose targets are ratios of families (run.batch.mix.NAME.ratio) can be a share"

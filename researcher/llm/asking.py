@@ -1,4 +1,4 @@
-"""Asking with patience and a purse: outages are waited out, every raw answer is kept, tokens and cost are capped."""
+"""Calls an LLM within limits: waits out outages, keeps every raw answer, and caps tokens and cost."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from researcher.models import LlmCall
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 300.0
 _LETTERS_PER_TOKEN = 3
-"""A cautious guess, for what the endpoint does not count."""
+"""A cautious estimate for requests whose tokens the endpoint does not count."""
 
 Keep = Callable[[LlmCall], None]
 Tell = Callable[[str], None]
@@ -22,7 +22,7 @@ Tell = Callable[[str], None]
 
 @dataclass(slots=True)
 class Purse:
-    """A study's spending on LLMs, over all askers. held_tokens, held_cost: the most that open calls may cost."""
+    """A study's spending on LLMs, over all askers. held_tokens, held_cost: most that open calls may still spend."""
 
     tokens: int = 0
     cost: float = 0.0
@@ -31,7 +31,7 @@ class Purse:
 
     @classmethod
     def of(cls, calls: Iterable[LlmCall]) -> Self:
-        """The purse after these calls."""
+        """The spending after these calls."""
         paid = [(call.prompt_tokens + call.completion_tokens, call.cost or 0.0) for call in calls]
         return cls(sum(tokens for tokens, _ in paid), sum(cost for _, cost in paid))
 
@@ -47,7 +47,7 @@ class Purse:
 
 
 class KeptAnswers:
-    """An endpoint that gives again what was answered before an interruption, and asks only what is new."""
+    """An endpoint that replays the answers from before an interruption and sends only new requests."""
 
     def __init__(self, endpoint: Endpoint, calls: Iterable[LlmCall]) -> None:
         self._endpoint = endpoint
@@ -59,13 +59,13 @@ class KeptAnswers:
         return await self._endpoint.answer(request) if kept is None else kept
 
     def gave(self, call: LlmCall) -> bool:
-        """Whether this call was answered from what was kept."""
+        """Whether this call was replayed."""
         return (call.request, call.answer) in self._kept
 
 
 class Asker:
     """keep: receives every call, answered or not. tell: receives a line when an outage is waited out. purse: shared by
-    all who ask for one study.
+    all askers of one study.
     """
 
     def __init__(
@@ -86,9 +86,9 @@ class Asker:
         self.purse = purse or Purse()
 
     async def ask(self, purpose: str, request: dict[str, Any]) -> dict[str, Any]:
-        """The raw answer. request: a chat completion; model and longest answer are as the settings have them unless it says otherwise.
+        """The raw answer. request: a chat completion; model and answer limit default to the settings'.
 
-        Raises: LlmRefused; LlmUnusable, also when an outage outlasts patience; LlmSpent.
+        Raises: LlmRefused; LlmUnusable, also when an outage exceeds the patience; LlmSpent.
         """
         limits = {"model": self.settings.model, "max_completion_tokens": self.settings.answer_tokens}
         request, pause_s = {**limits, **request}, FIRST_PAUSE_S
@@ -137,7 +137,7 @@ class Asker:
         )
 
     def _most(self, request: dict[str, Any]) -> tuple[int, float]:
-        """The most tokens and money that the call may take: it is paid for before it is made. Raises: LlmSpent."""
+        """Most tokens and money that the call may cost, for reserving them before the call. Raises: LlmSpent."""
         asked, said, purse = tokens_of(request), self.settings.answer_tokens, self.purse
         tokens, cost, most = asked + said, self._price(asked, said, None) or 0.0, self.settings.max_cost
         past = "the next question could go past the cap of"
@@ -148,7 +148,7 @@ class Asker:
         return tokens, cost
 
     def _price(self, asked: int, said: int, answer: dict[str, Any] | None) -> float | None:
-        """As stated by the endpoint, else by the configured prices."""
+        """Cost of a call: as the endpoint states it, else at the configured prices."""
         usage = (answer or {}).get("usage")
         stated = usage.get("cost") if isinstance(usage, dict) else None
         if isinstance(stated, int | float) and not isinstance(stated, bool) and 0 <= stated < float("inf"):
@@ -159,7 +159,7 @@ class Asker:
 
 
 def _counted(request: dict[str, Any], answer: dict[str, Any]) -> tuple[int, int]:
-    """Prompt and completion tokens, guessed from the letters where the endpoint counts none."""
+    """Prompt and completion tokens, estimated from the number of characters if the endpoint counts none."""
     counts = answer.get("usage")
     asked, said = (
         counts.get(name) if isinstance(counts, dict) else None for name in ("prompt_tokens", "completion_tokens")
@@ -171,7 +171,7 @@ def _counted(request: dict[str, Any], answer: dict[str, Any]) -> tuple[int, int]
 
 
 def _lasting(seconds: float) -> str:
-    """`0.5 s`, `3 s`, `10 min`, `6 h`."""
+    """A duration for people: `0.5 s`, `3 s`, `10 min`, `6 h`."""
     for unit, length_s in (("h", 3600.0), ("min", 60.0)):
         if seconds >= 2 * length_s:
             return f"{seconds / length_s:.3g} {unit}"
@@ -179,5 +179,5 @@ def _lasting(seconds: float) -> str:
 
 
 def tokens_of(what: Any) -> int:
-    """A cautious guess of how many tokens this takes in a request: a third of its letters as JSON."""
+    """A cautious estimate of a value's tokens in a request: a third of its characters as JSON."""
     return len(json.dumps(what, default=str)) // _LETTERS_PER_TOKEN + 1

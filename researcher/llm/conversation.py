@@ -1,12 +1,12 @@
-"""One conversation with an LLM, as a LangGraph graph of short nodes, and who drives it.
+"""One conversation with an LLM, as a LangGraph graph of short nodes.
 
-    read → ask → act ─┬→ ask        look-ups, or problems to mend
+    read → ask → act ─┬→ ask        look-ups, or problems to fix
                       ├→ wait → ask  a question to a person
-                      └→ the end     an outcome, or what is left after the last attempt
+                      └→ the end     an outcome, or the best that is left after the last attempt
 
-What it is about is a `Subject`'s. No node waits: `ask` interrupts the graph with a request for the LLM, `wait` with a question to a
-person, and whoever drives it resumes it with what came back, be that hours later. Given a database, the graph is checkpointed
-there, and what was answered before a crash is not asked again.
+A `Subject` defines what it is about. No node waits: `ask` interrupts the graph with a request for the LLM, `wait` with a
+question for a person. The caller resumes the graph with the answer, perhaps hours later. Given a database, the graph is
+checkpointed there, and requests that were answered before a crash are not repeated.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ ATTEMPTS, MOST_QUESTIONS = 3, 3
 _ASKED_OFTEN = "a person was asked often enough: end in another way"
 
 Plain = dict[str, Any]
-"""What JSON can hold: a checkpoint keeps nothing else."""
+"""Data that JSON can hold: checkpoints contain nothing else."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class End:
-    """What a call that ends the conversation comes to: an outcome, a question to a person, or problems to mend.
+    """Result of a call that ends the conversation: an outcome, a question to a person, or problems to fix.
 
-    draft: what could be read of it, for the attempts that follow.
+    draft: the readable part of the call, for later attempts.
     """
 
     outcome: Plain | None = None
@@ -47,36 +47,36 @@ class End:
 
 
 class Subject(Protocol):
-    """What a conversation is about."""
+    """The topic of a conversation: its tools and how they are handled."""
 
     @property
     def endings(self) -> Sequence[str]:
-        """Names of the tools that end it. `ask` among them asks a person."""
+        """Names of the tools that end the conversation. `ask` among them asks a person."""
 
     @property
     def most_look_ups(self) -> int: ...
 
     def tools(self) -> list[dict[str, Any]]:
-        """Look-ups and endings."""
+        """Function tools for look-ups and endings."""
 
     def first_messages(self, form: str) -> list[dict[str, Any]]: ...
 
     def look_up(self, call: Call) -> str:
-        """The result, or what is wrong with the call. Changes nothing."""
+        """The look-up's result, or the problem with the call. Changes nothing."""
 
     def ended(self, call: Call, draft: Plain | None) -> End:
-        """draft: the last that could be read."""
+        """Handle an ending call. draft: the last readable one."""
 
     def unfinished(self, draft: Plain | None, problems: Sequence[str]) -> Plain:
-        """The outcome where the last attempt has these problems."""
+        """The outcome if the last attempt has these problems."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """State of the conversation: a request to the LLM, a question to a person, an outcome, or the reason for none.
+    """State of the conversation: a request to the LLM, a question to a person, an outcome, or the reason for having none.
 
     request: fields of a chat completion without model name and limits. answered: number of the person's answers used.
-    tokens, cost: of all answers. calls: as whoever drives it gives them.
+    tokens, cost: of all answers. calls: as the caller gives them.
     """
 
     purpose: str = ""
@@ -102,13 +102,13 @@ class _State(TypedDict, total=False):
     """The answer to act on, as JSON."""
     look_ups: int
     calls_tools: bool
-    """Whether a tool was ever called; an endpoint may ignore them without a word."""
+    """Whether the LLM ever called a tool; some endpoints ignore tools silently."""
     asked: dict[str, Any]
     """The question to a person, and the id of the call that asked it."""
     questions: int
     answered: int
     draft: Plain
-    """The last ending that could be read."""
+    """The last ending that was readable."""
     tokens: int
     cost: float
     calls: list[Plain]
@@ -121,12 +121,12 @@ _Next = Command[Literal["ask", "act", "wait", "__end__"]]
 
 
 class Conversation:
-    """The graph of one subject. Its database is open only while a node runs, and not for as long as an LLM takes."""
+    """The graph of one subject. Its database is open only while a node runs, and not while an LLM answers."""
 
     def __init__(
         self, subject: Subject, checkpoints: str | None, thread: str, *, purpose: str = "plan", answered: int = 0
     ) -> None:
-        """checkpoints: a database URL, or None to keep nothing. answered: answers of people that the first messages hold."""
+        """checkpoints: a database URL, or None to keep nothing. answered: people's answers contained in the first messages."""
         self._subject = subject
         self._checkpoints = checkpoints
         self._purpose = purpose
@@ -135,7 +135,7 @@ class Conversation:
         self._thread = thread
         self._config: RunnableConfig = {"configurable": {"thread_id": thread}}
         self._at = ""
-        """The checkpoint at which it waits."""
+        """The checkpoint at which the conversation waits."""
         *some, last = subject.endings
         self._one_ending = f"exactly one of {', '.join([*some, last])}" if some else f"exactly one {last}"
         self._nodes: StateGraph[_State, None, _State, _State] = StateGraph(_State)
@@ -148,7 +148,7 @@ class Conversation:
         self._nodes.add_edge("wait", "ask")
 
     def begin(self) -> Standing:
-        """Go to the first question, or to that at which it was left."""
+        """Go to the first question, or to the one where the conversation stopped."""
 
         def to_a_question(graph: Any) -> None:
             if not caught_up(graph, self._config).values:
@@ -159,22 +159,21 @@ class Conversation:
     def give(self, said: dict[str, Any]) -> Standing:
         """Continue with an answer, to the next question or the end.
 
-        said: `raw`, the LLM's answer; `refused`, the endpoint's reason against this form; or `person`, a person's
-        answer.
-        `tokens`, `cost`: spent by now. `calls`: those of this conversation so far, where they are kept with it.
+        said: `raw`, the LLM's answer; `refused`, the endpoint's reason for refusing this form; or `person`, a person's
+        answer. `tokens`, `cost`: spent so far. `calls`: of this conversation so far, if they are kept with it.
         """
-        if "raw" in said:  # as text: a checkpoint keeps the answer as it was, whatever is in it
+        if "raw" in said:  # as text: a checkpoint then keeps any answer unchanged
             said = said | {"raw": json.dumps(said["raw"])}
 
         def go_on(graph: Any) -> None:
-            # Elsewhere: it took the answer before the database went away.
+            # Otherwise the database took the answer before it became unreachable.
             if _place(caught_up(graph, self._config)) == self._at:
                 graph.invoke(Command(resume=said), self._config, durability="sync")
 
         return self._on(go_on)
 
     def forget(self) -> None:
-        """Drop what was kept of it: begun again, it asks again."""
+        """Delete the checkpoints: a new start then asks again."""
         with_saver(
             self._checkpoints, lambda saver: (saver or self._memory).delete_thread(self._thread), PLANNING_PATIENCE_S
         )
@@ -222,7 +221,7 @@ class Conversation:
             return self._again(state, {"messages": [*state["messages"], said_in(raw), mended]}, [str(error)])
 
     def _acted(self, state: _State, reply: Reply) -> _Next:
-        """Look-ups are answered; an ending ends it, or comes back with its problems."""
+        """Answer look-ups; an ending ends the conversation, or is returned with its problems."""
         endings = [call for call in reply.calls if call.name in self._subject.endings]
         looked = [call for call in reply.calls if call.name not in self._subject.endings]
         made, questions = state.get("look_ups", 0) + len(looked), state.get("questions", 0)
@@ -256,7 +255,7 @@ class Conversation:
         return {"messages": [*state["messages"], answer], "answered": state.get("answered", 0) + 1}
 
     def _again(self, state: _State, kept: _State, problems: Sequence[str]) -> _Next:
-        """The next attempt; after the last one whatever the subject makes of it."""
+        """The next attempt; after the last one, the subject's outcome for an unfinished conversation."""
         if state["attempt"] < ATTEMPTS:
             return Command(goto="ask", update={**kept, "attempt": state["attempt"] + 1})
         outcome = self._subject.unfinished(kept.get("draft", state.get("draft")), problems)
@@ -271,7 +270,7 @@ class Conversation:
 
 
 async def asked_of(asker: Asker, at: Standing) -> dict[str, Any]:
-    """The LLM's raw answer to the request at which the conversation stands, or why the endpoint refuses one of this form.
+    """The LLM's raw answer to the conversation's current request, or the endpoint's reason for refusing its form.
 
     Raises: LlmUnusable.
     """
@@ -283,7 +282,7 @@ async def asked_of(asker: Asker, at: Standing) -> dict[str, Any]:
 
 
 def spent_answer(settings: LlmSettings) -> str:
-    """Why a reasoning model said nothing, and what helps."""
+    """Why a reasoning model gave no answer, and what helps."""
     return (
         f"{settings.model} used all {settings.answer_tokens} tokens of an answer before it said anything, as reasoning "
         "models do; raise RESEARCHER_LLM_ANSWER_TOKENS"
@@ -291,7 +290,7 @@ def spent_answer(settings: LlmSettings) -> str:
 
 
 def _result(call: Call, text: str) -> dict[str, Any]:
-    """Result of a tool call, as a message."""
+    """The result of a tool call, as a message."""
     if call.id is None:
         return {"role": "user", "content": text}
     return {"role": "tool", "tool_call_id": call.id, "content": text}

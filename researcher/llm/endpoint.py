@@ -1,9 +1,9 @@
-"""An LLM's endpoint: which it is and what it may spend, and the one seam to it, raw JSON in and raw JSON out.
+"""An LLM's endpoint: its settings and limits, and the only seam to it, raw JSON in and raw JSON out.
 
 LlmError
-├── LlmOutage     nobody answers, or not now: wait and ask again
-├── LlmRefused    this request will not do (a form that the endpoint does not know): ask in another form
-└── LlmUnusable   no request will do: wrong key, no such model, patience at its end
+├── LlmOutage     no answer now: wait and ask again
+├── LlmRefused    this request is not accepted (a form that the endpoint does not know): ask in another form
+└── LlmUnusable   no request will succeed: wrong key, no such model, patience exhausted
     └── LlmSpent  the next answer could go past a cap on tokens or cost
 """
 
@@ -27,7 +27,7 @@ _HOPELESS = (401, 403, 404)
 
 
 def _whole(given: float | str) -> float | str:
-    """`2e5` is a number of tokens too."""
+    """Accept `2e5` as a number of tokens, too."""
     try:
         number = float(given)
     except ValueError:
@@ -43,8 +43,8 @@ class LlmSettings(StrictModel):
     """An OpenAI-compatible endpoint, a swarm server included. Each field is read from `RESEARCHER_LLM_` and its name.
 
     max_tokens, max_cost: of one study's planning, prompts and answers together. price_in, price_out: money per million
-    tokens, for endpoints that do not state the cost of a call. patience_s: how long an outage is waited out. answer_tokens: the
-    longest answer, thoughts of a reasoning model included.
+    tokens, for endpoints that do not state the cost of a call. patience_s: how long to wait out an outage. answer_tokens:
+    longest answer, including the thoughts of a reasoning model.
     """
 
     model: str
@@ -85,7 +85,7 @@ def llm_settings(environ: Mapping[str, str]) -> LlmSettings | None:
 
 
 class LlmError(Exception):
-    """Asking the LLM came to nothing. The text holds no key."""
+    """A request to the LLM failed. The text holds no key."""
 
 
 class LlmOutage(LlmError):
@@ -120,7 +120,7 @@ class OpenAIEndpoint:
     """Uses the `openai` SDK without its retries; the caller waits out outages."""
 
     def __init__(self, settings: LlmSettings) -> None:
-        # Here and not above: the SDK takes most of a second, and studies without an LLM never need it.
+        # Imported here: the SDK takes most of a second, and studies without an LLM never need it.
         from openai import AsyncOpenAI
 
         self._client = AsyncOpenAI(
@@ -148,6 +148,6 @@ class OpenAIEndpoint:
 def _by_status(status: int, text: str, retry_after: str | None) -> LlmError:
     if status in _PASSING or status >= 500:
         return LlmOutage(text, float(retry_after) if retry_after and retry_after.isdigit() else None)
-    # Routers answer 404 where none of their endpoints for a model takes tools.
+    # Routers answer 404 if none of their endpoints for a model takes tools.
     no_tools = status == 404 and "tool" in text.lower()
     return LlmUnusable(text) if status in _HOPELESS and not no_tools else LlmRefused(text)

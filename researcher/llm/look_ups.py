@@ -1,4 +1,4 @@
-"""What look-ups say: instruments, findings and the power of a plan in words that an LLM reads. Changes nothing."""
+"""Results of look-ups: instruments, findings and the power of a plan, in words for an LLM. Changes nothing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MOST_FINDINGS = 12
 _PROMPTS = Path(__file__).parent / "prompts"
 _MOST_CHOICES = 12
 LONGEST, LONGEST_LIST = 12_000, 6_000
-"""Characters of a look-up's result, and of the list of instruments in a first prompt."""
+"""Most characters of a look-up's result, and of the instrument list in a first prompt."""
 _LONGEST_FINDING = 700
 _DOCS = re.compile(r" \(docs/[^)]*\)")
 
@@ -29,7 +29,7 @@ _DOCS = re.compile(r" \(docs/[^)]*\)")
 def looked_up(
     call: Call, known: Mapping[str, Callable[[dict[str, Any]], str]], endings: Sequence[str], longest: int = LONGEST
 ) -> str:
-    """The result of a look-up, or what is wrong with the call. known: what answers, by the tool's name."""
+    """The result of a look-up, or the problem with the call. known: the functions that answer, by tool name."""
     if call.name not in known:
         return f"there is no tool {call.name!r}; there are: {', '.join([*known, *endings])}"
     if call.arguments is None:
@@ -39,7 +39,7 @@ def looked_up(
 
 
 def findings_text(known: Sequence[Finding], query: str = "", most: int = MOST_FINDINGS) -> str:
-    """One line each; those that hold more of the words first, then the newest."""
+    """One line per finding; first those that contain more words of the query, then the newest."""
     words = set(re.findall(r"[\w.-]+", query.casefold().replace("_", " ")))
     lines = {finding.id: _finding_line(finding) for finding in known}
 
@@ -59,13 +59,13 @@ def _finding_line(finding: Finding) -> str:
 
 
 def power_text(plan: Plan, needed: int | None, sigma: float | None = None) -> str:
-    """Seeds, planned effect, and the effect that these seeds show. sigma: between seeds; None: as the metric states it."""
+    """Seeds, planned effect, and the effect that these seeds can detect. sigma: between seeds; None: as the metric states."""
     seeds, metric = plan.stages[-1], plan.metric(plan.hypotheses[0].metric) if plan.hypotheses else plan.metrics[0]
     text = f"{span(seeds.seeds, seeds.max_seeds)} seeds per arm; planned effect {plan.planned_effect:g} {metric.name}."
     sigma = metric.sigma if sigma is None else sigma
     if sigma is None:
         return f"{text} The noise of {metric.name} is not known before the study measures it."
-    # Here and not above: statsmodels takes a second to load.
+    # Imported here: statsmodels takes a second to load.
     from researcher.analysis.power import detectable_effect
 
     least = detectable_effect(max(2, seeds.max_seeds), sigma=sigma, alpha=plan.hypotheses[0].alpha, power=plan.power)
@@ -76,24 +76,24 @@ def power_text(plan: Plan, needed: int | None, sigma: float | None = None) -> st
 
 
 def span(low: Any, high: Any) -> str:
-    """`3`, or `3 to 8`."""
+    """A range: `3`, or `3 to 8`."""
     return f"{low}" if low == high else f"{low} to {high}"
 
 
 def hours(seconds: float) -> str:
-    """`1.5 h`, `20 min`."""
+    """A duration: `1.5 h`, `20 min`."""
     return f"{seconds / 3600:.1f} h" if seconds >= 3600 else f"{seconds / 60:.0f} min"
 
 
 def shared_words() -> dict[str, Any]:
-    """What all instruments share, for the template of the first prompt."""
+    """Factors and metrics that all instruments share, for the template of the first prompt."""
     factors = [each for each in shared_factors() if _is_varied(each)]
     words = {"bounds": _bounds, "plain": _plain_text, "first_sentence": _first_sentence}
     return {"factors": factors, "metrics": shared_metrics(), **words}
 
 
 def instrument_list(folders: Sequence[InstrumentFolder], longest: int = LONGEST) -> str:
-    """A line each, up to so many characters."""
+    """One line per instrument, up to `longest` characters."""
     common = {each.name for each in shared_metrics()}
     lines: list[str] = []
     for each in (folder.instrument for folder in folders):
@@ -110,7 +110,7 @@ def instrument_list(folders: Sequence[InstrumentFolder], longest: int = LONGEST)
 
 
 def described(instrument: Instrument) -> str:
-    """What it does, its defaults, factors with bounds, metrics with margins."""
+    """An instrument's description: tasks, defaults, factors with bounds, metrics with margins."""
     (own, shared), usual = _own_and_shared(instrument), instrument.defaults
     text = filled(
         _PROMPTS,
@@ -135,14 +135,14 @@ def _is_varied(factor: Factor) -> bool:
 
 
 def _own_and_shared(instrument: Instrument) -> tuple[list[Factor], list[Factor]]:
-    """Its factors; one of a shared one's name with other bounds is its own."""
+    """The instrument's own factors, and the shared ones; a shared factor with changed bounds counts as own."""
     common = {_bounds(each) for each in shared_factors()}
     varied = [each for each in instrument.factors if _is_varied(each)]
     return [each for each in varied if _bounds(each) not in common], [e for e in varied if _bounds(e) in common]
 
 
 def _plain_text(description: str) -> str:
-    """Without pages of the documentation, which the LLM cannot read."""
+    """A description without links to documentation, which the LLM cannot read."""
     return _DOCS.sub("", description)
 
 

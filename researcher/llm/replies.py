@@ -1,8 +1,8 @@
-"""How one and the same request is put to an endpoint, with tools and schemas that an LLM reads, and how its answer is read.
+"""How a request is put to an endpoint, with tools and schemas for the LLM, and how the answer is parsed.
 
 tools        look-ups and endings are OpenAI function tools
 json_schema  one object by a schema, constrained by the endpoint; no look-ups
-prompted     the same object in plain text, mended where only commas or fences are wrong
+prompted     the same object in plain text, repaired if only commas or fences are wrong
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from researcher.study.spec import StudySpec
 
 FORMS = ("tools", "json_schema", "prompted")
 _LONGEST, _LONGEST_REFUSAL, _MOST_OBJECTS, _MOST_CALLS = 100_000, 2_000, 100, 16
-"""Letters of an answer that are read, and of a refusal; places in an answer where an object may begin; calls of one answer."""
+"""Most characters read of an answer, and of a refusal; most places tried for an object; most calls of one answer."""
 _KEPT = ("content", "tool_calls", "reasoning_content", "reasoning_details")
 """Fields to keep of answers with tool calls; some endpoints refuse requests without their own reasoning."""
 _UNUSED = ("title", "default", "description", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "minLength", "maxLength",
@@ -26,16 +26,16 @@ _UNUSED = ("title", "default", "description", "minimum", "maximum", "exclusiveMi
 
 
 class Unreadable(ValueError):
-    """The answer holds neither a call nor an ending. The text says why, for the LLM to read."""
+    """The answer has neither a call nor an ending. The text gives the reason, for the LLM to read."""
 
 
 class AnswerSpent(Exception):
-    """The answer's tokens ran out before anything was said: a reasoning model thought them all."""
+    """The answer's tokens ran out before it said anything: a reasoning model used them all for thinking."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """id: None where it did not come as a tool call. arguments: None where they are not a JSON object; problem says so."""
+    """id: None if it is not a tool call. arguments: None if they are not a JSON object; `problem` then says so."""
 
     id: str | None
     name: str
@@ -45,7 +45,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """message: the assistant's, as it is sent again with the next request."""
+    """message: the assistant's, to be included in the next request."""
 
     message: dict[str, Any]
     calls: list[Call] = field(default_factory=list)
@@ -62,7 +62,7 @@ def form_fields(form: str, tools: Sequence[dict[str, Any]], endings: Sequence[st
 
 
 def form_of(request: dict[str, Any]) -> str:
-    """The form in which a request is put."""
+    """The form of a request."""
     return "tools" if "tools" in request else "json_schema" if "response_format" in request else "prompted"
 
 
@@ -75,7 +75,7 @@ def ending_schema(tools: Sequence[dict[str, Any]], endings: Sequence[str]) -> di
 
 
 def read_reply(raw: dict[str, Any], endings: Sequence[str]) -> Reply:
-    """Raises: Unreadable, AnswerSpent."""
+    """Parse an answer. Raises: Unreadable, AnswerSpent."""
     choices = raw.get("choices")
     choice = choices[0] if isinstance(choices, list) and choices else None
     message = choice.get("message") if isinstance(choice, dict) else None
@@ -95,7 +95,7 @@ def read_reply(raw: dict[str, Any], endings: Sequence[str]) -> Reply:
     found = _ending(text, endings)
     if found is not None:
         return Reply(storable({"role": "assistant", "content": text}), [found])
-    # Why it refuses is a field of its own beside the content, or a part of it.
+    # A refusal is a field next to the content, or part of the content.
     refusals = [each for part in (message, *parts) if isinstance(each := part.get("refusal"), str)]
     refusal = str(storable(" ".join(dict.fromkeys(refusals)).strip()[:_LONGEST_REFUSAL]))
     if refusal:
@@ -114,7 +114,7 @@ def said_in(raw: dict[str, Any]) -> dict[str, Any]:
 
 
 def storable(value: Any) -> Any:
-    """Refuse half surrogate pairs, which cut-off answers may have, and numbers over 64 bits: they cannot be sent or
+    """Replace half surrogate pairs, which truncated answers may contain, and numbers over 64 bits: they cannot be sent or
     stored."""
     if isinstance(value, str):
         return value.encode("utf-8", errors="replace").decode()
@@ -138,7 +138,7 @@ def _call(made: dict[str, Any], *, cut: bool) -> Call:
 
 
 def _ending(text: str, endings: Sequence[str]) -> Call | None:
-    """The first object that ends the conversation, in prose, in a fence, or with commas too many; also where it is written as a
+    """The first object that ends the conversation, in prose, in a fence, or with extra commas; also if it is written as a
     call: {"name": "propose", "arguments": {…}}, {"propose": {…}}."""
     for found in _objects(text[:_LONGEST]):
         arguments = found.get("arguments", found.get("parameters"))
@@ -189,7 +189,7 @@ def tool(
 
 
 def spec_schema(without: Collection[str] = ()) -> dict[str, Any]:
-    """`StudySpec` without references, without bounds (they are checked), without the question and the fields named."""
+    """`StudySpec` without references, bounds (code checks them), the question and the given fields."""
     whole = StudySpec.model_json_schema()
     plain: dict[str, Any] = _plain(whole, whole.pop("$defs"))
     for name in ("question", *without):
@@ -219,7 +219,7 @@ def _plain(schema: Any, defs: dict[str, Any]) -> Any:
 
 
 def pruned(value: Any) -> Any:
-    """Without what LLMs write for "not set": null, and empty lists, objects and texts. An empty arm is all defaults, and stays."""
+    """Drop what LLMs write for "not set": null, and empty lists, objects and texts. Keep an empty arm, which means all defaults."""
     if not isinstance(value, dict):
         return value
     arms = value.get("arms")

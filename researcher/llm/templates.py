@@ -1,4 +1,4 @@
-"""Prompts that are templates, filled with what they ask about."""
+"""Prompts as templates with fields."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 
 def filled(folder: Path, name: str, /, **fields: Any) -> str:
-    """The template of this name in `folder` with its fields; a field that is missing is an error."""
+    """Fill the template of this name in `folder`; a missing field is an error."""
     return _templates(folder).get_template(name).render(**fields)
 
 

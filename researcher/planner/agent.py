@@ -1,6 +1,6 @@
-"""The planner that asks an LLM: its tools and prompt, and the way from request to request until it proposes, asks or declines.
+"""The LLM planner: its tools and prompt, and its requests until it proposes, asks or declines.
 
-The LLM writes a spec; whether it holds is checked by code, and everything behind it (arms, stages, statistics, price) is code's.
+The LLM writes a spec. Code checks it, and code alone makes arms, stages, statistics and price.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from swarm.models.catalogue import known_names
 ENDINGS = ("propose", "ask", "decline")
 MOST_LOOK_UPS = 24
 FIRST_FINDINGS = 4
-"""Findings in a prompt without look-ups, which must be short."""
+"""Number of findings in a prompt without look-ups, which must be short."""
 _PROMPTS = Path(__file__).parent / "prompts"
 _TOPIC = "\nThe topic, as a JSON string:\n"
 _OUTCOMES = {kind.__name__: TypeAdapter[Outcome](kind) for kind in (Proposed, NeedsEdit, Declined)}
@@ -49,7 +49,7 @@ _DRAFT = TypeAdapter(Draft)
 
 
 class LlmPlanner:
-    """checkpoints, thread: a database URL in which the planning keeps its place, and the place's name; by default nothing is kept."""
+    """checkpoints, thread: database URL and name under which the planning saves its position; by default nothing is saved."""
 
     def __init__(self, asker: Asker, *, checkpoints: str | None = None, thread: str = "plan") -> None:
         self._asker = asker
@@ -62,9 +62,9 @@ class LlmPlanner:
         return self._asker.settings.model
 
     async def propose(self, request: TopicRequest) -> Outcome:
-        """After `Asked`, call again with the answer in `request.answers`; planning continues where it was.
+        """After `Asked`, call again with the answer in `request.answers`; planning continues where it stopped.
 
-        Raises: PlanningRefused when the LLM cannot be asked, or never gives a readable answer.
+        Raises: PlanningRefused when the LLM cannot be reached, or never gives a readable answer.
         """
         if not request.instruments:
             raise PlanningRefused("there is no instrument; put one under studies/ or name its folder with --instrument")
@@ -111,7 +111,7 @@ class Topic:
         return tool_schemas()
 
     def first_messages(self, form: str) -> list[dict[str, Any]]:
-        """The system prompt, the topic and its limits; without tools, findings and the schema as well."""
+        """The system prompt, the topic and its limits; in forms without tools, findings and the schema as well."""
         request, look_ups = self._request, form == FORMS[0]
         user = filled(
             _PROMPTS,
@@ -151,12 +151,12 @@ class Topic:
         return _kept(NeedsEdit(draft=self._draft(draft), problems=tuple(problems)))
 
     def _draft(self, draft: Plain | None) -> Draft:
-        """The last that could be read."""
+        """The last readable draft."""
         return bare_draft(self._request, self._author) if draft is None else _DRAFT.validate_python(draft)
 
 
 def request_of(messages: Sequence[dict[str, Any]]) -> str | None:
-    """The request in these messages, without the prompt: topic, fixed fields, answers. None if they plan nothing."""
+    """The request in these messages, without the prompt: topic, fixed fields, answers. None if they are not about planning."""
     first = next((str(each["content"]) for each in messages if each["role"] == "user"), "")
     _, found, request = first.rpartition(_TOPIC)
     return request if found else None

@@ -1,7 +1,7 @@
-"""Bounds of a topic that the spec must keep, and names in a spec that only a person may choose.
+"""Limits in a topic that the spec must respect, and names in a spec that only a person may choose.
 
-Scans for numbers with units and for names; reads no sentences. Each kind of bound has its fields in the spec. A bound
-that those fields do not hold has to be named in `uncovered`, with the reason.
+Scans for numbers with units and for names; does not parse sentences. Each kind of bound has its fields in the spec. A
+bound that those fields do not respect has to be listed in `uncovered`, with the reason.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ _FILE = re.compile(r"[^\s\"'`“”‘’,;?()<>]+\.jsonl\b")
 
 @dataclass(frozen=True, slots=True)
 class Stated:
-    """text: as it stands in the topic. value: seconds, a clock time, a count or a name. side: which limit it is; first and last:
-    of the numbers of seeds. meant: of "fewer than 6", 5.
+    """text: as written in the topic. value: seconds, a clock time, a count or a name. side: which limit it is; first and last:
+    bounds on the number of seeds. meant: 5 for "fewer than 6".
 
-    daily: hours of each day. model: named by its size; data: a file, or marked as a data set; hub: a name on the hub that may be either.
+    daily: hours per day. model: a name with a size; data: a file, or marked as a data set; hub: a hub name of either kind.
     """
 
     kind: Kind
@@ -58,22 +58,22 @@ _LENGTHS = ("time", "days", "daily")
 
 @cache
 def _words() -> dict[str, Any]:
-    """`bounds.toml`."""
+    """The content of `bounds.toml`."""
     return tomllib.loads(Path(__file__).with_name("bounds.toml").read_text(encoding="utf-8"))
 
 
 @cache
 def _n() -> str:
-    """A number, in digits or written out."""
+    """Pattern of a number, in digits or in words."""
     written = "|".join(sorted(map(re.escape, _words()["numbers"]), key=len, reverse=True))
     return rf"(?:\d{{1,3}}(?:,\d{{3}})+|\d+(?:[.,]\d+)?(?:e\d+)?|(?:{written}))"
 
 
 def stated(topic: str) -> list[Stated]:
-    """Times, clock times, counts and names that stand in the topic, each once."""
+    """Times, clock times, counts and names in the topic, each once."""
     found = [*_times(topic), *_clock_times(topic), *_counts(topic), *_names(topic)]
     limits = {(each.kind, each.value) for each in found if each.side in ("least", "most")}
-    # A number that is a limit once is the same limit where it is named again.
+    # A number that was stated as a limit is the same limit when it is repeated.
     kept = [each for each in found if each.side != "exact" or (each.kind, each.value) not in limits]
     return list({(each.kind, each.value, each.side): each for each in kept}.values())
 
@@ -81,8 +81,8 @@ def stated(topic: str) -> list[Stated]:
 def lost(
     topic: str, spec: StudySpec, uncovered: Sequence[str], *, given: Mapping[str, Any], factors: Sequence[Factor]
 ) -> tuple[list[str], list[str]]:
-    """The bounds that neither the spec nor `uncovered` holds: a problem for each, and those that an option of a person's
-    overrules, as entries of `uncovered`. given: the fields that options have set. factors: of the spec's instrument."""
+    """A problem for each bound that neither the spec nor `uncovered` holds; and the bounds that an option overrules, as
+    entries of `uncovered`. given: fields set by options. factors: of the spec's instrument."""
     named = "\n".join(uncovered)
     named_bounds = {(each.kind, each.value) for each in stated(named)}
     problems, overruled = list[str](), list[str]()
@@ -102,7 +102,7 @@ def lost(
 
 
 def invented(spec: StudySpec, instrument: Instrument, said: str) -> list[str]:
-    """One problem for each model, file, data set or text in the spec that nobody has named. said: all that people wrote."""
+    """A problem for each model, file, data set or text in the spec that no person named. said: everything that people wrote."""
     problems = [
         f"{what} {name!r} does not stand in the topic as it is: only its author may name one"
         for what, name in _named_by_people(spec, instrument)
@@ -126,7 +126,7 @@ def _times(topic: str) -> Iterator[Stated]:
 
 
 def _limited(kind: Kind, topic: str, match: re.Match[str], value: float) -> Stated:
-    """The number with what the words around it make of it."""
+    """The number, interpreted by the words around it."""
     before, after = topic[: match.start()], topic[match.end() :]
     for each in _words()["before"]:
         if re.search(rf"(?<![A-Za-z])(?:{each['words']})\s*$", before, re.IGNORECASE):
@@ -167,7 +167,7 @@ def _counts(topic: str) -> Iterator[Stated]:
 
 
 def _counted(kind: Kind, number: str) -> bool:
-    """Not "in one step"."""
+    """Whether the number is a count, unlike in "in one step"."""
     return kind == "seeds" or number.lower() not in ("one", "an", "eine", "一")
 
 
@@ -218,7 +218,7 @@ def _holds(spec: StudySpec, each: Stated, factors: Sequence[Factor]) -> bool:
 
 
 def _names_it(spec: StudySpec, name: str) -> bool:
-    """Whether a model, a file or a hub name stands somewhere in the spec."""
+    """Whether the spec names this model, file or hub name anywhere."""
     texts = [level for _, level in _settings(spec) if isinstance(level, str)]
     written = any(
         name.casefold() in text.casefold() for text in (*spec.models, *texts, spec.start_from, spec.instrument)
@@ -227,7 +227,7 @@ def _names_it(spec: StudySpec, name: str) -> bool:
 
 
 def _length_s(window: str) -> float | None:
-    """Daily length of a window; None if it is not one."""
+    """Daily length of a window in seconds; None if it is not a window."""
     ends = re.findall(r"(\d{1,2}):(\d{2})", window)
     if len(ends) != 2:
         return None
@@ -244,13 +244,13 @@ def _within(each: Stated, held: float | None) -> bool:
 
 
 def _fields(each: Stated) -> list[str]:
-    """Fields of the spec for this bound."""
+    """Fields of the spec that can hold this bound."""
     fields: list[str] = _words()["fields"].get(f"{each.kind}.{each.side}") or _words()["fields"][each.kind]
     return fields
 
 
 def _a_factor_holds(spec: StudySpec, each: Stated, factors: Sequence[Factor]) -> bool:
-    """A level of a factor that counts them: `2 steps of warmup`."""
+    """Whether a level of a factor with this unit holds the bound: `2 steps of warmup`."""
     names = {factor.name: (factor.name, *factor.aliases) for factor in factors}
     return any(
         level in (each.value, each.meant) and not isinstance(level, bool)
@@ -260,8 +260,7 @@ def _a_factor_holds(spec: StudySpec, each: Stated, factors: Sequence[Factor]) ->
 
 
 def _overrules(given: Mapping[str, Any], each: Stated, factors: Sequence[Factor]) -> bool:
-    """Whether an option has set a field that this bound would stand in. A name that may be a model or data is overruled where
-    both are set."""
+    """Whether an option sets a field of this bound. A name that may be a model or data is overruled if both are set."""
     arms = given.get("arms", {}).values()
     sets = {name for settings in (given.get("set", {}), given.get("compare", {}), *arms) for name in settings}
     targets = {factor.target for factor in factors if factor.name in sets}
@@ -282,7 +281,7 @@ def _overrules(given: Mapping[str, Any], each: Stated, factors: Sequence[Factor]
 
 
 def _settings(spec: StudySpec) -> Iterator[tuple[str, Scalar]]:
-    """Every level that the spec names, by its factor."""
+    """Every level in the spec, with its factor."""
     for name, compared in spec.compare.items():
         yield from ((name, level) for level in (compared.baseline, *compared.levels) if level is not None)
     yield from spec.set.items()
@@ -312,5 +311,5 @@ def _named_by_people(spec: StudySpec, instrument: Instrument) -> Iterator[tuple[
 
 
 def _stands(name: str, said: str) -> bool:
-    """Whole words only: `secret` is not in `secrets.jsonl`."""
+    """Whether people wrote the name as a whole word: `secret` is not in `secrets.jsonl`."""
     return bool(name) and bool(re.search(rf"(?<![\w.-]){re.escape(name)}(?![\w/-]|\.\w)", said))

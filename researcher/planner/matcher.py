@@ -1,7 +1,8 @@
-"""Plans without an LLM: a topic in the field's words becomes a draft of a `StudySpec`.
+"""Plans without an LLM: turns a topic in the field's words into a draft of a `StudySpec`.
 
-Every word of the topic is used, or has no content, or stops the matcher: then a person gets the draft and the words that were not
-understood. Two readings, a second metric or a number without a place stop it too. It declines what names nothing to vary.
+The matcher must use every word of the topic or know it as empty. Otherwise it stops, and a person gets the draft and the words
+it did not understand. Two readings, a second metric or an unassigned number stop it too. It declines topics that name nothing to
+vary.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from researcher.planner.proposals import judged
 from researcher.study.draft import Draft, Source, edited
 
 FEWEST_RACED = 4
-"""Treatments against one baseline from which a race is cheaper than all comparisons."""
+"""Treatments against one baseline from which on a race is cheaper than all comparisons."""
 
 
 class Matcher:
@@ -50,7 +51,7 @@ class _Study(Levels):
     fields: dict[str, Any] = field(default_factory=dict)
     sources: dict[str, Source] = field(default_factory=dict)
     sided: bool = False
-    """Whether the topic says which levels are the treatments."""
+    """Whether the topic says which levels are treatments."""
     declined: str = ""
 
     def put(self, path: str, value: Any, source: Source) -> None:
@@ -75,7 +76,7 @@ class _Study(Levels):
             self.used |= {i for i, item in enumerate(self.items) if not item.isa("unknown")}
             for name in dict.fromkeys(level.factor.name for level in self.levels if "compare" not in self.fields):
                 baseline, *levels = self._of(name)
-                if levels:  # something to edit
+                if levels:  # there is a draft to edit
                     self._put_compare(baseline, levels)
         self._name_unused()
 
@@ -146,7 +147,7 @@ class _Study(Levels):
             self._vary(names or screened, "factorial" if has("interact") else "screen")
 
     def _asked(self) -> list[str]:
-        """Factors whose only level is not a setting: not after a preposition, not of the task, not a usual choice."""
+        """Factors with a single level that the topic asks about: not after a preposition, of the task, or a usual choice."""
         found = list[str]()
         for level in [each for each in self.levels if not self._is_scenery(each)]:
             name, near = level.factor.name, [self.items.at(level.at + d) for d in (-1, 0, 1)]
@@ -157,7 +158,7 @@ class _Study(Levels):
         return found
 
     def _vary(self, names: Sequence[str], design: str) -> None:
-        """Compare levels of these factors; every other level is the same in all arms."""
+        """Compare levels of these factors; all arms share the other levels."""
         for name in names:
             treatments, baseline = self._contrast(name)
             self._put_compare(baseline, treatments[-1:] if design in ("factorial", "screen") else treatments)
@@ -177,7 +178,7 @@ class _Study(Levels):
         self._claim()
 
     def _contrast(self, name: str) -> tuple[list[Level], Level]:
-        """The treatments and the baseline of a factor, whose levels the topic gives or the planner chooses."""
+        """The treatments and the baseline of a factor, with levels from the topic or chosen by the planner."""
         levels, factor = self._of(name), self.factors[name]
         way = self.moved.get(name) if factor.type in ("int", "float") else None
         values = [level.value for level in self.levels if level.factor.name == name and level.source == "topic"]
@@ -223,7 +224,7 @@ class _Study(Levels):
         return [next((level for level in levels if level.value == level.factor.default), levels[0])]
 
     def _default(self, level: Level) -> Level:
-        """What a single level is compared with: the default; for the default, the level that switches the factor."""
+        """The level to compare a single level with: the default; for the default itself, the level that switches the factor."""
         factor = level.factor
         other = on_level(factor) if level.value == off_level(factor) else factor.off
         other = factor.default if level.value != factor.default else other
@@ -233,7 +234,7 @@ class _Study(Levels):
         return Level(factor, other, source="topic" if other == factor.default else "planner")
 
     def _moved(self, factor: Factor) -> tuple[list[Level], Level]:
-        """The default against levels on the side that the topic says, or on both."""
+        """The default against levels on the side that the topic names, or on both."""
         default, way = factor.default, self.moved.get(factor.name)
         both = self.items.places("far", "open", "which", "best", "interact")
         values: list[Scalar | None] = []
@@ -253,7 +254,7 @@ class _Study(Levels):
         return levels, Level(factor, default)
 
     def _bundles(self, varied: list[str]) -> None:
-        """`GRPO at lr 1e-5 against RLOO at lr 2e-5`."""
+        """Read bundles such as `GRPO at lr 1e-5 against RLOO at lr 2e-5`."""
         cuts = self.items.places(*SIDES) or [0]
         sides = [[level for level in self.levels if (level.at < cuts[0]) is early] for early in (False, True)]
         base, other = ({level.factor.name: level.value for level in side} for side in sides)
@@ -271,7 +272,7 @@ class _Study(Levels):
         self.put("steps" if name == "steps" else f"set.{name}", level.value, level.source)
 
     def _claim(self) -> None:
-        """The metric, and which way the treatments are said to move it."""
+        """Read the metric, and the claimed direction of the treatments' metric."""
         found, instrument = self.items, self.instrument
         chooses = found.places("which", "open", "interact", "then") or (not self.sided and found.places("best"))
         implied, signs, raw = list[str](), list[int](), list[int]()
@@ -312,7 +313,7 @@ class _Study(Levels):
             self.stop("The topic claims an effect, and does not say of which level against which.")
 
     def _listed_arms(self) -> bool:
-        """`(a) GRPO, (b) with clip-higher 0.28, (c) with clip-higher and token-level loss`."""
+        """Read listed arms: `(a) GRPO, (b) with clip-higher 0.28, (c) with clip-higher and token-level loss`."""
         first, *parts = re.split(r"(?<!\w)\(?(?<![\d.])\b([a-h1-8])\)", self.words.text)
         labels, texts = parts[::2], parts[1::2]
         if len(labels) < 2 or "".join(labels) not in ("abcdefgh"[: len(labels)], "12345678"[: len(labels)]):

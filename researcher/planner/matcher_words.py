@@ -1,6 +1,6 @@
-"""The words of a topic, bounds taken out, and the levels of factors that they give.
+"""The words of a topic without its bounds, and the levels of factors that they name.
 
-Knows what instruments declare and the tables of `matcher.toml`; what is compared with what is for `matcher.py`.
+Knows the instruments' declarations and the tables of `matcher.toml`; `matcher.py` decides what is compared.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ _HUB = r"[a-z][\w.-]*/[a-z][\w.-]*\d[bm]\b[\w.-]*"
 _COUNTED = ("numbers", "problems", "questions", "models", "tasks", "agents", "sizes", "values", "runs")
 _MARKS = frozenset(",.?!:;()[]{}/-|&'\"`*~=")
 SIDES = ("vs", "than", "beat", "lose", "equal")
-"""Words between what is compared."""
+"""Words between compared things."""
 CLAIMS = {"best": 1, "better": 1, "faster": 1, "beat": 1, "worse": -1, "slower": -1, "lose": -1}
-"""Words that say which way is better."""
+"""Words that say which direction is better."""
 _PASSED = (*SIDES, *CLAIMS, "list", "to", "more", "less", "which", "metric", "instrument", "level")
 _APART = ("on", "for", "in", "with", "when", "using", "under", "by")
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A phrase, or one word that is not understood. kind: of what is declared, or a class of the table. what: the declared name.
-    value: of a level or a number; of a metric the way it is said to go. led: the preposition before it."""
+    """A phrase, or one unknown word. kind: of the declared thing, or a class of the table. what: the declared name.
+    value: of a level or a number; for a metric its claimed direction. led: the preposition before it."""
 
     kind: str
     text: str
@@ -69,7 +69,7 @@ class Items(list[Item]):
 
 @dataclass(slots=True)
 class Said:
-    """A topic without its bounds and models. bounds: what they say, by dotted path of the spec."""
+    """A topic without its bounds and models. bounds: their values, by dotted path of the spec."""
 
     text: str = ""
     bounds: dict[str, Any] = field(default_factory=dict)
@@ -79,12 +79,12 @@ class Said:
 
 @cache
 def table() -> dict[str, Any]:
-    """`matcher.toml`."""
+    """The content of `matcher.toml`."""
     return tomllib.loads(Path(__file__).with_name("matcher.toml").read_text(encoding="utf-8"))
 
 
 def said(topic: str) -> Said:
-    """The topic with its models and bounds taken out, in the words that the tables know."""
+    """The topic with its models and bounds removed, in the words of the tables."""
     found = Said()
     text = normal(_without_models(topic, found))
     for pattern, meant in table()["rewrites"]:
@@ -99,7 +99,7 @@ def said(topic: str) -> Said:
 
 
 def normal(text: str) -> str:
-    """Lower case, plain dashes and quotes, powers of ten and numerals in digits."""
+    """Normalised text: lower case, plain dashes and quotes, powers of ten and numerals in digits."""
     text = re.sub(r"\bN(?= ?=)", "sample-size", text.translate(_PLAIN).translate(_SPELT)).lower()
     power = r"(?:(\d+(?:\.\d+)?)\s*[x×*·]\s*|\b)10\s*(?:\^|\*\*)\s*[({]?(-\d+)[)}]?"
     text = re.sub(power, lambda match: f"{match[1] or 1}e{match[2]}", text)
@@ -121,7 +121,7 @@ def _without_models(topic: str, found: Said) -> str:
 
 
 def _bound(match: re.Match[str], fields: dict[str, str], found: Said) -> str:
-    """fields: the paths that each group gives, with blanks between them."""
+    """Store the bound's values in `found`. fields: the paths set by each group, separated by blanks."""
     for path, written in [(path, match[group]) for group in fields for path in fields[group].split() if match[group]]:
         value: Any = written
         if path == "budget.wall":
@@ -136,7 +136,7 @@ def _bound(match: re.Match[str], fields: dict[str, str], found: Said) -> str:
 
 @cache
 def keys(text: str) -> tuple[str, ...]:
-    """The words of a phrase as they are compared: singular, without hyphens."""
+    """The words of a phrase in the form used for comparison: singular, without hyphens."""
     return tuple(_key(token) for token in re.findall(r"[\w+']+|[/:]", re.sub(r"[_-]", " ", normal(text))))
 
 
@@ -157,8 +157,8 @@ def _classes() -> dict[tuple[str, ...], Item]:
 
 
 def _vocabulary(instrument: Instrument) -> dict[tuple[str, ...], Item]:
-    """Every phrase of one instrument and of the tables."""
-    factors = [factor for factor in instrument.factors if factor.target != STUDY_MODEL]  # models go by their names
+    """Every phrase of an instrument and of the tables."""
+    factors = [factor for factor in instrument.factors if factor.target != STUDY_MODEL]  # models are found by name
     classes, names = _classes(), {factor.name for factor in factors}
     listed = classes | {keys(instrument.model.partition("-")[0]): Item("stop", ""), ("modelname",): Item("model", "")}
     words = (instrument.name, *instrument.keywords)
@@ -179,7 +179,7 @@ def _vocabulary(instrument: Instrument) -> dict[tuple[str, ...], Item]:
 
 
 def choose_instrument(text: str, folders: Sequence[InstrumentFolder]) -> tuple[list[InstrumentFolder], bool]:
-    """The instruments that the topic may be about, and whether it names one. A general one answers where none is named."""
+    """The instruments that the topic may be about, and whether it names one. A general one is used if none is named."""
     words, ordinary = keys(text), _classes().keys()
     phrases = {words[i : i + n] for i in range(len(words)) for n in range(1, 6)} - ordinary
     named = [folder for folder in folders if keys(folder.instrument.name) in phrases]
@@ -189,7 +189,7 @@ def choose_instrument(text: str, folders: Sequence[InstrumentFolder]) -> tuple[l
 
 
 def items(text: str, instrument: Instrument) -> Items:
-    """The topic, phrase by phrase, the longest first; words without content are left out."""
+    """The topic split into phrases, preferring the longest; words without content are dropped."""
     plain = re.sub(r"(?<=[a-z0-9])-(?=[a-z])|(?<=[a-z]{2})-(?=\d)|_", " ", text)
     if any(factor.share for factor in instrument.factors):
         plain = re.sub(r"\b(\d+) ?%", lambda match: f"{int(match[1]) / 100:g}", plain)
@@ -214,7 +214,7 @@ def _named(tokens: Sequence[str], listed: dict[tuple[str, ...], Item]) -> list[I
 
 
 def _led(found: Sequence[Item]) -> Items:
-    """Without words of no content; each knows its preposition. `with` before a bare factor stays, as it may switch it on."""
+    """Drop words without content, and give each item its preposition. `with` before a bare factor stays: it may be a switch."""
     counted = {
         i for i in range(1, len(found)) if found[i - 1].isa("number") and found[i].text in _COUNTED
     }  # `3 numbers`
@@ -230,7 +230,7 @@ def _led(found: Sequence[Item]) -> Items:
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """A level of a factor at an index of the items. source planner: the topic gives none."""
+    """A level of a factor at an index of the items. source planner: the topic does not give it."""
 
     factor: Factor
     value: Scalar
@@ -239,12 +239,12 @@ class Level:
 
 
 class TwoReadings(Exception):
-    """There are two readings, or none."""
+    """The topic has two readings, or none."""
 
 
 @dataclass(slots=True)
 class Levels:
-    """words: the topic; items: its phrases; used: those that play a part. moved: which way the topic says that a factor goes."""
+    """words: the topic; items: its phrases; used: those with a role. moved: direction in which the topic moves a factor."""
 
     instrument: Instrument
     words: Said
@@ -275,9 +275,9 @@ class Levels:
         self.used |= set(self.items.places(*kinds))
 
     def _place(self) -> None:
-        """Assign each number to the factor beside it, else to a neighbour's in its list, else to the only one left."""
+        """Assign each number to the factor next to it, else to a neighbour's in its list, else to the only one left."""
         found, at, filled = self.items, dict[int, Factor](), set[int]()
-        numbers = [i for i in found.places("number") if found[i].led != "by"]  # `raised by 4` is no level
+        numbers = [i for i in found.places("number") if found[i].led != "by"]  # `raised by 4` names no level
         for i in numbers:
             for j in [j for j in self._near(i) if j not in filled][:1]:
                 at[i] = self.factors[found[j].what]
@@ -310,7 +310,7 @@ class Levels:
         return i
 
     def _near(self, i: int) -> list[int]:
-        """`lr of 1e-5`, `16 rollouts`, `which rate is best, 1e-5 or 4e-5`: the factors at a number."""
+        """The factors at a number: `lr of 1e-5`, `16 rollouts`, `which rate is best, 1e-5 or 4e-5`."""
         left = self._skip(i - 1, -1, ("to",), "=:(~")
         right = self._skip(i + 1, 1, ("better", "worse", "which"))
         far = self._skip(i - 1, -1, _PASSED, ",:()?-'\"")
@@ -318,7 +318,7 @@ class Levels:
         return [j for j in near if self._is_numeric(j)]
 
     def _neighbours(self, i: int, numbers: Sequence[int], bare: bool) -> list[int]:
-        """The numbers before and behind it in one list. bare: some factor has no number, so a colon or comma may begin a list."""
+        """The numbers before and after it in its list. bare: some factor has no number, so a colon or comma may begin a list."""
         n = numbers.index(i)
         before = [k for k in numbers[max(0, n - 1) : n] if self._listed(k, i, bare, "factor")]
         return before + [k for k in numbers[n + 1 : n + 2] if not self.items[k].led and self._listed(i, k, bare)]
@@ -332,7 +332,7 @@ class Levels:
         return all(item.isa("mark") and item.text not in ".;!|?" for item in ends)
 
     def _switches(self) -> None:
-        """`without KL`, `with LoRA turned off`, `KL against no KL`: what is off, and elsewhere on."""
+        """Find factors that are off, and on elsewhere: `without KL`, `with LoRA turned off`, `KL against no KL`."""
         found, off = self.items, dict[str, int]()
         for i in found.places("off", "off_behind"):
             j = i - 1 if found[i].isa("off_behind") else self._skip(i + 1, 1, ("list", "off", "on"))
@@ -344,7 +344,7 @@ class Levels:
             off[factor.name] = j
             self.levels = [level for level in self.levels if level.at != j] + [Level(factor, value, i)]
         for j in [j for j in found.places("factor") if off.get(found[j].what, j) != j]:
-            if len(self._of(found[j].what)) < 2:  # a bare mention of what is off elsewhere
+            if len(self._of(found[j].what)) < 2:  # a bare mention of a factor that is off elsewhere
                 factor = self.factors[found[j].what]
                 self.levels.append(Level(factor, on_level(factor), j, "planner"))
         adapters = [level for level in self.levels if level.factor.name.startswith("lora_")]
@@ -352,12 +352,12 @@ class Levels:
             self.levels.append(Level(self.factors["parameters"], "lora", adapters[0].at))
 
     def _of(self, name: str) -> list[Level]:
-        """The levels of a factor, each once."""
+        """The levels of a factor, without repeats."""
         levels = [level for level in self.levels if level.factor.name == name]
         return list({level.value: level for level in levels[::-1]}.values())[::-1]
 
     def _motions(self) -> None:
-        """`a higher rate`, `raising the rate`, `the rate is raised`: which way each factor goes."""
+        """The direction of each factor: `a higher rate`, `raising the rate`, `the rate is raised`."""
         for i in [i for i in self.items.places("more", "less") if i not in self.used]:
             before, behind = self.items.at(i - 1), self.items.at(i + 1)
             listed = before.isa("list") and self.items.at(i - 2).isa("number")  # `16 or more`
@@ -373,6 +373,6 @@ class Levels:
                 self.used.add(i)
 
     def _is_scenery(self, level: Level) -> bool:
-        """The usual choice, as in `does GRPO learn faster …`, or what the tasks are."""
+        """Whether a level is only context: the usual choice, as in `does GRPO learn faster …`, or the kind of tasks."""
         usual = level.value == level.factor.default and level.factor.off is None
         return level.factor.type == "choice" and (usual or level.factor.proper)

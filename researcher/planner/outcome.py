@@ -16,8 +16,8 @@ from researcher.study.draft import Draft
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicRequest:
     """topic: prose, as data. given: spec fields fixed by options; they overrule the topic. instruments: the choice.
-    known: findings of earlier studies. paces: what their trials took on these servers. servers: trials at once. kept: finds models that
-    trials have trained. answers: a person's answers to the planner's questions.
+    known: findings of earlier studies. paces: durations of their trials on these servers. servers: trials at once. kept: finds
+    trained models of earlier trials. answers: a person's answers to the planner's questions.
     """
 
     topic: str
@@ -32,14 +32,14 @@ class TopicRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proposed:
-    """A whole spec that can be planned: `design` has accepted it."""
+    """A complete spec that `design` has accepted."""
 
     draft: Draft
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NeedsEdit:
-    """A draft that a person has to finish. problems: one sentence each; nothing runs."""
+    """A draft for a person to finish. problems: one sentence each; nothing runs."""
 
     draft: Draft
     problems: tuple[str, ...]
@@ -47,14 +47,14 @@ class NeedsEdit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """The planner needs an answer of a person before it can go on."""
+    """The planner needs a person's answer before it can continue."""
 
     question: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declined:
-    """The topic is nothing that an instrument here can answer. nearest: what could be asked instead."""
+    """No instrument here can answer the topic. nearest: what could be asked instead."""
 
     reason: str
     nearest: tuple[str, ...] = ()

@@ -46,7 +46,7 @@ _FORMS: dict[str, type[StrictModel]] = {"propose": _Propose, "ask": _Ask, "decli
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """A spec that was checked. fields: with what a person has fixed. plan: where there are no problems."""
+    """A checked spec. fields: including those fixed by a person. plan: if there are no problems."""
 
     fields: dict[str, Any]
     problems: tuple[str, ...] = ()
@@ -56,7 +56,7 @@ class Judged:
 
 
 def ended(call: Call, request: TopicRequest, author: str, last: Draft) -> Outcome:
-    """The outcome of a final answer; NeedsEdit if problems are left for the LLM.
+    """The outcome of a final answer; NeedsEdit if the LLM still has problems to fix.
 
     author: the LLM's name, for the draft. last: the draft to use if this one is unreadable.
     """
@@ -80,9 +80,9 @@ def ended(call: Call, request: TopicRequest, author: str, last: Draft) -> Outcom
 
 
 def judged(given: Any, request: TopicRequest) -> Judged:
-    """The spec, merged with what a person has fixed, and planned; all that is wrong with it.
+    """Merge the spec with the fields that a person has fixed, plan it, and collect its problems.
 
-    Files that the spec names are only looked at once it is sure that a person has named them.
+    Files in the spec are only read once it is certain that a person named them.
     """
     fields = _with_given(pruned(given) if isinstance(given, dict) else {}, request)
     if not isinstance(given, dict):
@@ -91,7 +91,7 @@ def judged(given: Any, request: TopicRequest) -> Judged:
         spec = StudySpec.model_validate(fields)
     except ValidationError as error:
         return Judged(fields=fields, problems=_explained(error, StudySpec))
-    fixed = "instrument" in request.given and len(request.instruments) == 1  # perhaps as the path of its folder
+    fixed = "instrument" in request.given and len(request.instruments) == 1  # perhaps given as its folder's path
     folder = next((each for each in request.instruments if fixed or each.instrument.name == spec.instrument), None)
     plan, problems = None, list[str]()
     if folder is None:
@@ -140,12 +140,12 @@ def _explained(error: ValidationError, form: type[StrictModel]) -> tuple[str, ..
 
 
 def _with_given(fields: dict[str, Any], request: TopicRequest) -> dict[str, Any]:
-    """The fields with the topic as their question, and with what a person has fixed laid over them."""
+    """The fields, with the topic as question and the fields that a person has fixed."""
     return edited(Draft(fields={**fields, "question": request.topic}, author=""), request.given).fields
 
 
 def _said(request: TopicRequest) -> str:
-    """All that people wrote."""
+    """Everything that people wrote."""
     return "\n".join([request.topic, *request.answers, json.dumps(request.given, ensure_ascii=False, default=str)])
 
 
@@ -159,5 +159,5 @@ def _sources(fields: dict[str, Any], request: TopicRequest, from_topic: Sequence
 
 
 def _covers(stated: str, path: str) -> bool:
-    """`seeds` and `compare.learning_rate.levels` stand for `seeds.min` and `compare.learning_rate`."""
+    """Whether `stated` covers the path: `seeds` covers `seeds.min`, `compare.lr.levels` covers `compare.lr`."""
     return stated == path or path.startswith(f"{stated}.") or stated.startswith((f"{path}.", f"{path}["))

@@ -1,6 +1,6 @@
-"""Planning transcripts: JSON lines that people can read and `bench.replay` can answer from.
+"""Planning transcripts: JSON lines that people can read and that `bench.replay` uses as answers.
 
-One line per request: purpose, form, new messages, and the raw answer or error. Prompt and tools are repeated where
+One line per request: purpose, form, new messages, and the raw answer or error. Prompt and tools are written again when
 they change.
 """
 
@@ -18,8 +18,8 @@ from researcher.planner.agent import request_of
 
 
 class Turn(BaseModel):
-    """asked: topic, fixed fields, answers of people; empty where the request plans nothing. prompt, fields: the messages before those
-    in `new`, and the rest of the request, where they are others than the turn's before. outage: the same was asked again."""
+    """asked: topic, fixed fields, people's answers; empty if the request is not about planning. prompt, fields: messages before
+    `new`, and the rest of the request, if they differ from the previous turn's. outage: the same request was sent again."""
 
     purpose: str
     model: str = ""

@@ -1,6 +1,6 @@
-"""An unfinished study spec: options of the command line edit it, and it is written as a study file.
+"""An unfinished study spec, which command-line options edit, and which can be written as a study file.
 
-A draft knows the source of each setting and what of the topic it leaves out.
+A draft knows the source of each setting and the parts of the topic that it leaves out.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ Source = Literal["topic", "planner", "default", "file", "flag"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """fields: a `StudySpec` as plain data, perhaps not whole. sources: by dotted path (`seeds.min`, `compare.learning_rate`).
+    """fields: a `StudySpec` as plain data, possibly incomplete. sources: by dotted path (`seeds.min`, `compare.learning_rate`).
 
-    author: `builtin`, an LLM's name, `file` or `flags`. because: why it is this study, in a sentence or two.
-    uncovered: what the topic asks and the spec does not cover, one entry for each part.
+    author: `builtin`, an LLM's name, `file` or `flags`. because: reason for choosing this study, in a sentence or two.
+    uncovered: parts of the topic that the spec does not cover, one entry each.
     """
 
     fields: dict[str, Any]
@@ -41,11 +41,11 @@ class Draft:
 
 _SEEDS = re.compile(r"(\d{1,9})(?:\.\.(\d{1,9}))?", re.ASCII)
 _WHOLE = ("compare", "arms", "model", "secondary", "evaluate_on")
-"""Fields that an option replaces; others it adds to."""
+"""Fields that an option replaces; options add to other fields."""
 
 
 def edited(draft: Draft, edits: Mapping[str, Any]) -> Draft:
-    """The draft with these fields in place of its own; what is within `set`, `seeds`, `budget` and `schedule` is added to."""
+    """The draft with these fields replaced; entries of `set`, `seeds`, `budget` and `schedule` are merged."""
     fields = dict(draft.fields)
     for name, value in edits.items():
         adds = name not in _WHOLE and isinstance(value, Mapping) and isinstance(fields.get(name), Mapping)
@@ -62,7 +62,7 @@ def edited(draft: Draft, edits: Mapping[str, Any]) -> Draft:
 
 
 def paths_of(fields: Mapping[str, Any]) -> list[str]:
-    """The dotted paths at which sources are marked: a field, or the keys within one that holds several."""
+    """Dotted paths that have a source: a field, or each key of a nested field."""
     found: list[str] = []
     for name, value in fields.items():
         found += [f"{name}.{key}" for key in value] if isinstance(value, Mapping) else [name]
@@ -70,12 +70,12 @@ def paths_of(fields: Mapping[str, Any]) -> list[str]:
 
 
 def marked(fields: Mapping[str, Any], source: Source) -> dict[str, Source]:
-    """Every path of these fields, from one source."""
+    """A source for every path of these fields."""
     return dict.fromkeys(paths_of(fields), source)
 
 
 def options_of(spec: StudySpec, first: Mapping[str, Scalar]) -> list[str]:
-    """Options of `researcher start` that give this spec, except its question.
+    """Options of `researcher start` that produce this spec, except its question.
 
     first: levels of the plan's first arm, which are the baselines.
     """
@@ -98,7 +98,7 @@ def options_of(spec: StudySpec, first: Mapping[str, Scalar]) -> list[str]:
 
 
 def vary_of(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """`compare` of `--vary FACTOR=A,B`: the first level is the baseline; a single one stands against the default.
+    """`compare` from `--vary FACTOR=A,B`: the first level is the baseline; a single one is compared with the default.
 
     Raises: UsageError.
     """
@@ -115,7 +115,7 @@ def vary_of(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 
 def arms_of(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """`arms` of `--arm NAME:F=V,F=V`; `--arm NAME:` leaves all at the defaults. Raises: UsageError."""
+    """`arms` from `--arm NAME:F=V,F=V`; `--arm NAME:` leaves all factors at their defaults. Raises: UsageError."""
     found: dict[str, dict[str, Any]] = {}
     for text in texts:
         name, colon, settings = text.partition(":")
@@ -127,7 +127,7 @@ def arms_of(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 
 def settings_of(option: str, texts: Sequence[str]) -> dict[str, Any]:
-    """`FACTOR=LEVEL` of each. Raises: UsageError."""
+    """Parse each `FACTOR=LEVEL`. Raises: UsageError."""
     found: dict[str, Any] = {}
     for text in texts:
         name, value = _assignment(option, text, "FACTOR=LEVEL")
@@ -138,7 +138,7 @@ def settings_of(option: str, texts: Sequence[str]) -> dict[str, Any]:
 
 
 def seeds_of(text: str) -> dict[str, int]:
-    """`3` or `3..8`. Raises: UsageError."""
+    """Parse `3` or `3..8`. Raises: UsageError."""
     found = _SEEDS.fullmatch(text.strip())
     if found is None:
         raise UsageError(f"--seeds {text!r} is not a number of seeds; write 3, or 3..8")
@@ -157,7 +157,7 @@ def _assignment(option: str, text: str, form: str) -> tuple[str, str]:
 _WIDTH, _COMMENT_AT = 100, 56
 _PLAIN_MARKS = frozenset(" -_./@+=()")
 _UNPRINTABLE = re.compile(r"[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
-"""Characters that JSON leaves as they are, but YAML treats as line breaks or refuses."""
+"""Characters that JSON does not escape, but YAML treats as line breaks or refuses."""
 _FROM = {
     "topic": "from the topic",
     "planner": "chosen by the planner",
@@ -168,13 +168,13 @@ _FROM = {
 
 
 def study_text(draft: Draft, problems: tuple[str, ...] = ()) -> str:
-    """The file's text; reading it gives the draft's fields again. problems: what a person has to settle, one comment each."""
+    """The file's text, which reads back as the draft's fields. problems: for a person to settle, one comment each."""
     heading = f"Study file, written by {draft.author}. Run it: researcher start FILE"
     return file_text(draft, StudySpec, heading, problems)
 
 
 def file_text(draft: Draft, model: type[StrictModel], heading: str, problems: tuple[str, ...]) -> str:
-    """The same of fields of another model. heading: the first line, a comment."""
+    """The same for fields of another model. heading: the first line, a comment."""
     lines = [*_comment(heading)]
     if draft.because:
         lines += _comment(draft.because)
@@ -218,7 +218,7 @@ def _flow(value: Any) -> str:
 
 
 def _text(value: str) -> str:
-    """Bare where it is read as the same text, else in quotes."""
+    """The text without quotes if YAML reads it back as the same text, else quoted."""
     bare = value and value[0].isalnum() and value[-1] != " " and all(c.isalnum() or c in _PLAIN_MARKS for c in value)
     if bare and scalar(value) == value and value.lower() != "null":
         return value

@@ -1,6 +1,6 @@
-"""Study files: YAML or TOML read into plain data, with the line of each key, and the spec that the data make.
+"""Study files: YAML or TOML parsed into plain data, with the line of each key, and the spec from that data.
 
-Numbers are read as people write them: `1e-5` is a number, `on` a word, `22:00-07:00` a text.
+Values are read as people write them: `1e-5` is a number, `on` a word, `22:00-07:00` a text.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ _INSTRUMENT_KEYS = frozenset({"workflow", "factors", "metrics", "defaults"})
 _CONTRAST = {"compare", "arms", "model", "design"}
 _LONGEST_NUMBER = 100
 _FUNCTION = re.compile(r".+\.py:[A-Za-z_]\w*")
-"""A function of a file, as levels of algorithms are written."""
+"""A function in a file, as a level that names an algorithm's function."""
 _TABLE = re.compile(r"\s*\[+\s*([^\]]+?)\s*\]+\s*(?:#.*)?$")
 _KEY = re.compile(r"\s*((?:[\w-]+|\"[^\"]*\"|'[^']*')(?:\s*\.\s*(?:[\w-]+|\"[^\"]*\"|'[^']*'))*)\s*=")
 
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """Line numbers of a file's keys. name: the file's name as given; lines: from 1, by dotted path. options: those of the command line
-    that overrule the file, by dotted path.
+    """Line numbers of a file's keys. name: the file's name as given; lines: from 1, by dotted path. options: command-line
+    options that overrule the file, by dotted path.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Lines:
         return f"{self.name}:{self.lines[path]}" if path else self.name
 
     def located(self, refused: SpecRefused) -> str:
-        """Each problem after the line of its field, or the option that overrules it."""
+        """The problems, each with the line of its field, or the option that overrules it."""
         return "; ".join(f"{self._place(field)}: {problem}" for field, problem in refused.problems)
 
     def _place(self, path: str) -> str:
@@ -64,7 +64,7 @@ class Lines:
 
     @contextmanager
     def named(self) -> Iterator[None]:
-        """What the body refuses says the line of each field."""
+        """Add the line of each field to refusals from the body."""
         try:
             yield
         except SpecRefused as refused:
@@ -73,7 +73,7 @@ class Lines:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.2's core scalars."""
+    """A loader with YAML 1.2's core scalars."""
 
 
 _Loader.yaml_implicit_resolvers = {}
@@ -87,7 +87,7 @@ for _tag, _pattern, _first in (
 
 
 def _whole(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
-    """Decimal, where YAML 1.1 reads 010 as eight."""
+    """An integer in decimal, where YAML 1.1 reads 010 as eight."""
     text = loader.construct_scalar(node)
     if len(text) > _LONGEST_NUMBER:
         raise yaml.constructor.ConstructorError(None, None, f"a number of {len(text)} digits", node.start_mark)
@@ -98,7 +98,7 @@ _Loader.add_constructor("tag:yaml.org,2002:int", _whole)
 
 
 def scalar(text: str) -> Any:
-    """A value as it would be read from a study file: `1e-5` is a number, `true` a truth, `grpo` a word."""
+    """A value as a study file would read it: `1e-5` is a number, `true` a boolean, `grpo` a word."""
     try:
         value = yaml.load(text, Loader=_Loader)
     except yaml.YAMLError:
@@ -107,7 +107,7 @@ def scalar(text: str) -> Any:
 
 
 def read_study_file(path: Path) -> tuple[dict[str, Any], Lines]:
-    """The file's data, not yet validated, and where its keys stand. Raises: PlanningRefused."""
+    """The file's data, not yet validated, and the lines of its keys. Raises: PlanningRefused."""
     data, lines = read_data_file(path, "a study file")
     if _INSTRUMENT_KEYS & data.keys() and "compare" not in data:
         raise PlanningRefused(
@@ -118,12 +118,12 @@ def read_study_file(path: Path) -> tuple[dict[str, Any], Lines]:
 
 
 def read_study_text(text: str, folder: Path, kind: str = "a study file") -> tuple[dict[str, Any], Lines]:
-    """The same of a YAML text that stands in no file. folder: where its relative paths start. Raises: PlanningRefused."""
+    """The same for YAML text without a file. folder: base of its relative paths. Raises: PlanningRefused."""
     return _data(Path("the text"), text, kind, folder)
 
 
 def read_data_file(path: Path, kind: str) -> tuple[dict[str, Any], Lines]:
-    """YAML or TOML with keys, its relative paths resolved. kind: what it should be, in words. Raises: PlanningRefused."""
+    """A mapping from YAML or TOML, with relative paths resolved. kind: expected kind of file. Raises: PlanningRefused."""
     writes = "; `researcher draft` writes one" if kind == "a study file" else ""
     try:
         text = path.read_text(encoding="utf-8")
@@ -147,10 +147,10 @@ def _data(path: Path, text: str, kind: str, folder: Path) -> tuple[dict[str, Any
 
 
 def _placed(name: str, value: Any, folder: Path, depth: int = 5) -> Any:
-    """Resolve relative paths of models, instruments, JSON lines files and functions (FILE.py:NAME) against the study file's folder, if they
-    exist there.
+    """Resolve relative paths of models, instruments, JSON lines files and functions (FILE.py:NAME) against the study file's
+    folder, if they exist there.
 
-    depth: of nesting; paths are at most this deep (`compare.data.levels.0`).
+    depth: most levels of nesting; no path is deeper (`compare.data.levels.0`).
     """
     if isinstance(value, Mapping) and depth:
         return {key: _placed(str(key), each, folder, depth - 1) for key, each in value.items()}
@@ -170,8 +170,8 @@ def _placed(name: str, value: Any, folder: Path, depth: int = 5) -> Any:
 
 
 def checked_spec(fields: Mapping[str, Any]) -> tuple[StudySpec | None, list[SpecRefused]]:
-    """The spec, and every field that is wrong. Where some are, it is a spec without these, for further checks; None where the
-    rest makes no spec."""
+    """The spec, and every wrong field. If some are wrong, the spec leaves them out, for further checks; None if the rest is
+    not a valid spec."""
     refused: list[SpecRefused] = []
     wrong: set[str] = set()
     while True:
@@ -181,7 +181,7 @@ def checked_spec(fields: Mapping[str, Any]) -> tuple[StudySpec | None, list[Spec
         except ValidationError as error:
             for problem in explain(error, StudySpec):
                 name = problem.field.partition(".")[0]
-                # What differs between the arms is judged as a whole: without its wrong part the rest may look wrong.
+                # The fields that define the arms count as one: without a wrong one, the others may look wrong.
                 if name not in wrong and not (name in _CONTRAST and wrong & _CONTRAST):
                     said = str(problem).removeprefix(f"{problem.field}: ")
                     refused.append(SpecRefused(problem.field, said, [problem.nearest] if problem.nearest else []))
@@ -209,9 +209,9 @@ def _yaml(path: Path, text: str) -> tuple[Any, dict[str, int]]:
 
 
 def _mark(node: yaml.Node, path: str, lines: dict[str, int], seen: set[int]) -> Iterator[tuple[int, str]]:
-    """Note the line of each key. Yields line and problem of a key that is not text, and of one that stands twice.
+    """Record the line of each key. Yields line and problem of each key that is not text or is repeated.
 
-    seen: ids of nodes that were visited, since an anchor may stand in many places.
+    seen: ids of visited nodes, since an anchor may be used in several places.
     """
     if id(node) in seen:
         return

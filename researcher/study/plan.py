@@ -1,6 +1,6 @@
 """Everything that decides a study: arms, hypotheses, stages, branches, budget.
 
-A `Plan` is frozen: its canonical JSON is hashed before the first trial, and every trial key is made from that hash.
+A `Plan` is frozen: its canonical JSON is hashed before the first trial, and every trial key is derived from that hash.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from swarm.protocol.algorithms import OWN_FIELDS, own_function
 from swarm.protocol.runspec import merge_patch, own_defaults
 
 ALPHA = 0.05
-"""The error rate of a study of its own: the chance of a false verdict, over the hypotheses that one stage decides."""
+"""Error rate of a standalone study: the chance of a false verdict among the hypotheses that one stage decides."""
 
 
 def _is_unset(value: object) -> bool:
-    """Unused fields that were added later stay out of the JSON, so that earlier plans keep their hashes."""
+    """Leave unused newer fields out of the JSON, so that earlier plans keep their hashes."""
     return not value
 
 
 class Verdict(StrEnum):
-    """The verdict on a hypothesis, given by code."""
+    """The verdict on a hypothesis, computed by code."""
 
     INVALID = "invalid"
     SUPPORTED = "supported"
@@ -52,12 +52,12 @@ class Verdict(StrEnum):
 
 
 class Arm(StrictModel):
-    """One setting under comparison: levels of factors; everything else stands at the instrument's defaults."""
+    """One compared setting: levels of factors; everything else is at the instrument's defaults."""
 
     name: str
     levels: dict[str, Scalar]
     seed_offset: Annotated[int, Field(ge=0, exclude_if=_is_unset)] = 0
-    """Added to each stage's seeds. Above 0 where another arm runs the same: then they share no seed, and no trial is a copy."""
+    """Added to each stage's seeds. Above 0 if another arm runs the same: the two share no seed, so no trial is a copy."""
 
 
 class Hypothesis(StrictModel):
@@ -70,17 +70,17 @@ class Hypothesis(StrictModel):
     treatment: str
     metric: str
     direction: Direction
-    """The direction in which the treatment's metric is said to move."""
+    """The claimed direction of the treatment's metric."""
     direction_assumed: Annotated[bool, Field(exclude_if=_is_unset)] = False
-    """No direction was claimed: the better one is tested."""
+    """Whether no direction was claimed, so that the better one is tested."""
     margin: Annotated[float, Field(gt=0)]
     alpha: Annotated[float, Field(gt=0, lt=0.5)] = ALPHA
     baseline_arms: Annotated[tuple[str, ...], Field(exclude_if=_is_unset)] = ()
-    """Arms whose mean is one side (a main effect, an interaction); `baseline` is then a label."""
+    """Arms whose mean is one side of a main effect or interaction; `baseline` is then a label."""
     treatment_arms: Annotated[tuple[str, ...], Field(exclude_if=_is_unset)] = ()
     between_arms: Annotated[tuple[str, ...], Field(exclude_if=_is_unset)] = ()
-    """A trend: the arms whose levels lie between the lowest (`baseline`) and the highest (`treatment`). What is claimed is the change
-    of the metric from one end to the other, along a line that is fitted to all of these arms on the factor's own scale."""
+    """For a trend: the arms between the lowest level (`baseline`) and the highest (`treatment`). The claim is about the change
+    from one end to the other along a line that is fitted to all these arms on the factor's own scale."""
 
     @property
     def baselines(self) -> tuple[str, ...]:
@@ -94,7 +94,7 @@ class Hypothesis(StrictModel):
 
     @property
     def sides(self) -> frozenset[str]:
-        """Every arm that the hypothesis speaks of."""
+        """Every arm of the hypothesis."""
         return frozenset((*self.baselines, *self.between_arms, *self.treatments))
 
 
@@ -118,16 +118,16 @@ class Stage(StrictModel):
     arms: tuple[str, ...]
     seeds: Annotated[int, Field(ge=1)]
     max_seeds: Annotated[int, Field(ge=1)]
-    """The stage may grow to this many seeds where the noise floor asks for them, before any effect is looked at."""
+    """Most seeds to which the stage may grow if the noise floor calls for them, before any effect is examined."""
     first_seed: Annotated[int, Field(ge=0)] = 0
     keep: Annotated[int | None, Field(ge=1, exclude_if=_is_unset)] = None
     """How many non-baseline arms run: the best of earlier exploring stages. None: all."""
     picks: Annotated[int | None, Field(ge=1, exclude_if=_is_unset)] = None
-    """fine: how many of the arms Optuna may try. Set there, and only there."""
+    """fine: how many of the arms Optuna may try. Set for this kind only."""
     share: Annotated[float | None, Field(gt=0, le=1, exclude_if=_is_unset)] = None
-    """A look of a sequential design: the share of the seeds that it has."""
+    """For a look of a sequential design: its share of the seeds."""
     spends: Annotated[float | None, Field(gt=0, lt=0.5, exclude_if=_is_unset)] = None
-    """The part of alpha that this look may spend; all looks together spend alpha."""
+    """Alpha that this look may spend; the looks' parts sum to alpha."""
 
     @property
     def explores(self) -> bool:
@@ -142,10 +142,10 @@ class Condition(StrictModel):
     """A typed condition on effects or verdicts, evaluated by code: `verdict(H1) in {supported}`, `diff(H1) >= 0.1`.
 
     order: `arms[0] relations[0] arms[1] relations[1] …` on `metric`, so that `5 ≪ 15 ≈ 25` is a condition and not prose.
-    `a ≪ b`: b exceeds a by the metric's margin at least, and the interval of the difference lies above zero; `≫` the other
+    `a ≪ b`: b exceeds a by at least the metric's margin, and the interval of the difference lies above zero; `≫` the other
     way; `a ≈ b`: two one-sided tests place the difference within the margin. All relations hold jointly, at `alpha`.
-    verdict_in: of `hypothesis`, or of every hypothesis that is still in the running where none is named.
-    leads: `hypothesis` has one of `verdicts`, and none that has and is decided by the same stage has a larger effect.
+    verdict_in: of `hypothesis`, or, if none is named, of every hypothesis still in the running.
+    leads: `hypothesis` has one of `verdicts`, and the largest effect among those that have one and share its stage.
     """
 
     kind: Literal["verdict_in", "leads", "diff_at_least", "diff_at_most", "power_below", "order", "always"]
@@ -182,20 +182,20 @@ class Budget(StrictModel):
     wall_s: Annotated[float, Field(gt=0)]
     trials: Annotated[int, Field(ge=1)]
     tokens: Annotated[int | None, Field(ge=1)] = None
-    """Of agents' calls, prompt and sampled. None: no limit."""
+    """Prompt and sampled tokens of agents' calls. None: no limit."""
 
 
 class PlanModel(StrictModel):
-    """A model that servers host: known by its name, or, where it is a folder, by its weights."""
+    """A model that servers host, identified by its name, or, for a folder, by its weights."""
 
     name: str
-    """A known name, a hub name OWNER/NAME, or what the folder is called."""
+    """A known name, a hub name OWNER/NAME, or the folder's name."""
     fingerprint: str | None = None
     """SHA-256 over the folder's weight files, as servers compute it. None: the weights that the first trial finds."""
     path: Annotated[str | None, Field(exclude_if=_is_unset)] = None
     """The folder, absolute, on the machine where the plan was made."""
     origin: Annotated[str | None, Field(exclude_if=_is_unset)] = None
-    """STUDY/TRIAL whose trained weights these are. None: not of a trial that is known here."""
+    """STUDY/TRIAL that trained these weights. None: no trial that is known here."""
 
     @property
     def source(self) -> str:
@@ -204,11 +204,11 @@ class PlanModel(StrictModel):
 
     @property
     def title(self) -> str:
-        """Its name, with the beginning of the fingerprint where the name alone does not say which weights are meant."""
+        """Its name, with a prefix of the fingerprint if the name alone does not identify the weights."""
         return self.name if self.fingerprint is None else f"{self.name}@{self.fingerprint[:12]}"
 
     def is_hosted(self, name: str, fingerprint: str | None, engine: str | None) -> bool:
-        """Whether a server hosts it that says this of itself. The echo engine has no weights: there the name decides."""
+        """Whether a server that reports these values hosts it. The echo engine has no weights, so there the name decides."""
         if self.fingerprint is None or fingerprint is None or engine == "echo":
             return hosted_name(self.name) == hosted_name(name)
         return self.fingerprint == fingerprint
@@ -219,7 +219,7 @@ class PlanRole(StrictModel):
 
     model: str
     run: dict[str, Any] = {}
-    """Merged over what the arm makes of the plan's own `run`."""
+    """Merged over the arm's version of the plan's own `run`."""
 
 
 class Transfer(StrictModel):
@@ -237,7 +237,7 @@ class Transfer(StrictModel):
 
 
 class Known(StrictModel):
-    """A finding of an earlier study, as known at planning. The numbers are None without an effect."""
+    """A finding of an earlier study, as known at planning. The numbers are None if it has no effect."""
 
     id: str
     statement: str
@@ -248,20 +248,20 @@ class Known(StrictModel):
     low: float | None = None
     high: float | None = None
     level: float | None = None
-    """Confidence of the interval low … high."""
+    """Confidence of the interval from low to high."""
     n_baseline: int | None = None
     n_treatment: int | None = None
     plan_hash: str
     origin: Annotated[str | None, Field(exclude_if=_is_unset)] = None
-    """Who shared it, if it was imported; then it cannot be recomputed here."""
+    """Group that shared it, if it was imported; it cannot be recomputed here."""
     engine: Annotated[Literal["echo"] | None, Field(exclude_if=_is_unset)] = None
-    """The echo engine, where no model was trained."""
+    """Set for findings on the echo engine, which trains no model."""
     same_as: dict[str, Literal[1, -1]] = {}
-    """Hypotheses of this plan that ask the same: 1 the same way round, -1 with baseline and treatment exchanged."""
+    """Hypotheses of this plan that ask the same question: 1 in the same orientation, -1 with the sides exchanged."""
 
 
 INTERIM_TASKS = 16
-"""Most held-out tasks of an interim evaluation: enough for the shape of a curve, at a fraction of the cost."""
+"""Most held-out tasks of an interim evaluation: enough for the shape of a curve at low cost."""
 PLANNED_SENTINELS = (
     "weights_did_not_change",
     "heldout_leak",
@@ -280,7 +280,7 @@ PLANNED_SENTINELS = (
     "reward_against_success",
     "worse_on_heldout",
 )
-"""The sentinels that new plans name (`researcher.analysis.sentinels`), in the order in which they are asked."""
+"""The sentinels that new plans name (`researcher.analysis.sentinels`), in the order in which they run."""
 
 
 class Plan(StrictModel):
@@ -300,46 +300,46 @@ class Plan(StrictModel):
     hypotheses: tuple[Hypothesis, ...]
     arms: tuple[Arm, ...]
     factors: tuple[Factor, ...] = ()
-    """The factors that arms vary, as the instrument declared them: a plan can be read without its instrument."""
+    """The factors that arms vary, as the instrument declared them, so that a plan is readable without its instrument."""
     stages: tuple[Stage, ...]
     branches: tuple[Branch, ...]
     steps: Annotated[int, Field(ge=1)]
     run: dict[str, Any]
     """Partial RunSpec shared by all arms."""
     sources: Annotated[dict[str, str], Field(exclude_if=_is_unset)] = {}
-    """Texts of the files whose functions are levels or settings of an algorithm, by the names that these have for them."""
+    """Texts of files that define functions used as levels or settings of an algorithm, by the names used there."""
     stated: Annotated[tuple[str, ...] | None, Field(exclude_if=lambda stated: stated is None)] = None
     """If arms differ by their algorithm, and its defaults differ from the instrument's: fields of `run` that the study
-    sets itself. All others yield to the algorithm's defaults. None: no field does, as in older plans.
+    sets itself. The algorithm's defaults replace all others. None: all are replaced, as in older plans.
     """
     roles: Annotated[dict[str, PlanRole], Field(exclude_if=_is_unset)] = {}
-    """Further models by role; each trial takes a server for every one."""
+    """Further models by role; each trial takes a server for each of them."""
     task: dict[str, Scalar]
     heldout_tasks: int
     heldout_from: Annotated[int, Field(ge=0, exclude_if=_is_unset)] = 0
-    """How many of the instrument's held-out tasks are skipped before those that are scored."""
+    """Number of the instrument's held-out tasks to skip before the scored ones."""
     heldout_episodes: int
     heldout_temperature: float
     heldout_every: Annotated[int, Field(ge=0, exclude_if=_is_unset)] = 0
-    """Optimiser steps between two interim evaluations, which are shown and decide nothing; 0: there are none."""
+    """Optimiser steps between two interim evaluations, which are shown but decide nothing; 0: none."""
     transfers: Annotated[tuple[Transfer, ...], Field(exclude_if=_is_unset)] = ()
     """Other instruments on which trained models are scored, for secondary metrics."""
     trial_s: Annotated[float | None, Field(gt=0, exclude_if=_is_unset)] = None
-    """Expected wall time of the longest trial; time limits follow from it. None: not known."""
+    """Expected wall time of the longest trial, from which time limits are derived. None: unknown."""
     trial_s_measured: Annotated[str | None, Field(exclude_if=_is_unset)] = None
-    """The study whose trials measured it on the same servers. None: it is the instrument's guess."""
+    """The study whose trials measured it on the same servers. None: it is the instrument's estimate."""
     trial_tokens: Annotated[float | None, Field(gt=0, exclude_if=_is_unset)] = None
-    """Expected tokens of the calls of the longest trial, before one has counted them. Set where the budget limits tokens, and only there."""
+    """Expected tokens of the longest trial's calls, before any were counted. Set only if the budget limits tokens."""
     metrics: tuple[Metric, ...]
     power: Annotated[float, Field(gt=0, lt=1)] = 0.8
     planned_effect: float
     """Effect at which the power must be reached: 1.5 × margin unless stated."""
     sigma_confidence: Annotated[float, Field(gt=0, lt=1)] = 0.8
-    """One-sided confidence of the upper bound on σ that the noise floor gives; seeds are counted on that bound."""
+    """One-sided confidence of the noise floor's upper bound on σ, which determines the number of seeds."""
     sampling_floor: Annotated[bool, Field(exclude_if=_is_unset)] = False
-    """The bound on σ of a held-out metric is never below what sampling its answers alone can bring."""
+    """Whether the bound on σ of a held-out metric is at least the σ from sampling its answers alone."""
     merged_looks: Annotated[bool, Field(exclude_if=_is_unset)] = False
-    """A look that adds no seed is one with the look before it: what they may spend adds up."""
+    """Whether a look that adds no seeds merges with the look before it, so that their alphas add up."""
     sentinels: tuple[str, ...] = ()
     budget: Budget
     known: tuple[Known | str, ...] = ()
@@ -347,7 +347,7 @@ class Plan(StrictModel):
     planner: str
     """`builtin`, or the LLM's name."""
     assumptions: tuple[str, ...] = ()
-    """What the topic left open, and how it was filled, in words."""
+    """Choices that the topic left open, in words."""
 
     @model_validator(mode="after")
     def _each_arms_model_is_known(self) -> Self:
@@ -360,7 +360,7 @@ class Plan(StrictModel):
 
     @property
     def trial_s_source(self) -> str:
-        """Where the expected time of a trial comes from, in words."""
+        """The source of a trial's expected duration, in words."""
         return f"measured here, {self.trial_s_measured}" if self.trial_s_measured else "estimated"
 
     def canonical(self) -> str:
@@ -372,7 +372,7 @@ class Plan(StrictModel):
         return hashlib.sha256(self.canonical().encode()).hexdigest()
 
     def run_fields(self, levels: Mapping[str, Scalar], role: str | None = None) -> dict[str, Any]:
-        """A partial RunSpec: of the instrument's own model, or of a further role's. levels: an arm's, by factors' targets."""
+        """A partial RunSpec of the instrument's own model, or of a further role's. levels: an arm's, by targets of factors."""
         fields: Any = self.run
         if self.stated is not None and ALGORITHM in levels:
             fields = with_algorithm(fields, str(levels[ALGORITHM]), self.stated)
@@ -386,14 +386,14 @@ class Plan(StrictModel):
         return with_shares_of(self._with_sources(fields), levels, self.factors, *rooms)
 
     def _with_sources(self, fields: dict[str, Any]) -> dict[str, Any]:
-        """With the texts of the functions that an algorithm names."""
+        """The fields with the texts of the functions that an algorithm names."""
         named = fields.get("algorithm", {}) if self.sources else {}
         files = [own[0] for name in OWN_FIELDS if (own := own_function(named.get(name))) is not None]
         texts = {file: self.sources[file] for file in files if file in self.sources}
         return merge_patch(fields, {"algorithm": {"sources": texts}}) if texts else fields
 
     def shared_out(self, arm: Arm) -> dict[str, float]:
-        """Ratios of families that follow from this arm's shares, by target."""
+        """Family ratios that follow from this arm's shares, by target."""
         levels = self.levels_of(arm)
         found: dict[str, float] = {}
         for role in (None, *self.roles):
@@ -406,13 +406,13 @@ class Plan(StrictModel):
 
     @property
     def settings(self) -> dict[str, object]:
-        """Settings of all arms, by factors' targets; an arm's own levels override them."""
+        """Settings of all arms, by targets of factors; an arm's own levels override them."""
         roles = {name: role.run for name, role in self.roles.items()}
         return dict(leaves({"run": self.run, "roles": roles, "task": self.task}))
 
     @property
     def held(self) -> list[tuple[str, object]]:
-        """What all arms share: run settings by their RunSpec names, and task settings."""
+        """Everything that all arms share: run settings by their RunSpec names, and task settings."""
         varied = self.levels_of(self.arms[0]) | self.shared_out(self.arms[0])
         ran = [dict(leaves(self.run_fields(self.levels_of(arm)), "run.")) for arm in self.arms]
         return [
@@ -427,16 +427,16 @@ class Plan(StrictModel):
         return next(arm for arm in self.arms if arm.name == name)
 
     def seed_of(self, arm: str, stage: Stage, place: int) -> int:
-        """The seed of an arm's trial at this place of a stage, counted from 0."""
+        """The seed of an arm's trial at this position of a stage, counted from 0."""
         return stage.first_seed + place + self.arm(arm).seed_offset
 
     @property
     def last_seed(self) -> int:
-        """The greatest that a trial may have."""
+        """The largest seed that a trial may have."""
         return max(self.seed_of(arm, stage, stage.max_seeds - 1) for stage in self.stages for arm in stage.arms)
 
     def shared_seed(self, arm: str, seed: int) -> int:
-        """The seed that stands at the same place of arms without an offset: trials of one place are set side by side by it."""
+        """The seed at the same position in arms without an offset, by which trials are matched."""
         return seed - self.arm(arm).seed_offset
 
     def levels_of(self, arm: Arm) -> dict[str, Scalar]:
@@ -465,7 +465,7 @@ class Plan(StrictModel):
         return min(INTERIM_TASKS, self.heldout_tasks)
 
     def interim_evaluations(self, arm: str) -> int:
-        """How many a trial of the arm has: one in every `heldout_every` steps, none after the last step."""
+        """Number of a trial's interim evaluations in this arm: one every `heldout_every` steps, none after the last step."""
         return (self.steps_of(arm) - 1) // self.heldout_every if self.heldout_every else 0
 
     @property
@@ -480,11 +480,11 @@ class Plan(StrictModel):
         return f"model{'s' if len(names) > 1 else ''} {' and '.join(names)}"
 
     def _level(self, arm: Arm, target: str) -> Scalar | None:
-        """None if the arm does not vary it."""
+        """The arm's level for a target; None if the arm does not vary it."""
         return self.levels_of(arm).get(target)
 
     def alternatives(self, stage: str) -> tuple[str, ...]:
-        """`stage` and its alternatives: branches of one stage lead to all of them, and at most one runs."""
+        """`stage` and its alternatives: one stage branches to all of them, and at most one of them runs."""
         for before in self.stages:
             led_to = dict.fromkeys(branch.to for branch in self.branches if branch.stage == before.id and branch.to)
             if stage in led_to:
@@ -493,12 +493,12 @@ class Plan(StrictModel):
 
     @property
     def heldout_upto(self) -> int:
-        """How many held-out tasks the instrument must have: those that are scored, and those skipped before them."""
+        """Number of held-out tasks that the instrument must have: the scored ones plus those skipped before them."""
         return self.heldout_from + self.heldout_tasks
 
     @property
     def steps_vary(self) -> bool:
-        """Whether `steps` is not the length of every trial."""
+        """Whether trials may have other lengths than `steps`."""
         return any(self.steps_of(arm.name) != self.steps for arm in self.arms)
 
     def metric(self, name: str) -> Metric:
@@ -511,7 +511,7 @@ def trial_key(plan_hash: str, arm: str, seed: int) -> str:
 
 
 def with_algorithm(run: Mapping[str, Any], algorithm: str, stated: Collection[str] = ()) -> dict[str, Any]:
-    """A partial RunSpec with an algorithm's defaults below everything in `stated`."""
+    """A partial RunSpec in which an algorithm's defaults fill all fields that are not in `stated`."""
     for path, value in leaves(own_defaults(algorithm)):
         if path not in stated and leaf_at(run, path.split(".")) is not None:
             run = merge_patch(run, nested(path, value))
@@ -519,5 +519,5 @@ def with_algorithm(run: Mapping[str, Any], algorithm: str, stated: Collection[st
 
 
 def _has_adapters(fields: Mapping[str, Any], target: str, level: Scalar) -> bool:
-    """Whether an arm asks for adapters (`lora`) where all arms' settings say already what these are like."""
+    """Whether an arm asks for adapters (`lora`) that the settings of all arms already configure."""
     return (target, level) == (RUN_PARAMETERS, "lora") and isinstance(fields.get("parameters"), Mapping)

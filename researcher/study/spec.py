@@ -1,6 +1,6 @@
 """`StudySpec`: everything that can be asked of a study, in one validated document.
 
-It knows names and numbers, and nothing of what instruments declare: whether a factor exists is for `researcher.design`.
+It knows names and numbers but not what instruments declare: `researcher.design` checks whether a factor exists.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ DesignName = Literal["compare", "factorial", "sequence", "race", "screen", "bala
 Claim = Literal["increase", "decrease", "equal", "none"]
 Approval = Literal["never", "plan", "stage"]
 CROSSED: tuple[DesignName, ...] = ("factorial", "screen")
-"""Designs whose arms set each of several factors to one of two levels. A screen may also have arms, or levels of one factor."""
+"""Designs in which every arm sets several factors to one of two levels. A screen may also list arms, or one factor's levels."""
 _MANY = 1000
 
 
 class Design(NamedTuple):
-    """How many factors a design takes, and levels of each, the baseline's included; whether it has arms, looks, a fine stage."""
+    """Allowed numbers of factors and of levels per factor, baseline included; whether it has arms, looks, a fine stage."""
 
     factors: range = range(1, 2)
     levels: range = range(2, _MANY)
@@ -116,7 +116,7 @@ def _not_lists(given: Any) -> Any:
 
 
 def _service_names(given: tuple[str, ...]) -> tuple[str, ...]:
-    """Without quoting a bad one, which may be an address that was meant for the environment."""
+    """Validate names without quoting a bad one, which may be an address that was meant for the environment."""
     if any(_SERVICE.fullmatch(name) is None for name in given):
         raise ValueError(
             "give names in capitals such as SLACK; the address of each is a secret and belongs in RESEARCHER_NOTIFY_<NAME>"
@@ -218,7 +218,7 @@ def _misfits(spec: StudySpec) -> dict[str, str]:
     levels = {"model": len(spec.models)} if len(spec.models) > 1 else {}
     for name, factor in spec.compare.items():
         stated = len(factor.levels) + (factor.baseline is not None)
-        levels[f"compare.{name}.levels"] = max(stated, 2)  # a single level stands against the default
+        levels[f"compare.{name}.levels"] = max(stated, 2)  # a single level is compared with the default
     if spec.arms and levels:
         problems["arms"] = (
             "cannot stand beside compare or several models: write each arm's settings, its model too, in arms"
@@ -254,7 +254,7 @@ def _misfits(spec: StudySpec) -> dict[str, str]:
 
 
 def _unsuited(design: DesignName, levels: Mapping[str, int], arms: int) -> dict[str, str]:
-    """What differs between the arms and does not suit the design. levels: how many, by the field that gives them."""
+    """Problems of the arms' differences with the design. levels: number of levels, by the field that gives them."""
     takes = DESIGNS[design]
     if arms and not takes.arms:
         return {"design": f"{design} needs compare, and takes no arms"}
@@ -262,7 +262,7 @@ def _unsuited(design: DesignName, levels: Mapping[str, int], arms: int) -> dict[
         return {"design": f"{design} takes {_span(takes.levels, 'arm')}, and the spec has {arms}"}
     if levels and len(levels) not in takes.factors:
         return {"design": f"{design} takes {_span(takes.factors, 'factor')}, and the spec compares {len(levels)}"}
-    if design == "screen" and len(levels) == 1:  # of one factor it takes any
+    if design == "screen" and len(levels) == 1:  # a screen of one factor takes any number of levels
         return {}
     said = f"{design} takes {_span(takes.levels, 'level')} of a factor, the baseline's included"
     return {field: f"{said}, not {count}" for field, count in levels.items() if count not in takes.levels}
