@@ -1,8 +1,8 @@
-"""Batches that clients close: under two of AgentJet's methods a step takes what is there once any, or all, active clients agree to it.
+"""Batches that clients close: under two of AgentJet's methods a step trains the collected groups once any, or all, active clients agree.
 
-Such a run asks for all groups that its pool holds. Agreement is a patch of `batch.tasks` to the groups that can be trained now, and
-another back, once they are in a step. A full pool is a batch without anybody's word: nobody could claim until then. Only memory knows
-who agreed: after a restart clients are shown a weight sync, and agree anew.
+Such a run asks for as many groups as its pool can hold. On agreement we patch `batch.tasks` down to the number of groups that can be
+trained now, and patch it back once they are in a step. A full pool is closed without agreement, because nobody could claim until then.
+Agreements are kept in memory only: after a restart clients see a weight sync and agree again.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from swarm.server.state.server_state import ServerState
 _log = logging.getLogger(__name__)
 
 ACTIVE_S = 600.0
-"""Without a claim, a call or an end, a client is no longer asked."""
+"""A client that claims, calls and ends nothing for this long no longer counts as active."""
 SHOWN_S = 7.0
-"""So long is a weight sync shown after each step: their clients look every 5 s, at a status that is up to 1 s old."""
+"""How long to report a weight sync after each step: AgentJet's clients poll every 5 s, and see a status that is up to 1 s old."""
 _BY = "agentjet: clients agreed"
 
 
 @dataclass(slots=True)
 class _Client:
-    """An active one. Times are monotonic."""
+    """An active client. Times are monotonic."""
 
     active_at: float
     agreed: bool = False
 
 
 class AgreedBatches:
-    """Who is active, who agreed, and the batch that is closed by it. Looks at the state with each request: their clients poll."""
+    """Tracks which clients are active and which agreed, and closes batches. Checks the state at each request, since clients poll."""
 
     def __init__(self, service: Service, clock: Clock) -> None:
         self._service = service
@@ -47,11 +47,11 @@ class AgreedBatches:
         self._lock = asyncio.Lock()
         self._known_run = ""
         self._closing_after: int | None = None
-        """The step after which the next is being made of what clients agreed to."""
+        """The newest step when clients agreed; the batch that they agreed on becomes the step after it. None: no such batch."""
         self._shown_until = 0.0
 
     def began(self, run_id: str) -> None:
-        """A run was started here: nobody waits for a batch of it yet."""
+        """Start afresh for a run that was just started here: no client waits for one of its batches yet."""
         self._known_run, self._closing_after, self._shown_until = run_id, None, 0.0
         self._clients.clear()
 
@@ -61,7 +61,7 @@ class AgreedBatches:
         return self._closing_after is not None or self._clock.monotonic() < self._shown_until
 
     def played(self, client_id: str, *, declares: bool = False) -> None:
-        """A client claimed or ended an episode. declares: from now on it is asked."""
+        """Note that a client claimed or ended an episode. declares: it counts as active from now on."""
         known = self._clients.get(client_id)
         if known is not None:
             known.active_at = self._clock.monotonic()
@@ -69,7 +69,7 @@ class AgreedBatches:
             self._clients[client_id] = _Client(self._clock.monotonic())
 
     async def agree(self, client_id: str) -> str | None:
-        """Why a client's word is not taken; None when it is."""
+        """Record a client's agreement. Returns why it is rejected; None when it is accepted."""
         await self.look()
         method = self._method()
         if method is None:
@@ -82,7 +82,7 @@ class AgreedBatches:
         return None
 
     async def look(self) -> None:
-        """Do what is due: close a batch, or go on to the next. Nothing in runs of other methods."""
+        """Close a batch or start collecting the next one, if it is time. Does nothing in runs with another method."""
         async with self._lock:
             run = pool.current_run(self._service.state)
             if run is not None and self._method() is not None and self._service.state.serving:
@@ -102,7 +102,7 @@ class AgreedBatches:
             await self._close(run, full=full)
 
     async def _close(self, run: Run, *, full: bool) -> None:
-        """Take what can be trained. Where nothing can, clients are let go on all the same; a full pool loses what no group needs then."""
+        """Put all trainable groups into a step. If there are none, clients continue anyway, and a full pool drops episodes that no group needs."""
         found = _trainable(self._service.state)
         self._clients.clear()
         if full:
@@ -117,7 +117,7 @@ class AgreedBatches:
             self._shown_until = self._clock.monotonic() + SHOWN_S
 
     async def _follow(self, run: Run, after: int) -> None:
-        """The batch is fixed once it is journalled: then the next may be collected. What grew too stale meanwhile is not waited for."""
+        """Start collecting the next batch once this one is journalled. Do not wait for groups that have become too stale."""
         state, tasks, whole = self._service.state, run.spec.batch.tasks, all_the_pool_holds(run.spec.batch)
         made, fixed = run.step > after, state.journalled is not None
         wanted = whole if made or fixed else min(tasks, _trainable(state)) or whole
@@ -127,7 +127,7 @@ class AgreedBatches:
             self._closing_after, self._shown_until = None, self._clock.monotonic() + SHOWN_S
 
     async def _ask_for(self, run: Run, tasks: int) -> None:
-        """Tried again with the next request where it cannot be stored now."""
+        """Patch the number of groups per step. If the patch cannot be stored now, the next request tries again."""
         try:
             await self._service.patch_run(run.run_id, {"batch": {"tasks": tasks}}, None, _BY)
         except Refusal as refusal:
@@ -136,7 +136,7 @@ class AgreedBatches:
             _log.info("batch.tasks stays as it is for now: %s", refusal)
 
     def active_clients(self) -> list[dict[str, Any]]:
-        """As pool information shows them. Forgets who was silent for too long."""
+        """Active clients, in the format of the pool information. Forgets clients that were silent for too long."""
         now, unix = self._clock.monotonic(), self._clock.now()
         heard = {client_id: max(one.active_at, self._called_at(client_id)) for client_id, one in self._clients.items()}
         self._clients = {name: one for name, one in self._clients.items() if now - heard[name] < ACTIVE_S}
@@ -161,14 +161,14 @@ class AgreedBatches:
         return bool(words) and rule(words)
 
     def _method(self) -> str | None:
-        """By which clients close the batches of the current run; None where they do not."""
+        """The method by which clients close the current run's batches; None if they do not close them."""
         run = pool.current_run(self._service.state)
         method = run.spec.labels.get(METHOD_LABEL) if run is not None else None
         return method if method in CLOSED_BY_CLIENTS else None
 
 
 def _trainable(state: ServerState) -> int:
-    """Groups that are ready, or would be if nobody could join them any more."""
+    """Number of groups that are ready, or would be if no further episode could join them."""
     groups = [group for group in state.groups if not group.useless]
     cut_short = [
         group

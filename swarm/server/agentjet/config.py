@@ -1,4 +1,4 @@
-"""What an AgentJet job's configuration says, as a `RunSpec`. What this server cannot do is refused by its key."""
+"""Translates an AgentJet job's configuration into a `RunSpec`. Settings that this server cannot honour are refused by key."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ RULES = {
     "rollout_until_finish_enough_non_dummy_tasks": "informative_tasks",
     "rollout_until_finish_enough_episodes": "episodes",
 }
-"""Their method of collecting samples → our batch rule."""
+"""AgentJet's method of collecting samples → our batch rule."""
 CLOSED_BY_CLIENTS = ("rollout_until_any_client_agree_sync_weight", "rollout_until_all_clients_agree_sync_weight")
-"""Methods under which the size of a batch is what was collected when clients agreed; see `agreed`."""
+"""Methods under which a batch holds whatever was collected when the clients agreed; see `agreed`."""
 METHOD_LABEL = "agentjet_method"
-"""Of the run: which of these methods it has."""
+"""The run's label that names its collection method."""
 GROUP_PATIENCE_S = 600.0
-"""Their groups wait for their episodes as long as it takes."""
+"""AgentJet's own groups wait for their episodes without limit."""
 _A_DAY_S = 86_400.0
 _METHOD = "swarm_mode_sample_collection_method"
 _LEARNER = "trainer_common"
@@ -48,13 +48,13 @@ _OURS = {
     "limits": f"{_LEARNER}.total_training_steps",
     "checkpoint": f"{_LEARNER}.save_freq",
 }
-"""Which of their settings fill a part of our spec."""
+"""Part of our spec → the AgentJet settings that fill it."""
 
 
 def run_spec(text: str, info: EngineInfo) -> RunSpec:
-    """The spec of a job's YAML, whole as their client sends it, or only what differs from its defaults.
+    """The spec for a job's YAML: either complete, as AgentJet's client sends it, or only the settings that differ from its defaults.
 
-    Raises: Refusal(invalid_spec), naming their key.
+    Raises: Refusal(invalid_spec), naming AgentJet's key.
     """
     job = _Job(text)
     _require_model(job, info)
@@ -92,19 +92,19 @@ def run_spec(text: str, info: EngineInfo) -> RunSpec:
 
 
 def all_the_pool_holds(batch: BatchSpec) -> int:
-    """Groups per step of a run whose batches clients close, while nobody has agreed."""
+    """Groups per step while no client has agreed, in a run whose batches clients close."""
     return batch.max_pool_episodes // batch.group_size
 
 
 def _never_closed(spec: RunSpec) -> RunSpec:
-    """The spec with the pool that its own size of a batch has, and no batch that is smaller."""
+    """The spec with batches as large as its pool, so that only clients close them."""
     groups = all_the_pool_holds(spec.batch)
     batch = {"tasks": groups, "max_pool_episodes": groups * spec.batch.group_size}
     return spec.model_copy(update={"batch": spec.batch.model_copy(update=batch)})
 
 
 def _require_model(job: _Job, info: EngineInfo) -> None:
-    """Raises: Refusal for another model than the hosted one. Their names carry `___` for a dot, and a path before the name."""
+    """Raises: Refusal for a model other than the hosted one. AgentJet's names have `___` for a dot, and may begin with a path."""
     path = job.text("model.path", "")
     hosted = info.model.partition("@")[0]
     last = path.rstrip("/").rpartition("/")[2].replace("___", ".")
@@ -161,7 +161,7 @@ def _parameters(job: _Job) -> Any:
 
 
 class _Job:
-    """The `ajet` tree of a job. A setting that is null or missing has its default. Raises: Refusal(invalid_spec)."""
+    """The `ajet` tree of a job. Null or missing settings have their defaults. Raises: Refusal(invalid_spec)."""
 
     def __init__(self, text: str) -> None:
         try:
@@ -196,7 +196,7 @@ class _Job:
     def number(self, key: str, default: float) -> float:
         found = self.value(key)
         try:
-            return default if found is None or isinstance(found, bool) else float(found)  # YAML reads 1e-6 as a text
+            return default if found is None or isinstance(found, bool) else float(found)  # YAML reads 1e-6 as a string
         except (TypeError, ValueError) as error:
             raise _unfit(key, f"must be a number, got {_shown(found)}") from error
 
@@ -210,7 +210,7 @@ class _Job:
 
 
 def _shown(found: object) -> str:
-    """A value in words. Of a list or a mapping its type alone: aliases in YAML make small texts large ones."""
+    """A value for an error message. For a list or a mapping only its type, because YAML aliases can blow up a small text."""
     return (
         repr(found[:80])
         if isinstance(found, str)

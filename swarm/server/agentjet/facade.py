@@ -1,7 +1,7 @@
-"""AgentJet's routes, over the service's own commands. Errors have the form that its clients read, `{"detail": text}`.
+"""AgentJet's routes, built on the service's own commands. Errors have the form that its clients read, `{"detail": text}`.
 
-A client names the task at the end of an episode, or, when it throttles itself, at the claim. Each claim has an id and a key of its own, which
-die with the episode; a repeated end counts once.
+A client names the task when it ends an episode or, if it throttles itself, when it claims one. Each claim gets its own id and key,
+which become invalid with the episode; a repeated end counts once.
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ _log = logging.getLogger(__name__)
 CLIENT_VERSION = "ajet"
 LONGEST_IDLE_S = 86_400.0
 CLAIM_WAIT_S = 20.0
-"""Their clients give up after 30 s."""
+"""AgentJet's clients give up after 30 s."""
 THROTTLED_WAIT_S = 1.5
-"""A throttled claim holds a lock of its whole client."""
+"""Short, because a throttled claim holds a lock of its whole client."""
 START_TAKES_S = 0.7
-"""Older clients look at the status again as soon as a start is answered, through a cache of 0.5 s that still says OFFLINE."""
+"""Delays the answer to a start: older clients then check the status at once, through a cache that says OFFLINE for another 0.5 s."""
 MOST_WAITING = 32
-"""Claims of one client that are held: all its requests share 100 connections, and its look at the status needs one."""
+"""Most claims of one client that may wait: all its requests share 100 connections, and its status requests need one."""
 NO_EPISODE = "No available episodes to claim."
 SYNCING = "Engine is syncing weights"
 POST_ROLLING = "Engine is in post-rolling phase"
-# These three, and WEIGHT_SYNCING in an error, are parts of their protocol: clients look for them in the text.
+# These three, and WEIGHT_SYNCING in an error, are part of AgentJet's protocol: clients look for them in the text.
 _STATUS = {ErrorCode.STORAGE_FULL: 507, ErrorCode.FORBIDDEN: 403, ErrorCode.UNAUTHORIZED: 403, ErrorCode.NOT_FOUND: 404}
 
 Json = dict[str, Any]
@@ -97,7 +97,7 @@ class EndEpisode(EpisodeOfClient):
 
 
 class Wrong(Exception):
-    """A request that is refused. The text says what to do."""
+    """A refused request. The text says what to do."""
 
     def __init__(self, detail: str, status: int = 400) -> None:
         super().__init__(detail)
@@ -124,10 +124,10 @@ class AgentJet:
         self._closing = closing
         self._public_url = public_url
         self._spec: RunSpec | None = None
-        """Of the newest configuration that was sent."""
+        """The spec of the newest configuration that a client sent."""
         self._agreed = AgreedBatches(service, clock)
         self._waiting: Counter[str] = Counter()
-        """Claims that wait, by client."""
+        """Number of waiting claims by client."""
 
     def before(self, server: ASGIApp, prefixes: Prefixes) -> ASGIApp:
         """The server with this facade in front of it."""
@@ -135,10 +135,10 @@ class AgentJet:
         paths = {route.path for route in app.routes if isinstance(route, Route)}
         return Front(
             server, app, prefixes, paths - {"/health"}
-        )  # the server has that one too, and asks nobody who they are
+        )  # the server has this path too, and serves it without authorisation
 
     def _app(self) -> Starlette:
-        """What is behind a prefix, without `/v1`."""
+        """The application behind a prefix, without `/v1`."""
         endpoints: list[tuple[str, str, Callable[[Request], Awaitable[Json]]]] = [
             ("GET", "/health", self.health),
             ("GET", "/get_engine_status", self.status),
@@ -196,7 +196,7 @@ class AgentJet:
         return {"buffer": pool.episode_buffer(self._service.state, self._now())}
 
     async def sync_config(self, request: Request) -> Json:
-        """Judge a job's configuration, and keep it for the start."""
+        """Check a job's configuration and keep it for the start."""
         _require_admin(request)
         wanted = await _decoded(request, SyncTrainConfig)
         self._require_offline("a configuration is taken")
@@ -217,7 +217,7 @@ class AgentJet:
         return {"success": True, "pid": os.getpid()}
 
     async def stop(self, request: Request) -> Json:
-        """The run drains and keeps a checkpoint; then the status is OFFLINE."""
+        """Stop the run: it drains and writes a checkpoint; then the status is OFFLINE."""
         _require_admin(request)
         run = pool.current_run(self._service.state)
         if run is not None:
@@ -239,7 +239,7 @@ class AgentJet:
     # -- episodes -------------------------------------------------------------------------------------------------------
 
     async def claim(self, request: Request) -> Json:
-        """Always answered with 200: whether the claim is granted, stands in the answer."""
+        """Claim an episode. The status is always 200; the body says whether the claim was granted."""
         wanted = await _decoded(request, ClaimEpisode)
         try:
             granted = await self._claimed(request, wanted)
@@ -259,7 +259,7 @@ class AgentJet:
         }
 
     async def _claimed(self, request: Request, wanted: ClaimEpisode) -> tuple[str, str]:
-        """Id and api key of a new episode."""
+        """Claim an episode; return its id and api key."""
         run = pool.current_run(self._service.state)
         if run is None:
             raise Refusal(ErrorCode.OVER_LIMIT, "no run is going on: sync a configuration and start the engine")
@@ -283,7 +283,7 @@ class AgentJet:
         return granted.episode_id, granted.api_key
 
     def _fail_cause(self, refusal: Refusal) -> str:
-        """Why a claim was refused, so that their client waits as it should."""
+        """The reason for a refused claim, in the words that make AgentJet's client wait correctly."""
         if refusal.code not in (ErrorCode.DRAINING, ErrorCode.NOT_ROLLING, ErrorCode.MIX_FULL):
             return refusal.detail
         status = self._status()
@@ -313,7 +313,7 @@ class AgentJet:
         return {"success": True}
 
     async def _late_end(self, wanted: EndEpisode) -> Json:
-        """An end for what is not open: success where one was stored before, so that their executor does not play it again."""
+        """Answer an end for an episode that is not open: success if its end was stored before, so that AgentJet's executor does not rerun it."""
         entry = await self._entry(wanted)
         if entry.reward is None:
             why = entry.reason or entry.state
@@ -323,7 +323,7 @@ class AgentJet:
         return {"success": True}
 
     async def abort(self, request: Request) -> Json:
-        """Always a success, also where there is nothing to abort."""
+        """Abort an episode. Always succeeds, even if there is nothing to abort."""
         wanted = await _decoded(request, EndEpisode)
         try:
             live = self._open(wanted)
@@ -343,13 +343,13 @@ class AgentJet:
         return {"can_continue": mine and pool.current_run(self._service.state) is not None}
 
     async def agree(self, request: Request) -> Json:
-        """A client agrees to the next step, in a run whose clients close its batches."""
+        """Record that a client agrees to the next step, in a run whose clients close its batches."""
         wanted = await _decoded(request, EpisodeOfClient)
         why = await self._agreed.agree(wanted.client_uuid)
         return {"success": why is None, "failure_reason": why or ""}
 
     def _open(self, wanted: EpisodeOfClient) -> LiveEpisode | None:
-        """The open episode that this client claimed here; None where it is not open. Raises: Wrong for another's."""
+        """The open episode that this client claimed here; None if it is not open. Raises: Wrong for another client's episode."""
         live = self._service.state.live.get(wanted.episode_uuid)
         if live is not None and not (live.guest and live.row.client_id == wanted.client_uuid):
             raise Wrong("the episode is another client's", 404)
@@ -376,7 +376,7 @@ def _require_admin(request: Request) -> None:
 
 
 async def _decoded(request: Request, model: type[Body]) -> Body:
-    """Fields that are unknown here are passed over: releases of their client differ. Raises: Wrong, Refusal."""
+    """The body as `model`. Unknown fields are ignored, because releases of AgentJet's client differ. Raises: Wrong, Refusal."""
     raw = await wire.read_body(request, wire.MAX_CONTROL_BYTES)
     try:
         return model.model_validate(await wire.read_json(raw or b"{}"))
@@ -402,7 +402,7 @@ def _reward(given: object) -> float:
 
 
 def _metrics(given: Json) -> dict[str, float]:
-    """Numbers as they are, lists as their means, and those of a nested object as `name/inner`. The rest is no metric."""
+    """Metrics from a JSON object: numbers as they are, lists as their means, nested objects as `name/inner`. Other values are ignored."""
     found: dict[str, float] = {}
     for name, value in given.items():
         if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""How a server stands, in AgentJet's words: its engine's status, the batch that is being collected, the open episodes.
+"""A server's state in AgentJet's format: its engine's status, the batch that is being collected, the open episodes.
 
 Pure functions over the service's state.
 """
@@ -26,14 +26,14 @@ Json = dict[str, Any]
 
 
 def current_run(state: ServerState) -> Run | None:
-    """The run that is being trained; None where there is none any more."""
+    """The run that is being trained; None if there is none."""
     run = state.run
     going_on = run is not None and run.row.status == "running" and not run.row.released
     return run if going_on and state.situation.engine_failed is None else None
 
 
 def engine_status(state: ServerState) -> str:
-    """Their clients claim only while it is ROLLING, take OFFLINE for the end of the run, and wait while it is anything else."""
+    """AgentJet's engine status. Its clients claim only during ROLLING, take OFFLINE as the end of the run, and wait at any other status."""
     run, situation = current_run(state), state.situation
     if run is None:
         return OFFLINE
@@ -49,7 +49,7 @@ def engine_status(state: ServerState) -> str:
 
 
 def why_offline(state: ServerState) -> str | None:
-    """What ended the newest run; None while it goes on, or before the first."""
+    """Why the newest run ended; None while it continues, or before the first."""
     if state.situation.engine_failed is not None:
         return f"the engine failed for good: {state.situation.engine_failed.reason}"
     run = state.run
@@ -66,7 +66,7 @@ def status_report(state: ServerState, engine_status: str) -> Json:
 
 
 def pool_information(state: ServerState, now: Moment) -> Json:
-    """What has ended and is in no step yet, by task, and what is being played. The status, and who is active, stand beside it."""
+    """Ended episodes that no step has taken yet, by task, and running episodes. The caller adds the status and the active clients."""
     run = current_run(state)
     ended = [row for group in state.groups for row in group.in_slot_order()]
     by_task: dict[str, list[EpisodeRow]] = {}
@@ -94,7 +94,7 @@ def pool_information(state: ServerState, now: Moment) -> Json:
 
 
 def episode_buffer(state: ServerState, now: Moment) -> list[Json]:
-    """The open episodes, without what would let anybody else call their model."""
+    """The open episodes, without the secrets that would let others call their model."""
     return [
         {
             "episode_uuid": live.row.episode_id,
@@ -115,7 +115,7 @@ def episode_buffer(state: ServerState, now: Moment) -> list[Json]:
 
 
 def _method(run: Run) -> str:
-    """In their words, also of a run that was started otherwise."""
+    """AgentJet's name for the run's collection method, even if the run was not started through AgentJet."""
     return run.spec.labels.get(METHOD_LABEL, _METHODS[run.spec.batch.rule])
 
 
@@ -129,7 +129,7 @@ def _targets(run: Run | None) -> tuple[int, int, int]:
 
 
 def _running(state: ServerState, open_ones: Iterable[LiveEpisode], now: Moment) -> dict[str, dict[str, str]]:
-    """By episode. Their client refuses values that are no text."""
+    """The running episodes' fields by episode id, as strings: AgentJet's client rejects other values."""
     return {
         live.row.episode_id: {
             "episode_status": "claimed",
@@ -144,6 +144,6 @@ def _running(state: ServerState, open_ones: Iterable[LiveEpisode], now: Moment) 
 
 
 def quiet_s(state: ServerState, live: LiveEpisode, monotonic: float) -> float:
-    """Seconds since its client or agent was last heard of."""
+    """Seconds since the last request of the episode's client or agent."""
     last = live.idle_at - live.idle_limit_s
     return 0.0 if live.open_since else max(0.0, state.situation.lease_clock.time(monotonic) - last)

@@ -1,7 +1,7 @@
-"""Secret URL prefixes: AgentJet's clients send no credential, so the address that they are given is one.
+"""Secret URL prefixes: AgentJet's clients send no credentials, so their server address contains one.
 
-`http://host:8642/ajet/SECRET` is what such a client takes for the server's address. The secret is taken off before anything else sees
-the request: no log, error or answer has it.
+Such a client gets `http://host:8642/ajet/SECRET` as the server's address. We strip the secret before anything else sees the
+request, so it appears in no log, error or answer.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from swarm.server.routes.wire import answer_json
 
 MOUNT = "/ajet/"
 ROLE = "swarm.agentjet_role"
-"""Of the ASGI scope: what the prefix of this request allows. None: it had none."""
+"""Key in the ASGI scope for the role that the request's prefix grants. Its value is None if the request had no prefix."""
 _LEAST_SECRET_CHARS = 16
 _SECRET = re.compile(r"[A-Za-z0-9_~.-]+")
 _INFERENCE = "/v1/"
 
 
 class PrefixFault(SwarmError):
-    """The file of secret prefixes cannot be used. Says what to mend, and repeats no secret."""
+    """The file of secret prefixes cannot be used. The text says what to fix and contains no secret."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Prefixes:
-    """The two secrets: an admin's also starts and stops runs. See `AT_ROOT` for none."""
+    """The two secrets. The admin's can also start and stop runs. `AT_ROOT` stands for no secrets."""
 
     admin: str
     client: str
 
     @classmethod
     def load(cls, path: Path) -> Prefixes:
-        """From a TOML file that its owner alone can read. Raises: PrefixFault."""
+        """Read the prefixes from a TOML file that only its owner can read. Raises: PrefixFault."""
         try:
             mode = path.stat().st_mode
             text = path.read_text()
@@ -54,7 +54,7 @@ class Prefixes:
             raise PrefixFault(f"others than its owner can read or change {path}: chmod 600 it, and change the secrets")
         try:
             given = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:  # its text may quote the line
+        except tomllib.TOMLDecodeError as error:  # the error's text may quote the line
             raise PrefixFault(f'{path} is not TOML; it takes two lines: admin = "…" and client = "…"') from error
         for name in given:
             if name not in cls.__slots__:
@@ -67,7 +67,7 @@ class Prefixes:
         return cls(*secrets)
 
     def role_of(self, secret: str) -> Role | None:
-        """Whose prefix it is, in constant time; None where it is nobody's."""
+        """The role of this secret, compared in constant time; None if it is unknown."""
         given = secret.encode()
         admin = hmac.compare_digest(given, self.admin.encode())
         client = hmac.compare_digest(given, self.client.encode())
@@ -75,7 +75,7 @@ class Prefixes:
 
 
 AT_ROOT = Prefixes(admin="", client="")
-"""The facade asks for no secret, and stands at the root: for a server on loopback without tokens."""
+"""Serves the facade at the root without a secret: for a server on loopback without tokens."""
 
 
 def _secret(path: Path, name: str, given: object) -> str:
@@ -86,9 +86,9 @@ def _secret(path: Path, name: str, given: object) -> str:
 
 
 class Front:
-    """ASGI: what comes under a secret prefix goes to the facade, its `/v1` and everything else to the server.
+    """ASGI application that sends requests under a secret prefix to the facade, except `/v1`, and all others to the server.
 
-    paths: of the facade.
+    paths: the facade's paths.
     """
 
     def __init__(self, server: ASGIApp, facade: ASGIApp, prefixes: Prefixes, paths: Collection[str]) -> None:
@@ -105,7 +105,7 @@ class Front:
         await app(inner, receive, send)
 
     def _place(self, scope: Scope) -> tuple[ASGIApp, Scope]:
-        """Who answers a request, and the scope without the secret."""
+        """The application that answers a request, and the scope without the secret."""
         path = str(scope["path"])
         if self._prefixes is AT_ROOT:
             plain = _plain(path)
@@ -120,7 +120,7 @@ class Front:
 
 
 def _plain(path: str) -> str:
-    """A server's address with a slash at its end gives paths that begin with two."""
+    """The path with one leading slash: a server address that ends with a slash gives paths that begin with two."""
     return "/" + path.lstrip("/")
 
 
