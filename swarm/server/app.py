@@ -29,7 +29,7 @@ from swarm.server.team_resolver import Peers
 
 _log = logging.getLogger(__name__)
 _BUSIEST = ("/v1/chat/completions", "/swarm/v1/episodes:claim", "/swarm/v1/episodes/{episode_id}:end")
-"""Paths that come first: starlette tries one route after the other."""
+"""Paths whose routes come first, because starlette tries routes in order."""
 
 
 def create_app(
@@ -75,7 +75,7 @@ def _is_inference(request: Request) -> bool:
 
 
 async def _refused(request: Request, error: Exception) -> Response:
-    """What this product raised on purpose, in the format of the surface."""
+    """An error that this product raised on purpose, in the format of the requested surface."""
     if isinstance(error, wire.ClientGone):
         return Response(status_code=499)
     assert isinstance(error, SwarmError)
@@ -108,7 +108,7 @@ async def _unroutable(request: Request, error: Exception) -> Response:
 
 
 async def _failed(request: Request, error: Exception) -> Response:
-    """A fault of ours: logged whole by the server; the client learns that it happened."""
+    """An internal error: the server logs the traceback; the client only learns that there was one."""
     _log.error("%s %s failed", request.method, request.url.path, exc_info=error)
     headers = {"Connection": "close"}  # uvicorn closes it after a fault, and would lose the next request on it
     if _is_inference(request):

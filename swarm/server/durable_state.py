@@ -33,13 +33,13 @@ _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 POOL = "the pool"
-"""What there may be no room for."""
+"""The pool's name in reports that the disk is full."""
 
 
 class DurableState:
     """One per server, made with the running event loop.
 
-    wake: hears of each command's outcome, and of the write under way. on_failure: called when a write failed, or a timer.
+    wake: called with each command's outcome and the future of its write. on_failure: called when a write or a timer failed.
     Raises: Refusal with its code. After STORAGE_FULL nothing has changed, in memory or on disk.
     """
 
@@ -55,13 +55,13 @@ class DurableState:
         on_failure: Callable[[], None],
     ) -> None:
         self.state = ServerState(info=info, ids=ids, allow_algorithms=allow_algorithms)
-        """To look at; only commands change it."""
+        """Read-only for callers; only commands change it."""
         self.watchers = Watchers(clock, lambda: self.current_status().model_dump(mode="json"))
         self.throughput = Throughput(clock)
         self.doubt = asyncio.Event()
         """Set when a prepared episode must ask its decider."""
         self.reader = store.read
-        """What is on disk, read in the event loop: for what costs little."""
+        """Reads the disk in the event loop; only for cheap queries."""
         self._clock = clock
         self._store = store
         self._wake = wake
@@ -82,11 +82,11 @@ class DurableState:
         self.server_id = self._first_load(ids)
 
     async def start(self) -> None:
-        """Begin to watch limits, and what the run stands still for."""
+        """Start the timers: for what expires, and for what holds the run up."""
         self._timers.start()
 
     def check(self) -> None:
-        """Raises: what ended a timer; what broke the storage."""
+        """Raises: the error that ended a timer or broke the storage."""
         if self._commits.broken is not None:
             raise self._commits.broken
         self._timers.check()
@@ -101,7 +101,7 @@ class DurableState:
         self._store.close()
 
     async def carry_out(self, command: Command[T]) -> T:
-        """Apply a command; returns when it is on disk. Codes: the command's own, storage_full."""
+        """Apply a command; returns when its changes are on disk. Codes: the command's own, storage_full."""
         outcome, written = self.apply(command)
         reply = outcome.answer()
         await asyncio.shield(written)
@@ -116,18 +116,18 @@ class DurableState:
         await asyncio.shield(self._commits.last())
 
     async def read(self, query: Callable[[Reader], T]) -> T:
-        """A query of the training loop's or about a run's steps, off the event loop."""
+        """Run a query of the training loop or about a run's steps, off the event loop."""
         return await self._reads.ask(query)
 
     async def search(self, query: Callable[[Reader], T]) -> T:
-        """A query that may look at every episode: no other waits for it."""
+        """Run a query that may scan every episode, in a thread of its own so that `read` need not wait for it."""
         return await self._searches.ask(query)
 
     def _now(self) -> Moment:
         return Moment(self._clock.now(), self._clock.monotonic())
 
     def apply(self, command: Command[T]) -> tuple[Outcome[T], asyncio.Future[None]]:
-        """Decide now, and wake whom it concerns; the future is done when it is on disk, with all before it."""
+        """Apply a command now and wake its waiters. The future is done when its changes, and all before them, are on disk."""
         outcome = apply(self.state, command, self._now())
         written = self._write(outcome.changes, outcome.closed)
         self._wake(outcome, written)
@@ -161,7 +161,7 @@ class DurableState:
             self.watchers.log(line)
 
     def _first_load(self, ids: Ids) -> str:
-        """What was open is closed, on disk too, before anyone asks. Returns the server's id."""
+        """Close what the last process left open, on disk too, before serving requests. Returns the server's id."""
         snapshot = self.reader.snapshot()
         loaded = load(self.state, snapshot, self._now(), self.reader.suspected(snapshot.lived_at))
         run = self.state.run
@@ -173,8 +173,8 @@ class DurableState:
         return server_id
 
     def _reload(self, error: BaseException) -> None:
-        """A write failed."""
-        self._on_failure()  # whoever waits for work looks at the state anew, or hears that there is none
+        """After a failed write, go back to the state on disk."""
+        self._on_failure()  # so that the training loop checks the state again, or ends if the storage is broken
         loaded = load(self.state, self.reader.snapshot(), self._now())
         self._unwritten = (loaded.changes, loaded.closed)
         if loaded.in_doubt:

@@ -1,4 +1,4 @@
-"""What those who watch a server get: revisions to wait for, and a stream of statuses and log lines."""
+"""What a server's watchers get: revisions to wait for, and a stream of statuses and log lines."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from foundation.event_loop import within
 from foundation.logs import redact
 
 QUIET_S = 0.25
-"""Claims and ends come by the hundred per second: watchers see them together, this much later at most."""
+"""Claims and ends come at hundreds per second, so watchers get them merged, at most this much later."""
 BACKLOG = 256
-"""Events that a slow subscriber may be behind; the oldest go first."""
+"""Events kept for a slow subscriber; beyond them the oldest are dropped."""
 RATE_WINDOW_S = 10
 
 

@@ -1,7 +1,7 @@
-"""Who may do what: an episode's api key, a team's key, and the two control tokens. All comparisons take constant time.
+"""Authorisation: an episode's api key, a team's key, and the two control tokens. All comparisons take constant time.
 
-An api key `swk_…` is random; the server keeps its digest with the episode. A team key `swd_…` is a MAC under the secret of
-the state directory, and other servers' team keys are stored encrypted under it. Control tokens `swt_…` come from the
+An api key `swk_…` is random; the server stores its digest with the episode. A team key `swd_…` is a MAC made with the secret
+of the state directory, which also encrypts the stored team keys of other servers. Control tokens `swt_…` come from the
 environment or from files, never from process arguments.
 """
 
@@ -37,12 +37,12 @@ class KeyRefused(SwarmError):
 
 
 class TokenFault(SwarmError):
-    """The control tokens, as configured, cannot be used. Says what to set."""
+    """The configured control tokens cannot be used. The text says what to set."""
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeKey:
-    """What an api key stands for."""
+    """The episode and lease that an api key belongs to."""
 
     episode_id: str
     lease: str
@@ -51,7 +51,7 @@ class EpisodeKey:
 
 
 class Keyring:
-    """Keys that follow from the secret of a state directory."""
+    """Makes and checks keys with the secret of a state directory."""
 
     def __init__(self, secret: bytes) -> None:
         if len(secret) < _SECRET_BYTES:
@@ -68,7 +68,7 @@ class Keyring:
         return cls(path.read_bytes())
 
     def team_key(self, episode_id: str) -> str:
-        """Lets its holder ask what the team of this episode decided, and nothing else."""
+        """The key that lets its holder ask for the decision of this episode's team, and nothing else."""
         return TEAM_KEY_PREFIX + _text(self._mac(f"team:{episode_id}"))
 
     def is_team_key(self, key: str, episode_id: str) -> bool:
@@ -103,7 +103,7 @@ class Keyring:
         ).digest()
         try:
             key = bytes(a ^ b for a, b in zip(_raw(sealed), pad, strict=False)).decode("ascii")
-        except (binascii.Error, UnicodeDecodeError) as error:  # never sealed like that, or under another secret
+        except (binascii.Error, UnicodeDecodeError) as error:  # not sealed in this way, or under another secret
             raise refused from error
         if not key.startswith(TEAM_KEY_PREFIX):
             raise refused
@@ -140,7 +140,7 @@ class ControlTokens:
     def load(
         cls, environ: Mapping[str, str], admin_file: Path | None = None, client_file: Path | None = None
     ) -> ControlTokens:
-        """From token files where they are given, else SWARM_ADMIN_TOKEN and SWARM_CLIENT_TOKEN. Raises: TokenFault."""
+        """Read the tokens from files if given, else from SWARM_ADMIN_TOKEN and SWARM_CLIENT_TOKEN. Raises: TokenFault."""
         return cls(
             _token(admin_file, environ.get("SWARM_ADMIN_TOKEN")),
             _token(client_file, environ.get("SWARM_CLIENT_TOKEN")),
@@ -151,7 +151,7 @@ class ControlTokens:
         return self._admin is not None
 
     def role_of(self, authorization: str | None) -> Role | None:
-        """The role behind an `Authorization` header; None where it has none."""
+        """The role that an `Authorization` header grants; None if it grants none."""
         if self._admin is None:
             return Role.ADMIN
         token = bearer(authorization)
@@ -163,7 +163,7 @@ class ControlTokens:
 
 
 def bearer(authorization: str | None) -> str:
-    """The token of an `Authorization: Bearer` header; empty where there is none."""
+    """The token of an `Authorization: Bearer` header; empty if there is none."""
     scheme, _, token = (authorization or "").partition(" ")
     return token.strip() if scheme.lower() == "bearer" else ""
 

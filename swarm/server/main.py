@@ -1,7 +1,7 @@
 """`swarm serve`: host one trainable model. The only module that names concrete engines.
 
-Importing it costs nothing: starlette, uvicorn and the engines are imported when a server is really started. The control
-process never imports torch or vllm.
+Importing it is cheap: starlette, uvicorn and the engines are imported only when a server starts. The control process
+never imports torch or vllm.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ECHO_MODEL_LEN = 32_768
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
-    """The `serve` command. Tokens are no arguments: SWARM_ADMIN_TOKEN, SWARM_CLIENT_TOKEN, or files."""
+    """Add the `serve` command. Tokens come from SWARM_ADMIN_TOKEN, SWARM_CLIENT_TOKEN or files, never from arguments."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "serve",
         help="host a trainable model",
@@ -145,7 +145,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def _add_verl_options(parser: argparse.ArgumentParser) -> None:
-    """What `VerlLayout` holds; see docs/verl.md."""
+    """Add the options that fill a `VerlLayout`; see docs/verl.md."""
     group = parser.add_argument_group("verl", "for --engine verl alone")
     group.add_argument(
         "--ray-address", metavar="ADDRESS", help="a Ray cluster that runs already (default: one of its own)"
@@ -182,9 +182,9 @@ def _add_verl_options(parser: argparse.ArgumentParser) -> None:
 
 
 def serve(args: argparse.Namespace) -> int:
-    """Host a trainable model until SIGTERM or SIGINT. A server that was killed goes on from its state directory.
+    """Host a trainable model until SIGTERM or SIGINT. A server that was killed continues from its state directory.
 
-    Raises: SwarmError, one line for a person, when it cannot start or had to end.
+    Raises: SwarmError with a one-line message when the server cannot start or had to end.
     """
     from foundation import logs
     from foundation.clock import SystemClock
@@ -208,7 +208,7 @@ def serve(args: argparse.Namespace) -> int:
 
 
 def _model_of(engine: str) -> str:
-    """Where none was named. Raises: UsageError for engines that need one."""
+    """The engine's default model. Raises: UsageError for engines that need a named one."""
     from foundation.commandline import UsageError
 
     if engine != "echo":
@@ -253,7 +253,7 @@ _ENGINES_OF = {
 
 
 def _refuse_strange_options(args: argparse.Namespace) -> None:
-    """Raises: UsageError for an option of another engine."""
+    """Refuse options that belong to another engine. Raises: UsageError."""
     from foundation.commandline import UsageError
 
     for name, given in vars(args).items():
@@ -307,7 +307,7 @@ def _local(args: argparse.Namespace) -> _MakeOf:
 
 
 def _layout(args: argparse.Namespace) -> Layout:
-    """What the engine computes on. Raises: UsageError, EngineError when this machine has no such device."""
+    """The devices that the engine uses. Raises: UsageError, EngineError if this machine has no such device."""
     from foundation.commandline import UsageError
     from swarm.engine.devices import DeviceName, Layout
     from swarm.engine.machine import device_for
@@ -371,7 +371,7 @@ def _local_engine(
 
 
 def _least_card(devices: Layout) -> int | None:
-    """Bytes of the smallest GPU among these; None where the driver does not say."""
+    """Memory of the smallest of these GPUs, in bytes; None if the driver does not say."""
     from foundation.gpus import cards
 
     if devices.kind == "cpu":
@@ -381,7 +381,7 @@ def _least_card(devices: Layout) -> int | None:
 
 
 def _print_plan(args: argparse.Namespace) -> None:
-    """How the memory would be divided. Raises: SwarmError when the model does not fit."""
+    """Print how the memory would be divided. Raises: SwarmError if the model does not fit."""
     from foundation.clock import SystemClock
     from swarm.models import resolve
 

@@ -1,4 +1,4 @@
-"""The server as a process: its socket, its tasks, its end. Knows uvicorn and signals, and no concrete engine."""
+"""The server process: its socket, its tasks and its shutdown. Knows uvicorn and signals, but no concrete engine."""
 
 from __future__ import annotations
 
@@ -39,24 +39,24 @@ from swarm.server.training_loop import TrainingLoop
 _log = logging.getLogger(__name__)
 
 STOP_LIMIT_S = 10
-"""How long answers under way may take after a stop was asked for. Calls still being sampled then are broken off."""
+"""How long running requests may take after a stop was requested, in seconds. Then calls that are still sampling are broken off."""
 _LAST_WORDS_S = 2
-"""How long their agents have to read that answer."""
+"""How long the agents of broken-off calls have to read their answer, in seconds."""
 _KEEP_ALIVE_S = 75
 _BACKLOG = 16_384
-"""Connections that the system accepts ahead of us, as far as it allows: beyond them a client waits for minutes."""
+"""Length of the listen queue, as far as the system allows it; a client that finds it full may wait for minutes."""
 _ACCEPTED_AT_ONCE = 64
-"""uvloop accepts one connection per listening socket and turn of its loop, and with thousands of clients a turn is long."""
+"""Listening sockets: uvloop accepts one connection per socket and loop iteration, and with thousands of clients an iteration is long."""
 _OPEN_FILES = 65_536
-"""A connection is an open file, and the default limit of many systems is 1,024."""
+"""Limit of open files to ask for: each connection is one, and many systems default to 1,024."""
 _REQUEST = re.compile(rb"[A-Z]+ \S+ HTTP/1\.[01]\r\n")
 _UPGRADE = re.compile(rb"(\r\n)upgrade(?=[ \t]*:)", re.IGNORECASE)
 _YOUNG = 10_000
-"""Allocations between two searches for garbage: a thousand calls at once are no garbage."""
+"""Allocations between two garbage collections. High, because a thousand concurrent calls are not garbage."""
 
 
 class ServeFault(SwarmError):
-    """The server cannot start, or had to end. One line that says what to do."""
+    """The server cannot start, or had to end. The text is one line that says what to do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,12 +68,12 @@ class Settings:
     tokens: ControlTokens
     public_url: str | None = None
     peers: tuple[str, ...] = ()
-    """Servers that may be asked for the decisions of teams, beside those on loopback where no tokens are needed."""
+    """Servers that may be asked for team decisions, in addition to all on loopback if this server needs no tokens."""
     agentjet: Prefixes | None = None
-    """Where AgentJet's clients are served; None: nowhere."""
+    """Secret prefixes under which AgentJet's clients are served; None: they are not served."""
     print_json: bool = False
     allow_algorithms: bool = False
-    """Whether runs may bring functions of their own, which the trainer executes."""
+    """Whether runs may bring users' own functions, which the trainer executes."""
 
     def __post_init__(self) -> None:
         if self.agentjet is AT_ROOT and self.tokens.required:
@@ -124,7 +124,7 @@ def run_server(
 
 
 def allow_open_files(wanted: int) -> None:
-    """Raise this process's own limit as far as the system's lets it; never lower it."""
+    """Raise this process's limit of open files as far as the system allows; never lower it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY:
         wanted = min(wanted, hard)
@@ -133,7 +133,7 @@ def allow_open_files(wanted: int) -> None:
 
 
 def unallowed(service: Service, *, allowed: bool) -> ServeFault | None:
-    """Of a server that would go on with a run whose functions it may not execute."""
+    """The fault of a server that would continue a run whose functions it may not execute; None if there is none."""
     run = service.state.run
     if allowed or run is None or run.row.status != "running" or not run.spec.algorithm.own_functions:
         return None
@@ -209,7 +209,7 @@ async def _serve(
 
 
 class _Tidy:
-    """Freezes what exists once the engine is up: searching it for garbage takes 0.2 s, in which no agent gets a token."""
+    """Freezes all objects once the engine is up. A garbage collection over them takes 0.2 s, in which no agent gets a token."""
 
     def __init__(self) -> None:
         gc.set_threshold(_YOUNG)
@@ -223,10 +223,10 @@ class _Tidy:
 
 
 def without_upgrade(data: bytes) -> bytes:
-    """A request without its offer of another protocol: the header gets a name that no parser knows, and no byte moves.
+    """Disable a request's offer of another protocol: rename its Upgrade header to an unknown name of the same length.
 
-    `curl --http2` and Java's HttpClient offer h2c with each first request, and uvicorn's parser takes the offer for the end of
-    the request. Only in a head that lies in `data` whole, which is how both clients send it.
+    `curl --http2` and Java's HttpClient offer h2c in their first request, and uvicorn's parser takes the offer for the end of
+    the request. This works only if `data` holds the whole head, which is how both clients send it.
     """
     end = data.find(b"\r\n\r\n")
     if end < 0 or not _REQUEST.match(data):
@@ -240,7 +240,7 @@ class _Http(HttpToolsProtocol):
 
 
 class _Server(uvicorn.Server):
-    """uvicorn that wakes waiting requests when it is asked to stop, and does not die of the signal it handled."""
+    """uvicorn that wakes waiting requests when asked to stop, and does not raise the handled signal again."""
 
     def __init__(self, app: object, closing: asyncio.Event, break_off: Callable[[], None]) -> None:
         super().__init__(
@@ -262,14 +262,14 @@ class _Server(uvicorn.Server):
         self._break_off = break_off
 
     def stop(self) -> None:
-        """Answer who waits, finish what is under way, end."""
+        """Answer waiting requests, finish running ones, then stop."""
         if not self.should_exit:
             asyncio.get_running_loop().call_later(STOP_LIMIT_S, self._break_off)
         self._closing.set()
         self.should_exit = True
 
     def _on_signal(self) -> None:
-        if self.should_exit:  # asked twice: do not wait for answers under way
+        if self.should_exit:  # second signal: do not wait for running requests
             self.force_exit = True
             self._break_off()
         self.stop()

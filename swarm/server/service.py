@@ -1,6 +1,6 @@
-"""What routes, gateway and training loop ask of the server. Knows asyncio, but neither HTTP nor torch.
+"""The server's API for routes, gateway and training loop. Knows asyncio, but neither HTTP nor torch.
 
-Every answer to a change is given after it is on disk.
+A change is answered only after it is on disk.
 """
 
 from __future__ import annotations
@@ -71,24 +71,24 @@ __all__ = ["OpenCall", "ServerEvent", "Service"]
 _log = logging.getLogger(__name__)
 
 PAGE_DIGITS = 18
-"""No `next` of a page has more."""
+"""Most digits in the `next` of a page."""
 _CLOSING = Refusal(ErrorCode.NOT_ROLLING, "the server is shutting down", retry_after_s=5.0)
 
 
 @dataclass(slots=True, eq=False)
 class _Waiter:
-    """A claim that waits, and its repetitions."""
+    """A waiting claim and its repetitions."""
 
     answer: asyncio.Future[EpisodeGrant]
     claimants: int = 0
     granted: EpisodeGrant | None = None
-    """What was decided; `answer` has it once it is on disk."""
+    """The granted lease; `answer` gets it once it is on disk."""
 
 
 class Service(DurableState):
     """One per server, made with the running event loop; all methods are called from it.
 
-    allow_algorithms: whether runs may bring functions of their own, which the trainer executes.
+    allow_algorithms: whether runs may bring users' own functions, which the trainer executes.
 
     Raises: Refusal with its code. After STORAGE_FULL nothing has changed, in memory or on disk.
     """
@@ -97,12 +97,12 @@ class Service(DurableState):
         self, store: Store, info: EngineInfo, *, clock: Clock, ids: Ids, allow_algorithms: bool = False
     ) -> None:
         self.failed_calls: Counter[str] = Counter()
-        """Calls that failed on the server's side since it started, by reason."""
+        """Number of calls that failed on the server's side since it started, by reason."""
         self._work = asyncio.Event()
         self._call_closed = asyncio.Event()
         self._waiters: dict[int, _Waiter] = {}
         self._endings: dict[str, Ending] = {}
-        """Of open episodes that had calls."""
+        """The endings of open episodes that have had calls."""
         self._checkpoints_wanted: list[tuple[str, int, asyncio.Future[CheckpointRef]]] = []
         self._restored: asyncio.Future[None] | None = None
         super().__init__(
@@ -135,7 +135,7 @@ class Service(DurableState):
         await super().close()
 
     def _see_to(self, outcome: Outcome[object], written: asyncio.Future[None]) -> None:
-        """Wake whom a command concerns."""
+        """Wake everything that a command's outcome affects: waiting claims, open calls, training loop, team resolver."""
         for ticket, answer in outcome.claims:
             self._answer_claim(ticket, answer, written)
         for episode_id in outcome.broken_off:
@@ -168,18 +168,18 @@ class Service(DurableState):
         return RunCreated(run_id=run.run_id)
 
     def _warn(self, run_id: str, notes: Sequence[str]) -> None:
-        """Log the notes, and send them to whoever watches the server."""
+        """Log the notes and send them to the server's watchers."""
         for note in notes:
             _log.warning("run %s: %s", run_id, note)
             self.log(f"run {run_id}: {note}")
 
     def _began_with(self, run_id: str, spec: RunSpec) -> bool:
-        """Whether the run was started with this spec. (Its digest is another where a version with fewer fields took it.)"""
+        """Whether the run was started with this spec. (The digests may differ if an older version, with fewer fields, started it.)"""
         run = self.state.run
         configs = run.configs if run is not None and run.run_id == run_id else self.reader.configs(run_id)
         try:
             first = RunSpec.model_validate(configs[0].spec, context=AS_STORED)
-        except ValidationError:  # of another version: nobody can ask for it now
+        except ValidationError:  # written by another version: no request can match it now
             return False
         asked = spec if first.dtype == "auto" else spec.computed_in(first.dtype)
         return first == (asked if first.sampling.train == "auto" else asked.trained_as(first.sampling.train))
@@ -192,7 +192,7 @@ class Service(DurableState):
 
     async def report(self, run_id: str, since_step: int = 0) -> RunReport:
         """The run, with metrics of the steps after `since_step`. Codes: not_found."""
-        await self.settled()  # who heard of a step from `status` finds it here
+        await self.settled()  # so that a step which `status` has shown is included
         steps = await self.read(lambda reader: reader.steps(run_id, since_step))
         evaluated = await self.read(lambda reader: reader.held_out(run_id))
         run = self.state.run
@@ -219,9 +219,9 @@ class Service(DurableState):
         raise Refusal(ErrorCode.OVER_LIMIT, f"run {run_id} is over; only a running one can be changed")
 
     async def stop_run(self, run_id: str) -> RunReport:
-        """Ask for a stop: drain, checkpoint, idle. Answers once the wish is durable; follow `status` to see it done.
+        """Request a stop: drain, checkpoint, idle. Answers once the request is durable; follow `status` to see it done.
 
-        Again, or for a run that is over: nothing. Codes: not_found.
+        Does nothing if a stop was already requested or the run is over. Codes: not_found.
         """
         await self._require_run(run_id)
         if self._is_newest(run_id):
@@ -229,7 +229,7 @@ class Service(DurableState):
         return await self.report(run_id)
 
     async def request_checkpoint(self, run_id: str) -> CheckpointRef:
-        """A whole checkpoint of the newest step; waits until it is written. Codes: not_found, over_limit, engine_failed."""
+        """Write a whole checkpoint of the newest step; waits until it is written. Codes: not_found, over_limit, engine_failed."""
         await self._require_run(run_id)
         run = self.state.run
         if run is None or run.run_id != run_id or run.row.released:
@@ -282,7 +282,7 @@ class Service(DurableState):
         return run is not None and run.run_id == run_id
 
     def restored(self, refusal: Refusal | None = None) -> None:
-        """The training loop has carried out the restoration that it was asked for, or cannot."""
+        """Report from the training loop: the requested restoration is done, or was refused."""
         answer, self._restored = self._restored, None
         self.tell(run_lifecycle.restoration_over)
         if answer is not None and not answer.done():
@@ -297,7 +297,7 @@ class Service(DurableState):
             raise Refusal(ErrorCode.ENGINE_FAILED, f"the engine failed: {failed.reason}")
 
     def _answer_checkpoints(self, *, closing: bool = False) -> None:
-        """Answer those who wait for a checkpoint, once it is written or cannot come."""
+        """Answer requests for a checkpoint once it is written or cannot be written any more."""
         run, situation = self.state.run, self.state.situation
         still: list[tuple[str, int, asyncio.Future[CheckpointRef]]] = []
         for run_id, step, answer in self._checkpoints_wanted:
@@ -317,7 +317,7 @@ class Service(DurableState):
     # -- episodes -------------------------------------------------------------------------------------------------
 
     async def claim(self, wanted: EpisodeClaim) -> EpisodeGrant:
-        """A slot to try the task. Waits up to `wait_s`.
+        """Claim an attempt at a task. Waits up to `wait_s`.
 
         Codes: not_found (another run), over_limit (complete or stopped), engine_failed, and after the wait not_rolling or
         draining, both with retry_after_s; idempotency_conflict; lease_lost (a newer session of the client has begun).
@@ -365,7 +365,7 @@ class Service(DurableState):
     def _answer_claim(
         self, ticket: int, answer: EpisodeGrant | Refusal, written: asyncio.Future[None] | None = None
     ) -> None:
-        """A waiting claim is granted, which it hears once it is on disk; or refused."""
+        """Answer a waiting claim: a grant once it is on disk, a refusal at once."""
         waiter = self._waiters[ticket]
         if isinstance(answer, Refusal):
             if not waiter.answer.done():
@@ -376,7 +376,7 @@ class Service(DurableState):
         written.add_done_callback(partial(_pass_on, waiter.answer, answer))
 
     def _abandon(self, wanted: EpisodeClaim, granted: EpisodeGrant) -> None:
-        """The claimant went away just as it was granted: give the slot back, unless a repetition can still ask for it."""
+        """Give the slot back if the claimant left just as its claim was granted, unless a repetition can still fetch the grant."""
         if wanted.idempotency_key is None and granted.episode_id in self.state.live:
             words = "the claimant went away before the answer"
             self.apply(lambda t: episodes.abort(t, granted.episode_id, granted.lease, words, Cause.CLIENT))
@@ -384,8 +384,8 @@ class Service(DurableState):
     async def end(self, episode_id: str, result: EpisodeResult, task_id: str | None = None) -> EpisodeReceipt:
         """Store reward and calls durably. Codes: not_found, lease_lost, idempotency_conflict, invalid_spec, storage_full.
 
-        Calls that are open are broken off and recorded as such: the client may have hung up on them just now.
-        task_id: of an episode that was claimed without one.
+        Open calls are broken off and recorded as such, because the client may have hung up on them just now.
+        task_id: the task, if the episode was claimed without one.
         """
         await self._break_off_calls(episode_id, result.lease)
         if episode_id not in self.state.live:
@@ -409,7 +409,7 @@ class Service(DurableState):
         return self.tell(lambda t: episodes.renew(t, episode_id, renewal.lease))
 
     async def access(self, api_key: str) -> EpisodeKey:
-        """The open episode that an api key is for, and its lease. Raises: KeyRefused. Codes: lease_lost once it is over."""
+        """The open episode that an api key belongs to, and its lease. Raises: KeyRefused. Codes: lease_lost once it is over."""
         if not api_key.startswith(API_KEY_PREFIX):
             raise KeyRefused("not an episode's api key; use the api_key of a claimed episode")
         episode_id = api_key.removeprefix(API_KEY_PREFIX).partition(".")[0]
@@ -422,11 +422,11 @@ class Service(DurableState):
         raise episodes.lost(row, episode_id)
 
     async def why_lost(self, episode_id: str) -> Refusal:
-        """Why a request for an episode that is over is refused."""
+        """The refusal of a request for an episode that is over."""
         return episodes.lost(await self._closed(episode_id), episode_id)
 
     async def _closed(self, episode_id: str) -> EpisodeRow | None:
-        """The row of an episode that is not open, as it is on disk once everything before this request is."""
+        """The row of an episode that is not open, read from disk after all earlier changes are written."""
         await self.settled()
         return self.reader.episode(episode_id)
 
@@ -446,20 +446,23 @@ class Service(DurableState):
     # -- teams ----------------------------------------------------------------------------------------------------
 
     async def prepare(self, episode_id: str, wish: EpisodePreparation, sealed_key: str) -> TeamReceipt:
-        """Open calls are broken off, as by an end. Codes: not_found, lease_lost, idempotency_conflict, invalid_spec, storage_full."""
+        """Bind an episode to its team's decision. Open calls are broken off, as by an end.
+
+        Codes: not_found, lease_lost, idempotency_conflict, invalid_spec, storage_full.
+        """
         await self._break_off_calls(episode_id, wish.lease)
         if not self._is_undecided(episode_id):
             return teams.late_prepare(*await self._closed_team(episode_id), episode_id, wish)
         return await self.carry_out(lambda t: teams.prepare(t, episode_id, wish, sealed_key))
 
     async def commit(self, episode_id: str, commit: EpisodeCommit) -> TeamReceipt:
-        """Codes: not_found, lease_lost, invalid_spec (not prepared), storage_full."""
+        """Commit a prepared episode. Codes: not_found, lease_lost, invalid_spec (not prepared), storage_full."""
         if not self._is_undecided(episode_id):
             return teams.late_commit(*await self._closed_team(episode_id), episode_id, commit.lease)
         return await self.carry_out(lambda t: teams.commit(t, episode_id, commit.lease))
 
     async def resolve(self, episode_id: str, resolution: EpisodeResolution) -> TeamReceipt:
-        """Codes: not_found, lease_lost (decided otherwise), invalid_spec (not prepared), storage_full."""
+        """Carry out an operator's decision. Codes: not_found, lease_lost (decided otherwise), invalid_spec (not prepared), storage_full."""
         if episode_id in self.state.prepared:
             return await self.carry_out(lambda t: teams.resolve(t, episode_id, resolution))
         if episode_id in self.state.live:
@@ -468,10 +471,10 @@ class Service(DurableState):
         return teams.late_resolve(*await self._closed_team(episode_id), episode_id, resolution)
 
     async def decision(self, episode_id: str) -> TeamDecision:
-        """What was decided, once it is on disk. Only for who holds the episode's team key. Codes: storage_full.
+        """The team's decision, once it is on disk. The caller must hold the episode's team key. Codes: storage_full.
 
-        The key is made for an episode that is on disk, and no row is ever deleted: where there is none any more, an older
-        copy of the state directory was put back, and nothing can be committed under an id that is not given a second time.
+        A key is made only for an episode that is on disk, and no row is ever deleted. If the row is missing, somebody restored an
+        older copy of the state directory; ids are never reused, so nothing can be committed under this one.
         """
         if self._is_undecided(episode_id):
             return TeamDecision(episode_id=episode_id, decision="undecided")
@@ -489,7 +492,7 @@ class Service(DurableState):
     # -- calls (the gateway's) --------------------------------------------------------------------------------------
 
     def is_open(self, episode_id: str) -> bool:
-        """Whether calls may come under it; also while its end is not on disk yet, which takes it back when it fails."""
+        """Whether the episode may still have calls. True until its end is on disk, because a failed write reopens it."""
         return episode_id in self.state.live or episode_id in self.state.closing
 
     def open_call(self, episode_id: str, lease: str) -> OpenCall:
@@ -509,8 +512,8 @@ class Service(DurableState):
     ) -> bool:
         """End a call with what was sampled (several records for n > 1, None for nothing). Call exactly once per `open_call`.
 
-        attempt: how it went; None for a request that was refused for its own faults. Returns False when the lease was lost or
-        the episode ended meanwhile.
+        attempt: the request's outcome; None for a request that was itself invalid. Returns False if the lease was lost or the
+        episode ended meanwhile.
         """
         records = [recorded] if isinstance(recorded, RecordedCall) else list(recorded or ())
         self.throughput.add(sum(len(record.sampled_ids) for record in records))
@@ -519,29 +522,29 @@ class Service(DurableState):
         return self.tell(lambda t: episodes.close_call(t, call, records, attempt))
 
     def attempted(self, episode_id: str, attempt: CallAttempt) -> None:
-        """A request that needs no record was answered."""
+        """Note that a request was answered which needs no record."""
         self.tell(lambda t: episodes.attempted(t, episode_id, attempt))
 
     def suspect(self, attempt: CallAttempt, at: float, call_ids: frozenset[str]) -> None:
-        """A client gave up on a recorded call at that Unix time, and the engine may turn out to have hung by then."""
+        """Note that a client gave up on a recorded call at Unix time `at`; the engine may turn out to have hung by then."""
         self.tell(lambda t: episodes.suspect(t, attempt, at, call_ids))
 
     def engine_lived(self, at: float) -> None:
-        """The engine was alive at this Unix time, so earlier give-ups were no hangs."""
-        if self.state.situation.lived_at < self.state.situation.suspected_at:  # else it is no news
+        """Note that the engine was alive at this Unix time, so clients that gave up earlier met no hang."""
+        if self.state.situation.lived_at < self.state.situation.suspected_at:  # else nothing is to be cleared up
             self.tell(lambda t: health.engine_lived(t, at))
 
     def fail_open(self, found: FailedCall) -> bool:
-        """A recorded call failed on the server's side after all. False: its episode has ended; then `fail_closed`."""
+        """Mark a recorded call as failed on the server's side after all. False: its episode has ended; call `fail_closed`."""
         self.failed_calls.update([found.failure.reason])
         return self.tell(lambda t: episodes.fail_open(t, found))
 
     async def fail_closed(self, found: FailedCall) -> None:
-        """The same, after `fail_open`, for an episode that has ended: dropped, unless a step has taken it. Codes: storage_full."""
+        """The same for an ended episode, after `fail_open`: it is dropped unless a step has taken it. Codes: storage_full."""
         await self.settled()
         while found.episode_id in self.state.closing:
             await self.settled()
-        if self.tell(lambda t: episodes.fail_open(t, found)):  # its end could not be written: it is open again
+        if self.tell(lambda t: episodes.fail_open(t, found)):  # its end could not be written, so it is open again
             return
         row = self.reader.episode(found.episode_id)
         calls = (self.reader.calls(row.seq) if row is not None else None) or []
@@ -550,7 +553,7 @@ class Service(DurableState):
     # -- what happened ----------------------------------------------------------------------------------------------
 
     async def entry(self, episode_id: str) -> LedgerEntry:
-        """Codes: not_found."""
+        """The ledger's entry of an episode. Codes: not_found."""
         live = self.state.live.get(episode_id)
         if live is not None:
             return live.entry()
@@ -560,7 +563,7 @@ class Service(DurableState):
         return _entry_of(row, shifts(self._versions(row.run_id)))
 
     async def trace(self, episode_id: str) -> EpisodeTrace:
-        """Every recorded call, token by token; none where old calls were freed. Codes: not_found."""
+        """Every recorded call, token by token; none if the calls were freed. Codes: not_found."""
         live = self.state.live.get(episode_id)
         if live is not None:
             return EpisodeTrace(entry=live.entry(), calls=list(live.calls))
@@ -587,14 +590,14 @@ class Service(DurableState):
         return self.state.versions.rows if self._is_newest(run_id) else self.reader.versions(run_id)
 
     async def summary(self, wanted: LedgerFilter) -> LedgerSummary:
-        """The ledger's rows that match, added up. Codes: not_found (run)."""
+        """Totals over the matching rows of the ledger. Codes: not_found (run)."""
         if wanted.run_id is not None:
             await self._require_run(wanted.run_id)
         await self.settled()
         return await self.search(lambda reader: reader.summary(wanted))
 
     async def lost(self, run_id: str) -> dict[Cause, int]:
-        """Attempts of the run that each cause lost; all causes. For a run that is there."""
+        """Number of attempts of an existing run that each cause lost; includes all causes."""
         await self.settled()
         found = await self.search(lambda reader: reader.lost(run_id))
         return {cause: found.get(cause, 0) for cause in Cause}
@@ -638,7 +641,7 @@ class Service(DurableState):
     async def wait_for_work(self, until: float) -> None:
         """Return when something happened that the training loop should look at, or at `until` (Unix time, may be infinite).
 
-        Raises: what ended a timer; what broke the storage.
+        Raises: the error that ended a timer or broke the storage.
         """
         self.check()
         left_s = until - self._clock.now()
@@ -646,20 +649,20 @@ class Service(DurableState):
         self._work.clear()
 
     def engine_health(self, found: EngineHealth) -> None:
-        """The engine's word on itself."""
+        """Take note of the engine's health."""
         self.tell(lambda t: health.engine_health(t, found))
         if found.failed_for_good and not found.ready and self._restored is not None:
             reason = f"the engine failed for good: {found.reason or 'the engine gave no reason'}"
             self.restored(Refusal(ErrorCode.ENGINE_FAILED, reason))
 
     async def ended_evals(self, run_id: str, step: int) -> list[tuple[str, int]]:
-        """Task and ordinal of the evaluations at that step that ended and count. Nothing is decided between this and the return."""
+        """Task and ordinal of the ended evaluations at that step that count. No command runs between the query and the return."""
         await self.settled()
         return self.reader.eval_ordinals(run_id, step)
 
 
 def _pass_on(answer: asyncio.Future[EpisodeGrant], lease: EpisodeGrant, written: asyncio.Future[None]) -> None:
-    """A waiting claim is answered once it is on disk."""
+    """Answer a waiting claim once its grant is on disk."""
     if answer.done():
         return
     error = written.exception()

@@ -1,12 +1,12 @@
-"""One server's state directory: all that is needed to start it again after `kill -9`.
+"""One server's state directory: everything needed to restart it after `kill -9`.
 
-lock          held while a server runs, with its pid; the kernel lets go of it when the process dies
+lock          held while a server runs, with its pid; the kernel releases it when the process dies
 identity.json server_id and model, for the life of the directory
 server.json   url, pid and server_id of the server that runs here now
-secret        behind the episodes' api keys, mode 0600
+secret        from which team keys are derived, mode 0600
 pool/         episodes, journal, ledger           runs/<run_id>/   checkpoints
 hosted.json   the hosted model's folder and fingerprint, for commands that read a run without a server
-engine/       what the engine's children keep     logs/            their output
+engine/       files of the engine's child processes   logs/        their output
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ HOSTED = "hosted.json"
 
 
 class StateDirFault(SwarmError):
-    """The directory cannot be used. The text is one line for the person who started the server."""
+    """The directory cannot be used. The text is one line for the operator."""
 
 
 class StateDir:
@@ -83,17 +83,17 @@ class StateDir:
         return self.path / "logs"
 
     def note_model(self, folder: Path | None, fingerprint: str | None) -> None:
-        """Say where the hosted model lies; None: it has no weights. Written whole or not at all."""
+        """Record where the hosted model lies; None: it has no weights. Written atomically."""
         facts = {"path": None if folder is None else str(folder), "fingerprint": fingerprint}
         write_atomically(self.path / HOSTED, json.dumps(facts).encode())
 
     def announce(self, url: str, server_id: str) -> None:
-        """Say where the server listens. Written whole or not at all."""
+        """Record where the server listens. Written atomically."""
         facts = {"url": url, "pid": os.getpid(), "server_id": server_id, "model": self.model}
         write_atomically(self.path / "server.json", json.dumps(facts).encode())
 
     def close(self) -> None:
-        """An orderly end: nobody listens here any more."""
+        """End in good order: remove the record of the running server and release the lock."""
         (self.path / "server.json").unlink(missing_ok=True)
         os.close(self._lock_fd)
 
@@ -118,7 +118,7 @@ def _lock(path: Path) -> int:
 
 
 def _refuse_strangers(path: Path) -> None:
-    """A directory that holds somebody else's files is left alone."""
+    """Refuse a directory that holds other programs' files."""
     ours = (path / "identity.json").exists()
     strangers = sorted(entry.name for entry in path.iterdir() if entry.name != "lock" and entry.suffix != ".tmp")
     if strangers and not ours:
@@ -129,7 +129,7 @@ def _refuse_strangers(path: Path) -> None:
 
 
 def _check_identity(path: Path, model: str) -> None:
-    """Claim a new directory for the model, or see that an old one is the model's."""
+    """Claim a new directory for the model, or check that an existing one belongs to it."""
     file = path / "identity.json"
     if not file.exists():
         write_atomically(file, json.dumps({"layout": _LAYOUT, "model": model}).encode())

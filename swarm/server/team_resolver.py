@@ -1,8 +1,8 @@
-"""Asks the servers that decide for a team, on behalf of prepared episodes whose clients are silent, until each is settled.
+"""Settles prepared episodes whose clients are silent: asks each team's deciding server until it answers.
 
-A client names the address, so a server asks only where its operator allows it, follows no redirect, and shows nobody what
-came back. An answer is believed only when it is a decision about the episode that was asked for: a server that does not
-know the team key says `unauthorized`, whatever stands at the address now, and nothing is concluded from it.
+The address comes from a client, so we ask only servers that the operator allows, follow no redirects, and show the answer to
+nobody. We accept an answer only if it is a decision about the requested episode. A server that does not know the team key
+answers `unauthorized`, and we conclude nothing from that.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ _log = logging.getLogger(__name__)
 FIRST_PAUSE_S = 0.25
 LONGEST_PAUSE_S = 10.0
 AT_ONCE = 16
-"""Questions under way at one time."""
+"""Most concurrent requests to deciders."""
 COMPLAIN_AFTER = 5
-"""After so many unanswered questions about one episode, a log line asks an operator to decide."""
+"""After this many unanswered requests for one episode, a log line asks an operator to decide."""
 
 
 class DeciderSilent(SwarmError):
-    """The decider gave no answer that can be believed. Nothing may be concluded from it."""
+    """The decider gave no valid answer, so nothing may be concluded from it."""
 
 
 Ask = Callable[[TeamRow], Awaitable[TeamDecision]]
-"""Asks the decider that the row names. Raises: DeciderSilent."""
+"""Ask the decider that the row names. Raises: DeciderSilent."""
 
 
 class TeamResolver:
@@ -65,7 +65,7 @@ class TeamResolver:
                 await self._service.doubt.wait()
 
     async def _settle(self, episode_id: str) -> None:
-        """Ask until there is an answer, or no more need for one."""
+        """Ask until the decider answers or an answer is no longer needed."""
         try:
             pause_s, unanswered = FIRST_PAUSE_S, 0
             while (team := self._team(episode_id)) is not None:
@@ -83,7 +83,7 @@ class TeamResolver:
         return prepared.team if prepared is not None and prepared.asks else None
 
     async def _ask_once(self, team: TeamRow) -> bool:
-        """Whether the decider answered."""
+        """Ask the decider once and apply its decision. Returns whether it answered."""
         try:
             async with self._permits:
                 decision = await self._ask(team)
@@ -94,7 +94,7 @@ class TeamResolver:
             await self._service.carry_out(lambda t: teams.hear_decision(t, team.episode_id, decision))
         except Refusal as refusal:
             if refusal.code is not ErrorCode.STORAGE_FULL:
-                raise  # else the episode is prepared as before, and asks again
+                raise  # with a full disk the episode stays prepared, and asks again
         return True
 
     def _complain(self, team: TeamRow) -> None:
@@ -110,7 +110,10 @@ ANSWER_LIMIT_S = 10.0
 
 
 class Peers:
-    """urls: servers that may be asked. any_loopback: and every one on this machine (a server without tokens)."""
+    """The servers that may be asked for decisions.
+
+    urls: allowed servers. any_loopback: also allow every server on this machine (if this server needs no tokens).
+    """
 
     def __init__(
         self,
@@ -126,7 +129,7 @@ class Peers:
         self._transport = transport
 
     def vouch(self, decider: Decider) -> None:
-        """Raises: Refusal(forbidden) for a decider that this server would not ask, invalid_spec where nobody can be asked."""
+        """Check that this server may ask a decider. Raises: Refusal(forbidden) if not, invalid_spec if its url cannot be asked."""
         try:
             asked = httpx.URL(decider.url)
         except httpx.InvalidURL as error:
@@ -137,11 +140,11 @@ class Peers:
         raise Refusal(ErrorCode.FORBIDDEN, detail)
 
     async def ask(self, team: TeamRow) -> TeamDecision:
-        """What the decider says. Raises: DeciderSilent."""
+        """The decider's decision. Raises: DeciderSilent."""
         url = f"{team.decider_url}/swarm/v1/episodes/{quote(team.decider_id, safe='')}/decision"
         try:
             key = self._keys.unseal(team.episode_id, team.sealed_key)
-        except KeyRefused as error:  # the state directory lost its secret: an operator must resolve it
+        except KeyRefused as error:  # the state directory lost its secret, so an operator must resolve the episode
             raise DeciderSilent(f"{team.decider_url} cannot be asked: {error}") from error
         try:
             async with httpx.AsyncClient(
@@ -150,7 +153,10 @@ class Peers:
                 transport=self._transport,
             ) as http:
                 answer = await http.get(url, headers={"Authorization": f"Bearer {key}"})
-        except (httpx.HTTPError, httpx.InvalidURL) as error:  # the client named the episode: it may fit in no url
+        except (
+            httpx.HTTPError,
+            httpx.InvalidURL,
+        ) as error:  # the client chose the episode's name, which may not fit into a url
             raise DeciderSilent(f"{team.decider_url}: {str(error) or type(error).__name__}") from error
         if answer.status_code != 200:
             raise DeciderSilent(f"{team.decider_url} answered HTTP {answer.status_code}")

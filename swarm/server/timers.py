@@ -1,4 +1,4 @@
-"""The two clocks of a server: what runs out is closed when it runs out, and every few seconds somebody looks around."""
+"""The two timers of a server: one closes things when they expire, the other checks every few seconds what the run waits for."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ PAUSE_AFTER_FAILED_WRITE_S = 1.0
 
 
 class Timers:
-    """due: lease time at which something runs out (infinite when nothing can), and lease time now. on_end: called if a timer ends."""
+    """Both timers. due: the lease time of the next expiry (infinite if nothing can expire), and the lease time now. on_end: called if a
+    timer ends."""
 
     def __init__(
         self,
@@ -44,13 +45,13 @@ class Timers:
             task.add_done_callback(lambda _: self._on_end())
 
     def check(self) -> None:
-        """Raises: what ended a timer, which must never end by itself."""
+        """Raises: the error that ended a timer; timers must never end by themselves."""
         for task in self._tasks:
             if task.done():
                 task.result()
 
     def arm(self) -> None:
-        """Something may run out earlier than before."""
+        """Look at the deadlines again: something may expire earlier than before."""
         if self._due()[0] < self._armed_for:
             self._rearm.set()
 
@@ -70,7 +71,7 @@ class Timers:
             except Refusal as refusal:
                 if refusal.code is not ErrorCode.STORAGE_FULL:
                     raise
-                await self._clock.sleep(PAUSE_AFTER_FAILED_WRITE_S)  # everything is as before, and will be due again
+                await self._clock.sleep(PAUSE_AFTER_FAILED_WRITE_S)  # nothing has changed, so it will be due again
 
     async def _watch_quiet(self) -> None:
         while True:

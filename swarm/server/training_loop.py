@@ -1,4 +1,4 @@
-"""The loop that drives a server: boot, collect, train, serve, checkpoint, recover. Decides nothing that the state can decide."""
+"""The loop that drives a server: boot, collect, train, serve, checkpoint, recover. Leaves every decision it can to the state machine."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 CRASHES_ALLOWED = 3
-"""So often may the engine go down, without a step made in between, before the run is given up. A supervisor bears more
-crashes than end a run (`BackOff.failures`): else a step that kills the trainer would end the whole server."""
+"""How often the engine may go down without completing a step before the run fails. It must be less than a supervisor's limit
+(`BackOff.failures`), or a step that kills the trainer would end the whole server."""
 FIRST_PAUSE_S = 0.5
 STORAGE_PAUSE_S = 2.0
 CHECKPOINTS = "checkpoints"
-"""What there may be no room for, beside the pool."""
+"""The checkpoints' name in reports that the disk is full."""
 
 
 class TrainingLoop:
@@ -58,7 +58,7 @@ class TrainingLoop:
         self._over = False
 
     async def run(self) -> None:
-        """Drive the server until cancelled. Subscribes to the engine's health and boots it first; leaves its shutdown to the caller."""
+        """Drive the server until cancelled. First subscribes to the engine's health and boots it; the caller shuts it down."""
         self._engine.subscribe(self._heard)
         try:
             await self._boot()
@@ -83,8 +83,8 @@ class TrainingLoop:
     # -- one thing at a time ------------------------------------------------------------------------------------------
 
     async def _next(self) -> None:
-        """Do the most urgent thing, or wait for one."""
-        # No await before the duty is begun: what it was decided on would be out of date.
+        """Carry out the most urgent duty, or wait for one."""
+        # No await before the duty begins, or the state that it was chosen for would be out of date.
         now = Moment(self._clock.now(), self._clock.monotonic())
         found = next_duty(self._service.state, now)
         run = self._service.state.run
@@ -119,13 +119,13 @@ class TrainingLoop:
         return Phase.ROLLING if run.row.status == "running" else Phase.IDLE
 
     async def _open(self, run: Run) -> None:
-        """Make the engine stand where the journal stands: newest checkpoint, then the journalled steps after it, once more."""
+        """Bring the engine to the journal's step: load the newest checkpoint and train the journalled steps after it again."""
         self._enter(Phase.UPDATING)
         context = RunContext(run_id=run.run_id, branch=run.row.branch, spec=run.spec, directory=self._directory(run))
         begins = run.row.branch > 0 and run.kept_step == run.row.branched_at
         with self._room_for_checkpoints(context.directory):
             context.directory.mkdir(parents=True, exist_ok=True)
-            # What lies newest in the folder may still be of the branch before: name the checkpoint until this one has its own.
+            # The newest checkpoint in the folder may belong to the previous branch, so name one until this branch has its own.
             at = await self._engine.open_run(context, at_step=run.kept_step if begins else None)
             if at > run.step:
                 # A checkpoint of a step whose outcome was never stored: take the newest that the journal knows.
@@ -144,12 +144,12 @@ class TrainingLoop:
         self._opened(run)
 
     async def _restore(self) -> None:
-        """Go back to a checkpoint, as an operator wished; what is opened next is the new branch."""
+        """Go back to a checkpoint, as requested; the loop then opens the new branch."""
         wish = self._service.state.situation.restoration
         assert wish is not None
-        await self._service.settled()  # what is decided already is part of the past
+        await self._service.settled()  # earlier decisions belong to the old branch
         try:
-            # Another run may have taken the place of this one while the wish waited for the engine.
+            # Another run may have replaced this one while the request waited for the engine.
             run = run_lifecycle.restorable(self._service.state, wish)
             specs = dict(run.specs)
             await self._require_checkpoint(run, wish.step)
@@ -164,7 +164,7 @@ class TrainingLoop:
             self._service.restored()
 
     async def _require_checkpoint(self, run: Run, step: int) -> None:
-        """Later checkpoints are given up only for one that can be read. Codes: not_found{checkpoints}."""
+        """Check that the checkpoint can be read before later ones are given up. Codes: not_found{checkpoints}."""
         if not step:
             return
         try:
@@ -186,7 +186,7 @@ class TrainingLoop:
         await self._make(run, row)
 
     async def _make(self, run: Run, row: StepRow) -> None:
-        """Train the journalled batch, serve what comes out, and only then write down that it is done."""
+        """Train the journalled batch and serve the new weights; only then record that the step is done."""
         batch = await self._batch(run, row)
         began = self._clock.monotonic()
         outcome = await self._engine.train(batch)
@@ -205,7 +205,7 @@ class TrainingLoop:
         return await self._service.read(lambda reader: recorded_batch(reader, row, specs))
 
     async def _serve(self, run: Run, step: int) -> None:
-        """Serve the trainer's weights; when inference is down, as soon as it is back."""
+        """Serve the trainer's weights; if inference is down, do so as soon as it is back."""
         version = WeightsVersion(run_id=run.run_id, branch=run.row.branch, step=step)
         for attempt in range(CRASHES_ALLOWED):
             try:
@@ -225,7 +225,7 @@ class TrainingLoop:
         await self._for_certain(lambda t: steps.checkpointed(t, run.run_id, step, best))
 
     async def _best(self, run: Run) -> int | None:
-        """The step of the checkpoint that does best on the held-out tasks so far."""
+        """The step of the checkpoint with the best results on held-out tasks so far."""
         evaluated = await self._service.read(lambda reader: reader.held_out(run.run_id))
         best = best_of(run.row.checkpoints, evaluated)
         return None if best is None else best.step
@@ -237,7 +237,7 @@ class TrainingLoop:
         await self._service.carry_out(run_lifecycle.stop)
 
     async def _for_certain(self, command: Command[T]) -> T:
-        """Write down what the engine has done already: when the disk is full, again and again until there is room."""
+        """Record something that the engine has already done. If the disk is full, retry until there is room."""
         while True:
             try:
                 return await self._service.carry_out(command)
@@ -261,7 +261,7 @@ class TrainingLoop:
             self._heard(EngineHealth(ready=True))
 
     async def _engine_went_down(self, error: EngineDown) -> None:
-        """What the trainer holds is unknown now: the run is opened again, from its newest checkpoint, when the engine is back."""
+        """The trainer's weights are unknown now: when the engine is back, reopen the run from its newest checkpoint."""
         self._say(f"the engine went down: {error}")
         self._service.tell(lambda t: health.engine_opened(t, None))
         run = self._service.state.run
@@ -274,14 +274,14 @@ class TrainingLoop:
         await self._until_ready(self._crashes - 1)
 
     async def _until_ready(self, attempt: int) -> None:
-        """Return when the engine says that it is ready, or, when it never said otherwise, after a pause that grows."""
+        """Return when the engine reports that it is ready or, if it never reported otherwise, after a growing pause."""
         if self._service.state.situation.engine_ready:
             await self._clock.sleep(FIRST_PAUSE_S * 2**attempt)
         while not self._service.state.situation.engine_ready:
             await self._service.wait_for_work(math.inf)
 
     async def _give_up(self, reason: str) -> None:
-        """Fail the run, with the reason, where people look for it."""
+        """Fail the run and log the reason."""
         self._crashes = 0
         run = self._service.state.run
         if run is None or run.row.released or run.run_id != self._acting_for:
@@ -309,7 +309,7 @@ class TrainingLoop:
 
     @contextmanager
     def _room_for_checkpoints(self, directory: Path) -> Iterator[None]:
-        """A directory that cannot be written is refused like a full pool: tried again until there is room."""
+        """Treat a directory that cannot be written like a full pool: report it, and let the loop try again."""
         try:
             yield
         except OSError as error:

@@ -1,1 +1,1 @@
-"""Between an agent's requests and the engine: token reuse, recording, retries. Knows dialects, and no HTTP framework."""
+"""Sits between an agent's requests and the engine: token reuse, recording, retries. Knows dialects, but no HTTP framework."""

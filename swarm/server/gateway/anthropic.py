@@ -30,7 +30,7 @@ _TOOL_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _EFFORT_WITHOUT_THINKING = "none"
 _REFERENCE = "tool_reference"
 _BILLING = "x-anthropic-billing-header"
-"""A command-line agent puts a hash of each request before its system prompt, as a block or a line. It would change every prompt."""
+"""A command-line agent puts a hash of each request before its system prompt, as a block or a line. We drop it, or every prompt would differ."""
 
 
 class AnthropicMessages(ItemDialect):
@@ -46,7 +46,7 @@ class AnthropicMessages(ItemDialect):
             if not isinstance(message, dict) or message.get("role") not in _ROLES:
                 raise bad_request(f"each message must be an object with a role of {', '.join(_ROLES)}", "messages")
             _check_content(message.get("content"), "messages")
-            if message["content"] == [] and message["role"] != "assistant":  # a model that said nothing comes back so
+            if message["content"] == [] and message["role"] != "assistant":  # an empty answer is sent back in this form
                 raise bad_request(f"{message['role']} messages must have non-empty content", "messages")
         if body.get("system") is not None:
             _check_content(body["system"], "system")
@@ -88,7 +88,7 @@ def _check_content(content: Any, parameter: str) -> None:
 
 
 def _tools(body: JsonObject) -> JsonObject:
-    """Tools, and which of them must be called. One that is deferred is shown as soon as a result has referred to it.
+    """The request's tools and tool choice. A deferred tool is shown once a tool result has referred to it.
 
     Raises: RequestRefused for a tool that the client would not run itself.
     """
@@ -123,16 +123,16 @@ def _tools(body: JsonObject) -> JsonObject:
 
 
 def _referred(messages: Sequence[JsonObject]) -> set[str]:
-    """Names of the tools to which results refer: what a search for deferred tools has found."""
+    """Names of the tools that results refer to, which a search for deferred tools has found."""
     blocks = [block for message in messages if isinstance(message["content"], list) for block in message["content"]]
     parts = [part for block in blocks if isinstance(block.get("content"), list) for part in block["content"]]
     return {str(part.get("tool_name")) for part in parts if isinstance(part, dict) and part.get("type") == _REFERENCE}
 
 
 def _thinking(body: JsonObject) -> JsonObject:
-    """How much to think. Thoughts are shown whatever `display` says: they are part of what was sampled.
+    """The thinking settings. Thoughts are shown whatever `display` says, because they are sampled tokens too.
 
-    `budget_tokens` is left out: no engine here counts thoughts by themselves, and `max_tokens` bounds them with the rest.
+    `budget_tokens` is ignored: no engine here counts thoughts separately, and `max_tokens` limits them with the rest.
     """
     asked: JsonObject = {}
     if effort := (body.get("output_config") or {}).get("effort"):
@@ -204,12 +204,12 @@ def _assistant(blocks: Sequence[JsonObject]) -> Message:
 
 
 def _arguments(given: Any) -> str:
-    """The input of a call as the model wrote it: a text if it was not JSON."""
+    """The input of a call as the model wrote it: plain text if it was not JSON."""
     return given if isinstance(given, str) else json.dumps(given)
 
 
 def _user(blocks: Sequence[JsonObject]) -> list[Message]:
-    """Results of tools first, in their order, then what the user says."""
+    """The user's blocks as messages: tool results first, in their order, then the user's own content."""
     results: list[Message] = []
     parts: list[JsonObject] = []
     for block in blocks:
@@ -249,7 +249,7 @@ def _part(block: JsonObject) -> JsonObject:
 
 
 def _joined(parts: list[JsonObject]) -> Any:
-    """A single text as it is, else the parts."""
+    """A single text part as a string, else the list of parts."""
     return parts[0]["text"] if len(parts) == 1 and parts[0]["type"] == "text" else parts
 
 
@@ -257,7 +257,7 @@ def _joined(parts: list[JsonObject]) -> Any:
 
 
 class AnthropicStream(ItemStream):
-    """The events of a message, and the message that they amount to."""
+    """The events of a message, and the whole message that they add up to."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -265,7 +265,7 @@ class AnthropicStream(ItemStream):
         self._finish: str | None = None
         self._stop: int | str | None = None
         self._last_arguments: str | None = None
-        """Of the last call."""
+        """The arguments of the last call."""
 
     def frames(self, chunk: JsonObject, prompt_tokens: int) -> list[bytes]:
         frames: list[bytes] = []
@@ -308,7 +308,7 @@ class AnthropicStream(ItemStream):
         if item.kind == "call":
             self._last_arguments = item.said
             return item.shown | {"input": _input(item.said)}, frames
-        # Clients send a thought back with its signature; ours names the answer that it is from.
+        # Clients send a thought back with its signature; our signature names the answer that it belongs to.
         signature = str(self._head["id"] or "").removeprefix("chatcmpl-")
         frames.insert(0, self._block_delta("signature_delta", signature=signature))
         return item.shown | {"thinking": item.said, "signature": signature}, frames
@@ -354,7 +354,7 @@ def _usage(prompt_tokens: int, sampled_tokens: int) -> JsonObject:
 
 
 def _input(arguments: str) -> Any:
-    """Arguments as an object; what is not JSON, or is a JSON text, is shown as it was written."""
+    """Arguments as an object. Anything that is not JSON, or is a JSON string, is shown as written."""
     try:
         value = read_json(arguments or "{}")
     except ValueError:

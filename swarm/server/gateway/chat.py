@@ -34,7 +34,7 @@ class ChatCompletions(Dialect):
                 raise bad_request(text, name)
 
     def check_end(self, body: JsonObject) -> None:
-        """A last message of the assistant is history; `continue_final_message` is refused by `check`."""
+        """Nothing to refuse: a final assistant message is history, and `check` refuses `continue_final_message`."""
 
     def requests(self, body: JsonObject, earlier: Sequence[RecordedCall]) -> list[JsonObject]:
         return [body]
@@ -47,7 +47,7 @@ class ChatCompletions(Dialect):
 
 
 class ChatStream:
-    """Chunks as they come, then `[DONE]`."""
+    """Sends chunks as they come, then `[DONE]`."""
 
     def frames(self, chunk: JsonObject, prompt_tokens: int) -> list[bytes]:
         return [data_frame(chunk)]

@@ -12,9 +12,9 @@ from swarm.server.gateway.errors import bad_request
 from swarm.server.gateway.forms import JsonObject, TextForm
 
 _NOT_PASSED = ("echo", "stream_options")
-"""Done here, not by the engine."""
+"""Fields that the gateway handles itself and does not pass to the engine."""
 _MOST_ID = 2**31 - 1
-"""The largest id that a record has room for; no vocabulary comes near."""
+"""The largest token id that a record can hold; no vocabulary comes near it."""
 
 
 class Completions(Dialect):
@@ -37,7 +37,7 @@ class Completions(Dialect):
                 raise bad_request("echo does not score a prompt here; leave out logprobs, and sample a token", "echo")
 
     def check_end(self, body: JsonObject) -> None:
-        """Every text may be continued."""
+        """Nothing to refuse: any text may be continued."""
 
     def requests(self, body: JsonObject, earlier: Sequence[RecordedCall]) -> list[JsonObject]:
         plain = {name: value for name, value in body.items() if name not in _NOT_PASSED}
@@ -56,7 +56,7 @@ class Completions(Dialect):
 
 
 class TextStream(ChatStream):
-    """Chunks as they come, under one id; then the usage of all prompts together, where it is asked for, and `[DONE]`."""
+    """Sends chunks as they come, under one id; then the total usage of all prompts, if the request asks for it, and `[DONE]`."""
 
     def __init__(self, body: JsonObject) -> None:
         self._body = body
@@ -101,5 +101,5 @@ def _are_ids(prompt: list[Any]) -> bool:
 
 
 def _prompt_of(body: JsonObject, index: int) -> str:
-    """The prompt behind a choice of the whole answer."""
+    """The prompt of a choice, by the choice's index in the whole answer."""
     return str(prompts_of(body)[index // Completions.form.choices(body)])

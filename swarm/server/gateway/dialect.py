@@ -1,4 +1,4 @@
-"""What the gateway needs of a dialect: it puts requests into one of the engine's forms, and the answers into its own words."""
+"""The interface of a dialect: it translates requests into one of the engine's forms, and the engine's answers back."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from swarm.server.gateway.forms import Form, JsonObject
 from swarm.server.gateway.message_form import MOST_DEPTH
 
 MOST_CHOICES = 1024
-"""Answers to all prompts of one request together."""
+"""Most answers that one request may ask for, over all its prompts."""
 
 
 class AnswerStream(Protocol):
@@ -41,7 +41,7 @@ class Dialect(ABC):
 
     @abstractmethod
     def check(self, body: JsonObject) -> None:
-        """Refuse what cannot be a request, before anything is counted."""
+        """Refuse malformed requests, before anything is counted."""
 
     @abstractmethod
     def check_end(self, body: JsonObject) -> None:
@@ -119,7 +119,7 @@ def _require(body: JsonObject, names: Sequence[str], what: str, fits: Callable[[
 
 
 def check_sampling(body: JsonObject, prompts: int = 1) -> None:
-    """Refuse sampling fields of a completion that cannot be what they are, or more answers than one request may ask for."""
+    """Refuse a completion's sampling fields with invalid values, or more answers than one request may ask for."""
     check_count(body, "n")
     wanted = prompts * int(body.get("n") or 1)
     if wanted > MOST_CHOICES:
@@ -134,7 +134,7 @@ def check_sampling(body: JsonObject, prompts: int = 1) -> None:
 
 
 def no_prefill(parameter: str) -> RequestRefused:
-    """The refusal for a client that began an answer of its own."""
+    """The refusal of a request whose client wrote the beginning of the answer."""
     text = (
         "an answer that the client began is not continued here: prompts are recorded as the model's own template makes "
     )

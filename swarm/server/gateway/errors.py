@@ -14,7 +14,7 @@ from swarm.protocol.errors import HTTP_STATUS, BodyTooLarge, ErrorCode, Refusal,
 from swarm.server.keys import KeyRefused
 
 _STATUS = HTTP_STATUS | {ErrorCode.LEASE_LOST: 403, ErrorCode.INVALID_SPEC: 400, ErrorCode.OVER_LIMIT: 403}
-"""Where statuses differ from the control surface: SDKs retry a 409, and a lost episode stays lost."""
+"""Statuses that differ from the control surface's. SDKs would retry a 409, but a lost episode stays lost."""
 _NO_RETRY = {"x-should-retry": "false"}
 _ANTHROPIC_TYPES = {
     400: "invalid_request_error",
@@ -47,7 +47,7 @@ def refused(
 
 
 def unknown_model(wanted: str, hosted: str) -> RequestRefused:
-    """The refusal for a client that asks for another model."""
+    """The refusal of a request for a model that is not hosted here."""
     text = (
         f"The model `{wanted}` does not exist; this server hosts `{hosted}`. Ask for `{hosted}` or `{POLICY_MODEL}`, "
         "with `@agent` behind it to name an agent."
@@ -76,7 +76,7 @@ def answer_of(error: SwarmError) -> ErrorAnswer:
 
 
 def fault() -> Refusal:
-    """All that a client learns of a failure of ours."""
+    """The only text that a client gets about an internal error."""
     return Refusal(ErrorCode.SERVER_FAULT, "the server failed on this request; its log says why")
 
 
@@ -90,7 +90,7 @@ def anthropic_body(status: int, body: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_code_in_words(body: dict[str, Any]) -> dict[str, Any]:
-    """vLLM puts the HTTP status into `code`, where OpenAI has a text or null."""
+    """The body with a string or null as `code`, as OpenAI has it; vLLM puts the HTTP status there."""
     error = body.get("error")
     if not isinstance(error, dict) or not isinstance(error.get("code"), int):
         return body

@@ -1,7 +1,7 @@
 """Which calls failed on the server's side, and how long to wait for an engine that crashed.
 
-How a call ended shows whether it failed. If its client gave up, what becomes of the engine shows it later. The state decides
-what a failure means for an episode.
+How a call ended shows whether it failed. If its client gave up, the engine's health shows it later. The state machine
+decides what a failure means for an episode.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _Reason = Literal["engine_down", "engine_hung", "refused", "cut_off"]
 
 @dataclass(slots=True)
 class Progress:
-    """How a request is going. outage: the engine crashed under it, and the client has seen nothing since."""
+    """A request's progress. outage: the engine crashed during it, and the client has seen nothing since."""
 
     outage: EngineDown | None = None
     shown: bool = False
@@ -46,7 +46,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptCall:
-    """A recorded call that may still be found to have failed on our side. at: Unix time of its end."""
+    """A recorded call that may still turn out to have failed on our side. at: Unix time of its end."""
 
     at: float
     episode_id: str
@@ -65,7 +65,7 @@ class KeptCall:
 
 
 class EngineWait:
-    """Waits for an engine that crashed, as long as that may help."""
+    """Waits for a crashed engine to come back."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -80,11 +80,11 @@ class EngineWait:
             self._ready.clear()
 
     def give_up_at(self) -> float:
-        """When a request that begins now fails, if the engine stays away. Monotonic time."""
+        """Monotonic time at which a request that begins now fails if the engine does not come back."""
         return self._clock.monotonic() + ENGINE_WAIT_S
 
     async def ask(self, progress: Progress, ask: Callable[[], Awaitable[Answer]]) -> Answer:
-        """The engine's answer; where it crashes meanwhile, wait for it and ask again. Nothing was shown yet."""
+        """Ask the engine. If it crashes meanwhile, wait for it and ask again. Only while the client has seen nothing."""
         give_up_at = self.give_up_at()
         while True:
             try:
@@ -95,11 +95,11 @@ class EngineWait:
                     raise
 
     async def is_back(self, give_up_at: float) -> bool:
-        """Wait until it may be worth trying again; False when it no longer is."""
+        """Wait until another try may succeed; False if none will."""
         left_s = give_up_at - self._clock.monotonic()
         if self._failed or left_s <= 0:
             return False
-        if self._ready.is_set():  # the crash is not noticed yet, or is over already
+        if self._ready.is_set():  # the crash has not been noticed yet, or is already over
             await self._clock.sleep(_AGAIN_AFTER_S)
             return True
         await within(self._clock, left_s, self._ready.wait())
@@ -107,22 +107,22 @@ class EngineWait:
 
 
 class Failures:
-    """All calls of a gateway. Called from one event loop."""
+    """Finds the failed calls of one gateway. Use from one event loop."""
 
     def __init__(self, service: Service, clock: Clock) -> None:
         self._service = service
         self._clock = clock
         self._hung = False
         self._crashes: dict[str, int] = {}
-        """Of each process that samples, by its device."""
+        """Number of crashes of each sampling process, by device."""
         self._left: deque[KeptCall] = deque(maxlen=_LEFT_AT_MOST)
-        """The newest calls that their clients gave up."""
+        """The newest calls whose clients gave up."""
         self._lived_at = 0.0
         """Unix time at which the engine, or any replica of it, last sampled something."""
         self._marking: set[asyncio.Task[None]] = set()
 
     def why(self, progress: Progress, error: BaseException, *, sampling: bool = False) -> CallFailure | None:
-        """How the server failed a call that ends with this error. None: its client went away, or sent a bad request.
+        """The server-side failure behind an error that ended a call. None: the client went away, or sent a bad request.
 
         sampling: the engine was asked to sample.
         """
@@ -138,12 +138,12 @@ class Failures:
         return _failure("cut_off" if progress.shown or sampling else "refused", words)
 
     def engine_lives(self) -> None:
-        """It sampled something: clients that gave up before met no crash. Another replica may still hang."""
+        """Note that the engine sampled a token: clients that gave up earlier met no crash. Another replica may still hang."""
         self._lived_at = self._clock.now()
         self._service.engine_lived(self._lived_at)
 
     def left(self, call: KeptCall) -> None:
-        """Its client gave up, and nothing is known to be wrong."""
+        """Remember a call whose client gave up while nothing seemed wrong."""
         self._service.suspect(call.attempt, call.at, call.call_ids)
         self._left.append(call)
 
@@ -159,18 +159,18 @@ class Failures:
                 self._mark_left(each.hung_since, _failure("engine_hung", each.reason or ""))
             elif each.failures > known:
                 since = self._clock.now() - CRASH_UNNOTICED_S
-                lived_at = self._lived_at if len(samplers) == 1 else since  # of which one that token was is not known
+                lived_at = self._lived_at if len(samplers) == 1 else since  # any replica may have sampled that token
                 self._mark_left(max(lived_at, since), _failure("engine_down", each.reason or ""))
 
     def _mark_left(self, since: float, failure: CallFailure) -> None:
-        """Calls that their clients gave up after this Unix time may have met it, whichever replica they were at."""
+        """Mark calls whose clients gave up after this Unix time. Their replica is unknown, so any of them may have met the failure."""
         left = [call for call in self._left if call.at >= since]
         self._left.clear()
         for call in left:
             self.mark(call.failed(failure))
 
     def mark(self, found: FailedCall) -> None:
-        """A recorded call failed after all. Marking takes a while when its episode has ended."""
+        """Mark a recorded call as failed after all. If its episode has ended, this continues in the background."""
         if not self._service.fail_open(found):
             task = asyncio.get_running_loop().create_task(self._mark_closed(found))
             self._marking.add(task)
@@ -196,7 +196,7 @@ class Failures:
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Whether the request was refused for faults of its own, which the end of its episode is not."""
+    """Whether the request was refused because the request was wrong. The end of its episode does not count as such."""
     return isinstance(error, SwarmError) and not _is_over(error) and answer_of(error).status < 500
 
 

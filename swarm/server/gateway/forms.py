@@ -1,6 +1,6 @@
-"""The engine's two forms of request and answer: chat completions and text completions. What is recorded is in one of them.
+"""The engine's two forms of request and answer: chat completions and text completions. Records use one of them.
 
-Pure functions over JSON objects; what vLLM serves is kept as it is.
+Pure functions over JSON objects; vLLM's answers are kept as they are.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ class Form(ABC):
     engine_dialect: EngineDialect
 
     def choices(self, body: JsonObject) -> int:
-        """How many answers to each prompt are asked for."""
+        """Number of answers requested per prompt."""
         return int(body.get("n") or 1)
 
     @abstractmethod
     def assembly(self, body: JsonObject) -> Assembly:
-        """Begin to put a stream together."""
+        """Start assembling a stream."""
 
     def choice_of(self, answer: JsonObject, index: int) -> JsonObject:
-        """The answer with one of its choices alone, as it is recorded."""
+        """The answer with only one of its choices, as it is recorded."""
         return answer | {"choices": [choice for choice in answer["choices"] if choice["index"] == index]}
 
     def joined(self, answers: Sequence[JsonObject]) -> JsonObject:
-        """Answers to several prompts of one request as one; choices are numbered through."""
+        """Join the answers to several prompts of one request; choices are numbered consecutively."""
         if len(answers) == 1:
             return answers[0]
         choices = itertools.chain.from_iterable(answer["choices"] for answer in answers)
@@ -54,7 +54,7 @@ class Form(ABC):
 
 
 class Assembly(ABC):
-    """Puts the chunks of a stream together to the answer that they amount to. wanted: how many choices were asked for."""
+    """Assembles the chunks of a stream into a whole answer. wanted: number of choices requested."""
 
     kind: str
     """The answer's `object`."""
@@ -101,11 +101,11 @@ class Assembly(ABC):
 
     @abstractmethod
     def _begun(self) -> JsonObject:
-        """A choice of which nothing has come, `finish_reason` None."""
+        """A choice before its first chunk, with `finish_reason` None."""
 
     @abstractmethod
     def _grow(self, choice: JsonObject, chunk: JsonObject) -> None:
-        """Add what a chunk says of it, but for the reasons of its end."""
+        """Add a chunk to its choice, except finish and stop reasons."""
 
 
 # -- text completions ---------------------------------------------------------------------------------------------------
@@ -159,7 +159,7 @@ class ChatForm(Form):
 
 
 def prompt_settings(body: JsonObject) -> JsonObject:
-    """All that a prompt depends on besides its messages: tools, template settings."""
+    """The settings that a prompt depends on besides its messages: tools and template settings."""
     return {name: body[name] for name in _SETTINGS if body.get(name)}
 
 
@@ -169,7 +169,7 @@ def prompt_body(body: JsonObject, messages: list[Message]) -> JsonObject:
 
 
 def message_of(answer: JsonObject) -> Message | None:
-    """The message that a client would send back for a recorded answer; None where there is none."""
+    """The message that a client would send back for a recorded answer; None if there is none."""
     choices = answer.get("choices") or ()
     if not choices or not choices[0].get("message"):
         return None
@@ -195,7 +195,7 @@ def _parts(choice: JsonObject) -> Iterator[tuple[JsonObject, JsonObject | None]]
 
 
 def _text_span(entries: list[JsonObject], thought: str, text: str, *, called: bool) -> tuple[int, int]:
-    """The entries of `text`: all, except those before and after it where there are thoughts or calls."""
+    """Range of the log-probability entries that belong to `text`. Thoughts may come before them, calls after them."""
     spelt = [bytes(entry.get("bytes") or ()) for entry in entries]
     ends = list(itertools.accumulate(map(len, spelt)))
     whole = b"".join(spelt)

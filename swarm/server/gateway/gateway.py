@@ -1,6 +1,6 @@
-"""An agent's request from its arrival to its record: open the call, keep sampled tokens, sample, record, answer.
+"""Handles an agent's request from arrival to record: open the call, reuse sampled tokens, sample, record, answer.
 
-The same course for every dialect. Knows neither HTTP frameworks nor a concrete engine; the Service records.
+The steps are the same for every dialect. Knows neither HTTP frameworks nor a concrete engine; the Service stores the records.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Gateway:
         engine.subscribe(self._on_health)
 
     def stop(self) -> None:
-        """The server ends: break off every call, as `complete` and `stream` say, and refuse later ones."""
+        """The server stops: break off every call, as `complete` and `stream` describe, and refuse later ones."""
         self._stopping.come()
 
     def decode(self, ids: list[int]) -> str:
@@ -65,10 +65,10 @@ class Gateway:
         return self._engine.decode(ids)
 
     async def complete(self, dialect: str, key: EpisodeKey, body: JsonObject, headers: Headers) -> JsonObject:
-        """A whole answer. Cancelling it stops the sampling, and the call is recorded as broken off.
+        """Sample a whole answer. Cancelling this stops the sampling and records the call as broken off.
 
-        Raises: Refusal (lost lease, conflict, not_rolling when the server stops), RequestRefused, EngineDown. What failed on
-        our side is recorded as such.
+        Raises: Refusal (lost lease, conflict, not_rolling when the server stops), RequestRefused, EngineDown. Failures on our
+        side are recorded as such.
         """
         request = self._open(dialect, key, body, headers)
         with self._recorded(request):
@@ -102,12 +102,12 @@ class Gateway:
                 if stream is None or not request.progress.shown:
                     raise
                 self._broken(request, error)
-                request.release()  # before the client takes the last frames, for which nothing waits
+                request.release()  # now, since nothing needs to wait until the client has read the last frames
                 for frame in stream.broken(answer_of(error)):
                     yield frame
 
     async def count_tokens(self, dialect: str, key: EpisodeKey, body: JsonObject, headers: Headers) -> int:
-        """How many tokens the prompt of a request would have. Samples nothing, and records only a failure of ours.
+        """Number of tokens in a request's prompt. Samples nothing, and records only failures on our side.
 
         Raises: as `complete`.
         """
@@ -121,9 +121,9 @@ class Gateway:
             calls = (await self._service.trace(key.episode_id)).calls
             asked = rules.requests(body, calls)
             count = await self._wait.ask(progress, partial(self._prompts.count, asked[0], calls))
-        except BaseException as error:  # whatever it is, a failure is recorded, and the error goes on
+        except BaseException as error:  # record any failure, then raise it again
             if self._failures.why(progress, error) is not None or not is_refusal(error):
-                with suppress(Refusal):  # its episode is over: nobody keeps the record
+                with suppress(Refusal):  # its episode is over, so the record is not needed
                     request = self._opened(rules, agent, key, body, headers)
                     request.progress, request.began = progress, began
                     request.attempt = Attempt(_counted(rules, agent, body), None)
@@ -143,7 +143,7 @@ class Gateway:
     # -- before sampling ------------------------------------------------------------------------------------------
 
     def _open(self, dialect: str, key: EpisodeKey, body: JsonObject, headers: Headers) -> AgentRequest:
-        """Check a request by itself, and open its call. Raises: RequestRefused, Refusal (lost lease)."""
+        """Check a request and open its call. Raises: RequestRefused, Refusal (lost lease)."""
         rules, agent = self._dialects[dialect], None
         try:
             rules.check(body)
@@ -151,7 +151,7 @@ class Gateway:
             agent = agent_of(body, headers, self._engine.info.model, any_model=key.any_model)
         except SwarmError:
             raise
-        except Exception as error:  # a fault of ours, which the agent will hear of
+        except Exception as error:  # an internal error, which the agent will see
             self._broken(self._opened(rules, agent, key, body, headers), error)
             raise
         return self._opened(rules, agent, key, body, headers)
@@ -164,13 +164,13 @@ class Gateway:
         return AgentRequest(dialect=rules, body=body, agent=agent, call=call, is_retry=again, began=began)
 
     async def _begin(self, request: AgentRequest, headers: Headers) -> None:
-        """Find out what to ask the engine for, or what was answered before."""
+        """Find the recorded answer of a retry, or prepare the engine's requests."""
         rules, call = request.dialect, request.call
         request.ask(rules.requests(request.body, call.earlier), seeded=self._engine.info.default_seeds)
         request.attempt, request.answered_before = await self._retries.begin(
             call.episode_id, rules.name, request.agent, request.body, headers
         )
-        request.began = next(self._order)  # it may have waited for the one that it repeats
+        request.began = next(self._order)  # it may have waited for the request that it repeats
         if request.answered_before is None:
             request.generations = await self._while_open(call, partial(self._generations, request))
             request.sampling = True
@@ -193,12 +193,12 @@ class Gateway:
         generation.take_all(sampled)
 
     async def _frames(self, request: AgentRequest, stream: AnswerStream) -> AsyncGenerator[bytes, None]:
-        """The answer as it is sampled. It is recorded before the client hears of its end."""
+        """Stream the answer as it is sampled. The call is recorded before the client gets the last frames."""
         if request.answered_before is not None:
             for frame in request.replayed(stream, request.answered_before):
                 yield frame
             return
-        # One prompt's events are not merged: they pass here by the thousand, beside the sampling.
+        # Events of a single prompt skip the merging: thousands of them pass here while the engine samples.
         streams = [self._events(request, generation) for generation in request.generations]
         async with aclosing(streams[0] if len(streams) == 1 else merged(streams)) as events:
             while (found := await self._next(request, events)) is not None:
@@ -217,7 +217,8 @@ class Gateway:
     async def _events(
         self, request: AgentRequest, generation: Generation
     ) -> AsyncGenerator[tuple[Generation, SampledEvent], None]:
-        """The engine's events for one prompt, taken already. A crash before anything was shown is waited out."""
+        """The engine's events for one prompt, already added to the generation. If the engine crashes before the client has seen
+        anything, wait for it and start over."""
         give_up_at = self._wait.give_up_at()
         shown = False
         while True:
@@ -247,7 +248,7 @@ class Gateway:
             raise (_lost(call) if call.ending.over else _stopped()) from error
 
     async def _next(self, request: AgentRequest, events: AsyncIterator[Answer]) -> Answer | None:
-        """The next of a stream; None at its end. What is recorded already is sent to the end. Raises: as `_while_open`."""
+        """The next event of a stream; None at its end. A call that is already recorded is sent to its end. Raises: as `_while_open`."""
         try:
             return await (anext(events) if request.closed else self._while_open(request.call, events.__anext__))
         except StopAsyncIteration:
@@ -257,17 +258,17 @@ class Gateway:
 
     @contextmanager
     def _recorded(self, request: AgentRequest) -> Iterator[None]:
-        """Record a request that gets no whole answer, whatever the error is."""
+        """Record a request that gets no whole answer, for any error."""
         try:
             yield
-        except BaseException as error:  # the error goes on
+        except BaseException as error:  # raised again
             self._broken(request, error)
             raise
         finally:
             request.release()
 
     def _finish(self, request: AgentRequest) -> None:
-        """Record the call before the client hears of its end. Raises: Refusal(lease_lost): nobody keeps it."""
+        """Record the call before the client sees its end. Raises: Refusal(lease_lost); then it is not recorded."""
         assert request.attempt is not None
         request.attempt.answer = request.engine_answer()
         self._close(request, [record for each in request.generations for record in self._records.make(each)])
@@ -276,7 +277,7 @@ class Gateway:
             raise _lost(request.call)
 
     def _close(self, request: AgentRequest, records: list[RecordedCall], outcome: Outcome = "answered") -> None:
-        """The call is closed once. What its episode has no use for any more is discarded."""
+        """Close the call, once. Records that come after the episode's end are discarded."""
         request.closed = True
         attempt = request.ended(outcome, next(self._order))
         if self._service.close_call(request.call, records or None, attempt):
@@ -289,7 +290,7 @@ class Gateway:
             )
 
     def _broken(self, request: AgentRequest, error: BaseException) -> None:
-        """The client gets no answer, or not all of it: record what was sampled, and whether that is a failure of ours."""
+        """Record a call whose client gets no whole answer: the sampled tokens, and the failure if it was ours."""
         failure = self._failures.why(request.progress, error, sampling=request.sampling)
         refused = failure is None and is_refusal(error)
         if request.closed:
@@ -317,7 +318,7 @@ class Gateway:
         ]
 
     def _unread(self, request: AgentRequest, failure: CallFailure) -> RecordedCall:
-        """The record of a request that failed on our side before it was known what to ask the engine for."""
+        """The record of a request that failed on our side before the engine's request was known."""
         request.asked = [with_defaults({}, request.call.spec.sampling, None)]
         generation = request.generation(0, Prompt(messages=()))
         (record,) = self._records.make(generation, complete=False, failure=failure)
@@ -349,7 +350,7 @@ def _stopped() -> Refusal:
 
 
 def _numbered(data: JsonObject, first: int) -> JsonObject:
-    """A chunk whose choices are numbered through the whole answer."""
+    """A chunk with its choices numbered over the whole answer."""
     if not first or not data.get("choices"):
         return data
     return data | {"choices": [choice | {"index": choice["index"] + first} for choice in data["choices"]]}

@@ -1,4 +1,4 @@
-"""A chat stream as items, one after the other: thoughts, text and calls. The Responses and Messages dialects both answer so."""
+"""Turns a chat stream into a sequence of items: thoughts, text and calls. Used by the Responses and Messages dialects."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from swarm.server.gateway.forms import ChatForm, JsonObject
 
 @dataclass(slots=True)
 class Item:
-    """An item under way. shown: as the client saw it begin; call_index: the engine's number of a call."""
+    """An unfinished item. shown: how the client saw it begin; call_index: the engine's number of the call."""
 
     kind: Literal["reasoning", "text", "call"]
     shown: JsonObject
@@ -28,7 +28,7 @@ class Item:
 class ItemStream:
     """Splits the deltas of a chat stream into items. Text that comes during a call waits for the call's end.
 
-    A subclass writes the events. items: those that ended, as a whole answer shows them.
+    A subclass writes the events. items: the finished items, in the form that a whole answer shows.
     """
 
     def __init__(self) -> None:
@@ -56,11 +56,11 @@ class ItemStream:
 
     @abstractmethod
     def _begin_text(self, kind: Literal["reasoning", "text"]) -> tuple[JsonObject, list[bytes]]:
-        """A new item of thoughts or text: how it is shown, and its first events."""
+        """Begin an item of thoughts or text: its shown form and its first events."""
 
     @abstractmethod
     def _begin_call(self, part: JsonObject, name: str) -> tuple[JsonObject, list[bytes]]:
-        """A new call: how it is shown, and its first events."""
+        """Begin a call: its shown form and its first events."""
 
     @abstractmethod
     def _said(self, item: Item, text: str) -> list[bytes]:
@@ -68,7 +68,7 @@ class ItemStream:
 
     @abstractmethod
     def _done(self, item: Item) -> tuple[JsonObject, list[bytes]]:
-        """The item that ended: how a whole answer shows it, and its last events."""
+        """End an item: the fields that a whole answer shows of it, and its last events."""
 
     @abstractmethod
     def _last(self, answer: JsonObject) -> list[bytes]: ...
@@ -93,7 +93,7 @@ class ItemStream:
         return self._write("text", text)
 
     def _write(self, kind: Literal["reasoning", "text"], text: str) -> list[bytes]:
-        """Go on with an item of this kind; begin one where another is open."""
+        """Continue the open item if it is of this kind; else begin a new one."""
         frames: list[bytes] = []
         if self._open is None or self._open.kind != kind:
             frames += self._close()

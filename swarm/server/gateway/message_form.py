@@ -1,5 +1,5 @@
-"""When two messages say the same: white space around texts, JSON key order, re-serialised arguments, tool-call ids and absent
-fields make no difference.
+"""Decides when two messages are equal: white space around texts, JSON key order, re-serialised arguments, tool-call ids and
+absent fields make no difference.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from foundation import strict_json
 Message = dict[str, Any]
 
 MOST_DEPTH = 128
-"""Nesting of a request. Translations and traces add some levels, and readers of a trace stop at 200."""
+"""Deepest nesting of a request. Translations and traces add a few levels, and readers of a trace stop at 200."""
 MOST_DEPTH_SHOWN = MOST_DEPTH - 8
-"""Nesting of an answer, which is some levels deeper in the request that sends it back."""
+"""Deepest nesting of an answer; it lies a few levels deeper in the request that sends it back."""
 _COMPARED = ("name", "reasoning", "reasoning_content")
 _JSON_OPENERS = frozenset("{[")
 _OPENER = re.compile(r"""\{(?=\s*["}])|\[(?=\s*[\]\[{"\-\dtfnNI])""")
-"""A brace that may open JSON; the decoder is not tried at others."""
+"""A brace that may open JSON; the decoder skips all others."""
 _TOKEN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|[\[\]{}]', re.DOTALL)
 """A JSON string, perhaps cut off, or a brace outside of one."""
 _DECODER = json.JSONDecoder(
     parse_constant=lambda name: None if name == "NaN" else float(name), parse_float=strict_json.finite
 )
-"""Reads what a model wrote even where `strict_json` refuses. Agents that serialise NaN again write null."""
+"""Reads a model's JSON even where `strict_json` refuses it. NaN becomes null, as in agents that serialise it again."""
 _HALF_CHARACTER = re.compile("[\ud800-\udfff]")
 
 
 class _Unplaced(str):
-    """Text in which a decoder's error does not count lines, which would take as long as the text."""
+    """Text for which a decoder's error skips counting lines, which would scan the whole text."""
 
     def count(self, *_: Any) -> int:
         return 0
@@ -40,9 +40,9 @@ class _Unplaced(str):
 
 
 def normal_message(message: Message) -> dict[str, Any]:
-    """The message without what makes no difference, and without fields that no template reads.
+    """The message's normal form, without insignificant differences and without fields that no template reads.
 
-    White space makes a difference except at both ends. An assistant's text that is JSON as a whole stands for its value.
+    White space is significant except at both ends. An assistant's text that is entirely JSON is compared by value.
     """
     normal: dict[str, Any] = {"role": str(message.get("role", ""))}
     content = joined_content(message.get("content"))
@@ -59,14 +59,14 @@ def normal_message(message: Message) -> dict[str, Any]:
 
 
 def spelling(message: Message) -> tuple[Any, ...]:
-    """What may differ between messages whose normal forms are equal."""
+    """The exact spelling of the parts that may differ between messages with equal normal forms."""
     calls = [call for call in message.get("tool_calls") or () if isinstance(call, dict)]
     arguments = [(call.get("function") or call).get("arguments") for call in calls]
     return joined_content(message.get("content")), arguments, [call.get("id") for call in calls]
 
 
 def joined_content(content: Any) -> Any:
-    """A string, or a list of parts: text parts become one string, others stay what they are."""
+    """Content as a string or a list of parts: text parts are joined into one string, other parts stay unchanged."""
     if content is None or isinstance(content, str):
         return content or ""
     if not isinstance(content, list):
@@ -89,7 +89,7 @@ def has_only_text(messages: list[Message]) -> bool:
 
 
 def normal_text(text: str) -> str:
-    """Text without white space or a broken last character, each JSON object or list in it in its normal form."""
+    """Text without white space around it or a broken last character, and with each JSON object or list in normal form."""
     text = _Unplaced(text)
     parts: list[str] = []
     at, broken = 0, set[int]()
@@ -100,9 +100,9 @@ def normal_text(text: str) -> str:
 
 
 def _json_at(text: str, at: int, broken: set[int]) -> tuple[str, int] | None:
-    """The normal form of the object or list that begins there, and where it ends; None if there is none.
+    """The normal form of the object or list that begins at `at`, and its end; None if none begins there.
 
-    broken: positions of braces known to open none, so that a text is read a few times at most, however they nest.
+    broken: positions of braces known to open nothing, so that a text is read only a few times, however its braces nest.
     """
     if at in broken or _OPENER.match(text, at) is None:
         return None
@@ -114,13 +114,13 @@ def _json_at(text: str, at: int, broken: set[int]) -> tuple[str, int] | None:
         return None
     except ValueError:  # a number of too many digits
         return None
-    except RecursionError:  # what is inside would be too deep as well
+    except RecursionError:  # anything inside would be too deep as well
         return text[at:], len(text)
     return _HALF_CHARACTER.sub("�", written), end
 
 
 def _open_at(text: str, begin: int, end: int) -> list[int]:
-    """Positions of the braces that are still open at `end`. The JSON is well-formed up to there."""
+    """Positions of the braces that are still open at `end`. The JSON must be well-formed up to `end`."""
     still: list[int] = []
     for token in _TOKEN.finditer(text, begin, end):
         if token[0] in _JSON_OPENERS:
@@ -131,7 +131,7 @@ def _open_at(text: str, begin: int, end: int) -> list[int]:
 
 
 def _text_at(text: str, at: int) -> tuple[str, int]:
-    """Text up to the next brace that may open JSON."""
+    """The text up to the next brace that may open JSON, and its end."""
     following = _OPENER.search(text, at + 1)
     end = following.start() if following else len(text)
     return text[at:end], end
@@ -168,12 +168,12 @@ def _written(text: str) -> str | None:
 
 
 def _ends_off(text: str) -> str:
-    """Without white space around it, or the last character if it was cut in half."""
+    """The text without white space around it and without a last character that was cut in half."""
     return text.strip().rstrip("�").rstrip()
 
 
 def _sorted(value: Any) -> Any:
-    """Nested JSON; strings that are themselves JSON objects (re-serialised arguments) are read as such."""
+    """JSON with sorted keys, including strings that are themselves JSON objects (re-serialised arguments)."""
     if isinstance(value, dict):
         return {str(key): _sorted(value[key]) for key in sorted(value, key=str)}
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""Values kept for episodes while they are open: memory grows with the open ones, not with all that ever were."""
+"""Keeps values for episodes while they are open, so that memory grows only with the open episodes."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 LEAST_SWEPT = 64
-"""With fewer episodes, a sweep is not worth it."""
+"""Fewest episodes for which a sweep is worth its cost."""
 
 
 class OpenEpisodes(Generic[T]):
-    """A value for each open episode, made when it is first asked for.
+    """A value for each open episode, created on first use.
 
     Forgets closed episodes whenever the number has doubled since the last sweep, so that a sweep costs each episode a constant.
     """
@@ -27,7 +27,7 @@ class OpenEpisodes(Generic[T]):
         return len(self._values)
 
     def of(self, episode_id: str) -> T:
-        """The episode's value."""
+        """The episode's value, created if needed."""
         value = self._values.get(episode_id)
         if value is None:
             if len(self._values) >= self._sweep_at:

@@ -1,4 +1,4 @@
-"""From what was sampled for a request to recorded calls, and from recorded calls to the prompt of the next request.
+"""Turns a request's sampled tokens into recorded calls, and recorded calls into the prompt of the next request.
 
 Requests and answers are recorded in the engine's form, whatever their dialect.
 """
@@ -36,7 +36,7 @@ class PartialChoice:
     begun: list[tuple[int, WeightsVersion]] = field(default_factory=list)
 
     def take(self, new: SampledChoice) -> None:
-        """Append what is new; its version spans count from its own first token."""
+        """Append new tokens; their version spans count from their own first token."""
         for span in new.versions:
             last = self.begun[-1][1] if self.begun else None
             if last is not span.version and last != span.version:  # nearly always the very same object
@@ -47,7 +47,7 @@ class PartialChoice:
         self.finish_reason = new.finish_reason or self.finish_reason
 
     def choice(self, index: int) -> SampledChoice:
-        """As far as it was sampled."""
+        """The choice as sampled so far."""
         ends = [start for start, _ in self.begun[1:]] + [len(self.ids)]
         return SampledChoice(
             index=index,
@@ -81,12 +81,12 @@ class Generation:
     _assembly: Assembly | None = None
 
     def take_all(self, sampled: Sampled) -> None:
-        """A whole answer."""
+        """Take a whole answer."""
         self.prompt_ids = sampled.prompt_ids
         self._sampled = sampled
 
     def take(self, event: SampledEvent) -> None:
-        """The next event of a stream."""
+        """Take the next event of a stream."""
         if self._assembly is None:
             self._assembly = self.dialect.form.assembly(self.body)
         self._assembly.add(event)
@@ -113,7 +113,7 @@ class Generation:
 
     @property
     def choices(self) -> dict[int, SampledChoice]:
-        """What was sampled so far, by number."""
+        """The choices sampled so far, by number."""
         if self._sampled is not None:
             return {choice.index: choice for choice in self._sampled.choices}
         return {index: partial.choice(index) for index, partial in self._choices.items()}
@@ -136,9 +136,9 @@ class Records:
     def make(
         self, generation: Generation, *, complete: bool = True, failure: CallFailure | None = None
     ) -> list[RecordedCall]:
-        """One record per choice. In a stream that was broken off, the choices that ended are complete.
+        """Make one record per choice. In a stream that was broken off, the choices that ended are complete.
 
-        failure: is recorded at the choices that did not end, or at an extra one without tokens if all did.
+        failure: recorded at the choices that did not end or, if all ended, at an extra one without tokens.
         """
         spliced = generation.prompt.prompt_ids
         prompt_ids = generation.prompt_ids or spliced or []
@@ -180,7 +180,7 @@ class Records:
         return records
 
     def earlier(self, calls: Sequence[RecordedCall]) -> list[EarlierCall]:
-        """The complete chats among the calls of an open episode, as token reuse needs them."""
+        """The complete chats among the calls of an open episode, in the form that token reuse needs."""
         known = self._earlier.of(calls[0].episode_id) if calls else {}
         return [known[call.call_id] for call in calls if call.call_id in known]
 
@@ -202,7 +202,7 @@ class Records:
 
 
 def _mask(choice: SampledChoice) -> SamplingMask | None:
-    """None where nothing is known of one of the tokens, or a token is not in its own row."""
+    """The choice's sampling mask. None if a token has no row, or is not in its own row."""
     rows, ids = choice.masks, choice.sampled_ids
     if not ids or len(rows) != len(ids) or not all(map(allows, rows, ids)):
         return None
@@ -210,7 +210,7 @@ def _mask(choice: SampledChoice) -> SamplingMask | None:
 
 
 def _ended(generation: Generation, choice: SampledChoice | None) -> bool:
-    """Whether the client got all of the choice, if not of the answer."""
+    """Whether the client got the whole choice, even if not the whole answer."""
     return choice is not None and generation.streamed and choice.finish_reason is not None
 
 
@@ -225,7 +225,7 @@ class Prompts:
     async def of(
         self, dialect: EngineDialect, body: dict[str, Any], agent: str | None, calls: Sequence[RecordedCall]
     ) -> Prompt:
-        """Continue an earlier call of the episode token by token, where the engine's request `body` sends its answer back."""
+        """The prompt for the engine's request `body`. It continues an earlier call token by token if `body` sends that call's answer back."""
         if dialect == "completions":
             return await continued_text(body["prompt"], calls, self._tokenise, self._engine.decode)
 
@@ -237,7 +237,7 @@ class Prompts:
         return await self._chats.prompt_for(body["messages"], prompt_settings(body), agent, earlier, render)
 
     async def count(self, body: dict[str, Any], calls: Sequence[RecordedCall]) -> int:
-        """How many tokens the prompt of the chat `body` has, as it would be sampled from."""
+        """Number of tokens in the prompt that the chat `body` would be sampled from."""
         prompt = await self.of("chat.completions", body, None, calls)
         if prompt.prompt_ids is not None:
             return len(prompt.prompt_ids)

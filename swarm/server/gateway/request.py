@@ -1,4 +1,4 @@
-"""One agent's request under way: what it asks for, how it fares, and how it went."""
+"""The state of one agent's request: its body, its progress and its outcome."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _AGENT_HEADER = "x-agent-name"
 
 @dataclass(slots=True, kw_only=True)
 class AgentRequest:
-    """asked: the engine's requests, one for each prompt; generations: empty when it was answered before."""
+    """One request. asked: the engine's requests, one for each prompt. generations: empty if it was answered before."""
 
     dialect: Dialect
     body: JsonObject
@@ -45,9 +45,9 @@ class AgentRequest:
         return all(generation.finished for generation in self.generations)
 
     def ask(self, wanted: list[JsonObject], *, seeded: bool) -> None:
-        """The engine's requests, filled with the run's defaults. An engine draws choice i of a prompt with its seed + i.
+        """Set the engine's requests, with the run's defaults filled in. The engine samples choice i of a prompt with seed + i.
 
-        seeded: a seed is one of these defaults.
+        seeded: the defaults include a seed.
         """
         for number, body in enumerate(wanted):
             seed = self.call.seed + number * self.dialect.form.choices(body) if seeded else None
@@ -69,14 +69,14 @@ class AgentRequest:
         return self.dialect.stream(self.body, self.asked[0])
 
     def replayed(self, stream: AnswerStream, answer: JsonObject) -> Iterator[bytes]:
-        """A recorded answer as a stream."""
+        """Stream a recorded answer."""
         prompt_tokens = int((answer.get("usage") or {}).get("prompt_tokens") or 0)
         for chunk in self.dialect.form.replay(answer, self.asked[0]):
             yield from stream.frames(chunk, prompt_tokens)
         yield from stream.end(answer)
 
     def ended(self, outcome: Outcome, at: int) -> CallAttempt:
-        """How it went, for whoever judges whether a failure was made good."""
+        """The attempt's record, from which the state decides whether a failure was made good."""
         attempt = self.attempt or Attempt(body_hash(self.dialect.name, self.agent, self.body), None)
         return CallAttempt(
             asked=attempt.body_hash,
@@ -88,13 +88,13 @@ class AgentRequest:
         )
 
     def release(self) -> None:
-        """Let requests go on that wait for this one."""
+        """Wake the requests that wait for this one."""
         if self.attempt is not None:
             self.attempt.over.set()
 
 
 def agent_of(body: JsonObject, headers: Mapping[str, str], hosted: str, *, any_model: bool = False) -> str | None:
-    """Who asks: the header, or what follows the model's name. Raises: RequestRefused for another model, unless any will do."""
+    """The agent's name, from the header or after the model's name. Raises: RequestRefused for another model, unless `any_model`."""
     wanted = body.get("model")
     if not isinstance(wanted, str | None):
         raise bad_request(f"model must be a text, got {wanted!r}", "model")
@@ -103,7 +103,7 @@ def agent_of(body: JsonObject, headers: Mapping[str, str], hosted: str, *, any_m
 
 
 def agent_behind(wanted: str, hosted: str, *, any_model: bool = False) -> str | None:
-    """The agent in `model@agent`, where one follows the model's name. Raises: RequestRefused for another model, unless any will do."""
+    """The agent in `model@agent`; None if only a model is named. Raises: RequestRefused for another model, unless `any_model`."""
     if wanted in (POLICY_MODEL, hosted):
         return None
     name, mark, agent = wanted.rpartition("@")
@@ -115,7 +115,7 @@ def agent_behind(wanted: str, hosted: str, *, any_model: bool = False) -> str | 
 
 
 def _text(header: str) -> str:
-    """A header that was sent as UTF-8 arrives as Latin-1; one that is not UTF-8 is Latin-1 indeed."""
+    """The text of a header, which arrives decoded as Latin-1. It is UTF-8 if its bytes allow that, else Latin-1."""
     try:
         return header.encode("latin-1").decode()
     except UnicodeError:

@@ -1,7 +1,7 @@
 """The Responses dialect (OpenAI): items in, items out, over chat completions.
 
-A request's items become chat messages, and the chat answer's parts become items again. Earlier responses are those that the
-episode has recorded.
+A request's items become chat messages, and the chat answer's parts become items again. A request can refer to earlier
+responses that its episode has recorded.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from swarm.server.gateway.responses_stream import ResponsesStream, is_item_of, r
 from swarm.server.gateway.responses_tools import ToolNames, chat_tool_choice, custom_arguments, offered_tools
 
 INSTRUCTIONS = "instructions"
-"""Kept in the recorded request: the next response does not inherit them."""
+"""Field of the recorded request that keeps the instructions, because the next response does not inherit them."""
 _PASSED = (
     "model", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
     "seed", "stop", "stop_token_ids", "ignore_eos", "logit_bias", "chat_template_kwargs", "vllm_xargs", "cache_salt",
@@ -91,7 +91,7 @@ class Responses(ItemDialect):
 
 
 def _limits(body: JsonObject) -> JsonObject:
-    """Limits, effort, and which log-probabilities to send."""
+    """The chat fields for token limits, reasoning effort and log-probabilities."""
     wants_logprobs = _LOGPROBS in (body.get("include") or ())
     return without_none(
         {
@@ -137,7 +137,7 @@ def _is_reference(item: JsonObject) -> bool:
 
 
 def _item_of(wanted: str, earlier: Sequence[RecordedCall]) -> JsonObject:
-    """The output item of an earlier response. The kind of tool that it calls is not recorded, and does not matter here."""
+    """The output item of an earlier response. Records do not say which kind of tool it calls, and it does not matter here."""
     for call in reversed(earlier):
         if call.complete and call.dialect == Responses.name and is_item_of(wanted, call.answer):
             for item in Responses().answer({}, call.request, call.answer)["output"]:
@@ -206,7 +206,7 @@ def _reasoning(item: JsonObject) -> str:
 
 
 def _text(content: Any) -> str:
-    """The text of a content, whatever else is in it. Raises: RequestRefused if it is no content."""
+    """The text in a message's content; other parts are ignored. Raises: RequestRefused if the content is malformed."""
     if isinstance(content, str):
         return content
     if content is not None and not isinstance(content, list):
@@ -216,7 +216,7 @@ def _text(content: Any) -> str:
 
 
 def _content(content: Any) -> Any:
-    """Content for chat: texts become one string; images and files keep their places."""
+    """Content in chat form: text alone becomes one string; with images or files it stays a list of parts."""
     if isinstance(content, str) or content is None:
         return content or ""
     if not isinstance(content, list) or not all(isinstance(part, dict) for part in content):

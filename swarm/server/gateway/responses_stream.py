@@ -29,7 +29,7 @@ def is_item_of(item_id: str, answer: JsonObject) -> bool:
 
 
 def same_item(wanted: str, item_id: str) -> bool:
-    """Whether two ids within a response name the same item. All kinds of calls are numbered together."""
+    """Whether two ids within a response name the same item. All kinds of calls share one numbering."""
     return _as_call(wanted) == _as_call(item_id)
 
 
@@ -42,7 +42,7 @@ def _suffix(data: JsonObject) -> str:
 
 
 class ResponsesStream(ItemStream):
-    """The events of a response, and the response that they amount to."""
+    """The events of a response, and the whole response that they add up to."""
 
     def __init__(self, body: JsonObject, asked: JsonObject, names: ToolNames) -> None:
         super().__init__()
@@ -51,9 +51,9 @@ class ResponsesStream(ItemStream):
         self._names = names
         self._head: JsonObject = {}
         self._logprobs: list[JsonObject] = []
-        """Of the open text."""
+        """Log-probabilities of the open text."""
         self._waiting_logprobs: list[JsonObject] = []
-        """Of tokens whose text was not sent yet."""
+        """Log-probabilities of tokens whose text was not sent yet."""
         self._sequence = 0
         self._cut = False
 
@@ -168,7 +168,7 @@ class ResponsesStream(ItemStream):
     # -- events ---------------------------------------------------------------------------------------------------
 
     def _id(self, prefix: str) -> str:
-        """Numbered by kind: a replayed answer has its text before the calls, wherever it came."""
+        """The next item's id. Items are numbered by kind, because a replayed answer always has its text before its calls."""
         alike = (f"{prefix}_",) if prefix in ("msg", "rs") else _CALL_PREFIXES
         number = sum(item["id"].startswith(alike) for item in self.items)
         return f"{prefix}_{_suffix(self._head)}_{number}"

@@ -16,7 +16,7 @@ _INPUT = "input"
 _SEPARATOR = "__"
 _ALLOWED = "allowed_tools"
 _OF_THE_CLIENT = ("function", "custom")
-"""Types of tools that a client runs. Others are left out."""
+"""Types of tools that the client runs itself. Other tools are left out."""
 _FREE_TEXT: JsonObject = {
     "type": "object",
     "properties": {_INPUT: {"type": "string", "description": "The tool's input, as free text."}},
@@ -49,7 +49,7 @@ class ToolNames:
 
 
 def chat_tools(tools: Sequence[JsonObject]) -> list[JsonObject]:
-    """Functions to show the model. Tools that a provider would run itself are left out: nobody runs them here."""
+    """Functions to show the model. Tools that a provider would run itself are left out, because nothing here runs them."""
     functions: list[JsonObject] = []
     for tool in tools:
         kind = tool.get("type")
@@ -71,7 +71,7 @@ def chat_tools(tools: Sequence[JsonObject]) -> list[JsonObject]:
 
 
 def offered_tools(body: JsonObject) -> list[JsonObject]:
-    """The functions of a request, or those that its `tool_choice` allows. Raises: RequestRefused."""
+    """The functions of a request, restricted to those that its `tool_choice` allows. Raises: RequestRefused."""
     tools, choice = chat_tools(body.get("tools") or []), body.get("tool_choice")
     if not isinstance(choice, dict) or choice.get("type") != _ALLOWED:
         return tools
@@ -115,7 +115,7 @@ def custom_arguments(text: str) -> str:
 
 
 def custom_input(arguments: str) -> str:
-    """A function's arguments as the custom tool's input; other arguments are the input themselves."""
+    """The custom tool's input in a function's arguments. If they do not have that form, they are themselves the input."""
     try:
         value = read_json(arguments)
     except ValueError:

@@ -1,8 +1,8 @@
-"""Which requests get a recorded answer again, and which are new samples.
+"""Decides which requests get a recorded answer again, and which are sampled anew.
 
-A request with a known Idempotency-Key is the same request. So is one that the SDK marks as a retry when every earlier
-request of the agent with this body was answered: the answer got lost on its way. If one of them has no answer, the retry
-is for that one.
+A request with a known Idempotency-Key is a repetition. So is a request that the SDK marks as a retry, if every earlier
+request of the agent with the same body was answered: then the answer was lost on its way. If one of them has no answer,
+the retry takes that one's place.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _KEY_HEADER = "idempotency-key"
 
 @dataclass(slots=True)
 class Attempt:
-    """One request under way or answered. `answer` stays None when it failed or was broken off."""
+    """One open or answered request. `answer` stays None if it failed or was broken off."""
 
     body_hash: str
     key: str | None
@@ -54,8 +54,8 @@ class Retries:
     ) -> tuple[Attempt, dict[str, Any] | None]:
         """This request's attempt, and its recorded answer if it was answered before.
 
-        Waits for an attempt with the same key that is under way. Raises: Refusal(idempotency_conflict) for the same key with
-        another body, or of another agent, unless that attempt failed.
+        Waits for an open attempt with the same key. Raises: Refusal(idempotency_conflict) if the key was used with another
+        body or by another agent, unless that attempt failed.
         """
         episode = self._episodes.of(episode_id)
         asked = body_hash(dialect, agent, body)
@@ -86,7 +86,7 @@ class Retries:
 
 
 def body_hash(dialect: str, agent: str | None, body: Mapping[str, Any]) -> str:
-    """Equal for the same request of the same agent."""
+    """A digest of dialect, agent and body: equal for the same request of the same agent."""
     return hashlib.sha256(orjson.dumps([dialect, agent, body], option=orjson.OPT_SORT_KEYS)).hexdigest()
 
 
@@ -96,7 +96,7 @@ def is_retry(headers: Mapping[str, str]) -> bool:
 
 
 def _drop_failed(attempts: list[Attempt]) -> None:
-    """A retry takes the place of one attempt that failed."""
+    """Remove one failed attempt, whose place a retry takes."""
     for attempt in attempts:
         if attempt.failed:
             attempts.remove(attempt)

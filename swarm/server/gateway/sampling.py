@@ -1,4 +1,4 @@
-"""Sampling parameters of a request: the run's defaults filled in, and what the trainer has to know of them.
+"""Sampling parameters of a request: fills in the run's defaults, and records what the trainer must know about them.
 
 Pure functions over an OpenAI-style request body.
 """
@@ -22,7 +22,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 """Values at which a field leaves the distribution unchanged."""
 _UNKNOWN = ("logits_processors", "vllm_xargs", "watermarking")
-"""Any value may move logits in a way that nobody here can repeat."""
+"""Fields whose values may change logits in ways that we cannot reproduce."""
 _ANY_VALUE_BENDS = (
     "logit_bias",
     "allowed_token_ids",
@@ -38,7 +38,7 @@ _ANY_VALUE_BENDS = (
 
 
 def with_defaults(body: dict[str, Any], sampling: SamplingSpec, seed: int | None) -> dict[str, Any]:
-    """The body, with the run's defaults and this seed for what the client left out."""
+    """The body with the run's defaults, and this seed, for fields that the client left out."""
     filled = dict(body)
     defaults = {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k, "seed": seed}
     for name, value in defaults.items():
@@ -53,7 +53,7 @@ def with_defaults(body: dict[str, Any], sampling: SamplingSpec, seed: int | None
 
 
 def recorded_sampling(body: dict[str, Any]) -> RecordedSampling:
-    """What is recorded of a filled body."""
+    """The sampling record of a body whose defaults are filled in."""
     limit = next((body[name] for name in _LIMITS if body.get(name) is not None), None)
     return RecordedSampling(
         temperature=float(body["temperature"]),
@@ -66,7 +66,7 @@ def recorded_sampling(body: dict[str, Any]) -> RecordedSampling:
 
 
 def wants_masks(body: dict[str, Any], sampling: SamplingSpec) -> bool:
-    """Whether the trainer has to know among which tokens each one of the answer is drawn."""
+    """Whether the trainer must know from which tokens each token of the answer was drawn."""
     return (
         sampling.train in ("auto", "exact")
         and float(body["temperature"]) >= LEAST_TEMPERATURE

@@ -1,4 +1,4 @@
-"""Merging streams, doing work at once, and stopping it: when an episode ends, and when a stream is left."""
+"""Merges streams, runs work concurrently, and stops it when an episode ends or a stream is left."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ Answer = TypeVar("Answer")
 
 
 class Over(Exception):
-    """The work was cancelled because one of the endings came."""
+    """The work was cancelled because one of the endings occurred."""
 
 
 async def until_over(endings: Sequence[Ending], work: Callable[[], Awaitable[Answer]]) -> Answer:
-    """The result of `work`, which is cancelled when one of the endings comes. Raises: Over."""
+    """The result of `work`, which is cancelled when one of the endings occurs. Raises: Over."""
     if any(ending.over for ending in endings):
         raise Over
     task, cut = asyncio.current_task(), False
@@ -79,7 +79,7 @@ async def merged(streams: Sequence[AsyncGenerator[Item, None]]) -> AsyncGenerato
 
 
 async def together(work: Sequence[Coroutine[Any, Any, None]]) -> None:
-    """Do all at once. The first error ends the others and is raised."""
+    """Run all of them concurrently. The first error cancels the others and is raised."""
     if len(work) == 1:
         await work[0]
         return

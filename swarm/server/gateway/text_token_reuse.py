@@ -1,7 +1,7 @@
-"""Token reuse in text completions: where a prompt goes on from an earlier prompt and its answer, keep the sampled ids.
+"""Token reuse in text completions: if a prompt continues an earlier prompt and its answer, keep the sampled ids.
 
-Pure, given the tokenizer (`tokenise`, `decode`). Only what follows the answer is tokenised. What the engine cut off at a stop
-string counts as sampled where the client wrote the same again; else the ids stand up to the cut.
+Pure, given the tokenizer (`tokenise`, `decode`). Only the text after the answer is tokenised. If the client repeats the text that
+the engine cut off at a stop string, its ids are kept too; else only the ids up to the cut are.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ async def continued_text(
         return _continued_ids(prompt, calls)
     best: _Continuation | None = None
     cause: ForkCause | None = None
-    resumed = reached = 0  # length of the prompt that is continued, and of the longest whose answer is not
+    resumed = reached = 0  # lengths: of the continued call's prompt, and of the longest prompt whose answer was changed
     for call in calls:
         before = _text_of(call.request["prompt"], decode)
         if not prompt.startswith(before) or len(prompt) == len(before):
@@ -54,7 +54,7 @@ async def continued_text(
 
 
 def _continued_ids(prompt: list[int], calls: Sequence[RecordedCall]) -> Prompt:
-    """Ids are kept as sent. A call is their parent if they begin with its prompt and all that it sampled."""
+    """The prompt for token ids, which stay as sent. Its parent is a call whose prompt and sampled ids it begins with."""
     parent, size = None, 0
     for call in calls:
         held = [*call.prompt_ids, *call.sampled_ids]
@@ -64,7 +64,7 @@ def _continued_ids(prompt: list[int], calls: Sequence[RecordedCall]) -> Prompt:
 
 
 def _after_answer(call: RecordedCall, text: str, decode: Decode) -> _Continuation | ForkCause | None:
-    """Splits `text`, which follows the call's prompt, into the answer and what is new. None if the answer shows no text."""
+    """Split `text`, which follows the call's prompt, into the answer and new text. None if the answer has no visible text."""
     shown = str(call.answer["choices"][0]["text"])
     if not shown.strip():
         return None
@@ -72,7 +72,7 @@ def _after_answer(call: RecordedCall, text: str, decode: Decode) -> _Continuatio
     if said is None:
         return ForkCause.ANSWER_EDITED
     rest, seen = text[len(said) :], shown.lstrip()
-    sampled = decode(call.sampled_ids).lstrip()  # decoding may drop the first blank, which was shown
+    sampled = decode(call.sampled_ids).lstrip()  # decoding may drop the first blank, which the client saw
     whole = _Continuation(call, [*call.prompt_ids, *call.sampled_ids], rest)
     if not sampled.startswith(seen):  # special tokens are not shown
         return whole if call.finish_reason == "length" else ForkCause.STOP_STRING_CUT

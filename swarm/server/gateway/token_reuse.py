@@ -1,11 +1,11 @@
-"""Token reuse in chats: where a request sends an earlier answer back, keep the sampled ids and tokenise only what is new.
+"""Token reuse in chats: if a request sends an earlier answer back, keep the sampled ids and tokenise only the new text.
 
 Pure, given the template (`render`, `decode`).
 
 A call's prompt stands for the messages as the template first saw them: its own, or those of the call that it continues,
-with recorded answers in place of those sent back. The template is asked once for these messages plus the rest (`full`).
-Where its text for the recorded answer differs from what was sampled, or where it rewrites what came before, the timeline
-forks, and the fork has a cause.
+with recorded answers in place of those sent back. The template renders these messages plus the rest once (`full`). If it
+renders the recorded answer differently from the sampled tokens, or rewrites earlier text, the timeline forks, and the fork
+has a cause.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ class ForkCause(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class EarlierCall:
-    """A recorded choice, as its successors need it.
+    """A recorded choice, with the fields that later calls need.
 
-    messages: what its prompt stands for. rendered: what the template made of them (equal to prompt_ids where the call
-    continued no other). sent: the messages as the client sent them. settings: tools and template settings.
+    messages: the messages that its prompt stands for. rendered: the template's rendering of them (equal to prompt_ids if the
+    call continued no other). sent: the messages as the client sent them. settings: tools and template settings.
     """
 
     call_id: str
@@ -72,7 +72,7 @@ class EarlierCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """What a request is sampled from. prompt_ids None: the template's rendering of its messages."""
+    """The prompt that a request is sampled from. prompt_ids None: the template's rendering of its messages."""
 
     prompt_ids: list[int] | None = None
     rendered: list[int] | None = None
@@ -82,7 +82,7 @@ class Prompt:
 
 
 class TokenReuse:
-    """Over one template. `closing` is what the template writes after an assistant's message."""
+    """Token reuse with one template. `closing`: the tokens that the template writes after an assistant's message."""
 
     def __init__(self, decode: Decode) -> None:
         self._decode = decode
@@ -122,7 +122,7 @@ class TokenReuse:
         earlier: Sequence[EarlierCall],
         render: Render,
     ) -> EarlierCall | None:
-        """A call whose answer came back changed only in what the template does not show: nothing changed for the model."""
+        """A call whose answer came back with changes that the template does not show, so nothing changed for the model."""
         for call in sorted(earlier, key=lambda call: len(call.sent), reverse=True):
             size = len(call.sent)
             if len(normal) <= size or normal[:size] != call.normal_sent or call.settings != settings:
@@ -157,7 +157,7 @@ class TokenReuse:
         )
 
     def _end_of_answer(self, parent: EarlierCall, full: list[int], closing: list[int]) -> int | None:
-        """Where in `full` the parent's answer ends and the closing tokens begin; None if it is not what was sampled."""
+        """Where in `full` the parent's answer ends and the closing tokens begin; None if the answer differs from the sampled one."""
         start = len(parent.rendered)
         if full[:start] != parent.rendered or not closing:
             return None
@@ -172,7 +172,7 @@ class TokenReuse:
         return None
 
     def _says_what_was_sampled(self, parent: EarlierCall, body: list[int]) -> bool:
-        """Whether ids or texts are equal, with or without the token that ended the sampling."""
+        """Whether `body` equals the sampled answer, as ids or as text, with or without the token that ended the sampling."""
         sampled = parent.sampled_ids
         if body in (sampled, sampled[:-1]):
             return True
@@ -191,7 +191,7 @@ class TokenReuse:
         return ForkCause.TEMPLATE_CHANGES_MESSAGE
 
     async def _closing_of(self, render: Render) -> list[int]:
-        """The common end of two different answers, rendered once."""
+        """The closing tokens: the common end of two different answers. Rendered once."""
         if self._closing is None:
             one, other = [
                 await render([{"role": "user", "content": "a"}, {"role": "assistant", "content": text}], False)
@@ -211,10 +211,12 @@ def _parent(
     agent: str | None,
     earlier: Sequence[EarlierCall],
 ) -> tuple[EarlierCall | None, ForkCause | None]:
-    """The longest (then most similar) call whose messages and answer begin the request, and why a longer one does not."""
+    """The longest (then most similar) call whose messages and answer begin the request, and why no longer call does."""
     best: list[EarlierCall] = []
     cause: ForkCause | None = None
-    resumed = reached = -1  # number of messages: of the calls that may be continued, and of the longest that may not
+    resumed = (
+        reached
+    ) = -1  # numbers of messages: of the calls that may be continued, and of the longest call that may not
     for call in earlier:
         size = len(call.sent)
         if size < resumed or len(normal) <= size or normal[:size] != call.normal_sent:
@@ -227,7 +229,7 @@ def _parent(
 
 
 def _most_similar(calls: Sequence[EarlierCall], sent: Sequence[Message], agent: str | None) -> EarlierCall | None:
-    """Of calls that say the same: the one spelt most like the request, then the agent's own, then the latest."""
+    """The best of several equivalent calls: the one spelt most like the request, then the agent's own, then the latest."""
     if len(calls) < 2:
         return calls[0] if calls else None
     spelt = [spelling(message) for message in sent]
@@ -241,7 +243,7 @@ def _most_similar(calls: Sequence[EarlierCall], sent: Sequence[Message], agent: 
 
 
 def _why_other(message: dict[str, Any], settings: Any, call: EarlierCall) -> ForkCause | None:
-    """Why what follows the call's messages is not its answer under its settings; None if it is."""
+    """Why the message after the call's messages does not continue the call; None if it is the call's answer under the same settings."""
     if message != call.normal_answer:
         return ForkCause.ANSWER_EDITED if message["role"] == "assistant" else ForkCause.HISTORY_CHANGED
     return ForkCause.TOOLS_CHANGED if call.settings != settings else None
@@ -250,9 +252,9 @@ def _why_other(message: dict[str, Any], settings: Any, call: EarlierCall) -> For
 def _changed_history(
     normal: list[dict[str, Any]], agent: str | None, earlier: Sequence[EarlierCall]
 ) -> ForkCause | None:
-    """A request with answers that no call of its agent explains has a changed history.
+    """Find a changed history: the request has answers that no call of its agent explains.
 
-    Messages that an earlier call of the agent began with too (a system prompt, worked examples) carry nothing.
+    Messages that an earlier call of the agent also began with (a system prompt, worked examples) do not count.
     """
     own = [call for call in earlier if call.agent == agent]
     shared = max((_shared_head(normal, call.normal_sent) for call in own), default=0)
@@ -263,7 +265,7 @@ def _changed_history(
 def _changed_between(
     normal: list[dict[str, Any]], parent: EarlierCall, earlier: Sequence[EarlierCall]
 ) -> ForkCause | None:
-    """A request that sends a later answer back, behind other messages than it was sampled from, has a changed history."""
+    """Find a changed history: the request sends a later answer back, but after other messages than it was sampled from."""
     begun = len(parent.sent) + 1
     later = [message for message in normal[begun:] if message["role"] == "assistant"]
     if not later:

@@ -1,8 +1,8 @@
-"""What a step takes: whose turn it is, when enough has been collected, and how many groups may be open until then.
+"""Forms batches: which family's turn it is, when enough groups are collected, and how many may be open until then.
 
-A run may mix families of tasks in given ratios. The next turn is the furthest behind family's. In whole numbers this is exact:
-from a balance of zero, every family has its share again after as many groups as the ratios add up to in lowest terms. Without
-a mix all groups are of one family, "".
+A run may mix families of tasks in given ratios. The next turn belongs to the family that is furthest behind its share. Whole
+numbers make this exact: starting from zero, every family has its share again after as many groups as the sum of the ratios in
+lowest terms. Without a mix, all groups belong to one family, "".
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from swarm.server.state.groups import Group, Groups
 from swarm.server.state.rows import MixRow, PlannedGroup
 
 EVERYTHING = ""
-"""The one family of a run without a mix."""
+"""The only family of a run without a mix."""
 Mix = Mapping[str, MixSpec]
 
 
@@ -29,7 +29,7 @@ def family_of(label: str | None, mix: Mix) -> str:
 
 
 def balance_under(row: MixRow, mix: Mix) -> MixRow:
-    """The balance under the ratios of `mix`. When they changed, it begins anew with the whole groups that are owed."""
+    """The balance under the ratios of `mix`. If the ratios changed, it starts again, carrying over only the whole groups owed."""
     ratios = {name: family.ratio for name, family in mix.items()} or {EVERYTHING: 1.0}
     if ratios == row.ratios:
         return row
@@ -40,7 +40,7 @@ def balance_under(row: MixRow, mix: Mix) -> MixRow:
 
 
 def balance_after(row: MixRow, mix: Mix, labels: Iterable[str | None]) -> MixRow:
-    """The balance after a step that groups of these labels entered."""
+    """The balance after a step with groups of these labels."""
     now = balance_under(row, mix)
     entered, trained = dict(now.entered), dict(now.trained)
     for label in labels:
@@ -52,7 +52,7 @@ def balance_after(row: MixRow, mix: Mix, labels: Iterable[str | None]) -> MixRow
 
 
 class Turns:
-    """A walk over the turns that follow a balance."""
+    """Walks through the turns that follow from a balance."""
 
     def __init__(self, row: MixRow) -> None:
         self._weights = _weights(tuple(row.ratios.items()))
@@ -68,7 +68,7 @@ class Turns:
         return list(self._weights)
 
     def whose(self, among: Iterable[str]) -> str:
-        """The family furthest behind; among equals the one that the spec names first."""
+        """The family that is furthest behind; among equals, the one that the spec names first."""
         return max(among, key=lambda name: self._owed[name] + self._weights[name])
 
     def take(self, name: str) -> None:
@@ -77,13 +77,13 @@ class Turns:
         self._owed[name] -= self._whole
 
     def debts(self) -> dict[str, float]:
-        """Groups that each family is behind."""
+        """Number of groups that each family is behind."""
         return {name: owed / self._whole for name, owed in self._owed.items()}
 
 
 @lru_cache(maxsize=64)
 def _weights(ratios: tuple[tuple[str, float], ...]) -> dict[str, int]:
-    """The ratios as whole numbers in lowest terms. Never changed by who gets it."""
+    """The ratios as whole numbers in lowest terms. Cached, so callers must not change the result."""
     exact = {name: Fraction(str(ratio)) for name, ratio in ratios}
     scale = math.lcm(*(ratio.denominator for ratio in exact.values()))
     whole = {name: int(ratio * scale) for name, ratio in exact.items()}
@@ -93,24 +93,24 @@ def _weights(ratios: tuple[tuple[str, float], ...]) -> dict[str, int]:
 
 @dataclass(slots=True)
 class _Wait:
-    """Of others for one family, since then. Times are lease time."""
+    """A wait of the other families for one family. Times are lease time."""
 
     since: float
     early: bool
-    """It began before anybody had its part of the next step ready: only while nobody plays that family."""
+    """It began before any family had its part of the next step ready; such a wait runs only while nobody plays the awaited family."""
     resting: bool = False
-    """Somebody plays it: until an episode of it is in the pool, or is lost."""
+    """The wait is paused because a client plays the family, until that episode is in the pool or lost."""
     reported: bool = False
 
 
 @dataclass(slots=True)
 class Awaited:
-    """Families that others wait for, which have done what they may. Times are lease time."""
+    """Families that other families wait for, because those have done their part. Times are lease time."""
 
     waits: dict[str, _Wait] = field(default_factory=dict)
 
     def ends_at(self, mix: Mix) -> dict[str, float]:
-        """When the patience with each runs out."""
+        """When the patience with each family runs out."""
         return {
             name: wait.since + mix[name].patience_s
             for name, wait in self.waits.items()
@@ -118,11 +118,11 @@ class Awaited:
         }
 
     def passed(self, mix: Mix, now: float) -> frozenset[str]:
-        """Those whose patience ran out: steps are made without them until they deliver a group."""
+        """Families with which patience has run out: steps run without them until they complete a group."""
         return frozenset(name for name, at in self.ends_at(mix).items() if at <= now)
 
     def newly_passed(self, mix: Mix, now: float) -> list[str]:
-        """Families whose patience has run out since the last call: each is returned once."""
+        """Families with which patience has run out since the last call."""
         passed = self.passed(mix, now)
         late = sorted(name for name in passed if not self.waits[name].reported)
         for name, wait in self.waits.items():
@@ -130,9 +130,9 @@ class Awaited:
         return late
 
     def look(self, missing: Set[str], awaited: Set[str], mix: Mix, now: float, *, early: bool) -> list[str]:
-        """Begin to wait for those who are `awaited`; returns whom. Forget who is not `missing`.
+        """Start to wait for the `awaited` families, and return the new ones. Stop waiting for families that are not `missing`.
 
-        early: nobody has its part of the next step ready yet.
+        early: no family has its part of the next step ready yet.
         """
         kept = missing | self.passed(mix, now)
         self.waits = {name: wait for name, wait in self.waits.items() if name in kept or wait.resting}
@@ -146,22 +146,22 @@ class Awaited:
         return begun
 
     def played(self, name: str, mix: Mix, now: float) -> None:
-        """Somebody took a slot of that family: what began early, and is not over, rests until it is known how that ends."""
+        """A client took a slot of the family: pause its early wait, if patience has not run out, until that episode's end."""
         wait = self.waits.get(name)
         if wait is not None and wait.early and name not in self.passed(mix, now):
             wait.resting = True
 
     def delivered(self, name: str) -> None:
-        """An episode of that family is in the pool."""
+        """An episode of the family reached the pool: end its paused wait."""
         if name in self.waits and self.waits[name].resting:
             del self.waits[name]
 
     def ready(self, name: str) -> None:
-        """That family has finished a group."""
+        """The family finished a group: end the wait for it."""
         self.waits.pop(name, None)
 
     def clear(self) -> None:
-        """Nobody is waited for."""
+        """End all waits."""
         self.waits.clear()
 
 
@@ -169,28 +169,28 @@ class Awaited:
 
 
 def groups_needed(batch: BatchSpec) -> int:
-    """Groups that make a step, when all of them get full."""
+    """Number of groups that a step needs, if all of them become full."""
     if batch.rule == "episodes":
         return math.ceil((batch.episodes or 1) / batch.group_size)
     return batch.tasks
 
 
 def one_batch(batch: BatchSpec) -> int:
-    """What one step takes: groups, or with rule `episodes` episodes."""
+    """Size of one step's batch: in groups or, with rule `episodes`, in episodes."""
     return (batch.episodes or 1) if batch.rule == "episodes" else batch.tasks
 
 
 def most_flat(batch: BatchSpec) -> int:
-    """Groups of equal rewards that rule `informative_tasks` drops for one step."""
+    """Most groups with equal rewards that rule `informative_tasks` drops for one step."""
     return batch.tasks * batch.max_gen_batches
 
 
 def horizon(spec: RunSpec, *, step: int, versions_ahead: int) -> int:
-    """What may be in the pool, open groups counted as full: as much as can still be used within `max_staleness`, the limit
-    of steps and `max_pool_episodes`. In the units of `one_batch`.
+    """Most groups or episodes (the unit of `one_batch`) that the pool may hold, counting open groups as full: as many as can
+    still be used within `max_staleness`, the limit of steps and `max_pool_episodes`.
 
-    step: the newest that is done. versions_ahead: 1 while a step is made whose weights are not served yet, else 0. Each
-    later batch is one version further on.
+    step: the newest completed step. versions_ahead: 1 during a step whose weights are not served yet, else 0. Each later
+    batch is one version further ahead.
     """
     batch = spec.batch
     batches = spec.max_staleness - versions_ahead + 1
@@ -204,20 +204,20 @@ def horizon(spec: RunSpec, *, step: int, versions_ahead: int) -> int:
 
 @dataclass(slots=True, kw_only=True)
 class Draw:
-    """Turns, and the groups that take them."""
+    """Assignment of groups to turns."""
 
     groups: list[Group]
     """In the order of their turns."""
     missing: Counter[str]
-    """Turns of each family that no group takes; not all of them once each family has one and no group is left."""
+    """Number of turns of each family without a group. Counting stops once every family has one and no group is left."""
     complete: bool
 
 
 def draw(batch: BatchSpec, balance: MixRow, groups: Iterable[Group], wanted: int, passed: Set[str]) -> Draw:
-    """Give the next turns to groups of the families whose turns they are, until there is as much as `wanted`.
+    """Fill the next turns with groups of the right families, until the batch has size `wanted`.
 
-    groups: in the order in which those of one family are taken. passed: families that are waited for no longer; they take
-    a turn only while a group of theirs is there.
+    groups: in the order in which a family's groups are taken. passed: families that nobody waits for any longer; they take a
+    turn only if they have a group.
     """
     turns = Turns(balance)
     queues: dict[str, deque[Group]] = {name: deque() for name in turns.families}
@@ -231,7 +231,7 @@ def draw(batch: BatchSpec, balance: MixRow, groups: Iterable[Group], wanted: int
         if not among:
             return found
         if not any(queues.values()) and found.missing.keys() >= set(among):
-            return found  # what is wanted may be out of all reach: the turns left say nothing new
+            return found  # `wanted` may be out of reach, and further turns would say nothing new
         name = turns.whose(among)
         turns.take(name)
         if queues[name]:
@@ -251,7 +251,7 @@ def _worth(batch: BatchSpec, episodes: int) -> int:
 def openings(batch: BatchSpec, balance: MixRow, groups: Groups, wanted: int, passed: Set[str]) -> frozenset[str]:
     """Families that may open another group now. wanted: the horizon."""
     held = [group.expected for group in groups]
-    # After a patch of the bound or of the groups' size, what is held may fill the pool and still be less than a batch.
+    # After a patch of the pool's bound or of the group size, a full pool may still be less than a batch.
     pool = sum(held) + groups.ungrouped
     if pool >= batch.max_pool_episodes and sum(_worth(batch, each) for each in held) >= one_batch(batch):
         return frozenset()
@@ -260,7 +260,7 @@ def openings(batch: BatchSpec, balance: MixRow, groups: Groups, wanted: int, pas
         ungrouped = groups.ungrouped if batch.rule == "episodes" else groups.ungrouped / batch.group_size
         taken = sum(_worth(batch, group.expected) for group in counted) + ungrouped
         return frozenset({EVERYTHING}) if taken < wanted else frozenset()
-    # What a family that is passed has not finished holds no turn of the others up; itself it may catch up.
+    # Unfinished groups of a passed family hold up no other family's turn, but the family itself may catch up.
     sure = [group for group in counted if not (group.open and family_of(group.row.mix, batch.mix) in passed)]
     found = set(draw(batch, balance, sure, wanted, passed).missing)
     for late in passed:
@@ -282,7 +282,7 @@ def plan(groups: Sequence[Group]) -> list[PlannedGroup]:
 
 
 def pool_values(groups: Sequence[Group], *, weights_step: int, generate_s: float) -> dict[str, float]:
-    """The server's metrics of a batch (docs/reference/metrics.md). weights_step: of the weights that the batch is trained from."""
+    """The server's metrics of a batch (docs/reference/metrics.md). weights_step: step of the weights that training starts from."""
     rows = [row for group in groups for row in group.ended.values()]
     sampled = sum(row.sampled_tokens for row in rows)
     lag = weights_step * sampled - sum(row.step_tokens for row in rows)
@@ -298,7 +298,7 @@ def pool_values(groups: Sequence[Group], *, weights_step: int, generate_s: float
 
 
 def mix_values(groups: Sequence[Group], balance: MixRow) -> dict[str, float]:
-    """The metrics of a batch by family, where the run has a mix. balance: after the batch."""
+    """A batch's metrics by family, if the run has a mix. balance: the balance after the batch."""
     if not set(balance.ratios) - {EVERYTHING}:
         return {}
     counts = Counter(group.row.mix for group in groups)

@@ -1,7 +1,7 @@
-"""Recorded calls of one episode as bytes: a JSON head, then token ids as int32, log-probabilities as float64, and masks.
+"""Encodes the recorded calls of one episode: a JSON head, then token ids as int32, log-probabilities as float64, and masks.
 
 Layout: uint32 length of the head, the head, all token ids, all log-probabilities, all masks' rows; little-endian. Nothing is rounded.
-Ids are below 2**31. A head that begins with white space is of an older server, and holds integers of more than 64 bits.
+Ids are below 2**31. A head that begins with white space comes from an older server and may hold integers of more than 64 bits.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _WIDE = b" "
 
 
 class Unwritable(SwarmError):
-    """Calls that this form has no room for."""
+    """Calls that this format cannot hold."""
 
 
 def encode(calls: Sequence[RecordedCall]) -> bytes:
-    """The calls, in their order. Raises: Unwritable."""
+    """Encode the calls in their order. Raises: Unwritable."""
     ids, logprobs, masks = array("i"), array("d"), bytearray()
     try:
         for call in calls:
@@ -43,7 +43,7 @@ def encode(calls: Sequence[RecordedCall]) -> bytes:
 
 
 def decode(body: bytes) -> list[RecordedCall]:
-    """Equal to what was encoded."""
+    """Decode the calls that `encode` wrote."""
     (length,) = _LENGTH.unpack_from(body)
     at = _LENGTH.size + length
     head = body[_LENGTH.size : at]

@@ -1,4 +1,4 @@
-"""A call between its opening and its close, as the gateway holds it, and what an episode's calls say of its result."""
+"""An open call, as the gateway holds it, and how an episode's calls affect its result."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from swarm.server.state.rows import EpisodeRow
 
 
 def refuse_misspelt_agents(calls: Sequence[RecordedCall], rewards: Mapping[str, float] | None) -> None:
-    """An agent that was not called this time may be rewarded all the same; a name that only resembles one that was is refused.
+    """Refuse a reward for an unknown agent whose name resembles one that made calls. Other agents without calls may be rewarded.
 
     Codes: invalid_spec.
     """
@@ -30,7 +30,7 @@ def refuse_misspelt_agents(calls: Sequence[RecordedCall], rewards: Mapping[str, 
 
 @dataclass(slots=True)
 class Ending:
-    """Whether an episode, or the server's work, is over or about to end. heard: called once it is."""
+    """Whether an episode or the server's work is over or about to end. heard: callbacks for that moment."""
 
     over: bool = False
     heard: set[Callable[[], object]] = field(default_factory=set)
@@ -44,31 +44,31 @@ class Ending:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenCall:
-    """What the gateway needs to answer one LLM request. Hand it back to `close_call`, whatever happened."""
+    """An open call: the state that the gateway needs to answer one LLM request. Always hand it back to `close_call`."""
 
     episode_id: str
     lease: str
     entry: LedgerEntry
     spec: RunSpec
-    """At the episode's config version."""
+    """The run's spec at the episode's config version."""
     weights_version: WeightsVersion
-    """What is served now. An update may fall into the call; its spans then say so."""
+    """The weights served at the opening. If an update falls into the call, its spans show that."""
     earlier: tuple[RecordedCall, ...]
     """Calls of this episode that are recorded so far, in the order they closed."""
     index: int
     """0-based, in the order of opening."""
     seed: int
-    """For the sampler, where the request states none: depends on run, task, group, slot and index alone."""
+    """The sampler's seed if the request states none: depends only on run, task, group, slot and index."""
     opened_at: float
     """Unix time."""
     ending: Ending
-    """Of the episode."""
+    """The episode's ending."""
     attempts: list[CallAttempt]
-    """Requests of the episode that are over. Grows while it is open."""
+    """Finished requests of the episode. Grows while it is open."""
 
 
 def count_tokens(row: EpisodeRow, calls: Sequence[RecordedCall]) -> None:
-    """Write into the row what its calls add up to."""
+    """Write the totals of its calls into the row."""
     row.calls = len(calls)
     row.prompt_tokens = sum(len(call.prompt_ids) for call in calls)
     row.sampled_tokens = sum(len(call.sampled_ids) for call in calls)
@@ -76,7 +76,7 @@ def count_tokens(row: EpisodeRow, calls: Sequence[RecordedCall]) -> None:
     spans = [span for call in calls for span in call.versions if span.end > span.start]
     row.oldest_step = min((span.version.step for span in spans), default=row.claimed_step)
     spanned = sum(span.end - span.start for span in spans)
-    # Tokens that no span covers count as sampled by what was served at the claim.
+    # Tokens that no span covers count as sampled by the weights served at the claim.
     row.step_tokens = sum((span.end - span.start) * span.version.step for span in spans)
     row.step_tokens += (row.sampled_tokens - spanned) * row.claimed_step
 
@@ -89,52 +89,52 @@ Outcome = Literal["answered", "failed", "left"]
 
 @dataclass(slots=True, kw_only=True)
 class CallAttempt:
-    """One request of an agent and how it went: what tells whether a failure was made good."""
+    """One request of an agent and its outcome. A list of them shows whether a failure was made good."""
 
     asked: str
     """Digest of dialect, agent and body: equal for the same request again."""
     key: str | None = None
     """Its Idempotency-Key."""
     is_retry: bool = False
-    """Its SDK says that it repeats a request that failed."""
+    """Its SDK marks it as a repetition of a failed request."""
     began: int
     ended: int
     """Positions in the order of all beginnings and ends of requests."""
     outcome: Outcome
     """left: its client went away, or its episode ended, while nothing was wrong."""
     left_at: float | None = None
-    """Unix time at which its client gave up on it, where the engine may yet be found to have hung by then."""
+    """Unix time at which its client gave up, if the engine may still turn out to have hung by then."""
     call_ids: frozenset[str] = frozenset()
-    """Its records, where `left_at` is known."""
+    """Its records, if `left_at` is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailedCall:
-    """A call that was recorded as broken off by its client, and is found to have failed on the server's side."""
+    """A call that was recorded as broken off by its client and turned out to have failed on the server's side."""
 
     episode_id: str
     call_ids: frozenset[str]
     failure: CallFailure
     attempt: CallAttempt
     attempts: list[CallAttempt]
-    """All of its episode, this one included."""
+    """All attempts of its episode, including this one."""
 
 
 def is_tainted(attempts: Sequence[CallAttempt]) -> bool:
     """Whether a call failed on the server's side and the same request was not answered later.
 
-    A later request with the same body, of the same agent, takes the place of one that failed, and of those that this one took
-    the place of. Once it is answered the agent has what it asked for. An agent that sends one body several times on purpose
-    cannot be told from one that tries again: there only an attempt that is marked as a retry (by its SDK's header, or by the
-    Idempotency-Key of the one that failed) counts.
+    A later request of the same agent with the same body replaces a failed one, and everything that the failed one had
+    replaced. Once it is answered, the agent has its answer. An agent that sends the same body several times on purpose looks
+    like one that retries; in that case only an attempt that is marked as a retry (by its SDK's header, or by the
+    Idempotency-Key of the failed request) counts.
     """
     failed = {attempt.asked for attempt in attempts if attempt.outcome == "failed"}
     return any(not _made_good([attempt for attempt in attempts if attempt.asked == asked]) for asked in failed)
 
 
 def _made_good(attempts: Sequence[CallAttempt]) -> bool:
-    """Whether every failure among attempts at one request was followed by an answer of its own."""
-    waiting: list[CallAttempt] = []  # the newest attempt of each that has no answer yet
+    """Whether each failure among the attempts at one request was followed by its own answer."""
+    waiting: list[CallAttempt] = []  # the newest attempt at each unanswered request
     unmarked = unrelated = 0
     for attempt in sorted(attempts, key=lambda one: one.began):
         before = [one for one in waiting if one.ended < attempt.began]
@@ -153,9 +153,9 @@ def _made_good(attempts: Sequence[CallAttempt]) -> bool:
 
 
 def suspicion(attempts: Sequence[CallAttempt]) -> dict[str, Any] | None:
-    """What is kept of the requests of an episode that is over, while one may yet be found to have failed; None where none may.
+    """The record of an ended episode's requests, needed if one may still turn out to have failed; None if none may.
 
-    at: Unix time at which a client gave up last.
+    at: newest Unix time at which a client gave up.
     """
     left = [attempt.left_at for attempt in attempts if attempt.outcome == "left" and attempt.left_at is not None]
     if not left:
@@ -169,18 +169,18 @@ def attempts_of(suspected: Mapping[str, Any]) -> list[CallAttempt]:
 
 
 def with_failure(calls: Sequence[RecordedCall], call_ids: frozenset[str], failure: CallFailure) -> list[RecordedCall]:
-    """The same calls, those of these ids marked as failed."""
+    """The calls, with those of these ids marked as failed."""
     mark = {"failure": failure, "complete": False}
     return [call.model_copy(update=mark) if call.call_id in call_ids else call for call in calls]
 
 
 def nothing_answered(calls: Sequence[RecordedCall]) -> bool:
-    """Whether every call failed: then there is nothing to train, whatever its client says."""
+    """Whether every call failed. Then there is nothing to train, whatever the client says."""
     return all(call.failure is not None for call in calls)
 
 
 def why_tainted(calls: Sequence[RecordedCall]) -> str:
-    """For the ledger: the first call that failed."""
+    """Text for the ledger about the first failed call."""
     for call in calls:
         if call.failure is not None:
             words = f": {call.failure.detail}" if call.failure.detail else ""

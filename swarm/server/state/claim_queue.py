@@ -1,4 +1,4 @@
-"""Claims that wait for a slot, in the order they came. An equal claim with the same key shares a ticket."""
+"""Claims that wait for a slot, in order of arrival. Equal claims with the same key share a ticket."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Granted = TypeVar("Granted")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotYet:
-    """A claim that may be granted later: what to answer when the claimant does not wait."""
+    """Answer to a claim that may be granted later, for a claimant that does not wait."""
 
     code: ErrorCode
     detail: str
@@ -29,7 +29,7 @@ class NotYet:
 
 @dataclass(slots=True, eq=False)
 class _Line:
-    """Claims that are identical except for the client. If the first must wait, so must the rest."""
+    """Claims that are identical except for the client. If the first must wait, so must the others."""
 
     reason: NotYet
     tickets: dict[int, EpisodeClaim] = field(default_factory=dict)
@@ -40,7 +40,7 @@ class _Line:
 
 
 class ClaimQueue:
-    """Who came first is tried first."""
+    """Waiting claims, tried in order of arrival."""
 
     def __init__(self) -> None:
         self._lines: dict[tuple[str, ...], _Line] = {}
@@ -52,7 +52,7 @@ class ClaimQueue:
         return len(self._line_of)
 
     def join(self, claim: EpisodeClaim, reason: NotYet) -> int:
-        """The claim's ticket. Codes: idempotency_conflict when another claim waits under the same key."""
+        """Add a claim and return its ticket. Codes: idempotency_conflict when a different claim waits under the same key."""
         key = claim.idempotency_key
         known = self._by_key.get(key) if key is not None else None
         if known is not None:
@@ -71,12 +71,12 @@ class ClaimQueue:
         return ticket
 
     def reason(self, ticket: int) -> NotYet | None:
-        """Why this claim still waits; None when it does not."""
+        """Why this claim still waits; None if it no longer waits."""
         place = self._line_of.get(ticket)
         return None if place is None else self._lines[place].reason
 
     def leave(self, ticket: int) -> None:
-        """The claim waits no longer. Again: nothing."""
+        """Remove a claim from the queue, if it is still there."""
         place = self._line_of.pop(ticket, None)
         if place is None:
             return
@@ -87,7 +87,7 @@ class ClaimQueue:
             self._by_key.pop(claim.idempotency_key, None)
 
     def admit(self, attempt: Callable[[EpisodeClaim], Granted | NotYet]) -> list[tuple[int, Granted | Refusal]]:
-        """Try the waiting claims. Those that are granted or refused leave the queue."""
+        """Try the waiting claims. Granted and refused claims leave the queue."""
         answers: list[tuple[int, Granted | Refusal]] = []
         heads = [(line.first, line) for line in self._lines.values()]
         heapq.heapify(heads)

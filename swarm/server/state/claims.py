@@ -1,4 +1,4 @@
-"""Claims: whether an episode may begin, in which group and slot, and under which lease."""
+"""Decides claims: whether an episode may begin, in which group and slot, and under which lease."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ LEASE_PREFIX = "swl_"
 LONGEST_RETRY_S = 5.0
 """Longest `retry_after_s`, in seconds; also used when the wait is unknown."""
 TRACES_KEPT = 2_000
-"""Of this many newest episodes the calls are kept, though no replay needs them, so that people can look at them."""
+"""Number of newest episodes whose calls are kept for people to look at, even if no replay needs them."""
 FREED_EVERY = 100
-"""Claims, evaluations too: a run that is complete may be evaluated for ever."""
+"""Number of claims, including evaluations, between two deletions of old calls. A complete run may be evaluated for ever."""
 
 
 def claim(t: Transition, wanted: EpisodeClaim) -> EpisodeGrant | NotYet:
-    """A lease, or why there is none yet.
+    """Grant a lease, or return why there is none yet.
 
-    Codes: not_found, over_limit, engine_failed, idempotency_conflict, forbidden{client_version} when it is quarantined,
-    invalid_spec{errors} for a mix that the run has not, lease_lost when a newer session of the client has begun.
+    Codes: not_found, over_limit, engine_failed, idempotency_conflict, forbidden{client_version} if it is quarantined,
+    invalid_spec{errors} for an unknown mix, lease_lost if a newer session of the client has begun.
     """
     state = t.state
     held = state.claim_keys.get(wanted.idempotency_key) if wanted.idempotency_key else None
@@ -60,7 +60,7 @@ def claim(t: Transition, wanted: EpisodeClaim) -> EpisodeGrant | NotYet:
 
 
 def is_decided_by(state: ServerState, lease_time: float) -> tuple[object, ...]:
-    """What the answers to waiting claims depend on: while it is equal, trying them again changes nothing."""
+    """All values that the answers to waiting claims depend on: until one changes, trying the claims again is useless."""
     run, situation = state.run, state.situation
     return (
         state.serving,
@@ -74,7 +74,7 @@ def is_decided_by(state: ServerState, lease_time: float) -> tuple[object, ...]:
 
 
 def expires_at(t: Transition, live: LiveEpisode) -> float:
-    """Unix time."""
+    """Unix time at which the lease expires."""
     return t.now.unix + max(0.0, min(live.idle_at, live.ends_at) - t.lease_time)
 
 
@@ -135,15 +135,15 @@ def _claim_slot(t: Transition, wanted: EpisodeClaim, run: Run) -> EpisodeGrant |
     counted = group.counts
     group.clients.add(wanted.client_id)
     group.left.discard(wanted.client_id)
-    if group.counts != counted:  # somebody came back to it: it holds its place again
+    if group.counts != counted:  # a client returned to the group, so it holds its place again
         state.groups.touch()
     return _grant(t, wanted, run, group, slot, group.row.ordinal)
 
 
 def _no_room(t: Transition, wanted: EpisodeClaim, run: Run) -> NotYet | None:
-    """Why no group can be opened for the claim now; None when one can.
+    """Why no group can be opened for the claim now; None if one can.
 
-    A family that hears here that it is not its turn may begin the patience with those whose turn it is.
+    When a family is refused because it is not its turn, this may start the patience with the families whose turn it is.
     """
     state, batch = t.state, run.spec.batch
     ahead = 0 if state.journalled is None else 1
@@ -161,7 +161,7 @@ def _no_room(t: Transition, wanted: EpisodeClaim, run: Run) -> NotYet | None:
     if memo.full:
         return NotYet(code=ErrorCode.DRAINING, detail=f"the pool holds its {batch.max_pool_episodes} episodes")
     if wanted_groups and not state.versions.knows((wanted.mix, wanted.client_version)):
-        return None  # edited code shows at once what it does, one group of it, whatever the old one left behind
+        return None  # edited code gets one group at once, whatever the old code left behind, so that its effect shows
     if not memo.families:
         detail = f"the groups that step {run.step + ahead} and max_staleness allow are taken; wait for the step"
         return NotYet(code=ErrorCode.DRAINING, detail=detail)
@@ -228,7 +228,7 @@ def _grant(
 def _granted(t: Transition, live: LiveEpisode) -> EpisodeGrant:
     row, run = live.row, t.state.run
     return EpisodeGrant.model_construct(
-        base_url="",  # the route knows it, and the team's key
+        base_url="",  # the route fills in the base_url and the team's key
         episode_id=row.episode_id,
         lease=live.lease,
         api_key=live.api_key,

@@ -56,19 +56,19 @@ from swarm.server.state.server_state import Transition
 from swarm.server.state.ungrouped import join, name_task, too_stale
 
 RECORD_LIMIT_S = 2.0
-"""How long the end of an episode waits for the records of calls that it broke off."""
+"""How long an ending episode waits for the records of the calls that its end broke off."""
 _UNSETTLED = "its client gave up, and the server was restarted before its engine was heard of again"
 
 
 # -- ends -------------------------------------------------------------------------------------------------------------
-# These are for episodes that are open. For others, the functions `late_…` judge by the row on disk.
+# These functions are for open episodes. For others, the functions `late_…` decide by the row on disk.
 
 
 def end(t: Transition, episode_id: str, result: EpisodeResult, task_id: str | None = None) -> EpisodeReceipt:
     """Close an open episode with its reward. Codes: not_found, lease_lost, invalid_spec.
 
-    One with a failed call that nothing made good is dropped as tainted, unless the result says `despite`. One without calls is dropped
-    too, unless a person played it by hand. task_id: of an episode that was claimed without one.
+    An episode with a failed call that no later call made good is dropped as tainted, unless the result has `despite`. An episode
+    without calls is dropped too, unless a person played it by hand. task_id: the task, if the episode was claimed without one.
     """
     live = held(t, episode_id, result.lease)
     refuse_misspelt_agents(live.calls, result.agent_rewards)
@@ -105,7 +105,7 @@ def end(t: Transition, episode_id: str, result: EpisodeResult, task_id: str | No
 
 
 def abort(t: Transition, episode_id: str, lease: str, words: str, cause: Cause | None = None) -> LedgerEntry:
-    """cause: as the client states it. Codes: not_found, lease_lost."""
+    """Close an open episode as aborted. cause: the client's statement. Codes: not_found, lease_lost."""
     live = held(t, episode_id, lease)
     live.count_calls()
     close(t, live, DropReason.ABORTED, words, cause=blamed(cause, tainted=live.row.tainted))
@@ -113,7 +113,7 @@ def abort(t: Transition, episode_id: str, lease: str, words: str, cause: Cause |
 
 
 def begin_session(t: Transition, wanted: SessionRequest) -> list[str]:
-    """Close what older sessions of the client hold, and refuse their later claims. Again: nothing.
+    """Close the open episodes of the client's older sessions and refuse their later claims. A repetition does nothing.
 
     Episodes claimed without a session, or bound to a team's decision, stay as they are.
     """
@@ -130,14 +130,14 @@ def begin_session(t: Transition, wanted: SessionRequest) -> list[str]:
 
 
 def renew(t: Transition, episode_id: str, lease: str) -> float:
-    """Unix time at which the lease now expires. Codes: not_found, lease_lost."""
+    """Extend a lease. Returns the Unix time at which it now expires. Codes: not_found, lease_lost."""
     live = held(t, episode_id, lease)
     live.touch(t.lease_time)
     return expires_at(t, live)
 
 
 def expire(t: Transition) -> None:
-    """Close what ran out by now: leases, and the patience of groups and families."""
+    """Close everything that has expired: leases, and the patience with groups and families."""
     state, now = t.state, t.lease_time
     for name in state.deadlines.take(now):
         live, group = state.live.get(name), state.groups.get(name)
@@ -152,7 +152,7 @@ def expire(t: Transition) -> None:
 
 
 def _expire(t: Transition, live: LiveEpisode) -> None:
-    """Close an episode that ran out; where calls are open, break them off and wait for their records first."""
+    """Close an expired episode. If it has open calls, first break them off and wait for their records."""
     row, (cause, detail) = live.row, _expiry(t, live)
     if live.open_since and t.lease_time < live.close_at:
         return
@@ -169,7 +169,7 @@ def _expire(t: Transition, live: LiveEpisode) -> None:
 
 
 def _expiry(t: Transition, live: LiveEpisode) -> tuple[Cause, str]:
-    """Who lost an episode that ran out, and how. From now on it takes no new call."""
+    """Who lost an expired episode, and the words for it. From now on it takes no new calls."""
     if live.expiry is not None:
         return live.expiry
     if live.ends_at <= t.lease_time:
@@ -186,14 +186,14 @@ def _expiry(t: Transition, live: LiveEpisode) -> tuple[Cause, str]:
 
 
 def held(t: Transition, episode_id: str, lease: str) -> LiveEpisode:
-    """The open episode, when the lease is the one that holds it and has not run out. Codes: not_found, lease_lost."""
+    """The open episode, if `lease` holds it and has not expired. Codes: not_found, lease_lost."""
     live = t.state.live.get(episode_id)
     if live is None:
         raise lost(t.state.row(episode_id), episode_id)
     if not hmac.compare_digest(live.lease.encode(), lease.encode()):
         detail = f"this lease does not hold episode {episode_id!r}; claim one of your own"
         raise Refusal(ErrorCode.LEASE_LOST, detail)
-    if live.ran_out(t.lease_time):  # whether or not the timer has come round to it
+    if live.ran_out(t.lease_time):  # even if the timer has not noticed yet
         _, detail = _expiry(t, live)
         _expire(t, live)
         raise _closed(episode_id, DropReason.EXPIRED, live.row.detail or detail, DropReason.EXPIRED)
@@ -201,7 +201,7 @@ def held(t: Transition, episode_id: str, lease: str) -> LiveEpisode:
 
 
 def encoded_calls(t: Transition, live: LiveEpisode) -> bytes:
-    """Its calls as they are kept. Codes: lease_lost where they cannot be: then it is given up, and so it stands."""
+    """The episode's encoded calls. Codes: lease_lost if they cannot be encoded; the episode is then closed for good."""
     try:
         return encode(live.calls)
     except Unwritable as error:
@@ -212,7 +212,7 @@ def encoded_calls(t: Transition, live: LiveEpisode) -> bytes:
 def close(
     t: Transition, live: LiveEpisode, reason: DropReason, detail: str | None = None, *, cause: Cause | None
 ) -> None:
-    """Close an open episode as dropped; a slot it held is offered again. cause: None for an evaluation that ended."""
+    """Close an open episode as dropped; its slot, if any, is offered again. cause: None for an evaluation that ended."""
     live.count_calls()
     row = live.row
     row.state, row.reason, row.detail, row.cause = EpisodeState.DROPPED, reason, detail, cause
@@ -222,7 +222,7 @@ def close(
 
 
 def leave(t: Transition, live: LiveEpisode) -> None:
-    """Take an episode out of the open ones; its row says already how it ended."""
+    """Remove an episode from the open ones. Its row must already say how it ended."""
     state, row = t.state, live.row
     row.ended_at = t.now.unix
     row.suspected = suspicion(live.attempts)
@@ -241,7 +241,7 @@ def leave(t: Transition, live: LiveEpisode) -> None:
 
 
 def forget(t: Transition, closed: Sequence[str]) -> None:
-    """Their ends are on disk: memory need not keep them."""
+    """Drop closed episodes from memory, once their ends are on disk."""
     for episode_id in closed:
         t.state.closing.pop(episode_id, None)
 
@@ -278,7 +278,7 @@ def open_call(t: Transition, episode_id: str, lease: str, ending: Ending) -> Ope
 
 
 def break_off(t: Transition, episode_id: str, lease: str) -> None:
-    """Stop the calls that are open; what was sampled comes by `close_call`. Codes: not_found, lease_lost."""
+    """Stop the episode's open calls; their sampled tokens arrive by `close_call`. Codes: not_found, lease_lost."""
     held(t, episode_id, lease)
     t.broken_off.append(episode_id)
 
@@ -286,14 +286,14 @@ def break_off(t: Transition, episode_id: str, lease: str) -> None:
 def close_call(
     t: Transition, call: OpenCall, recorded: Sequence[RecordedCall], attempt: CallAttempt | None = None
 ) -> bool:
-    """Whether the call still counted: False when its lease was lost or its episode closed.
+    """End a call. Returns whether it still counted: False if its lease was lost or its episode closed.
 
-    The call during which an episode runs out is recorded with it.
+    Calls that were open when the episode expired are still recorded with it.
     """
     live, now = t.state.live.get(call.episode_id), t.lease_time
     if live is None or live.lease != call.lease:
         closing = t.state.closing.get(call.episode_id)
-        if closing is not None:  # if its end cannot be written it will be open again, and this call will not
+        if closing is not None:  # if its end cannot be written, the episode reopens, but this call stays closed
             closing.open_since.pop(call.index, None)
         return False
     in_time = not live.ran_out(now)
@@ -312,7 +312,7 @@ def close_call(
 
 
 def attempted(t: Transition, episode_id: str, attempt: CallAttempt) -> None:
-    """A request that needs no record is over: it may have made a failure good."""
+    """Note that a request without a record has finished; it may have made a failure good."""
     live = t.state.live.get(episode_id)
     if live is not None:
         live.attempts.append(attempt)
@@ -320,13 +320,13 @@ def attempted(t: Transition, episode_id: str, attempt: CallAttempt) -> None:
 
 
 def suspect(t: Transition, attempt: CallAttempt, at: float, call_ids: frozenset[str]) -> None:
-    """A client gave up on a recorded call at that Unix time, and the engine may turn out to have hung by then."""
+    """Note that a client gave up on a recorded call at Unix time `at`; the engine may turn out to have hung by then."""
     attempt.left_at, attempt.call_ids = at, call_ids
     t.state.situation.suspected_at = at
 
 
 def fail_open(t: Transition, found: FailedCall) -> bool:
-    """A recorded call failed on the server's side after all. False: its episode is not open; then see `fail_closed`."""
+    """Mark a recorded call as failed on the server's side after all. False: its episode is not open; see `fail_closed`."""
     live = t.state.live.get(found.episode_id)
     if live is None:
         return False
@@ -337,9 +337,9 @@ def fail_open(t: Transition, found: FailedCall) -> bool:
 
 
 def fail_closed(t: Transition, found: FailedCall, on_disk: EpisodeRow | None, calls: Sequence[RecordedCall]) -> None:
-    """The same for an episode that is over, and not yet in a step. What a step has taken stays as it was trained.
+    """The same for an ended episode that no step has taken. An episode in a step stays as it was trained.
 
-    on_disk, calls: as storage has them; no end of the episode may be on its way there.
+    on_disk, calls: as read from storage, at a time when no end of the episode is being written.
     """
     row = t.state.row(found.episode_id) or on_disk
     if row is None or row.state in (EpisodeState.IN_STEP, EpisodeState.TRAINED):
@@ -363,9 +363,9 @@ def fail_closed(t: Transition, found: FailedCall, on_disk: EpisodeRow | None, ca
 
 
 def fail_unsettled(t: Transition, on_disk: EpisodeRow, calls: Sequence[RecordedCall]) -> None:
-    """After a restart: nobody can find out any more whether the engine, gone since, hung when clients gave up on it.
+    """After a restart: count calls whose clients gave up after `lived_at` as failed on the server's side.
 
-    So a call that was given up after `lived_at` failed on the server's side: an outage must not count as a wrong answer.
+    The engine is gone, so nobody can find out whether it hung then, and an outage must not count as a wrong answer.
     """
     lived_at = t.state.situation.lived_at
     attempts = attempts_of(on_disk.suspected or {"attempts": []})
@@ -395,7 +395,7 @@ def result_digest(result: EpisodeResult) -> str:
     if result.by_hand:
         stated.append({"by_hand": True})
     try:
-        json.dumps(result.metadata, allow_nan=False)  # the other writes nothing in place of what is no number
+        json.dumps(result.metadata, allow_nan=False)  # orjson would write null for NaN and infinity
         return digest(orjson.dumps(stated, option=orjson.OPT_SORT_KEYS))
     except (orjson.JSONEncodeError, ValueError) as error:
         problem = f"cannot be stored: {error}; send plain JSON values"
@@ -403,7 +403,7 @@ def result_digest(result: EpisodeResult) -> str:
 
 
 def store_result(row: EpisodeRow, result: EpisodeResult) -> None:
-    """Write into the row what its client says that it is worth."""
+    """Copy the client's result into the row."""
     row.end_digest = result_digest(result)
     row.reward = result.reward
     row.agent_rewards = result.agent_rewards
@@ -414,21 +414,21 @@ def store_result(row: EpisodeRow, result: EpisodeResult) -> None:
 
 
 def dropped_at_end(row: EpisodeRow) -> DropReason | None:
-    """Why an episode was dropped as it ended; None where its reward counted then."""
+    """Why an episode was dropped when it ended; None if its reward counted then."""
     return row.reason if row.reason in (DropReason.NO_CALLS, DropReason.TAINTED) else None
 
 
 def blamed(stated: Cause | None, *, tainted: bool) -> Cause:
-    """Who lost an episode that its client gave up. stated: the client's word; None means the rollout.
+    """Who lost an episode that its client gave up. stated: the client's statement; None means the rollout.
 
-    Where a call failed on the server's side, agent and client could not do better: the server lost it.
+    If a call failed on the server's side, the server lost it, because agent and client could not do better.
     """
     cause = stated or Cause.ROLLOUT
     return Cause.SERVER if tainted and cause not in (Cause.GRADER, Cause.PERSON) else cause
 
 
 def lost(row: EpisodeRow | None, episode_id: str) -> Refusal:
-    """Why a request for an episode that is not open is refused."""
+    """The refusal of a request for an episode that is not open."""
     if row is None:
         return Refusal(ErrorCode.NOT_FOUND, f"no episode {episode_id!r} on this server")
     if row.state is EpisodeState.PREPARED:
@@ -444,7 +444,7 @@ def _closed(episode_id: str, how: str, detail: str | None, dropped: DropReason |
 
 
 def late_end(row: EpisodeRow | None, episode_id: str, result: EpisodeResult) -> EpisodeReceipt:
-    """Judge an `end` for an episode that is not open: a repetition is answered, anything else refused.
+    """Answer an `end` for an episode that is not open: a repetition gets the same answer, anything else is refused.
 
     Codes: not_found, lease_lost, idempotency_conflict.
     """
@@ -461,7 +461,7 @@ def late_end(row: EpisodeRow | None, episode_id: str, result: EpisodeResult) -> 
 
 
 def late_abort(row: EpisodeRow | None, episode_id: str, lease: str) -> LedgerEntry:
-    """Judge an `abort` for an episode that is not open. Codes: not_found, lease_lost."""
+    """Answer an `abort` for an episode that is not open. Codes: not_found, lease_lost."""
     aborted = row is not None and row.reason in (DropReason.ABORTED, DropReason.TEAM_ABORTED)
     if row is not None and aborted and held_it(row, lease):
         return row.entry()

@@ -1,4 +1,4 @@
-"""Groups: episodes of one task, of one code and config version, that are compared with each other."""
+"""Groups: episodes of one task, client version and config version that are compared with each other."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from swarm.protocol.status import MixStatus
 from swarm.server.state.rows import EpisodeRow, GroupRow
 
 EMPTY_PATIENCE_S = 3.0
-"""How long a group of which nothing has ended keeps its place once all its episodes are lost. Who tries again comes at once; a task
-that is set aside holds nobody up."""
+"""How long a group without an ended episode keeps its place after its last episode was lost. Short: clients that retry do so at once, and a
+task that was set aside must not hold others up."""
 GroupKey = tuple[str, str | None, str, int]
-"""task_id, mix, client_version, config_version: what group-mates share."""
+"""task_id, mix, client_version, config_version: the same for all episodes of a group."""
 Kin = tuple[str | None, str, int]
-"""The same without the task, which an ungrouped episode has none of before its end."""
+"""The same without the task, because an ungrouped episode has no task before its end."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Group:
-    """A group that is open or ready. Times are lease time."""
+    """An open or ready group. Times are lease time."""
 
     row: GroupRow
     rules: BatchSpec
-    """Of its config version: patience and partial policy."""
+    """Patience and partial policy of its config version."""
     running: dict[int, str] = field(default_factory=dict)
     """Slot → episode that holds it."""
     ended: dict[int, EpisodeRow] = field(default_factory=dict)
@@ -34,13 +34,13 @@ class Group:
     last_loss: float | None = None
     """When a slot was last lost to abort, expiry or an end without calls."""
     watched_until: float | None = None
-    """The end of its patience that is among the deadlines."""
+    """The end of its patience that the deadlines contain."""
     clients: set[str] = field(default_factory=set)
-    """Who claimed in it."""
+    """Clients that claimed in it."""
     left: set[str] = field(default_factory=set)
-    """Those of them who have since opened groups with another version of their code."""
+    """Those clients that have since come with another version of their code."""
     useless: bool = False
-    """Whatever ends in it will be dropped: it is too stale, quarantined, or of no family any more."""
+    """Episodes that end in it will be dropped: it is too stale, quarantined, or its family is gone from the mix."""
 
     @property
     def key(self) -> GroupKey:
@@ -52,7 +52,7 @@ class Group:
 
     @property
     def forsaken(self) -> bool:
-        """Nobody will claim in it any more: its clients were replaced by edited ones."""
+        """Whether nobody will claim in it any more, because all its clients run another version now."""
         return bool(self.clients) and self.clients <= self.left
 
     @property
@@ -62,7 +62,7 @@ class Group:
 
     @property
     def expected(self) -> int:
-        """Episodes that it is going to bring into a batch."""
+        """Number of episodes that it is expected to bring into a batch."""
         return self.row.size if self.open else len(self.ended)
 
     @property
@@ -71,23 +71,23 @@ class Group:
 
     @property
     def oldest_step(self) -> int:
-        """Of the weights that sampled the oldest token in it."""
+        """Step of the weights that sampled its oldest token."""
         return min((row.oldest_step for row in self.ended.values()), default=0)
 
     @property
     def equal_rewards(self) -> bool:
-        """Whether nothing can be learnt by comparing: all rewards the same, for every agent."""
+        """Whether all rewards are equal, for every agent, so that a comparison teaches nothing."""
         seen = [(row.reward, row.agent_rewards) for row in self.ended.values()]
         return all(one == seen[0] for one in seen)
 
     def free_slot(self, now: float) -> int | None:
-        """The lowest slot on offer; None when all are held or filled, or patience ran out."""
+        """The lowest free slot; None if all are held or filled, or patience ran out."""
         if not self.open or self.useless or self._out_of_patience(now):
             return None
         return next((i for i in range(self.row.size) if i not in self.running and i not in self.ended), None)
 
     def patience_ends_at(self) -> float | None:
-        """When the partial policy applies; None while nothing was ended or lost, or an episode still runs."""
+        """When the partial policy applies; None while no episode has ended or been lost, or one still runs."""
         if not self.open or self.running:
             return None
         if self.ended:
@@ -96,7 +96,7 @@ class Group:
         return None if self.last_loss is None else self.last_loss + patience_s
 
     def worth_training(self) -> bool:
-        """What the partial policy says of the group as it stands."""
+        """Whether the partial policy would train the group as it is."""
         return self.rules.partial_groups == "train" and len(self.ended) >= self.rules.partial_min
 
     def in_slot_order(self) -> list[EpisodeRow]:
@@ -108,19 +108,19 @@ class Group:
 
 @dataclass(slots=True)
 class Openings:
-    """Which families could open a group when it was last asked. Every waiting claim asks again; the answer rarely changes."""
+    """Cached answer to which families may open a group. Every waiting claim needs it, and it rarely changes."""
 
     asked: tuple[object, ...] = ()
-    """All that the answer depends on."""
+    """All values that the answer depends on."""
     families: frozenset[str] = frozenset()
     full: bool = False
-    """The pool holds all that it may."""
+    """Whether the pool is full."""
     held_up: set[str | None] = field(default_factory=set)
-    """Families that have heard since then that it is not their turn."""
+    """Families that were refused since then because it was not their turn."""
 
 
 class Groups:
-    """Groups that no journalled batch has taken yet, in the order they were opened."""
+    """Groups that no journalled batch has taken, in the order in which they were opened."""
 
     def __init__(self, revision: int = 0) -> None:
         self._by_id: dict[str, Group] = {}
@@ -129,7 +129,7 @@ class Groups:
         self._ungrouped: Counter[Kin] = Counter()
         self.openings = Openings()
         self.revision = revision
-        """Rises with every change that bears on what may be claimed."""
+        """Increases with every change that may affect claims."""
 
     def __iter__(self) -> Iterator[Group]:
         return iter(list(self._by_id.values()))
@@ -139,43 +139,43 @@ class Groups:
 
     @property
     def ungrouped(self) -> int:
-        """Open train episodes that join a group at their end."""
+        """Number of open train episodes that join a group only at their end."""
         return self._ungrouped.total()
 
     def expect(self, row: EpisodeRow) -> None:
-        """An ungrouped episode begins."""
+        """Count an ungrouped episode that begins."""
         self._ungrouped[_kin(row)] += 1
         self.touch()
 
     def expect_no_more(self, row: EpisodeRow) -> None:
-        """An ungrouped episode is over, or joins a group now."""
+        """Stop counting an ungrouped episode that is over or joins a group."""
         self._ungrouped -= Counter([_kin(row)])
         self.touch()
 
     def awaits(self, group: Group) -> bool:
-        """Whether an ungrouped episode is open that may join it."""
+        """Whether an open ungrouped episode may still join the group."""
         return group.open and _kin(group.row) in self._ungrouped
 
     def left_alone_by(self, row: EpisodeRow) -> list[Group]:
-        """Open groups that no ungrouped episode can join any more, now that this one is over."""
+        """Open groups that no ungrouped episode can join any more after the end of this one."""
         kin = _kin(row)
         if kin in self._ungrouped:
             return []
         return [group for group in self._by_id.values() if group.open and _kin(group.row) == kin]
 
     def has_other(self, client_version: str) -> bool:
-        """Whether any is of another version of the clients' code."""
+        """Whether any group has another client version."""
         return len(self._by_version) > (client_version in self._by_version)
 
     def get(self, group_id: str) -> Group | None:
         return self._by_id.get(group_id)
 
     def touch(self) -> None:
-        """A group changed."""
+        """Note that a group changed."""
         self.revision += 1
 
     def add(self, group: Group) -> None:
-        """Groups are added in the order of their seq."""
+        """Add a group. Call in the order of `seq`."""
         self.touch()
         self._by_id[group.row.group_id] = group
         self._by_key.setdefault(group.key, []).append(group)
@@ -195,7 +195,7 @@ class Groups:
             del self._by_version[version]
 
     def offer(self, key: GroupKey, now: float) -> tuple[Group, int] | None:
-        """The first group of this key with a slot on offer, and the slot."""
+        """The first group of this key with a free slot, and the slot."""
         for group in self._by_key.get(key, ()):
             slot = group.free_slot(now)
             if slot is not None:

@@ -1,4 +1,4 @@
-"""What the engine, the training loop and the disk report about themselves."""
+"""Takes in reports from the engine, the training loop and the disk."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from swarm.server.state.server_state import Transition
 from swarm.server.state.status import who_is_waited_for
 
 UNNOTICED_S = 600.0
-"""No hang of the engine goes unnoticed for so long after a client gave up on it."""
+"""Longest time, in seconds, from a client's giving up until an engine's hang is noticed."""
 
 
 def enter_phase(t: Transition, phase: Phase) -> None:
-    """The training loop begins something else."""
+    """The training loop enters another phase."""
     t.state.situation.phase = phase
 
 
 def engine_opened(t: Transition, run_id: str | None, directory: str = "") -> None:
-    """The engine serves this run's weights at its newest step; None: those of no run."""
+    """The engine serves the weights of this run's newest step; None: it serves no run's weights."""
     situation = t.state.situation
     if run_id != situation.opened_run:
         situation.collecting_since = t.now.monotonic
@@ -29,7 +29,7 @@ def engine_opened(t: Transition, run_id: str | None, directory: str = "") -> Non
 
 
 def engine_health(t: Transition, health: EngineHealth) -> None:
-    """While the engine is not ready, leases stand still."""
+    """Take in the engine's health. While the engine is not ready, lease time stands still."""
     situation = t.state.situation
     situation.engine_failures = health.failures
     situation.replicas = health.replicas
@@ -56,7 +56,7 @@ def _note_hang(t: Transition, health: EngineHealth) -> None:
 
 
 def engine_lived(t: Transition, at: float) -> None:
-    """The engine was alive at this Unix time, so earlier give-ups were no hangs. Written only after a give-up."""
+    """The engine was alive at this Unix time, so clients that gave up earlier met no hang. Written only if a client gave up."""
     situation = t.state.situation
     if situation.lived_at < situation.suspected_at <= at:
         situation.lived_at = at
@@ -64,7 +64,7 @@ def engine_lived(t: Transition, at: float) -> None:
 
 
 def look_around(t: Transition) -> None:
-    """To be called from time to time: find whom the run waits for."""
+    """Find out what the run waits for. Call every few seconds."""
     situation = t.state.situation
     found = who_is_waited_for(t.state, t.now)
     if found is not None and situation.waiting_for is None:
@@ -76,7 +76,7 @@ def look_around(t: Transition) -> None:
 
 
 def storage(t: Transition, what: str, problem: str | None) -> None:
-    """Why there is no room for `what`; None when there was."""
+    """Record why `what` could not be written; None if it was written."""
     known = t.state.situation.no_room
     if problem is None:
         known.pop(what, None)

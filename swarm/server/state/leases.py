@@ -1,4 +1,4 @@
-"""Who holds which episode, and when a lease runs out. Lease time stands still while the server does not serve."""
+"""Open episodes with their leases and deadlines. Lease time stands still while the server does not serve."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ API_KEY_PREFIX = "swk_"
 
 
 def digest(text: str | bytes) -> str:
-    """What is kept of a secret or a body: enough to recognise it, not to make it."""
+    """The digest stored for a secret or a body: enough to recognise it, but not to reproduce it."""
     return hashlib.sha256(text.encode() if isinstance(text, str) else text).hexdigest()[:32]
 
 
@@ -28,7 +28,7 @@ def held_it(row: EpisodeRow, lease: str) -> bool:
 
 @dataclass(slots=True)
 class LeaseClock:
-    """Seconds that the server has been serving. Stands still until `go`, and between `stop` and `go`."""
+    """Counts the seconds in which the server serves. Stands still until `go`, and between `stop` and `go`."""
 
     gone_by: float = 0.0
     running_since: float | None = None
@@ -47,7 +47,7 @@ class LeaseClock:
 
 @dataclass(slots=True, kw_only=True)
 class LiveEpisode:
-    """An open episode: its row, and what only memory knows of it. Times are lease time."""
+    """An open episode: its row, and fields that are kept in memory only. Times are lease time."""
 
     row: EpisodeRow
     lease: str
@@ -65,14 +65,14 @@ class LiveEpisode:
     claim_digest: str = ""
     calls: list[RecordedCall] = field(default_factory=list)
     attempts: list[CallAttempt] = field(default_factory=list)
-    """Requests of its agents that are over."""
+    """Finished requests of its agents."""
     calls_opened: int = 0
     open_since: dict[int, float] = field(default_factory=dict)
     """Index of each open call → when it was opened."""
     expiry: tuple[Cause, str] | None = None
-    """Why it ran out, while it waits for the records of calls that were open then."""
+    """Why it expired, while it waits for the records of calls that were open then."""
     close_at: float = math.inf
-    """When it is closed without those that are still missing."""
+    """When it is closed even if some of those records are missing."""
     cached_entry: LedgerEntry | None = None
 
     @property
@@ -82,7 +82,7 @@ class LiveEpisode:
         return min(self.idle_at, self.ends_at)
 
     def look_at(self, now: float) -> float:
-        """When to check whether it ran out. An open call stops the idle limit: then after one whole limit at most."""
+        """When to check whether it has expired. An open call stops the idle limit; then check after at most one whole limit."""
         if self.expiry is not None:
             return self.close_at
         return min(self.deadline, now + self.idle_limit_s) if self.open_since else self.deadline
@@ -94,12 +94,12 @@ class LiveEpisode:
         self.idle_at = now + self.idle_limit_s
 
     def count_calls(self) -> None:
-        """Write into the row what its calls add up to, and whether one of them tainted it."""
+        """Write the totals of its calls into the row, and whether a call tainted it."""
         count_tokens(self.row, self.calls)
         self.row.tainted = is_tainted(self.attempts)
 
     def entry(self) -> LedgerEntry:
-        """The ledger's entry, with the calls so far."""
+        """The ledger's entry, including the calls so far."""
         if self.cached_entry is None:
             self.count_calls()
             self.cached_entry = self.row.entry()
@@ -108,18 +108,18 @@ class LiveEpisode:
 
 @dataclass(slots=True, kw_only=True)
 class Prepared:
-    """An episode that waits for its team's decision. Its lease is known by its digest alone, so it outlives the process."""
+    """An episode that waits for its team's decision. It keeps only the lease's digest, so it survives a restart."""
 
     row: EpisodeRow
     team: TeamRow
     in_doubt: bool = False
-    """Its client was silent for too long, or the server was restarted: nobody may come to say what was decided."""
+    """Its client was silent for too long, or the server restarted, so its decision may never be reported."""
     silent_at: float = math.inf
     """Lease time at which the client has been silent for too long."""
 
     @property
     def asks(self) -> bool:
-        """Whether it should ask its decider now. The decider itself has nobody to ask."""
+        """Whether this server should ask the decider now. The decider itself asks nobody."""
         return self.in_doubt and not self.team.decides
 
     def touch(self, now: float) -> None:
@@ -127,11 +127,11 @@ class Prepared:
 
 
 LEAST_SWEPT = 1024
-"""So few deadlines are not worth looking through for those of what is closed."""
+"""Fewest deadlines for which a sweep is worth its cost."""
 
 
 class Deadlines:
-    """Names by the time at which to check each. Entries may be early or out of date: whoever takes one checks."""
+    """Names, ordered by when to check each. Entries may be early or out of date, so the caller must check them."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, str]] = []
@@ -145,18 +145,18 @@ class Deadlines:
             heapq.heappush(self._heap, (at, name))
 
     def sweep(self, wanted: Callable[[str], bool]) -> None:
-        """Forget every other name, whenever there are twice as many as were wanted the last time."""
+        """Remove names that are no longer `wanted`, once the number of entries has doubled since the last sweep."""
         if len(self._heap) >= self._sweep_at:
             self._heap = [entry for entry in self._heap if wanted(entry[1])]
             heapq.heapify(self._heap)
             self._sweep_at = max(LEAST_SWEPT, 2 * len(self._heap))
 
     def next(self) -> float:
-        """Infinite when there is none."""
+        """The earliest time; infinite if there is none."""
         return self._heap[0][0] if self._heap else math.inf
 
     def take(self, now: float) -> list[str]:
-        """Names whose time has come, earliest first."""
+        """Remove and return the names that are due, earliest first."""
         due: list[str] = []
         while self._heap and self._heap[0][0] <= now:
             due.append(heapq.heappop(self._heap)[1])

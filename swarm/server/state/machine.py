@@ -1,6 +1,6 @@
-"""The state machine: a command, a state and a moment give a reply, changes for the disk, and who must be woken.
+"""The state machine: from a command, a state and a moment to a reply, changes for the disk, and wake-ups.
 
-No asyncio, SQL or clock in here or below. Nothing else writes the state.
+This module and those below use no asyncio, SQL or clock. Nothing else writes the state.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ Command = Callable[[Transition], Reply]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome(Generic[Reply]):
-    """What a command led to. All of it must be seen to, also when it ended in an error."""
+    """The result of a command. The caller must carry out all of it, even if the command failed."""
 
     answer: Callable[[], Reply]
-    """The reply, or the command's error. Give it only when `changes` are on disk."""
+    """Returns the reply or raises the command's error. Call it only when `changes` are on disk."""
     changes: list[Change]
-    """To be written, whole or not at all."""
+    """To be written atomically."""
     claims: list[tuple[int, EpisodeGrant | Refusal]]
-    """Tickets of waiting claims, and what they get, once `changes` are on disk."""
+    """Tickets of waiting claims with their answers, to be sent once `changes` are on disk."""
     closed: list[str]
     """Episodes whose ends are among `changes`. Call `episodes.forget` when those are on disk."""
     broken_off: list[str]
-    """Episodes whose open calls must end; those that are closed, too."""
+    """Episodes whose open calls must end, including the closed ones."""
     log: list[str]
     """Lines for people."""
     wakes_loop: bool
@@ -51,7 +51,7 @@ class Outcome(Generic[Reply]):
 
 
 def apply(state: ServerState, command: Command[Reply], now: Moment) -> Outcome[Reply]:
-    """Carry out a command and all that follows from it."""
+    """Carry out a command and everything that follows from it."""
     t = Transition(state, now)
     before = _concerns_loop(t)
     answer = _attempt(t, command)
@@ -76,7 +76,7 @@ def apply(state: ServerState, command: Command[Reply], now: Moment) -> Outcome[R
 def _attempt(t: Transition, command: Command[Reply]) -> Callable[[], Reply]:
     try:
         reply = command(t)
-    except Exception as error:  # noqa: BLE001 - whatever it is: what was decided before stands, and must be written
+    except Exception as error:  # noqa: BLE001 - for any error: earlier decisions of the command stand, and must be written
         failure = error
 
         def fail() -> Reply:
@@ -87,7 +87,7 @@ def _attempt(t: Transition, command: Command[Reply]) -> Callable[[], Reply]:
 
 
 def _concerns_loop(t: Transition) -> tuple[object, ...]:
-    """What the training loop decides by, as far as it does not depend on time."""
+    """The values that the training loop's decisions depend on, except time."""
     state, situation, run = t.state, t.state.situation, t.state.run
     return (
         state.claims_decided_by,
@@ -103,7 +103,7 @@ def _concerns_loop(t: Transition) -> tuple[object, ...]:
 
 
 def expire(t: Transition) -> None:
-    """Close everything whose time has come: leases, the patience of groups and families, silent teams."""
+    """Close everything that is due: leases, the patience with groups and families, silent teams."""
     episodes.expire(t)
     teams.expire(t)
 
@@ -114,10 +114,10 @@ def load(
     now: Moment,
     suspected: Sequence[tuple[EpisodeRow, Sequence[RecordedCall]]] = (),
 ) -> Transition:
-    """Take up what is on disk: at the start, and again after a failed write. Waiting claims are tried with the next command.
+    """Load the state from disk, at the start and after a failed write. Waiting claims are tried with the next command.
 
-    Episodes that are running there, and that this process does not know, are closed as server_restarted. suspected: at the
-    start, episodes whose clients gave up on calls that can no longer be cleared up.
+    Running episodes that this process does not know are closed as server_restarted. suspected: at the start, episodes whose
+    clients gave up on calls that can no longer be cleared up.
     """
     t = Transition(state, now)
     known = {**state.closing, **state.live}
@@ -132,7 +132,7 @@ def load(
         state.run = Run(row=snapshot.run, configs=snapshot.configs, step=snapshot.step, tokens=snapshot.tokens)
     for row in snapshot.groups:
         assert state.run is not None
-        # The patience with a group begins anew, also where all its episodes were lost before.
+        # The patience with a group starts again, even if all its episodes were lost before.
         rules = state.run.specs[row.config_version].batch
         state.groups.add(Group(row=row, rules=rules, last_loss=t.lease_time))
     bound = {team.episode_id: team for team in snapshot.teams}
@@ -142,7 +142,7 @@ def load(
         else:
             _take_up(t, episode, known.get(episode.episode_id))
     number_evals(state, snapshot.eval_ordinals)
-    # Only now, with every slot accounted for, may closing one episode decide about its group.
+    # Close episodes only now: closing one may decide about its group, which needs every slot accounted for.
     for lost in [live for name, live in state.live.items() if name not in known]:
         episodes.close(t, lost, DropReason.SERVER_RESTARTED, cause=Cause.SERVER)
     settle_all(t)
@@ -154,7 +154,7 @@ def load(
 
 
 def _take_up(t: Transition, row: EpisodeRow, known: LiveEpisode | None) -> None:
-    """An episode that was running or waiting in the pool."""
+    """Load an episode that was running or waiting in the pool."""
     state, now = t.state, t.lease_time
     group = state.groups.get(row.group_id) if row.group_id else None
     if group is not None:
