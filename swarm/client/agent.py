@@ -1,8 +1,8 @@
 """Run a black-box agent in an episode that this process holds: `await run_agent(episode, ["sh", "agent.sh"], folder)`.
 
-The agent is any program that reads OPENAI_BASE_URL and OPENAI_API_KEY, or Anthropic's two. It gets a clean environment, a home of
-its own, the folder to work in, and an address that passes its calls on to the model and nothing else; it reaches neither
-the lease nor this process. `swarm episode run` does the same from a shell.
+The agent is any program that reads OPENAI_BASE_URL and OPENAI_API_KEY, or Anthropic's two variables. It gets a clean environment,
+its own home, the folder to work in, and an address that only forwards calls to the model; it can reach neither the lease nor
+this process. `swarm episode run` does the same from a shell.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ async def run_agent(
     variables: Mapping[str, str] | None = None,
     limit_s: float | None = None,
 ) -> ProgramEnd:
-    """Run it to its end, in `folder`, which it may change.
+    """Run an agent to its end in `folder`, which it may change.
 
-    query: its standard input. reads: what it may read beside the system, its program and what the command names. hidden: what it
-    may not even then. variables: of its environment, beside the four that name the model. What `episode.sampling` says is
-    in each of its calls.
+    query: its standard input. reads: paths that it may read in addition to the system, its program and the paths in the command.
+    hidden: paths that it may never read. variables: environment variables in addition to the four that name the model.
+    `episode.sampling` applies to each of its calls.
     Raises: AgentFailed (an exit code other than 0), AgentTooSlow (longer than `limit_s`), ServerUnreachable (a call did not reach the
     server), WorkflowFault (there is no such program, or nothing can be confined here).
     """
@@ -76,10 +76,10 @@ async def run_confined(
     hidden: Sequence[Path] = (),
     limit_s: float,
 ) -> ProgramEnd:
-    """Run a program that may read the system, itself and `folder`, write nothing, and reach no network: a grader of code.
+    """Run a program, such as a code grader, that may read the system, itself and `folder`, but not write or use the network.
 
-    reads, hidden: what it may read besides, and what it may not, also within that.
-    However it ends is an answer, in `ProgramEnd`. Raises: WorkflowFault where there is no such program, or nothing can be confined.
+    reads: further paths that it may read. hidden: paths that it may not read, even within `reads`.
+    A failing program raises nothing; see `ProgramEnd`. Raises: WorkflowFault if there is no such program or this system cannot confine.
     """
     _require_confinement()
     with tempfile.TemporaryDirectory(prefix="grader-", ignore_cleanup_errors=True) as place:
@@ -119,13 +119,13 @@ def _room(
 def fault_of(
     end: ProgramEnd, failures: Sequence[str], limit_s: float | None, *, confined: bool = True
 ) -> tuple[Cause, str] | None:
-    """Who lost the attempt of an agent that ended so, and how; None where its work can be scored.
+    """Who lost the attempt of an agent that ended in this way, and the words for it; None if its work can be scored.
 
     failures: calls that did not reach the server.
     """
     hint = (
         f"\n{_ROOM}\n" if confined else " "
-    )  # before the last words: where there is room for a line, the last one is shown
+    )  # before the agent's output: displays with room for one line show the last one
     if end.fault:
         return Cause.ROLLOUT, f"the agent cannot be started:{hint}{end.fault}"
     if failures:

@@ -1,6 +1,6 @@
-"""What a black-box agent is given: an environment that calls the model and nothing else, a home of its own, files to read.
+"""A black-box agent's surroundings: an environment that can call only the model, its own home, and readable files.
 
-Knows files and variables, and nothing of episodes. `foundation.confinement` is what enforces it.
+Knows files and variables, but nothing about episodes. `foundation.confinement` enforces the limits.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _ELF = b"\x7fELF"
 
 
 def variables_for_model(base_url: str, api_key: str) -> dict[str, str]:
-    """What SDKs read. Anthropic's adds `/v1` itself."""
+    """The environment variables that SDKs read. Anthropic's SDK appends `/v1` itself."""
     return {
         "OPENAI_BASE_URL": base_url,
         "OPENAI_API_KEY": api_key,
@@ -56,9 +56,9 @@ def variables_for_model(base_url: str, api_key: str) -> dict[str, str]:
 def clean_environment(
     environ: Mapping[str, str], passed: Iterable[str] = (), *, option: str = "--env", token: str | None = None
 ) -> dict[str, str]:
-    """The language and where programs are, and the variables that were named.
+    """The locale and path variables, and the variables in `passed`.
 
-    Raises: UsageError for a name that is not set, is one of ours, or holds the server's token.
+    Raises: UsageError for a variable that is not set, is one of ours, or holds the server's token.
     """
     kept = {name: value for name, value in environ.items() if name in _KEPT or name.startswith("LC_")}
     for name in passed:
@@ -71,7 +71,7 @@ def clean_environment(
 
 
 def program_of(command: Sequence[str], option: str) -> str:
-    """Where the command's program lies. Raises: UsageError where there is none."""
+    """The path of the command's program. Raises: UsageError if there is none."""
     found = shutil.which(command[0])
     if found is None:
         raise UsageError(f"{option}: there is no program {command[0]!r}; give its path, or put it on the PATH")
@@ -80,10 +80,11 @@ def program_of(command: Sequence[str], option: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentRoom:
-    """command: the agent's. place: a private folder, which exists; it alone may be written, beside `writes`.
+    """A black-box agent's command and the paths that it may use.
 
-    reads, writes: further paths that were named. hidden: what it may neither read nor write, wherever it lies. unread: the
-    same, but for what is named in `reads` or the command. folder: where it runs; None: where we do.
+    command: the agent's command line. place: an existing private folder, the only writable one except `writes`.
+    reads, writes: further paths that it may use. hidden: paths that it may never read or write. unread: the same, except for
+    paths named in `reads` or the command. folder: its working directory; None: ours.
     """
 
     command: Sequence[str]
@@ -102,7 +103,7 @@ class AgentRoom:
             (self.place / name).mkdir(mode=0o700)
 
     def confinement(self, ports: Sequence[int] | None) -> Confinement:
-        """Raises: OSError for a folder that cannot be looked into."""
+        """The limits as a `Confinement`. Raises: OSError for a folder that cannot be listed."""
         here = (self.folder or Path.cwd()).resolve()
         named = {path.resolve() for path in (*self.reads, *self._arguments())}
         secret = {path.resolve() for path in self.hidden}
@@ -122,7 +123,7 @@ class AgentRoom:
 
 
 def files_of(command: Sequence[str]) -> list[Path]:
-    """Files and folders that a command names, other than programs of the machine and the folder that all runs in."""
+    """Files and folders that a command names, except the machine's programs and the working directory."""
     found = [Path(word).resolve() for word in command[1:] if _exists(word)]
     program = Path(program_of(command, "--scorer")).resolve()
     with open(program, "rb") as file:
@@ -135,7 +136,7 @@ def files_of(command: Sequence[str]) -> list[Path]:
 def _exists(word: str) -> bool:
     try:
         return bool(word) and Path(word).exists()
-    except (OSError, ValueError):  # longer than any path, or with a zero in it
+    except (OSError, ValueError):  # too long for a path, or it contains a null byte
         return False
 
 
@@ -144,7 +145,7 @@ def _holds_home(folder: Path) -> bool:
 
 
 def _program_folders(program: Path) -> list[Path]:
-    """Where a program and what belongs to it lies: `bin` and what is beside it, through its links."""
+    """The folders of a program and its installation: `bin` and its neighbours, also behind symbolic links."""
     found: list[Path] = []
     for folder in (program.parent, program.resolve().parent):
         around = folder.resolve().parent
@@ -156,7 +157,7 @@ def _program_folders(program: Path) -> list[Path]:
 
 
 def _without(wanted: Iterable[Path], shut: Collection[Path]) -> tuple[list[Path], list[Path]]:
-    """`wanted` less `shut`: what may be used whole, and the folders of which the names alone may be seen."""
+    """`wanted` without `shut`: the paths that may be used whole, and the folders of which only the names may be listed."""
     whole: dict[Path, None] = {}
     listed: dict[Path, None] = {}
     line = [path.resolve() for path in wanted if path.exists()]
@@ -168,6 +169,6 @@ def _without(wanted: Iterable[Path], shut: Collection[Path]) -> tuple[list[Path]
             whole[path] = None
             continue
         listed[path] = None
-        # A link is left out: the limit would be lifted for what it leads to.
+        # Leave links out, or their targets would become accessible too.
         line += [Path(entry.path) for entry in os.scandir(path) if not entry.is_symlink()]
     return list(whole), list(listed)

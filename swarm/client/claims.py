@@ -1,4 +1,4 @@
-"""The order in which a client claims. Knows no server."""
+"""The order in which a client makes its claims. Knows no server."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from foundation.clock import Clock
 from foundation.event_loop import within
 
 HELD_UP_S = 0.2
-"""A claim that takes longer waits for its family's turn in the mix."""
+"""A claim that takes longer is assumed to wait for its family's turn in the mix."""
 READ_AHEAD = 64
-"""How many tasks may wait for that at once; then the stream of tasks waits too."""
+"""Most tasks that may wait for their family's turn; beyond them the stream of tasks waits too."""
 
 Begin = Callable[[], Awaitable[asyncio.Event | None]]
-"""Make one more claim as soon as there is room. Its event is set when it is answered; None: there will be no more."""
+"""Make one more claim as soon as there is room. Returns an event that is set once the claim is answered; None: no more claims."""
 
 
 class ClaimOrder:
-    """Tasks of one family claim in their order, and pass those of another only where these are held up. For one task group."""
+    """Makes the tasks of one family claim in order, and lets them pass another family's tasks only while those are held up."""
 
     def __init__(self, group: asyncio.TaskGroup, clock: Clock) -> None:
         self._group = group
@@ -28,7 +28,7 @@ class ClaimOrder:
         self._waiting = asyncio.Semaphore(READ_AHEAD)
 
     async def enter(self, family: str | None, begin: Begin, claims: int, *, may_be_passed: bool) -> None:
-        """Make so many claims for a task. Returns when the next task may come, whatever its family."""
+        """Make `claims` claims for a task. Returns when the next task may follow, whatever its family."""
         await self._waiting.acquire()
         before, done, held_up = self._last.get(family), asyncio.Event(), asyncio.Event()
         self._last[family] = done

@@ -56,9 +56,9 @@ from swarm.protocol.teams import EpisodeCommit, EpisodePreparation, EpisodeResol
 API = "/swarm/v1"
 LEDGER_PAGE = 1000
 ROLLOUT_PATIENCE = Patience(later_s=math.inf, full_s=120.0)
-"""For unattended work: wait for as long as the server says later, and for someone to clear a full disk."""
+"""For unattended work: wait as long as the server says later, and give people time to clear a full disk."""
 ABORT_PATIENCE = Patience(connect_s=5.0, later_s=5.0)
-"""A lost abort does no harm, since the lease runs out; a client that leaves should not wait for it."""
+"""Short: a lost abort does no harm, because the lease runs out, and a leaving client should not wait for it."""
 
 
 class _Tasks(RootModel[list[TaskProgress]]):
@@ -72,9 +72,9 @@ class _Renewed(BaseModel):
 
 
 class SwarmClient:
-    """One server, as one client. Use as an async context manager.
+    """One client's connection to one server. Use as an async context manager.
 
-    client_id: the server counts episodes by it; give the same one again to go on where this client stopped.
+    client_id: the server counts episodes by it; use the same one again to continue where this client stopped.
     client_version: the version of the agent's code; episodes of different versions are never compared.
     """
 
@@ -95,9 +95,9 @@ class SwarmClient:
         self.client_id = client_id or self.ids.new("client")
         self.client_version = client_version
         self._session = self.ids.new("session")
-        """Tells this process of the client from others: see `fence`."""
+        """Distinguishes this process of the client from others; see `fence`."""
         self._begun: set[str] = set()
-        """Runs in which the session has begun."""
+        """Runs in which this session has begun."""
         self._has_own_patience = patience is not None
         self._wire = Wire(
             url,
@@ -126,7 +126,7 @@ class SwarmClient:
     async def meet(self, connect_s: float) -> None:
         """Wait until the server has answered this client at least once. Raises: ServerUnreachable after `connect_s`.
 
-        Waits no longer than this client's own patience.
+        Never waits longer than this client's own patience.
         """
         if not self._wire.heard:
             patience = replace(self._wire.patience, connect_s=min(connect_s, self._wire.patience.connect_s))
@@ -207,7 +207,7 @@ class SwarmClient:
     # -- what happened ------------------------------------------------------------------------------------------------
 
     async def ledger(self, *, after: str | None = None, **wanted: Unpack[LedgerFields]) -> AsyncIterator[LedgerEntry]:
-        """What became of each episode, in the order of the claims; page after page. after: the `next` of a page."""
+        """The ledger's entry of each episode, in the order of the claims. Fetches page after page. after: the `next` of a page."""
         while True:
             page = await self.ledger_page(after=after, limit=LEDGER_PAGE, **wanted)
             for entry in page.entries:
@@ -224,12 +224,12 @@ class SwarmClient:
         return read(LedgerPage, await self._wire.request("GET", f"{API}/ledger", params=params))
 
     async def entry(self, episode_id: str, patience: Patience | None = None) -> LedgerEntry:
-        """What became of one episode, and who lost it."""
+        """The ledger's entry of one episode, with the cause if it was lost."""
         raw = await self._wire.request("GET", f"{API}/episodes/{episode_id}", patience=patience)
         return read(LedgerEntry, raw)
 
     async def summary(self, **wanted: Unpack[LedgerFields]) -> LedgerSummary:
-        """What became of many episodes, added up by reason, cause, client and version."""
+        """Totals over many episodes, by reason, cause, client and version."""
         raw = await self._wire.request("GET", f"{API}/ledger/summary", params=_query(wanted))
         return read(LedgerSummary, raw)
 
@@ -242,7 +242,7 @@ class SwarmClient:
     async def tasks(
         self, *, run_id: str | None = None, client_id: str | None = None, mix: str | None = None
     ) -> list[TaskProgress]:
-        """How many episodes of each task have ended. run_id None: in the current run."""
+        """Number of ended episodes of each task. run_id None: the current run."""
         params = _given({"run_id": run_id, "client_id": client_id, "mix": mix})
         raw = await self._wire.request("GET", f"{API}/tasks", params=params)
         return read(_Tasks, raw).root
@@ -260,10 +260,10 @@ class SwarmClient:
         return read(EpisodeGrant, raw)
 
     async def fence(self, run_id: str, client_id: str, reason: str, *, session: str | None = None) -> list[str]:
-        """Shut out the `run_tasks` of every process of a client but the one with this session (None: all).
+        """Shut out the `run_tasks` of all of a client's processes except the one with this session (None: all of them).
 
-        Its open episodes are aborted with `reason`, as lost by the client; returns their ids. Its ends and further claims are
-        refused (LeaseLost).
+        Their open episodes are aborted with `reason`, as lost by the client; returns their ids. Their ends and further claims
+        are refused (LeaseLost).
         """
         session = session or self.ids.new("session")
         request = SessionRequest(run_id=run_id, client_id=client_id, session=session, reason=sendable(reason))
@@ -337,10 +337,10 @@ class SwarmClient:
     async def run_tasks(self, tasks: TaskStream, rollout: Rollout, **options: Unpack[RolloutOptions]) -> RolloutReport:
         """Run `rollout` on every task, many at a time, until the stream or the run ends.
 
-        Goes on where this client_id stopped, and shuts out its earlier processes (see `fence`). Attempts lost by rollout, grader or a
-        limit are retried `retries` times, across restarts of the client; then the task is skipped, as it is when this client has died
-        three times while it played the task. Attempts lost by server, network or a person are retried without limit. Without a
-        `patience` of its own the client waits for as long as the server says later, and two minutes for room on the server's disk.
+        Continues where this client_id stopped, and shuts out its earlier processes (see `fence`). Attempts lost by rollout, grader or
+        a limit are retried `retries` times, across restarts of the client; then the task is skipped. A task is also skipped after this
+        client died three times while playing it. Attempts lost by server, network or a person are retried without limit. Without its
+        own `patience`, the client waits as long as the server says later, and two minutes for room on the server's disk.
         Raises: RolloutsFailing when task after task fails; Refusal, ServerUnreachable.
         """
         run_id = options.get("run_id") or await self.current_run_id()
@@ -352,7 +352,7 @@ class SwarmClient:
         return await rollouts.work(tasks)
 
     def _enduring(self) -> SwarmClient:
-        """This client over the same connections, with the patience of `run_tasks` unless it has one of its own."""
+        """This client over the same connections, with the patience of `run_tasks` unless it has its own."""
         if self._has_own_patience:
             return self
         other = copy.copy(self)
@@ -371,7 +371,7 @@ def _given(params: dict[str, Any]) -> dict[str, str | int | float]:
 
 
 def _query(wanted: LedgerFields) -> dict[str, str | int | float]:
-    """A filter as a query. Raises: InvalidSpec for a field that is misspelt or cannot be searched for."""
+    """The filter as query parameters. Raises: InvalidSpec for a field that is misspelt or cannot be searched for."""
     try:
         return _given(LedgerFilter.model_validate(wanted).model_dump(mode="json"))
     except ValidationError as error:

@@ -24,10 +24,10 @@ from swarm.protocol.teams import EpisodePreparation, TeamReceipt
 
 RENEWALS_PER_IDLE_LIMIT = 3
 LATE_S = 0.5
-"""How long after the end of a lease its client asks whether it has run out."""
+"""How long after a lease's end the client asks whether it has run out, in seconds."""
 REASON_CHARS = 8_000
 GIVE_BACK_S = 2.0
-"""How long a client that stops waits for the answer to a request that it has sent."""
+"""How long a stopping client waits for the answer to a request that it has sent, in seconds."""
 
 Answer = TypeVar("Answer")
 
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 
 class EpisodeServer(Protocol):
-    """What an episode needs of its client."""
+    """The client's methods that an episode needs."""
 
     @property
     def url(self) -> str: ...
@@ -62,7 +62,7 @@ class EpisodeServer(Protocol):
 
 
 class Ending:
-    """What `Episode.end` returns. Await it to store the result now; else it is sent when the block is left."""
+    """The result of `Episode.end`. Await it to store the result now; else it is sent when the block is left."""
 
     def __init__(self, episode: Episode) -> None:
         self._episode = episode
@@ -72,7 +72,7 @@ class Ending:
 
 
 class Episode:
-    """An async context manager: claims on entry; on exit sends what `end` said, or aborts with the reason.
+    """An async context manager: claims on entry; on exit sends the result of `end`, or aborts with the reason.
 
     sampling: request parameters that every call of this episode should carry (an evaluation's temperature).
     """
@@ -88,7 +88,7 @@ class Episode:
         self.on_lost: Callable[[], object] | None = None
         """Called once when a renewal finds the lease gone."""
         self.in_team = False
-        """Set by the team that it belongs to, which alone prepares, commits or aborts it."""
+        """Set by its team, if it has one: then only the team prepares, commits or aborts it."""
         self.cause: Cause | None = None
         """Who lost it: stated or guessed here, until the server's ledger names the cause."""
         self.settled = False
@@ -214,13 +214,13 @@ class Episode:
 
     @property
     def result(self) -> EpisodeResult | None:
-        """As given to `end`; None before."""
+        """The result given to `end`; None before."""
         return self._result
 
     async def let_go(
         self, receipt: EpisodeReceipt | None = None, given_up: str | None = None, cause: Cause | None = None
     ) -> None:
-        """A team has decided it: stop renewing; leaving the block sends nothing more.
+        """A team has decided the episode: stop renewing the lease, and send nothing when the block is left.
 
         given_up: the reason, if the caller gave the team up. cause: who lost it, if it was lost.
         """
@@ -236,7 +236,7 @@ class Episode:
 
     @property
     def reward(self) -> float | None:
-        """As given to `end`; None before."""
+        """The reward given to `end`; None before."""
         return None if self._result is None else self._result.reward
 
     # -- the block ----------------------------------------------------------------------------------------------------
@@ -249,7 +249,7 @@ class Episode:
         return self
 
     async def _claimed(self) -> None:
-        """Claim. If the caller is cancelled meanwhile, whatever was granted is given back."""
+        """Claim. If the caller is cancelled meanwhile, give back the granted episode."""
         try:
             self._grant = await self.server.claim(self.claim)
         except asyncio.CancelledError:
@@ -257,7 +257,7 @@ class Episode:
             raise
 
     async def _take_back(self) -> None:
-        """Abort what an unanswered claim was granted: the same claim, without waiting, is answered with that very grant."""
+        """Abort the episode of an unanswered claim: repeat the claim without waiting, which returns the same grant if there is one."""
         again = self.claim.model_copy(update={"wait_s": 0.0})
         asked = asyncio.ensure_future(self.server.claim(again, Patience(connect_s=0.0, later_s=0.0)))
         if not await within(self._clock, GIVE_BACK_S, asked):
@@ -292,11 +292,11 @@ class Episode:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """The urls to which its agent and its client send requests."""
+        """The urls that the episode's agent and client send requests to."""
         return self.base_url, self.server.url
 
     def blame(self, error: BaseException) -> Cause:
-        """Who lost the episode if this error ended it."""
+        """Who lost the episode, assuming that this error ended it."""
         if isinstance(error, asyncio.CancelledError):
             task = asyncio.current_task()
             return self.if_cancelled if task is not None and task.cancelling() else Cause.ROLLOUT
@@ -312,7 +312,7 @@ class Episode:
         return self.receipt
 
     async def _send_or_abort(self) -> None:
-        """Send the result; if the server refuses it for good, give the slot back at once."""
+        """Send the result; if the server refuses it for good, give the slot back right away."""
         try:
             await self._send()
         except InvalidSpec as error:
@@ -321,7 +321,7 @@ class Episode:
             raise
 
     async def find_cause(self) -> Cause | None:
-        """Who lost it according to the server's ledger, or this client's guess if the ledger does not say yet.
+        """Who lost the episode, according to the server's ledger, or this client's guess while the ledger does not say.
 
         Raises: Refusal, ServerUnreachable.
         """
@@ -335,7 +335,7 @@ class Episode:
         return self.receipt
 
     async def _abort_quietly(self) -> None:
-        """Abort. A failure to deliver it is logged, so that it does not hide the error behind it; the lease runs out by itself."""
+        """Abort. If the abort cannot be delivered, only log that, so that it does not hide the original error; the lease runs out anyway."""
         try:
             abort = self.server.abort(self.id, self.grant.lease, self._abort_reason or "", self.cause)
             entry = await await_answer(abort, self._clock)
@@ -348,7 +348,7 @@ class Episode:
     async def _renew_while_alive(self) -> None:
         usual_s, ends_at = self.claim.idle_limit_s / RENEWALS_PER_IDLE_LIMIT, self.grant.expires_at
         while True:
-            # Just after `max_episode_s` if that comes first: a rollout that plays on holds up the next attempt.
+            # Just after `max_episode_s` if that comes first, because a rollout that keeps playing holds up the next attempt.
             left_s = ends_at - self._clock.now() + LATE_S
             await self._clock.sleep(min(usual_s, left_s) if left_s >= LATE_S else usual_s)
             try:
@@ -366,7 +366,7 @@ class Episode:
         renewing, self._renewing = self._renewing, None
         if renewing is not None:
             renewing.cancel()
-            await asyncio.wait([renewing])  # which raises nothing of `renewing`, but our caller's own cancellation
+            await asyncio.wait([renewing])  # unlike awaiting `renewing`, this raises only our caller's own cancellation
             if not renewing.cancelled():
                 renewing.result()
 

@@ -83,7 +83,7 @@ class TeamUndecided(SwarmError):
 
 
 class RolloutsFailing(SwarmError):
-    """So many rollouts crashed in a row that the rollout itself must be broken."""
+    """Too many rollouts crashed in a row: the rollout itself must be broken."""
 
 
 class WorkflowFault(SwarmError):

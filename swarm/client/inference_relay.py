@@ -1,7 +1,7 @@
-"""An episode's private address of the model, on this machine: the inference surface and nothing else.
+"""An episode's private model address on this machine: forwards the inference surface and nothing else.
 
-An agent that is given this address instead of the server's can call the model with its episode's key. It reaches no control
-route, whatever the server would say to it, and nothing at all once the relay is closed.
+An agent that gets this address instead of the server's can call the model with its episode's key. It can reach no control
+route, whatever the server would allow, and nothing at all once the relay is closed.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ _HOP = frozenset(
         "x-forwarded-proto",
     ]
 )
-"""Headers of a connection, and those that say who asks: they are not passed on."""
+"""Headers of a connection, and those that authorise the caller. They are not forwarded."""
 _TIMEOUT = httpx.Timeout(None, connect=5.0)
 _SAMPLING = frozenset({"temperature", "top_p", "top_k", "seed"})
-"""Fields that every dialect calls the same."""
+"""Fields that have the same name in every dialect."""
 _SAMPLED = ("/chat/completions", "/completions", "/responses", "/messages")
 
 
 class _Refused(Exception):
-    """A request that goes no further."""
+    """A request that the relay refuses to forward."""
 
     def __init__(self, status: int, code: str, message: str) -> None:
         super().__init__(message)
@@ -62,10 +62,10 @@ class _Refused(Exception):
 
 
 class InferenceRelay:
-    """Use as an async context manager. `base_url` is the address while it is open.
+    """The relay of one episode. Use as an async context manager. `base_url` is its address while it is open.
 
-    sampling: fields that every call is given, whatever the agent says: an evaluation's temperature.
-    failures: what went wrong between here and the server, in the order in which it did.
+    sampling: fields that override the agent's in every call, such as an evaluation's temperature.
+    failures: errors between the relay and the server, oldest first.
     Raises: ValueError for a field of `sampling` that the dialects do not share.
     """
 
@@ -88,7 +88,7 @@ class InferenceRelay:
             trust_env=not is_loopback(httpx.URL(base_url).host),
             transport=transport,
         )
-        self._http.headers.clear()  # an agent that asks for no encoding gets none
+        self._http.headers.clear()  # httpx's defaults would ask for compression even if the agent does not
         self._server: asyncio.Server | None = None
         self._open: set[asyncio.Task[None]] = set()
         self.failures: list[str] = []
@@ -123,7 +123,7 @@ class InferenceRelay:
         self._open.add(task)
         try:
             await self._answer(_Connection(reader, writer))
-        except (ConnectionError, asyncio.CancelledError):  # whoever asked is gone, or the relay closes
+        except (ConnectionError, asyncio.CancelledError):  # the agent hung up, or the relay closes
             writer.transport.abort()
         finally:
             self._open.discard(task)
@@ -152,7 +152,7 @@ class InferenceRelay:
             await asyncio.gather(forwarding, leaving, return_exceptions=True)
 
     def _admit(self, request: h11.Request) -> None:
-        """Raises: _Refused for what is not the model's, or comes without the episode's key."""
+        """Check a request. Raises: _Refused for paths outside the inference surface, or without the episode's key."""
         path = _unquoted(request.target.decode("latin-1").partition("?")[0])
         if not path.startswith("/v1/") or not {".", ".."}.isdisjoint(path.replace("\\", "/").split("/")):
             raise _Refused(
@@ -165,13 +165,13 @@ class InferenceRelay:
             raise _Refused(401, "unauthorized", "use the episode's api key, from OPENAI_API_KEY or ANTHROPIC_API_KEY")
 
     def _sampled(self, request: h11.Request, body: bytes) -> bytes:
-        """The body with our sampling fields, where it asks for an answer."""
+        """The body with our sampling fields, if the request samples."""
         path = _unquoted(request.target.decode("latin-1").partition("?")[0])
         if not self._sampling or not path.endswith(_SAMPLED):
             return body
         try:
             asked = json.loads(body)
-        except (ValueError, RecursionError):  # the server says what is wrong with it
+        except (ValueError, RecursionError):  # forward it; the server will say what is wrong
             return body
         return json.dumps(asked | self._sampling).encode() if isinstance(asked, dict) else body
 
@@ -190,7 +190,11 @@ class InferenceRelay:
                 async for part in answer.aiter_raw():
                     await connection.send(h11.Data(data=part))
                 await connection.send(h11.EndOfMessage())
-        except (httpx.LocalProtocolError, httpx.UnsupportedProtocol, httpx.InvalidURL) as error:  # what the agent sent
+        except (
+            httpx.LocalProtocolError,
+            httpx.UnsupportedProtocol,
+            httpx.InvalidURL,
+        ) as error:  # the agent's request is invalid
             await connection.refuse(_Refused(400, "bad_request", f"this request cannot be passed on: {error}"))
         except httpx.TransportError as error:
             words = f"{type(error).__name__}: {error}".rstrip(": ")
@@ -215,7 +219,7 @@ class _Connection:
         return event
 
     async def body(self) -> bytes:
-        """Raises: _Refused for one that is too large."""
+        """The request's body. Raises: _Refused if it is too large."""
         if self._http.they_are_waiting_for_100_continue:
             await self.send(h11.InformationalResponse(status_code=100, headers=[]))
         parts, length = list[bytes](), 0
@@ -236,7 +240,7 @@ class _Connection:
         await self._writer.drain()
 
     async def refuse(self, refused: _Refused) -> None:
-        """In OpenAI's format, which Anthropic's SDK shows too. An answer that has begun breaks off: nobody takes it for whole."""
+        """Answer with an error in OpenAI's format, which Anthropic's SDK shows too. An answer that has begun is cut off, so that it looks incomplete."""
         if self._http.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             self._writer.transport.abort()
             return
@@ -249,19 +253,19 @@ class _Connection:
             await self.send(h11.Data(data=body))
 
     async def gone(self) -> None:
-        """Returns when the other end has hung up. What it sends behind its request is not read as another."""
+        """Return when the other end has hung up. Data after its request is not read as another request."""
         with suppress(ConnectionError):
             while await self._reader.read(_READ_BYTES):
                 continue
 
 
 def _response(status: int, reason: bytes, headers: list[tuple[bytes, bytes]]) -> h11.Response:
-    """Without a length h11 sends it in chunks, where whoever asked understands them."""
+    """The head of an answer. Without a length, h11 sends the body in chunks if the client's HTTP version allows it."""
     return h11.Response(status_code=status, reason=reason, headers=[*headers, (b"connection", b"close")])
 
 
 def _unquoted(path: str) -> str:
-    """As the last of any number of proxies would read it."""
+    """The path, unquoted until nothing changes, as the last of any number of proxies would read it."""
     while (plainer := unquote(path)) != path:
         path = plainer
     return path

@@ -1,8 +1,7 @@
-"""Interim evaluations: a few held-out tasks every few steps, while training waits for them.
+"""Interim evaluations: a few held-out tasks every few steps, while training waits.
 
-They show how a trial fares and decide nothing. Their episodes belong to a client of their own, so that nothing that
-counts the trial's episodes sees them: results, losses and retries of the evaluations before and after training are as
-they would be without them.
+They show a trial's progress and decide nothing. Their episodes belong to a separate client, so that nothing that counts the
+trial's episodes sees them: they do not affect results, losses or retries of the evaluations before and after training.
 """
 
 from __future__ import annotations
@@ -20,33 +19,33 @@ _log = logging.getLogger(__name__)
 
 _SUFFIX = ":interim"
 Play = Callable[[Sequence[Task]], Awaitable[RolloutReport]]
-"""Plays held-out tasks once each, under the interim client. Raises: RolloutsFailing."""
+"""Play held-out tasks once each, as the interim client. Raises: RolloutsFailing."""
 Say = Callable[[int, RolloutReport], None]
-"""Hears the step of an evaluation that ended, and what became of its episodes."""
+"""Called with the step of an ended evaluation and the report of its episodes."""
 
 
 def interim_id(client_id: str) -> str:
-    """The client_id of a trial's interim episodes, from that of its others."""
+    """The client_id of a trial's interim episodes, derived from its normal client_id."""
     return f"{client_id}{_SUFFIX}"
 
 
 def is_interim(client_id: str) -> bool:
-    """Whether a client plays interim evaluations alone."""
+    """Whether a client plays only interim evaluations."""
     return client_id.endswith(_SUFFIX)
 
 
 def spread(tasks: Sequence[Task], most: int) -> list[Task]:
-    """At most `most` of the tasks, evenly over their order: many sets of tasks begin with the easy ones."""
+    """At most `most` of the tasks, evenly spaced, because many task sets begin with the easy ones."""
     if len(tasks) <= most:
         return list(tasks)
     return [tasks[place * len(tasks) // most] for place in range(most)]
 
 
 class InterimEvaluations:
-    """Evaluates between training tasks. tasks: those of every interim evaluation.
+    """Runs evaluations between training tasks. tasks: the tasks of each interim evaluation.
 
-    every: an evaluation is due in each `every` steps after the first `every`. last: the step at which training ends, where
-    the evaluation after it comes; None if no number of steps ends it.
+    every: an evaluation is due every `every` steps. last: the step at which training ends, and after which the final evaluation
+    follows; None if no number of steps ends it.
     """
 
     def __init__(
@@ -68,11 +67,11 @@ class InterimEvaluations:
         self._every = every
         self._last = last
         self._over = 0
-        """How many evaluations are over, those included that another process played or that were missed."""
+        """Number of evaluations that are over, including those that another process played or that were missed."""
 
     async def between(self, stream: TaskStream) -> AsyncIterator[Task]:
-        """The stream. It pauses for an evaluation that is due; no further step is made meanwhile, unless the run has enough
-        episodes for one already."""
+        """The stream of training tasks, paused for evaluations that are due. Meanwhile no further step runs, unless the run already has
+        enough episodes for one."""
         async for task in each(stream):
             await self._evaluate_if_due()
             yield task
@@ -89,13 +88,15 @@ class InterimEvaluations:
             return
         try:
             report = await self._play(self._tasks)
-        except RolloutsFailing as error:  # it decides nothing: if training fails too, that is said there
+        except (
+            RolloutsFailing
+        ) as error:  # interim evaluations decide nothing; if training fails too, it will report that
             _log.warning("the evaluation at step %d is left out: %s", status.step, error)
         else:
             self._say(status.step, report)
 
     async def _was_played(self, due: int) -> bool:
-        """Whether an earlier process played this evaluation to its end, at one step."""
+        """Whether an earlier process completed this evaluation, all at one step."""
         ended = Counter[int]()
         for progress in await self._swarm.tasks(run_id=self._run_id, client_id=self._swarm.client_id):
             if progress.kind == "eval" and progress.step is not None and progress.step // self._every == due:

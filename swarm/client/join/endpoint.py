@@ -1,9 +1,9 @@
-"""A chat endpoint on this machine behind which a person answers: any agent that speaks chat.completions can be played through it.
+"""A chat endpoint on this machine where a person answers, so that a person can play for any agent that speaks chat.completions.
 
-Knows HTTP and the dialect's frames; who answers, and what, is its owner's.
+Knows HTTP and the dialect's frames; its owner supplies the answers.
 
-People are slower than HTTP timeouts. A question outlives the connection that asked it: an agent that hung up and sends an
-equal request again gets the answer to the first.
+People are slower than HTTP timeouts, so a question outlives its connection: an agent that hangs up and repeats the request gets
+the answer to the first.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from swarm.protocol.episodes import POLICY_MODEL
 
 MAX_BODY_BYTES = 64 * 2**20
 Answer = Callable[[dict[str, Any], str | None], Coroutine[Any, Any, dict[str, Any]]]
-"""(chat.completions body, agent's name) → a whole chat.completion. Raises: ModelRefused."""
+"""Takes a chat.completions body and the agent's name; returns a whole chat.completion. Raises: ModelRefused."""
 Delivered = Callable[[dict[str, Any]], None]
-"""Called with each answer (the very object) that was sent to an agent that waited for it."""
+"""Called with each answer (the same object) that was sent to a waiting agent."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,7 +49,7 @@ class _Question:
 
 
 class PersonEndpoint:
-    """Serves while its block is open. `base_url` and `api_key` are what an agent is given."""
+    """Serves while its block is open. Give an agent its `base_url` and `api_key`."""
 
     def __init__(self, answer: Answer, ids: Ids, delivered: Delivered = lambda _: None) -> None:
         self._answer = answer
@@ -101,7 +101,7 @@ class PersonEndpoint:
             if not question.answer.done() or leaving.done():
                 self._left.append(question)
         if leaving.done():
-            return Response()  # nobody is there to read it
+            return Response()  # nobody reads it
         answer = question.answer.result()
         sent = BackgroundTask(self._delivered, answer)
         if not question.body.get("stream"):
@@ -110,7 +110,7 @@ class PersonEndpoint:
         return Response(_frames(answer, usage=usage), media_type="text/event-stream", background=sent)
 
     def _question(self, body: dict[str, Any], agent: str | None) -> _Question:
-        """The equal one whose agent hung up, else a new one."""
+        """An equal question whose agent hung up, else a new one."""
         self._left = [question for question in self._left if not question.failed]
         for question in self._left:
             if (question.body, question.agent) == (body, agent):
@@ -125,7 +125,7 @@ class PersonEndpoint:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its handling of signals: the program around it has its own."""
+    """uvicorn without signal handlers, because the program has its own."""
 
     def __init__(self, app: Starlette) -> None:
         super().__init__(uvicorn.Config(app, lifespan="off", log_config=None, access_log=False))
@@ -175,7 +175,7 @@ async def _left_early(request: Request, error: ClientDisconnect) -> Response:
 
 
 def _frames(answer: dict[str, Any], *, usage: bool) -> bytes:
-    """A whole answer as a stream of three chunks: a person decides on all of it at once."""
+    """A whole answer as a stream of three chunks, because a person gives all of it at once."""
     common = {name: answer.get(name) for name in ("id", "created", "model")} | {"object": "chat.completion.chunk"}
     choice = answer["choices"][0]
     delta = {name: value for name, value in choice["message"].items() if value is not None}

@@ -1,4 +1,4 @@
-"""The episode's model, asked in the chat dialect; and what chat messages look like on a terminal."""
+"""Calls the episode's model in the chat dialect, and formats chat messages for a terminal."""
 
 from __future__ import annotations
 
@@ -63,14 +63,14 @@ class Model:
 
 
 async def ask_once(episode: Episode, task: Task) -> Outcome:
-    """The rollout of a bare query: one call. What the answer is worth is for a person to say."""
+    """The rollout for a plain query: one call. A person gives the reward."""
     async with Model(episode) as model:
         await model.chat({"messages": [{"role": "user", "content": task.query}]})
     return Outcome(reward=0.0)
 
 
 def message_of(answer: dict[str, Any]) -> dict[str, Any]:
-    """The assistant's message of a completion, as it is sent back: role, content, tool calls. Plain text becomes content."""
+    """A completion's assistant message in the form to send back: role, content, tool calls. Plain text becomes content."""
     choice = answer["choices"][0]
     message = choice.get("message") or {"content": choice.get("text")}
     kept = {name: message[name] for name in ("role", "content", "tool_calls") if message.get(name) is not None}
@@ -78,7 +78,7 @@ def message_of(answer: dict[str, Any]) -> dict[str, Any]:
 
 
 def text_of(message: dict[str, Any]) -> str:
-    """What a message says, tool calls included, as a person reads it."""
+    """A message's text for people, including tool calls."""
     content = message.get("content") or ""
     if isinstance(content, list):
         content = "".join(str(part.get("text", f"[{part.get('type')}]")) for part in content)

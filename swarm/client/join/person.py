@@ -1,4 +1,4 @@
-"""Someone at a terminal: is shown text, is asked for lines. Knows nothing of episodes."""
+"""A person at a terminal, who reads text and types lines. Knows nothing about episodes."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ _CHUNK = 65_536
 
 
 class PersonLeft(SwarmError):
-    """The person is done, in the middle of whatever was going on."""
+    """The person left before the current activity was over."""
 
     cause = Cause.PERSON
 
 
 class InputEnded(PersonLeft):
-    """Standard input ended, and it is no terminal that a person could close."""
+    """Standard input ended, and it is not a terminal that a person could have closed."""
 
 
 class Person(Protocol):
-    """Whoever answers. All of them may be cancelled, and raise PersonLeft."""
+    """The person who answers. All coroutines may be cancelled, and raise PersonLeft."""
 
     def show(self, text: str) -> None: ...
 
     async def ask(self, prompt: str) -> str:
-        """One answer; a line that ends with a backslash goes on in the next."""
+        """One answer; a line that ends with a backslash continues on the next line."""
 
     async def edit(self, text: str) -> str:
-        """The text as the person wants it."""
+        """The text after the person has edited it."""
 
 
 class Terminal:
-    """A person at file descriptor `source`. Reads with plain reads, so that an abandoned question blocks no exit."""
+    """A person at file descriptor `source`. Uses plain reads, so that an abandoned question does not block the exit."""
 
     def __init__(self, source: int, out: TextIO, *, editor: str | None = None) -> None:
         self._source = source
@@ -54,7 +54,7 @@ class Terminal:
         self._pending = b""
         self._reading: asyncio.Future[bytes] | None = None
         self._stale = False
-        """A question was withdrawn; what was typed for it must not answer the next one."""
+        """Set when a question was withdrawn: text typed for it must not answer the next one."""
 
     def show(self, text: str) -> None:
         self._out.write(printable(text) + "\n")
@@ -86,7 +86,7 @@ class Terminal:
             return file.read_text(encoding="utf-8").rstrip("\n")
 
     async def _edited(self, editor: str, file: Path) -> int:
-        """The editor's exit code. One that is waited for no more is closed: the terminal belongs to the next question."""
+        """Run the editor; return its exit code. If the caller is cancelled, close the editor, because the next question needs the terminal."""
         modes = termios.tcgetattr(self._source)
         process = await asyncio.create_subprocess_exec(*shlex.split(editor), str(file))
         try:
@@ -113,7 +113,7 @@ class Terminal:
         return text
 
     async def _read(self) -> bytes:
-        """The next bytes; b"" at the end. A read that nobody waits for any more goes on, and serves the next question."""
+        """The next bytes; b"" at the end. An abandoned read continues and serves the next question."""
         if self._reading is None:
             self._reading = asyncio.get_running_loop().create_future()
             threading.Thread(target=self._read_once, args=(self._reading,), name="terminal", daemon=True).start()
@@ -147,7 +147,7 @@ async def _closed(process: asyncio.subprocess.Process) -> None:
 
 
 async def choose(person: Person, prompt: str, keys: str) -> str:
-    """One of `keys` ("" is the empty line, where `keys` begins with a blank); q leaves."""
+    """Ask for one of `keys` (the empty line returns "" if `keys` begins with a blank); q leaves."""
     while True:
         answer = (await person.ask(prompt)).strip().lower()
         if answer == "q":
@@ -158,7 +158,7 @@ async def choose(person: Person, prompt: str, keys: str) -> str:
 
 
 async def reward_of(person: Person, prompt: str) -> float:
-    """A number that may be a reward."""
+    """Ask for a number that may be a reward."""
     while True:
         answer = (await person.ask(prompt)).strip()
         try:

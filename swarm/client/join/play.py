@@ -1,8 +1,7 @@
 """A person plays the agent: the model drafts each turn in the recorded episode, the person accepts it, edits it, or writes another.
 
-Accepted drafts are sampled tokens and get the episode's reward. A draft that was refused is sampled too, and gets a
-reward of its own, lower one; what the person wrote is not sampled, and is never trained. Each draft therefore goes by an
-agent's name of its own.
+Accepted drafts are sampled tokens and get the episode's reward. Refused drafts are sampled too, and get their own, lower
+reward. Text that the person wrote is not sampled and is never trained. Each draft therefore has its own agent name.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ _CALL = "/call "
 
 @dataclass(slots=True, kw_only=True)
 class Draft:
-    """One answer that the model sampled. name: its agent's name on the server. agent: by which the rollout calls itself.
-    answer: what was accepted as it is. accepted: and was delivered; a draft that nobody waited for brought nothing about.
+    """One answer that the model sampled. name: its agent name on the server. agent: the name that the rollout uses.
+    answer: the draft, if the person accepted it unchanged. accepted: it was also delivered; an undelivered draft had no effect.
     """
 
     name: str
@@ -54,10 +53,10 @@ class PlayedTurns:
     seen: list[Any] = field(default_factory=list)
     attention: asyncio.Lock = field(default_factory=asyncio.Lock)
     fault: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
-    """Set when the person left, or their terminal failed."""
+    """Gets an error when the person leaves or their terminal fails."""
 
     async def answer(self, body: dict[str, Any], agent: str | None) -> dict[str, Any]:
-        """The turn that the agent asks for; parallel requests wait for the person one by one. See `endpoint.Answer`."""
+        """Answer an agent's request; parallel requests wait for the person one by one. See `endpoint.Answer`."""
         async with self.attention:
             self.number += 1
             try:
@@ -113,7 +112,7 @@ class PlayedTurns:
         raise RuntimeError("a thousand drafts of one turn were refused")
 
     def _made(self, text: str, draft: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """A chat completion with the person's words; `/call NAME {json}` calls a tool."""
+        """A chat completion with the person's text; `/call NAME {json}` calls a tool."""
         self.written.append(text)
         message: dict[str, Any] = {"role": "assistant", "content": text}
         finish = "stop"
@@ -134,14 +133,14 @@ class PlayedTurns:
         return {**base, "usage": usage, **(draft or {}), "choices": [choice]}
 
     def agent_rewards(self, reward: float, given: Mapping[str, float], refused_reward: float) -> dict[str, float]:
-        """By draft: the reward of the agent whose turn it was, or that of refused drafts."""
+        """The reward of each draft: that of the agent whose turn it was, or `refused_reward`."""
         own = {draft.name: given.get(draft.agent or "", reward) for draft in self.drafts if draft.accepted}
         return {**given, **own, **{draft.name: refused_reward for draft in self.drafts if not draft.accepted}}
 
 
 class PlayedEpisode:
-    """An episode whose agent meets a person: the endpoint's address instead of the server's, and a result that is kept back
-    until the drafts' rewards are known. All else is the episode's own.
+    """An episode whose agent talks to a person: it has the endpoint's address instead of the server's, and keeps its result back
+    until the drafts' rewards are known. Everything else is the episode's own.
     """
 
     def __init__(self, episode: Episode, endpoint: PersonEndpoint) -> None:
@@ -158,7 +157,7 @@ class PlayedEpisode:
         return self.result is not None
 
     def end(self, *, reward: float, **result: Any) -> _Kept:
-        """As `Episode.end`, but awaiting it sends nothing yet."""
+        """Like `Episode.end`, but awaiting it sends nothing yet."""
         if self.result is not None:
             raise RuntimeError(f"episode {self._episode.id} was ended already")
         self.result = {"reward": reward, **result}
@@ -182,7 +181,7 @@ async def play(
     ask_reward: bool = False,
     refused_reward: float = 0.0,
 ) -> None:
-    """One episode. The rollout's own reward counts, or with `ask_reward` the person's.
+    """Play one episode. The rollout's own reward counts or, with `ask_reward`, the person's.
 
     Raises: TooLate, PersonLeft, and whatever the rollout raises; the episode is then aborted.
     """
@@ -214,7 +213,7 @@ async def _played(
             end_with(cast(Episode, played), await playing)
         except Exception as error:
             cause = cause_of(error, [endpoint.base_url])
-            if cause in (Cause.SERVER, Cause.NETWORK):  # the endpoint passes on how the model failed the agent
+            if cause in (Cause.SERVER, Cause.NETWORK):  # the endpoint has passed the model's failure on to the agent
                 episode.abort(f"{type(error).__name__}: {error}", cause=cause)
             raise
         finally:

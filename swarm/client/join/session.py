@@ -1,6 +1,6 @@
-"""One person at one run: how episodes are claimed for people, how long anybody waits for them, and what a person can do.
+"""A person's session with one run: claims episodes for people, limits how long others wait for them, and offers activities.
 
-A person judges (`judge`) or plays the world around the model (`talk`); `swarm.client.join.play` has the third part.
+A person can judge answers (`judge`) or play the model's user and tools (`talk`); `swarm.client.join.play` has the third activity.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from swarm.protocol.errors import SwarmError
 
 T = TypeVar("T")
 PAIR_CLAIMS = 4
-"""In one try: so many bring two slots of one group together, where nobody else claims meanwhile."""
+"""Most claims in one try: enough to get two slots of one group if nobody else claims meanwhile."""
 PAIR_TRIES = 8
 MATE_S = 5.0
-"""So long a try waits for the other slot of its group, which two who each hold one would wait for until they were thrown out."""
+"""How long a try waits for the other slot of its group. Two clients with one slot each would otherwise wait until their leases expire."""
 PAUSES_S = (0.2, 3.0)
-"""Between two tries, at random: else both begin anew at once."""
+"""Range of the random pause between two tries, in seconds, so that two competing clients do not retry at the same time."""
 
 
 class TooLate(SwarmError):
-    """The person took longer than the episode may: it was given up, and its slot is on offer again."""
+    """The person took longer than the episode may. It was given up, and its slot is offered again."""
 
     cause = Cause.LIMIT
 
 
 @dataclass(slots=True, kw_only=True)
 class Tally:
-    """What a session came to."""
+    """The outcome of a session."""
 
     ended: int = 0
     given_up: int = 0
@@ -50,10 +50,10 @@ class Tally:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
-    """Where episodes of one person come from.
+    """Claims episodes for one person.
 
-    max_episode_s: nobody waits longer than this, neither the step that needs the group nor other clients.
-    idle_limit_s: how soon the server notices that the person's machine is gone; while it is there, leases are renewed.
+    max_episode_s: limit of an episode, and so of how long the step that needs its group, or other clients, wait for the person.
+    idle_limit_s: how soon the server notices that the person's machine is gone; otherwise leases are renewed.
     """
 
     swarm: SwarmClient
@@ -78,9 +78,9 @@ class Session:
         )
 
     async def pair(self, task: Task, stack: AsyncExitStack) -> tuple[Episode, Episode]:
-        """Two episodes of one group, which are given back when `stack` closes, unless they were ended.
+        """Claim two episodes of one group. They are given back when `stack` closes, unless they were ended.
 
-        Raises: TooLate when others take the slots between ours again and again.
+        Raises: TooLate if other clients keep taking the slots.
         """
         for _ in range(PAIR_TRIES):
             async with AsyncExitStack() as claimed:
@@ -92,7 +92,7 @@ class Session:
         raise TooLate(f"others take the slots of task {task.id} one by one; try again")
 
     async def _pair(self, task: Task, claimed: AsyncExitStack) -> tuple[Episode, Episode] | None:
-        """One try; None: all that it held is given back when `claimed` closes. Raises: TooLate."""
+        """Try once. None: it failed, and its episodes are given back when `claimed` closes. Raises: TooLate."""
         held: dict[str | None, Episode] = {}
         for _ in range(PAIR_CLAIMS):
             try:
@@ -127,7 +127,7 @@ class Session:
             await asyncio.gather(playing, return_exceptions=True)
 
     def order(self, *ids: str) -> list[int]:
-        """A random order that is always the same for the same ids."""
+        """A pseudo-random order that depends only on the ids."""
         return random.Random(derived_seed(*ids)).sample(range(len(ids)), len(ids))
 
 
@@ -138,7 +138,7 @@ _QUESTION = "Which is better? [a] [b] [t]ie [n]either [s]kip [q]uit: "
 
 
 async def judge(session: Session, task: Task, rollout: Rollout = ask_once) -> None:
-    """The model answers one task twice, in two episodes of one group, and the better answer gets the reward.
+    """Let the model answer one task in two episodes of one group; the answer that the person prefers gets the reward.
 
     Which of the two is shown first is random. Raises: TooLate, PersonLeft; both episodes are then aborted.
     """
@@ -179,7 +179,7 @@ async def _judged(session: Session, task: Task, rollout: Rollout, pair: tuple[Ep
 
 
 async def _played(rollout: Rollout, episode: Episode, task: Task) -> Outcome:
-    """The rollout's own outcome, which counts for nothing here. Raises: WorkflowFault when it ends the episode itself."""
+    """The rollout's own outcome, which does not count here. Raises: WorkflowFault if it ends the episode itself."""
     outcome = await rolled_out(rollout, episode, task)
     if episode.ended or outcome is None:
         raise WorkflowFault("this rollout ends its episode itself; a judge needs one that returns its outcome")
@@ -187,7 +187,7 @@ async def _played(rollout: Rollout, episode: Episode, task: Task) -> Outcome:
 
 
 def transcript(trace: EpisodeTrace) -> str:
-    """The conversation: what the model said and the messages that it got in between, each once."""
+    """The conversation as text: the model's answers and the messages between them, each once."""
     lines: list[str] = []
     seen: list[object] = []
     for call in trace.calls:
@@ -198,7 +198,7 @@ def transcript(trace: EpisodeTrace) -> str:
 
 
 def _asked(call: RecordedCall) -> list[dict[str, Any]]:
-    """A request's messages, or its prompt as one."""
+    """A request's messages, or its prompt as one message."""
     if call.dialect != "completions":
         return list(call.request.get("messages") or ())
     prompt = call.request["prompt"]
@@ -209,9 +209,9 @@ def _asked(call: RecordedCall) -> list[dict[str, Any]]:
 
 
 async def talk(session: Session, task: Task) -> None:
-    """One episode in which the person is user and tools. All that the model says is sampled, and gets the person's reward.
+    """Play one episode with the person as user and tools. All answers of the model are sampled, and get the person's reward.
 
-    The task's query (if any) opens it, an empty line ends it. `metadata.tools` are offered to the model.
+    The task's query (if any) opens it; an empty line ends it. The model gets the tools in `metadata.tools`.
 
     Raises: TooLate, PersonLeft, ModelRefused; the episode is then aborted.
     """
@@ -228,7 +228,7 @@ async def talk(session: Session, task: Task) -> None:
 
 
 async def _talked(session: Session, task: Task, model: Model) -> tuple[float, int]:
-    """The reward, and how often the model spoke."""
+    """Hold the conversation. Returns the reward and the number of the model's answers."""
     person, turns = session.person, 0
     tools = {"tools": task.metadata["tools"]} if task.metadata.get("tools") else {}
     words = task.query or await person.ask("you: ")

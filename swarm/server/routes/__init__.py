@@ -1,1 +1,1 @@
-"""What the server answers over HTTP. Routes decode, call, encode; they decide nothing."""
+"""The server's HTTP routes. They decode, call and encode, and decide nothing."""

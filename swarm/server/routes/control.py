@@ -55,7 +55,7 @@ _LOST = (ErrorCode.NOT_FOUND, ErrorCode.LEASE_LOST)
 _TWICE = (*_LOST, ErrorCode.IDEMPOTENCY_CONFLICT)
 _NO_SLOT = (ErrorCode.NOT_ROLLING, ErrorCode.DRAINING, ErrorCode.MIX_FULL)
 _IF_MATCH_CHARS = 20
-"""No config_version has more digits."""
+"""Most digits in a config_version."""
 
 Step = Annotated[int, Field(ge=0, lt=2**63)]
 
@@ -102,7 +102,7 @@ class EpisodeRoutes:
     keys: Keyring
     closing: asyncio.Event
     decode: Callable[[list[int]], str]
-    """Text of token ids, by the engine's tokenizer."""
+    """Decodes token ids with the engine's tokenizer."""
     public_url: str | None = None
 
     @Operation(
@@ -210,7 +210,7 @@ class RunRoutes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatusRoutes:
-    """How the server is, and what became of its episodes."""
+    """The server's status, and the ledger of its episodes."""
 
     service: Service
     closing: asyncio.Event
@@ -242,7 +242,7 @@ class StatusRoutes:
         return wire.EventStream(self._event_frames(), closing=self.closing)
 
     async def _event_frames(self) -> AsyncGenerator[bytes, None]:
-        """The status when the subscription begins, then each event as it comes."""
+        """The status at the time of subscription, then each event as it comes."""
         events = self.service.events()
         coming = asyncio.ensure_future(anext(events))
         try:
@@ -305,7 +305,7 @@ class TeamRoutes:
         codes=_UNKNOWN, role=None,
     )  # fmt: skip
     async def decision(self, request: Request) -> TeamDecision:
-        # Needed even on a server without tokens: the key proves that this is the server which the team chose.
+        # Needed even on a server without tokens: the key proves that this is the server that the team chose.
         if not self.keys.is_team_key(bearer(request.headers.get("authorization")), _episode(request)):
             detail = "send the team_key of the decider's grant; this server made no such key"
             raise Refusal(ErrorCode.UNAUTHORIZED, detail)

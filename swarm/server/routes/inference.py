@@ -1,7 +1,7 @@
-"""The inference surface, `/v1`: what an agent's SDK talks to. Authorised by an episode's api_key.
+"""The inference surface, `/v1`, for agents' SDKs. Authorised by an episode's api_key.
 
-Decodes, hands to the gateway, encodes. Errors are in OpenAI's own format, with ours as their `code`; on the messages surface
-they are in Anthropic's.
+Decodes, calls the gateway, encodes. Errors have OpenAI's format, with our error code as `code`; on the messages surface they
+have Anthropic's format.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from swarm.server.state.leases import API_KEY_PREFIX
 _MESSAGES = "/v1/messages"
 _MODELS = "/v1/models"
 _AGAIN = "/v1"
-"""Anthropic's SDK adds `/v1/…` itself: with an episode's whole base_url it asks for `/v1/v1/…`, which is served too."""
+"""Also serves `/v1/v1/…`, because Anthropic's SDK appends `/v1/…` even to an episode's whole base_url."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InferenceRoutes:
-    """Each endpoint authorises and decodes by itself: errors have the dialect's own form."""
+    """Endpoints that authorise and decode by themselves, because errors have the dialect's own form."""
 
     gateway: Gateway
     service: Service
@@ -108,12 +108,12 @@ class InferenceRoutes:
         return key
 
     async def _key(self, request: Request) -> EpisodeKey:
-        """From `Authorization: Bearer`, or from `x-api-key` as Anthropic's SDK sends it. Raises: KeyRefused, Refusal(lease_lost)."""
+        """The episode key from `Authorization: Bearer`, or from `x-api-key`, which Anthropic's SDK sends. Raises: KeyRefused, Refusal(lease_lost)."""
         token = bearer(request.headers.get("authorization"))
         if not token.startswith(API_KEY_PREFIX):
             token = request.headers.get("x-api-key") or token
         old = self.keys.episode_of_old_key(token)
-        if old is not None:  # whatever was open when that server stopped was closed at the next start
+        if old is not None:  # an older server's key: its open episodes were closed at the next start
             raise await self.service.why_lost(old)
         return await self.service.access(token)
 
@@ -121,7 +121,7 @@ class InferenceRoutes:
 def error_response(
     error: SwarmError, path: str = "", *, status: int | None = None, headers: Mapping[str, str] | None = None
 ) -> Response:
-    """An error as the SDKs of the surface at `path` know it. status: None is the error's own."""
+    """An error in the format of the surface at `path`. status: None means the error's own."""
     answer = answer_of(error)
     status = status or answer.status
     of_anthropic = path.startswith((_MESSAGES, f"{_AGAIN}/v1/"))
@@ -142,7 +142,7 @@ async def _body(request: Request) -> dict[str, Any]:
 
 
 async def _first(frames: AsyncIterator[bytes]) -> bytes:
-    """The first frame, so that a refusal still gets its own status. A stream without any is a fault of the gateway."""
+    """Wait for the first frame, so that a refusal still gets its own status. A stream without frames is a bug of the gateway."""
     async for frame in frames:
         return frame
     raise EngineDown("the stream ended before it began")

@@ -1,4 +1,4 @@
-"""What a reader of traces wants to see beside the tokens: which of them carry loss, and what they say."""
+"""Additional data for readers of traces: which tokens carry loss, and the text of each token."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _UNSETTLED = (EpisodeState.RUNNING, EpisodeState.ENDED, EpisodeState.IN_STEP, Ep
 
 
 def untrained(trace: EpisodeTrace, spec: RunSpec) -> dict[str, str]:
-    """Why calls carry no loss, by call id, under the newest config of their run."""
+    """Call id → why the call carries no loss, under the newest config of its run."""
     entry = trace.entry
     if entry.kind == "eval":
         return {call.call_id: DropReason.EVAL.value for call in trace.calls}
@@ -47,7 +47,7 @@ def vocabulary(trace: EpisodeTrace, decode: Callable[[list[int]], str]) -> dict[
 
 
 def _broken_runs(ids: Iterable[int], words: dict[int, str]) -> list[list[int]]:
-    """Neighbouring tokens that are no whole characters each by itself."""
+    """Runs of neighbouring tokens that are not whole characters on their own."""
     runs = [list(run) for broken, run in groupby(ids, lambda token: _BROKEN in words[token]) if broken]
     return [run for run in runs if len(run) > 1]
 

@@ -1,4 +1,4 @@
-"""`/metrics` for Prometheus: the status and the newest step, read when they are asked for; nothing is counted here."""
+"""`/metrics` for Prometheus: the status and the newest step, read at each request. This module counts nothing itself."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _REASONS: tuple[str, ...] = get_args(CallFailure.model_fields["reason"].annotati
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricsRoutes:
-    """The endpoint, over one service."""
+    """The metrics endpoint of one service."""
 
     service: Service
 
@@ -40,7 +40,7 @@ class MetricsRoutes:
 
 
 class _Snapshot(Collector):
-    """One reading of the server as Prometheus families."""
+    """One snapshot of the server as Prometheus metric families."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The calls of the HTTP surface, each declared once: routes and the OpenAPI document are made from the same declaration."""
+"""Declares each call of the HTTP surface once; both its route and the OpenAPI document follow from the declaration."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from swarm.server.keys import ControlTokens, Role
 from swarm.server.routes import wire
 
 Endpoint = Callable[..., Awaitable[Any]]
-"""(self, request), then the query and the body where the operation has them. Returns a response, a model or a list of models."""
+"""(self, request), then the query and the body if the operation has them. Returns a response, a model or a list of models."""
 Declared = TypeVar("Declared", bound=Endpoint)
 
 INFERENCE = "/v1/"
@@ -35,7 +35,7 @@ class NoQuery(StrictModel):
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """What goes into one call, what comes out, and who may make it. Declares the method that it decorates as its endpoint."""
+    """The input, output and required role of one call. As a decorator it declares a method as the call's endpoint."""
 
     method: Literal["GET", "POST", "PATCH"]
     path: str
@@ -53,9 +53,9 @@ class Operation:
     aliases: tuple[str, ...] = ()
     """Undocumented paths that answer the same."""
     codes: tuple[ErrorCode, ...] = ()
-    """Refusals of its own, besides those for a bad body or query."""
+    """Its own refusals, in addition to those for a bad body or query."""
     role: Role | None = Role.CLIENT
-    """None: the endpoint checks a key of its own, or none is needed."""
+    """Required role. None: the endpoint checks its own key, or needs none."""
 
     def __call__(self, endpoint: Declared) -> Declared:
         setattr(endpoint, _ATTRIBUTE, self)
@@ -79,12 +79,12 @@ def declared(group: object) -> list[tuple[Operation, Endpoint]]:
 
 
 def routes(group: object, tokens: ControlTokens) -> Iterator[Route]:
-    """Routes that authorise, decode, call the endpoint and encode."""
+    """Make the routes, which authorise, decode, call the endpoint and encode."""
     for operation, endpoint in declared(group):
         serve = endpoint if operation.inference else _decoded(operation, endpoint, tokens)
         for path in (operation.path, *operation.aliases):
             route = Route(path, serve, methods=[operation.method], name=endpoint.__name__)
-            route.methods = {operation.method}  # without the HEAD that comes with every GET
+            route.methods = {operation.method}  # starlette would add HEAD to every GET
             yield route
 
 
@@ -112,7 +112,7 @@ def _decoded(
 
 
 class Document:
-    """`/openapi.json`, made when it is first asked for."""
+    """`/openapi.json`, made at the first request."""
 
     def __init__(self, groups: Sequence[object]) -> None:
         self._operations = [each for group in groups for each in declared(group)]

@@ -1,4 +1,4 @@
-"""Reading requests and writing answers: who may ask, models in and out, problem documents, streams that notice a hang-up.
+"""Reads requests and writes answers: authorisation, models, problem documents, and streams that notice a hang-up.
 
 Knows HTTP and pydantic, and nothing of runs or episodes.
 """
@@ -32,7 +32,7 @@ Result = TypeVar("Result")
 MAX_BODY_BYTES = 64 * 2**20
 MAX_CONTROL_BYTES = 4 * 2**20
 _LARGE_BYTES = 2**18
-"""A body of this size takes milliseconds to read."""
+"""A body of this size takes milliseconds to parse; larger ones are parsed in a thread."""
 _DIGITS_TO_ZEROS = bytes.maketrans(b"123456789", b"0" * 9)
 _NINETEEN_DIGITS = b"0" * 19
 """An integer of fewer digits has at most 64 bits."""
@@ -42,11 +42,11 @@ _STRAIGHT = "swarm.straight_send"
 
 
 class ClientGone(SwarmError):
-    """The client hung up before its answer; nobody waits for one."""
+    """The client hung up before it got an answer."""
 
 
 def require(tokens: ControlTokens, request: Request, needed: Role = Role.CLIENT) -> str:
-    """Who asks, for the record. Raises: Refusal(unauthorized, forbidden)."""
+    """Check that the caller has the needed role; return its name for the record. Raises: Refusal(unauthorized, forbidden)."""
     if not tokens.required:
         _refuse_agents(request)
         _refuse_foreign_pages(request)
@@ -64,7 +64,7 @@ def require(tokens: ControlTokens, request: Request, needed: Role = Role.CLIENT)
 
 
 def _refuse_agents(request: Request) -> None:
-    """An episode's api key calls the model and nothing else, also on a server without tokens. Raises: Refusal(forbidden)."""
+    """Refuse episodes' api keys, which may only call the model, even on a server without tokens. Raises: Refusal(forbidden)."""
     keys = (bearer(request.headers.get("authorization")), request.headers.get("x-api-key", ""))
     if any(key.startswith(API_KEY_PREFIX) for key in keys):
         raise Refusal(
@@ -74,9 +74,9 @@ def _refuse_agents(request: Request) -> None:
 
 
 def _refuse_foreign_pages(request: Request) -> None:
-    """A page from elsewhere, open in a browser on this machine, reaches the loopback too. Raises: Refusal(forbidden).
+    """Refuse requests of foreign web pages: a browser on this machine lets any page reach the loopback. Raises: Refusal(forbidden).
 
-    Programs send no `Origin`, nor do browsers when a page asks its own site, whose name may resolve to this machine.
+    Programs send no `Origin`, nor do browsers when a page calls its own site, whose name may resolve to this machine.
     """
     host = _host_of(f"//{request.headers.get('host', '')}")
     own_name = _host_of(request.app.state.public_url or "")
@@ -103,7 +103,7 @@ def _host_of(url: str) -> str:
 
 
 async def read_body(request: Request, limit_bytes: int) -> bytes:
-    """Raises: BodyTooLarge, before it is in memory; ClientGone."""
+    """The request's body. Raises: BodyTooLarge, before the body is in memory; ClientGone."""
     parts: list[bytes] = []
     size = 0
     try:
@@ -129,7 +129,7 @@ async def decode(request: Request, model: type[Model]) -> Model:
 async def decode_object(
     request: Request, *, control: bool = False, check: Callable[[dict[str, Any]], None] | None = None
 ) -> dict[str, Any]:
-    """The body as a JSON object that passes the check. control: of a call under `/swarm`. Raises: Refusal(invalid_spec)."""
+    """The body as a JSON object that passes the check. control: the call is under `/swarm`. Raises: Refusal(invalid_spec)."""
     raw = await read_body(request, MAX_CONTROL_BYTES if control else MAX_BODY_BYTES)
     value = await read_json(raw, control=control, check=check)
     if not isinstance(value, dict):
@@ -139,7 +139,7 @@ async def decode_object(
 
 
 async def read_json(raw: bytes, *, control: bool = False, check: Callable[[dict[str, Any]], None] | None = None) -> Any:
-    """JSON, read and checked in a thread where that takes long. Raises: Refusal(invalid_spec)."""
+    """Parse and check JSON, in a thread if it is large. Raises: Refusal(invalid_spec)."""
     large = len(raw) > _LARGE_BYTES
 
     def read() -> Any:
@@ -159,11 +159,11 @@ async def read_json(raw: bytes, *, control: bool = False, check: Callable[[dict[
 
 
 def _quickly(raw: bytes) -> Any:
-    """As `strict_json.loads_plain`, by a reader that is faster, and takes integers of more than 64 bits for floats."""
+    """Like `strict_json.loads_plain`, but with a faster parser, unless that could read a long integer as a float."""
     try:
         value = orjson.loads(raw)
     except orjson.JSONDecodeError:
-        return strict_json.loads_plain(raw)  # half a character is no fault
+        return strict_json.loads_plain(raw)  # lone surrogates are allowed
     wide = _NINETEEN_DIGITS in raw.translate(_DIGITS_TO_ZEROS)
     return strict_json.loads_plain(raw) if wide else value
 
@@ -199,7 +199,7 @@ def answer_json(value: Any, *, status: int = 200, headers: dict[str, str] | None
 
 
 def problem(refusal: Refusal, *, status: int | None = None, headers: dict[str, str] | None = None) -> Response:
-    """The problem document of a refusal, with `Retry-After` where it says when."""
+    """The problem document of a refusal, with `Retry-After` if the refusal has it."""
     document = Problem.of(refusal)
     if status is not None:
         document = document.model_copy(update={"status": status})
@@ -227,7 +227,7 @@ async def until_gone(request: Request, work: Awaitable[Result], closing: asyncio
 
 
 async def _race(work: asyncio.Future[Any], gone: Coroutine[Any, Any, None], closing: asyncio.Event | None) -> None:
-    """Wait until the work is done, the client is gone or the server closes; then cancel what is left of them."""
+    """Wait until the work is done, the client is gone or the server closes; then cancel the remaining tasks."""
     waiters: set[asyncio.Future[Any]] = {work, asyncio.ensure_future(gone)}
     if closing is not None:
         waiters.add(asyncio.ensure_future(closing.wait()))
@@ -240,7 +240,7 @@ async def _race(work: asyncio.Future[Any], gone: Coroutine[Any, Any, None], clos
 
 
 class StraightSend:
-    """Middleware that lets stream frames bypass the middleware inside it, which only looks at how an answer begins."""
+    """Middleware that lets stream frames bypass the inner middleware, which only needs the start of an answer."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -253,7 +253,7 @@ class StraightSend:
 class EventStream(Response):
     """Encoded server-sent events. Closes `frames` when the client hangs up or `closing` is set.
 
-    first: a frame that was taken from `frames` already.
+    first: a frame that was already taken from `frames`.
     """
 
     media_type = "text/event-stream"

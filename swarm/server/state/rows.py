@@ -12,7 +12,7 @@ from swarm.protocol.teams import TeamOutcome
 
 @dataclass(slots=True, kw_only=True)
 class EpisodeRow:
-    """The ledger's row of one episode, with what the server needs to judge late and repeated requests."""
+    """The ledger's row of one episode, with the fields that late and repeated requests are checked against."""
 
     seq: int
     """Order of the claims, over all runs."""
@@ -27,7 +27,7 @@ class EpisodeRow:
     group_id: str | None
     slot: int | None
     ordinal: int
-    """train: of the group among those of its task in the run. eval: of the episode among those of its task and step."""
+    """train: number of its group within the task and run. eval: number of the episode within its task and step."""
     claimed_step: int
     claimed_at: float
     lease_digest: str
@@ -35,7 +35,7 @@ class EpisodeRow:
     reason: DropReason | None = None
     detail: str | None = None
     step: int | None = None
-    """Of the journalled batch it was put in, whatever became of it there."""
+    """Step of the journalled batch that took it, whatever the outcome."""
     reward: float | None = None
     agent_rewards: dict[str, float] | None = None
     success: bool | None = None
@@ -45,33 +45,33 @@ class EpisodeRow:
     prompt_tokens: int = 0
     sampled_tokens: int = 0
     restricted_tokens: int = 0
-    """Sampled tokens that were not drawn from the whole vocabulary at a temperature alone."""
+    """Number of sampled tokens that were drawn with more restrictions than a temperature."""
     oldest_step: int = 0
-    """Of the weights that sampled its oldest token."""
+    """Step of the weights that sampled its oldest token."""
     step_tokens: int = 0
-    """Sum over its sampled tokens of the step of the weights that sampled each."""
+    """Sum, over its sampled tokens, of the step of the weights that sampled the token."""
     end_digest: str | None = None
-    """Of the result that ended it."""
+    """Digest of the result that ended it."""
     end_key: str | None = None
     ended_at: float | None = None
     cause: Cause | None = None
     """Who lost the attempt."""
     tainted: bool = False
-    """A call of it failed on the server's side."""
+    """Whether one of its calls failed on the server's side."""
     despite: str | None = None
-    """Why its client lets it count even when it is tainted. Kept from its end on: a call may be found to have failed later."""
+    """Why its client lets it count even if it is tainted. Kept after its end, because a call may turn out to have failed later."""
     suspected: dict[str, Any] | None = None
-    """Its requests (`calls.suspicion`), where a call that its client gave up may yet be found to have met an engine that hung."""
+    """Its requests (`calls.suspicion`), if a call that its client gave up may still turn out to have met a hung engine."""
     api_key_digest: str | None = None
-    """None where an older server issued the key, which carries its own proof (`keys.Keyring.episode_of_old_key`)."""
+    """None if an older server issued the key, which carries its own proof (`keys.Keyring.episode_of_old_key`)."""
 
     @property
     def ungrouped(self) -> bool:
-        """Whether its group is chosen at its end; see `state.ungrouped`."""
+        """Whether its group is chosen only at its end; see `state.ungrouped`."""
         return self.kind == "train" and self.group_id is None
 
     def entry(self) -> LedgerEntry:
-        """As clients see it."""
+        """The ledger entry that clients see."""
         shared = {name: getattr(self, name) for name in _SHARED}
         shared["despite"] = self.despite if self.tainted else None
         shared["step"] = self.step if self.state in (EpisodeState.IN_STEP, EpisodeState.TRAINED) else None
@@ -83,7 +83,7 @@ _SHARED = [name for name in EpisodeRow.__dataclass_fields__ if name in LedgerEnt
 
 @dataclass(slots=True, kw_only=True)
 class VersionRow:
-    """What the train episodes of one client version and one family of tasks were rewarded with. Written at each end."""
+    """Reward statistics of the train episodes of one client version and one family of tasks. Updated at each end."""
 
     run_id: str
     mix: str | None
@@ -100,29 +100,29 @@ class VersionRow:
     """Its newest rewards."""
     before: str | None = None
     baseline: list[float] = field(default_factory=list)
-    """The newest rewards of the version before it, when it ended its first episode."""
+    """The newest rewards of the previous version at the time when this version ended its first episode."""
 
 
 @dataclass(slots=True, kw_only=True)
 class MixRow:
-    """How many groups of each family entered the run's steps. A family is a claim's `mix`; "" stands for all of them."""
+    """Number of groups of each family in the run's steps. A family is a claim's `mix`; "" stands for the only family."""
 
     ratios: dict[str, float] = field(default_factory=dict)
-    """In force at the newest step."""
+    """The ratios at the newest step."""
     carried: dict[str, int] = field(default_factory=dict)
-    """Groups that were owed to a family when these ratios came into force."""
+    """Number of groups that each family was owed when these ratios came into force."""
     entered: dict[str, int] = field(default_factory=dict)
-    """Groups since then."""
+    """Number of groups since then."""
     trained: dict[str, int] = field(default_factory=dict)
-    """Groups since the run began, by the claims' mix."""
+    """Number of groups since the run began, by the claims' mix."""
 
 
 @dataclass(slots=True, kw_only=True)
 class TeamRow:
-    """What binds one episode to the decision of its team. Kept for good: a participant may ask late."""
+    """Binds one episode to the decision of its team. Never deleted, because a participant may ask late."""
 
     seq: int
-    """Of the episode."""
+    """The episode's `seq`."""
     episode_id: str
     decider_url: str
     decider_id: str
@@ -131,13 +131,13 @@ class TeamRow:
     patience_s: float
     prepared_at: float
     prepare_digest: str
-    """Of the whole preparation, to know a repetition."""
+    """Digest of the whole preparation, to recognise a repetition."""
     result: dict[str, Any]
     """The fields of a `TeamResult`."""
     outcome: TeamOutcome | None = None
     """None while it is prepared."""
     how: str | None = None
-    """By whose word: client, silence, decider, operator, run_ended."""
+    """What decided it: client, silence, decider, operator, run_ended."""
 
     @property
     def decides(self) -> bool:
@@ -186,12 +186,14 @@ class RunRow:
     restored_by: dict[str, int] = field(default_factory=dict)
     """Idempotency key of each restore of the run so far → the step that it went back to."""
     quarantined: dict[str, str] = field(default_factory=dict)
-    """Client versions that are not to be trained, and why."""
+    """Client versions that must not be trained, and why."""
     mix: MixRow = field(default_factory=MixRow)
 
     def restored_to(self, key: str) -> int | None:
         """The step that the restore with this key went back to; None when there was none."""
-        newest = self.branched_at if key == self.restore_key else None  # an older server wrote no other
+        newest = (
+            self.branched_at if key == self.restore_key else None
+        )  # an older server recorded only the newest restore
         return self.restored_by.get(key, newest)
 
 
@@ -225,24 +227,24 @@ class StepRow:
     config_version: int
     groups: list[PlannedGroup]
     values: dict[str, float]
-    """Metrics: the pool's from the journal on, all of them when done."""
+    """Metrics. Only the pool's while journalled; all of them when done."""
     state: StepState = "journalled"
     at: float = 0.0
-    """Unix time of the state."""
+    """Unix time at which it entered the state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldOutRow:
-    """What the eval episodes of one step of a run earned."""
+    """Results of the eval episodes at one step of a run."""
 
     step: int
     reward: float
-    """Mean."""
+    """Mean reward."""
     episodes: int
 
 
 # -- changes ----------------------------------------------------------------------------------------------------------
-# A row is a change too: it is inserted, or replaces the one with its key.
+# A row is a change too: it is inserted, or replaces the row with its key.
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +254,7 @@ class PutCalls:
 
 
 LIVED_AT = "lived_at"
-"""Name of the note on when the engine was known to live."""
+"""Name of the note that holds the last time at which the engine was known to be alive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,13 +264,13 @@ class PutMeta:
 
 
 def session_note(run_id: str, client_id: str = "") -> str:
-    """Name of the note that holds the newest session of a client; without one, how all of the run's begin."""
+    """Name of the note with the newest session of a client. Without a client: the prefix of all such names of the run."""
     return f"session/{run_id}/{client_id}"
 
 
 @dataclass(frozen=True, slots=True)
 class SetFate:
-    """Where an ended episode goes."""
+    """Sets the state of an ended episode."""
 
     episode_id: str
     state: EpisodeState
@@ -280,8 +282,8 @@ class SetFate:
 
 @dataclass(frozen=True, slots=True)
 class KeepSteps:
-    """A checkpoint holds all steps of the run up to `through`, the one before it those up to `after`: their episodes are
-    trained for good."""
+    """A checkpoint now holds all steps of the run up to `through`, and the previous one those up to `after`. The episodes of the
+    steps in between are now trained for good."""
 
     run_id: str
     after: int
@@ -290,7 +292,7 @@ class KeepSteps:
 
 @dataclass(frozen=True, slots=True)
 class DropUnkept:
-    """The run's steps later than `after`, its last checkpoint, are lost: their episodes are dropped as run_ended."""
+    """The run's steps after `after`, its last checkpoint, are lost: their episodes are dropped as run_ended."""
 
     run_id: str
     after: int
@@ -299,7 +301,7 @@ class DropUnkept:
 
 @dataclass(frozen=True, slots=True)
 class SupersedeAfter:
-    """The run goes on from `step` on a new branch: later steps stand no more, nor what was trained or evaluated in them."""
+    """The run continues from `step` on a new branch: later steps, and episodes trained or evaluated in them, are superseded."""
 
     run_id: str
     step: int
@@ -308,7 +310,7 @@ class SupersedeAfter:
 
 @dataclass(frozen=True, slots=True)
 class FreeCalls:
-    """Forget calls that no replay needs: those of settled episodes of other runs, and of steps up to `through` of this one.
+    """Delete calls that no replay needs: those of settled episodes of other runs, and of this run's steps up to `through`.
 
     Episodes with a seq of at least `traces_from` keep theirs, so that people can look at recent traces.
     """
@@ -324,7 +326,7 @@ Change = Row | PutCalls | PutMeta | SetFate | KeepSteps | DropUnkept | Supersede
 
 @dataclass(slots=True, kw_only=True)
 class Snapshot:
-    """All that is open: what memory begins with."""
+    """Everything that is open on disk: the initial content of memory."""
 
     server_id: str | None
     next_episode_seq: int
@@ -337,20 +339,20 @@ class Snapshot:
     journalled: StepRow | None
     """The run's step that is journalled and not done."""
     groups: list[GroupRow]
-    """Open and ready ones."""
+    """Open and ready groups."""
     episodes: list[EpisodeRow]
-    """Running, prepared and ended ones."""
+    """Running, prepared and ended episodes."""
     teams: list[TeamRow]
-    """Of the prepared ones."""
+    """Teams of the prepared episodes."""
     sessions: dict[str, str]
     """Client of the run → its newest session."""
     groups_by_task: dict[str, int]
-    """How many groups of each task the run has opened."""
+    """Number of groups that the run has opened for each task."""
     eval_ordinals: list[tuple[str, int]]
     """(task_id, ordinal) of the run's eval episodes at `step` that ended and count."""
     tokens: int
-    """Sampled by closed episodes of the run."""
+    """Number of tokens sampled by closed episodes of the run."""
     versions: list[VersionRow]
-    """Of the run, in the order of their first groups."""
+    """The run's client versions, in the order of their first groups."""
     lived_at: float
-    """Unix time: whoever gave up on the engine before this met no hang."""
+    """Unix time: clients that gave up on the engine before this met no hang."""

@@ -1,4 +1,4 @@
-"""How runs begin, change, go back, and end."""
+"""Commands that start, change, restore and end runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from swarm.server.state.steps import still_open
 
 
 def create(t: Transition, spec: RunSpec, *, by: str, key: str | None, request_digest: str) -> Run:
-    """A new run in the place of the old one. Codes: server_busy{run_id, holder}, invalid_spec{errors}, engine_failed."""
+    """Start a new run in place of the old one. Codes: server_busy{run_id, holder}, invalid_spec{errors}, engine_failed."""
     state, old = t.state, t.state.run
     if state.situation.engine_failed is not None:
         reason = state.situation.engine_failed.reason
@@ -54,7 +54,7 @@ def create(t: Transition, spec: RunSpec, *, by: str, key: str | None, request_di
 
 
 def _what_keeps(t: Transition, run: Run) -> str:
-    """Why another run cannot begin yet, and what to do about it."""
+    """Text that says why another run cannot begin yet, and what to do about it."""
     wanted_at = run.row.stop_requested_at
     if wanted_at is None:
         return "is running; stop it first, or wait until it is complete"
@@ -100,7 +100,7 @@ def patch(t: Transition, fields: Mapping[str, Any], *, if_match: int | None, by:
 
 
 def request_stop(t: Transition) -> None:
-    """Ask for a stop of the newest run. Again, or when nothing is served: nothing."""
+    """Request a stop of the newest run. Does nothing if it was requested before or no run is served."""
     run = t.state.run
     if run is None or run.row.released or run.row.stop_requested_at is not None:
         return
@@ -110,7 +110,7 @@ def request_stop(t: Transition) -> None:
 
 
 def complete(t: Transition) -> None:
-    """A limit was reached and a checkpoint holds every step. Eval episodes go on."""
+    """Complete the run: a limit was reached and a checkpoint holds every step. Eval episodes continue."""
     run = t.state.run
     assert run is not None
     reason = run.limit_reached(t.now.unix)
@@ -121,7 +121,7 @@ def complete(t: Transition) -> None:
 
 
 def stop(t: Transition) -> None:
-    """The run is drained and a checkpoint holds every step: let go of it. A complete run stays complete."""
+    """Release the run: it is drained and a checkpoint holds every step. A complete run stays complete."""
     run = t.state.run
     assert run is not None
     if run.row.status == "running":
@@ -130,7 +130,7 @@ def stop(t: Transition) -> None:
 
 
 def fail(t: Transition, reason: str) -> None:
-    """The run cannot go on. What no checkpoint holds is lost, and its episodes are dropped."""
+    """Fail the run. Steps that no checkpoint holds are lost, and their episodes are dropped."""
     state, run = t.state, t.state.run
     assert run is not None
     run.row.status, run.row.reason, run.row.ended_at = "failed", reason, t.now.unix
@@ -167,7 +167,7 @@ def _end_training(t: Transition, why: str) -> None:
 
 
 def restorable(state: ServerState, wish: Restoration) -> Run:
-    """The run, when it can go back so far. Codes: over_limit, not_found{checkpoints}."""
+    """The run, if it can go back to the requested step. Codes: over_limit, not_found{checkpoints}."""
     run = state.run
     if run is None or run.run_id != wish.run_id:
         detail = f"run {wish.run_id} was replaced by another; only the newest run of a server can be restored"
@@ -185,10 +185,10 @@ def restorable(state: ServerState, wish: Restoration) -> Run:
 
 
 def restore(t: Transition, wish: Restoration, mix: MixRow, ended_evals: Iterable[tuple[str, int]]) -> None:
-    """Begin a new branch of the run at a checkpoint. Episodes of the old one that came after it are superseded.
+    """Begin a new branch of the run at a checkpoint. Episodes of the old branch after the checkpoint are superseded.
 
-    mix: the balance at that step. ended_evals: task and ordinal of the evaluations at that step that ended and count, as they
-    are on disk. The engine must be opened again, at this checkpoint. Codes: as `restorable`.
+    mix: the balance at that step. ended_evals: task and ordinal of the ended evaluations at that step that count, as read from
+    disk. The caller must open the engine again, at this checkpoint. Codes: as `restorable`.
     """
     state, run = t.state, restorable(t.state, wish)
     row = run.row
@@ -205,7 +205,7 @@ def restore(t: Transition, wish: Restoration, mix: MixRow, ended_evals: Iterable
         close(t, live, DropReason.SUPERSEDED, detail, cause=Cause.SERVER)
     for group in state.groups:
         drop_group(t, group, DropReason.SUPERSEDED, detail)
-    for waiting in [prepared.row for prepared in state.prepared.values()]:  # for another server's decision
+    for waiting in [prepared.row for prepared in state.prepared.values()]:  # for a decision of another server
         if waiting.run_id == run.run_id and (waiting.kind == "train" or waiting.claimed_step > wish.step):
             waiting.reason = DropReason.SUPERSEDED
             t.changes.append(waiting)
@@ -222,7 +222,7 @@ def restore(t: Transition, wish: Restoration, mix: MixRow, ended_evals: Iterable
 
 
 def number_evals(state: ServerState, ended: Iterable[tuple[str, int]]) -> None:
-    """Take the numbers (by task) of the evaluations at the current step: of those that `ended`, and of all open ones that have one."""
+    """Reserve the ordinals (by task) of evaluations at the current step: of those that `ended`, and of all open ones."""
     rows = [live.row for live in state.live.values()] + [prepared.row for prepared in state.prepared.values()]
     rows = [row for row in rows if row.kind == "eval" and row.reason is None and row.task_id]
     held = [(row.task_id, row.ordinal) for row in rows if state.is_at_this_step(row)]
@@ -231,7 +231,7 @@ def number_evals(state: ServerState, ended: Iterable[tuple[str, int]]) -> None:
 
 
 def want_checkpoint(t: Transition) -> int:
-    """Ask for a checkpoint of the newest step. Returns the step."""
+    """Request a checkpoint of the newest step. Returns the step."""
     run = t.state.run
     assert run is not None
     t.state.situation.checkpoint_wanted = run.step > run.kept_step
@@ -249,14 +249,14 @@ def want_restoration(t: Transition, wish: Restoration) -> None:
 
 
 def restoration_over(t: Transition) -> None:
-    """The request was carried out, and is on disk; or it was refused."""
+    """Clear the request: it was carried out and is on disk, or it was refused."""
     t.state.situation.restoration = None
 
 
 def quarantine(t: Transition, client_version: str, *, wanted: bool, reason: str, by: str) -> None:
-    """Let nothing of this client version be trained that no batch has taken yet, or let it in again. Again: nothing.
+    """Keep episodes of this client version out of later batches, or let them in again. A repetition does nothing.
 
-    Codes: over_limit. Its running episodes may end, and are dropped then; it can claim eval episodes.
+    Its running episodes may end, and are then dropped; it can still claim eval episodes. Codes: over_limit.
     """
     run = t.state.run
     assert run is not None

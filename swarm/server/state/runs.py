@@ -19,16 +19,16 @@ from swarm.server.state.batching import groups_needed
 from swarm.server.state.rows import ConfigRow, EpisodeRow, HeldOutRow, RunRow, VersionRow
 
 EVALUATED_ENOUGH = 0.9
-"""Of the eval episodes of the step that has most: fewer could be a lucky part of the tasks."""
+"""A step counts as evaluated if it has this share of the most eval episodes at any step; fewer could be a lucky subset of the tasks."""
 MOST_DEPTH = 64
-"""Objects and lists within each other in a field of a patch: no field has so many."""
+"""Deepest nesting of a field in a patch; no field needs as much."""
 _FIXED = ("name", "loss", "sources")
-"""Fields of a run's algorithm that no patch changes."""
+"""Fields of a run's algorithm that no patch may change."""
 WINDOW = 64
-"""So many episodes on either side of a change are compared: few enough that the policy hardly moved meanwhile."""
+"""Number of episodes compared on either side of a version change: few enough that the policy has hardly moved."""
 
 VersionKey = tuple[str | None, str]
-"""mix, client_version: families are rewarded each in its own way, and are not compared with each other."""
+"""mix, client_version. Families have different rewards, so they are not compared with each other."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -38,11 +38,11 @@ class Run:
     row: RunRow
     configs: list[ConfigRow]
     specs: dict[int, RunSpec] = field(default_factory=dict)
-    """By config version."""
+    """Specs by config version."""
     step: int = 0
-    """The newest step that is done."""
+    """The newest completed step."""
     tokens: int = 0
-    """Sampled by closed episodes."""
+    """Number of tokens sampled by closed episodes."""
 
     def __post_init__(self) -> None:
         for config in self.configs:
@@ -67,12 +67,12 @@ class Run:
 
     @property
     def oldest_kept_step(self) -> int:
-        """Where a replay may have to begin: the oldest checkpoint that is kept, or the hosted model."""
+        """The step where a replay may have to begin: the oldest kept checkpoint, or 0 for the hosted model."""
         kept = self.row.checkpoints[-self.spec.checkpoint.keep :]
         return kept[0] if len(kept) == self.spec.checkpoint.keep else 0
 
     def limit_reached(self, now: float) -> str | None:
-        """Which limit of the spec ends the run, in words; None when none does."""
+        """Text that says which limit of the spec was reached; None if none was."""
         limits = self.spec.limits
         if limits.steps is not None and self.step >= limits.steps:
             return f"reached its limit of {limits.steps} steps"
@@ -84,7 +84,7 @@ class Run:
 
 
 def refused_now(run: Run) -> str | None:
-    """Why a run with this spec could not be started any more, where an older version took it; None when it could."""
+    """Why this version would refuse the run's spec, which an older version accepted; None if it would accept it."""
     try:
         RunSpec.model_validate(run.configs[-1].spec)
     except ValidationError as error:
@@ -94,7 +94,7 @@ def refused_now(run: Run) -> str | None:
 
 
 def judge_spec(spec: RunSpec, info: EngineInfo, *, allow_algorithms: bool = False) -> None:
-    """Refuse a spec that this server cannot carry out. allow_algorithms: whether it executes functions of users' own.
+    """Refuse a spec that this server cannot carry out. allow_algorithms: whether it executes users' own functions.
 
     Codes: invalid_spec{errors}.
     """
@@ -116,7 +116,7 @@ def judge_spec(spec: RunSpec, info: EngineInfo, *, allow_algorithms: bool = Fals
 
 
 def own_code_faults(spec: RunSpec, info: EngineInfo, *, allowed: bool) -> list[FieldError]:
-    """One error for each function of the user's own, where none is executed."""
+    """One error for each of the user's own functions, unless the server executes them."""
     if info.own_functions and allowed:
         return []
     problem = "this server executes no functions of users; start it with `swarm serve --allow-algorithms`"
@@ -128,7 +128,7 @@ def own_code_faults(spec: RunSpec, info: EngineInfo, *, allowed: bool) -> list[F
 
 
 def settled(spec: RunSpec, info: EngineInfo) -> RunSpec:
-    """The spec with the engine's choice for every field that it leaves open."""
+    """The spec with the engine's choice for each open field."""
     return spec.computed_in(info.dtype).trained_as("exact" if info.masks else "policy")
 
 
@@ -142,7 +142,7 @@ def patched(spec: RunSpec, patch: Mapping[str, Any]) -> RunSpec:
     if errors:
         raise invalid_spec(errors)
     stated = spec.model_dump(mode="json")
-    if not spec.batch.states_partial_min:  # follows the size of groups, also a new one
+    if not spec.batch.states_partial_min:  # it follows the group size, also a patched one
         del stated["batch"]["partial_min"]
     merged = merge_patch(stated, dict(patch))
     try:
@@ -165,7 +165,7 @@ def _not_tunable(name: str) -> FieldError:
 
 
 class Versions:
-    """The versions of one run, in the order of their first groups."""
+    """The client versions of one run, in the order of their first groups."""
 
     def __init__(self, rows: Iterable[VersionRow] = ()) -> None:
         self._rows: dict[VersionKey, VersionRow] = {(row.mix, row.client_version): row for row in rows}
@@ -178,14 +178,14 @@ class Versions:
         return key in self._rows
 
     def begin(self, run_id: str, key: VersionKey, at: float) -> VersionRow:
-        """A version opens its first group. Returns the row to be written."""
+        """Add a version that opens its first group. Returns the row to write."""
         mix, client_version = key
         row = VersionRow(run_id=run_id, mix=mix, client_version=client_version, first_at=at)
         self._rows[key] = row
         return row
 
     def rewarded(self, episode: EpisodeRow, at: float) -> VersionRow:
-        """A train episode ended. Returns the row to be written."""
+        """Count an ended train episode. Returns the row to write."""
         assert episode.reward is not None
         key = (episode.mix, episode.client_version)
         row = self._rows.get(key) or self.begin(episode.run_id, key, at)
@@ -208,7 +208,7 @@ class Versions:
 
 
 def shift(row: VersionRow) -> float | None:
-    """By how much the mean reward changed with this version; None without a version before it."""
+    """The change of the mean reward with this version; None if there was no version before it."""
     return fmean(row.opening) - fmean(row.baseline) if row.opening and row.baseline else None
 
 
@@ -220,7 +220,7 @@ def shifts(rows: Iterable[VersionRow]) -> dict[VersionKey, float | None]:
 
 
 def best_of(kept: Sequence[int], evaluated: Sequence[HeldOutRow]) -> HeldOutRow | None:
-    """The kept step with the highest mean reward over its eval episodes, the newer of equals; None before any ended."""
+    """The kept step with the highest mean reward over its eval episodes; the newer of equal ones; None if no kept step was evaluated."""
     steps = [row for row in evaluated if row.step in kept]
     most = max((row.episodes for row in steps), default=0)
     enough = [row for row in steps if row.episodes >= EVALUATED_ENOUGH * most]
@@ -228,6 +228,6 @@ def best_of(kept: Sequence[int], evaluated: Sequence[HeldOutRow]) -> HeldOutRow 
 
 
 def kept_steps(made: Sequence[int], keep: int, best: int | None) -> list[int]:
-    """What the rule keeps of these checkpoints: the newest `keep`, and the best."""
+    """The checkpoints that the rule keeps: the newest `keep` of those made, and the best."""
     ordered = sorted(set(made))
     return [step for step in ordered if step in ordered[-keep:] or step == best]

@@ -1,4 +1,4 @@
-"""The sample pool: ended episodes in their groups, until a step takes them or nothing ever will."""
+"""The sample pool: ended episodes in their groups, until a step takes them or they are dropped."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from swarm.server.state.runs import Run
 from swarm.server.state.server_state import ServerState, Transition
 
 MIX_PATIENCE = "mix patience"
-"""Among the deadlines: the others have waited long enough for a family."""
+"""Name of the deadline at which the patience with a family runs out."""
 
 
 def next_batch(state: ServerState, lease_time: float) -> list[Group] | None:
-    """The groups of the next step, in the order of their turns; None when there are not enough."""
+    """The groups of the next step, in the order of their turns; None if there are too few."""
     assert state.run is not None
     batch = state.run.spec.batch
     balance = balance_under(state.run.row.mix, batch.mix)
@@ -23,7 +23,7 @@ def next_batch(state: ServerState, lease_time: float) -> list[Group] | None:
 
 
 def open_group(t: Transition, run: Run, key: GroupKey) -> Group:
-    """A new group for what this key names. Its rules are those of the key's config version."""
+    """Open a new group for this key, with the batch rules of the key's config version."""
     state = t.state
     task_id, mix, client_version, config_version = key
     ordinal = state.groups_by_task.get(task_id, 0)
@@ -54,7 +54,7 @@ def open_group(t: Transition, run: Run, key: GroupKey) -> Group:
 
 
 def take_slot(t: Transition, group: Group, slot: int, episode_id: str) -> None:
-    """An episode begins in a slot."""
+    """Begin an episode in a slot."""
     group.running[slot] = episode_id
     if t.state.run is not None:
         mix = t.state.run.spec.batch.mix
@@ -62,7 +62,7 @@ def take_slot(t: Transition, group: Group, slot: int, episode_id: str) -> None:
 
 
 def fill_slot(t: Transition, row: EpisodeRow, group: Group) -> None:
-    """An episode ended with a reward: it fills the slot that it held."""
+    """Fill the slot of an episode that ended with a reward."""
     state = t.state
     assert row.slot is not None
     row.state = EpisodeState.ENDED
@@ -78,7 +78,7 @@ def fill_slot(t: Transition, row: EpisodeRow, group: Group) -> None:
 
 
 def free_slot(t: Transition, row: EpisodeRow) -> None:
-    """An episode was lost: a slot that it held is offered again, and so is an evaluation's number."""
+    """Free the slot of a lost episode, or the ordinal of a lost evaluation, so that it is offered again."""
     state = t.state
     group = state.groups.get(row.group_id) if row.group_id else None
     if group is not None and row.slot is not None:
@@ -96,13 +96,13 @@ def free_slot(t: Transition, row: EpisodeRow) -> None:
 
 
 def settle_kin(t: Transition, row: EpisodeRow) -> None:
-    """An ungrouped episode is over: groups that waited for the last of its kin may now be out of patience."""
+    """Settle the groups that waited only for this ungrouped episode, which is over."""
     for group in t.state.groups.left_alone_by(row):
         settle(t, group)
 
 
 def take_back(t: Transition, row: EpisodeRow) -> None:
-    """An episode that no step has taken yet must not be trained after all: its slot is offered again."""
+    """Take an ended episode out of its group, because it must not be trained after all. Its slot is offered again."""
     state = t.state
     t.changes.append(row)
     group = state.groups.get(row.group_id) if row.group_id else None
@@ -115,7 +115,7 @@ def take_back(t: Transition, row: EpisodeRow) -> None:
 
 
 def leave_behind(t: Transition, client_id: str, client_version: str) -> None:
-    """A client comes with a version of its code that has no group to join: it will not claim in groups of others."""
+    """A client opens a group with a new version of its code: note that it will not claim in groups of other versions."""
     state = t.state
     if not state.groups.has_other(client_version):
         return
@@ -128,7 +128,7 @@ def leave_behind(t: Transition, client_id: str, client_version: str) -> None:
 
 
 def _see_idle_group(t: Transition, group: Group) -> None:
-    """Nothing runs in it any more, and it is not ready: who waits for its family may begin to count."""
+    """If nothing runs in the group any more and it is not ready, start the patience with its family."""
     state = t.state
     if state.run is not None and state.run.spec.batch.mix and not group.running and group.row.state != "ready":
         state.groups.touch()  # so that waiting claims ask again
@@ -139,14 +139,14 @@ def _see_idle_group(t: Transition, group: Group) -> None:
 
 
 def settle_all(t: Transition) -> None:
-    """Settle every group after a change that may bear on any."""
+    """Settle every group, after a change that may affect any of them."""
     for group in t.state.groups:
         settle(t, group)
     await_families(t, rearm=True)
 
 
 def settle(t: Transition, group: Group) -> None:
-    """Drop a group that is of no use, complete one that is full or out of patience; else look again when patience runs out."""
+    """Drop a useless group, complete one that is full or out of patience; else check again when patience runs out."""
     state, verdict = t.state, _useless_because(t.state, group)
     if group.useless != (verdict is not None):
         group.useless = verdict is not None
@@ -171,7 +171,7 @@ def settle(t: Transition, group: Group) -> None:
 
 
 def _useless_because(state: ServerState, group: Group) -> tuple[DropReason, str | None] | None:
-    """Why no batch will ever take it, in the ledger's words; None when one may."""
+    """Why no batch will ever take the group, in the ledger's words; None if one may."""
     run, row = state.run, group.row
     assert run is not None
     quarantined = run.row.quarantined.get(row.client_version)
@@ -210,21 +210,21 @@ def _make_ready(t: Transition, group: Group) -> None:
 
 
 def _teaches_nothing(state: ServerState, group: Group) -> bool:
-    """Whether the batch rule has no use for it, as it ended."""
+    """Whether the batch rule rejects the finished group."""
     if state.run is None or state.run.spec.batch.rule != "informative_tasks" or not group.equal_rewards:
         return False
     return state.flat_groups < most_flat(state.run.spec.batch)
 
 
 def drop_flat(t: Transition) -> None:
-    """Drop groups that were ready before the rule asked for differences."""
+    """Drop ready groups with equal rewards, after a patch to a rule that requires differences."""
     for group in t.state.groups.ready():
         if _teaches_nothing(t.state, group):
             drop_group(t, group, DropReason.ZERO_VARIANCE)
 
 
 def drop_group(t: Transition, group: Group, reason: DropReason, detail: str | None = None) -> None:
-    """Drop what ended in it. No episode may be running in it."""
+    """Drop a group and the episodes that ended in it. No episode may be running in it."""
     for row in group.in_slot_order():
         t.state.pooled.pop(row.episode_id, None)
         t.changes.append(SetFate(row.episode_id, EpisodeState.DROPPED, reason, detail=detail))
@@ -238,7 +238,7 @@ def drop_group(t: Transition, group: Group, reason: DropReason, detail: str | No
 
 
 def await_families(t: Transition, *, rearm: bool = False, held_up: str | None = None) -> None:
-    """Find the families that the others wait for. rearm: patience may have been changed. held_up: may open no group now."""
+    """Find the families that others wait for. rearm: a patience may have changed. held_up: a family that may not open a group now."""
     state, run = t.state, t.state.run
     if run is None or run.row.status != "running" or not run.spec.batch.mix:
         state.awaited.clear()
@@ -261,8 +261,8 @@ def await_families(t: Transition, *, rearm: bool = False, held_up: str | None = 
 
 
 def mix_patience_ended(t: Transition) -> None:
-    """Somebody's patience may have run out: steps and claims of the others may go on."""
+    """Check whether patience with a family has run out; if so, steps and claims of the others continue without it."""
     if t.state.run is not None:
         late = t.state.awaited.newly_passed(t.state.run.spec.batch.mix, t.lease_time)
         t.log += [f"family {name!r} keeps the others waiting: they go on without it" for name in late]
-    await_families(t)  # without it, the turn may be of another that is not there
+    await_families(t)  # without that family, it may be the turn of another absent one

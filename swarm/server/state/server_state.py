@@ -1,4 +1,4 @@
-"""What a server knows, and the record of one change to it. The modules beside this one hold the commands; `machine` applies them."""
+"""A server's state, and the record of one change to it. The neighbouring modules define commands; `machine` applies them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from swarm.server.state.runs import Run, Versions
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """When a command is carried out."""
+    """The time at which a command runs."""
 
     unix: float
     monotonic: float
@@ -27,7 +27,7 @@ class Moment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restoration:
-    """A request to go back to a checkpoint, which the training loop carries out when it has nothing else in hand."""
+    """A request to go back to a checkpoint. The training loop carries it out when it is free."""
 
     run_id: str
     step: int
@@ -37,7 +37,7 @@ class Restoration:
 
 @dataclass(slots=True, kw_only=True)
 class Situation:
-    """What only this process knows. It survives a failed write, and no restart."""
+    """State that only this process keeps. It survives a failed write, but no restart."""
 
     lease_clock: LeaseClock = field(default_factory=LeaseClock)
     phase: Phase = Phase.IDLE
@@ -47,25 +47,25 @@ class Situation:
     engine_failures: int = 0
     replicas: tuple[ReplicaHealth, ...] = ()
     hang: Hang | None = None
-    """The engine's newest one."""
+    """The engine's newest hang."""
     opened_run: str | None = None
-    """Whose weights the engine serves, at its newest step."""
+    """The run whose newest weights the engine serves."""
     run_directory: str = ""
     """Where that run's checkpoints lie."""
     serve_again: bool = False
     """Inference was restarted: the weights must be served again before anything else."""
     collecting_since: float = 0.0
-    """Monotonic time since which the next batch is being collected."""
+    """Monotonic time at which collecting the next batch began."""
     quiet_since: float = 0.0
     """Unix time of the newest claim, end, step, or other event that brings the next step nearer or farther."""
     waiting_for: WaitingFor | None = None
-    """What holds the run up since then."""
+    """What has held the run up since then."""
     suspected_at: float = 0.0
-    """Unix time at which a client last gave up on a call that the engine may turn out to have left without an answer."""
+    """Unix time at which a client last gave up on a call that may turn out to have met a hung engine."""
     lived_at: float = 0.0
-    """Unix time: whoever gave up before this met no hang. Also on disk, for the time after a restart."""
+    """Unix time: clients that gave up before this met no hang. Also on disk, for use after a restart."""
     no_room: dict[str, Failure] = field(default_factory=dict)
-    """What could not be written when it was last tried (the pool, checkpoints), and why."""
+    """Failed writes (of the pool or checkpoints) since their last success, with the reason."""
     checkpoint_wanted: bool = False
     restoration: Restoration | None = None
 
@@ -85,20 +85,20 @@ class Situation:
 
 @dataclass(slots=True, kw_only=True)
 class ServerState:
-    """Everything that is open: runs, groups, episodes, claims. What is over is on disk alone."""
+    """Everything that is open: runs, groups, episodes, claims. Finished ones are only on disk."""
 
     info: EngineInfo
     ids: Ids
     allow_algorithms: bool = False
-    """Whether runs may bring functions of their own, which the trainer executes."""
+    """Whether runs may bring users' own functions, which the trainer executes."""
     situation: Situation = field(default_factory=Situation)
     queue: ClaimQueue = field(default_factory=ClaimQueue)
     closing: dict[str, LiveEpisode] = field(default_factory=dict)
-    """Closed, and not yet on disk."""
+    """Closed episodes whose ends are not on disk yet."""
     claims_decided_by: tuple[object, ...] = ()
     """See `claims.is_decided_by`, when waiting claims were last tried."""
     closed_count: int = 0
-    """Episodes that were closed, or decided, since the process started."""
+    """Number of episodes closed or decided since the process started."""
     # -- read from disk at start, and again after a failed write ------------------------------------------------------
     run: Run | None = None
     journalled: StepRow | None = None
@@ -109,22 +109,22 @@ class ServerState:
     groups: Groups = field(default_factory=Groups)
     live: dict[str, LiveEpisode] = field(default_factory=dict)
     prepared: dict[str, Prepared] = field(default_factory=dict)
-    """Bound to the decision of a team."""
+    """Episodes bound to the decision of a team."""
     pooled: dict[str, EpisodeRow] = field(default_factory=dict)
-    """Ended, not yet in a step."""
+    """Ended episodes that no step has taken yet."""
     claim_keys: dict[str, str] = field(default_factory=dict)
     """Idempotency key of a claim → its open episode."""
     sessions: dict[str, str] = field(default_factory=dict)
     """Client of the run → its newest session."""
     eval_ordinals: dict[str, set[int]] = field(default_factory=dict)
-    """By task: which ordinals at the current step are taken."""
+    """By task: the ordinals that are taken at the current step."""
     versions: Versions = field(default_factory=Versions)
     awaited: Awaited = field(default_factory=Awaited)
     deadlines: Deadlines = field(default_factory=Deadlines)
-    """Of episodes, groups and the patience with families."""
+    """Deadlines of episodes, groups and the patience with families."""
     team_deadlines: Deadlines = field(default_factory=Deadlines)
     flat_groups: int = 0
-    """Dropped for equal rewards since the newest batch was made, or the server started."""
+    """Number of groups dropped for equal rewards since the newest batch, or since the server started."""
 
     @property
     def next_deadline(self) -> float:
@@ -140,7 +140,7 @@ class ServerState:
 
     @property
     def weights_version(self) -> WeightsVersion | None:
-        """What is served; None when no run's weights are."""
+        """The served weights version; None if no run's weights are served."""
         if self.run is None or not self.serving:
             return None
         return WeightsVersion(run_id=self.run.run_id, branch=self.run.row.branch, step=self.run.step)
@@ -149,7 +149,7 @@ class ServerState:
         return self.run is not None and row.run_id == self.run.run_id and row.claimed_step == self.run.step
 
     def row(self, episode_id: str) -> EpisodeRow | None:
-        """An episode's row, when memory still has it."""
+        """An episode's row; None if memory no longer has it."""
         held = self.live.get(episode_id) or self.closing.get(episode_id) or self.prepared.get(episode_id)
         return held.row if held is not None else self.pooled.get(episode_id)
 
@@ -159,7 +159,7 @@ class ServerState:
         return self.awaited.passed(mix, lease_time) if mix else frozenset()
 
     def debts(self) -> dict[str, float]:
-        """Groups that each family of the run's mix is behind; empty without a mix."""
+        """Number of groups that each family of the run's mix is behind; empty without a mix."""
         if self.run is None or not self.run.spec.batch.mix:
             return {}
         return Turns(balance_under(self.run.row.mix, self.run.spec.batch.mix)).debts()
@@ -167,16 +167,16 @@ class ServerState:
 
 @dataclass(slots=True)
 class Transition:
-    """One command under way: the state that it changes, when, and what must be done about it afterwards."""
+    """A running command: the state that it changes, its time, and the work that it leaves for the caller."""
 
     state: ServerState
     now: Moment
     changes: list[Change] = field(default_factory=list)
-    """To be written, whole or not at all."""
+    """To be written atomically."""
     log: list[str] = field(default_factory=list)
     """Lines for people."""
     closed: list[str] = field(default_factory=list)
-    """Episodes that left the open ones: `changes` has their ends."""
+    """Episodes that are no longer open; `changes` has their ends."""
     broken_off: list[str] = field(default_factory=list)
     """Episodes whose open calls must end: they are over, or about to be."""
     in_doubt: bool = False

@@ -1,4 +1,4 @@
-"""How the server and its runs stand, in the protocol's words; and whom a run waits for."""
+"""Reports the server and its runs in the protocol's form, and finds what a run waits for."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ from swarm.server.state.sample_pool import next_batch
 from swarm.server.state.server_state import Moment, ServerState
 
 QUIET_S = 10.0
-"""Seconds without a claim or an end, while nobody else may claim for the next step, before the run waits for somebody."""
+"""Seconds without a claim or an end after which the run counts as waiting, if nobody else may claim for the next step."""
 LONG_QUIET_S = 60.0
-"""The same while others may, and do not."""
+"""The same if others may claim but do not."""
 
 
 def status(state: ServerState, now: Moment, server_id: str, *, revision: int, tokens_per_s: float) -> ServerStatus:
@@ -114,7 +114,7 @@ def _by_mix(state: ServerState, now: Moment) -> dict[str, MixStatus]:
 
 
 def watched(state: ServerState, now: Moment) -> tuple[object, ...]:
-    """What watchers hear of at once when it changes."""
+    """The values whose changes are sent to watchers at once."""
     run, situation = state.run, state.situation
     return (
         state.passed(situation.lease_clock.time(now.monotonic)),
@@ -145,7 +145,7 @@ def report(
     phase: Phase,
     step: int,
 ) -> RunReport:
-    """A run in the protocol's words."""
+    """A run's report in the protocol's form."""
     spec = RunSpec.model_validate(configs[-1].spec, context=AS_STORED)
     return RunReport(
         run_id=row.run_id,
@@ -214,10 +214,10 @@ def _checkpoint_reports(kept: Sequence[int], evaluated: Sequence[HeldOutRow]) ->
 
 
 def who_is_waited_for(state: ServerState, now: Moment) -> WaitingFor | None:
-    """What the run cannot go on without: the oldest open episode of the groups that its next step needs, or the task whose slots
-    nobody claims. None while it goes on, or waits for nobody in particular.
+    """What holds the run up: the oldest open episode in the groups that its next step needs, or a task whose slots nobody claims.
+    None while the run makes progress or waits for nothing in particular.
 
-    Nobody is named before it has been quiet for a while: groups that fill are what a run does all day.
+    Nothing is named until the run has been quiet for a while, because filling groups normally takes time.
     """
     run, quiet_since = state.run, state.situation.quiet_since
     lease_time = state.situation.lease_clock.time(now.monotonic)
@@ -231,7 +231,7 @@ def who_is_waited_for(state: ServerState, now: Moment) -> WaitingFor | None:
     groups = [group for group in state.groups if group.open and not group.useless]
     running = [row for group in groups for row in _running(state, group)]
     running += [live.row for live in state.live.values() if live.row.ungrouped] if state.groups.ungrouped else []
-    if run.row.stop_requested_at is not None:  # then every open episode is waited for
+    if run.row.stop_requested_at is not None:  # then the run waits for every open episode
         running = [live.row for live in state.live.values()] or running
     if running:
         oldest = min(running, key=lambda row: row.seq)
@@ -241,7 +241,7 @@ def who_is_waited_for(state: ServerState, now: Moment) -> WaitingFor | None:
 
 
 def stirs(changes: Sequence[Change]) -> bool:
-    """Whether these changes bring the next step nearer, or take away from it. Evaluations do neither."""
+    """Whether these changes bring the next step nearer or set it back. Evaluations do neither."""
     return any(
         not isinstance(change, PutCalls | FreeCalls | PutMeta) and not _of_evaluation(change) for change in changes
     )

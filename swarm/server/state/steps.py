@@ -1,4 +1,4 @@
-"""Steps: what the training loop is to do next, journalled batches, their outcomes, and checkpoints."""
+"""Steps: the training loop's next duty, journalled batches, their outcomes, and checkpoints."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from swarm.server.state.server_state import Moment, ServerState, Transition
 
 
 class Duty(Enum):
-    """What the training loop is to do."""
+    """A task of the training loop."""
 
     WAIT = "wait"
     OPEN = "open"
@@ -32,11 +32,11 @@ class Duty(Enum):
 class NextDuty:
     duty: Duty
     until: float = math.inf
-    """WAIT: Unix time at which to ask again, if nothing happens before."""
+    """For WAIT: Unix time at which to ask again if nothing happens before."""
 
 
 def next_duty(state: ServerState, now: Moment) -> NextDuty:
-    """The most urgent one."""
+    """The most urgent duty."""
     run, situation = state.run, state.situation
     if run is not None and situation.restoration is not None and situation.engine_ready:
         return NextDuty(Duty.RESTORE)
@@ -63,7 +63,7 @@ def next_duty(state: ServerState, now: Moment) -> NextDuty:
 
 
 def still_open(state: ServerState, run: Run) -> int:
-    """Episodes of the run that are running or prepared. (Those of runs before it may wait for other servers.)"""
+    """Number of the run's running or prepared episodes. (Earlier runs' episodes may still wait for other servers.)"""
     return len(state.live) + sum(one.row.run_id == run.run_id for one in state.prepared.values())
 
 
@@ -103,12 +103,12 @@ def journal(t: Transition) -> StepRow:
     state.journalled = row
     state.flat_groups = 0
     t.changes += [row, run.row]
-    settle_all(t)  # what is left over is one version older when the next batch is made
+    settle_all(t)  # the remaining groups will be one version older at the next batch
     return row
 
 
 def judge_outcome(row: StepRow | None, outcome: StepOutcome) -> None:
-    """Check the outcome of the journalled step. Raises: TrainingRefused when it cannot be what it says."""
+    """Check that an outcome belongs to the journalled step. Raises: TrainingRefused if it cannot."""
     if row is None or outcome.step != row.step:
         raise TrainingRefused(f"the engine made step {outcome.step}, not the one that was journalled")
     strange = [name for name, value in outcome.metrics.items() if not math.isfinite(value)]
@@ -121,7 +121,7 @@ def judge_outcome(row: StepRow | None, outcome: StepOutcome) -> None:
 
 
 def record(t: Transition, outcome: StepOutcome, *, train_s: float, sync_s: float) -> None:
-    """The journalled step is made and its weights are served."""
+    """Record the journalled step as done: it is trained and its weights are served."""
     state, run, row = t.state, t.state.run, t.state.journalled
     assert run is not None
     assert row is not None
@@ -139,7 +139,7 @@ def record(t: Transition, outcome: StepOutcome, *, train_s: float, sync_s: float
 
 
 def checkpointed(t: Transition, run_id: str, step: int, best: int | None = None) -> None:
-    """The engine has a whole checkpoint of this step. best: the step that it kept besides the newest ones."""
+    """Record that the engine wrote a whole checkpoint of this step. best: the step that it kept besides the newest ones."""
     run = t.state.run
     if run is None or run.run_id != run_id:
         raise ValueError(f"a checkpoint of {run_id!r}, which is not the run of this server")

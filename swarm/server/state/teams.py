@@ -1,8 +1,8 @@
-"""Teams: episodes whose fate is decided on one server, for all.
+"""Teams: groups of episodes on several servers whose fate one server, the decider, decides for all.
 
-On every server a member is prepared: durable, out of its lease, holding its slot. On the decider it is then committed, or
-aborted; a client that is silent for too long counts as one that aborted. No other server ever decides: it hears from the
-client, or asks. A decider that has no commit on record says aborted, and will never commit.
+Each server prepares its member: the episode is durable, has left its lease and keeps its slot. The decider then commits or
+aborts its member; a client that is silent for too long counts as having aborted. The other servers never decide: the client
+informs them, or they ask. A decider without a commit on record answers aborted, and will never commit.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from swarm.server.state.rows import EpisodeRow, PutCalls, TeamRow
 from swarm.server.state.sample_pool import fill_slot, free_slot
 from swarm.server.state.server_state import ServerState, Transition
 
-# `prepare` and `commit` are for episodes that are open or prepared, the others for prepared ones. For those that memory does
-# not have, the functions `late_…` judge by what is on disk.
+# `prepare` and `commit` are for open or prepared episodes, the others for prepared ones. For episodes that are no longer in
+# memory, the functions `late_…` decide by the rows on disk.
 
 
 def prepare(t: Transition, episode_id: str, wish: EpisodePreparation, sealed_key: str) -> TeamReceipt:
-    """Bind an open episode to its team's decision; again for a repetition. Codes: lease_lost, idempotency_conflict.
+    """Bind an open episode to its team's decision; a repetition gets the same answer. Codes: lease_lost, idempotency_conflict.
 
-    One that is tainted is dropped here, before anything is decided, unless a call of it was answered and its result says
-    `despite`: what the others did depends on it, so its client must give the whole team up (lease_lost{dropped: tainted}).
+    A tainted episode is dropped here, before the decision, unless one of its calls was answered and its result has `despite`.
+    The other members' work depends on it, so the client must give the whole team up (lease_lost{dropped: tainted}).
     """
     known = t.state.prepared.get(episode_id)
     if known is not None:
@@ -76,7 +76,7 @@ def prepare(t: Transition, episode_id: str, wish: EpisodePreparation, sealed_key
 
 
 def commit(t: Transition, episode_id: str, lease: str) -> TeamReceipt:
-    """On the decider: decide. Elsewhere: note the decision that the client reports. Codes: lease_lost, invalid_spec when it is not prepared."""
+    """On the decider: commit the team. Elsewhere: record the commit that the client reports. Codes: lease_lost, invalid_spec (not prepared)."""
     if episode_id not in t.state.prepared:
         held(t, episode_id, lease)
         detail = f"episode {episode_id!r} is not prepared; send :prepare first, on every server of the team"
@@ -87,7 +87,7 @@ def commit(t: Transition, episode_id: str, lease: str) -> TeamReceipt:
 
 
 def abort(t: Transition, episode_id: str, lease: str, words: str, cause: Cause | None = None) -> LedgerEntry:
-    """The client gives the team up, for the cause it states. Only for ids that are prepared. Codes: lease_lost."""
+    """The client gives the team up, for the cause that it states. Only for prepared episodes. Codes: lease_lost."""
     prepared = _held_prepared(t, episode_id, lease)
     cause = blamed(cause, tainted=prepared.row.tainted)
     decide(t, prepared, "aborted", how="client", detail=words, cause=cause)
@@ -95,7 +95,7 @@ def abort(t: Transition, episode_id: str, lease: str, words: str, cause: Cause |
 
 
 def renew(t: Transition, episode_id: str, lease: str) -> float:
-    """The client lives. Unix time at which it will count as gone. Only for ids that are prepared. Codes: lease_lost."""
+    """Note that the client is alive. Returns the Unix time at which it will count as gone. Only for prepared episodes. Codes: lease_lost."""
     prepared = _held_prepared(t, episode_id, lease)
     prepared.in_doubt = False
     prepared.touch(t.lease_time)
@@ -103,7 +103,7 @@ def renew(t: Transition, episode_id: str, lease: str) -> float:
 
 
 def resolve(t: Transition, episode_id: str, resolution: EpisodeResolution) -> TeamReceipt:
-    """An operator decides. Only for ids that are prepared."""
+    """Carry out an operator's decision. Only for prepared episodes."""
     prepared = t.state.prepared[episode_id]
     detail = f"resolved by an operator: {resolution.reason}"
     decide(t, prepared, resolution.outcome, how="operator", detail=detail, cause=Cause.PERSON)
@@ -111,7 +111,7 @@ def resolve(t: Transition, episode_id: str, resolution: EpisodeResolution) -> Te
 
 
 def hear_decision(t: Transition, episode_id: str, decision: TeamDecision) -> None:
-    """What the decider answered. Nothing when it came by another way meanwhile."""
+    """Apply the decider's answer, unless the decision has arrived in another way."""
     prepared = t.state.prepared.get(episode_id)
     if prepared is not None and not prepared.team.decides and decision.decision != "undecided":
         detail, cause = "its decider says so", decision.cause or Cause.CLIENT
@@ -124,7 +124,7 @@ def in_doubt(state: ServerState) -> list[str]:
 
 
 def expire(t: Transition) -> None:
-    """Clients that were silent for too long: the decider aborts, the others will ask."""
+    """Handle clients that were silent for too long: the decider aborts, other servers start to ask it."""
     state, now = t.state, t.lease_time
     for name in state.team_deadlines.take(now):
         prepared = state.prepared.get(name)
@@ -138,13 +138,13 @@ def expire(t: Transition) -> None:
             t.log.append(f"team of episode {name} aborted: {detail}")
         else:
             prepared.in_doubt = t.in_doubt = True
-            # A renewal may end the doubt: then look again.
+            # A renewal may end the doubt, so keep a deadline.
             prepared.touch(now)
             state.team_deadlines.add(prepared.silent_at, name)
 
 
 def hold(t: Transition, prepared: Prepared) -> None:
-    """A prepared episode keeps its slot. The patience with its client begins now."""
+    """Keep a prepared episode, with its slot. The patience with its client begins now."""
     state, row = t.state, prepared.row
     group = state.groups.get(row.group_id) if row.group_id else None
     if group is not None and row.slot is not None:
@@ -166,7 +166,7 @@ def decide(
     reason: DropReason = DropReason.TEAM_ABORTED,
     cause: Cause | None = None,
 ) -> None:
-    """The end of a prepared episode: into the pool with its reward, or dropped. cause: who lost it, if it is aborted."""
+    """End a prepared episode: it enters the pool with its reward or is dropped. cause: who lost it, if it is aborted."""
     row, team = prepared.row, prepared.team
     del t.state.prepared[row.episode_id]
     team.outcome, team.how = outcome, how
@@ -199,14 +199,14 @@ def decide(
             row.reason, row.cause = DropReason.RUN_ENDED, Cause.SERVER
             row.detail = "its run had ended when its team's decision came"
     t.changes.append(row)
-    if not superseded:  # else its group is gone, and its number among the evaluations is another's by now
+    if not superseded:  # else its group is gone, and another evaluation has its ordinal by now
         free_slot(t, row)
 
 
 def give_up(
     t: Transition, why: str, kind: EpisodeKind | None = None, reason: DropReason = DropReason.RUN_ENDED
 ) -> None:
-    """The run or its branch ends: what would be decided here is decided now. What waits for another server goes on waiting."""
+    """The run or its branch ends: abort the teams that this server decides. Episodes with another decider keep waiting."""
     for prepared in list(t.state.prepared.values()):
         if prepared.team.decides and kind in (None, prepared.row.kind):
             decide(t, prepared, "aborted", how="run_ended", detail=why, reason=reason, cause=Cause.SERVER)
@@ -222,14 +222,14 @@ def preparation_digest(wish: EpisodePreparation) -> str:
 def late_prepare(
     row: EpisodeRow | None, team: TeamRow | None, episode_id: str, wish: EpisodePreparation
 ) -> TeamReceipt:
-    """Codes: not_found, lease_lost, idempotency_conflict."""
+    """Answer a `prepare` for an episode that is not in memory. Codes: not_found, lease_lost, idempotency_conflict."""
     if row is None or team is None or not held_it(row, wish.lease) or team.outcome == "aborted":
         raise lost(row, episode_id)
     return _repeated(team, wish)
 
 
 def late_commit(row: EpisodeRow | None, team: TeamRow | None, episode_id: str, lease: str) -> TeamReceipt:
-    """Codes: not_found, lease_lost."""
+    """Answer a `commit` for an episode that is not in memory. Codes: not_found, lease_lost."""
     if row is None or team is None or not held_it(row, lease) or team.outcome != "committed":
         raise lost(row, episode_id)
     return TeamReceipt(episode_id=episode_id, status="committed", dropped=dropped_at_end(row))
@@ -238,16 +238,15 @@ def late_commit(row: EpisodeRow | None, team: TeamRow | None, episode_id: str, l
 def late_resolve(
     row: EpisodeRow | None, team: TeamRow | None, episode_id: str, resolution: EpisodeResolution
 ) -> TeamReceipt:
-    """Codes: not_found, lease_lost when it was decided otherwise, or never prepared."""
+    """Answer a `resolve` for an episode that is not in memory. Codes: not_found, lease_lost if decided otherwise or never prepared."""
     if row is None or team is None or team.outcome != resolution.outcome:
         raise lost(row, episode_id)
     return TeamReceipt(episode_id=episode_id, status=resolution.outcome)
 
 
 def late_decision(team: TeamRow | None, episode_id: str, cause: Cause | None = None) -> TeamDecision:
-    """No record at the decider means abort: an episode that is neither open nor prepared will never be committed.
-
-    Nor will one that is not on disk at all. cause: who lost the decider's episode.
+    """The decision for an episode that is not in memory. No record means abort: an episode that is neither open nor prepared
+    will never be committed, nor will one that is not on disk. cause: who lost the decider's episode.
     """
     if team is not None and team.outcome == "committed":
         return TeamDecision(episode_id=episode_id, decision="committed")

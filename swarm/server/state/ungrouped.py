@@ -1,7 +1,7 @@
-"""Ungrouped episodes: claimed by clients that name the task only when the episode ends.
+"""Ungrouped episodes, whose clients name the task only at the end.
 
-An open one belongs to no group, counts as one slot of one, and draws by its own id. At its end it takes a free slot of a group of its
-task, or opens one, in the transaction that stores its reward.
+An open one belongs to no group, counts as one slot, and derives its seeds from its own id. At its end it takes a free slot in a
+group of its task, or opens a group, in the transaction that stores its reward.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from swarm.server.state.sample_pool import open_group, take_slot
 from swarm.server.state.server_state import ServerState, Transition
 
 _IN_TIME = -math.inf
-"""A time at which no group's patience has run out: groups wait for ungrouped episodes (`Groups.awaits`)."""
+"""A time at which no group's patience has run out, because groups wait for ungrouped episodes (`Groups.awaits`)."""
 
 
 class GuestClaim(EpisodeClaim):
@@ -32,10 +32,10 @@ class GuestClaim(EpisodeClaim):
 
 
 def no_room(t: Transition, run: Run) -> NotYet | None:
-    """Why an ungrouped train episode cannot begin now; None when one can. Codes: invalid_spec where the run has a mix.
+    """Why an ungrouped train episode cannot begin now; None if one can. Codes: invalid_spec if the run has a mix.
 
-    Bounded are the episodes that the next steps can use. Of groups that are not full yet only those nearest to it count, as many
-    as these steps take: however thinly a client spreads its episodes over tasks, some group can be filled until the pool is full.
+    The bound is the number of episodes that the next steps can use. Of the incomplete groups, only the fullest count, as many
+    as these steps take. So however thinly a client spreads its episodes over tasks, it can fill some group until the pool is full.
     """
     state, batch, groups = t.state, run.spec.batch, t.state.groups
     if batch.mix:
@@ -59,7 +59,7 @@ def no_room(t: Transition, run: Run) -> NotYet | None:
 
 
 def name_task(t: Transition, row: EpisodeRow, task_id: str | None) -> None:
-    """The end of an episode that was claimed without a task says which one it was. Codes: invalid_spec where it does not."""
+    """Set the task that the end of an episode names, if it was claimed without one. Codes: invalid_spec if the end names none."""
     if not task_id or len(task_id) > LONGEST_NAME:
         problem = f"must be a text of 1 to {LONGEST_NAME} characters: the episode was claimed without a task"
         raise invalid_spec([FieldError(field="task_id", problem=problem)])
@@ -71,7 +71,7 @@ def name_task(t: Transition, row: EpisodeRow, task_id: str | None) -> None:
 
 
 def too_stale(state: ServerState, row: EpisodeRow) -> str | None:
-    """Why it may join no group, in the ledger's words: it would make all of it too stale."""
+    """Why the episode may not join a group, in the ledger's words: it would make the whole group too stale."""
     run = state.run
     assert run is not None
     lag = run.step + (state.journalled is not None) - row.oldest_step
@@ -79,7 +79,7 @@ def too_stale(state: ServerState, row: EpisodeRow) -> str | None:
 
 
 def join(t: Transition, row: EpisodeRow) -> Group:
-    """Give an ungrouped episode that has just ended a slot: of the first group of its task with a free one, else of a new group."""
+    """Give a just-ended ungrouped episode a slot: in the first group of its task with a free one, else in a new group."""
     state, run = t.state, t.state.run
     assert run is not None
     key = (row.task_id, row.mix, row.client_version, row.config_version)

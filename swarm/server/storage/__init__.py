@@ -1,1 +1,1 @@
-"""The durable pool: what a server must remember, in one SQLite file. Refuses to know what the rows mean."""
+"""The durable pool: everything that a server must remember, in one SQLite file. Does not know what the rows mean."""

@@ -1,4 +1,4 @@
-"""Group commit: many writers, one fsync. Whoever writes while the disk is busy is in the next commit."""
+"""Group commit: many writers, one fsync. Writes that arrive while the disk is busy go into the next commit."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class GroupCommit:
     Rows are applied on the loop, where they cost little; only the commit, which waits for the disk, runs in a thread. (Many short
     statements in a thread would each have to win the interpreter lock back from a busy loop.)
 
-    on_commit is called with the episodes whose ends are on disk, before any writer hears of it. on_failure is called, also
-    before any writer hears of it, when a commit failed: nothing submitted and unanswered is on disk then.
-    What it raises is the end of all writing, since nobody knows any more what is on disk: see `broken`.
+    on_commit is called with the episodes whose ends are on disk, before any writer is answered. on_failure is called when a
+    commit failed, also before any writer is answered: then no unanswered write is on disk. If on_failure raises, writing ends
+    for good, because the content of the disk is unknown: see `broken`.
     """
 
     def __init__(
@@ -42,10 +42,10 @@ class GroupCommit:
         self._draining: asyncio.Task[None] | None = None
         self._last: asyncio.Future[None] | None = None
         self.broken: Exception | None = None
-        """Why nothing can be written any more; None while it can. Whatever is submitted then fails with it."""
+        """The error after which nothing can be written; None while writing works. All later writes fail with it."""
 
     def submit(self, changes: Sequence[Change], closed: Sequence[str] = ()) -> asyncio.Future[None]:
-        """A future that is done when the changes, and all before them, are on disk; or fails, and none of them is.
+        """Submit changes. The future is done when they, and all before them, are on disk; if it fails, none of them is.
 
         closed: episodes whose ends are among the changes. Await it through `asyncio.shield` where the waiter may be cancelled.
         """
@@ -61,7 +61,7 @@ class GroupCommit:
         return future
 
     def last(self) -> asyncio.Future[None]:
-        """Done when everything submitted so far is on disk."""
+        """A future that is done when everything submitted so far is on disk."""
         if self.broken is not None:
             return self.submit(())
         if self._last is None:
@@ -89,7 +89,7 @@ class GroupCommit:
                 except (Refusal, sqlite3.Error) as error:
                     self._fail(batch, error)
                 except BaseException as error:
-                    self._fail(batch, error)  # a fault of ours: nobody may wait for an answer that never comes
+                    self._fail(batch, error)  # an internal error: fail the writers, or they would wait for ever
                     raise
                 else:
                     for write in batch:
@@ -99,13 +99,13 @@ class GroupCommit:
             self._draining = None
 
     def _fail(self, batch: list[_Write], error: BaseException) -> None:
-        # What was queued meanwhile was decided on top of the batch that is lost, so it is lost too.
+        # Later writes in the queue were decided on top of the lost batch, so they are lost too.
         lost, self._queue = batch + self._queue, []
         self._last = None
         try:
             self._store.rollback()
             self._on_failure(error)
-        except Exception as worse:  # noqa: BLE001 - whatever it is, everyone who writes or waits gets it
+        except Exception as worse:  # noqa: BLE001 - any error goes to all current and later writers
             self.broken = worse
         finally:
             for write in lost:

@@ -1,4 +1,4 @@
-"""Reading the pool: only what is committed, over a connection of its own."""
+"""Reads the pool: only committed data, over its own connection."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _STEP_COLUMNS = "run_id, branch, step, state, at, config_version, batch, metrics
 
 
 class Reader:
-    """Queries. Used by one thread at a time."""
+    """Queries of the pool. Use from one thread at a time."""
 
     def __init__(self, path: Path) -> None:
         self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5.0)
@@ -94,7 +94,7 @@ class Reader:
         return [TeamRow(**orjson.loads(body)) for (body,) in rows]
 
     def team(self, seq: int) -> TeamRow | None:
-        """What bound the episode with this seq to a team; None where nothing did."""
+        """The team row of the episode with this seq; None if it was never bound to a team."""
         found = self._db.execute("SELECT body FROM teams WHERE seq = ?", (seq,)).fetchone()
         return TeamRow(**orjson.loads(found[0])) if found else None
 
@@ -141,7 +141,7 @@ class Reader:
         ]
 
     def steps(self, run_id: str, after: int) -> list[StepRow]:
-        """Steps later than `after`, ascending; without those that stand no more."""
+        """Steps later than `after`, ascending, without superseded and abandoned ones."""
         rows = self._db.execute(
             f"SELECT {_STEP_COLUMNS} FROM steps WHERE run_id = ? AND step > ? AND state IN ('journalled', 'done') "
             "ORDER BY step",
@@ -154,7 +154,7 @@ class Reader:
         return dict(self._db.execute("SELECT group_id, mix FROM groups WHERE run_id = ?", (run_id,)).fetchall())
 
     def versions(self, run_id: str) -> list[VersionRow]:
-        """In the order of their first groups."""
+        """The run's client versions, in the order of their first groups."""
         query = "SELECT body FROM versions WHERE run_id = ? ORDER BY first_at, mix, client_version"
         return [VersionRow(**orjson.loads(body)) for (body,) in self._db.execute(query, (run_id,))]
 
@@ -163,7 +163,7 @@ class Reader:
         return self._number("SELECT max(step) FROM steps WHERE run_id = ? AND state = 'done'", run_id)
 
     def held_out(self, run_id: str) -> list[HeldOutRow]:
-        """What the ended eval episodes that the weights of each step played alone earned, by step."""
+        """Results of the ended eval episodes by step, counting only episodes that one step's weights played alone."""
         rows = self._db.execute(schema.HELD_OUT, (run_id,))
         return [HeldOutRow(step=step, reward=reward, episodes=episodes) for step, reward, episodes in rows]
 
@@ -179,7 +179,7 @@ class Reader:
         return [(row, self.calls(row.seq) or []) for row in self._episodes(schema.SUSPECTED, (since,))]
 
     def calls(self, seq: int) -> list[RecordedCall] | None:
-        """Of the episode with this seq; None when there are none or they were freed."""
+        """The calls of the episode with this seq; None if it has none or they were freed."""
         found = self._db.execute("SELECT body FROM calls WHERE seq = ?", (seq,)).fetchone()
         return decode(found[0]) if found else None
 
@@ -195,16 +195,16 @@ class Reader:
         ]
 
     def ledger(self, wanted: LedgerFilter, after: int, limit: int) -> list[EpisodeRow]:
-        """Rows with a seq above `after`, ascending. A step names the episodes that it trained, not those it left out."""
+        """Matching rows with a seq above `after`, ascending. A filter by step finds the episodes that the step trained, not those it left out."""
         where, values = _matching(wanted)
         return self._episodes(f"{where} AND seq > ?", [*values, after], limit)
 
     def summary(self, wanted: LedgerFilter) -> LedgerSummary:
-        """The rows that `ledger` would give, added up."""
+        """Totals over the rows that `ledger` would return."""
         return summary.summarise(self._db, wanted, *_matching(wanted))
 
     def lost(self, run_id: str) -> dict[Cause, int]:
-        """How many episodes of the run each cause lost."""
+        """Number of episodes of the run that each cause lost."""
         return {Cause(cause): episodes for cause, episodes in self._db.execute(schema.LOST_BY_CAUSE, (run_id,))}
 
     def tasks(self, run_id: str, client_id: str | None, mix: str | None) -> list[TaskProgress]:
@@ -219,7 +219,7 @@ class Reader:
 
 
 class ReadThread:
-    """Answers one query after the other, over a connection of its own."""
+    """Answers queries one at a time, over its own connection."""
 
     def __init__(self, path: Path, name: str) -> None:
         self._reader = Reader(path)
@@ -229,7 +229,7 @@ class ReadThread:
         return await asyncio.get_running_loop().run_in_executor(self._thread, query, self._reader)
 
     def close(self) -> None:
-        """Returns when the query under way is over."""
+        """Stop the thread; returns when the running query has ended."""
         self._thread.shutdown()
         self._reader.close()
 
@@ -242,7 +242,7 @@ def _run(found: tuple[Any, ...] | None) -> RunRow | None:
 
 
 def _matching(wanted: LedgerFilter) -> tuple[str, list[Any]]:
-    """A condition on episodes, and its values."""
+    """The filter as an SQL condition on episodes, and its values."""
     terms, values = ["TRUE"], []  # type: list[str], list[Any]
     for column in ("run_id", "step", "client_id", "task_id", "kind", "reason", "state", "mix"):
         value = getattr(wanted, column)

@@ -1,4 +1,5 @@
-"""A journalled step as the trainer needs it, read back from the pool: what is trained is what was stored, the first time too.
+"""Reads a journalled step back from the pool in the trainer's form, also for its first training, so that the trainer sees exactly the
+stored data.
 
 Calls that failed on the server's side are left out.
 """
@@ -28,9 +29,9 @@ def past_mix(reader: Reader, run_id: str, specs: Mapping[int, RunSpec], step: in
 
 
 def recorded_batch(reader: Reader, row: StepRow, specs: Mapping[int, RunSpec]) -> TrainBatch:
-    """The batch of the step, with the config that it was journalled with.
+    """The step's batch, with the config that it was journalled with.
 
-    Raises: TrainingRefused when calls of an episode are missing.
+    Raises: TrainingRefused if an episode's calls are missing.
     """
     return TrainBatch(
         step=row.step,
@@ -61,7 +62,7 @@ def _episode(row: EpisodeRow, calls: list[RecordedCall] | None, step: int) -> Tr
 
 
 def train_call(call: RecordedCall) -> TrainCall:
-    """A recorded call as the trainer takes it."""
+    """A recorded call in the trainer's form."""
     return TrainCall(
         call_id=call.call_id,
         agent=call.agent,

@@ -36,7 +36,7 @@ _LOG = logging.getLogger(__name__)
 BUSY_S = 5.0
 """SQLite busy timeout, in seconds."""
 PAGE_CACHE_KIB = 16_384
-"""Pages of a growing pool that stay in memory: enough for a commit's; the system's cache has the others."""
+"""SQLite's page cache: enough pages for one commit; the system caches the others."""
 
 
 class StorageUnreadable(SwarmError):
@@ -44,9 +44,9 @@ class StorageUnreadable(SwarmError):
 
 
 class Store:
-    """Rows of one server. Writes: `begin`, `apply` any number of times, then `commit` or `rollback`; or `write` for all.
+    """Rows of one server. To write, call `begin`, `apply` any number of times, then `commit` or `rollback`; or just `write`.
 
-    Not for several threads at once, but `commit` may run in another thread than the rest: it does the waiting for the disk.
+    Not thread-safe, but `commit`, which waits for the disk, may run in a different thread than the rest.
     """
 
     def __init__(self, path: Path) -> None:
@@ -96,7 +96,7 @@ class Store:
         self._guarded(lambda: self._db.execute("BEGIN IMMEDIATE"))
 
     def apply(self, changes: Sequence[Change]) -> None:
-        """Raises: Refusal(STORAGE_FULL); call `rollback` then."""
+        """Apply changes in the open transaction. Raises: Refusal(STORAGE_FULL); call `rollback` then."""
         self._guarded(lambda: self._apply(changes))
 
     def commit(self) -> None:
@@ -107,12 +107,12 @@ class Store:
             _LOG.warning("the pool at %s can be written again", self.path)
 
     def rollback(self) -> None:
-        """Forget what was applied since `begin`. Without one: nothing."""
+        """Undo everything applied since `begin`. Does nothing without a `begin`."""
         if self._db.in_transaction:
             self._db.execute("ROLLBACK")
 
     def write(self, changes: Sequence[Change]) -> None:
-        """All of the changes on disk, or none and an error."""
+        """Write all of the changes to disk; on an error, none of them."""
         try:
             self.begin()
             self.apply(changes)
@@ -185,8 +185,8 @@ _FULL = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sql
 
 
 def _refusal(error: sqlite3.OperationalError, path: Path) -> Refusal | sqlite3.OperationalError:
-    """A disk that is full or fails, or a file that another program holds, is the operator's to mend, and refused in words;
-    anything else is a fault of ours."""
+    """A refusal for problems that the operator must fix: a full or failing disk, or a file that another program holds. Other errors
+    are bugs, and are returned as they are."""
     primary_code = error.sqlite_errorcode & 0xFF
     if primary_code == sqlite3.SQLITE_BUSY:
         mend = f"another program has held it for {BUSY_S:g} s; end that one (`fuser {path}` names it), and try again"

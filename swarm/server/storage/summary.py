@@ -1,7 +1,7 @@
-"""Episodes added up: how many of each fate, client and version, who lost them, the last failures, the newest, and by task.
+"""Totals over episodes: counts by fate, client and version, who lost them, the last failures, the newest ones, and counts by task.
 
-Settled episodes are counted in tables that triggers keep, so that nobody has to look at a million of them. An episode is counted
-when it is settled, and moved when a restore or a late failure changes its fate; the few that are not settled are added here.
+Triggers keep the counts of settled episodes in tables, so that a summary need not scan a million rows. An episode is counted when it
+is settled, and moved if a restore or a late failure changes its fate. The few unsettled episodes are added at query time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ RECENT = 50
 MOST_LOST = 1_000
 _SETTLED = "('trained', 'dropped')"
 _UNSETTLED = ("state IN ('running', 'ended')", "state = 'prepared'", "state = 'in_step'")
-"""As the indices have them."""
+"""Spelt as in the indices, so that SQLite uses those."""
 _FAILED_REASONS = "reason IN ('aborted', 'expired', 'no_calls')"
 _KEYS = ("run_id", "client_id", "client_version", "kind", "mix", "state", "reason", "cause", "tainted")
 _TASK_KEYS = ("run_id", "task_id", "mix", "kind", "eval_step", "client_id")
@@ -37,11 +37,11 @@ _EXPRESSIONS: dict[str, Callable[[str], str]] = {
     "last_claim_at": lambda row: f"{row}claimed_at",
     "first_seq": lambda row: f"{row}seq",
 }
-"""SQL for what an episode is counted under and adds. Text that is NULL in an episode is '' here: it is part of a key."""
+"""SQL for the keys under which an episode is counted, and for its summands. NULL text becomes '' here, because it is part of a key."""
 _SUMS = ("episodes", "reward_sum", "rewarded", "prompt_tokens", "sampled_tokens", "last_claim_at", "first_seq")
 _VERSION = of_body("client_version")
 _TELLING = f"seq + {1 << 60} * (instr(coalesce(detail, ''), 'Traceback') > 0)"
-"""Failures in order of what they tell."""
+"""Sort key of failures: those with a traceback come last, newer ones after older ones."""
 _LOST = {
     "client_id": "client_id",
     "client_version": _VERSION,
@@ -96,7 +96,7 @@ def _table(name: str, keys: Sequence[str], sums: Sequence[str], condition: str) 
 
 
 def tallies() -> str:
-    """The tables, with all that was settled before, and what keeps them, in place of those of an older server. To be run in one
+    """SQL that creates the tables and their triggers, replacing an older server's, and counts all settled episodes. Run it in one
     transaction."""
     into = _add("tallies", _KEYS, _SUMS, "true") + _add("task_tallies", _TASK_KEYS, _TASK_SUMS, _counts("NEW."))
     out = _remove("tallies", _KEYS, _SUMS, "true") + _remove("task_tallies", _TASK_KEYS, _TASK_SUMS, _counts("OLD."))
@@ -114,13 +114,13 @@ def tallies() -> str:
 
 
 def _all(table: str, names: Sequence[str], condition: str = "true") -> str:
-    """A table of tallies, with those that are not settled."""
+    """A table of tallies, with unsettled episodes added."""
     unsettled = [f"SELECT {_of(names)} FROM episodes WHERE {state} AND {condition}" for state in _UNSETTLED]
     return f"(SELECT {', '.join(names)} FROM {table} UNION ALL {' UNION ALL '.join(unsettled)})"
 
 
 def tasks(db: sqlite3.Connection, run_id: str, client_id: str | None, mix: str | None) -> list[TaskProgress]:
-    """Episodes of the run with a reward that counts, by task and, for eval, by step of the weights."""
+    """Number of the run's episodes whose reward counts, by task and, for eval, by step of the weights."""
     rows = db.execute(
         f"SELECT task_id, nullif(mix, ''), kind, nullif(eval_step, -1), sum(episodes) "
         f"FROM {_all('task_tallies', (*_TASK_KEYS, *_TASK_SUMS), _counts())} "
@@ -132,10 +132,10 @@ def tasks(db: sqlite3.Connection, run_id: str, client_id: str | None, mix: str |
 
 
 def summarise(db: sqlite3.Connection, wanted: LedgerFilter, where: str, values: Sequence[Any]) -> LedgerSummary:
-    """The episodes that are wanted, for which the condition `where` holds."""
+    """The summary of the wanted episodes. where: the same filter as an SQL condition."""
     found = _tallied(db, wanted) if wanted.step is None and wanted.task_id is None else _counted(db, where, values)
-    # With a lone max() SQLite takes the other columns from the row that has it: the last failure that brought a traceback,
-    # if there is one. What a client gave back when it ended says nothing of why it failed.
+    # With a single max(), SQLite takes the other columns from the row with the maximum: the last failure with a traceback, if
+    # there is one. Episodes that a client gave back when it stopped say nothing about why it failed.
     failures = db.execute(
         f"SELECT client_id, {_VERSION} AS client_version, episode_id, reason, detail, claimed_at, "
         f"max({_TELLING}) "
@@ -181,7 +181,7 @@ def _grouped(db: sqlite3.Connection, source: str, where: str, values: Any) -> li
 
 
 def _causes(counts: Sequence[LedgerCount]) -> dict[Cause, int]:
-    """The most first."""
+    """Number of lost episodes by cause, most frequent first."""
     found: Counter[Cause] = Counter()
     for count in counts:
         if count.cause is not None:
@@ -199,5 +199,5 @@ def _lost(db: sqlite3.Connection, where: str, values: Sequence[Any]) -> list[Los
 
 
 def _numbers(columns: Sized) -> str:
-    """Of the first columns of a query, as GROUP BY takes them."""
+    """Numbers of a query's first columns, for GROUP BY."""
     return ", ".join(str(number + 1) for number in range(len(columns)))
