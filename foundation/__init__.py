@@ -1,1 +1,1 @@
-"""What every room stands on: clock, ids, paths, logs, strict models. Imports nothing of ours."""
+"""What all packages build on: clock, ids, paths, logs, strict models. Imports none of our other packages."""

@@ -19,7 +19,7 @@ def is_loopback(host: str) -> bool:
 
 
 def is_private_name(host: str) -> bool:
-    """Whether no stranger can point this host at another machine: an IP address, a name without dots, or a private domain."""
+    """Whether outsiders cannot redirect this host by DNS: it is an IP address, a name without dots, or in a private domain."""
     name = host.removesuffix(".").lower()
     if "." not in name or name.endswith(tuple(f".{domain}" for domain in PRIVATE_DOMAINS)):
         return True

@@ -1,4 +1,4 @@
-"""Types for argparse options. Standard library alone, since `--help` waits for it."""
+"""Types for argparse options. Imports only the standard library, to keep `--help` fast."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 
 def number(text: str) -> float:
-    """Raises: ArgumentTypeError."""
+    """Parse a number. Raises: ArgumentTypeError."""
     try:
         return float(text)
     except ValueError as error:
@@ -16,7 +16,7 @@ def number(text: str) -> float:
 
 
 def seconds(text: str) -> float:
-    """A duration. Raises: ArgumentTypeError."""
+    """Parse a positive number of seconds. Raises: ArgumentTypeError."""
     found = number(text)
     if not 0 < found < math.inf:
         raise argparse.ArgumentTypeError(f"must be a number of seconds above 0, got {text!r}")
@@ -41,7 +41,7 @@ port = whole(0, 65_535)
 
 
 def said(text: str) -> str:
-    """Text that is not empty. Raises: ArgumentTypeError."""
+    """Parse text that must not be empty. Raises: ArgumentTypeError."""
     if not text.strip():
         raise argparse.ArgumentTypeError("say it in words: it is empty")
     return text

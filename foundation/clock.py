@@ -1,6 +1,6 @@
-"""Where time comes from. Nothing else in the project asks the operating system for it.
+"""The project's only source of time: no other module asks the operating system for it.
 
-`SystemClock` is real time. `ManualClock` moves only on `advance`, so that days can be tested in seconds.
+`SystemClock` is real time. `ManualClock` moves only on `advance`, so that tests can simulate days in seconds.
 """
 
 from __future__ import annotations

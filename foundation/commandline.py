@@ -1,4 +1,4 @@
-"""The command line's parser: no abbreviations, nearest names for misspelt options, help in one place for both programs."""
+"""The command-line parser of both programs: refuses abbreviations and suggests names for misspelt options."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _LONG_OPTION = re.compile(r"--[a-z][a-z-]*")
 
 
 USAGE = "usage"
-"""Code of an error in the command line itself."""
+"""Error code for a command line that does not parse."""
 
 
 class UsageError(Exception):
-    """The command line cannot be understood; the message is one line that says what to do.
+    """The command line does not parse; the message is one line that says what to do.
 
-    nearest: names that may have been meant. code: what programs branch on.
+    nearest: names that the user may have meant. code: what programs branch on.
     """
 
     def __init__(self, message: str, nearest: Iterable[str] = (), *, code: str = USAGE) -> None:
@@ -34,13 +34,13 @@ class UsageError(Exception):
 
 
 def error_line(text: str, *, code: str, nearest: Iterable[str] = ()) -> str:
-    """An error as `--json` prints it on standard error: one line of JSON."""
+    """The line of JSON that `--json` prints on standard error for an error."""
     return json.dumps({"error": text, "code": code, "nearest": list(nearest)}) + "\n"
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse that refuses abbreviations and names what was probably meant. Exits with 2 and one line on errors, which is
-    JSON where `--json` was given: `{"error", "code", "nearest"}`."""
+    """argparse that refuses abbreviations and suggests the nearest name. On errors it prints one line and exits with 2;
+    with `--json` the line is JSON: `{"error", "code", "nearest"}`."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         kwargs.setdefault("allow_abbrev", False)
@@ -70,7 +70,7 @@ class Parser(argparse.ArgumentParser):
         raise SystemExit(2)
 
     def _refuse_unknown(self, named: Sequence[Parser], words: Sequence[str]) -> NoReturn:
-        """named: the commands that were named, the innermost last."""
+        """Exit with an error about the first unknown word. named: the commands on the command line, innermost last."""
         name, chosen = words[0].partition("=")[0], named[-1]
         guess = nearest(name, chosen.options())
         hint = f" (did you mean {guess}?)" if guess else ""
@@ -83,7 +83,7 @@ class Parser(argparse.ArgumentParser):
         chosen._end(f"unrecognized arguments: {' '.join(words)}", hint, guess)
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """argparse's own, which names no command that may have been meant."""
+        """As argparse does it, plus the nearest command in the error."""
         try:
             super()._check_value(action, value)
         except argparse.ArgumentError as error:
@@ -103,14 +103,14 @@ class Parser(argparse.ArgumentParser):
         }
 
     def _named(self, given: Sequence[str]) -> list[Parser]:
-        """This one, and the commands in it that were named, the innermost last: misspelt options belong to that."""
+        """This parser and the subcommands on the command line, innermost last: misspelt options belong to the last."""
         for number, word in enumerate(given):
             if word in self.commands():
                 return [self, *self.commands()[word]._named(given[number + 1 :])]
         return [self]
 
     def _refuse_misspelt(self, given: Sequence[str]) -> None:
-        """Before argparse says that the option, rightly spelt, is missing."""
+        """Refuse misspelt options before argparse reports the correctly spelt one as missing."""
         named = self._named(given)
         chosen = named[-1]
         known = {*self.options(), *chosen.options()}
@@ -121,13 +121,13 @@ class Parser(argparse.ArgumentParser):
 
 
 def _before_dashes(words: Sequence[str]) -> list[str]:
-    """Those that may be options."""
+    """The words before `--`: only these may be options."""
     return list(itertools.takewhile(lambda word: word != "--", words))
 
 
 def _with_negatives(words: Sequence[str]) -> list[str]:
-    """`--budget -5m` as `--budget=-5m`: a value that begins like an option reaches the option, which can say what is wrong.
-    What stands behind `--` is somebody else's command."""
+    """Turn `--budget -5m` into `--budget=-5m`, so that the option itself can refuse a value that looks like an option.
+    Words after `--` belong to another program's command and stay as they are."""
     result: list[str] = []
     options = _before_dashes(words)
     for word in options:

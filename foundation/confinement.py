@@ -1,9 +1,9 @@
 """Confine this process before it runs untrusted code. There is no way back.
 
-`confine` sets resource limits, drops capabilities, forbids new processes and other sockets than TCP (seccomp), and shuts
-files and ports that are not named (Landlock), each where the system has it. A system that has it and refuses is an error.
-Standard library alone: run as a script (`python confinement.py SPEC_FD FAULT_FD COMMAND...`) it confines itself and becomes
-the command.
+`confine` sets resource limits, drops capabilities, forbids new processes and all sockets but TCP (seccomp), and blocks
+files and ports that are not listed (Landlock). It skips what the system lacks; if the system has a limit but refuses it,
+that is an error. Imports only the standard library. As a script (`python confinement.py SPEC_FD FAULT_FD COMMAND...`) it
+confines itself and then executes the command in its place.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SECCOMP_FILTER = 2
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _GIB = 1 << 30
 FILES, PORTS, SIGNALS = 1, 4, 6
-"""The versions of Landlock that shut files, TCP ports, and signals to processes outside."""
+"""First Landlock versions that can block files, TCP ports, and signals to processes outside."""
 SYSTEM = (
     "/usr",
     "/bin",
@@ -44,16 +44,16 @@ SYSTEM = (
     "/etc/nsswitch.conf",
     "/etc/mime.types",
 )
-"""What programs read to run at all, and holds no secrets."""
+"""Paths that any program needs to read in order to run. They hold no secrets."""
 
 
 class Unconfined(Exception):
-    """The system refused a limit that it was expected to have. Nothing may run as if it were in force."""
+    """The system refused a limit that it should support. Callers must not run the program without it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """address_bytes: of memory. cpu_s: of processor time. file_bytes: of one file. tasks: threads beside those there are."""
+    """Resource limits. address_bytes: address space. cpu_s: CPU time. file_bytes: size of one file. tasks: additional threads."""
 
     address_bytes: int = 8 * _GIB
     cpu_s: int = 24 * 3600
@@ -64,7 +64,7 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Confined:
-    """What is in force. calls: system calls are filtered. files, ports: only those that were named can be used."""
+    """The limits in force. calls: system calls are filtered. files, ports: only the listed ones can be used."""
 
     calls: bool
     files: bool
@@ -81,11 +81,12 @@ def confine(
     datagrams: bool = False,
     processes: bool = False,
 ) -> Confined:
-    """For this thread, the threads that it starts, and whatever it becomes.
+    """Confine this thread, the threads that it starts, and the program that it executes.
 
-    bounds: None sets none. reads, writes: files and folders, with all that is in them; none at all: files are left as they
-    are. lists: folders whose names, and those of all folders in them, may be seen. ports: TCP ports that may be connected to,
-    None: any. datagrams: whether it may ask for the address of a name. processes: whether it may start any.
+    bounds: resource limits; None sets none. reads, writes: files and folders (with their contents) that may be read or
+    written; if both are empty, file access is not restricted. lists: folders that may be listed, with their subfolders.
+    ports: TCP ports that may be connected to; None: any. datagrams: whether DNS lookups are allowed. processes: whether new
+    processes are allowed.
 
     Raises: Unconfined where the system has one of these limits (`filters_calls`, `landlock_version`) and refuses it.
     """
@@ -114,13 +115,13 @@ def filters_calls() -> bool:
 
 
 def hide_memory() -> None:
-    """Let no other process of this user read this one's memory, environment or open files, nor leave a core. Linux alone."""
+    """Keep the user's other processes from reading this one's memory, environment and open files; disable core dumps. Linux only."""
     if sys.platform == "linux" and ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0) != 0:
         raise _refused("PR_SET_DUMPABLE")
 
 
 def adopt_orphans() -> None:
-    """Become the parent of whatever descendants outlive their own. Linux alone."""
+    """Become the parent of descendants whose own parent exits. Linux only."""
     if sys.platform == "linux" and ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise _refused("PR_SET_CHILD_SUBREAPER")
 
@@ -134,7 +135,7 @@ def _refused(what: str) -> Unconfined:
 
 
 def landlock_version() -> int:
-    """0 where the kernel has none."""
+    """The kernel's Landlock version; 0 if it has none."""
     if sys.platform != "linux":
         return 0
     return max(0, int(ctypes.CDLL(None, use_errno=True).syscall(_CREATE_RULESET, None, 0, 1)))
@@ -160,7 +161,7 @@ def _limit(bounds: Bounds) -> None:
 
 
 def _tasks() -> int:
-    """Threads of this user: the limit counts all of them."""
+    """Number of threads of this user: the limit counts all of them."""
     count = 0
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -230,7 +231,7 @@ _CAPABILITIES_3 = 0x20080522
 
 
 def _drop_capabilities(libc: ctypes.CDLL) -> None:
-    """All of them: with no_new_privs, no program that root starts gets one back. Raises: Unconfined."""
+    """Drop all capabilities. With no_new_privs, no program that root starts regains them. Raises: Unconfined."""
     header, none = struct.pack("=Ii", _CAPABILITIES_3, 0), bytes(24)
     if libc.capset(header, none) != 0:
         raise _refused("to drop capabilities")
@@ -249,8 +250,8 @@ _FASTOPEN = 0x20000000
 
 @dataclass(frozen=True, slots=True)
 class _Numbers:
-    """System calls of one processor. never: ptrace, process_vm_readv, process_vm_writev, io_uring_setup (which opens sockets
-    without `socket`), pidfd_getfd. sends: those that may connect by themselves, and which argument is their flags."""
+    """System call numbers of one architecture. never: ptrace, process_vm_readv, process_vm_writev, io_uring_setup (which opens
+    sockets without `socket`), pidfd_getfd. sends: calls that can connect implicitly, with the index of their flags argument."""
 
     arch: int
     forks: tuple[int, ...]
@@ -291,7 +292,7 @@ _REFUSED, _UNKNOWN = (_RETURN, 0, 0, _ERRNO | _EPERM), (_RETURN, 0, 0, _ERRNO | 
 
 
 def _filter(numbers: _Numbers, datagrams: bool, processes: bool) -> list[_Instruction]:
-    """Each rule loads what it looks at, and falls through with the call's number loaded."""
+    """Build the filter. Each rule loads the values that it checks, and falls through with the call number loaded."""
     rules = [
         _ARCH,
         (_EQUAL, 1, 0, numbers.arch),
@@ -303,7 +304,7 @@ def _filter(numbers: _Numbers, datagrams: bool, processes: bool) -> list[_Instru
     for each in (*numbers.never, *(() if processes else numbers.forks)):
         rules += [(_EQUAL, 0, 1, each), _REFUSED]
     if not processes:
-        # Refused so, the C library asks for `clone`, whose flags can be seen.
+        # With this errno the C library falls back to `clone`, whose flags the filter can check.
         rules += [(_EQUAL, 0, 1, _CLONE3), _UNKNOWN]
         rules += _when(numbers.clone, [_argument(0), (_SET, 1, 0, _CLONE_THREAD), _REFUSED])
     for call, flags in numbers.sends:
@@ -319,12 +320,12 @@ def _filter(numbers: _Numbers, datagrams: bool, processes: bool) -> list[_Instru
 
 
 def _when(call: int, rules: list[_Instruction]) -> list[_Instruction]:
-    """`rules` for one system call; others skip them."""
+    """Apply `rules` to one system call; other calls skip them."""
     return [(_EQUAL, 0, len(rules) + 1, call), *rules, _NUMBER]
 
 
 def _one_of(values: Sequence[int]) -> list[_Instruction]:
-    """Refuse what is loaded unless it is one of `values`."""
+    """Refuse the call unless the loaded value is one of `values`."""
     last = len(values)
     return [*((_EQUAL, last - index, 0, value) for index, value in enumerate(values)), _REFUSED]
 
@@ -333,9 +334,9 @@ def _one_of(values: Sequence[int]) -> list[_Instruction]:
 
 
 def become(spec: dict[str, list[str]], ports: Sequence[int] | None, command: Sequence[str]) -> None:
-    """Confine this process for a program that may start others, and turn it into it. It dies with its parent.
+    """Confine this process and execute the command in its place; it may start processes and dies with its parent.
 
-    Raises: Unconfined, OSError (no such program, or none that may be executed).
+    Raises: Unconfined, OSError (the program is missing or not executable).
     """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:

@@ -1,4 +1,4 @@
-"""What asyncio lacks: a time limit by our clock, and an orderly end on signals."""
+"""Additions to asyncio: time limits by our clock, and orderly shutdown on signals."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @contextmanager
 def on_stop_signals(act: Callable[[], object]) -> Iterator[None]:
-    """Inside, SIGINT and SIGTERM call `act` in the running loop, and do nothing else. Only in the main thread."""
+    """Within the block, SIGINT and SIGTERM only call `act` in the running loop. Works only in the main thread."""
     loop = asyncio.get_running_loop()
     for number in _STOP_SIGNALS:
         loop.add_signal_handler(number, act)
@@ -27,7 +27,7 @@ def on_stop_signals(act: Callable[[], object]) -> Iterator[None]:
 
 
 def take_exception(future: asyncio.Future[Any]) -> None:
-    """Use as a done callback: a future that nobody awaits does not warn about its exception."""
+    """Done callback that suppresses asyncio's warning about an exception that nobody retrieves."""
     if not future.cancelled():
         future.exception()
 

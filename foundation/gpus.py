@@ -11,14 +11,14 @@ _FIELDS = ("index", "name", "memory.total", "memory.free", "driver_version")
 _LIMIT_S = 20.0
 _MIB = 1 << 20
 DEVICE = Path("/dev/nvidiactl")
-"""What NVIDIA's driver makes, in containers too."""
+"""Device file of NVIDIA's driver; it exists in containers too."""
 NEWEST_CUDA_DRIVER = 580
 """The first driver that runs CUDA 13, which torch and vLLM are built for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Card:
-    """One card. index: the driver's own. total, free: bytes of its memory. driver: as in "580.159.04"."""
+    """One card. index: the driver's number for it. total, free: bytes of its memory. driver: version, such as "580.159.04"."""
 
     index: int
     name: str
@@ -38,7 +38,7 @@ class DriverSilent(Exception):
 
 
 def cards(tool: str = "nvidia-smi") -> list[Card]:
-    """Every card of the machine, hidden ones too; empty where there is no driver, or it does not answer."""
+    """All cards of the machine, even those hidden from CUDA; empty if there is no driver or it does not answer."""
     try:
         return answered_cards(tool)
     except DriverSilent:
@@ -46,7 +46,7 @@ def cards(tool: str = "nvidia-smi") -> list[Card]:
 
 
 def answered_cards(tool: str = "nvidia-smi", device: Path = DEVICE) -> list[Card]:
-    """The same, for callers that tell a silent driver from no driver. Raises: DriverSilent."""
+    """Like `cards`, but raise DriverSilent when there is a driver that does not answer."""
     program = shutil.which(tool)
     if program is None:
         if device.exists():
@@ -65,7 +65,7 @@ def answered_cards(tool: str = "nvidia-smi", device: Path = DEVICE) -> list[Card
 
 
 def _card(line: str) -> Card | None:
-    """One line of the driver's answer; None for a card that does not say how much memory it has."""
+    """Parse one line of the driver's answer; None for a card that does not report its memory."""
     parts = [part.strip() for part in line.split(",")]
     if len(parts) != len(_FIELDS):
         return None

@@ -11,13 +11,13 @@ from importlib.util import find_spec
 _PROJECT = "swarm-researcher"
 _OURS = ("foundation", "swarm", "researcher")
 _BESIDES = {"vllm": ["local"]}
-"""Packages that no extra declares, since a lock file chooses their build."""
+"""Packages that no extra declares because a lock file chooses their build."""
 _OF_AN_EXTRA = re.compile(r"""([\w.-]+).*\bextra == ["'](\w+)["']""")
 
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Pause the garbage collector during large imports, where it takes a fifth of the time.
+    """Pause the garbage collector during large imports, where it would take a fifth of the time.
 
     Objects that exist at the end are never collected, in this process and its forks.
     """
@@ -30,9 +30,9 @@ def uncollected() -> Iterator[None]:
 
 
 def advice(error: ModuleNotFoundError, usual: str) -> str | None:
-    """The extra that installs a missing package; None if none does, as for imports of a user's own code.
+    """The extra that installs a missing package; None if there is none, for example for a module of the user's own.
 
-    usual: the extra to name if it declares the package; else the first that does.
+    usual: the preferred extra if several declare the package.
     """
     name = (error.name or "").partition(".")[0]
     if not name or name in _OURS or _is_there(name):
@@ -52,7 +52,7 @@ def _is_there(name: str) -> bool:
 
 
 def _declaring(name: str) -> list[str]:
-    from importlib.metadata import PackageNotFoundError, requires  # takes longer than all else that `--help` imports
+    from importlib.metadata import PackageNotFoundError, requires  # slower than everything else that `--help` imports
 
     try:
         declared = [found.groups() for text in requires(_PROJECT) or () if (found := _OF_AN_EXTRA.match(text))]

@@ -1,4 +1,4 @@
-"""Locks on open files, which end with the process that holds them."""
+"""Locks on open files. A lock ends when its process ends."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class NoLocks(OSError):
 def locked(file: int | IO[str], path: Path, *, shared: bool = False, wait: bool = True) -> bool:
     """Lock an open file until it is closed, across processes; False if another process holds the lock and wait is False.
 
-    path: of the file, for the error. shared: allow other shared locks.
+    path: the file's path, for the error text. shared: allow other shared locks.
     Raises: NoLocks.
     """
     how = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB)

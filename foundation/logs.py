@@ -1,4 +1,4 @@
-"""Log lines without secrets: they are removed before anything is written (invariant I9)."""
+"""Logging that removes secrets before it writes a line (invariant I9)."""
 
 from __future__ import annotations
 

@@ -12,11 +12,11 @@ _LIMITS = (
     ("memory.max", "memory.current", "memory.stat", "inactive_file"),
     ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_inactive_file"),
 )
-"""Of control groups, versions 2 and 1: limit, what is used, and where and by what name files stand that can be dropped from it."""
+"""Files of control groups, versions 2 and 1: limit, usage, statistics, and the statistic that counts reclaimable file cache."""
 
 
 def available_memory(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int | None:
-    """Bytes that can be used without swapping; None if unknown."""
+    """Bytes available without swapping; None if unknown."""
     free, limits = _field(meminfo, "MemAvailable:", unit=1024), _limits(cgroup)
     if free is None or limits is None:
         return free
@@ -54,15 +54,15 @@ def _field(file: Path, name: str, *, unit: int = 1) -> int | None:
 
 _CPUINFO = Path("/proc/cpuinfo")
 _BFLOAT16 = ({"avx512bw", "avx512vl", "avx512dq"}, {"bf16"})
-"""Instructions, on x86 and on ARM, without which torch multiplies bfloat16 number by number."""
+"""Instruction sets, for x86 and for ARM, without which torch has no vectorised bfloat16 products."""
 
 
 @cache
 def multiplies_bfloat16(cpuinfo: Path = _CPUINFO) -> bool:
     """Whether torch multiplies bfloat16 matrices about as fast as float32 ones here; True if unknown.
 
-    On CPUs that cannot, which most laptops have, it is eight times slower: 17 against 145 GFLOP/s for 1,136 rows of SmolLM2's
-    matrices on two cores of an AMD Zen 3.
+    Most laptop CPUs cannot, and are eight times slower: 17 instead of 145 GFLOP/s for 1,136 rows of SmolLM2's matrices on two
+    cores of an AMD Zen 3.
     """
     can = _instructions(cpuinfo)
     return can is None or any(needed <= can for needed in _BFLOAT16)

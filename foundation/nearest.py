@@ -1,4 +1,4 @@
-"""What a misspelt name was probably meant to be. Apart from the models that use it: a command line parses without them."""
+"""Suggestions for misspelt names. A module of its own, so that the command line need not import pydantic."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 
 
 def a_few(name: str, known: Iterable[str]) -> list[str]:
-    """The known names closest to `name`, the closest first, as many as an error lists."""
+    """The known names closest to `name`, closest first, at most MOST_NAMES."""
     import difflib
 
     return sorted(known, key=lambda each: -difflib.SequenceMatcher(None, name, each).ratio())[:MOST_NAMES]

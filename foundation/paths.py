@@ -1,4 +1,4 @@
-"""Where files live: one user data directory, one cache. Environment is read when asked, never on import."""
+"""Where files live: one user data directory, one cache. Reads the environment on each call, never on import."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _IN_CLONE = {"studies": "studies", "migrations": "db/migrations"}
 
 
 def packages_root() -> Path:
-    """Where our packages lie."""
+    """The folder that contains our packages."""
     return Path(foundation.__file__).resolve().parents[1]
 
 
 def python_path(environ: Mapping[str, str]) -> str:
-    """A PYTHONPATH with which a process finds the same code as this one, whatever folder it starts in.
+    """A PYTHONPATH with which a process in any folder imports the same code as this one.
 
-    An installed package is found without it, and must not shadow the packages of an instrument.
+    Left out for an installed package: Python finds it anyway, and it must not shadow the packages of an instrument.
     """
     installed = {Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib")}
     own = [] if packages_root() in installed else [str(packages_root())]
@@ -34,7 +34,7 @@ def python_path(environ: Mapping[str, str]) -> str:
 
 
 def shipped(name: str) -> Path:
-    """Where files are that ship with our code: `studies`, `migrations`. A wheel has them as data of one package (setup.py)."""
+    """Folder of files that ship with our code: `studies`, `migrations`. A wheel has them as package data (setup.py)."""
     installed = packages_root() / "researcher" / "shipped" / name
     return installed if installed.is_dir() else packages_root() / _IN_CLONE[name]
 
@@ -46,26 +46,26 @@ def user_data_dir(environ: Mapping[str, str] | None = None) -> Path:
 
 
 def model_cache_dir(environ: Mapping[str, str] | None = None) -> Path:
-    """Where fetched models are kept: `SWARM_MODELS`, else in the user's cache."""
+    """Where we keep fetched models: `SWARM_MODELS`, else a folder in the user's cache."""
     given = (os.environ if environ is None else environ).get("SWARM_MODELS")
     return Path(given).expanduser().resolve() if given else user_cache_dir() / "models"
 
 
 def user_cache_dir() -> Path:
-    """The platform's cache directory, for what can be made again."""
+    """The platform's cache directory, for files that can be regenerated."""
     return _platform().user_cache_path
 
 
 def _platform() -> PlatformDirs:
     from platformdirs import (
         PlatformDirs,
-    )  # not above: clients on other machines have no use for it, nor perhaps the package
+    )  # not at the top: clients on other machines do not need it, and may not have the package
 
     return PlatformDirs("swarm-researcher", appauthor=False)
 
 
 def memory_dir() -> Path:
-    """A directory in memory if the system has one (`/dev/shm`), else the temporary directory."""
+    """The system's in-memory directory (`/dev/shm`) if it has one, else the temporary directory."""
     shm = Path("/dev/shm")
     return shm if shm.is_dir() and os.access(shm, os.W_OK) else Path(tempfile.gettempdir())
 
@@ -82,13 +82,13 @@ def visible_files(folder: Path) -> list[tuple[str, Path]]:
 
 
 def last_bytes(file: BinaryIO, most: int) -> bytes:
-    """The last `most` bytes of an open file."""
+    """At most the last `most` bytes of an open file."""
     file.seek(max(0, file.seek(0, os.SEEK_END) - most))
     return file.read(most)
 
 
 def is_full(error: OSError) -> bool:
-    """Whether there was no room: on the disk, or in what this user may take of it."""
+    """Whether the disk is full or the user's quota is used up."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 

@@ -1,8 +1,8 @@
 """Run an untrusted program to its end: limit its time, keep its output, and end every process it started.
 
-Linux finds the processes that left their group, too; elsewhere the group alone is ended. `run_program` does it from this
-process, one program at a time: what a program leaves behind becomes this process's child. `run_apart` may run many at once,
-each from a process of its own (`python -m foundation.programs`, which reads a spec and writes a ProgramEnd).
+On Linux this includes processes that left their process group; elsewhere only the group is ended. `run_program` runs one
+program at a time, because orphans become children of this process. `run_apart` can run many at once, each under a process
+of its own (`python -m foundation.programs`, which reads a spec and writes a ProgramEnd).
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from foundation import confinement
 from foundation.paths import python_path
 
 MOST_SAID_BYTES = 64 * 2**20
-"""Of a program's output. One that says more is ended."""
+"""Most output of a program. A program that writes more is ended."""
 _WORDS_BYTES = 4_000
 _GRACE_S = 2.0
-"""From SIGTERM to SIGKILL."""
+"""Time from SIGTERM to SIGKILL."""
 _ENDED_S = 10.0
 """How long leftover processes may take to disappear after SIGKILL."""
 _LOOK_S = 0.01
@@ -36,12 +36,12 @@ _READ_BYTES = 2**16
 
 
 class StillRunning(Exception):
-    """A process that was killed does not end."""
+    """A killed process does not end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Confinement:
-    """What a program may read and write, of which folders it sees the names, and which TCP ports it may connect to."""
+    """Files that a program may read and write, folders it may list, and TCP ports it may connect to."""
 
     reads: Sequence[Path]
     lists: Sequence[Path]
@@ -60,9 +60,9 @@ class Confinement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramEnd:
-    """How a program ended. code: its exit code, negative the signal that killed it; None where it was ended from here.
+    """How a program ended. code: its exit code, or minus the signal that killed it; None if we ended it.
 
-    said: its standard output. words: the end of its standard error. fault: why it could not be started.
+    said: its standard output. words: the end of its standard error. fault: why it did not start.
     """
 
     code: int | None = None
@@ -74,7 +74,7 @@ class ProgramEnd:
 
     @property
     def how(self) -> str:
-        """`exited with code 3`, `was killed by SIGSEGV`."""
+        """How it ended, in words: `exited with code 3`, `was killed by SIGSEGV`."""
         if self.code is None:
             return "was ended"
         if self.code >= 0:
@@ -92,14 +92,14 @@ class ProgramEnd:
         return cls(**{**document, "said": base64.b64decode(document["said"])})
 
     def last_words(self, length: int = 2_000) -> str:
-        """The end of what it said, to people first."""
+        """The end of its standard error, or of its standard output if standard error is empty."""
         said = self.words.strip() or self.said[-_WORDS_BYTES:].decode(errors="replace").strip()
         return said[-length:] or "nothing"
 
 
 @dataclass(slots=True)
 class _Output:
-    """What comes out of a program, while it comes. keep: how many bytes at its end."""
+    """Collects a program's output as it arrives. keep: how many bytes of its end to keep."""
 
     most: int
     keep: int
@@ -129,9 +129,9 @@ async def run_program(
     folder: Path | None = None,
     echo: bool = True,
 ) -> ProgramEnd:
-    """Run it until it ends, `limit_s` are over, or one of `stops` is set; then end whatever it started.
+    """Run a program until it ends, `limit_s` have passed, or one of `stops` is set; then end every process it started.
 
-    given: its standard input. confined: None leaves it as it is. folder: where it runs. echo: pass its standard error on to ours.
+    given: its standard input. confined: None: no confinement. folder: its working directory. echo: copy its standard error to ours.
     Raises: StillRunning.
     """
     said = _Output(MOST_SAID_BYTES, MOST_SAID_BYTES)
@@ -176,7 +176,7 @@ def _started(
     confined: Confinement | None,
     folder: Path | None,
 ) -> subprocess.Popen[bytes]:
-    """In a session of its own, with no file of ours open. Raises: OSError."""
+    """Start it in its own session, without our open files. Raises: OSError."""
     with tempfile.TemporaryFile() as spec:
         passed: tuple[int, ...] = ()
         if confined is not None:
@@ -199,7 +199,7 @@ def _started(
 
 @contextlib.asynccontextmanager
 async def _reading(output: _Output) -> AsyncIterator[int]:
-    """The end of a pipe to write to. What was written is all there when the block is left."""
+    """Give the write end of a pipe, and collect in `output` what is written to it until the block ends."""
     source, sink = os.pipe()
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader()
@@ -213,7 +213,7 @@ async def _reading(output: _Output) -> AsyncIterator[int]:
         taking = asyncio.create_task(take())
         try:
             yield sink
-            # Whoever could write is gone on Linux; elsewhere one may have left the group.
+            # On Linux all writers are gone; elsewhere a process that left the group may still hold the pipe.
             await asyncio.wait({taking}, timeout=_GRACE_S)
         finally:
             taking.cancel()
@@ -222,7 +222,7 @@ async def _reading(output: _Output) -> AsyncIterator[int]:
 
 
 async def _waited(ending: asyncio.Task[int], stops: Collection[asyncio.Event], limit_s: float | None) -> bool:
-    """Until the first of them; whether it was the time."""
+    """Wait for the end, a stop or the time limit. Returns whether the time limit came first."""
     stopping = [asyncio.create_task(stop.wait()) for stop in stops]
     try:
         done, _ = await asyncio.wait({ending, *stopping}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
@@ -234,7 +234,7 @@ async def _waited(ending: asyncio.Task[int], stops: Collection[asyncio.Event], l
 
 
 async def _end(process: subprocess.Popen[bytes], ending: asyncio.Task[int], others: Collection[int]) -> None:
-    """Ask it to end where it runs still; then kill all that descends from it. Raises: StillRunning."""
+    """Ask the process to end if it still runs; then kill all its descendants. Raises: StillRunning."""
     if not ending.done():
         _signal_group(process.pid, signal.SIGTERM)
         await asyncio.wait({ending}, timeout=_GRACE_S)
@@ -246,7 +246,7 @@ async def _end(process: subprocess.Popen[bytes], ending: asyncio.Task[int], othe
     try:
         async with asyncio.timeout(_ENDED_S):
             while found := _descendants(os.getpid(), others):
-                # What is stopped starts nothing more: kill when there is nothing new.
+                # Stopped processes start no others: stop until no new one appears, then kill.
                 number = signal.SIGKILL if found <= stopped else signal.SIGSTOP
                 for pid in found:
                     _signal(pid, number)
@@ -279,7 +279,7 @@ def _reap(pids: Collection[int]) -> None:
 
 
 def _parents() -> dict[int, int]:
-    """Of each process its parent."""
+    """The parent of each process."""
     found = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # ended meanwhile
@@ -292,7 +292,7 @@ def _children(pid: int) -> set[int]:
 
 
 def _descendants(pid: int, others: Collection[int]) -> set[int]:
-    """Of `pid`, without `others` and what descends from them."""
+    """Descendants of `pid`, without `others` and their descendants."""
     children: dict[int, list[int]] = {}
     for child, parent in _parents().items():
         children.setdefault(parent, []).append(child)
@@ -317,7 +317,7 @@ async def run_apart(
     confined: Confinement | None,
     folder: Path,
 ) -> ProgramEnd:
-    """`run_program` from a process of its own, so that many may run at once. Cancelled, it ends all that the program started.
+    """Like `run_program`, but under a separate process, so that many can run at once. Cancelling it ends all that the program started.
 
     Raises: StillRunning.
     """
@@ -342,7 +342,7 @@ async def run_apart(
     assert process.stderr is not None
     reading = asyncio.gather(process.stdout.read(), process.stderr.read())
     try:
-        # Its standard input stays open: that it ends is how the process learns that this one is gone.
+        # Keep its standard input open: end of file tells it that this process is gone.
         process.stdin.write(json.dumps(spec).encode() + b"\n")
         said, words = await asyncio.shield(reading)
         code = await process.wait()
@@ -356,7 +356,7 @@ async def run_apart(
 
 
 async def _supervise() -> ProgramEnd:
-    """Run what standard input asks for; stop when standard input ends."""
+    """Run the program that standard input specifies; stop when standard input ends."""
     reader = asyncio.StreamReader(limit=2 * MOST_SAID_BYTES)
     loop = asyncio.get_running_loop()
     transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)

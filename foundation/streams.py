@@ -1,4 +1,4 @@
-"""Output: to a reader who may go away before its end, as `head` does; on a terminal that must not obey what it shows."""
+"""Safe output: to readers that may stop early, as `head` does, and to terminals that must not execute control characters."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import TextIO
 
 
 def one_line(text: str) -> str:
-    """Text of others as a line: runs of white space are a space, and so are control characters, which a terminal would obey."""
+    """Untrusted text on one line: each run of white space or control characters becomes one space."""
     return " ".join("".join(each if each.isprintable() else " " for each in text).split())
 
 
 def printable(text: str) -> str:
-    """Text of others over as many lines as it has, with what a terminal would obey written out: `\\x1b`."""
+    """Untrusted text with its line breaks kept and control characters escaped: `\\x1b`."""
     return "".join(each if each == "\n" or each.isprintable() else repr(each)[1:-1] for each in text)
 
 
 def silence(stream: TextIO) -> None:
-    """Send what is still written to a stream nowhere, also what Python flushes at its end."""
+    """Discard everything that is still written to a stream, including what Python flushes at exit."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
     os.close(nowhere)
@@ -28,7 +28,7 @@ def silence(stream: TextIO) -> None:
 
 @contextmanager
 def read_or_not() -> Iterator[None]:
-    """Print inside what nobody has to read: the exit code says all the same how it ended."""
+    """Within the block, ignore a reader that has gone away; the exit code stays the same."""
     try:
         yield
         if sys.stdout is not None:  # it may be closed

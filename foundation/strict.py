@@ -1,4 +1,4 @@
-"""Models that refuse what they do not know, and say what was probably meant."""
+"""Models that refuse unknown fields and suggest the nearest known name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from foundation.nearest import nearest
 
 Loc = tuple[int | str, ...]
 _SHORT = 40
-"""Letters of a value that is shown again."""
+"""Longest value that an error repeats, in characters."""
 _MISFIT = "misfit"
 _IN_WORDS = {
     "missing": "is missing",
@@ -45,9 +45,9 @@ class FieldError(BaseModel):
 
 
 def misfit(problems: Mapping[str, str]) -> PydanticCustomError:
-    """What a validator of a whole model raises where fields of it do not fit each other. `explain` names each of them.
+    """The error that a model's validator raises when fields contradict each other. `explain` reports each field.
 
-    problems: by field, as it is reached from that model (`batch.group_size`): what is wrong with it.
+    problems: what is wrong, by the field's path within that model (`batch.group_size`).
     """
     words = "; ".join(f"{field}: {problem}" for field, problem in problems.items())
     return PydanticCustomError(_MISFIT, "{words}", {"words": words, "problems": dict(problems)})
@@ -56,7 +56,7 @@ def misfit(problems: Mapping[str, str]) -> PydanticCustomError:
 def explain(error: ValidationError, model: type[BaseModel]) -> list[FieldError]:
     """Turn pydantic's error into one `FieldError` per bad field, with nearest names for misspelt ones.
 
-    Of a value that fits none of several types, what is wrong with it as an object, if it is one; else all that it could be.
+    For a value that fits none of several types: if it is an object, its errors as an object; else the list of allowed types.
     """
     items = [each for item in error.errors(include_url=False) for each in _one_field_each(item)]
     faults = [_Fault.of(item, model) for item in items]
@@ -77,9 +77,9 @@ def explain(error: ValidationError, model: type[BaseModel]) -> list[FieldError]:
 
 @dataclass(frozen=True, slots=True)
 class _Fault:
-    """One error of pydantic's. loc: without the types that it adds; choice: where the innermost value of several types stands.
+    """One of pydantic's errors. loc: without the type names that pydantic adds; choice: path of the innermost value with several types.
 
-    owner: the model that the last part of loc is a field of, or should be; annotation: the type that the value should have.
+    owner: the model whose field the last part of loc is, or was meant to be; annotation: the type that the value should have.
     """
 
     item: ErrorDetails
@@ -122,14 +122,14 @@ class _Fault:
 
     @property
     def given(self) -> str:
-        """The value, where showing it helps: not beside words of a validator, and not a long one."""
+        """The value, if showing it helps: not next to a validator's own message, and not if it is long."""
         value = self.item["input"]
         short = isinstance(value, str | int | float | bool | None) and len(repr(value)) <= _SHORT
         return f", got {value!r}" if short and self.item["type"] not in _SAID_WITH_VALUE else ""
 
     @property
     def nearest(self) -> str | None:
-        """What was probably meant: a field beside a misspelt one, or one of the values that may stand here."""
+        """Suggestion: the nearest field of the same model, or the nearest allowed value."""
         if self.item["type"] == "extra_forbidden":
             guess = nearest(str(self.loc[-1]), self.owner.model_fields) if self.owner else None
             return ".".join([*map(str, self.loc[:-1]), guess]) if guess else None
@@ -142,7 +142,7 @@ class _Fault:
 
 
 def _one_field_each(item: ErrorDetails) -> list[ErrorDetails]:
-    """What `misfit` said of several fields, as if pydantic had found it at each of them."""
+    """Split a `misfit` error into one error per field, as if pydantic had reported each."""
     if item["type"] != _MISFIT:
         return [item]
     problems: dict[str, str] = item["ctx"]["problems"]
@@ -153,7 +153,7 @@ def _one_field_each(item: ErrorDetails) -> list[ErrorDetails]:
 
 
 def _any_of(faults: Sequence[_Fault]) -> FieldError:
-    """A value that has none of the types it may have."""
+    """The error for a value that has none of its allowed types."""
     first, *others = dict.fromkeys(fault.problem for fault in faults)
     could = " or ".join([first, *(other.removeprefix("should be ") for other in others)])
     guess = next((fault.nearest for fault in faults if fault.nearest), None)
@@ -170,7 +170,7 @@ def _values(annotation: object) -> list[str]:
 
 
 def _branches(annotation: object) -> list[object]:
-    """The types that a value may have, beside None."""
+    """The types that a value may have, except None."""
     origin = typing.get_origin(annotation)
     if origin is typing.Annotated:
         return _branches(typing.get_args(annotation)[0])
@@ -180,7 +180,7 @@ def _branches(annotation: object) -> list[object]:
 
 
 def _name(annotation: object) -> str:
-    """What pydantic calls this one of several types."""
+    """Pydantic's name for this type of a union."""
     if typing.get_origin(annotation) is typing.Literal:
         return f"literal[{','.join(repr(value) for value in typing.get_args(annotation))}]"
     return annotation.__name__ if isinstance(annotation, type) else str(annotation)
@@ -191,7 +191,7 @@ def _is_model(annotation: object) -> typing.TypeGuard[type[BaseModel]]:
 
 
 def _inside(annotation: object, part: int | str) -> object:
-    """The type of what stands under this name, key or number."""
+    """The type of the value under this field name, key or index."""
     if _is_model(annotation):
         return annotation.model_fields[part].annotation if part in annotation.model_fields else None
     inner = typing.get_args(annotation)

@@ -1,7 +1,7 @@
-"""JSON from outside: what a person or a client of ours wrote, and what other programs must be able to read as well.
+"""JSON from people and clients, and JSON that other programs must also be able to read.
 
-Half a character (`\\ud83d` alone) becomes U+FFFD. A thread that reads a large text lets others run between two objects
-or numbers, as readers in C do not.
+A lone surrogate (`\\ud83d`) becomes U+FFFD. While it parses a large text other threads can run between two objects or
+numbers; parsers in C do not allow that.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import re
 from typing import Any
 
 _SHORT = 80
-"""Characters of a value that an error shows."""
+"""Longest part of a value that an error shows, in characters."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class RepeatedName(ValueError):
-    """name: the one that stands twice."""
+    """An object has the same name twice. name: that name."""
 
     def __init__(self, name: str) -> None:
         super().__init__(f"{name[:_SHORT]!r} stands twice in one object")
@@ -25,15 +25,15 @@ class RepeatedName(ValueError):
 
 
 def loads(text: str | bytes) -> Any:
-    """JSON in which no name stands twice. NaN and numbers of any size are read: whoever checks the value names the field.
+    """Parse JSON whose objects repeat no name. Accepts NaN and numbers of any size: later validation can name the field.
 
-    Raises: RepeatedName; ValueError where it is no JSON.
+    Raises: RepeatedName; ValueError if it is not JSON.
     """
     return _read(text, json.JSONDecoder(object_pairs_hook=_unique))
 
 
 def loads_plain(text: str | bytes) -> Any:
-    """JSON that every reader takes alike: integers of 64 bits, no NaN, no infinity. The last of equal names counts.
+    """Parse JSON that all parsers read alike: 64-bit integers, no NaN, no infinity. The last of equal names counts.
 
     Raises: ValueError.
     """
@@ -56,7 +56,7 @@ def _read(text: str | bytes, decoder: json.JSONDecoder) -> Any:
 
 
 def is_deeper(value: Any, levels: int) -> bool:
-    """Whether more lists and objects than `levels` stand within each other."""
+    """Whether lists and objects are nested deeper than `levels`."""
     layer = [value] if isinstance(value, dict | list) else []
     for _ in range(levels):
         inner = (each.values() if isinstance(each, dict) else each for each in layer)
@@ -65,7 +65,7 @@ def is_deeper(value: Any, levels: int) -> bool:
 
 
 def finite(digits: str) -> float:
-    """A number with a point or an exponent. Raises: ValueError where it is too large for a float."""
+    """Parse a number with a point or an exponent. Raises: ValueError if it is too large for a float."""
     number = float(digits)
     if math.isinf(number):
         raise ValueError(f"{digits[:_SHORT]} is too large for a number")

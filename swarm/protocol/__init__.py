@@ -1,1 +1,1 @@
-"""The words that servers and clients exchange: specs, episodes, status, errors. Knows neither HTTP nor torch."""
+"""The messages that servers and clients exchange: specs, episodes, status, errors. Knows neither HTTP nor torch."""

@@ -1,6 +1,6 @@
-"""The algorithm of a run: its fields, what each is by default, and which algorithm uses which (docs/reference/algorithms.md).
+"""The algorithm of a run: its fields, their defaults, and which algorithm uses which field (docs/reference/algorithms.md).
 
-A field that the chosen algorithm does not use is refused, so that nothing that a person sets is without effect.
+A field that the chosen algorithm does not use is refused, so that no setting is silently ignored.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ Share = Annotated[float, Field(ge=0, le=1), NotBoolean]
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """What a spec knows of an algorithm: which fields of `SOME_USE` it uses, and which of its defaults differ from the fields'."""
+    """How a spec describes an algorithm: the fields of `SOME_USE` that it uses, and its own defaults where they differ."""
 
     uses: tuple[str, ...] = ()
     defaults: Mapping[str, Any] = field(default_factory=dict)
     compares: Literal["group", "batch"] = "group"
-    """Whom an episode's reward is compared with."""
+    """Which episodes an episode's reward is compared with."""
     lacks: tuple[str, ...] = ()
-    """Fields that all others use."""
+    """Fields that all other algorithms use."""
     batch: Mapping[str, Any] = field(default_factory=dict)
     """Defaults of the run's `batch`."""
 
@@ -55,7 +55,7 @@ ALGORITHMS: Mapping[str, Registered] = {
     ),
     "sapo": Registered(("advantage_norm", "tau_positive", "tau_negative"), lacks=("clip_low", "clip_high")),
 }
-"""By name. Each stands in the file of its name in `swarm/engine/algorithms/`."""
+"""Algorithms by name. Each is implemented in the file of that name in `swarm/engine/algorithms/`."""
 if TYPE_CHECKING:
     AlgorithmName = str
 else:
@@ -67,25 +67,25 @@ CORRECTIONS: Mapping[str, tuple[str, ...]] = {
     "masked": ("importance_floor",),
     "masked_call": ("importance_floor",),
 }
-"""Importance corrections, and which fields each uses beside those that all use (`swarm/engine/algorithms/corrections.py`)."""
+"""Importance corrections and the fields that only some of them use (`swarm/engine/algorithms/corrections.py`)."""
 if TYPE_CHECKING:
     CorrectionName = str
 else:
     CorrectionName = Literal[tuple(CORRECTIONS)]
 _OWN_ADVANTAGE = Registered(compares="batch")
-"""Of a function of a user's own: no group has to have two episodes."""
+"""The entry for a user's own function: groups need not have two episodes."""
 _REFERENCE = re.compile(r"([A-Za-z0-9_][A-Za-z0-9_.-]{0,99}\.py):([A-Za-z_][A-Za-z0-9_]{0,99})")
 MOST_SOURCE = 100_000
-"""Characters of a text with functions of a user's own."""
+"""Longest source file of users' own functions, in characters."""
 
 
 def registered(name: str) -> Registered:
-    """What is known of an algorithm by this name, built in or a function of a user's own."""
+    """The entry of the algorithm with this name, built in or a user's own function."""
     return ALGORITHMS.get(name, _OWN_ADVANTAGE)
 
 
 def own_function(text: object) -> tuple[str, str] | None:
-    """File and name of `FILE.py:NAME`, where the text is written so. A path is none: in a spec the file has its bare name."""
+    """File and name if the text has the form `FILE.py:NAME`, else None. A spec allows a bare file name only, no path."""
     found = _REFERENCE.fullmatch(text) if isinstance(text, str) else None
     return (found[1], found[2]) if found else None
 
@@ -98,7 +98,7 @@ def _written_so(text: str) -> str:
 
 OwnFunction = Annotated[str, AfterValidator(_written_so)]
 OWN_FIELDS = ("name", "loss", "importance_correction")
-"""Fields of an algorithm that may name a function of a user's own: for its advantage, its loss, its importance correction."""
+"""Fields that may name a user's own function: for the advantage, the loss and the importance correction."""
 SOME_USE = frozenset(name for each in ALGORITHMS.values() for name in each.uses)
 """Fields that only some algorithms use; all use the others."""
 
@@ -107,18 +107,18 @@ class AlgorithmSpec(StrictModel):
     """How rewards become a loss. Sources and equations stand with each algorithm, in `swarm.engine.algorithms`."""
 
     name: AlgorithmName | OwnFunction = "grpo"
-    """FILE.py:NAME: the advantage is that function's, and the rest is as with grpo."""
+    """FILE.py:NAME: this function computes the advantage; everything else is as in grpo."""
     loss: Annotated[Literal["algorithm"] | OwnFunction, Field(exclude_if=lambda loss: loss == "algorithm")] = (
         "algorithm"
     )
-    """What a token costs: as the algorithm has it, or a function of one's own."""
+    """The loss of a token: the algorithm's, or a user's own function."""
     clip_low: Annotated[float, Field(gt=0, le=1), NotBoolean] = 0.2
     """Ratios below 1 - clip_low are clipped; 1 is no bound."""
     clip_high: Positive = 0.2
     kl: NonNegative = 0.0
-    """Weight of the KL penalty to the run's first weights."""
+    """Weight of the KL penalty toward the run's initial weights."""
     kl_in: Literal["loss", "reward"] = "loss"
-    """loss: the k3 estimator is added to the loss. reward: the k1 estimator is taken from the rewards, token by token."""
+    """loss: the k3 estimator is added to the loss. reward: the k1 estimator is subtracted from the rewards, token by token."""
     entropy: NonNegative = 0.0
     loss_agg: Literal["token", "call", "timeline", "episode", "constant"] = "episode"
     """token: mean over all trained tokens. call / timeline / episode: mean inside each, then mean over them. A timeline is the
@@ -129,24 +129,24 @@ class AlgorithmSpec(StrictModel):
     advantage_norm: Literal["std", "none"] = "std"
     """std: advantages have unit standard deviation, in their group, or for ppo in the batch."""
     baseline: Literal["none", "group"] = "none"
-    """group: the mean reward of the group is taken off before the batch is normalised."""
+    """group: subtract the group's mean reward before the batch is normalised."""
     gamma: Annotated[float, Field(gt=0, le=1), NotBoolean] = 1.0
     """Discount per token."""
     gae_lambda: Share = 1.0
     value_learning_rate: Positive = 5e-3
-    """Of the critic, in all steps the same."""
+    """Learning rate of the critic, constant over the run."""
     value_coef: NonNegative = 0.0
     """Weight of the critic's loss in the gradient of the policy's body; 0: the critic reads the body and leaves it alone."""
     value_clip: Positive = 0.5
-    """A value further than this from what it was before the step gets no gradient."""
+    """A value that moves further than this from its value before the step gets no gradient."""
     overlong_buffer: Share = 0.2
-    """The last share of sampling.max_tokens, in which an answer loses reward with each token; 0: none."""
+    """Final share of sampling.max_tokens in which each token costs the answer some reward; 0: none."""
     overlong_penalty: NonNegative = 1.0
-    """What an answer of sampling.max_tokens loses."""
+    """Reward that an answer of length sampling.max_tokens loses."""
     tau_positive: Positive = 1.0
-    """How fast the gradient fades out where the ratio leaves 1, of tokens with an advantage above 0."""
+    """How fast the gradient fades as the ratio leaves 1, for tokens with an advantage above 0."""
     tau_negative: Positive = 1.05
-    """The same of the others."""
+    """The same for all other tokens."""
     importance_correction: CorrectionName | OwnFunction = "none"
     """For rollouts sampled in another precision or by older weights. truncated: weight tokens by
     min(p_trainer / p_rollout, importance_limit). masked: by that ratio, and by 0 where it is above importance_limit or below
@@ -156,11 +156,11 @@ class AlgorithmSpec(StrictModel):
     train_truncated: bool = True
     """Whether calls cut off by max_tokens are trained."""
     sources: Annotated[dict[str, str], Field(exclude_if=lambda sources: not sources)] = {}
-    """The texts of the files that name, loss and importance_correction mean. The server executes them."""
+    """Source texts of the files named in name, loss and importance_correction. The server executes them."""
 
     @property
     def own_functions(self) -> dict[str, tuple[str, str]]:
-        """File and name of each function of a user's own, by the field that names it."""
+        """File and name of each of the user's own functions, by the field that names it."""
         found = {field: own_function(getattr(self, field)) for field in OWN_FIELDS}
         return {field: function for field, function in found.items() if function is not None}
 
@@ -172,7 +172,7 @@ class AlgorithmSpec(StrictModel):
     @model_validator(mode="before")
     @classmethod
     def _with_its_defaults(cls, data: Any) -> Any:
-        """Raises: misfit for fields of other algorithms and corrections."""
+        """Fill in the algorithm's defaults. Raises: misfit for fields of other algorithms and corrections."""
         name = data.get("name", "grpo") if isinstance(data, dict) else None
         if not isinstance(name, str) or not (name in ALGORITHMS or own_function(name)):
             return data
@@ -204,7 +204,7 @@ class AlgorithmSpec(StrictModel):
         return self
 
     def _unfit(self, file: str, name: str) -> str | None:
-        """Why there is no such function in the sources."""
+        """Why the sources do not define this function; None if they do."""
         if file not in self.sources:
             return (
                 f"the text of {file} is missing from sources: `swarm run start` reads a file that it finds under this name, "
@@ -223,7 +223,7 @@ class AlgorithmSpec(StrictModel):
 
 
 def _strangers(field: str, name: str, correction: object) -> list[tuple[str, list[str]]]:
-    """Who does not use the field, the algorithm or the correction, each with those that do; empty where it is used."""
+    """The algorithm or correction that does not use the field, with the ones that do; empty if the field is used."""
     found = []
     if not _is_used(field, name):
         found.append((name, [other for other in ALGORITHMS if _is_used(field, other)]))
@@ -240,14 +240,14 @@ def _is_used(field: str, name: str) -> bool:
 
 @lru_cache(maxsize=64)
 def source_problem(text: str, file: str, name: str) -> str | None:
-    """Why a text cannot be the source of a function, in words; None when it can. Nothing of it is executed."""
+    """Why a text cannot be the source of a function, in words; None if it can. Executes nothing."""
     if len(text) > MOST_SOURCE:
         return f"{file} has {len(text):,} characters, and {MOST_SOURCE:,} are taken at most"
     try:
         parsed = ast.parse(text, file)
     except SyntaxError as error:
         return f"{file}, line {error.lineno}: {error.msg}"
-    except (ValueError, RecursionError, MemoryError) as error:  # null characters; brackets in brackets in brackets
+    except (ValueError, RecursionError, MemoryError) as error:  # null characters, or brackets nested too deeply
         return f"{file} is no Python: {error or type(error).__name__}"
     functions = [each.name for each in parsed.body if isinstance(each, ast.FunctionDef)]
     if name in functions:

@@ -1,4 +1,4 @@
-"""One trial as a file for a client process, which a person can read, run and pass on.
+"""One trial as a file for a client process, which a person can read, run and share.
 
 Holds no secret: a client token, where one is needed, is in the environment (`SWARM_TOKEN`).
 """
@@ -18,7 +18,7 @@ class Interim(StrictModel):
     """Evaluations while training goes on: a few of the held-out tasks, once each. They are shown, and decide nothing."""
 
     every: Annotated[int, Field(ge=1)]
-    """Optimiser steps from one to the next."""
+    """Optimiser steps between two evaluations."""
     tasks: Annotated[int, Field(ge=1)]
 
 
@@ -27,16 +27,16 @@ class HeldOut(StrictModel):
 
     tasks: Annotated[int, Field(ge=1)]
     first: Annotated[int, Field(ge=0, exclude_if=lambda first: first == 0)] = 0
-    """How many of the workflow's held-out tasks are skipped before the first that is scored."""
+    """How many of the workflow's held-out tasks to skip before the first scored one."""
     episodes: Annotated[int, Field(ge=1)]
-    """Per task."""
+    """Episodes per task."""
     temperature: float
     interim: Annotated[Interim | None, Field(exclude_if=lambda interim: interim is None)] = None
-    """None: there is no evaluation between the two."""
+    """Evaluations during training; None: only those before and after."""
 
     @property
     def upto(self) -> int:
-        """How many held-out tasks the workflow is asked for: those that are scored, and those skipped before them."""
+        """How many held-out tasks to request from the workflow: the skipped ones and the scored ones."""
         return self.first + self.tasks
 
 
@@ -65,7 +65,7 @@ class TrialBlueprint(StrictModel):
     server_url: str
     run_id: str
     partners: dict[str, PartnerRun] = {}
-    """By role. The workflow's `meet` gets them before the first episode."""
+    """Partner runs by role. The workflow's `meet` gets them before the first episode."""
     instrument_dir: str
     workflow: str
     """File in `instrument_dir` that defines `tasks(split, seed, count, **parameters)` and `rollout(episode, task)`."""

@@ -13,19 +13,19 @@ from swarm.protocol.quantities import NotBoolean
 from swarm.protocol.sampling_mask import LEAST_TEMPERATURE, RestrictedTraining, SamplingMask
 
 POLICY_MODEL = "policy"
-"""A name that every server accepts for the model it hosts, so that agents need not know which one plays them."""
+"""A name that every server accepts for its hosted model, so that agents need not know which model it is."""
 
 EpisodeKind = Literal["train", "eval"]
 MOST_REWARD = 1e12
 """The largest reward, positive or negative."""
 Finite = Annotated[float, Field(allow_inf_nan=False), NotBoolean]
 Reward = Annotated[float, Field(ge=-MOST_REWARD, le=MOST_REWARD, allow_inf_nan=False), NotBoolean]
-"""Bounded, so that sums and squares stay finite, also in single precision."""
+"""Bounded so that sums and squares stay finite even in single precision."""
 LONGEST_NAME = 1_000
 Name = Annotated[str, Field(max_length=LONGEST_NAME)]
-"""An id that a client chose. It is repeated in every row and every answer about the episode."""
+"""An id chosen by a client. Every row and every answer about the episode repeats it."""
 _LEFT_OUT = Field(exclude_if=lambda value: value is None)
-"""An older server refuses fields that it does not know."""
+"""Omit the field when None: older servers refuse unknown fields."""
 Despite = Annotated[Annotated[str, Field(min_length=1, max_length=LONGEST_NAME)] | None, _LEFT_OUT]
 SessionId = Annotated[str, Field(min_length=1, max_length=LONGEST_NAME)]
 """A random name that each process of a client draws for itself."""
@@ -57,7 +57,7 @@ class EpisodeClaim(StrictModel):
     """Longest duration of one LLM call. The idle limit is suspended while a call is open."""
     wait_s: Annotated[float, Field(ge=0, le=120), NotBoolean] = 30.0
     session: Annotated[SessionId | None, _LEFT_OUT] = None
-    """The session of the client that plays it. None: no later session closes the episode."""
+    """Session of the client that plays the episode. None: no later session closes the episode."""
     idempotency_key: IdempotencyKey = None
 
 
@@ -68,16 +68,16 @@ class SessionRequest(StrictModel):
     client_id: Name
     session: SessionId
     reason: str = "a newer session of the client began"
-    """Why the episodes of the session before are aborted."""
+    """Why the episodes of earlier sessions are aborted."""
 
 
 class SessionBegun(BaseModel):
     closed: list[str]
-    """Episodes that the sessions before had left open, closed as lost by the client."""
+    """Episodes that earlier sessions left open; the server closed them as lost by the client."""
 
 
 class EpisodeOptions(TypedDict, total=False):
-    """The fields of `EpisodeClaim` that whoever plays may choose, as keywords of a method. Left out: the claim's own default."""
+    """The fields of `EpisodeClaim` that a caller may choose, as keyword arguments. Omitted fields keep the claim's defaults."""
 
     run_id: str | None
     """None: the current run of the server."""
@@ -88,20 +88,20 @@ class EpisodeOptions(TypedDict, total=False):
     max_call_s: float | None
     wait_s: float
     sampling: Mapping[str, Any] | None
-    """Request parameters that every call of the episode should carry, such as an evaluation's temperature. Not sent with the claim."""
+    """Request parameters for every call of the episode, such as an evaluation's temperature. Not sent with the claim."""
 
 
 class RolloutOptions(EpisodeOptions, total=False):
-    """How `run_tasks` works through its tasks, as keywords."""
+    """How `run_tasks` works through its tasks, as keyword arguments."""
 
     concurrency: int
-    """Episodes at once; 16 by default."""
+    """Number of concurrent episodes; 16 by default."""
     retries: int
-    """How often an attempt that rollout, grader or a limit lost is made again; 2 by default."""
+    """How often to repeat an attempt that failed through rollout, grader or a limit; 2 by default."""
     episodes_per_task: int | None
-    """None: the run's group_size (train) or 1 (eval)."""
+    """Episodes per task. None: the run's group_size (train) or 1 (eval)."""
     progress: bool | None
-    """Whether a progress bar is drawn. None: when standard error is a terminal."""
+    """Whether to show a progress bar. None: if standard error is a terminal."""
 
 
 class EpisodeGrant(BaseModel):
@@ -140,8 +140,8 @@ class Cause(StrEnum):
 
 
 COUNTED = frozenset({Cause.ROLLOUT, Cause.GRADER, Cause.CLIENT, Cause.LIMIT})
-"""Causes that may depend on the attempt: what the agent does, how it is scored, how long it takes. Attempts lost to the others
-are repeated without limit and say nothing about the agent."""
+"""Causes that may depend on the attempt: the agent's actions, its grading, its duration. Attempts lost to other causes say
+nothing about the agent and are repeated without limit."""
 
 
 class EpisodeResult(StrictModel):
@@ -156,7 +156,7 @@ class EpisodeResult(StrictModel):
     despite: Despite = None
     """How the agent recovered from a call that failed on the server's side. Without it the episode is `tainted` and not trained."""
     by_hand: Annotated[bool, Field(exclude_if=lambda value: not value)] = False
-    """A person answered in the model's place: an evaluation then counts without a call."""
+    """A person answered instead of the model, so an evaluation counts even without a call."""
     idempotency_key: IdempotencyKey = None
 
 
@@ -166,7 +166,7 @@ class EpisodeReceipt(BaseModel):
     episode_id: str
     status: Literal["pooled", "already_ended"]
     dropped: DropReason | None = None
-    """Set when the episode was dropped as it ended (`tainted`, `no_calls`): its slot is offered again."""
+    """Set if the episode was dropped when it ended (`tainted`, `no_calls`); its slot is offered again."""
 
 
 class EpisodeAbort(StrictModel):
@@ -206,11 +206,11 @@ class DropReason(StrEnum):
     NO_CALLS = "no_calls"
     TRUNCATED = "truncated"
     GREEDY = "greedy"
-    """Every call was made at temperature 0 or nearly so: nothing was drawn."""
+    """Every call used temperature 0 or nearly 0, so no token was drawn at random."""
     UNREPRODUCIBLE_SAMPLING = "unreproducible_sampling"
     RUN_ENDED = "run_ended"
     SUPERSEDED = "superseded"
-    """A restore began a new branch of the run before it, or the mix no longer names its family."""
+    """A restore branched the run at an earlier step, or the mix no longer contains its family."""
     QUARANTINED = "quarantined"
     """Its client version was quarantined before a batch took it."""
     TEAM_ABORTED = "team_aborted"
@@ -236,15 +236,15 @@ class LedgerEntry(BaseModel):
     detail: str | None = None
     """For `aborted`: the client's reason."""
     cause: Cause | None = None
-    """Who lost the attempt; None while it is open and when it ended with a reward that counts."""
+    """Why the attempt was lost; None while the episode is open, or if it ended with a reward that counts."""
     tainted: bool = False
     """One of its calls failed on the server's side."""
     despite: str | None = None
-    """Why its client let it count although it is tainted."""
+    """Why the client let a tainted episode count."""
     step: int | None = None
     """The optimiser step that trained it."""
     claimed_step: int
-    """Step of the weights that were served when it was claimed."""
+    """Step of the weights served when the episode was claimed."""
     reward: float | None = None
     agent_rewards: dict[str, float] | None = None
     success: bool | None = None
@@ -254,7 +254,7 @@ class LedgerEntry(BaseModel):
     prompt_tokens: int = 0
     sampled_tokens: int = 0
     restricted_tokens: int = 0
-    """Of these, drawn under a grammar, a forced tool, top-p, penalties and the like: `sampling.train` says how they are trained."""
+    """How many of these were drawn under a grammar, a forced tool, top-p, penalties etc. See `sampling.train` for their training."""
     claimed_at: float
     ended_at: float | None = None
     version_shift: float | None = None
@@ -282,7 +282,7 @@ class RecordedSampling(BaseModel, frozen=True):
 
     @property
     def restricted(self) -> bool:
-        """Whether they were drawn, but from less than that, or from changed logits."""
+        """Whether tokens were drawn at random, but from a part of the vocabulary or from changed logits."""
         return self.temperature >= LEAST_TEMPERATURE and not self.reproducible
 
 
@@ -290,7 +290,7 @@ class CallFailure(BaseModel, frozen=True):
     """Why a call got no answer, or only part of one, though its client did nothing wrong."""
 
     cause: Cause
-    """`server`, or `network` where the connection broke in the middle."""
+    """`server`, or `network` if the connection broke during the call."""
     reason: Literal["engine_down", "engine_hung", "refused", "cut_off"]
     """refused: the server took no calls. cut_off: the answer broke off after it had begun."""
     detail: str = ""
@@ -307,14 +307,14 @@ class RecordedCall(BaseModel):
     prompt_ids: list[int]
     sampled_ids: list[int]
     logprobs: list[float]
-    """Log-probability of each sampled id under the distribution it was drawn from (after temperature)."""
+    """Log-probability of each sampled id under the distribution that it was drawn from (after temperature)."""
     mask: SamplingMask | None = None
-    """Among which tokens each id was drawn, where that is known and was not the whole vocabulary."""
+    """The candidate tokens of each draw. None: unknown, or always the whole vocabulary."""
     sampling: RecordedSampling
     versions: list[VersionSpan]
     finish_reason: str | None
     complete: bool = True
-    """False when the client went away and sampling was stopped."""
+    """False if the client disconnected and sampling stopped."""
     failure: CallFailure | None = None
     """Set when the server failed the call; its tokens are never trained."""
     parent_call_id: str | None = None
@@ -332,12 +332,12 @@ class EpisodeTrace(BaseModel):
     entry: LedgerEntry
     calls: list[RecordedCall]
     untrained: dict[str, str] = {}
-    """The loss mask, by call id: why the tokens that this call sampled carry no loss. Those of the others do, once their
-    episode is in a step; prompt tokens never do."""
+    """The loss mask: why the sampled tokens of a call carry no loss, by call id. Sampled tokens of all other calls carry loss
+    once their episode is in a step; prompt tokens never do."""
     restricted: dict[str, RestrictedTraining] = {}
-    """How calls are trained that were drawn under a restriction, by call id."""
+    """How calls sampled under a restriction are trained, by call id."""
     vocabulary: dict[str, str] = {}
-    """Only on request: the text of each token id, and of each sequence of ids ("195,164") that make one character."""
+    """The text of each token id, and of each id sequence ("195,164") that forms one character. Only on request."""
 
 
 class LedgerPage(BaseModel):
@@ -351,8 +351,8 @@ class TaskProgress(BaseModel):
 
     task_id: str
     mix: str | None = None
-    """The family that they were claimed for: another family may have a task of the same id."""
+    """Family for which the episodes were claimed; another family may have a task with the same id."""
     kind: EpisodeKind
     step: int | None
-    """For eval episodes the step of the weights evaluated; None for train."""
+    """Step of the evaluated weights for eval episodes; None for train episodes."""
     ended: int

@@ -1,4 +1,4 @@
-"""What a server refuses, with one code per reason. Callers branch on `code` alone.
+"""Refusals of a server, with one code per reason. Callers branch only on `code`.
 
 SwarmError
 └── Refusal(code, detail, fields)       raised by the server's own parts, and by the client for any answer with a code
@@ -54,10 +54,10 @@ HTTP_STATUS: dict[ErrorCode, int] = {
 
 
 class SwarmError(Exception):
-    """Anything that this product raises on purpose.
+    """Base of all errors that our code raises on purpose.
 
     code: what callers branch on: one of `ErrorCode` for a refusal, else the name of the error (`server_unreachable`).
-    cause: who lost an attempt that it ended; None if unknown. nearest: names that may have been meant.
+    cause: the cause if the error ended an attempt; None if unknown. nearest: names that the user may have meant.
     """
 
     code: str = "failed"
@@ -74,7 +74,7 @@ class SwarmError(Exception):
 
 
 class Refusal(SwarmError):
-    """The server will not do it. `detail` says what to do next; `fields` belong to the code."""
+    """The server refuses the request. `detail` says what to do next; `fields` depend on the code."""
 
     def __init__(self, code: ErrorCode, detail: str, **fields: Any) -> None:
         errors = fields.get("errors")
@@ -90,7 +90,7 @@ class Refusal(SwarmError):
 
 
 class BodyTooLarge(Refusal):
-    """The body of the request is too large, and is not read to its end."""
+    """The request body is too large; the server stops reading it."""
 
     def __init__(self, limit_bytes: int) -> None:
         super().__init__(ErrorCode.INVALID_SPEC, f"the body is larger than {limit_bytes / 2**20:g} MiB; send less")

@@ -7,11 +7,11 @@ from typing import Annotated
 from pydantic import BeforeValidator, Field
 
 MOST = 2**53
-"""The largest integer in a spec: JSON readers disagree beyond it."""
+"""The largest integer allowed in a spec: JSON parsers disagree beyond it."""
 
 
 def _no_boolean(value: object) -> object:
-    """Pydantic reads true as 1."""
+    """Refuse booleans, because pydantic would read true as 1."""
     if isinstance(value, bool):
         raise ValueError(f"should be a number, got {value}")
     return value

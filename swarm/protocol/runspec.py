@@ -1,4 +1,4 @@
-"""What to train and how: the `RunSpec` a run is started with, and the rule for changing it while it runs.
+"""What to train and how: the `RunSpec` of a run, and the rules for changing it during the run.
 
 Every field is validated, used, and refused when misspelt.
 """
@@ -16,16 +16,16 @@ from swarm.protocol.quantities import MOST, Count, NonNegative, NotBoolean, Posi
 from swarm.protocol.sampling_mask import LEAST_TEMPERATURE, RestrictedTraining
 
 MixName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
-"""A family of tasks, as it also stands in metrics' names."""
+"""Name of a family of tasks; also part of metric names."""
 ComputeType = Literal["bfloat16", "float32"]
-"""What matrices are multiplied in."""
+"""Number type of matrix products."""
 AS_STORED = {"as": "stored"}
-"""Pydantic's context for specs that a server has accepted: what an older version took is read, shown and stopped all the same."""
+"""Pydantic context for specs that a server has accepted before: a run of an older version can still be read, shown and stopped."""
 _USUAL_POOL = 4096
 _PAIR = 2
 """The least number of episodes that can be compared."""
 UNCUT: dict[str, tuple[int, ...]] = {"top_p": (1,), "top_k": (0, -1)}
-"""Values at which a cut of the distribution leaves it whole. What is drawn from less is not trained."""
+"""Values that do not truncate the distribution."""
 
 
 EPISODE_LIMIT_S = 3600.0
@@ -60,21 +60,21 @@ class BatchSpec(StrictModel):
     episodes: Count | None = None
     """Episodes per step (rule `episodes`)."""
     max_gen_batches: Count = 10
-    """With rule `informative_tasks`, so many times `tasks` groups of equal rewards are dropped for one step at the most; after that
-    they fill it: what a model has learnt whole would be sampled for ever."""
+    """Rule `informative_tasks` drops at most this many times `tasks` groups of equal rewards per step. Further ones fill the
+    step; otherwise a model that has mastered its tasks would be sampled for ever."""
     group_size: Count = 8
     group_patience_s: Positive = 60.0
     partial_groups: Literal["drop", "train"] = "train"
-    """What becomes of a group whose patience ran out with slots missing."""
+    """Whether to drop or train a group whose patience ran out before all slots were filled."""
     partial_min: Count = Field(default=None, validate_default=True)
-    """With `train`, the least number of ended episodes that makes a group worth training. Not given: 2, or 1 of groups of one."""
+    """With `train`, the least number of ended episodes for training a group. Default: 2, or 1 for groups of one."""
     max_pool_episodes: Count = Field(default=None, validate_default=True)
-    """So many episodes may be ended or expected at once, outside journalled batches; then no more groups are opened. Not given:
-    4096, or the episodes of two steps where these are more."""
+    """Most episodes that may be ended or expected at once, outside journalled batches; beyond it no group is opened. Default:
+    4096, or the episodes of two steps if that is more."""
     mix: dict[MixName, MixSpec] = {}
-    """Families of tasks and their shares of the groups that enter optimiser steps; claims then name one of them.
+    """Families of tasks and their shares of the trained groups; every claim names one of the families.
 
-    Empty: groups are taken in the order they were opened, and a claim's `mix` is a label alone.
+    Empty: groups are taken in the order they were opened, and a claim's `mix` is only a label.
     """
 
     @field_validator("partial_min", mode="before")
@@ -100,7 +100,7 @@ class BatchSpec(StrictModel):
 
     @property
     def states_partial_min(self) -> bool:
-        """Whether it is another than what stands there where nothing is said."""
+        """Whether `partial_min` differs from its default."""
         return self.partial_min != _least_of(self.group_size)
 
 
@@ -114,7 +114,7 @@ class MixSpec(StrictModel):
     ratio: Positive
     """Its share, relative to the ratios of the other families."""
     patience_s: Positive = 120.0
-    """So long do the families that are ready for a step wait for the next group of this one; then they pass it."""
+    """How long families that are ready for a step wait for this one's next group before they go ahead without it."""
 
 
 class SamplingSpec(StrictModel):
@@ -126,11 +126,11 @@ class SamplingSpec(StrictModel):
     """-1 or 0: no limit."""
     max_tokens: Count = 256
     thinking: Annotated[bool | None, Field(exclude_if=lambda thinking: thinking is None)] = None
-    """Whether models that can think before they answer do so (`enable_thinking` of their chat template). None: as the template has it."""
+    """Whether models that support thinking think before they answer (`enable_thinking` of the chat template). None: the template's default."""
     train: Annotated[Literal["auto"] | RestrictedTraining, Field(exclude_if=lambda train: train == "auto")] = "auto"
-    """What of a call is trained whose tokens were not drawn from the whole vocabulary (grammar, forced tool, top-p, penalties).
-    exact: the distribution that was drawn from. policy: the model's own, with truncated importance weights. off: nothing. auto: exact
-    where the engine can, else policy; and what stands in the spec that it gives back."""
+    """How to train calls whose tokens were not drawn from the whole vocabulary (grammar, forced tool, top-p, penalties).
+    exact: train the distribution that was sampled. policy: train the model's own, with truncated importance weights. off: do
+    not train them. auto: exact if the engine can, else policy; the spec that the server returns states which."""
 
     @field_validator("temperature")
     @classmethod
@@ -144,7 +144,7 @@ class SamplingSpec(StrictModel):
 
     @property
     def untrained(self) -> list[str]:
-        """Of each default at which no call can be trained: why, and what to do. A run that only evaluates may have it."""
+        """For each default that prevents all training: why, and what to do. Runs that only evaluate may use such defaults."""
         whole = self.train != "off"
         drawn = {
             "temperature": (self.temperature >= LEAST_TEMPERATURE, "1"),
@@ -186,9 +186,9 @@ class LoraSpec(StrictModel):
 
     rank: Annotated[int, Field(ge=1, le=512), NotBoolean] = 16
     alpha_ratio: Annotated[Positive | None, Field(exclude_if=lambda ratio: ratio is None)] = None
-    """alpha / rank, held whatever the rank is. None: alpha is held."""
+    """alpha / rank, kept when the rank changes. None: alpha is kept."""
     alpha: Positive = Field(default=None, validate_default=True)
-    """What adapters compute is multiplied by alpha / rank. Not given: alpha_ratio * rank, else 32."""
+    """Adapter outputs are multiplied by alpha / rank. Default: alpha_ratio * rank if given, else 32."""
     targets: Annotated[tuple[str, ...], Field(min_length=1)] = (
         "q_proj",
         "k_proj",
@@ -206,7 +206,7 @@ class LoraSpec(StrictModel):
         if ratio is None or rank is None:
             return 32.0 if given is None else given
         alpha = ratio * rank
-        if given not in (None, alpha):  # both stand in a spec that a server gives back
+        if given not in (None, alpha):  # a spec that a server returns has both
             raise ValueError(
                 f"{given} is not alpha_ratio {ratio:g} times rank {rank}; give alpha or alpha_ratio, not both"
             )
@@ -219,12 +219,12 @@ class RunSpec(StrictModel):
     model: str | None = None
     """Path or name; None: the model that the server hosts."""
     parameters: Literal["full"] | LoraSpec = "full"
-    """`lora` for short: adapters as they are by default."""
+    """`lora` is short for adapters with default settings."""
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
-    """Compute type of the trainer; weights and optimiser state are kept in float32. auto: what the server samples in, and what
-    stands in the spec that it gives back."""
+    """Compute type of the trainer; weights and optimiser state stay in float32. auto: the type that the server samples in,
+    which the returned spec states."""
     activation_checkpointing: bool = False
-    """Keep only each layer's input, and compute the rest once more for the backward pass: less memory, more time."""
+    """Keep only each layer's input and recompute the rest for the backward pass: less memory, more time."""
     max_model_len: Count | None = None
     seed: Annotated[int, Field(ge=0, lt=2**31), NotBoolean] = 0
     algorithm: AlgorithmSpec = AlgorithmSpec()
@@ -239,7 +239,7 @@ class RunSpec(StrictModel):
     @field_validator("parameters", mode="before")
     @classmethod
     def _adapters_by_name(cls, given: Any) -> Any:
-        """`lora` means its defaults; `{"lora": {"rank": 4}}` is taken for `{"rank": 4}`."""
+        """Read `lora` as adapters with defaults, and `{"lora": {"rank": 4}}` as `{"rank": 4}`."""
         if isinstance(given, dict) and set(given) == {"lora"}:
             return given["lora"]
         return LoraSpec() if given == "lora" else given
@@ -247,7 +247,7 @@ class RunSpec(StrictModel):
     @model_validator(mode="before")
     @classmethod
     def _batch_as_its_algorithm_has_it(cls, data: Any) -> Any:
-        """Defaults of the algorithm for the batch, where nothing else is said."""
+        """Fill unset fields of the batch with the algorithm's defaults."""
         if not isinstance(data, dict):
             return data
         algorithm, batch = data.get("algorithm"), data.get("batch", {})
@@ -270,22 +270,22 @@ class RunSpec(StrictModel):
         return self
 
     def computed_in(self, dtype: ComputeType) -> RunSpec:
-        """The spec as a server carries it out that computes in `dtype` where nothing else is asked for."""
+        """The spec with dtype `auto` replaced by the server's compute type."""
         return self.model_copy(update={"dtype": dtype}) if self.dtype == "auto" else self
 
     def trained_as(self, train: RestrictedTraining) -> RunSpec:
-        """The spec as a server carries it out that trains restricted calls like this where nothing else is asked for."""
+        """The spec with sampling.train `auto` replaced by the server's choice."""
         if self.sampling.train != "auto":
             return self
         return self.model_copy(update={"sampling": self.sampling.model_copy(update={"train": train})})
 
 
 TUNABLE: frozenset[str] = frozenset({"algorithm", "optimizer", "batch", "sampling", "limits", "max_staleness"})
-"""Top-level fields that a PATCH may change while a run goes on."""
+"""Top-level fields that a PATCH may change during a run."""
 
 
 def own_defaults(algorithm: str) -> dict[str, Any]:
-    """Of an algorithm by this name, as a partial RunSpec: what it has by default that others have not."""
+    """The algorithm's own defaults, where they differ from those of other algorithms, as a partial RunSpec."""
     if algorithm not in ALGORITHMS:
         return {}
     own = ALGORITHMS[algorithm]

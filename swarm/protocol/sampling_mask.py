@@ -1,12 +1,12 @@
-"""Among which tokens each token of a call was drawn, where that was not the whole vocabulary.
+"""Sampling masks: the candidate tokens of each draw of a call, if they were not the whole vocabulary.
 
-A row is a set of tokens, in whichever form is shortest: one letter for the form, then numbers of 32 bits, little-endian.
+A row is a set of tokens in the shortest of three forms: a letter for the form, then 32-bit numbers, little-endian.
 
 ONLY   the tokens of the set, ascending
 BUT    the size of the vocabulary, then the tokens that are not in the set, ascending
 BITS   a bit per token of the vocabulary, lowest first; 1: it is in the set
 
-Which form a set has follows from its size (`is_short`), so that equal sets are equal bytes.
+The size of a set determines its form (`is_short`), so that equal sets have equal bytes.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 LEAST_TEMPERATURE = 0.01
-"""vLLM draws at this one where a lower is asked for, but for 0, at which nothing is drawn."""
+"""vLLM raises lower temperatures to this one, except 0, which means greedy sampling."""
 RestrictedTraining = Literal["exact", "policy", "off"]
-"""What is trained of a call that was not drawn from the whole vocabulary (`SamplingSpec.train`)."""
+"""How to train a call that was not drawn from the whole vocabulary (`SamplingSpec.train`)."""
 ONLY, BUT, BITS = b"o", b"b", b"m"
 _MOST_BIAS = 100.0
-"""vLLM cuts a larger one."""
+"""vLLM clips larger biases to this value."""
 _LEVEL = 1
-"""Of zlib: rows are long and plain, and are packed while calls are served."""
+"""zlib's compression level: low, because rows compress easily and are packed while calls are served."""
 
 
 class SamplingMask(BaseModel):
@@ -43,11 +43,11 @@ class SamplingMask(BaseModel):
     lengths: list[int]
     """Bytes of each row."""
     packed: bytes
-    """All rows, one behind the other, compressed by zlib."""
+    """All rows concatenated and compressed with zlib."""
 
     @classmethod
     def of(cls, rows: Sequence[bytes]) -> SamplingMask:
-        """rows: of each sampled token."""
+        """Build the mask. rows: one per sampled token."""
         number_of: dict[bytes, int] = {}
         row_of = [number_of.setdefault(row, len(number_of)) for row in rows]
         packed = zlib.compress(b"".join(number_of), _LEVEL)
@@ -67,7 +67,7 @@ class SamplingMask(BaseModel):
 
 
 def is_short(tokens: int, vocabulary: int) -> bool:
-    """Whether so many tokens are written one by one, and not as bits."""
+    """Whether a set of this many tokens is listed token by token instead of as bits."""
     return tokens * 32 <= vocabulary
 
 
@@ -80,7 +80,7 @@ def numbers(row: bytes) -> array[int]:
 
 
 def only(tokens: Iterable[int]) -> bytes:
-    """The row of a few tokens."""
+    """The ONLY row of these tokens."""
     written = array("i", sorted(set(tokens)))
     if sys.byteorder == "big":
         written.byteswap()
@@ -113,10 +113,10 @@ def allows(row: bytes, token: int) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogitChanges:
-    """What a request adds to the logits before they are divided by the temperature, as vLLM does: first the bias, then the penalties.
+    """Changes of the logits before division by the temperature, in vLLM's order: first the bias, then the penalties.
 
-    repetition: a logit of a token that prompt or answer holds is divided by it above 0, multiplied below (Keskar et al. 2019, arXiv
-    1909.05858). frequency: taken off per occurrence in the answer so far; presence: once.
+    repetition: for tokens in the prompt or the answer, positive logits are divided by it and negative ones multiplied (Keskar
+    et al. 2019, arXiv 1909.05858). frequency: subtracted per occurrence in the answer so far; presence: subtracted once.
     """
 
     bias: tuple[tuple[int, float], ...] = ()
@@ -126,7 +126,7 @@ class LogitChanges:
 
     @classmethod
     def of(cls, request: Mapping[str, Any]) -> LogitChanges | None:
-        """Of a recorded request; None: it changes nothing."""
+        """The changes of a recorded request; None if there are none."""
         bias = request.get("logit_bias") or {}
         made = cls(
             bias=tuple(

@@ -27,19 +27,19 @@ class MixStatus(BaseModel):
 
     running: int = 0
     ended: int = 0
-    """Episodes that wait for a step, in groups that are open or ready."""
+    """Episodes waiting for a step, in open or ready groups."""
     trained_groups: int = 0
-    """Groups that entered optimiser steps, in the history that stands."""
+    """Groups in optimiser steps of the surviving history."""
     debt: float = 0.0
-    """Groups by which it is behind its share (below 0: ahead). Within 1 of 0 while nobody's patience ran out."""
+    """How many groups it is behind its share (below 0: ahead). Within 1 of 0 while no family's patience has run out."""
     passed: bool = False
-    """Its `patience_s` ran out: steps are made without it until its next group is ready."""
+    """Its `patience_s` ran out: steps proceed without it until its next group is ready."""
 
 
 class PoolStatus(BaseModel):
     running: int = 0
     prepared: int = 0
-    """Bound to the decision of a team."""
+    """Episodes bound to a team's decision."""
     ended: int = 0
     groups_open: int = 0
     groups_ready: int = 0
@@ -51,9 +51,9 @@ class Hang(BaseModel):
     """A process of the engine did not answer within its limit. It is ended and restarted, and the step under way runs again."""
 
     reason: str
-    """Which process, what it was asked, and for how long."""
+    """Which process hung, on which request, and for how long."""
     phase: Phase
-    """The server's phase when it was found."""
+    """The server's phase when the hang was detected."""
     since: float
     """Unix time of the last sign of life."""
     found_at: float
@@ -67,29 +67,29 @@ class ReplicaStatus(BaseModel):
     device: str
     ready: bool
     failed_for_good: bool = False
-    """It crashed too often, and stays away until the server is started again."""
+    """It crashed too often and stays down until the server restarts."""
     failures: int = 0
     """Crashes in a row."""
     reason: str | None = None
-    """Why it is not ready."""
+    """Why the replica is not ready."""
 
 
 class EngineStatus(BaseModel):
     backend: str
     device: str
     dtype: ComputeType | None = None
-    """What is sampled in, and what a run is trained in whose spec leaves it open. None: an older server."""
+    """Compute type of sampling, and of training if the spec says `auto`. None: an older server."""
     tokens_per_s: float = 0.0
     warm: bool = False
     failures: int = 0
     hang: Hang | None = None
     """The most recent hang of an engine process; kept after it is over."""
     replicas: list[ReplicaStatus] = []
-    """Of an engine whose replicas crash and come back one by one."""
+    """Status of each replica, for engines whose replicas crash and restart independently."""
 
     @property
     def computes(self) -> str:
-        """On what, and in which number type where that is known: `cpu in float32`."""
+        """Device and, if known, number type: `cpu in float32`."""
         return f"{self.device} in {self.dtype}" if self.dtype else self.device
 
 
@@ -103,7 +103,7 @@ class WaitingFor(BaseModel):
 
     task_id: str
     client_id: str | None = None
-    """Who plays it; None if nobody has claimed the task's free slots."""
+    """Client that plays the episode; None if nobody has claimed the task's free slots."""
     since: float
     """Unix time when the wait began."""
 
@@ -115,15 +115,16 @@ class ServerStatus(BaseModel):
     phase: Phase
     failed: Failure | None = None
     storage_full: Failure | None = None
-    """The newest write found no room. Until there is room nothing is granted, acknowledged or trained, and nothing is lost."""
+    """The newest write failed because storage is full. Until there is room the server grants, acknowledges and trains nothing;
+    nothing is lost."""
     run_id: str | None = None
-    """The run that is served; None when none is."""
+    """The run being served; None if there is none."""
     newest_run_id: str | None = None
-    """The run that began last, also when it was stopped or has failed and is not served any more; None before the first."""
+    """The run that began last, even if it has stopped or failed; None before the first run."""
 
     @property
     def latest_run_id(self) -> str | None:
-        """The run that is served, else the one that began last. A server of an earlier version names only the first."""
+        """The run being served, else the one that began last. Older servers report only a run being served."""
         return self.run_id or self.newest_run_id
 
     step: int = 0
@@ -132,17 +133,19 @@ class ServerStatus(BaseModel):
     model_fingerprint: str | None = None
     pool: PoolStatus
     waiting_for: WaitingFor | None = None
-    """Set while the run is blocked by it."""
+    """What blocks the run; None if nothing does."""
     engine: EngineStatus
     limits: dict[str, float | int | None] = {}
     state_dir: str | None = None
-    """Where the server keeps its state, on its own machine. Agents may neither read nor write it."""
+    """The server's state directory, on its own machine. Agents may neither read nor write it."""
 
     @property
     def trouble(self) -> str | None:
         """Why the server is stuck; None if it is not."""
         hang = self.engine.hang
-        if hang is not None and (hang.over_at is not None or self.engine.warm):  # of one replica: the others go on
+        if hang is not None and (
+            hang.over_at is not None or self.engine.warm
+        ):  # one replica hangs; the others continue
             hang = None
         found = self.failed or self.storage_full or hang
         return None if found is None else found.reason
@@ -181,9 +184,9 @@ class VersionReport(BaseModel):
     reward_mean: float | None = None
     reward_std: float | None = None
     before: str | None = None
-    """The version that ended episodes of this family last, when this one ended its first."""
+    """The version that had most recently ended episodes of this family when this one ended its first."""
     shift: float | None = None
-    """Mean reward of the first episodes of this version less that of the last ones of `before`, at most 64 each."""
+    """Mean reward of this version's first episodes minus that of `before`'s last ones; at most 64 each."""
     shift_stderr: float | None = None
     quarantined: str | None = None
     """Why its episodes are no longer trained; None if they are."""
@@ -194,10 +197,10 @@ class CheckpointReport(BaseModel):
 
     step: int
     held_out: float | None = None
-    """Mean reward of the eval episodes played with its weights; None if there were none."""
+    """Mean reward of eval episodes played with its weights; None if there are none."""
     held_out_episodes: int = 0
     best: bool = False
-    """The one with the highest held-out reward: kept whatever comes after it."""
+    """Whether it has the highest held-out reward; the best checkpoint is always kept."""
 
 
 class RunReport(BaseModel):
@@ -214,9 +217,9 @@ class RunReport(BaseModel):
     started_at: float
     ended_at: float | None = None
     versions: list[VersionReport] = []
-    """In the order of their first groups."""
+    """Client versions, in the order of their first groups."""
     checkpoints: list[CheckpointReport] = []
-    """Those that are kept, by step."""
+    """The kept checkpoints, by step."""
     notes: list[str] = []
     """Warnings about an accepted spec, with what to do."""
 
@@ -234,7 +237,7 @@ class RestoreRequest(StrictModel):
     """Go back to a checkpoint of the run, on a new branch of it."""
 
     step: Annotated[int, Field(ge=0)]
-    """Of a checkpoint that is kept; 0 is the hosted model."""
+    """Step of a kept checkpoint; 0 is the hosted model."""
     idempotency_key: IdempotencyKey = None
 
 

@@ -55,7 +55,7 @@ class LedgerCount(BaseModel):
     """Sum over episodes that have a reward."""
     rewarded: int
     prompt_tokens: int = 0
-    """Of all calls, each with its whole prompt. 0 from an older server."""
+    """Prompt tokens of all calls, each call with its whole prompt. 0 from an older server."""
     sampled_tokens: int
     last_claim_at: float
 
@@ -88,8 +88,8 @@ class LedgerSummary(BaseModel):
     causes: dict[Cause, int] = {}
     """Attempts that each cause lost; causes that lost none are left out."""
     lost: list[LostAttempts] = []
-    """The same by client, version and task, the most first; at most 1,000 rows."""
+    """Lost attempts by client, version and task, largest counts first; at most 1,000 rows."""
     failures: list[LastFailure]
-    """Newest first."""
+    """Most recent failures, newest first."""
     recent: list[str]
-    """The newest episodes that sampled anything, newest first: candidates for a look at their traces."""
+    """The newest episodes that sampled any tokens, newest first; their traces may be worth reading."""

@@ -18,16 +18,16 @@ class Decider(StrictModel):
     """The episode whose fate the whole team shares, and how a server that is in doubt asks for it."""
 
     url: str
-    """Of the decider's server, as clients and the other servers reach it: its grant's `base_url` without `/v1`."""
+    """URL of the decider's server, reachable by clients and the other servers: its grant's `base_url` without `/v1`."""
     episode_id: str
     key: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_\-]+$")]
-    """The `team_key` of the decider's grant: good for asking what was decided, and for nothing else."""
+    """The `team_key` of the decider's grant: it only allows asking for the decision."""
 
     @field_validator("url")
     @classmethod
     def _plain(cls, url: str) -> str:
         parts = urlsplit(url)
-        # Reading a port that is none raises a ValueError of its own.
+        # Reading an invalid port raises a ValueError.
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:
             raise ValueError("must look like http://127.0.0.1:8642")
         if parts.username or parts.password or parts.query or parts.fragment:
@@ -54,7 +54,7 @@ class EpisodePreparation(StrictModel):
     decider: Decider
     result: TeamResult
     patience_s: Annotated[float, Field(ge=1, le=86_400), NotBoolean] = 60.0
-    """How long the client may be silent from now on: then the decider aborts, and the others ask the decider."""
+    """How long the client may stay silent from now on. After that the decider aborts, and the others ask the decider."""
 
 
 class EpisodeCommit(StrictModel):
@@ -74,7 +74,7 @@ class TeamReceipt(BaseModel):
     episode_id: str
     status: Literal["prepared", "committed", "aborted"]
     dropped: DropReason | None = None
-    """As in `EpisodeReceipt`, of a member that was committed."""
+    """As in `EpisodeReceipt`, for a committed member."""
 
 
 class TeamDecision(BaseModel):
@@ -83,4 +83,4 @@ class TeamDecision(BaseModel):
     episode_id: str
     decision: Literal["undecided", "committed", "aborted"]
     cause: Cause | None = None
-    """Who lost the decider's episode, where it is known."""
+    """Why the decider's episode was lost, if known."""
