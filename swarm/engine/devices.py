@@ -1,4 +1,4 @@
-"""Which devices of one machine an engine computes on: one for the trainer, one for each replica of inference.
+"""The devices of one machine that an engine uses: one for the trainer, one for each inference replica.
 
 GPUs are counted as CUDA counts them, within CUDA_VISIBLE_DEVICES. Read from device files, without importing torch.
 """
@@ -37,7 +37,7 @@ class DeviceName:
         return cls(cast("Device", kind), int(index or 0))
 
     def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """What a child gets so that this is the only GPU it finds; for a CPU nothing. environ: our own."""
+        """Environment that makes this the only GPU visible to a child; empty for a CPU. environ: our own."""
         if self.kind == "cpu":
             return {}
         visible = _visible(environ)
@@ -62,12 +62,12 @@ class Layout:
 
     @classmethod
     def one(cls, kind: Device) -> Layout:
-        """The trainer and one inference, both on the first device of its kind."""
+        """The trainer and one replica, both on the first device of this kind."""
         return cls(trainer=DeviceName(kind), inference=(DeviceName(kind),))
 
     @property
     def all(self) -> tuple[DeviceName, ...]:
-        """The trainer's first; one that it shares with a replica stands there twice."""
+        """The trainer's device, then those of the replicas; a shared device occurs twice."""
         return (self.trainer, *self.inference)
 
     @property
@@ -76,7 +76,7 @@ class Layout:
 
     @property
     def shared(self) -> bool:
-        """Whether the trainer and one inference have the same device, and no other."""
+        """Whether the trainer and the only replica share one device."""
         return self.inference == (self.trainer,)
 
     def __str__(self) -> str:
@@ -96,7 +96,7 @@ class Layout:
 
 
 def _count(kind: Device, environ: Mapping[str, str]) -> int:
-    """A processor takes at most as many replicas as it has cores."""
+    """Number of devices of this kind; a CPU counts one per core."""
     if kind == "cpu":
         return cores()
     visible = _visible(environ)
@@ -106,7 +106,7 @@ def _count(kind: Device, environ: Mapping[str, str]) -> int:
 
 
 def _visible(environ: Mapping[str, str]) -> list[str] | None:
-    """The GPUs that CUDA may use, by number or UUID, up to the first that is none; None: every one."""
+    """The GPUs that CUDA may use, by number or UUID, up to the first invalid one; None: all."""
     if _VISIBLE not in environ:
         return None
     named: list[str] = []

@@ -1,7 +1,7 @@
 """The algorithms, one file each, with source and equation: how rewards become advantages, and how a token is priced.
 
-A file is called as `swarm.protocol.algorithms` registers its algorithm. At run time these files import no torch: engines without
-it price numbers of their own. Only `own` and `functions` do, for functions of users, and are imported where a run has some.
+Each file has the name under which `swarm.protocol.algorithms` registers its algorithm. These files import no torch at run
+time, so that engines without torch can use them. Only `own` and `functions` do; they are imported if a run has users' functions.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ def over_numbers(
     calls: Sequence[tuple[str, int]],
     episodes: Episodes,
 ) -> dict[str, list[float]]:
-    """`Algorithm.over_update` for an engine without tensors: what it adds to the facts, by name.
+    """`Algorithm.over_update` for engines without tensors; returns the added facts by name.
 
-    facts: those of the tokens, and as `logp_N` their log-probabilities now. Raises: TrainingRefused.
+    facts: facts of the tokens, with their current log-probabilities as `logp_N`. Raises: TrainingRefused.
     """
     found: dict[str, list[float]] = _own().over_numbers(algorithm, facts, calls, episodes)
     return found

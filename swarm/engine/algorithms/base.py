@@ -1,6 +1,6 @@
-"""What every algorithm is made of: advantages from rewards, and a price for each token by what is known of it.
+"""Base of all algorithms: turn rewards into advantages, and compute each token's loss from its facts.
 
-Subclasses state what differs. The clipped surrogate and the KL and entropy terms stand here; importance corrections in `corrections`.
+It holds the clipped surrogate and the KL and entropy terms; subclasses override what differs. `corrections` has importance corrections.
 Suffix of tensors: U uses (sampled tokens of trained calls).
 """
 
@@ -43,31 +43,31 @@ class Algorithm(ABC):
 
     @property
     def credits_tokens(self) -> bool:
-        """Whether advantages can be had only after the trainer has read the tokens: `credit` instead of `outcomes`."""
+        """Whether advantages need the trainer's pass over the tokens first: use `credit` instead of `outcomes`."""
         return self.has_critic or self.penalises
 
     @property
     def penalises(self) -> bool:
-        """Whether the KL penalty is taken from the rewards."""
+        """Whether the KL penalty is subtracted from the rewards."""
         return self.spec.kl > 0 and self.spec.kl_in == "reward"
 
     @property
     def of_updates(self) -> bool:
-        """Whether a token's price depends on all tokens that are trained with it: `over_update` before each update."""
+        """Whether a token's loss depends on all tokens of its update; then call `over_update` before each update."""
         return self.correction.of_updates
 
     # -- advantages ---------------------------------------------------------------------------------------------------
 
     def shaped(self, reward: float, longest: int, limit: int) -> float:
-        """The reward as it is compared. longest: tokens of the longest answer; limit: the most that an answer may have."""
+        """The reward after shaping. longest: tokens of the longest answer; limit: most tokens allowed in an answer."""
         return reward
 
     @abstractmethod
     def outcomes(self, trajectories: Sequence[Trajectory]) -> list[float]:
-        """One advantage per trajectory of a batch, by rewards alone."""
+        """One advantage per trajectory of a batch, from rewards alone."""
 
     def credit(self, trajectories: Sequence[Trajectory]) -> list[Credit]:
-        """Advantages of all tokens of a batch, with penalties and values in force."""
+        """Advantages of all tokens of a batch, including penalties and the critic's values."""
         net = [trajectory.net for trajectory in trajectories]
         return [
             Credit(advantages=[advantage] * trajectory.tokens)
@@ -77,7 +77,7 @@ class Algorithm(ABC):
     # -- the price of a token -------------------------------------------------------------------------------------------
 
     def over_update(self, update: Update) -> TokenFacts:
-        """The facts of an update's tokens, with what `loss` needs to know of the whole update. Raises: TrainingRefused."""
+        """The facts of an update's tokens, plus those that `loss` needs about the whole update. Raises: TrainingRefused."""
         return self.correction.over_update(update)
 
     def loss(self, logp_U: Tensor, entropy_U: Tensor, facts: TokenFacts) -> Tensor:
@@ -92,7 +92,7 @@ class Algorithm(ABC):
         return (loss_U * facts.weight_U).sum()
 
     def surrogate(self, logp_U: Tensor, facts: TokenFacts) -> Tensor:
-        """What each use costs by its advantage, corrected."""
+        """Policy loss of each use, with the importance correction."""
         gain_U = self.gain(logp_U, facts)
         correction_U = self.correction.weights(old(logp_U, facts), facts)
         if correction_U is not None:
@@ -100,14 +100,14 @@ class Algorithm(ABC):
         return -gain_U
 
     def gain(self, logp_U: Tensor, facts: TokenFacts) -> Tensor:
-        """What each use adds to the objective: min(r A, clip(r, 1 - low, 1 + high) A). Schulman et al. 2017 (arXiv
+        """Gain of each use: min(r A, clip(r, 1 - low, 1 + high) A). Schulman et al. 2017 (arXiv
         1707.06347), eq. 7."""
         ratio_U = self.ratio(logp_U, facts)
         kept_U = ratio_U.clamp(1 - self.spec.clip_low, 1 + self.spec.clip_high)
         return (ratio_U * facts.advantage_U).minimum(kept_U * facts.advantage_U)
 
     def clipped(self, logp_U: Tensor, facts: TokenFacts) -> Tensor:
-        """Which uses got no gradient because their ratio left the clip range."""
+        """Which uses get no gradient because their ratio left the clip range."""
         ratio_U = self.ratio(logp_U, facts)
         above = (ratio_U > 1 + self.spec.clip_high) & (facts.advantage_U > 0)
         below = (ratio_U < 1 - self.spec.clip_low) & (facts.advantage_U < 0)

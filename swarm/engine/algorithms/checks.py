@@ -1,4 +1,4 @@
-"""Tries a user's own function on random ragged tokens: what a trainer relies on, before a run does.
+"""Test a user's own function on random ragged tokens before a run relies on it.
 
 Suffixes of tensors: N tokens, E episodes.
 """
@@ -17,17 +17,17 @@ from swarm.engine.seam import TrainingRefused
 from swarm.protocol.algorithms import AlgorithmSpec
 
 _STEP = 1e-6
-"""Of finite differences, in double precision."""
+"""Step size of finite differences, in double precision."""
 _CLOSE = 1e-5
-"""Relative to the largest entry, so far may a gradient be from its finite differences."""
+"""Allowed error of a gradient against finite differences, relative to its largest entry."""
 _SAME = 1e-8
 _FAR = 100.0
-"""A log-ratio that no run should meet, and a long one does."""
+"""An extreme log-ratio, as long runs do produce."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One check of a function. passed: None where it does not apply."""
+    """Result of one check. passed: None if the check does not apply."""
 
     check: str
     passed: bool | None
@@ -36,7 +36,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class _Token:
-    """key: which token it is, whatever the order. gap: log-ratio of now to before; mismatch: of before to sampled."""
+    """A token. key: its identity, whatever the order. gap: log-ratio of now to before; mismatch: of before to sampled."""
 
     key: int
     old: float
@@ -57,7 +57,7 @@ _Groups = list[list[_Episode]]
 
 
 def check_function(spec: AlgorithmSpec, field: str, *, detached: bool = False, seed: int = 0) -> list[Check]:
-    """All checks of the function that `field` of the spec names. detached: do not compare a loss with finite differences."""
+    """Run all checks on the function named in `field` of the spec. detached: do not compare a loss with finite differences."""
     function, chance = OwnFunction(spec, field), random.Random(seed)
     groups = _groups(chance)
     found = [_runs(function, spec, chance)]
@@ -87,7 +87,7 @@ def check_function(spec: AlgorithmSpec, field: str, *, detached: bool = False, s
 
 
 def _runs(function: OwnFunction, spec: AlgorithmSpec, chance: random.Random) -> Check:
-    """On batches of several shapes, also of one token and of equal rewards."""
+    """Check that it runs on batches of several shapes, including one token and equal rewards."""
     token = _token(chance, 0)
     shapes = [*(_groups(chance) for _ in range(3)), [[_Episode(1.0, [[token]])]], [[_Episode(0.5, [[token]])] * 2]]
     try:
@@ -122,7 +122,7 @@ def _order(function: OwnFunction, spec: AlgorithmSpec, groups: _Groups, chance: 
 
 
 def _padding(function: OwnFunction, spec: AlgorithmSpec, groups: _Groups, chance: random.Random) -> Iterator[Check]:
-    """Untrained tokens: that they are there, and what they hold."""
+    """Check that neither the presence nor the content of untrained tokens changes the result."""
     bare = _answers(function, groups, spec)
     padded = [_answers(function, _with_padding(groups, random.Random(chance.random())), spec) for _ in range(2)]
     far = _distance(padded[0], padded[1])
@@ -134,7 +134,7 @@ def _padding(function: OwnFunction, spec: AlgorithmSpec, groups: _Groups, chance
 
 
 def _gradient(function: OwnFunction, spec: AlgorithmSpec, groups: _Groups) -> Check:
-    """Of a randomly weighted sum over the tokens, so that what one token says of another counts too."""
+    """Check the gradient of a randomly weighted sum over tokens, which includes effects of one token on another."""
     tokens, _ = _tokens(_with_padding(groups, random.Random(0)), spec)
     weight_N = torch.rand(tokens.logp_N.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64) + 0.5
     logp_N = tokens.logp_N.clone().requires_grad_()
@@ -165,7 +165,7 @@ def _gradient(function: OwnFunction, spec: AlgorithmSpec, groups: _Groups) -> Ch
 
 
 def _extremes(function: OwnFunction, spec: AlgorithmSpec, groups: _Groups, *, loss: bool) -> Check:
-    """Ratios that leave the range of single precision once they are exponentiated."""
+    """Check ratios whose exponential leaves the range of single precision."""
     far = [
         [
             _Episode(
@@ -228,7 +228,7 @@ def _groups(chance: random.Random) -> _Groups:
 
 
 def _with_padding(groups: _Groups, chance: random.Random) -> _Groups:
-    """Two untrained tokens behind each call."""
+    """Add two untrained tokens after each call."""
     return [
         [
             _Episode(
@@ -242,7 +242,7 @@ def _with_padding(groups: _Groups, chance: random.Random) -> _Groups:
 
 
 def _answers(function: OwnFunction, groups: _Groups, spec: AlgorithmSpec) -> dict[int, float]:
-    """What is said of each trained token, by its key."""
+    """The function's result for each trained token, by key."""
     tokens, keys = _tokens(groups, spec)
     said = function(tokens).detach().tolist()
     return {key: value for key, value, trained in zip(keys, said, tokens.mask_N.tolist(), strict=True) if trained}
@@ -254,7 +254,7 @@ def _distance(one: dict[int, float], other: dict[int, float]) -> float:
 
 
 def _tokens(groups: _Groups, spec: AlgorithmSpec, dtype: torch.dtype = torch.float64) -> tuple[Tokens, list[int]]:
-    """What a function is given of these, and the key of each token."""
+    """The `Tokens` that a function gets, and the key of each token."""
     episodes = [(number, episode) for number, group in enumerate(groups) for episode in group]
     calls = [(at, call) for at, (_, episode) in enumerate(episodes) for call in episode.calls]
     placed = [(number, at, token) for number, (at, call) in enumerate(calls) for token in call]

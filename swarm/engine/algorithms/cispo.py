@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Cispo(Grpo):
-    """The value of its loss says nothing by itself: only its gradient does."""
+    """The value of its loss has no meaning; only the gradient has."""
 
     def gain(self, logp_U: Tensor, facts: TokenFacts) -> Tensor:
         ratio_U = self.ratio(logp_U, facts).detach()
@@ -24,6 +24,6 @@ class Cispo(Grpo):
         return weight_U * facts.advantage_U * logp_U
 
     def clipped(self, logp_U: Tensor, facts: TokenFacts) -> Tensor:
-        """Which uses had their weight cut."""
+        """Which uses had their weight clipped."""
         ratio_U = self.ratio(logp_U, facts)
         return (ratio_U > 1 + self.spec.clip_high) | (ratio_U < 1 - self.spec.clip_low)

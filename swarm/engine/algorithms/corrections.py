@@ -1,7 +1,7 @@
-"""Importance corrections: weights for tokens that the sampler drew with other probabilities than the trainer computes.
+"""Importance corrections: weights for tokens whose sampled probability differs from the one that the trainer computes.
 
-The ratio is the trainer's probability before the step over the recorded one, of a token or of its whole call (the product over
-its tokens). Weights are constants: no gradient flows through them. Suffix of tensors: U uses (sampled tokens of trained calls).
+The ratio is the trainer's probability before the step divided by the recorded one, for a token or for its whole call (the
+product over its tokens). Weights are constants: no gradient flows through them. Suffix of tensors: U uses (sampled tokens of trained calls).
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ class Correction(ABC):
 
     @abstractmethod
     def weights(self, before_U: Tensor, facts: TokenFacts) -> Tensor | None:
-        """What the gain of each token is multiplied by; None: nothing. before_U: log-probabilities before the step."""
+        """Factor on each token's gain; None: no correction. before_U: log-probabilities before the step."""
 
     def over_update(self, update: Update) -> TokenFacts:
-        """The facts of an update's tokens, with what `weights` needs to know of the whole update."""
+        """The facts of an update's tokens, plus those that `weights` needs about the whole update."""
         return update.facts
 
     def ratio(self, before_U: Tensor, facts: TokenFacts) -> Tensor:
-        """Trainer over sampler."""
+        """Trainer's probability divided by the sampler's."""
         if not self.whole_calls:
             return ratio(before_U, facts.recorded_U)
         if facts.rollout_gap_U is None:
@@ -47,7 +47,7 @@ class Correction(ABC):
 
 
 class Uncorrected(Correction):
-    """Only tokens that were drawn from another distribution than is trained have weights, whatever the spec says."""
+    """Weights only tokens that were drawn from a different distribution than is trained, whatever the spec says."""
 
     def weights(self, before_U: Tensor, facts: TokenFacts) -> Tensor | None:
         if facts.off_policy_U is None:
@@ -70,7 +70,7 @@ class TruncatedCall(Truncated):
 
 
 class Masked(Correction):
-    """w = ratio where floor <= ratio <= limit, else 0: what differs too much teaches nothing.
+    """w = ratio where floor <= ratio <= limit, else 0: tokens that differ too much are not trained.
 
     With a floor it is IcePop's M(k) = k if alpha <= k <= beta else 0 (Zhao et al. 2025, "Small Leak Can Sink a Great Ship"; Ling
     Team 2025, arXiv 2510.18855); without, masked importance sampling of tokens (Liu et al. 2025, "When Speed Kills Stability":
@@ -95,7 +95,7 @@ _CORRECTIONS: Mapping[str, type[Correction]] = {
     "masked": Masked,
     "masked_call": MaskedCall,
 }
-"""As `swarm.protocol.algorithms.CORRECTIONS` registers them."""
+"""Corrections under the names registered in `swarm.protocol.algorithms.CORRECTIONS`."""
 
 
 def correction_of(spec: AlgorithmSpec) -> Correction:

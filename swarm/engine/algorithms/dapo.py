@@ -12,7 +12,7 @@ from swarm.engine.algorithms.grpo import Grpo
 
 
 class Dapo(Grpo):
-    """The first three are its defaults; the last is here."""
+    """Implements overlong shaping; the other three parts are default settings."""
 
     def shaped(self, reward: float, longest: int, limit: int) -> float:
         buffer = self.spec.overlong_buffer * limit

@@ -1,4 +1,4 @@
-"""What is known of a token when it is priced, and the arithmetic of ratios.
+"""Facts about a token that its loss depends on, and the arithmetic of ratios.
 
 Suffix of tensors: U uses (sampled tokens of trained calls).
 """
@@ -13,22 +13,22 @@ if TYPE_CHECKING:
 
 
 _MAX_GAP = 30.0
-"""Log-ratios beyond this are cut, so that no exponential overflows."""
+"""Log-ratios are clipped to this, so that no exponential overflows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenFacts:
     """Constants of the loss, per use. Log-probabilities are after temperature.
 
-    place: the use's index among the sampled tokens of all calls of the minibatch, one call behind the other.
+    place: the use's index among the sampled tokens of all calls of the minibatch, concatenated.
     recorded: by the sampler. old: by the trainer, before the step; None: the current ones, so that the ratio is one.
     start: under the run's first weights. value: by the critic, before the step. target: what its value should have been.
     call_gap: mean of current - old over the call's tokens, under the weights that are about to be trained.
-    entropy: where the token was drawn, before the step. correction, price and slope: what functions of a user's own say of the token,
-    seen over the whole update: its weight, its loss, and the derivative of the update's loss by the token's log-probability over its
-    weight in that loss.
-    rollout_gap: sum of old - recorded over the call's tokens. off_policy: 1 where the token was drawn from another distribution than is
-    trained (`sampling.train` is policy), else 0. Each is None where it was not computed, or there is none.
+    entropy: of the token's distribution, before the step. correction, price and slope: results of a user's own functions over the
+    whole update: the token's importance weight, its loss, and the derivative of the update's loss by the token's log-probability,
+    divided by its weight in that loss.
+    rollout_gap: sum of old - recorded over the call's tokens. off_policy: 1 where the token was drawn from a different distribution
+    than is trained (`sampling.train` is policy), else 0. A fact is None if it was not computed or does not exist.
     """
 
     advantage_U: Tensor

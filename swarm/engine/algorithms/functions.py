@@ -1,8 +1,8 @@
-"""Functions of users' own, from the text that a run's spec holds: what they are given, and how they are called.
+"""Users' own functions, whose source a run's spec holds: their arguments, and how we call them.
 
-Each is a function of `Tokens` alone and returns one number per token. Its text is executed anew whenever it is called: what it leaves in
-its module is gone by the next call, so that a replay does what the run did. Suffixes of tensors: N tokens, one call behind the
-other; E episodes of the batch, one entry for each agent that played in them; X any.
+Each takes only `Tokens` and returns one number per token. Its source is executed anew for every call, so it keeps no state
+between calls and a replay repeats the run. Suffixes of tensors: N tokens, calls concatenated; E episodes of the batch, one
+entry per agent in them; X any.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ from swarm.protocol.algorithms import AlgorithmSpec
 class Tokens:
     """The sampled tokens that are trained together, on the CPU. Log-probabilities are after temperature.
 
-    An advantage is given the whole batch, a loss and an importance correction one update (a minibatch). Where mask_N is False a
-    token is not trained: it must change nothing of what is answered for others, and what is answered for it is not used.
+    An advantage gets the whole batch; a loss and an importance correction get one update (a minibatch). A token is not trained
+    where mask_N is False: it must not affect the results of other tokens, and its own result is ignored.
     """
 
     logp_N: Tensor
-    """Now. Gradients flow through it into a loss; before the first update of a step it equals old_logp_N."""
+    """Under the current weights. A loss gets its gradient through it; before a step's first update it equals old_logp_N."""
     old_logp_N: Tensor
-    """By the trainer, under the weights before the step."""
+    """Computed by the trainer with the weights before the step."""
     sampled_logp_N: Tensor
-    """By the sampler, when the token was drawn."""
+    """Recorded by the sampler when it drew the token."""
     entropy_N: Tensor
-    """Of the distribution that the token was drawn from, under the weights before the step, in nats."""
+    """Entropy of the distribution that the token was drawn from, under the weights before the step, in nats."""
     mask_N: Tensor
-    """bool: whether the token is trained. Engines hand over trained tokens alone; `swarm algorithm check` does not."""
+    """bool: whether the token is trained. Engines pass only trained tokens; `swarm algorithm check` also passes others."""
     advantage_N: Tensor
-    """0 where the advantage is what is asked for."""
+    """Advantages; 0 when the function itself computes the advantage."""
     call_N: Tensor
     """int64: number of the call that sampled the token."""
     episode_N: Tensor
     """int64: which of the E episodes the token belongs to."""
     reward_E: Tensor
-    """As it is compared; where an advantage is asked for, less the penalty of `kl_in: reward`."""
+    """Reward after shaping; for an advantage function, minus the penalty of `kl_in: reward`."""
     group_E: Tensor
     """int64: number of the group. Episodes of one task, by one agent, are a group."""
     settings: AlgorithmSpec
@@ -60,7 +60,7 @@ class Tokens:
 
 
 def mean_by(value_X: Tensor, index_X: Tensor, mask_X: Tensor | None = None) -> Tensor:
-    """At each entry the mean over all entries with its index; where there is a mask, over those in which it is True (0 without any).
+    """For each entry, the mean over all entries with the same index; with a mask, only over those where it is True (0 if there are none).
 
     `mean_by(t.reward_E, t.group_E)` is each episode's group mean, `mean_by(t.logp_N, t.call_N, t.mask_N)` each token's mean over its call.
     """
@@ -81,7 +81,7 @@ class Update:
     episodes: Episodes
 
     def tokens(self, settings: AlgorithmSpec, logp_N: Tensor) -> Tokens:
-        """What a function is given. logp_N: what gradients flow through."""
+        """The argument of a function. logp_N: current log-probabilities, through which gradients flow."""
         facts = self.facts
         if facts.old_U is None or facts.entropy_U is None:
             raise ValueError("functions of updates need the log-probabilities and entropies before the step")
@@ -103,7 +103,7 @@ class Update:
 
 
 class OwnFunction:
-    """One function of a text that the spec holds. field: which one of the spec's algorithm it is."""
+    """One function from the spec's sources. field: the field of the algorithm that names it."""
 
     def __init__(self, spec: AlgorithmSpec, field: str) -> None:
         self.file, self.name = spec.own_functions[field]
@@ -112,11 +112,11 @@ class OwnFunction:
     def __call__(self, tokens: Tokens) -> Tensor:
         """[N], in the type of the log-probabilities; 0 where the mask is False. Raises: TrainingRefused."""
         module = ModuleType(f"own function {self.file}")
-        sys.modules[module.__name__] = module  # where dataclasses look for it
+        sys.modules[module.__name__] = module  # dataclasses look it up there
         try:
             exec(compile(self._text, self.file, "exec", dont_inherit=True), module.__dict__)
             answer = getattr(module, self.name)(tokens)
-        except (Exception, SystemExit) as error:  # whatever a user's text raises: it ends the run, and not the trainer
+        except (Exception, SystemExit) as error:  # any error in a user's code ends the run, but not the trainer
             raise self._refused(f"raised {type(error).__name__}: {error}{self._line(error)}") from error
         finally:
             sys.modules.pop(module.__name__, None)

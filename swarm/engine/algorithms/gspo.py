@@ -1,4 +1,4 @@
-"""GSPO: the ratio of a whole answer, in the place of each token's own.
+"""GSPO: the ratio of a whole answer instead of each token's own.
 
 s = (p(y) / p_old(y))^(1 / |y|), L = -min(s A, clip(s, 1 - low, 1 + high) A), averaged inside each call, then over calls. An
 answer is a call here: the tokens that were sampled in one go. Each token's gradient is s A d log p(y_t), by the token-wise
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Gspo(Grpo):
-    """As long as the weights stand where the old log-probabilities are from, s is one."""
+    """s is one until the first update of a step moves the weights."""
 
     couples_calls = True
 

@@ -13,4 +13,4 @@ from swarm.engine.algorithms.grpo import Grpo
 
 
 class IcePop(Grpo):
-    """All that differs is its default `importance_correction`, and that one's bounds."""
+    """Differs from GRPO only in its default `importance_correction` and the bounds of that."""

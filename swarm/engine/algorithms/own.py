@@ -1,7 +1,7 @@
-"""Algorithms and corrections with functions of users' own in the place of theirs (`functions` says what these are given).
+"""Algorithms and corrections that call users' own functions (`functions` describes their arguments).
 
-A loss over a whole update becomes a price of each token: its value, and its slope by the token's log-probability. A trainer that holds
-a few tokens at a time makes the same gradient of these.
+A loss over a whole update becomes a value per token and its slope by the token's log-probability. From these, a trainer that
+holds only a few tokens at a time computes the same gradient.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from swarm.protocol.algorithms import AlgorithmSpec
 
 
 class OwnAdvantage(Algorithm):
-    """The advantage of a function, the clipped surrogate for a loss. No group is left out for its equal rewards."""
+    """A user's function for the advantage, the clipped surrogate for the loss. Trains groups of equal rewards, too."""
 
     reads_tokens = True
 
@@ -48,7 +48,7 @@ class OwnAdvantage(Algorithm):
 
 
 class OwnCorrection(Correction):
-    """The weights of a function of a user's own."""
+    """Weights computed by a user's own function."""
 
     of_updates = True
 
@@ -63,13 +63,13 @@ class OwnCorrection(Correction):
 
 
 class OwnLoss(Algorithm):
-    """Laid over an algorithm: what it says of a token's price is a function's. KL, entropy and importance correction are as ever."""
+    """Mixin that replaces an algorithm's loss by a user's function. KL, entropy and importance correction stay the same."""
 
     couples_calls: ClassVar[bool] = False
 
     @property
     def rewards_alone(self) -> bool:
-        """A loss may price tokens without an advantage, so that none is left out."""
+        """False: a user's loss may apply to tokens without an advantage, so all tokens are trained."""
         return False
 
     @property
@@ -98,12 +98,12 @@ class OwnLoss(Algorithm):
         return facts.price_U + facts.slope_U * (logp_U - logp_U.detach())
 
     def clipped(self, logp_U: Tensor, facts: TokenFacts) -> Tensor:
-        """No function says what it clips."""
+        """None: a user's function does not report clipping."""
         return nothing_clipped(logp_U)
 
 
 def with_own_loss(kind: type[Algorithm]) -> type[Algorithm]:
-    """The algorithm with a function in the place of its loss."""
+    """The algorithm with its loss replaced by a user's function."""
     return type(f"{kind.__name__}WithOwnLoss", (OwnLoss, kind), {})
 
 
@@ -122,7 +122,7 @@ def over_numbers(
 
 
 def told_of(facts: TokenFacts) -> dict[str, Tensor]:
-    """What functions said of an update's tokens, by the name of the fact."""
+    """Results of users' functions for an update's tokens, by name of the fact."""
     said = {"correction_U": facts.correction_U, "price_U": facts.price_U, "slope_U": facts.slope_U}
     return {name: value_N for name, value_N in said.items() if value_N is not None}
 

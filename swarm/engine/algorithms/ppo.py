@@ -26,7 +26,7 @@ class Ppo(Algorithm):
     has_critic = True
 
     def outcomes(self, trajectories: Sequence[Trajectory]) -> list[float]:
-        """With a critic that gives all states one value, which the normalisation takes off again."""
+        """As if the critic gave all states the same value, which the normalisation cancels."""
         rewards, tokens = [each.reward for each in trajectories], [each.tokens for each in trajectories]
         return whitened(rewards, tokens, self.spec.advantage_norm)
 

@@ -21,7 +21,7 @@ class ReinforcePlusPlus(Algorithm):
 
     @property
     def credits_tokens(self) -> bool:
-        """A discount, too, makes each token's return its own."""
+        """Also true with a discount, because it gives each token its own return."""
         return super().credits_tokens or self.spec.gamma < 1
 
     @property
@@ -44,5 +44,5 @@ class ReinforcePlusPlus(Algorithm):
 
 
 def _mean(rewards: Sequence[float]) -> float:
-    """Of equal rewards exactly what each is, so that rounding makes no difference where there is none."""
+    """The mean; for equal rewards exactly their value, so that rounding creates no differences."""
     return rewards[0] if max(rewards) == min(rewards) else fmean(rewards)

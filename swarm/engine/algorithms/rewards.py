@@ -1,4 +1,4 @@
-"""Rewards made comparable: within a group, without the episode's own, over a batch, discounted, as advantages over values."""
+"""Baselines and returns: group-relative, leave-one-out, whitened, discounted, generalised advantage estimates."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _VARIANCE_FLOOR = 1e-8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trajectory:
-    """What one agent did in one episode: its trained tokens, call behind call, and the reward at their end.
+    """One agent's part of one episode: its trained tokens, calls concatenated, and the final reward.
 
-    group: whom it is compared with. penalties: what each token loses of the reward; values: the critic's estimate before
-    each token. recorded, logps: log-probabilities by the sampler, and by the trainer before the step; entropies: before the step. All have
-    one entry per token, or none at all. calls: how many tokens each call has.
+    group: the trajectories it is compared with. penalties: penalty of each token; values: the critic's estimate before each
+    token. recorded, logps: log-probabilities by the sampler, and by the trainer before the step; entropies: before the step. All
+    have one entry per token, or are empty. calls: number of tokens of each call.
     """
 
     group: Hashable
@@ -33,12 +33,12 @@ class Trajectory:
 
     @property
     def net(self) -> Trajectory:
-        """The same with all penalties taken off the reward."""
+        """The same with all penalties subtracted from the reward."""
         return replace(self, reward=self.reward - math.fsum(self.penalties), penalties=())
 
     @property
     def token_rewards(self) -> list[float]:
-        """What each token earns: minus its penalty, and for the last one the reward."""
+        """Reward of each token: minus its penalty; the last token also gets the trajectory's reward."""
         earned = [-penalty for penalty in self.penalties] or [0.0] * self.tokens
         if earned:
             earned[-1] += self.reward
@@ -47,7 +47,7 @@ class Trajectory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credit:
-    """Advantage of each token of a trajectory; targets: what the critic should have said before each, if there is one."""
+    """Advantage of each token of a trajectory. targets: the critic's target before each token, if there is a critic."""
 
     advantages: Sequence[float]
     targets: Sequence[float] = ()
@@ -121,7 +121,7 @@ def whitened_tokens(sequences: Sequence[Sequence[float]], norm: str = "std") -> 
 
 
 def discounted(rewards: Sequence[float], gamma: float) -> list[float]:
-    """Return from each token on."""
+    """Discounted return from each token on."""
     result, ahead = [0.0] * len(rewards), 0.0
     for at in reversed(range(len(rewards))):
         result[at] = ahead = rewards[at] + gamma * ahead

@@ -1,1 +1,1 @@
-"""A whole engine without torch or vllm, for trying things: it repeats the last word of the prompt, and learns to."""
+"""A complete engine without torch or vllm, for trying things out: it learns to repeat the last word of the prompt."""

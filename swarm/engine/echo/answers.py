@@ -1,6 +1,6 @@
 """Tokens and answers of the echo engine: one id per UTF-8 byte, ChatML with tools, OpenAI's two forms of completion.
 
-Refuses what it cannot honour. Draws nothing, and knows nothing of training or HTTP.
+Refuses unsupported parameters. Draws nothing, and knows nothing of training or HTTP.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def decode(ids: list[int]) -> str:
 
 
 def prompt_ids(dialect: Dialect, body: Json, *, open_answer: bool) -> list[int]:
-    """A chat in ChatML, its tools listed in a system message up front; of a text completion the bytes of its prompt."""
+    """A chat in ChatML with tools in a leading system message; for a text completion, the bytes of its prompt."""
     if dialect == "completions":
         return _text_ids(body.get("prompt"))
     messages = body.get("messages")
@@ -63,7 +63,7 @@ def prompt_ids(dialect: Dialect, body: Json, *, open_answer: bool) -> list[int]:
 
 
 def last_user_word(prompt_ids: list[int]) -> str:
-    """The last word of the last user message in a rendered prompt, or of a plain text; `ok` where there is none."""
+    """The last word of the last user message in a rendered prompt, or of a plain text; `ok` if there is none."""
     text = "".join(map(chr, prompt_ids))  # a character for each token
     if chr(IM_START) in text:
         _, found, rest = text.rpartition(f"{chr(IM_START)}user\n")
@@ -125,7 +125,7 @@ class Draft:
     tool_call: Json | None
 
     def mask(self, position: int) -> bytes:
-        """Among which tokens the one at `position` was drawn: as a row of a sampling mask."""
+        """The candidate tokens of the draw at `position`, as a row of a sampling mask."""
         others = (self.other[0],) if position == self.drawn_at else ()
         return only((self.ids[position], *others))
 
@@ -148,7 +148,7 @@ class Answer:
         self.temperature = _number(body, "temperature", 1.0, least=0)
         self.seed: int | str | None = body.get("seed")
         self._tool = _forced_tool(body)
-        wanted = body.get("logprobs")  # of a text completion a number: how many alternatives to name
+        wanted = body.get("logprobs")  # in a text completion: the number of alternatives to return
         self._logprobs = bool(wanted) if self._chat else wanted is not None
         self._top = _number(body, "top_logprobs" if self._chat else "logprobs", 0, least=0, whole=True)
         self.wants_usage = bool((body.get("stream_options") or {}).get("include_usage"))
@@ -213,7 +213,7 @@ class Answer:
         return self._framed("chat.completion", choices) | {"usage": self._usage()}
 
     def chunk(self, draft: Draft, position: int) -> Json | None:
-        """What a stream shows for the token at `position`; None while nothing new can be shown."""
+        """The stream's chunk for the token at `position`; None if there is nothing new to show."""
         finish = draft.finish_reason if position == len(draft.ids) - 1 else None
         text = draft.pieces[position] if position < len(draft.pieces) and draft.tool_call is None else ""
         if position and not (text or finish or (self._logprobs and draft.tool_call is None)):
@@ -292,7 +292,7 @@ def _forced_tool(body: Json) -> Json | None:
 
 
 def _parsed_call(text: str, seed: int) -> Json | None:
-    """The tool call in a whole answer; None when it was cut off."""
+    """The tool call in a complete answer; None if the answer was cut off."""
     if not (text.startswith(_TOOL_OPEN) and text.endswith(_TOOL_CLOSE)):
         return None
     call = json.loads(text.removeprefix(_TOOL_OPEN).removesuffix(_TOOL_CLOSE))

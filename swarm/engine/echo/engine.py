@@ -1,4 +1,4 @@
-"""The echo engine: answers in one process what the local engine answers with a model.
+"""The echo engine: serves the same requests as the local engine, in one process and without a model.
 
 With probability p = sigmoid(theta / temperature) the answer is the last word of the last user message, else that word garbled;
 only the token where the two differ is random. Training moves theta (`policy`). Every draw comes from the run's seed, the
@@ -44,7 +44,7 @@ from swarm.protocol.episodes import VersionSpan, WeightsVersion
 
 @dataclass(slots=True)
 class _Trained:
-    """The trainer's weights, which are not served yet. start: what the run began with."""
+    """The trainer's weights, before they are served. start: theta at the start of the run."""
 
     run: RunContext
     step: int = 0
@@ -63,7 +63,7 @@ class _Served:
 
 
 class EchoEngine:
-    """See `swarm.engine.seam.Engine`. latency_s: until a call's first token. tokens_per_s: of those after it; None: all at once."""
+    """See `swarm.engine.seam.Engine`. latency_s: time to a call's first token. tokens_per_s: rate after that; None: unlimited."""
 
     def __init__(
         self,
@@ -154,7 +154,7 @@ class EchoEngine:
             yield SampledEvent(data=answer.usage_chunk())
 
     async def _begin(self, request: SampleRequest) -> Answer:
-        """Check the request, wait out the latency, and draw with the weights that are served then."""
+        """Check the request, wait for the latency, and draw with the weights being served by then."""
         if not self._ready:
             raise EngineDown("the echo engine is not booted")
         dialect, body, ids = request.dialect, request.body, request.prompt_ids
@@ -198,7 +198,7 @@ class EchoEngine:
         for step in _steps(run.directory) if at_step is not None else ():
             path = _checkpoint(run.directory, step)
             if step > self._trained.step and json.loads(path.read_bytes()).get("branch", 0) < run.branch:
-                path.unlink()  # what older branches made after this step is not part of the run any more
+                path.unlink()  # checkpoints of older branches after this step no longer belong to the run
         await self.serve(WeightsVersion(run_id=run.run_id, branch=run.branch, step=self._trained.step))
         return self._trained.step
 
@@ -246,7 +246,7 @@ def _opened(run: RunContext, step: int) -> _Trained:
 
 
 def _stored(directory: Path, step: int) -> tuple[float, float]:
-    """Theta of a checkpoint, and what the run began with. Raises: EngineError."""
+    """Theta of a checkpoint, and theta at the start of its run. Raises: EngineError."""
     path = _checkpoint(directory, step)
     try:
         stored = json.loads(path.read_bytes())

@@ -1,6 +1,6 @@
 """A policy with one parameter that really learns: it repeats a word with probability sigmoid(theta / temperature).
 
-The loss is the algorithm's own, computed on numbers that carry their derivative by theta where a trainer has tensors.
+The loss is the algorithm's own. In place of tensors it gets numbers that carry their derivative by theta.
 Knows nothing of HTTP, files or time.
 """
 
@@ -47,7 +47,7 @@ _MAX_LOGIT = 500.0
 
 @dataclass(frozen=True, slots=True)
 class Dual:
-    """A number and its derivative by theta, with as much of a tensor as losses use (forward-mode differentiation)."""
+    """A number and its derivative by theta (forward-mode differentiation), with the tensor methods that losses use."""
 
     value: float
     slope: float = 0.0
@@ -122,7 +122,7 @@ def echo_logprob(theta: float, temperature: float, *, echoed: bool) -> Dual:
 
 
 def improve(theta: float, start: float, batch: TrainBatch) -> tuple[float, StepOutcome]:
-    """One optimiser step: the new theta, and what the step did.
+    """Make one optimiser step; return the new theta and the outcome.
 
     Raises: TrainingRefused when a trained call's tokens lack their provenance, or the outcome is not finite.
     """
@@ -150,7 +150,7 @@ def improve(theta: float, start: float, batch: TrainBatch) -> tuple[float, StepO
 def _optimise(
     theta: float, parts: Sequence[Sequence[_Use]], batch: TrainBatch, algorithm: Algorithm, rate: float
 ) -> tuple[float, dict[str, float]]:
-    """theta after all epochs and minibatches, and the metrics of the tokens before the step."""
+    """Run all epochs and minibatches; return the new theta and the token metrics from before the step."""
     optimizer, noise = batch.spec.optimizer, random.Random(derived_seed(batch.spec.seed, "echo-step", batch.step))
     first_loss, largest = 0.0, 0.0
     clipped: list[bool] = []
@@ -183,7 +183,7 @@ def _optimise(
 
 
 def _priced(part: Sequence[_Use], algorithm: Algorithm, episodes: Episodes, before: float, now: float) -> list[_Use]:
-    """The uses with what the algorithm says of each, seen over the whole update. before: theta before the step.
+    """The uses, with the facts that the algorithm computes over the whole update. before: theta before the step.
 
     Raises: TrainingRefused.
     """
@@ -206,7 +206,7 @@ def _uses(
     start: float,
     credits: Mapping[str, Credit],
 ) -> list[_Use]:
-    """Calls in which nothing was drawn are left out: their tokens were certain, and have no gradient."""
+    """One use per trained call. Leaves out calls without a random token: they have no gradient."""
     found = []
     for branch in branches(episodes, algorithm):
         call, dual = branch.call, _constant
@@ -229,7 +229,7 @@ def _uses(
 def _notes(
     calls: Sequence[TrainCall], theta: float, start: float, batch: TrainBatch, algorithm: Algorithm
 ) -> dict[str, CallNotes]:
-    """What advantages token by token depend on. The critic is one number: the batch's mean reward."""
+    """Inputs of token-level advantages, by call. The critic is one number: the batch's mean reward."""
     value = fmean(episode.reward for group in batch.groups for episode in group.episodes)
     notes = {}
     for call in calls:
@@ -245,7 +245,7 @@ def _notes(
 
 
 def _drawn_at(call: TrainCall) -> int | None:
-    """Where the call's one random token stands; None: what was asked for had one answer, or was cut off before it."""
+    """Position of the call's one random token; None if the answer was certain or was cut off before it."""
     return next((index for index, logprob in enumerate(call.logprobs) if logprob != 0.0), None)
 
 

@@ -1,6 +1,6 @@
-"""Low-rank adapters: put into a model by peft, named in files as peft and vLLM read them, merged where one model is wanted.
+"""Low-rank adapters: insert them with peft, write files that peft and vLLM read, merge them into one model.
 
-A weight W of a target becomes W + alpha / rank · B·A; A begins random and B at zero, so that nothing has changed yet.
+A target's weight W becomes W + alpha / rank · B·A. A starts random and B at zero, so that at first nothing changes.
 Source: Hu et al. 2021, LoRA (arXiv 2106.09685), section 4.1.
 """
 
@@ -22,7 +22,7 @@ _A, _B = f".lora_A.{_ADAPTER}.weight", f".lora_B.{_ADAPTER}.weight"
 
 
 class Adapters:
-    """The adapters in one model, until `remove`. The model's own weights are frozen meanwhile, and have to be put in again.
+    """The adapters in one model, until `remove`. They freeze the model's own weights; the caller restores these afterwards.
 
     Raises: EngineError when a target names no linear layer of the model's body.
     """
@@ -34,7 +34,7 @@ class Adapters:
         alpha: Any = spec.alpha  # peft says int and takes any number
         config = LoraConfig(r=spec.rank, lora_alpha=alpha, target_modules=list(spec.targets), lora_dropout=0.0)
         for weight in model.parameters():
-            # peft makes adapters in the type of the weights that they are added to, which need not be there for it.
+            # peft creates adapters in the type of the adapted weights, whose memory need not exist yet.
             weight.data = torch.zeros((), device=weight.device).expand(weight.shape)
         with torch.random.fork_rng():
             torch.manual_seed(seed)
@@ -53,7 +53,7 @@ class Adapters:
 
 
 def drawn(config: Any, spec: LoraSpec, seed: int) -> dict[str, Tensor]:
-    """What adapters begin with, by their names in a model of this configuration; takes no memory for the model's own weights."""
+    """Initial adapter weights, by their names in a model with this config; allocates no memory for the model's own weights."""
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
@@ -63,17 +63,17 @@ def drawn(config: Any, spec: LoraSpec, seed: int) -> dict[str, Tensor]:
 
 
 def hosted_name(name: str) -> str:
-    """What a weight of an adapted model is called without its adapters."""
+    """Name of an adapted model's weight in the model without adapters."""
     return name.replace(".base_layer.", ".")
 
 
 def folder_weights(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Trained adapters under the names that an adapter's folder has for them."""
+    """Trained adapters under the names used in an adapter's folder."""
     return {f"base_model.model.{name.replace(f'.{_ADAPTER}.', '.')}": weight for name, weight in weights.items()}
 
 
 def folder_config(spec: LoraSpec, base: str) -> dict[str, Any]:
-    """What `adapter_config.json` says."""
+    """The content of `adapter_config.json`."""
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -89,7 +89,7 @@ def folder_config(spec: LoraSpec, base: str) -> dict[str, Any]:
 
 
 def merged(hosted: Mapping[str, Tensor], trained: Mapping[str, Tensor], spec: LoraSpec) -> dict[str, Tensor]:
-    """The hosted weights with the adapters added: those that changed in float32, the others as they are."""
+    """The hosted weights with the adapters added: changed weights in float32, the others as they are."""
     result = dict(hosted)
     for name, a in trained.items():
         if not name.endswith(_A):

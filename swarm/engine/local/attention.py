@@ -1,9 +1,8 @@
-"""Attention over a prefix tree: each token sees its ancestors and itself, whatever stands beside them in the row.
+"""Attention over a prefix tree: each token sees only itself and its ancestors, whatever else is in the row.
 
-On the CPU in tiles of queries, whose keys are the path above the tile and the tile itself: neither a mask of the tree's size
-squared nor a repeated prefix exists. Scores and what the softmax makes of them are of the compute type, with float32 inside the
-softmax; they are made again for the backward pass instead of being kept. On a GPU it is FlexAttention, with the same rule as its
-mask (`flex`).
+On the CPU it works in tiles of queries, whose keys are the path above the tile and the tile itself, so that it needs neither
+a mask of the tree's size squared nor repeated prefixes. Scores and attention weights have the compute type, with float32
+inside the softmax; the backward pass recomputes them. On a GPU it uses FlexAttention with the same rule as its mask (`flex`).
 
 Suffixes of tensors: T tokens of a micro-batch; B tiles of about equal width, with Q queries and K keys each; H query heads,
 G key heads, R query heads to a key head; D width of a head.
@@ -27,30 +26,30 @@ if TYPE_CHECKING:
     from swarm.engine.local.flex import FlexPlan
 
 NAME = "prefix_tree"
-"""Under which transformers knows it."""
+"""The name under which transformers knows this attention."""
 _TILE, _LONG_TILE = 64, 128
-"""Queries per tile: more of them share a long path's keys."""
+"""Queries per tile: larger tiles for long paths, because they share more keys."""
 _LONG = 512
-"""Tokens on a long path."""
+"""Least tokens of a long path."""
 _SCORES = 1 << 20
-"""So many scores are held at a time, 2 MB in bfloat16: more would leave the cache."""
+"""Most scores held at a time, 2 MB in bfloat16, so that they stay in the cache."""
 _COPIES = 1 << 20
-"""So many copies of keys are held at a time, 0.5 GB where a head is 64 wide."""
+"""Most copies of keys held at a time, 0.5 GB for heads of width 64."""
 _LANES = 32
-"""Numbers that a vector instruction holds: rows of scores are whole ones, and a softmax over them takes two thirds of the time."""
+"""Numbers per vector instruction: rows of scores are padded to multiples of it, which makes the softmax a third faster."""
 
 _OTHER_SCORES = ("softcap", "s_aux")
-"""What models give their attention that changes its weights: capped scores, and sinks beside the keys."""
+"""Arguments of unsupported attention variants: capped scores, and attention sinks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tiles:
-    """Queries stand in a row; keys are positions, filled up with ones that no query sees."""
+    """A stack of tiles. Queries are consecutive positions; keys are padded with positions that no query sees."""
 
     query_BQ: Tensor
     key_BK: Tensor
     mask_BQK: Tensor
-    """0 at ancestors and the token itself, -inf elsewhere; in bfloat16, which has both."""
+    """0 at ancestors and the token itself, -inf elsewhere; in bfloat16, which represents both."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,9 +67,9 @@ class Gathering:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """Stacks whose key rows are added up together: all of them at once would be as many as T² / 128 on a long path.
+    """Stacks whose key gradients are summed together: all stacks at once could have T² / 128 key rows on a long path.
 
-    slot_N, first_GT: the key rows of its stacks, sorted by the key that they are copies of, and where each key's copies begin.
+    slot_N: key rows of its stacks, sorted by the key that they copy; first_GT: where each key's copies begin.
     """
 
     gatherings: list[Gathering]
@@ -80,9 +79,9 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """All tiles of a micro-batch for a number of heads.
+    """All tiles of a micro-batch for a given number of heads.
 
-    place_TH: where each token's result lies among the query rows of all tiles.
+    place_TH: position of each token's result among the query rows of all tiles.
     """
 
     batches: list[Batch]
@@ -90,7 +89,7 @@ class Plan:
 
     @property
     def gatherings(self) -> Iterator[Gathering]:
-        """Of all batches, in order."""
+        """The gatherings of all batches, in order."""
         return (part for batch in self.batches for part in batch.gatherings)
 
 
@@ -101,7 +100,7 @@ class MicroBatch:
     token_T: Tensor
     depth_T: Tensor
     tiles: list[Tiles]
-    """On the CPU."""
+    """Tiles for the CPU; empty on a GPU."""
     segment: Segment
     _plans: dict[tuple[int, int, int | None], Plan] = field(default_factory=dict)
     _flex_plans: dict[int | None, FlexPlan] = field(default_factory=dict)
@@ -117,7 +116,7 @@ class MicroBatch:
         )
 
     def plan(self, heads: int, kv_heads: int, window: int | None) -> Plan:
-        """Made once for all layers that are alike."""
+        """The plan for the CPU; layers with equal heads and window share it."""
         key = (heads, kv_heads, window)
         if key not in self._plans:
             depth_T = self.depth_T if window is not None else None
@@ -125,7 +124,7 @@ class MicroBatch:
         return self._plans[key]
 
     def flex_plan(self, window: int | None) -> FlexPlan:
-        """The same on a GPU."""
+        """The plan for a GPU; layers with equal windows share it."""
         from swarm.engine.local.flex import planned
 
         if window not in self._flex_plans:
@@ -151,8 +150,8 @@ def tree_attention(
 ) -> tuple[Tensor, None]:
     """query [1, H, T, D]; key, value [1, G, T, D]; returns [1, T, H, D].
 
-    sliding_window: of its ancestors a token sees so many of the nearest, itself included, as in a row of its own.
-    Raises: EngineError for scores that are more than scaled products.
+    sliding_window: a token sees only this many nearest ancestors, itself included, as in a row of its own.
+    Raises: EngineError for attention variants whose scores are not just scaled products.
     """
     if others := [name for name in _OTHER_SCORES if ignored.get(name) is not None]:
         raise EngineError(f"the trainer cannot recompute this model's attention: it has {', '.join(others)}")
@@ -167,7 +166,7 @@ def tree_attention(
 
 
 def tiled(query_HTD: Tensor, key_GTD: Tensor, value_GTD: Tensor, plan: Plan, scale: float) -> Tensor:
-    """[T, H, D] in the compute type: autocast's where it is on, else that of the queries."""
+    """Attention output [T, H, D], in autocast's type if it is on, else in that of the queries."""
     seen: Tensor = _Tiled.apply(query_HTD, key_GTD, value_GTD, plan, scale)  # type: ignore[no-untyped-call]
     return seen
 
@@ -212,12 +211,12 @@ class _Tiled(torch.autograd.Function):
                 of_key += _summed(by_key, batch)
                 of_value += _summed(by_value, batch)
         of_query = torch.cat(by_query).index_select(0, plan.place_TH.T.flatten())
-        # Autograd brings each to the type of what it is the gradient of.
+        # Autograd casts each gradient to the type of its tensor.
         return _by_head(of_query, plan), _by_head(of_key, plan), _by_head(of_value, plan), None, None
 
 
 def _compute_dtype(query: Tensor) -> torch.dtype:
-    """Autocast's where it is on, else that of the queries."""
+    """Autocast's type if it is on, else that of the queries."""
     device = query.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else query.dtype
 
@@ -245,7 +244,7 @@ def _keys(rows_ND: Tensor, part: Gathering) -> Tensor:
 
 
 def _probabilities(part: Gathering, query_ND: Tensor, key_ND: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
-    """(what each query makes of its keys, [B * G, R * Q, K]; the queries times the scale; the keys)."""
+    """(attention weights [B * G, R * Q, K]; queries times the scale; keys)."""
     tiles, groups, ratio, queries, keys = part.shape
     scaled, key = _queries(query_ND, part).mul_(scale), _keys(key_ND, part)
     score = torch.bmm(scaled, key.transpose(1, 2)).view(tiles, groups * ratio, queries, keys).add_(part.mask_B1QK)
@@ -253,7 +252,7 @@ def _probabilities(part: Gathering, query_ND: Tensor, key_ND: Tensor, scale: flo
 
 
 def _summed(parts: Sequence[Tensor], batch: Batch) -> Tensor:
-    """What all copies of a key received, added up in float32: [G * T, D]."""
+    """Sum over all copies of each key, in float32: [G * T, D]."""
     return embedding_bag(batch.slot_N, torch.cat(list(parts)).float(), batch.first_GT, mode="sum")
 
 
@@ -261,7 +260,7 @@ def _summed(parts: Sequence[Tensor], batch: Batch) -> Tensor:
 
 
 def _tiles(segment: Segment, end_T: Tensor) -> Iterator[Tiles]:
-    """In depth-first order the keys outside a tile are the path above its first token."""
+    """Cut the segment into tiles. In depth-first order a tile's outside keys are the path above its first token."""
     count = len(segment.token)
     height = _LONG_TILE if max(segment.depth) >= _LONG else _TILE
     spans = [range(first, min(first + height, count)) for first in range(0, count, height)]
@@ -271,7 +270,7 @@ def _tiles(segment: Segment, end_T: Tensor) -> Iterator[Tiles]:
 
 
 def _alike(heights: Sequence[int], widths: Sequence[int]) -> list[list[int]]:
-    """Which tiles go together: as many queries in each, and the widest has at most a quarter more keys than the narrowest."""
+    """Group tiles into stacks: equally many queries, and at most a quarter more keys in the widest than in the narrowest."""
     stacks: list[list[int]] = []
     for tile in sorted(range(len(widths)), key=lambda tile: (heights[tile], widths[tile])):
         first = stacks[-1][0] if stacks else tile
@@ -311,7 +310,7 @@ def _planned(
 
 
 def _within_copies(gatherings: Sequence[Gathering]) -> Iterator[list[Gathering]]:
-    """Runs of stacks with at most `_COPIES` key rows; one stack alone may have more."""
+    """Group consecutive stacks with at most `_COPIES` key rows in all; a single stack may have more."""
     some, copies = list[Gathering](), 0
     for part in gatherings:
         if some and copies + len(part.key_N) > _COPIES:
@@ -330,7 +329,7 @@ def _batch(gatherings: list[Gathering], keys: int) -> Batch:
 
 
 def _split(stack: Tiles, heads: int) -> Iterator[Tiles]:
-    """The stack in parts whose scores fit into the cache."""
+    """Split the stack into parts whose scores fit into the cache."""
     count, queries, keys = stack.mask_BQK.shape
     size = max(1, _SCORES // (heads * queries * keys))
     for first in range(0, count, size):

@@ -1,6 +1,6 @@
-"""Tensors in files: safetensors, hashed on the way, and the checkpoints of the local engine that are made of them.
+"""Checkpoints of the local engine: safetensors files, hashed while they are written.
 
-Those that verl's ranks wrote in parts are read as well.
+Also reads checkpoints that verl's ranks wrote in parts.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ def write(directory: Path, checkpoint: Checkpoint, *, keep: int, best: int | Non
 
 
 def read(directory: Path, step: int) -> Checkpoint:
-    """Raises: EngineError when there is none of this step, BrokenCheckpoint when it is not what was written."""
+    """Read this step's checkpoint. Raises: EngineError if there is none, BrokenCheckpoint if its files have changed."""
     return checkpoints.opened(directory, step, _load)
 
 
 def fingerprint(directory: Path, step: int) -> str | None:
-    """The SHA-256 of the weights of this step's checkpoint, as its manifest has it; None when there is no checkpoint.
+    """The SHA-256 of this step's weights, from the checkpoint's manifest; None if there is no checkpoint.
 
-    Of one that ranks of verl wrote in parts, that of the file which one process would have written.
-    Raises: EngineError, BrokenCheckpoint when it cannot be read.
+    For a checkpoint that verl's ranks wrote in parts: the hash of the file that one process would have written.
+    Raises: EngineError, BrokenCheckpoint if it cannot be read.
     """
     folder = folder_of(directory, step)
     try:
@@ -75,22 +75,22 @@ def _load(folder: Path, manifest: Mapping[str, str], state: TrainerState) -> Che
 
 
 class Stored(Protocol):
-    """What a checkpoint holds, a tensor at a time."""
+    """A checkpoint's content, read one tensor at a time."""
 
     @property
     def names(self) -> list[str]:
-        """Of the trained weights."""
+        """Names of the trained weights."""
         ...
 
     def weight(self, name: str) -> Tensor: ...
 
     def moments(self, name: str) -> dict[str, Tensor]:
-        """By kind; none before the first step."""
+        """The weight's moments by kind; empty before the first step."""
         ...
 
 
 def stored(folder: Path, manifest: Mapping[str, str] | None = None) -> Stored:
-    """Of a checkpoint that was found whole, whichever engine wrote it. Raises: OSError, ValueError."""
+    """The content of a complete checkpoint, whichever engine wrote it. Raises: OSError, ValueError."""
     found = HASHES.validate_json((folder / MANIFEST).read_bytes()) if manifest is None else manifest
     ranks = ranks_in(found)
     return Parts(folder, ranks) if ranks else _Whole(folder)
@@ -120,7 +120,7 @@ class _Whole:
 
 
 class Hash(Protocol):
-    """Of hashlib, or of its shape."""
+    """A hash with hashlib's interface."""
 
     def update(self, data: memoryview, /) -> None: ...
 
@@ -139,17 +139,17 @@ _NAMES = {
 
 
 def wider(stored: torch.dtype, computed: torch.dtype) -> torch.dtype:
-    """In which a weight leaves the trainer: as the hosted one is stored, unless what is computed in holds more."""
+    """The type in which a weight leaves the trainer: the hosted weight's type, or the compute type if that is wider."""
     return max(stored, computed, key=lambda each: each.itemsize)
 
 
 def write_tensors(
     path: Path, tensors: Mapping[str, Tensor], dtypes: Mapping[str, torch.dtype], hashed_by: NewHash = hashlib.sha256
 ) -> str:
-    """Write each tensor in its type of `dtypes`; returns the file's hash, a SHA-256 unless another is wanted.
+    """Write each tensor in its type from `dtypes`; return the file's hash, SHA-256 by default.
 
-    A file that is there is written over in place, since memory that was used before is much faster than fresh memory;
-    whoever needs it whole writes to a new name and renames. Raises: OSError.
+    Overwrites an existing file in place, because reused memory is much faster than fresh memory. Callers that need an atomic
+    write use a new name and rename. Raises: OSError.
     """
     digest = hashed_by()
     with open(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600), "wb", buffering=0) as file:
@@ -164,7 +164,7 @@ def write_tensors(
 
 
 def hash_tensors(tensors: Mapping[str, Tensor]) -> str:
-    """The SHA-256 of the file that `write_tensors` would make of them in their own types."""
+    """The SHA-256 of the file that `write_tensors` would write for these tensors in their own types."""
     digest = hashlib.sha256()
     for chunk in _chunks(tensors, {name: tensor.dtype for name, tensor in tensors.items()}):
         digest.update(chunk)

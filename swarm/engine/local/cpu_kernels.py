@@ -1,7 +1,7 @@
-"""Faster ways through vLLM's CPU backend; where kernels of another device are used, nothing changes.
+"""Speed-ups for vLLM's CPU backend; no effect on other devices.
 
-vLLM has compiled RMS norms, but gives its models those in plain torch, in which a model of thirty layers spends a tenth of its
-decoding. To choose a token it makes noise for the whole vocabulary, a seventh of the decoding.
+vLLM has compiled RMS norms, but its models use plain torch ones, where a model of thirty layers spends a tenth of its decoding
+time. Its sampler generates noise for the whole vocabulary, a seventh of the decoding time.
 Imported by vLLM's worker before it makes its sampler and sets its priorities (`--ir-op-priority`).
 """
 
@@ -17,7 +17,7 @@ from swarm.engine.sampling.server import CPU_NORMS
 
 
 def _plain(x: Tensor, weight: Tensor | None, epsilon: float, variance_size: int | None = None) -> bool:
-    """Whether the compiled norm computes this: over the whole of the last dimension, rows one behind the other."""
+    """Whether the compiled norm supports this: the whole last dimension, rows contiguous."""
     return variance_size is None and weight is not None and weight.dtype == x.dtype and x.is_contiguous()
 
 
@@ -34,7 +34,7 @@ def _sample(
     k: Tensor | None,
     p: Tensor | None,
 ) -> tuple[Tensor, Tensor | None]:
-    """In the place of `TopKTopPSampler.forward_cpu`: tokens, and what its logprobs_mode asks for. generators: of seeded rows."""
+    """Replaces `TopKTopPSampler.forward_cpu`: returns tokens, and what logprobs_mode asks for. generators: of seeded rows."""
     logits = apply_top_k_top_p(logits, k, p)
     logprobs = logits.log_softmax(dim=-1, dtype=torch.float32)
     rows, size = logprobs.shape
@@ -69,10 +69,10 @@ def register() -> None:
 
 
 def pack_output_layer(model: nn.Module) -> None:
-    """Make what CPU kernels keep of the output layer from its present weight; elsewhere nothing is kept.
+    """Repack the CPU kernels' copy of the output layer from its current weight; other devices keep no copy.
 
-    Where input and output embedding are one tensor, vLLM's reload brings that up to date, and not the copy that its CPU
-    kernels packed of it for the output layer: tokens would be drawn by the output layer of the first weights for ever.
+    If input and output embedding are tied, vLLM's reload updates the tensor but not this packed copy. Without this call, tokens
+    would be drawn with the initial output layer for ever.
     """
     for layer in model.modules():
         if isinstance(layer, ParallelLMHead) and isinstance(layer.quant_method, UnquantizedEmbeddingMethod):

@@ -1,4 +1,4 @@
-"""Tokens drawn from their log-probabilities: first a block of the vocabulary, then one of its tokens.
+"""Draw tokens from log-probabilities: first a block of the vocabulary, then a token in it.
 
 Suffixes of tensors: B rows, V vocabulary, N blocks of it, K tokens of a block.
 """
@@ -10,7 +10,7 @@ _BLOCK = 256
 
 
 def noises(size: int) -> int:
-    """How many random numbers a row takes, for a vocabulary of this size."""
+    """How many random numbers a row needs, for a vocabulary of this size."""
     return -(-size // _BLOCK) + _BLOCK
 
 

@@ -50,14 +50,14 @@ ONE_CPU = Layout.one("cpu")
 
 
 class LocalEngine:
-    """See `swarm.engine.seam.Engine`. logs: a directory, one file per child. devices: what the trainer and each replica compute on.
+    """See `swarm.engine.seam.Engine`. logs: directory with a file per child. devices: of the trainer and of each replica.
 
-    card: bytes of the GPU's memory, by which it is divided (`swarm.engine.memory.plan`); None: not known, and nothing is planned.
-    sleep_mode: both children take turns on one GPU. While a step is trained inference sleeps, whatever max_staleness allows;
-    between steps the optimiser's state lies in the machine's memory. None: where both do not fit side by side.
-    offload: moments and the first weights lie in the machine's memory. None: where nothing else fits, and so much of it is available.
-    memory: bytes of the machine's own, by which that is decided; None: not known.
-    Raises: EngineError for a model that does not fit on the card, with what would.
+    card: bytes of GPU memory, for the plan that divides it (`swarm.engine.memory.plan`); None: unknown, no plan.
+    sleep_mode: both children take turns on one GPU. Inference sleeps during a step, whatever max_staleness allows; between steps
+    the optimiser's state is in host memory. None: only if both do not fit at once.
+    offload: keep moments and initial weights in host memory. None: only if nothing else fits and enough host memory is free.
+    memory: bytes of host memory for that decision; None: unknown.
+    Raises: EngineError for a model that does not fit on the card; the text says what would fit.
     """
 
     def __init__(
@@ -158,7 +158,7 @@ class LocalEngine:
         self._subscribers.append(on_health)
 
     async def boot(self) -> None:
-        """Raises: EngineDown, also when both children together do not fit into memory."""
+        """See `Engine.boot`. Raises: EngineDown, also if both children together do not fit into memory."""
         if self.trainer.process_id is None:
             await asyncio.to_thread(self._check_memory)
         await asyncio.to_thread(self._slots.open)
@@ -167,11 +167,11 @@ class LocalEngine:
         await asyncio.gather(self.inference.boot(), self.trainer.boot(), reserved)
 
     def memory_needed(self) -> tuple[int, int]:
-        """Bytes of the machine's memory, roughly: of inference, and of the trainer with what the two exchange."""
+        """Approximate bytes of host memory: for inference, and for the trainer with the weights in transfer."""
         return self.inference.memory_needed(), self._trainer_memory().peak
 
     def estimate(self) -> str:
-        """What a boot takes, in words: memory, and the time on an idle machine."""
+        """Estimated memory and boot time on an idle machine, in words."""
         inference, trainer = self.memory_needed()
         settings = self.inference.settings
         beside = " beside the GPU's" if settings.device == "cuda" else ""
@@ -181,7 +181,7 @@ class LocalEngine:
         )
 
     def _check_memory(self) -> None:
-        """Refuse what cannot be held even before the first step; warn of what may run out during one."""
+        """Refuse a model that does not fit even before the first step; warn if memory may run out during a step."""
         settings = self.inference.settings
         least = self.inference.least_memory() + self._trainer_memory().standing
         check(self._info.model, least, offloaded=self.offload)
@@ -248,7 +248,7 @@ class LocalEngine:
         return await self.trainer.checkpoint(best)
 
     async def serve(self, version: WeightsVersion) -> None:
-        """Raises also: EngineError when the weights that were written are not those that were trained."""
+        """See `Engine.serve`. Raises also: EngineError if the written weights differ from the trained ones."""
         try:
             await asyncio.to_thread(self._slots.restore)
         except OSError as error:
@@ -273,7 +273,7 @@ class LocalEngine:
     # -- health ---------------------------------------------------------------------------------------------------
 
     def _tell(self, _: EngineHealth) -> None:
-        """One health out of two: as good as the worse of inference and the trainer."""
+        """Publish the engine's health: the worse of inference's and the trainer's."""
         both = (self.inference.health, self.trainer.health)
         reasons = [health.reason for health in both if health.reason is not None and not health.ready]
         health = EngineHealth(
@@ -293,9 +293,9 @@ class LocalEngine:
 
 
 def _divided(name: str, card: int, shape: ModelShape, wishes: Wishes, *, beside: int) -> Plans:
-    """The plans of a card. Offloading that nobody asked for, and that what is available now is too small for, is left out.
+    """Plans for a card. Leaves out offloading that nobody asked for if too little host memory is free now.
 
-    beside: bytes of the machine's memory that inference's processes take.
+    beside: bytes of host memory that inference's processes take.
     """
     plans = planned(name, card, shape, wishes)
     available = None if wishes.memory is None or wishes.offload else available_memory()
@@ -311,7 +311,7 @@ def _divided(name: str, card: int, shape: ModelShape, wishes: Wishes, *, beside:
 
 
 async def _approve(file: Path, trained: str) -> None:
-    """Raises: WeightsRefused when the file does not hold the weights that were trained; EngineError when it is not there."""
+    """Check the file's hash. Raises: WeightsRefused if it is not that of the trained weights; EngineError if there is no file."""
     try:
         found = await asyncio.to_thread(checksum_of, file)
     except OSError as error:

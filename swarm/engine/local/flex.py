@@ -1,8 +1,8 @@
 """Attention over a prefix tree on a GPU: FlexAttention, with the tree as its mask.
 
-Its backward pass gives each block of keys to one processor, which meets all queries that see it one after another. A shared
-prefix is seen by all of them, and the GPU would wait for that one block. So a block that many see is there several times,
-each copy for some of them, and what the copies receive is added up.
+Its backward pass assigns each block of keys to one processor, which handles all queries that see the block one after
+another. All queries see a shared prefix, so the GPU would wait for that one block. Therefore a block with many readers gets
+several copies, each for some of the readers, and the gradients of the copies are summed.
 
 Suffixes of tensors: T tokens of a micro-batch; N blocks of tokens, B blocks with copies; K rows of keys, those of all B blocks;
 G key heads, D width of a head.
@@ -23,23 +23,23 @@ from torch.nn.functional import embedding_bag
 from swarm.engine.tree import Segment
 
 BLOCK = 128
-"""Queries, and keys, to a block."""
+"""Queries, or keys, per block."""
 _READERS = 8
-"""So many blocks of queries see one copy of a block of keys: fewer would be copied more often, and more waited for."""
+"""Query blocks per copy of a key block: fewer would mean more copies, more would mean longer waits."""
 _COPIES = 4
-"""All blocks with their copies are so many times the blocks at most: each layer keeps them for its backward pass. A row of N blocks,
-each seen by all behind it, would have N / 16 of each; with more readers to a copy it has enough for every processor, too."""
+"""Most blocks, copies included, as a multiple of the blocks: each layer keeps them for its backward pass. In a row of N blocks
+that all later ones see, each block would have N / 16 copies on average; more readers per copy still occupy every processor."""
 _KERNELS = 64
-"""Forms that the kernel is compiled in: with a gradient by some of its inputs or without, with a window or without, in either
-type, for a token, a block, or more. Beyond torch's own limit of eight all scores would be held at once, and only a log would say so."""
+"""Most compiled variants of the kernel: with or without gradients of inputs, with or without a window, in either type, for one
+token, one block, or more. Beyond torch's default of eight it would hold all scores at once, and only a log line would say so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlexPlan:
-    """Who sees what, for all layers with the same window.
+    """The attention mask, for all layers with the same window.
 
-    row_K: which token's key each row of keys is. copy_B, first_N: the blocks of keys, sorted by the block that they are copies of, and
-    where each block's copies begin.
+    row_K: token of each row of keys. copy_B: key blocks, sorted by the block that they copy; first_N: where each block's copies
+    begin.
     """
 
     mask: BlockMask
@@ -49,9 +49,9 @@ class FlexPlan:
 
 
 def planned(segment: Segment, window: int | None, device: torch.device) -> FlexPlan:
-    """Made on the CPU, which need not wait for the GPU then; takes some blocks squared of memory, not tokens squared.
+    """Build the plan on the CPU, without waiting for the GPU; needs memory for blocks squared, not for tokens squared.
 
-    Without operations that torch spreads over threads: to wake them takes longer than all of this.
+    Avoids multi-threaded torch operations: waking the threads would take longer than all of this.
     """
     end_T, depth_T = torch.tensor(segment.end), torch.tensor(segment.depth)
     seen_NN, full_NN = blocks(end_T, depth_T, window)
@@ -63,7 +63,7 @@ def planned(segment: Segment, window: int | None, device: torch.device) -> FlexP
     first_K, last_K = ((BLOCK * bound_B)[:, None].expand(-1, BLOCK).flatten() for bound_B in _readers(seen_NB))
     end_K, depth_K = end_T.index_select(0, row_K), depth_T.index_select(0, row_K)
     begin_K = first_K.maximum(place_K)
-    end_K = last_K.minimum(end_K).where(place_K < count, 0)  # what fills up the last block is seen by none
+    end_K = last_K.minimum(end_K).where(place_K < count, 0)  # no query sees the padding of the last block
     begin_K, end_K, depth_K, depth_T = (one.to(device) for one in (begin_K, end_K, depth_K, depth_T))
     mask = BlockMask.from_kv_blocks(
         *_listed(seen_NB & ~full_NB),
@@ -143,7 +143,7 @@ def blocks(end_T: Tensor, depth_T: Tensor, window: int | None) -> tuple[Tensor, 
 
 
 def _readers_of_one(seen_NN: Tensor) -> int:
-    """How many blocks of queries see one copy of a block of keys at most."""
+    """Most query blocks per copy of a key block."""
     seen_N, readers = seen_NN.sum(0), _READERS
     while int((seen_N + readers - 1).div(readers, rounding_mode="floor").sum()) > _COPIES * len(seen_N):
         readers += 1
@@ -151,8 +151,8 @@ def _readers_of_one(seen_NN: Tensor) -> int:
 
 
 def _copies(seen_NN: Tensor, readers: int) -> tuple[Tensor, list[int]]:
-    """(for each block of queries, which block of B it reads where it reads a block of keys [N, by keys N]; of which block each
-    of B is a copy). The first N of B are the blocks themselves."""
+    """(which copy each query block reads of each key block [N, N]; the block that each of B copies). The first N of B are the
+    original blocks."""
     count = len(seen_NN)
     part_NN = (seen_NN.cumsum(0) - 1).div(readers, rounding_mode="floor")
     extra_N = part_NN[-1].clamp(min=0)
@@ -162,19 +162,19 @@ def _copies(seen_NN: Tensor, readers: int) -> tuple[Tensor, list[int]]:
 
 
 def _spread(chosen_NN: Tensor, copied_NN: Tensor, count: int) -> Tensor:
-    """[N, B]: the chosen blocks of keys, each at the copy that is read."""
+    """The chosen key blocks, each at the copy that its reader uses: [N, B]."""
     return torch.zeros(len(chosen_NN), count, dtype=torch.int32).scatter_add_(1, copied_NN, chosen_NN.int()).bool()
 
 
 def _readers(seen_NB: Tensor) -> tuple[Tensor, Tensor]:
-    """The first block of queries that sees each of B, and the one behind the last."""
+    """For each of B, the first query block that sees it, and the one after the last."""
     place_N1 = torch.arange(len(seen_NB))[:, None]
     first_B = place_N1.where(seen_NB, len(seen_NB)).amin(0)
     return first_B, (place_N1 + 1).where(seen_NB, 0).amax(0)
 
 
 def _listed(chosen_NB: Tensor) -> tuple[Tensor, Tensor]:
-    """As BlockMask takes them: how many blocks of keys each block of queries has, and which; for all heads alike."""
+    """BlockMask's format: how many key blocks each query block sees, and which; the same for all heads."""
     order_NB = chosen_NB.int().argsort(dim=-1, descending=True, stable=True)
     return chosen_NB.sum(-1, dtype=torch.int32)[None, None], order_NB.int()[None, None]
 
@@ -182,7 +182,7 @@ def _listed(chosen_NB: Tensor) -> tuple[Tensor, Tensor]:
 def _rule(
     begin_K: Tensor, end_K: Tensor, depth_K: Tensor, depth_T: Tensor, window: int | None
 ) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
-    """Subtrees are contiguous: those who see a key are all from it on to the end of its subtree, and read one of its copies."""
+    """The mask rule. Subtrees are contiguous, so a key is seen from its own position to the end of its subtree."""
 
     def above(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return (query >= begin_K[key]) & (query < end_K[key])

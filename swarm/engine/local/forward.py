@@ -1,4 +1,4 @@
-"""The model as the trainer sees it: the weights that are trained, in float32, the hosted ones, and a forward pass over prefix trees.
+"""The trainer's model: trained weights in float32, the hosted weights, and a forward pass over prefix trees.
 
 Suffixes of tensors: T tokens of a micro-batch, D hidden size.
 """
@@ -42,21 +42,21 @@ _OTHER_LOGITS = (
     "logits_scaling",
     "lm_head_multiplier",
 )
-"""Configuration fields of models whose logits are not simply hidden states times the output embedding, or whose attention is
-more than scaled products."""
+"""Config fields of models whose logits are not just hidden states times the output embedding, or whose attention is not just
+scaled products."""
 _ATTENDING = {"full_attention", "sliding_attention", "attention"}
-"""Layers in which a token reads its ancestors, and so does not mind what else stands in the row."""
+"""Types of layers in which a token reads only its ancestors, whatever else is in the row."""
 _RUNNING = {"linear_attention", "conv", "mamba", "recurrent"}
-"""Layers whose state runs along the row: a token reads whatever stands before it."""
+"""Types of layers whose state runs along the row, so that a token reads everything before it."""
 _SCALE = "scalar_embed_scale"
-"""The factor of an embedding that scales its rows, as transformers' modules keep it beside the tensor that they multiply with."""
+"""Attribute for the factor of a scaled embedding; transformers keeps it next to the tensor that it multiplies by."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceShare:
-    """What a trainer may take of a GPU. room: bytes while a step is made, CUDA's own among them; None: all. context: tokens of the longest call.
+    """The trainer's share of a GPU. room: bytes during a step, including CUDA's own; None: all. context: tokens of the longest call.
 
-    offload: moments and the first weights lie in the machine's memory, and are brought as they are read.
+    offload: keep moments and initial weights in host memory, and copy them to the GPU when they are read.
     """
 
     room: int | None = None
@@ -69,14 +69,14 @@ class UnsupportedModel(EngineError):
 
 
 class _Cast:
-    """A lower-precision copy of a weight, made anew when the weight has changed."""
+    """A lower-precision copy of a weight, renewed when the weight has changed."""
 
     def __init__(self, weight: nn.Parameter, dtype: torch.dtype) -> None:
         self._weight = weight
         self._state = weight._version
         self._copy = weight.detach().to(dtype).requires_grad_(weight.requires_grad)
         if weight.requires_grad:
-            # Not a method: a hook that knows the copy it hangs on is never collected.
+            # Not a bound method: a hook that refers to its own tensor would never be collected.
             self._copy.register_post_accumulate_grad_hook(partial(_hand_on, weight))  # type: ignore[no-untyped-call]
 
     def current(self) -> Tensor:
@@ -181,7 +181,7 @@ class Policy:
 
     @property
     def memory(self) -> TrainerMemory:
-        """What this policy takes, as it is trained now."""
+        """Memory of this policy with its present training settings."""
         return self._memory(checkpointing=self.recompute)
 
     def _memory(self, *, checkpointing: bool) -> TrainerMemory:
@@ -196,7 +196,7 @@ class Policy:
         return TrainerMemory(self._shape, training)
 
     def _fit(self) -> None:
-        """Choose how much is computed at once."""
+        """Choose how many tokens to compute at once."""
         keeping = self._memory(checkpointing=False)
         if self.device.type == "cpu":
             self.segment_tokens = tokens_on_cpu(keeping)
@@ -209,7 +209,7 @@ class Policy:
 
     @torch.no_grad()
     def _own_all(self) -> None:
-        """The start weights in float32, in memory of their own."""
+        """Copy the start weights to float32 parameters."""
         for name, weight in self.model.named_parameters():
             start = self.start[name]
             if weight.dtype is torch.float32 and weight.data_ptr() != start.data_ptr():
@@ -218,14 +218,14 @@ class Policy:
                 weight.data = start.to(weight.device, torch.float32, copy=True)
 
     def _hold_frozen(self) -> None:
-        """The weights that are not trained, in the type that they are computed in."""
+        """Keep the weights that are not trained in the compute type."""
         for name, weight in self.model.named_parameters():
             if not weight.requires_grad:
                 dtype = self.compute_dtype if weight.ndim > 1 else torch.float32
                 weight.data = self.start[hosted_name(name)].to(weight.device, dtype)
 
     def rest(self) -> None:
-        """Give back memory of the device that the next step takes anew."""
+        """Release device memory that the next step will allocate again."""
         self._casts.clear()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -236,7 +236,7 @@ class Policy:
         return {name: weight for name, weight in self.model.named_parameters() if weight.requires_grad}
 
     def _start_of(self, name: str) -> Tensor:
-        """What the weight of this name begins with in every run."""
+        """Initial value of this weight in every run."""
         if self.adapters is not None and name in self.adapters.start:
             return self.adapters.start[name]
         return self.start[hosted_name(name)]
@@ -252,7 +252,7 @@ class Policy:
         if before is not self.compute_dtype:
             self._fit()
         for module in self.model.modules():
-            if hasattr(module, _SCALE):  # vLLM rounds it to what it multiplies in, and so do the models' authors
+            if hasattr(module, _SCALE):  # vLLM rounds it to the compute type, as the models' authors do
                 module.embed_scale.fill_(torch.tensor(getattr(module, _SCALE), dtype=self.compute_dtype))
 
     @property
@@ -274,7 +274,7 @@ class Policy:
 
     @property
     def output_grad(self) -> Tensor | None:
-        """Where the gradient by `output_weight` is added up, [V, D]; None when it is not trained."""
+        """Accumulated gradient of `output_weight`, [V, D]; None if that is not trained."""
         grad = self.output_weight.grad
         if grad is None and self.output_weight.requires_grad:
             raise ValueError("gradients are made by `Optimizer.begin`")
@@ -282,14 +282,14 @@ class Policy:
 
     @property
     def start_output_weight(self) -> Tensor:
-        """[V, D] of the first weights, in the compute type."""
+        """The initial output weight, [V, D], in the compute type."""
         if not self.output_weight.requires_grad:
             return self.cast_output_weight
         return self._start_named(self.output_weight).to(self.device, self.compute_dtype)
 
     @contextmanager
     def autocast(self) -> Iterator[None]:
-        """Matrices are multiplied in the compute type."""
+        """Within the block, multiply matrices in the compute type."""
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.compute_dtype is torch.bfloat16):
             yield
 
@@ -307,14 +307,14 @@ class Policy:
             return self._run(lambda **inputs: functional_call(self._body, casts, (), inputs), micro, embedded_1TD)
 
     def _cast(self, name: str, weight: nn.Parameter) -> Tensor:
-        """The weight in the compute type, cast once for each state of it; what is its gradient is added to the weight's."""
+        """The weight in the compute type, cast again only when it has changed; its gradient is added to the weight's."""
         cast = self._casts.get(name)
         if cast is None:
             cast = self._casts[name] = _Cast(weight, self.compute_dtype)
         return cast.current()
 
     def start_hidden(self, micro: MicroBatch) -> Tensor:
-        """The same, of the start weights. Equal to `hidden` bit for bit as long as nothing was trained."""
+        """Last hidden states of the start weights, [T, D]. Before any training they equal `hidden` bit for bit."""
         body, table = self._body, self.model.get_input_embeddings().weight
         prefix = next(name for name, module in self.model.named_modules() if module is body)
         begun = {
@@ -328,7 +328,7 @@ class Policy:
             return self._run(lambda **inputs: functional_call(body, others, (), inputs), micro, embedded_1TD)
 
     def _ready(self, start: Tensor) -> Tensor:
-        """A start weight on the device, as it takes part."""
+        """A start weight on the device, in the type that the forward pass uses."""
         return start.to(self.device, start.dtype if self._is_cast(start) else torch.float32)
 
     def _start_embedded(self, token_T: Tensor) -> Tensor:
@@ -343,11 +343,11 @@ class Policy:
         return embedded
 
     def _start_named(self, weight: nn.Parameter) -> Tensor:
-        """What this weight of the hosted model was at the start, as it is stored."""
+        """The hosted model's original value of this weight, as stored."""
         return self.start[next(name for name, other in self.model.named_parameters() if other is weight)]
 
     def _is_cast(self, weight: Tensor) -> bool:
-        """Whether autocast brings the weight to the compute type; else it takes part as float32."""
+        """Whether autocast casts the weight to the compute type; else it stays float32."""
         return weight.ndim > 1 and self.compute_dtype is not torch.float32
 
     @property
@@ -394,7 +394,7 @@ def _refuse_other_logits(model: PreTrainedModel) -> None:
 
 
 def _refuse_other_names(model: PreTrainedModel, path: Path) -> None:
-    """What is exported for serving carries the checkpoint's own names."""
+    """Refuse checkpoints whose weight names differ from the model's: exported weights must carry the checkpoint's names."""
     stored: set[str] = set()
     for file in path.glob("*.safetensors"):
         with safe_open(file, framework="pt") as opened:

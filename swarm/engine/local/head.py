@@ -1,4 +1,4 @@
-"""From hidden states to log-probabilities, entropies and back, a few heads at a time: the logits never exist all at once. And to values.
+"""Log-probabilities, entropies and their gradients from hidden states, a few heads at a time to avoid holding all logits; the critic.
 
 Suffixes of tensors: H heads, U uses (sampled tokens), D hidden size, V vocabulary.
 """
@@ -17,7 +17,7 @@ from swarm.engine.memory.training import BLOCK_LOGITS, CHUNK_GRADIENT, CHUNK_LOG
 from swarm.engine.tree import Branch, Segment
 
 _LANES = 32
-"""Heads of a chunk and of a block are so many, or a multiple: products of other heights take up to a quarter longer."""
+"""Chunks and blocks have a multiple of this many heads: other heights make products up to a quarter slower."""
 
 Price = Callable[[Tensor, Tensor, slice], Tensor]
 """(logp_U, entropy_U, which uses) → their loss, a scalar. Gradients flow into the first two."""
@@ -25,7 +25,7 @@ Price = Callable[[Tensor, Tensor, slice], Tensor]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heads:
-    """Where distributions are needed in a micro-batch, and which tokens were drawn from each."""
+    """The positions of a micro-batch whose distributions are needed, and the tokens drawn from each."""
 
     at_H: Tensor
     temperature_H: Tensor
@@ -49,17 +49,17 @@ class Heads:
         )
 
     def chunks(self, vocabulary: int) -> Iterator[slice]:
-        """Heads whose logits are held at once."""
+        """Chunks of heads whose logits are held at once."""
         size = CHUNK_LOGITS if self.at_H.device.type == "cpu" else GPU_LOGITS
         return _parts(slice(0, len(self.at_H)), size // vocabulary)
 
     def gradient_rows(self, grad_VD: Tensor) -> Iterator[slice]:
-        """Rows of the output weight's gradient that are added to together."""
+        """Slices of the output weight's gradient that are updated together."""
         size = CHUNK_GRADIENT if self.at_H.device.type == "cpu" else CHUNK_LOGITS
         return _parts(slice(0, len(grad_VD)), size // grad_VD.shape[1])
 
     def blocks(self, chunk: slice, vocabulary: int) -> Iterator[tuple[slice, slice]]:
-        """Heads of a chunk that are looked at together, and the uses that belong to them."""
+        """Blocks of a chunk that are processed together, with the uses of each."""
         size = (BLOCK_LOGITS if self.at_H.device.type == "cpu" else GPU_LOGITS) // vocabulary
         for block in _parts(chunk, size):
             yield block, slice(self.uses_before[block.start], self.uses_before[block.stop])
@@ -103,7 +103,7 @@ def survey(heads: Heads, hidden_HD: Tensor, weight_VD: Tensor) -> tuple[Tensor, 
 def gradients(
     heads: Heads, hidden_HD: Tensor, weight_VD: Tensor, grad_VD: Tensor | None, price: Price
 ) -> tuple[Tensor, Tensor, Tensor, float]:
-    """Price every use and take the loss's gradient, in one pass over the vocabulary.
+    """Compute the loss of every use and its gradient, in one pass over the vocabulary.
 
     Adds the gradient by the output weight to grad_VD (None: it is not trained). hidden_HD and weight_VD come in the compute type.
     Returns: gradient by hidden_HD, logp_U, entropy_U, loss.
@@ -140,13 +140,13 @@ def _priced(price: Price, logp_U: Tensor, entropy_U: Tensor, uses: slice) -> tup
 
 
 def _parts(whole: slice, size: int) -> Iterator[slice]:
-    """size: the most there may be in a part; whole lanes, where it holds one."""
+    """Split a slice into parts. size: most entries per part, rounded down to whole lanes if it has at least one."""
     step = max(1, size if size < _LANES else size // _LANES * _LANES)
     return (slice(first, min(first + step, whole.stop)) for first in range(whole.start, whole.stop, step))
 
 
 def _within(chunk: slice, block: slice) -> slice:
-    """The block's place in the chunk."""
+    """The block's position within the chunk."""
     return slice(block.start - chunk.start, block.stop - chunk.start)
 
 
@@ -226,7 +226,7 @@ class Critic:
         return found
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Take up what `state` gave; other entries are passed over."""
+        """Restore what `state` returned; ignore other entries."""
         self.forget()
         with torch.no_grad():
             for name, weight in self._weights.items():

@@ -34,30 +34,30 @@ from swarm.protocol.episodes import WeightsVersion
 
 _LOG = logging.getLogger(__name__)
 _IMPORTS_S: dict[Device, float] = {"cpu": 120.0, "cuda": 600.0}
-"""Before it reads weights, at worst; an idle machine takes a sixth of it. On a GPU vLLM compiles the model and captures its graphs."""
+"""Longest start before it reads weights; an idle machine needs a sixth of it. On a GPU vLLM compiles the model and captures its graphs."""
 _OUT_OF_MEMORY = (
     "OutOfMemoryError",
     "CUDA out of memory",
     "CUDA error: out of memory",
     "No available memory for the cache blocks",
 )
-"""What torch and vLLM say of a GPU whose memory is full."""
+"""Messages of torch and vLLM when a GPU's memory is full."""
 _PROBE_EVERY_S = 0.2
 _LOOK_EVERY_S = 5.0
-"""While it serves."""
+"""Interval between checks of a serving child."""
 _OVERRUN = 2
-"""A look that comes so many times as late was kept from it: this process was suspended."""
+"""A check that comes this many times later than due means that this process was suspended."""
 _CHANGES = 4
 """Requests per change of weights, besides the one that loads them."""
 _MAX_SOCKET_PATH = 107
 _SOCKET = "vllm.sock"
 _LONGEST_SOCKET = "x" * 36
-"""As long as the names of vLLM's own sockets, beside ours."""
+"""A name as long as those of vLLM's own sockets in the same directory."""
 _SOCKET_DIR_PREFIX = "swarm-"
 
 
 class WeightsRefused(EngineError):
-    """The weights that were to be served are not those that were trained."""
+    """The weights to be served differ from the trained ones."""
 
 
 class VllmInference(Sampler):
@@ -102,15 +102,15 @@ class VllmInference(Sampler):
 
     @property
     def process_id(self) -> int | None:
-        """Reaper of the child that serves, for operators and tests."""
+        """Process id of the serving child's reaper, for operators and tests."""
         return None if self._supervisor.child is None else self._supervisor.child.reaper_pid
 
     def subscribe(self, on_health: Callable[[EngineHealth], None]) -> None:
-        """Hear of every change of health."""
+        """Call `on_health` on every change of health."""
         self._subscribers.append(on_health)
 
     async def boot(self) -> None:
-        """Start the child and wait until it serves. Again: nothing. Raises: EngineDown with the reason."""
+        """Start the child and wait until it serves. Does nothing if called again. Raises: EngineDown with the reason."""
         await self._supervisor.boot()
 
     async def settled(self) -> None:
@@ -167,10 +167,10 @@ class VllmInference(Sampler):
 
     @asynccontextmanager
     async def asleep(self) -> AsyncIterator[None]:
-        """Leave the device's memory to somebody else meanwhile. Calls wait, and go on where they were.
+        """Within the block, free the device's memory for the trainer. Calls wait, and continue where they were.
 
-        A child that does not fall asleep goes on as it is; one that does not wake up is started anew. One that was not there, or
-        ended meanwhile, is started by its supervisor as ever.
+        A child that fails to fall asleep keeps running; one that fails to wake up is restarted. A child that was down or ends
+        during the block is started by its supervisor as usual.
         """
         async with self._publishing:
             try:
@@ -190,7 +190,7 @@ class VllmInference(Sampler):
 
     async def _wake_up(self) -> None:
         if not self.health.ready:
-            return  # it is started again, and begins awake
+            return  # it is being restarted, and starts awake
         try:
             with self._limited_otherwise():
                 await self._serving().wake_up()
@@ -200,7 +200,7 @@ class VllmInference(Sampler):
             await self._supervisor.restart(silence=silence)
 
     def _has_room(self, adapter: ServedAdapter | None) -> bool:
-        """Whether the child that runs can serve it, or all weights."""
+        """Whether the running child can serve this adapter, or whole weights for None."""
         if adapter is None or self._started_with is None:
             return adapter is None and self._started_with is None
         return adapter.room <= self._started_with.room
@@ -215,9 +215,9 @@ class VllmInference(Sampler):
         failed: bool = True,
         silence: Silence | None = None,
     ) -> None:
-        """Start the child anew with these weights; with those of before where they are refused.
+        """Restart the child with these weights, or with the previous ones if these are refused.
 
-        failed: because the one that runs could not take them, and not because it was made for others. silence: because it hangs.
+        failed: the running child could not load them, rather than lacking layers for them. silence: the child hangs.
         """
         try:
             await _approved(approval)
@@ -233,7 +233,7 @@ class VllmInference(Sampler):
         approval: asyncio.Future[None] | None,
         adapter: ServedAdapter | None,
     ) -> bool:
-        """Have the child that is being started read these weights. False: it has read others meanwhile, and serves."""
+        """Make a starting child read these weights. False: it has already read others, and serves."""
         await _approved(approval)
         async with self._loading:  # who reads those of before has read them: whoever writes next writes over them
             if self._starting:
@@ -299,7 +299,7 @@ class VllmInference(Sampler):
             self._starting = False
 
     def _out_of_memory(self, child: ChildProcess) -> str | None:
-        """What to do when the child ran out of the GPU's memory, as it would the next time. None: it ended for another reason."""
+        """Advice if the child ran out of GPU memory, which a restart would repeat. None: it ended for another reason."""
         if self.settings.device == "cpu" or not child.said(*_OUT_OF_MEMORY):
             return None
         return (
@@ -311,9 +311,9 @@ class VllmInference(Sampler):
     # -- signs of life --------------------------------------------------------------------------------------------
 
     async def _watch(self, _: ChildProcess) -> Silence:
-        """Ask the engine core again and again, in one step with what it samples; vLLM's own `/health` answers for a core that is stopped.
+        """Poll the engine core between its sampling steps; vLLM's own `/health` succeeds even if the core has stopped.
 
-        Returns when neither it answered nor a token came for `silence_s`. Time in which this process itself was suspended says nothing.
+        Returns after `silence_s` without an answer or a token. Time during which this process was suspended does not count.
         """
         self._lives()
         asked: asyncio.Task[None] | None = None
@@ -337,12 +337,12 @@ class VllmInference(Sampler):
         try:
             await self._client.sampled_counts()
         except EngineError:
-            return  # not a sign of life; whether the child is still there is seen elsewhere
+            return  # not a sign of life; other code notices if the child is gone
         self._lives()
 
     @contextmanager
     def _limited_otherwise(self) -> Iterator[None]:
-        """Inside, the engine core is busy with weights, which is waited for within limits of its own."""
+        """Within the block, the engine core is busy with weights, for which other time limits apply."""
         self._changing = True
         try:
             yield
@@ -384,7 +384,7 @@ class VllmInference(Sampler):
 
 
 async def _approved(approval: asyncio.Future[None] | None) -> None:
-    """Raises: what the approval raises. Others wait for it too: it goes on where this is cancelled."""
+    """Wait for the approval and raise its errors. Cancelling this does not cancel the approval: others wait for it too."""
     if approval is not None:
         await asyncio.shield(approval)
 
@@ -392,7 +392,7 @@ async def _approved(approval: asyncio.Future[None] | None) -> None:
 def _private_dir(note: Path) -> Path:
     """A new directory that only this user can enter, with room for a socket's name in the system's limit.
 
-    note: remembers where it is, so that what a killed server left is removed by the next one.
+    note: file that records the directory, so that the next server can remove what a killed one left.
     """
     if note.exists() and (left := Path(note.read_text())).name.startswith(_SOCKET_DIR_PREFIX):
         shutil.rmtree(left, ignore_errors=True)

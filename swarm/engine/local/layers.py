@@ -1,4 +1,4 @@
-"""How layers are computed: root-mean-square norms in fewer passes over memory, activation checkpointing, weights brought one layer at a time.
+"""Computation of layers: RMS norms in fewer passes over memory, activation checkpointing, loading weights one layer at a time.
 
 Suffixes of tensors: T tokens, D width.
 """
@@ -23,10 +23,10 @@ _PROBE_ROWS = 4
 
 
 def hasten(model: PreTrainedModel) -> None:
-    """Compute the norms of a float32 model here, those of them that prove to be plain root-mean-square norms.
+    """Replace the norms of a float32 model that turn out to be plain RMS norms by a faster one.
 
-    Under autocast, what a layer has normalised is brought to the compute type once, not by each matrix that reads it; what
-    the last norm says of all layers stays float32.
+    Under autocast, a layer's normalised output is cast to the compute type once, not by each matrix that reads it; the output
+    of the final norm stays float32.
     """
     layers = [part for part in model.base_model.children() if isinstance(part, nn.ModuleList)]
     inside = {module for layer in layers for module in layer.modules()}
@@ -51,7 +51,7 @@ def _plain(module: nn.Module) -> float | None:
         try:
             expected = module(rows_TD)
         except (RuntimeError, TypeError, ValueError):
-            return None  # it takes more than its rows
+            return None  # it needs more arguments than its rows
         ours: Tensor = _Normalised.apply(rows_TD, weight, epsilon, torch.float32)  # type: ignore[no-untyped-call]
     return epsilon if isinstance(expected, Tensor) and torch.allclose(expected, ours) else None
 
@@ -98,7 +98,7 @@ class _Normalised(torch.autograd.Function):
 
 
 class _Bare(nn.Module):
-    """A layer without what was put in the place of its forward pass."""
+    """A layer with its original forward pass."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ class _Bare(nn.Module):
 
 @contextmanager
 def recomputed_layers(body: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[None]:
-    """Inside, the body's layers keep no activations. weights: what stands in for its parameters, by name.
+    """Within the block, the body's layers keep no activations. weights: substitutes for its parameters, by name.
 
     Raises: EngineError when the model does not say what its layers are.
     """
@@ -124,10 +124,10 @@ def recomputed_layers(body: nn.Module, weights: Mapping[str, Tensor]) -> Iterato
 def layer_by_layer(
     body: nn.Module, weights: Mapping[str, Tensor], ready: Callable[[Tensor], Tensor], *, required: bool
 ) -> Iterator[dict[str, Tensor]]:
-    """Inside, a layer's own of these weights stand in for its parameters: made ready when it is reached, dropped behind it.
+    """Within the block, these weights replace each layer's parameters: loaded just before the layer, dropped after it.
 
-    Gives those of no layer, ready. required: all of them at once would take memory that is not there.
-    Raises: EngineError when that is required, and the model does not say what its layers are.
+    Yields the loaded weights that belong to no layer. required: memory does not suffice for all weights at once.
+    Raises: EngineError if required and the model does not list its layers.
     """
 
     def forward(bare: _Bare, own: dict[str, Tensor], *inputs: Any, **named: Any) -> Any:
@@ -146,7 +146,7 @@ def layer_by_layer(
 def _computed_by(
     body: nn.Module, forward: Callable[..., Any], weights: Mapping[str, Tensor]
 ) -> Iterator[dict[str, nn.Module]]:
-    """Inside, `forward` computes the body's layers; it is given each bare, with its own of the weights. Gives the layers by name."""
+    """Within the block, `forward` computes the body's layers from the bare layer and its weights. Yields the layers by name."""
     layers: dict[str, nn.Module] = {
         name: one for name, one in body.named_modules() if isinstance(one, GradientCheckpointingLayer)
     }

@@ -1,6 +1,6 @@
-"""One optimiser step: from a batch to new weights and what became of it.
+"""One optimiser step: from a batch to new weights and the outcome.
 
-Everything that happens in it follows from the weights, the moments and the batch: the same again gives the same bits.
+A step depends only on the weights, the moments and the batch: repeating it gives the same bits.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _LOG = logging.getLogger(__name__)
 class Learner:
     """The policy and its optimiser; a critic where the algorithm has one.
 
-    half_way: a step moved the weights and was then refused; they are no step's weights and have to be restored.
+    half_way: a refused step had already moved the weights; they belong to no step and must be restored.
     """
 
     def __init__(self, policy: Policy, clock: Clock) -> None:
@@ -58,22 +58,22 @@ class Learner:
         self._warned_of_memory = False
 
     def begin_run(self) -> None:
-        """Begin anew with all that is learnt beside the policy's weights, for the weights that are trained now."""
+        """Reset optimiser and critic for the weights that are trained now."""
         self.optimizer.take(self.policy.trained)
         self.critic.forget()
         self._warned_of_memory = False
 
     def state(self) -> dict[str, Tensor]:
-        """All that a step depends on beside the policy's weights."""
+        """Everything that a step depends on, except the policy's weights."""
         return self.optimizer.state() | self.critic.state()
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from what `state` gave."""
+        """Restore what `state` returned."""
         self.optimizer.restore(without_critic(state))
         self.critic.restore(state)
 
     def rest(self) -> None:
-        """Until the next step, hold no moments, gradients and copies of the policy's weights on the device."""
+        """Until the next step, keep moments, gradients and copies of the policy's weights off the device."""
         self.optimizer.rest()
         self.policy.rest()
 
@@ -97,7 +97,7 @@ class Learner:
     def _optimise(
         self, made: Sequence[Branch], episodes: Sequence[TrainedEpisode], batch: TrainBatch, rate: float
     ) -> StepMetrics:
-        """All epochs and minibatches."""
+        """Run all epochs and minibatches; return the step's metrics."""
         spec, seen = batch.spec, StepMetrics()
         algorithm = algorithm_of(spec.algorithm)
         parts = [branches(part, spec.algorithm) for part in minibatches(episodes, spec, batch.step)]
@@ -135,12 +135,12 @@ class Learner:
         return seen
 
     def _now(self, part: Minibatch) -> list[Tensor]:
-        """Log-probabilities of each piece under the current weights; read once for all as long as these did not move."""
+        """Log-probabilities of each piece under the current weights; reuses those from before the step until the weights move."""
         moved = self.half_way
         return [read(self.policy, piece)[0] if moved else known(piece.facts.old_U) for piece in part.pieces]
 
     def _warn_of_memory(self, longest: int, batch: TrainBatch) -> None:
-        """Say once per run when contexts are so long that their activations take far more than was meant for them."""
+        """Warn once per run if long contexts make activations take far more memory than planned."""
         meant = self.policy.segment_tokens
         if self._warned_of_memory or self.policy.recompute or longest <= 2 * meant:
             return
@@ -153,7 +153,7 @@ class Learner:
         )
 
     def _made_ready(self, part: Sequence[Branch], spec: RunSpec, algorithm: Algorithm, seen: StepMetrics) -> Minibatch:
-        """A minibatch in pieces, with what its loss and its advantages need to know beforehand, and nothing else."""
+        """Build a minibatch, with exactly those facts that its loss and its advantages need from before the step."""
         ready = Minibatch(branches=part, pieces=pieces(part, self.policy))
         seen.computed += sum(piece.tokens for piece in ready.pieces)
         several = spec.optimizer.epochs * spec.optimizer.minibatches > 1
@@ -185,7 +185,7 @@ class Learner:
         return logp_U, entropy_U, self.critic.values(hidden_HD)[piece.heads.head_U]
 
     def _accumulate(self, part: Sequence[Piece], algorithm: Algorithm, seen: StepMetrics, *, first: bool) -> float:
-        """The gradient of one minibatch; returns the policy's loss."""
+        """Accumulate the gradient of one minibatch; return the policy's loss."""
         policy, dtype, total = self.policy, self.policy.compute_dtype, 0.0
         with policy.autocast():
             for piece in part:
@@ -209,7 +209,7 @@ class Learner:
         return total
 
     def _taught(self, algorithm: Algorithm, piece: Piece, hidden_HD: Tensor, seen: StepMetrics | None) -> Tensor:
-        """Add to the critic's gradient; returns what its loss has to say to the policy's hidden states."""
+        """Add to the critic's gradient; return the gradient of its loss by the policy's hidden states."""
         seen_HD = hidden_HD.detach().float().requires_grad_()
         loss = algorithm.value_loss(self.critic.values(seen_HD)[piece.heads.head_U], piece.facts)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -219,7 +219,7 @@ class Learner:
         return seen_HD.grad * algorithm.spec.value_coef
 
     def _look(self, batch: TrainBatch) -> StepMetrics:
-        """Nothing is trained: measure on what could have been."""
+        """Measure a step in which nothing is trained, on the calls that could have been."""
         seen = StepMetrics()
         made = [
             Branch(call=call, advantage=0.0, weight=0.0)
@@ -233,10 +233,10 @@ class Learner:
         return seen
 
     def _kl(self, sampled: Sequence[Branch], ready: Sequence[Minibatch] = ()) -> Tensor:
-        """KL to the first weights on the tokens of these calls.
+        """KL to the initial weights on the tokens of these calls.
 
-        ready: the minibatches that read them before the step. Without, they are read here, as the first weights read them: in the same
-        shapes, so that rounding cancels, which it has to in less than float32.
+        ready: minibatches with their log-probabilities from before the step. Without it, read them here in the same shapes as for the
+        initial weights, so that rounding cancels; below float32 it has to.
         """
         if not sampled:
             return torch.zeros(0)
@@ -261,7 +261,7 @@ def _price(algorithm: Algorithm, facts: TokenFacts, logp_U: Tensor, entropy_U: T
 
 
 def _give_credit(batch: TrainBatch, ready: Sequence[Minibatch], algorithm: Algorithm, seen: StepMetrics) -> None:
-    """Advantages token by token, compared over all minibatches."""
+    """Set token-level advantages, computed over all minibatches."""
     notes: dict[str, CallNotes] = {}
     for part in ready:
         notes |= part.notes(algorithm.spec.kl if algorithm.penalises else 0.0, tokens=algorithm.reads_tokens)
