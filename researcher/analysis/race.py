@@ -96,7 +96,7 @@ def contenders(plan: Plan, stage: Stage, trials: Sequence[TrialRecord]) -> tuple
 
 
 def due(plan: Plan, stage: Stage, seeds: int, trials: Sequence[TrialRecord]) -> list[tuple[str, int]]:
-    """(arm, seed) of all trials of the stage. Arms alternate, so that they meet the same conditions.
+    """Arm and seed of each trial of the stage. Arms alternate, so that they meet the same conditions.
 
     A fine stage adds trials as earlier ones end. Raises: NotEnoughTrials as `contenders`.
     """

@@ -109,7 +109,7 @@ def goal_in(fields: Mapping[str, Any]) -> CampaignGoal:
 
 
 class Aim(StrictModel):
-    """A goal as its instrument reads it: metric, margin, and the levels of each factor. Pure data, hashed with what a decision saw."""
+    """A goal in the terms of its instrument: metric, margin, and the levels of each factor. Pure data, hashed with a decision's input."""
 
     instrument: str
     model: str | None

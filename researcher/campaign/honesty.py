@@ -252,7 +252,7 @@ def too_little(budget: dict[str, Any]) -> str:
 
 
 def baseline_of(plan: Plan, view: View) -> str:
-    """`default`, `incumbent` or `other`: what the study's first arm is on its instrument."""
+    """Role of the study's first arm on its instrument: `default`, `incumbent` or `other`."""
     levels: dict[str, Scalar] = changed(view.aim, plan.arms[0].levels)
     if not levels:
         return "default"

@@ -109,7 +109,7 @@ def acts_on_words(record: CampaignRecord, decisions: Sequence[DecisionRecord]) -
 def request_study(store: Store, campaign_id: str, spec: Mapping[str, Any], words: str, by: str) -> None:
     """Request a study. The next decision carries it out, as an exploration, or says what is wrong with it.
 
-    spec: fields of a study file (`researcher.campaign.honesty.FIELDS`), and where the campaign has several, its instrument.
+    spec: fields of a study file (`researcher.campaign.honesty.FIELDS`), and, if the campaign has several, its instrument.
     Raises: SpecRefused; WrongState when the campaign has ended.
     """
     check_open(store, campaign_id, "asked for anything")

@@ -128,7 +128,10 @@ async def _enough(goal: CampaignGoal, aims: Sequence[Aim], planner: StudyPlanner
 
 
 async def _least(pays: Callable[[float], Awaitable[bool]]) -> float:
-    """Smallest sufficient factor on the budget, within 10 %. Doublings come first, as each test takes a decision; the largest is known to suffice."""
+    """Smallest sufficient factor on the budget, within 10 %.
+
+    Doublings come first, because each test takes a whole decision; the largest is known to suffice.
+    """
     low, high = 0, _MOST_DOUBLINGS
     while high > low + 1:
         middle = (low + high) // 2

@@ -50,7 +50,7 @@ class Proposal(StrictModel):
     rests_on: tuple[str, ...] = ()
     words: str = ""
     expects: Annotated[float | None, Field(gt=0)] = None
-    """For a confirmation: the effect for which its seeds are counted, in the metric's unit; at least, and by default, 1.5 margins."""
+    """For a confirmation: effect for which its seeds are counted, in the metric's unit. Least and default: 1.5 margins."""
     drops: dict[str, str] = {}
     """Open hypotheses to give up with this step, and why."""
 

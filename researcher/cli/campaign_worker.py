@@ -47,7 +47,9 @@ async def work_on_campaign(
     clock: Clock | None = None,
     copy: Callable[[Store], Sink] = MlflowSink,
 ) -> CampaignOutcome:
-    """Own the campaign and carry it out. wait: also between its windows; else return when one closes. copy: makes the records' sink.
+    """Own the campaign and carry it out.
+
+    wait: also between its windows; else return when one closes. copy: makes the records' sink.
 
     Raises: LeaseHeld when another process works on it; any error that keeps its study from continuing here.
     """
@@ -132,7 +134,10 @@ async def _watched(home: Home, campaign_id: str, names: tuple[str, ...], clock: 
 def planner_of(
     root: Path, store: Store | None, options: StudyOptions, folder: InstrumentFolder, draw: Draw = rehearsed
 ) -> InstrumentPlanner:
-    """root: the user data directory. draw: draws tasks for each plan. Raises: PlanningRefused if the instrument's packages are missing."""
+    """root: the user data directory. draw: draws tasks for each plan.
+
+    Raises: PlanningRefused if the instrument's packages are missing.
+    """
     python = interpreter(folder, root)
     task = dict(folder.instrument.defaults.task)
     return InstrumentPlanner(

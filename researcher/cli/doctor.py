@@ -1,4 +1,4 @@
-"""`researcher doctor`."""
+"""`researcher doctor`: check what a study on this machine needs."""
 
 from __future__ import annotations
 

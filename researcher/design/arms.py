@@ -166,10 +166,12 @@ def _hash(text: str) -> str:
 
 
 def hypotheses_of(question: Question, arms: Sequence[Arm], between: Sequence[Arm] = ()) -> tuple[Hypothesis, ...]:
-    """One hypothesis for each treatment against the baseline. Crossed factors: main effects and two-factor interactions; screened
-    factors: main effects only; a balance: each level against the next smaller one; a trend: the change over its levels.
+    """One hypothesis for each treatment against the baseline.
 
-    between: arms of a fine stage, which are treatments too."""
+    Crossed factors: main effects and two-factor interactions; screened factors: main effects only; a balance: each level
+    against the next smaller one; a trend: the change over its levels.
+    between: arms of a fine stage, which are treatments too.
+    """
     usual = {
         "metric": question.metric.name,
         "direction": question.direction,
@@ -275,10 +277,10 @@ def _more(question: Question) -> str:
 def with_own_seeds(plan: Plan) -> Plan:
     """The plan with a seed offset for every arm that runs the same as an earlier one. Call it again when stages change.
 
-    Two arms with equal settings and an equal seed are the same trial twice, and the copy would count as evidence. The second arm's
-    seeds therefore begin after the last one that the plan may need. Arms are compared by what runs (RunSpecs, model, steps,
-    task parameters), not by names: `4e-5` equals `0.00004`, a default that is set equals one that is omitted, and a bundle may
-    change nothing.
+    Two arms with equal settings and an equal seed are the same trial twice, and the copy would count as evidence. The
+    second arm's seeds therefore begin after the last one that the plan may need. Arms are compared by what runs (RunSpecs,
+    model, steps, task parameters), not by names: `4e-5` equals `0.00004`, a default that is set equals one that is
+    omitted, and a bundle may change nothing.
 
     Raises: pydantic's ValidationError for an arm that no server would accept.
     """

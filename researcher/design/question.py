@@ -249,7 +249,7 @@ def _unknown(field: str, problem: str, name: str, names: dict[str, str]) -> Spec
 
 
 def _compared(known: InstrumentNames, name: str, given: Compared) -> Varied:
-    """The levels to compare. Without a baseline, the first level is it, as in `--vary`; a single level gets the default."""
+    """The levels to compare. The baseline is the first level unless stated, as in `--vary`; for a single level, the default."""
     factor = known.factor(name, "compare")
     levels = [known.setting(name, level, "compare")[1] for level in given.levels]
     if given.baseline is not None:

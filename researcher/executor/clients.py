@@ -167,7 +167,10 @@ class Mender(Protocol):
         """The code that the next client runs."""
 
     async def opinion(self, diagnosis: Diagnosis) -> Diagnosis:
-        """An LLM's opinion on a diagnosis that the rules left open, labelled as such; unchanged, without an error, if no answer comes."""
+        """An LLM's opinion on a diagnosis that the rules left open, labelled as such.
+
+        If no answer comes, the diagnosis is returned unchanged.
+        """
 
     async def mend(self, case: Case) -> Code:
         """The version to continue with; the same version if it deserves another try.

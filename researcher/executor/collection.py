@@ -377,7 +377,7 @@ def _joined(entries: list[LedgerEntry], mine: str) -> dict[str, int] | None:
     return dict(Counter(entry.client_id for entry in counted if entry.client_id != mine)) or None
 
 
-# -- values that rollouts report besides the reward (`Outcome.metrics`) ------------------------------------------------
+# -- values that rollouts report in addition to the reward (`Outcome.metrics`) ---------------------------------------
 # Only values that the plan's metrics name are kept. If an episode lacks one, the trial is incomplete: a mean over the others
 # would measure something else.
 

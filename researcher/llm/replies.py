@@ -219,7 +219,10 @@ def _plain(schema: Any, defs: dict[str, Any]) -> Any:
 
 
 def pruned(value: Any) -> Any:
-    """Drop what LLMs write for "not set": null, and empty lists, objects and texts. Keep an empty arm, which means all defaults."""
+    """Drop the values that LLMs write for "not set": null, and empty lists, objects and texts.
+
+    An empty arm means all defaults, and stays.
+    """
     if not isinstance(value, dict):
         return value
     arms = value.get("arms")

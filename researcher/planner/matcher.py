@@ -21,7 +21,7 @@ from researcher.planner.proposals import judged
 from researcher.study.draft import Draft, Source, edited
 
 FEWEST_RACED = 4
-"""Treatments against one baseline from which on a race is cheaper than all comparisons."""
+"""Fewest treatments against one baseline for which a race is cheaper than comparing them all."""
 
 
 class Matcher:
