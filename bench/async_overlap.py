@@ -1,11 +1,11 @@
 """How many more episodes per hour come of it when the next batch is sampled while slow tools hold this one up?
 
-One real server (vLLM and the trainer), one agent: it is asked for a one-digit sum, shows its answer to a tool, is asked again
-with what the tool said, and hands that answer to the tool. A tool takes log-normal time, median 2 s and sigma 1, the same for
-each episode in both arms. An arm is a run of its own: `max_staleness` 0 waits for each step's weights before the next episode
-begins, 1 goes on with the weights that are there. Timed is from an arm's start until its last step is made; then its final
-weights answer held-out sums. 0 comes first, after a run of one step that is not counted. not_worse says that 1's held-out
-reward is not below 0's by more than the noise of their difference: two standard errors.
+One real server (vLLM and the trainer) and one agent. The agent is asked for a one-digit sum, passes its answer to a tool, is asked
+again with the tool's output, and passes that answer to the tool. A tool takes log-normal time, median 2 s and sigma 1, the same for
+each episode in both arms. Each arm is a run of its own: with `max_staleness` 0 the next episode waits for each step's weights, with
+1 it starts with the current ones. An arm is timed from its start to the end of its last step; then its final weights answer
+held-out sums. 0 runs first, after a run of one step that is not counted. not_worse: the held-out reward of 1 is not below that
+of 0 by more than the noise of their difference, two standard errors.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Arm:
     episodes: int
     seconds: float
     rewards: list[float]
-    """Of the held-out sums: means over their samples."""
+    """Rewards of the held-out sums, each a mean over its samples."""
 
     @property
     def per_hour(self) -> float:
@@ -61,7 +61,7 @@ class Arm:
 
 
 class Agent:
-    """Two calls and two tools an episode. Held-out episodes use no tools' time: nobody waits for their rewards."""
+    """Makes two LLM calls and two tool calls per episode. Tools take no time in held-out episodes, which are not timed."""
 
     def __init__(self, http: httpx.AsyncClient) -> None:
         self._http = http
@@ -94,7 +94,7 @@ class Agent:
 
 
 def run_arm(url: str, http: httpx.Client, staleness: int, steps: int) -> Arm:
-    """A run, until the server is idle again."""
+    """Carry out one run, and wait until the server is idle again."""
     arm = asyncio.run(train_and_answer(url, staleness, steps))
     wait_for(http, lambda status: status["phase"] == "idle", "the stop")
     return arm
@@ -141,13 +141,13 @@ _LIMITS = httpx.Limits(max_connections=None)
 
 
 def _numbered() -> Iterator[Task]:
-    """The same sum again is another task, so that groups do not mix and latencies are drawn anew."""
+    """Give repeated sums new task ids, so that groups do not mix and each gets its own latency."""
     for number, task in enumerate(tasks("train", 0, None)):
         yield Task(id=f"{number}:{task.id}", query=task.query, metadata=task.metadata)
 
 
 def noise(arms: tuple[Arm, Arm]) -> float:
-    """Two standard errors of the difference of the mean rewards. The sums are the same in both arms: pairs are compared."""
+    """Two standard errors of the difference of the mean rewards, paired because both arms have the same sums."""
     pairs = [one - other for one, other in zip(arms[0].rewards, arms[1].rewards, strict=True)]
     return 2 * math.sqrt(variance(pairs) / len(pairs))
 

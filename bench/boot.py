@@ -1,6 +1,6 @@
 """How long until inference on the CPU answers its first call: with vLLM's engine core forked from its server, and spawned anew?
 
-Boots in turns, on an idle machine with nothing else of ours running. Where this machine's server forks no core, only vLLM's way is timed.
+The two ways take turns. Run it on an idle machine. If this machine's server does not fork its core, only vLLM's way is timed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _CALL = SampleRequest(
 
 
 class SpawnedCore(VllmSettings):
-    """The same child, with vLLM's own entry point."""
+    """Settings that start the engine core with vLLM's own entry point."""
 
     def command(self, socket: Path, adapter: ServedAdapter | None = None) -> ChildCommand:
         child = super().command(socket, adapter)
@@ -52,7 +52,7 @@ def settings_of(kind: str, model: str) -> Iterator[VllmSettings]:
 
 
 async def boot(kind: str, model: str) -> dict[str, float]:
-    """Seconds to serve, and of a first and a second call of 64 tokens."""
+    """Seconds until the server answers, and seconds of a first and a second call of 64 tokens."""
     with settings_of(kind, model) as settings:
         inference = VllmInference(settings, clock=SystemClock())
         marks = [time.monotonic()]

@@ -1,6 +1,6 @@
 """Do campaigns claim only what is so, and do they find what is there?
 
-Simulated campaigns with a known truth: planned, judged, ranked and decided by the real code, with drawn trials in place of servers.
+Simulated campaigns with a known truth. The real code plans, judges, ranks and decides; random trials take the place of servers.
 Eight factors of the simulation instrument, each with its levels; rewards are in margins.
 
     null       no factor does anything: every claim is false
@@ -8,9 +8,9 @@ Eight factors of the simulation instrument, each with its levels; rewards are in
     planted    two of the eight matter, each best at one of its levels, with an interaction between them; the best setting is three
                steps of search away from the default
 
-Strategists: `builtin`; `llm`, the one that asks an LLM, which a program plays (`bench.hasty_llm`); `chaser`, which confirms whatever looks best at once and again, as often as the
-budget pays for it; `random`, which draws settings at random and confirms the best; `oneshot`, one frozen plan: a screen, and the
-comparison that follows from it. Bars: `false_claims` at most 5 % (a rate fails only when its exact binomial interval excludes the bar);
+Strategists: `builtin`; `llm`, which asks an LLM simulated by `bench.hasty_llm`; `chaser`, which immediately confirms whatever looks
+best, again and again, as often as the budget allows; `random`, which draws settings at random and confirms the best; `oneshot`, one
+frozen plan: a screen, then one comparison. Bars: `false_claims` at most 5 % (a rate fails only when its exact binomial interval excludes the bar);
 `found`, the best setting or one within a margin of it, confirmed or named best, in at least 80 % of planted worlds; the mean regret at
 equal cost below those of `random` and `oneshot`. Seeds are drawn at run time and printed; `--seed` repeats.
 """
@@ -72,13 +72,13 @@ TRIALS, MARGIN = 240, 0.1
 MOST_FALSE, LEAST_FOUND = 0.05, 0.80
 IN_NULL = {"null": ("builtin", "llm", "chaser"), "null_twin": ("builtin", "chaser")}
 IN_PLANTED = ("builtin", "llm", "random", "oneshot")
-"""Strategists by the worlds that they play in."""
+"""Strategists by world."""
 STRATEGISTS = sorted({*IN_PLANTED, *itertools.chain(*IN_NULL.values())})
 
 
 @dataclass(frozen=True, slots=True)
 class Truth:
-    """What a setting is worth, in margins above the default. best: by factor, the place of its best level in steps from the default."""
+    """True value of every setting, in margins above the default. best: by factor, distance of its best level from the default, in steps."""
 
     aim: Aim
     best: Mapping[str, int]
@@ -86,14 +86,14 @@ class Truth:
     seed: int
 
     def worth(self, levels: Levels) -> float:
-        """0 at the default. Each factor that matters is worth most at its best level; both together are worth more."""
+        """Value of a setting; 0 at the default. Each factor that matters peaks at its best level; both together are worth more."""
         found, shares = 0.0, []
         for name, target in self.best.items():
             factor = self.aim.factor(name)
             step = factor.levels.index(levels.get(name, factor.default)) - factor.place
             shares.append(max(-1.0, 1 - abs(step - target) / max(1, abs(target))))
             found += 1.5 * shares[-1]
-        if len(shares) > 1:  # the interaction: the second half of the gain is there only where both are right
+        if len(shares) > 1:  # the interaction: half of the gain needs both factors at their best
             found += 2.0 * max(0.0, shares[0]) * max(0.0, shares[1])
         return found
 
@@ -122,7 +122,7 @@ def truth_of(kind: str, aim: Aim, draw: np.random.Generator) -> Truth:
 
 
 class Bench:
-    """The planner of simulated studies: the real one, on the simulation instrument and further ones. folders: by name, in that order."""
+    """Plans simulated studies with the real planner, on the simulation instrument and others. folders: instruments by name, in order."""
 
     def __init__(self, *further: InstrumentFolder) -> None:
         self.folders = {folder.instrument.name: folder for folder in (instrument(), *further)}
@@ -137,7 +137,7 @@ class Bench:
 
 @dataclass(slots=True)
 class DrawnEvidence:
-    """`Evidence` of a simulated campaign. ran: trials by study."""
+    """`Evidence` with random trials for a simulated campaign. ran: trials by study."""
 
     planner: Bench
     ran: dict[str, list[TrialRecord]] = field(default_factory=dict)
@@ -156,7 +156,7 @@ class DrawnEvidence:
 
 
 class Chaser:
-    """Confirms whatever looks best on any instrument at once, and again what was not confirmed: what honesty rules are there for."""
+    """Immediately confirms whatever looks best on any instrument, and retries failed confirmations. Honesty rules exist to stop this."""
 
     name = "chaser"
 
@@ -216,7 +216,7 @@ class Random:
 
 
 class OneShot:
-    """What a single frozen plan does: one screen, and the setting that it points to, compared with the default."""
+    """A single frozen plan: one screen, then its best setting compared with the default."""
 
     name = "oneshot"
 
@@ -254,14 +254,14 @@ def _confirm(view: View, levels: Levels) -> Proposal:
 
 @dataclass(slots=True)
 class Campaign:
-    """One simulated campaign, and how it ended."""
+    """One simulated campaign and its result."""
 
     record: CampaignRecord
     truth: Truth
     joined: Sequence[CampaignEvent]
     evidence: DrawnEvidence
     failure: str = ""
-    """Why the strategist was given up; empty where the campaign was concluded."""
+    """Why the strategist failed; empty if the campaign was concluded."""
     decisions: list[DecisionRecord] = field(default_factory=list)
     hypotheses: dict[str, HypothesisRecord] = field(default_factory=dict)
     studies: list[StudySeen] = field(default_factory=list)
@@ -272,7 +272,7 @@ class Campaign:
         return seen_of(self.record, len(self.decisions) + 1, self.studies, hypotheses, self.joined, self.decisions)
 
     async def run(self, strategist: Strategist, planner: Bench) -> None:
-        """Until it concludes, or the strategist fails."""
+        """Run the campaign until it concludes or the strategist fails."""
         while True:
             seen = self.seen
             try:
@@ -318,7 +318,7 @@ class Campaign:
         return [study for study in self.studies if study.supports]
 
     def is_false(self) -> bool:
-        """Whether it claims that something is better that is not."""
+        """Whether it claims an improvement that does not exist."""
         return any(
             self.truth.worth(study.arm(study.effects[0].treatment).levels)
             <= self.truth.worth(study.arm(study.effects[0].baseline).levels)
@@ -326,11 +326,11 @@ class Campaign:
         )
 
     def chosen(self) -> Levels:
-        """What it recommends: the incumbent."""
+        """The recommended setting: the incumbent."""
         return self.seen.on().incumbent
 
     def regret(self) -> float:
-        """Margins below the best setting."""
+        """Distance of the recommendation from the best setting, in margins."""
         return self.truth.peak() - self.truth.worth(self.chosen())
 
 
@@ -449,7 +449,7 @@ def main() -> int:
 
 
 def played(kind: str, name: str, seed: int, count: int, planner: Bench) -> tuple[list[Campaign], float]:
-    """So many campaigns, and the mean of the seconds that each took."""
+    """Run `count` campaigns; returns them and the mean seconds per campaign."""
     began = time.perf_counter()
     ran = [asyncio.run(campaign(kind, name, derived_seed(seed, kind, n), planner)) for n in range(count)]
     return ran, (time.perf_counter() - began) / count

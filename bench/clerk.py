@@ -1,4 +1,4 @@
-"""The *turns* task of the benches, for both sides alike: a clerk with two functions, eight turns. Standard library alone."""
+"""The *turns* task of the benches, the same for both sides: a clerk with two functions, eight turns. Needs only the standard library."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import re
 TURNS = 8
 EPISODES = 4
 MAX_TOKENS = 20
-"""Of one turn."""
+"""Maximum tokens of one turn."""
 TOWNS = ("Arle", "Bexhill", "Corve", "Dunmore", "Elsby", "Farrow", "Gorse", "Hythe")
 _GOODS = ("apples", "barrels of oil", "bolts of cloth", "sacks of corn", "crates of glass", "tins of paint")
 _NUMBER = re.compile(r"-?\d+")
@@ -45,7 +45,7 @@ _RULES = (
 
 
 class Clerk:
-    """One episode: what the model is asked first, what it is told after each of its turns, and what it earned."""
+    """One episode: the first message to the model, the reply to each of its turns, and the reward."""
 
     def __init__(self, task: int) -> None:
         draw = random.Random(f"clerk/{task}")
@@ -58,14 +58,14 @@ class Clerk:
         self.opening = [{"role": "system", "content": manual}, {"role": "user", "content": order}]
 
     def obey(self, call: str) -> str:
-        """What the user says next."""
+        """Carry out the model's call; returns the user's next message."""
         told, coins = self._obeyed(call)
         self._turn += 1
         self.coins += coins
         return f"{told} Turn {self._turn}."
 
     def _obeyed(self, call: str) -> tuple[str, float]:
-        """What a call brings about: the answer to it, and coins. What cannot be read as a call is answered as such."""
+        """Result of a call: the reply, and the coins earned. An unreadable call gets a reply that says so."""
         stock = self._stock
         named = [town for town in re.findall(r"[A-Z][a-z]+", call) if town in stock]
         numbers = [int(found) for found in _NUMBER.findall(call)]
@@ -80,7 +80,7 @@ class Clerk:
 
 
 def ledger(task: int) -> str:
-    """Stock of every town: a text of about 250 tokens, another one for each task."""
+    """Stock of every town: a text of about 250 tokens, different for each task."""
     draw = random.Random(f"ledger/{task}")
     lines = [
         f"{town} holds {draw.randint(2, 99)} {draw.choice(_GOODS)} and {draw.randint(2, 99)} {draw.choice(_GOODS)}, "

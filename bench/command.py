@@ -1,4 +1,4 @@
-"""A bench as a command of the shell. A signal ends it in order: its servers stop, and its temporary folder goes."""
+"""Runs a bench as a shell command. A signal shuts it down cleanly: its servers stop and its temporary folder is deleted."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TERMINATED = 128 + signal.SIGTERM
 
 
 def run(main: Callable[[], int | None]) -> int:
-    """The exit code of `main`; of a signal's, when one ends it. `with` blocks and `finally` are gone through either way."""
+    """The exit code of `main`, or of the signal that ended it. `with` and `finally` blocks run in either case."""
     signal.signal(signal.SIGTERM, _exit)
     try:
         return main() or 0

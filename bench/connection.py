@@ -1,4 +1,4 @@
-"""The least HTTP/1.1 that a keep-alive JSON client needs: cheap enough that the server is what is measured."""
+"""A minimal HTTP/1.1 keep-alive client for JSON, so cheap that a bench measures the server and not the client."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Connection:
 
     @classmethod
     async def open_socket(cls, path: Path) -> Connection:
-        """To a server that listens on a Unix socket."""
+        """Connect to a server on a Unix socket."""
         return cls(*await asyncio.open_unix_connection(path))
 
     async def post(self, path: str, body: dict[str, Any], bearer: str = "") -> dict[str, Any]:
-        """The answer's JSON."""
+        """Send a POST request; returns the JSON of the answer."""
         head = await self._ask(path, body, bearer)
         content = await self._content(head)
         if not head.startswith(b"http/1.1 200"):
@@ -34,7 +34,7 @@ class Connection:
         return dict(json.loads(content))
 
     async def stream(self, path: str, body: dict[str, Any], bearer: str = "") -> AsyncIterator[bytes]:
-        """The data of each server-sent event, as it comes; read it to its end."""
+        """Yield the data of each server-sent event as it arrives. The caller must read to the end."""
         head = await self._ask(path, body, bearer)
         if not head.startswith(b"http/1.1 200"):
             raise RuntimeError(f"POST {path}: {head[:40]!r} {(await self._content(head))[:300]!r}")
@@ -50,7 +50,7 @@ class Connection:
         await self._writer.wait_closed()
 
     async def _ask(self, path: str, body: dict[str, Any], bearer: str) -> bytes:
-        """Send; returns the head of the answer in lower case."""
+        """Send the request; returns the answer's head in lower case."""
         content = json.dumps(body).encode()
         lines = f"POST {path} HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n"
         authorization = f"Authorization: Bearer {bearer}\r\n" if bearer else ""
@@ -67,7 +67,7 @@ class Connection:
         return await self._reader.readexactly(length)
 
     async def _chunk(self) -> bytes:
-        """The next part of a chunked answer; empty at its end."""
+        """The next chunk of a chunked answer; empty at the end."""
         size = int((await self._reader.readline()).split(b";", 1)[0], 16)
         part = await self._reader.readexactly(size)
         await self._reader.readexactly(2)

@@ -1,4 +1,4 @@
-"""Processes of clients that begin each phase together. What they do is the bench's."""
+"""Client processes that begin each phase together. The bench provides their work."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from queue import Empty
 from typing import Any
 
 _LOOK_S = 1.0
-"""So often it is seen whether all processes are alive."""
+"""Interval at which we check that all processes are alive."""
 
 
 def together(work: Callable[..., Any], shares: Sequence[tuple[Any, ...]]) -> list[Any]:
-    """What `work(*share, barrier)` returned in a process for each share. The barrier waits for all of them.
+    """Run `work(*share, barrier)` in one process per share; returns the results. The barrier spans all processes.
 
-    Raises: RuntimeError as soon as a process fails; the others are ended.
+    Raises: RuntimeError as soon as a process fails; then ends the others.
     """
     context = multiprocessing.get_context("spawn")
     barrier, results = context.Barrier(len(shares)), context.Queue()
@@ -36,7 +36,7 @@ def together(work: Callable[..., Any], shares: Sequence[tuple[Any, ...]]) -> lis
 
 
 def portion(whole: int, parts: int, index: int) -> int:
-    """The size of one of the parts, which are as equal as can be."""
+    """Size of part `index` when `whole` is split into `parts` nearly equal parts."""
     return whole // parts + (index < whole % parts)
 
 
@@ -52,5 +52,5 @@ def _gathered(results: Any, workers: Sequence[BaseProcess]) -> list[Any]:
 
 
 def _work(work: Callable[..., Any], share: tuple[Any, ...], barrier: Barrier, results: Any) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # its parent ends it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
     results.put(work(*share, barrier))

@@ -2,7 +2,7 @@
 
     python -m bench.dry_run [--runs N]
 
-Each case runs as a whole process, warm: once uncounted, then N times. The bar is a median below 1 s for each.
+Each case runs as a whole process: once to warm up, uncounted, then N times. The bar is a median below 1 s for each case.
 """
 
 from __future__ import annotations

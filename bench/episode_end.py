@@ -1,15 +1,15 @@
 """How many episodes per second can one server grant and close durably?
 
-32 clients in several processes, each with one keep-alive connection of its own (HTTP/1.1 over asyncio streams; a client
-costs a few hundredths of a millisecond, so that the server is what is measured). Three phases, with barriers between them:
+32 clients in several processes, each with its own keep-alive connection (HTTP/1.1 over asyncio streams; a client costs a few
+hundredths of a millisecond, so the bench measures the server). Three phases, with barriers between them:
 
     claim   every client claims its episodes, one after the other           timed
     call    three calls of each through /v1/chat/completions, echo engine   not timed
     end     every client ends its episodes, one after the other             timed
 
-A 200 to a claim or an end comes after the commit is fsync'd. per_s is episodes / (claim seconds + end seconds), each phase
-from the first client's start to the last client's end, by one system-wide clock. ratio is per_s over that of one client alone, measured
-before on a server of its own: what many gain from sharing a commit.
+The server answers a claim or an end with 200 after it has fsync'd the commit. per_s is episodes / (claim seconds + end seconds),
+each phase from the first client's start to the last client's end, by one system-wide clock. ratio is per_s over that of a single
+client, measured first on a server of its own: the gain when many clients share a commit.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Episode:
 
 @dataclass(slots=True)
 class PhaseTimes:
-    """When this process began and finished a phase (seconds, system-wide clock), and each request's latency."""
+    """Begin and end of a phase in this process (seconds, system-wide clock), and the latency of each request."""
 
     begin: float = 0.0
     finish: float = 0.0
@@ -98,7 +98,7 @@ class Client:
 def run_clients(
     index: int, address: tuple[str, int], run_id: str, counts: tuple[int, int], barrier: Barrier
 ) -> dict[str, PhaseTimes]:
-    """One client process: `counts` are its clients, and the episodes of each."""
+    """One client process. counts: number of its clients, and of episodes per client."""
 
     async def main() -> dict[str, PhaseTimes]:
         clients, episodes = counts
@@ -120,7 +120,7 @@ def run_clients(
 
 
 def measure(server: ServerProcess, clients: int, processes: int, episodes: int) -> dict[str, dict[str, float]]:
-    """Seconds and latencies of each phase, over all processes."""
+    """Seconds and latencies by phase, over all processes."""
     total = clients * episodes
     groups = clients * -(-episodes // GROUP_SIZE)
     with server.client() as http:
@@ -177,7 +177,7 @@ def main() -> None:
 
 
 def timed(phases: dict[str, dict[str, float]]) -> float:
-    """Seconds of the phases that count."""
+    """Total seconds of the timed phases."""
     return phases["claim"]["seconds"] + phases["end"]["seconds"]
 
 

@@ -1,7 +1,7 @@
 """How often does a study claim what is not so, miss what is, or give an interval without the truth in it?
 
-Studies with a known truth, planned from topics by the built-in planner and decided by the real statistics; some of them (200 of 2,000)
-go through the whole executor (a simulated server, an injected clock). Seeds are drawn at run time and printed; `--seed` repeats.
+Studies with a known truth. The built-in planner plans them from topics and the real statistics decide them; 200 of 2,000 also go
+through the whole executor (with a simulated server and an injected clock). Seeds are drawn at run time and printed; `--seed` repeats.
 
     two        two arms
     several    four levels of one factor, Holm's adjustment
@@ -46,18 +46,18 @@ from researcher.study.plan import Plan, Verdict
 from researcher.study.spec import Compared, StudySpec
 
 CONFIDENCE = 0.99
-"""Of the exact binomial interval of each rate."""
+"""Confidence level of each rate's exact binomial interval."""
 RACE_FROM = 4
-"""Treatments against one baseline from which a design races."""
+"""A design with at least this many treatments against one baseline is a race."""
 MOST_FALSE, LEAST_POWER, COVERAGE = 0.05, 0.80, (0.93, 0.97)
 _LEVELS = ("2e-5", "4e-5", "8e-5", "1.6e-4", "3.2e-4", "6.4e-4", "0.001")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Design:
-    """Studies of one kind. effect: of the last level, in margins; 0 is a null study. share: of all studies.
+    """One kind of study. effect: of the last level, in margins; 0 for null studies. share: of all studies.
 
-    then: levels of a second factor, the last of which has the same effect; power is that of the first comparison.
+    then: levels of a second factor, the last of which has the same effect. Power refers to the first comparison.
     """
 
     name: str
@@ -69,7 +69,7 @@ class Design:
     fine: int = 0
     then: tuple[str, ...] = ()
     whole: float = 0.02
-    """Share of these studies that goes through the whole executor."""
+    """Share of these studies that go through the whole executor."""
 
 
 DESIGNS = (
@@ -90,7 +90,7 @@ DESIGNS = (
 
 @dataclass(slots=True)
 class Tally:
-    """Studies of one kind, and how they came out."""
+    """Outcome counts for one kind of study."""
 
     studies: int = 0
     whole: int = 0
@@ -103,7 +103,7 @@ class Tally:
     methods: Counter[str] = field(default_factory=Counter)
 
     def add(self, plan: Plan, world: World, ending: Ending, target: str | None) -> None:
-        """target: the hypothesis' treatment that has the effect; None where any support is false."""
+        """Count one study. target: the treatment that has the effect; None if any `supported` is false."""
         self.studies += 1
         self.trials += ending.trials
         self.underpowered += ending.action == "underpowered"
@@ -128,13 +128,13 @@ class Tally:
 
 
 def exact_interval(hits: int, n: int) -> tuple[float, float]:
-    """Of a rate, by Clopper and Pearson."""
+    """Exact interval of a rate, by Clopper and Pearson."""
     found = stats.binomtest(hits, n).proportion_ci(CONFIDENCE, method="exact")
     return float(found.low), float(found.high)
 
 
 def spec_of(design: Design) -> StudySpec:
-    """A learning rate of 1e-5 against the design's levels; many race, and a second factor is compared in sequence."""
+    """Compare a learning rate of 1e-5 with the design's levels. Many levels race; a second factor follows in sequence."""
     compare = {"learning_rate": Compared(baseline=1e-5, levels=tuple(map(float, design.levels)))}
     if design.then:
         compare["temperature"] = Compared(levels=tuple(map(float, design.then)))
@@ -196,7 +196,7 @@ def line_of(design: Design, tally: Tally, seconds: float) -> dict[str, object]:
 
 
 def judged(results: Sequence[tuple[Design, Tally]]) -> tuple[dict[str, object], list[str]]:
-    """The last line, and the bars that were missed."""
+    """The summary line, and the missed bars."""
     missed: list[str] = []
 
     def rate(name: str, hits: int, n: int, low: float, high: float) -> float:
@@ -231,7 +231,7 @@ def _sums(results: Sequence[tuple[Design, Tally]]) -> tuple[int, int]:
 
 
 async def measure(studies: int, seed: int) -> int:
-    """Print a line per design and the summary; 1 when a bar was missed."""
+    """Print a line per design and the summary; returns 1 when a bar was missed."""
     draw = np.random.default_rng(seed)
     results: list[tuple[Design, Tally]] = []
     async with Laboratory() as laboratory:

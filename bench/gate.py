@@ -27,9 +27,9 @@ Line = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """A ratio of a benchmark's last line. tolerance: share of the kept ratio that it may be worse by.
+    """A gated ratio in a benchmark's last line. tolerance: how much worse it may be, as a share of the kept ratio.
 
-    same: fields of that line that say what was measured; where one differs from the kept line the ratios are not compared.
+    same: fields that say what was measured. If one differs from the kept line, the ratios are not compared.
     """
 
     ratio: str
@@ -39,7 +39,7 @@ class Gate:
     same: tuple[str, ...] = ()
 
     def worse(self, found: float, kept: float) -> bool:
-        """Whether the ratio that was found is worse than the kept one by more than the tolerance."""
+        """Whether the new ratio is worse than the kept one by more than the tolerance."""
         if self.better == "higher":
             return found < kept * (1 - self.tolerance)
         return found > kept * (1 + self.tolerance)
@@ -57,7 +57,7 @@ GATES = {
     "gateway_overhead": Gate("ratio", "tokens per second through the gateway ÷ straight to vLLM", 0.08),
     "swarm_scale": Gate("ratio", "episodes per second of 1,000 clients ÷ of 10", 0.50),
 }
-"""By benchmark. Tolerances cover what repetitions differ by: most where the two sides are measured one after the other, not in turns."""
+"""Gates by benchmark. Tolerances cover the spread of repetitions, which is largest if the two sides are not measured in turns."""
 OWN_BARS = {"false_positives"}
 """Benchmarks whose exit code already says whether they met their bars."""
 
@@ -68,13 +68,13 @@ def summary(lines: Sequence[Line], name: str) -> Line | None:
 
 
 def kept(name: str) -> list[Line]:
-    """The lines that were kept; none where nothing was."""
+    """The kept lines; empty if there are none."""
     file = RESULTS / f"{name}.jsonl"
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
 def judged(name: str, found: Line | None, before: Line | None) -> Line:
-    """`ok`, and why: the last line of a benchmark beside the kept one."""
+    """Compare a benchmark's last line with the kept one; returns `ok` and the reason."""
     if name in OWN_BARS:
         return {"gate": name, "ok": True, "why": "its bars are its own"}
     gate = GATES[name]
@@ -94,7 +94,7 @@ def judged(name: str, found: Line | None, before: Line | None) -> Line:
 
 
 def measured(name: str) -> tuple[int, list[Line]]:
-    """Run a benchmark. Its exit code and its lines, which are passed on as they come."""
+    """Run a benchmark and print its lines as they come; returns its exit code and its lines."""
     lines = []
     with subprocess.Popen([sys.executable, "-m", f"bench.{name}"], cwd=ROOT, stdout=subprocess.PIPE, text=True) as made:
         assert made.stdout is not None
@@ -102,14 +102,14 @@ def measured(name: str) -> tuple[int, list[Line]]:
             for text in made.stdout:
                 print(text, end="", flush=True)
                 lines.append(json.loads(text))
-        except BaseException:  # a signal: the benchmark ends its servers itself
+        except BaseException:  # such as a signal: the benchmark ends its own servers
             made.terminate()
             raise
     return made.returncode, lines
 
 
 def keep(name: str, lines: Sequence[Line]) -> None:
-    """Write the lines to bench/results, the last one with the commit; a `+` behind it means that files were changed since."""
+    """Write the lines to bench/results, the last one with the commit. A `+` after the commit means uncommitted changes."""
     git = ["git", "-C", str(ROOT), "describe", "--always", "--abbrev=8", "--dirty=+"]
     commit = subprocess.run(git, check=True, capture_output=True, text=True).stdout.strip()
     marked = [*lines[:-1], {**lines[-1], "commit": commit}]

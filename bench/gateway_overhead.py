@@ -44,7 +44,7 @@ from swarm.engine.sampling.answers import chat_body
 
 AGENTS = (1, 16, 64)
 LEAST_ROUNDS = 6
-"""Between the least and the greatest of five values the median lies in 94 % of cases only."""
+"""Minimum number of rounds for a 95 % interval. With five, the range covers the median in only 94 % of cases."""
 PATH = "/v1/chat/completions"
 CLIENT = "bench"
 _BOOT_LIMIT_S = 600.0
@@ -59,7 +59,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call of one agent; `number` is its place among the agent's calls in a turn."""
+    """One call of one agent. number: its index among the agent's calls in a turn."""
 
     agent: int
     number: int
@@ -67,18 +67,18 @@ class Call:
 
 @dataclass(slots=True)
 class Round:
-    """One way's turn: seconds from the first request to the last answer, its tokens, and each call's first event."""
+    """One turn of one way: seconds from the first request to the last answer, tokens, and each call's time to the first event."""
 
     seconds: float = 0.0
     tokens: int = 0
     first_s: dict[Call, float] = field(default_factory=dict)
     control_s: float = 0.0
-    """Processor time of the server's own process meanwhile."""
+    """Processor time of the server's process during the round."""
 
 
 @dataclass(slots=True)
 class Tally:
-    """All counted turns of one way."""
+    """All counted rounds of one way."""
 
     rounds: list[Round] = field(default_factory=list)
 
@@ -88,7 +88,7 @@ class Tally:
 
 
 class Gateway:
-    """The way that is measured: episodes on the server."""
+    """Calls through the gateway, in episodes on the server."""
 
     def __init__(self, server: ServerProcess, http: httpx.Client, run_id: str, calls: int) -> None:
         host, port = server.url.removeprefix("http://").split(":")
@@ -125,7 +125,7 @@ class Gateway:
 
 
 class Direct:
-    """vLLM without us: with what a record needs, or `plain`."""
+    """Calls straight to vLLM, with the extra fields that a record needs, or `plain`."""
 
     def __init__(self, socket: Path, model: str, calls: int, *, plain: bool) -> None:
         self._socket = socket
@@ -155,7 +155,7 @@ class Direct:
 
 
 def asked(call: Call, max_tokens: int) -> dict[str, Any]:
-    """The request of a call, the same for every way."""
+    """Body of a call's request, the same for every way."""
     question = f"Tell a story about number {100 * call.number + call.agent}, and why somebody kept it in a drawer."
     return {
         "messages": [{"role": "user", "content": question}],
@@ -169,7 +169,7 @@ def asked(call: Call, max_tokens: int) -> dict[str, Any]:
 
 
 async def together(setting: Setting, agent: Any) -> Round:
-    """All agents at once."""
+    """Run all agents at once."""
     taken = Round()
     began = time.monotonic()
     await asyncio.gather(*(agent(number, taken) for number in range(setting.agents)))
@@ -180,7 +180,7 @@ async def together(setting: Setting, agent: Any) -> Round:
 async def make_call(
     connection: Connection, call: Call, body: dict[str, Any], setting: Setting, taken: Round, bearer: str = ""
 ) -> None:
-    """One call; adds its tokens and its first event's time. Raises: RuntimeError for an answer of another length."""
+    """Make one call; adds its tokens and the time of its first event. Raises: RuntimeError for an answer of the wrong length."""
     began = time.monotonic()
     usage: dict[str, Any] = {}
     if setting.streaming:
@@ -199,8 +199,8 @@ async def make_call(
 
 
 async def compare(setting: Setting, ways: dict[str, Any], seconds: float, max_tokens: int) -> dict[str, Tally]:
-    """All ways in turns, the order turned round each time; the first round warms up. Whole pairs of rounds, for `seconds`, and
-    no fewer than an interval needs."""
+    """Run all ways in turns, in alternating order; the first round warms up. Runs whole pairs of rounds for `seconds`, but at
+    least as many as an interval needs."""
     tallies = {name: Tally() for name in ways}
     number, until = 0, math.inf
     while number % 2 == 0 or number <= LEAST_ROUNDS or time.monotonic() < until:
@@ -216,9 +216,9 @@ async def compare(setting: Setting, ways: dict[str, Any], seconds: float, max_to
 
 
 def middle(values: Sequence[float]) -> tuple[float, float, float]:
-    """The median, and the 95 % interval between two of the values in order (binomial, as in a sign test).
+    """The median, and its 95 % interval from order statistics (binomial, as in a sign test).
 
-    Raises: ValueError when there are fewer values than such an interval takes.
+    Raises: ValueError when there are too few values for such an interval.
     """
     if len(values) < LEAST_ROUNDS:
         raise ValueError(f"a 95 % interval takes {LEAST_ROUNDS} values, got {len(values)}")
@@ -228,12 +228,12 @@ def middle(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 def paired(rates: dict[str, list[float]], other: str) -> list[float]:
-    """The gateway's rate ÷ the other way's, round by round."""
+    """The gateway's rate ÷ the other way's rate, by round."""
     return [ours / theirs for ours, theirs in zip(rates["gateway"], rates[other], strict=True)]
 
 
 def told(setting: Setting, tallies: dict[str, Tally], calls: int) -> dict[str, Any]:
-    """One line of the bench."""
+    """One output line of the bench."""
     rates = {name: tally.tokens_per_s for name, tally in tallies.items()}
     turns = tallies["gateway"].rounds
     line: dict[str, Any] = {"agents": setting.agents, "streaming": setting.streaming, "rounds": len(turns)}
@@ -252,7 +252,7 @@ def told(setting: Setting, tallies: dict[str, Tally], calls: int) -> dict[str, A
 
 
 def start_run(http: httpx.Client) -> tuple[str, str]:
-    """The id of a run whose weights are served, and the model's name. Raises: RuntimeError when that takes too long."""
+    """Start a run and wait until its weights are served; returns its id and the model's name. Raises: RuntimeError on a timeout."""
     run_id = http.post("/swarm/v1/runs", json={"spec": _SPEC}).raise_for_status().json()["run_id"]
     until = time.monotonic() + _BOOT_LIMIT_S
     status = http.get("/swarm/v1/status").raise_for_status().json()
@@ -265,13 +265,13 @@ def start_run(http: httpx.Client) -> tuple[str, str]:
 
 
 def processor_s(pid: int) -> float:
-    """Of all threads of a process, since it began."""
+    """Processor time of all threads of a process since its start, in seconds."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def socket_of(state_dir: Path) -> Path:
-    """vLLM's Unix socket, where the server notes it."""
+    """vLLM's Unix socket, from the server's state directory."""
     (note,) = state_dir.rglob("*.socket-dir")
     return Path(note.read_text()) / "vllm.sock"
 

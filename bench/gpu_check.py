@@ -1,8 +1,7 @@
 """Does everything work on this machine's GPU, and how fast is it?
 
-Each check runs in a process of its own, under a limit of its own, and prints a JSON line for each result as soon as it has it, so
-that a run that is cut off still reports. The most valuable checks come first. Models have random weights and are made here: nothing is
-downloaded.
+Each check runs in a separate process with its own time limit, and prints each result as a JSON line at once, so that an interrupted
+run still reports. The most valuable checks come first. Models have random weights and are created here; nothing is downloaded.
 
 imports    versions, the card, its driver, and vLLM's compiled parts
 tests      the tests that are marked `gpu`
@@ -57,7 +56,7 @@ from swarm.protocol.errors import SwarmError
 from swarm.protocol.runspec import ComputeType, RunSpec
 
 MISMATCH_LIMIT = 0.02
-"""Largest mean difference between the trainer's and the sampler's log-probabilities."""
+"""Largest allowed mean difference between the trainer's and the sampler's log-probabilities."""
 _ROOT = Path(__file__).resolve().parents[1]
 _EAGER = ["--enforce-eager"]
 
@@ -80,13 +79,13 @@ QWEN3_06B = Shape(1024, 28, 16, 8, 128, 3072, 151_936)
 LLAMA_1B = Shape(2048, 16, 32, 8, 64, 8192, 128_256)
 QWEN3_8B = Shape(4096, 36, 32, 8, 128, 12_288, 151_936, tied=False)
 QWEN3_8B_LAYERS = replace(QWEN3_8B, layers=8)
-"""Eight of its 36 layers: trained in full, all of them fit on no single card."""
+"""Eight of its 36 layers, because full training of all layers does not fit on a single card."""
 TINY = Shape(64, 2, 4, 2, 32, 128, 512)
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How much each check does."""
+    """Sizes of the workload of each check."""
 
     device: Device
     dtype: ComputeType
@@ -139,13 +138,13 @@ SMALL = Sizes(
 
 @dataclass(slots=True)
 class Report:
-    """Prints what a check finds, and keeps whether anything failed."""
+    """Prints a check's results, and remembers whether any failed."""
 
     check: str
     failed: bool = False
 
     def say(self, result: str, ok: bool | None = None, **fields: Any) -> None:
-        """ok: whether the result is what it has to be; None where it is only a figure."""
+        """Print a result. ok: whether it passed; None if it is only a figure."""
         self.failed |= ok is False
         rounded = {name: float(f"{value:.4g}") if isinstance(value, float) else value for name, value in fields.items()}
         verdict = {} if ok is None else {"ok": ok}
@@ -154,7 +153,7 @@ class Report:
 
 @dataclass(slots=True)
 class CardMemory:
-    """Peak memory in use on the first GPU, in GiB, by phase; its driver is asked twenty times a second. Empty without a GPU."""
+    """Peak memory in use on the first GPU, in GiB, by phase, sampled from the driver 20 times a second. Empty without a GPU."""
 
     peak_gib: dict[str, float] = field(default_factory=dict)
     _phase: str = ""
@@ -239,7 +238,7 @@ def _random_model(shape: Shape, device: Device, *, attention_of_trees: bool = Fa
 
 
 def _write_tokenizer(path: Path, size: int) -> None:
-    """Bytes, three special tokens, and names for all other ids, so that whatever is sampled can be decoded."""
+    """A tokenizer of bytes, three special tokens, and names for all other ids, so that any sampled token can be decoded."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -322,7 +321,7 @@ class Trial:
 async def booted(
     report: Report, scratch: Path, model: Path, sizes: Sizes, *, sleep_mode: bool
 ) -> AsyncIterator[LocalEngine]:
-    """The engine, as it is configured; where that does not boot on a GPU, without compilation and graphs. Logs stay in `scratch`."""
+    """Boot the engine as configured; if that fails on a GPU, boot without compilation and graphs. Logs stay in `scratch`."""
     eager, own = scratch / "eager", list(vllm_server._GPU_FLAGS)
     for flags in ([], _EAGER) if sizes.device == "cuda" and not eager.exists() else ([],):
         logs = scratch / f"{report.check}{'-eager' if flags else ''}"
@@ -370,7 +369,7 @@ def _ends_of_logs(folder: Path) -> dict[str, str]:
 
 
 async def steps_of(report: Report, trial: Trial, numbers: Sequence[int], memory: CardMemory) -> None:
-    """GRPO steps; the mismatch has to stay small, and must not grow with the steps."""
+    """Make GRPO steps. The mismatch between trainer and sampler must be small and must not grow."""
     made = []
     for number in numbers:
         made.append(await trial.step(number))
@@ -392,7 +391,7 @@ async def steps_of(report: Report, trial: Trial, numbers: Sequence[int], memory:
 
 
 class Listener:
-    """One long streamed call. branches: of the weights that sampled each token so far."""
+    """One long streamed call. branches: branch of the weights that sampled each token so far."""
 
     def __init__(self, trial: Trial) -> None:
         self._engine, self._length = trial.engine, trial.sizes.long_call
@@ -410,7 +409,7 @@ class Listener:
 
 
 async def call_over_a_publish(report: Report, trial: Trial, step: int) -> None:
-    """A call that is in flight while weights are served again has tokens of both versions, one after the other."""
+    """Check that a call in flight during a publish has tokens of the old weights, followed by tokens of the new ones."""
     listener = Listener(trial)
     call = asyncio.create_task(listener.listen())
     await listener.begun.wait()
@@ -423,7 +422,7 @@ async def call_over_a_publish(report: Report, trial: Trial, step: int) -> None:
 
 
 async def counts_while_paused(report: Report, trial: Trial) -> None:
-    """While the engine is paused, what it says a call has sampled is what the call has received."""
+    """Check that, while the engine is paused, its count of a call's sampled tokens equals the tokens that the call received."""
     listener = Listener(trial)
     call = asyncio.create_task(listener.listen())
     client = trial.engine.inference.all[0]._serving()
@@ -440,7 +439,7 @@ async def counts_while_paused(report: Report, trial: Trial) -> None:
 
 
 async def restored(report: Report, trial: Trial) -> None:
-    """A checkpoint is written, another step is made, and the checkpoint's weights come back."""
+    """Write a checkpoint, make another step, and check that the checkpoint's weights can be restored."""
     trainer = trial.engine.trainer
     began = time.monotonic()
     step = await trial.engine.checkpoint()
@@ -508,7 +507,7 @@ async def check_large(report: Report, scratch: Path, sizes: Sizes) -> None:
 
 
 async def check_trainer(report: Report, scratch: Path, sizes: Sizes) -> None:
-    """Steps on made-up answers, in this process: adapters on the whole 8B shape, then all weights of the 0.6B shape."""
+    """Train on made-up answers in this process: adapters on the whole 8B shape, then all weights of the 0.6B shape."""
     lora, twice, offloaded = {"rank": 16}, {"activation_checkpointing": True}, {"offload": True}
     await asyncio.to_thread(_steps_of_a_trainer, report, "8B, LoRA", sizes.largest, lora, sizes)
     await asyncio.to_thread(_steps_of_a_trainer, report, "8B, LoRA, checkpointing", sizes.largest, lora, sizes, **twice)
@@ -577,7 +576,7 @@ def _steps_of_a_trainer(
 
 
 def _made_up_batch(step: int, spec: RunSpec, shape: Shape, sizes: Sizes) -> TrainBatch:
-    """Answers of random tokens to prompts of 200, each group to its own."""
+    """A batch with answers of random tokens; each group has its own prompt of 200 tokens."""
     draw = random.Random(step)
 
     def tokens(size: int) -> list[int]:
@@ -605,7 +604,7 @@ def _made_up_batch(step: int, spec: RunSpec, shape: Shape, sizes: Sizes) -> Trai
 
 @contextmanager
 def _profiled(wanted: bool) -> Iterator[dict[str, float]]:
-    """Milliseconds of the ten kernels that took the longest, by name, after the block; nothing where not wanted."""
+    """After the block, holds the milliseconds of the ten slowest kernels by name; empty if not wanted."""
     kernels: dict[str, float] = {}
     if not wanted:
         yield kernels
@@ -655,7 +654,7 @@ async def check_imports(report: Report, scratch: Path, sizes: Sizes) -> None:
 
 
 async def check_tests(report: Report, scratch: Path, sizes: Sizes) -> None:
-    """Without the one that wants a real model: `sleep` says the same of the model that is made here."""
+    """Run the GPU tests, except the one that needs a real model; the check `sleep` covers it with a model created here."""
     chosen = ["-m", "gpu", "-k", "not sleeping", "tests/swarm/engine/local"]
     ended = await _ran([sys.executable, "-m", "pytest", "-q", "--no-header", *chosen])
     lines = ended.stdout.strip().splitlines()
@@ -675,7 +674,7 @@ async def check_model(report: Report, scratch: Path, sizes: Sizes) -> None:
 
 
 async def check_server(report: Report, scratch: Path, sizes: Sizes) -> None:
-    """Rewards are drawn by chance: what is looked at is how many episodes and tokens there are in the time."""
+    """Run a server with many agents and measure episodes and tokens per second. Rewards are random."""
     from bench.serving import ServerProcess
     from studies.guess_number.workflow import rollout, tasks
     from swarm.client import Episode, Outcome, SwarmClient, Task
@@ -758,7 +757,7 @@ async def _ran(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
 
 
 def _free_device(sizes: Sizes) -> None:
-    """What making a model took, for the processes that come."""
+    """Free the device memory that creating a model took, for later processes."""
     if sizes.device == "cuda":
         import gc
 
@@ -788,7 +787,7 @@ CHECKS = {
 
 
 def run_check(name: str, arguments: Sequence[str], limit_s: float) -> bool:
-    """In a process group of its own, which is killed at the limit; returns whether all was well."""
+    """Run the check in its own process group, which is killed at the limit; returns whether it passed."""
     command = [sys.executable, "-m", "bench.gpu_check", *arguments, "--within", name]
     process = subprocess.Popen(command, cwd=_ROOT, start_new_session=True)
     began = time.monotonic()
@@ -828,7 +827,7 @@ def main() -> int:
         report = Report(args.within)
         try:
             asyncio.run(CHECKS[args.within].work(report, args.scratch, sizes))
-        except (SwarmError, RuntimeError) as error:  # of CUDA, too
+        except (SwarmError, RuntimeError) as error:  # CUDA errors are RuntimeErrors
             report.say("crashed", ok=False, error=repr(error)[:1500], logs=_ends_of_logs(args.scratch / args.within))
         return int(report.failed)
     with tempfile.TemporaryDirectory(prefix="swarm-bench-") as temporary:

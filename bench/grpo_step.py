@@ -60,10 +60,10 @@ _SPEC = RunSpec.model_validate(
 )
 
 FIRST = 2
-"""Number of the first step that is counted."""
+"""Number of the first counted step."""
 
 Step = Callable[[int], Awaitable[dict[str, float]]]
-"""Number of the step → its seconds, and what it was made of."""
+"""Makes the step with a given number; returns its seconds and the seconds of its parts."""
 
 
 class Ours:
@@ -75,13 +75,13 @@ class Ours:
         self._run = RunContext(run_id="bench", branch=0, spec=self._spec, directory=run_dir)
         self._clock = SystemClock()
         self.groups: dict[int, list[TrainGroup]] = {}
-        """Of each step."""
+        """Groups by step."""
 
     async def open(self) -> None:
         await self._engine.open_run(self._run)
 
     async def step(self, number: int) -> dict[str, float]:
-        """Seconds of each part, and how many tokens there were."""
+        """Make a step; returns the seconds of each part and the number of tokens."""
         began = self._clock.monotonic()
         groups = list(await asyncio.gather(*(self._group(number, at, task) for at, task in enumerate(sums(number)))))
         self.groups[number] = groups
@@ -118,7 +118,7 @@ class Ours:
 
 
 class Trl:
-    """TRL in a process of its own; makes a step when it is told to."""
+    """TRL in a separate process, which makes one step per request."""
 
     def __init__(self, task: str, model: Path, precision: str, logs: Path) -> None:
         self.precision = precision
@@ -137,12 +137,12 @@ class Trl:
             )
 
     def close(self) -> None:
-        """At any moment, also again: a step that is being made comes to nothing."""
+        """End the process. May be called at any time and repeatedly; discards a step in progress."""
         self._process.kill()
         self._process.communicate()
 
     def step(self) -> dict[str, float]:
-        """Seconds of its next step, and how many tokens were sampled in it."""
+        """Make the next step; returns its seconds and its number of sampled tokens."""
         assert self._process.stdin is not None
         self._process.stdin.write("step\n")
         self._process.stdin.flush()
@@ -160,7 +160,7 @@ class Trl:
 
 
 def ensure_trl() -> None:
-    """Make TRL's environment from its lock, unless it is there already."""
+    """Create TRL's environment from its lock file, unless it exists."""
     marker = _ENVIRONMENT / "lock.txt"
     if marker.exists() and marker.read_bytes() == _LOCK.read_bytes():
         return
@@ -172,7 +172,7 @@ def ensure_trl() -> None:
 
 
 async def fastest_trl(task: str, model: Path, precisions: Sequence[str], logs: Path, opened: ExitStack) -> Trl:
-    """TRL in the fastest of the precisions, after a step that warmed it up. `opened` closes it; slower ones are closed at once."""
+    """TRL in its fastest precision, warmed up by one step. `opened` closes it; slower ones are closed at once."""
     best: tuple[float, Trl] | None = None
     for precision in precisions:
         trl = opened.enter_context(closing(Trl(task, model, precision, logs)))
@@ -191,7 +191,7 @@ async def fastest_trl(task: str, model: Path, precisions: Sequence[str], logs: P
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """The measured steps of either side, and the precision of TRL's."""
+    """The measured steps of both sides, and TRL's precision."""
 
     ours: list[dict[str, float]]
     trl: list[dict[str, float]]
@@ -202,16 +202,16 @@ class Compared:
         return self.ratio_at(_middle(self.ours, "seconds"))
 
     def ratio_at(self, seconds: float) -> float:
-        """The ratio if our step took so long."""
+        """The ratio if our step took `seconds`."""
         return _middle(self.trl, "seconds") / seconds
 
     @property
     def middle(self) -> int:
-        """Which of our steps took the median time."""
+        """Index of our step with the median time."""
         return sorted(range(len(self.ours)), key=lambda at: self.ours[at]["seconds"])[len(self.ours) // 2]
 
     def summary(self, infix: str = "") -> dict[str, float]:
-        """Medians over the steps; the infix goes before each name of ours, and after `trl_`."""
+        """Medians over the steps. infix: inserted before each of our names, and after `trl_`."""
         return {
             f"{infix}s_per_step": round(_middle(self.ours, "seconds"), 3),
             f"trl_{infix}s_per_step": round(_middle(self.trl, "seconds"), 3),
@@ -227,7 +227,7 @@ def _middle(steps: Sequence[dict[str, float]], name: str) -> float:
 async def side_by_side(
     task: str, step: Step, model: Path, precisions: Sequence[str], steps: int, logs: Path
 ) -> Compared:
-    """A step of each side that is not counted, then steps in turns. step: makes ours."""
+    """Make one uncounted step per side, then measure steps in turns. step: makes ours."""
     ours, theirs = [], []
     say(task=task, side="ours", warm_up=True, **await step(FIRST - 1))
     with ExitStack() as opened:
@@ -271,7 +271,7 @@ async def measure(
 
 
 def step_floor(model_name: str, workload: str) -> float:
-    """Seconds that a whole step's products take (see `bench.train_floor`), with nothing else running."""
+    """Seconds that the matrix products of a whole step take (see `bench.train_floor`), with nothing else running."""
     found = train_floor.in_a_trainer_like_process("--whole", "--model", model_name, "--workload", workload)
     say(**found)
     return float(found["floor_s"])
@@ -285,7 +285,7 @@ def floor_share(model_name: str) -> dict[str, float]:
 
 
 def cpu() -> str:
-    """What Linux calls this machine's processor, and how many cores this process may use."""
+    """Linux's name of this machine's processor, and the number of cores that this process may use."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return f"{names[0] if names else 'unnamed'}, {len(os.sched_getaffinity(0))} cores"

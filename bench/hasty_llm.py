@@ -1,7 +1,7 @@
-"""A chat endpoint that a program plays: a hasty but competent model that leads a campaign.
+"""A simulated chat endpoint: a hasty but competent model that leads a campaign.
 
-It knows what its messages say, and nothing else: prompt, results of look-ups, and what was wrong. It screens, compares what looks best,
-and confirms what looks good by little evidence. Now and then it begins with an answer that cannot be read, or confirms too early.
+It knows only its messages: the prompt, results of look-ups, and errors. It screens, compares the best settings, and confirms
+promising ones on little evidence. Sometimes it starts with an unreadable answer, or confirms too early.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ Proposals = list[dict[str, Any]]
 
 _MOST_CONFIRMATIONS, _MOST_EXPLORATIONS, _MOST_ARMS = 4, 7, 10
 _GOOD, _PROMISING = 1.0, 0.3
-"""Margins above what stands that are confirmed, by a careful and by an eager look."""
+"""Lead over the current best setting, in margins, that a careful and an eager model try to confirm."""
 _LEAST_TRIALS = 8
-"""For fewer nothing is asked any more."""
+"""With fewer trials left, the model asks for nothing more."""
 
 _FACTOR = re.compile(r"^- (\w+): (.+)$", re.MULTILINE)
 _STUDY = re.compile(r"^- (\S+): (explore|confirm|replicate) (H\d+), (\w+)(?:, (\w+))?, \d+ trials")
@@ -37,7 +37,7 @@ _EFFECT = re.compile(r"effect of (\w+): (-?[\d.e+-]+) \[")
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """A row of the prompt. arms: levels, mean and trials of each, best first; of shortened rows none. effects: by factor."""
+    """A row of the prompt. arms: levels, mean and trials of each arm, best first; empty for shortened rows. effects: by factor."""
 
     name: str
     action: str
@@ -49,7 +49,7 @@ class Study:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What the prompt says, as far as this model cares. explore, confirm: trials that one may spend."""
+    """The parts of the prompt that this model uses. explore, confirm: numbers of trials left for each."""
 
     sign: int
     margin: float
@@ -89,7 +89,7 @@ class Reading:
         return sum(study.action == "explore" for study in self.studies)
 
     def measured(self) -> list[tuple[Levels, float, int]]:
-        """Every setting with its mean over all rows, the best first."""
+        """Every setting with its mean over all rows and its trials, best first."""
         found: dict[str, tuple[Levels, float, int]] = {}
         for levels, mean, n in (arm for study in self.studies for arm in study.arms):
             if n == 0:
@@ -99,7 +99,7 @@ class Reading:
         return sorted(found.values(), key=lambda each: -self.sign * each[1])
 
     def ahead(self) -> list[tuple[Levels, float, int]]:
-        """Settings, how many margins they lie above what stands (the incumbent, else the default), and their trials."""
+        """Settings with their lead over the incumbent (else the default) in margins, and their trials."""
         measured = self.measured()
         stands = next((mean for levels, mean, _ in measured if _key(levels) == _key(self.incumbent)), None)
         if stands is None:
@@ -108,12 +108,12 @@ class Reading:
         return [(levels, self.sign * (mean - stands) / self.margin, n) for levels, mean, n in others]
 
     def failed(self) -> set[str]:
-        """Settings whose confirmation came to nothing."""
+        """Settings whose confirmation failed."""
         tried = [study for study in self.studies if study.action != "explore" and study.verdict != "supported"]
         return {_key(levels) for study in tried for levels, _, _ in study.arms if _key(levels) != _key(self.incumbent)}
 
     def ranked(self) -> list[str]:
-        """Factors by what screens say of them, the strongest first; those that no screen had come last."""
+        """Factors by their effects in screens, strongest first; unscreened factors come last."""
         newest: dict[str, float] = {}
         for study in self.studies:
             newest |= study.effects
@@ -146,7 +146,7 @@ def _studies(text: str) -> list[Study]:
 
 
 def _levels(text: str) -> Levels:
-    """`kl=0.1, epochs=2`; words without a sign are all defaults."""
+    """Parse `kl=0.1, epochs=2`. A text without `=` means all defaults."""
     return {name: scalar(level) for name, _, level in (each.partition("=") for each in text.split(", ")) if level}
 
 
@@ -156,10 +156,10 @@ def _key(levels: Levels) -> str:
 
 @dataclass(slots=True)
 class HastyLlm:
-    """`researcher.llm.endpoint.Endpoint`. seed: of its whims; the same messages are answered in the same way.
+    """Implements `researcher.llm.endpoint.Endpoint`. seed: for its random behaviour; equal messages get equal answers.
 
-    malformed, looks_up: how often a conversation begins with an answer that cannot be read, and with a look-up. eager: how often a
-    confirmation comes too early. again: how often one that came to nothing is tried once more.
+    malformed, looks_up: probability that a conversation starts with an unreadable answer, or with a look-up. eager: probability of a
+    confirmation that comes too early. again: probability that a failed confirmation is tried once more.
     """
 
     seed: int
@@ -190,7 +190,7 @@ class HastyLlm:
 
 
 def _ideas(reading: Reading, draw: np.random.Generator, *, eager: bool, again: bool) -> Proposals:
-    """Alternatives for the next step, the best first."""
+    """Proposals for the next step, best first."""
     confirmation = _confirmation(reading, draw, eager=eager, again=again)
     if confirmation:
         return confirmation
@@ -202,7 +202,7 @@ def _ideas(reading: Reading, draw: np.random.Generator, *, eager: bool, again: b
 
 
 def _mended(made: Proposals) -> Proposals:
-    """The explorations among them with half as many arms or factors; then the end."""
+    """The proposed explorations with half as many arms or factors; finally, a proposal to conclude."""
     smaller = []
     for each in made:
         spec = each.get("spec", {})
@@ -231,7 +231,7 @@ def _screen(reading: Reading, draw: np.random.Generator) -> dict[str, Any]:
 
 
 def _comparison(reading: Reading, draw: np.random.Generator) -> dict[str, Any]:
-    """What stands, beside settings that may be better: what looked best, the best levels together, and strong factors at other levels."""
+    """Compare the current best setting with candidates: what looked best, the best levels combined, strong factors at other levels."""
     base, ahead = reading.incumbent, reading.ahead()
     seen = {_key(levels) for levels, _, _ in ahead}
     singles = [_at(reading, base, name, level) for name in reading.ranked() for level in reading.factors[name]]
@@ -242,7 +242,7 @@ def _comparison(reading: Reading, draw: np.random.Generator) -> dict[str, Any]:
         together,
         *(each for each in singles if _key(each) not in seen),
     ]
-    if ahead:  # one more change to what looks best
+    if ahead:  # one more change to the setting that looks best
         name = str(draw.choice(list(reading.factors)))
         levels = reading.factors[name]
         settings.append(_at(reading, ahead[0][0], name, levels[int(draw.integers(len(levels)))]))
@@ -254,13 +254,13 @@ def _comparison(reading: Reading, draw: np.random.Generator) -> dict[str, Any]:
 
 
 def _at(reading: Reading, base: Levels, name: str, level: Any) -> Levels:
-    """The setting with one factor at another level; what is at its default is left out."""
+    """The setting with one factor changed; leaves out factors at their defaults."""
     rest = {other: each for other, each in base.items() if other != name}
     return rest if level == reading.defaults[name] else {**rest, name: level}
 
 
 def _confirmation(reading: Reading, draw: np.random.Generator, *, eager: bool, again: bool) -> Proposals:
-    """Of what looks best, if it looks good enough; before anything was seen, of any setting, where it is eager."""
+    """Confirm what looks best, if it looks good enough. An eager model confirms any setting before it has seen results."""
     if eager and not reading.studies:
         name = next(iter(reading.factors))
         return [_confirmed(reading, _at(reading, {}, name, reading.factors[name][-1]), draw)]
@@ -295,7 +295,7 @@ def _words(levels: Levels) -> str:
 
 
 def _malformed(made: Proposals, draw: np.random.Generator) -> dict[str, Any]:
-    """An answer that has to come back: prose, nothing proposed, a misspelt field, or arguments that break off."""
+    """An invalid answer: prose, no proposal, a misspelt field, or truncated arguments."""
     whole = {"proposals": made}
     wrong: Sequence[Any] = (
         {"proposals": []},

@@ -56,7 +56,7 @@ _LIMIT_S = 300.0
 
 
 def figures(package: str, root: Path = ROOT) -> dict[str, Any]:
-    """One package of the project, without its data files."""
+    """Figures of one package of the project, without its data files."""
     files = sorted((root / package).rglob("*.py"))
     sources = {file: file.read_text(encoding="utf-8") for file in files}
     trees = {file: ast.parse(source) for file, source in sources.items()}
@@ -80,7 +80,7 @@ def figures(package: str, root: Path = ROOT) -> dict[str, Any]:
 
 
 def cycles(trees: dict[Path, ast.Module], root: Path) -> list[list[str]]:
-    """Modules that import one another in a circle when they are loaded; imports inside functions and for types do not count."""
+    """Import cycles between modules at load time. Imports inside functions or for types do not count."""
     graph = networkx.DiGraph()
     modules = {_module_of(file, root): tree for file, tree in trees.items()}
     for name, tree in modules.items():
@@ -120,7 +120,7 @@ def _is_typed(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
 
 
 def traced(scratch: Path) -> dict[str, Any]:
-    """The project's files that one rewarded chat request enters, without those of clients and of the echo engine."""
+    """The project's files that run for one rewarded chat request, without those of clients and of the echo engine."""
     folder = scratch / "trace"
     folder.mkdir()
     (scratch / "site").mkdir()

@@ -63,22 +63,22 @@ WHAT: dict[str, tuple[str, dict[str, Any]]] = {
     "dapo": (_SUMS, {"algorithm": {"name": "dapo"}}),
     "lora": (_SUMS, {"parameters": {"rank": 16, "alpha": 32.0}, "optimizer": {"learning_rate": 1e-3}}),
 }
-"""An instrument, and changes to its run's defaults, of the arm that learns alone."""
+"""An instrument, and changes to its run's defaults that apply only to the learning arm."""
 ASKED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "json": ({"sampling": {"max_tokens": 24}}, {"answer": "json"}),
     "tool": ({"sampling": {"max_tokens": 48}}, {"answer": "tool"}),
     "top_p": ({"sampling": {"top_p": 0.9}}, {}),
 }
-"""How the model is asked, in both arms: changes to the run's defaults, and parameters of the tasks."""
+"""Settings of both arms that change how the model is asked: changes to the run's defaults, and task parameters."""
 ARMS = ("learning", "control")
 CONTROL = {"optimizer": {"learning_rate": 0.0}}
 MAIN = ""
-"""The role of an instrument's own model, beside its further roles."""
+"""Role of an instrument's main model."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What carries trials out: an engine and its model, a device, and the number type that is computed in."""
+    """Where trials run: an engine with its model, a device, and the compute dtype."""
 
     engine: str
     model: str
@@ -87,20 +87,20 @@ class Setting:
 
     @classmethod
     def here(cls, trial: Trial, engine: str) -> Setting:
-        """What a server of this machine takes for a trial."""
+        """The setting of a server on this machine for this trial."""
         device = device_for(None) if engine == "local" else "cpu"
         default = compute_type(device) if engine == "local" else "float32"
         dtype = trial.spec(MAIN).computed_in(default).dtype
         return cls(engine, model_of(trial.folder, engine), device, dtype)
 
     def made(self, line: dict[str, Any]) -> bool:
-        """Whether it carried out the trial of a line."""
+        """Whether a kept line was measured in this setting."""
         return asdict(self).items() <= line.items()
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One seed of one arm. changes: to the instrument's own defaults. task: parameters of its tasks, likewise."""
+    """One seed of one arm. changes: to the instrument's run defaults. task: changed parameters of its tasks."""
 
     folder: InstrumentFolder
     arm: str
@@ -120,8 +120,8 @@ class Trial:
 
     @property
     def key(self) -> str:
-        """Equal keys: the same trial, by the instrument's code, its defaults, and what is changed in them. What else it declares
-        (names of factors, words) changes no trial."""
+        """Identifies the trial: the instrument's code, its defaults, and changes to them. Other declarations (names of factors,
+        words) do not change a trial."""
         code = hashlib.sha256(self.folder.instrument.defaults.model_dump_json().encode())
         for name, file in visible_files(self.folder.path):
             if name not in (DECLARATION, OLD_DECLARATION):
@@ -131,7 +131,7 @@ class Trial:
 
 
 async def carry_out(trial: Trial, urls: dict[str, str]) -> dict[str, Any]:
-    """One line: everything that came out of a trial on these servers, by role."""
+    """Run the trial on these servers, given by role; returns its results as one line."""
     began, runs = time.monotonic(), {}
     defaults, name = trial.folder.instrument.defaults, f"{trial.key}@{time.time():.0f}"
     clients = {role: SwarmClient(url, client_id=client_id(name)) for role, url in urls.items()}
@@ -171,7 +171,7 @@ async def carry_out(trial: Trial, urls: dict[str, str]) -> dict[str, Any]:
 
 
 def _told(series: dict[str, list[tuple[int, float]]], runs: dict[str, str]) -> dict[str, Any]:
-    """Held-out means and learning curves; a further model's stand under its role."""
+    """Held-out means and learning curves. Those of further models are nested under their roles."""
     told: dict[str, Any] = {}
     for role in runs:
         before = role and f"{role}/"
@@ -187,7 +187,7 @@ def _told(series: dict[str, list[tuple[int, float]]], runs: dict[str, str]) -> d
 
 
 def summary(what: str, lines: Sequence[dict[str, Any]], role: str = MAIN) -> dict[str, Any]:
-    """Gains of one model, and against the control at the same seeds."""
+    """Gains of one model, alone and relative to the control at the same seeds."""
     gains = {
         (line["arm"], line["seed"]): own["heldout_after"] - own["heldout_before"]
         for line in lines
@@ -214,7 +214,7 @@ def trials(
     learning: dict[str, Any] | None = None,
     task: dict[str, Any] | None = None,
 ) -> Iterator[Trial]:
-    """changes, task: of both arms. learning: of the arm that learns alone."""
+    """Trials of both arms. changes, task: for both arms. learning: changes for the learning arm only."""
     for seed in range(seeds):
         for arm in ARMS:
             own = changes if arm == "control" else merge_patch(changes, learning or {})
@@ -226,7 +226,7 @@ def model_of(folder: InstrumentFolder, engine: str) -> str:
 
 
 def serve(folder: InstrumentFolder, setting: Setting, scratch: Path, stack: ExitStack) -> dict[str, str]:
-    """A server for every model of the instrument, by role; one after the other, so that each sees what memory is left."""
+    """Start a server for every model of the instrument; returns URLs by role. Sequential, so that each server sees the free memory."""
     urls: dict[str, str] = {}
     longest = folder.instrument.defaults.run.get("max_model_len")
     arguments = ["--log-level", "warning", *(["--max-model-len", str(longest)] if longest else [])]
@@ -251,7 +251,7 @@ async def _ready(url: str, setting: Setting) -> None:
 
 
 def as_changes(text: str) -> dict[str, Any]:
-    """A JSON object. Raises: ArgumentTypeError."""
+    """Parse a JSON object. Raises: ArgumentTypeError."""
     try:
         changes = json.loads(text)
     except json.JSONDecodeError as error:
@@ -262,7 +262,7 @@ def as_changes(text: str) -> dict[str, Any]:
 
 
 def faults(wanted: Sequence[Trial]) -> str:
-    """What is wrong with the runs of these trials; empty when nothing is."""
+    """Faults in the runs of these trials, as text; empty if there are none."""
     try:
         for trial in wanted:
             for role in (MAIN, *trial.folder.instrument.roles):
@@ -273,7 +273,7 @@ def faults(wanted: Sequence[Trial]) -> str:
 
 
 def parsed() -> tuple[argparse.Namespace, list[Trial]]:
-    """The options, and the trials that they ask for."""
+    """Parse the options; returns them and the requested trials."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--what", choices=sorted(WHAT), required=True)
     parser.add_argument("--seeds", type=count, default=3)
@@ -296,7 +296,7 @@ def parsed() -> tuple[argparse.Namespace, list[Trial]]:
 
 
 def kept(file: Path, setting: Setting) -> dict[str, dict[str, Any]]:
-    """The lines of a file that were measured in this setting, by their keys."""
+    """Kept lines of a file that were measured in this setting, by key."""
     lines = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
     return {line["key"]: line for line in lines if setting.made(line)}
 

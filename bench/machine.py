@@ -1,4 +1,4 @@
-"""What the benches of the trainer run on: a device, and a model's files."""
+"""Devices and model files for the trainer's benches."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from swarm.models import resolve
 
 
 def seconds(work: Callable[[], object], device: torch.device) -> float:
-    """That the work takes; a GPU is waited for before and after."""
+    """Seconds that the work takes; synchronises with a GPU before and after."""
     wait_for(device)
     began = time.perf_counter()
     work()
@@ -21,16 +21,16 @@ def seconds(work: Callable[[], object], device: torch.device) -> float:
 
 
 def wait_for(device: torch.device) -> None:
-    """Until what was asked of the device is done."""
+    """Wait until the device has finished its queued work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def name_of(device: torch.device) -> str:
-    """What the device calls itself; `cpu` for any processor."""
+    """The device's name; `cpu` for any processor."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
 
 
 def path_of_model(name: str) -> Path:
-    """name: of a model, or the path of a folder with its weights."""
+    """Folder of the model's weights. name: of a model, or such a folder's path."""
     return Path(name) if Path(name).is_dir() else resolve(name).path

@@ -1,7 +1,7 @@
-"""Made-up studies with a known truth: planned by the real planner, decided by the real statistics, two ways to be carried out.
+"""Made-up studies with a known truth. The real planner plans them, the real statistics decide; there are two ways to run them.
 
-`simulate` walks the plan as the conduct does, with drawn trials in place of servers; `Laboratory.carry_out` is the whole
-executor with its store, on a simulated server and a clock that only trials move.
+`simulate` walks the plan as the conduct does, with random trials in place of servers. `Laboratory.carry_out` uses the whole
+executor and its store, with a simulated server and a clock that only trials advance.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def instrument() -> InstrumentFolder:
 
 
 def another(name: str, *, margin: float = 0.1, author: str | None = None) -> InstrumentFolder:
-    """The same instrument under another name, whose metric has this margin. author: the LLM that wrote it."""
+    """A copy of the instrument with another name and margin. author: the LLM that supposedly wrote it."""
     folder = instrument()
     metrics = tuple(
         metric.model_copy(update={"margin": margin}) if metric.name == METRIC else metric
@@ -56,7 +56,7 @@ def another(name: str, *, margin: float = 0.1, author: str | None = None) -> Ins
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
-    """The truth. means: by arm, 0 where not named. sigma: between seeds. seed: of the noise."""
+    """The truth behind a study. means: by arm, default 0. sigma: standard deviation between seeds. seed: of the noise."""
 
     means: Mapping[str, float]
     sigma: float
@@ -67,7 +67,7 @@ class World:
         return self.means.get(arm, 0.0) + float(noise)
 
     def attrition(self, arm: str, seed: int) -> Attrition | None:
-        """Attempts at the trial's episodes, and what lost them; None where that is not recorded."""
+        """Attempts at the trial's episodes and causes of lost ones; None if not recorded."""
         return None
 
     def difference(self, baselines: Sequence[str], treatments: Sequence[str]) -> float:
@@ -77,19 +77,19 @@ class World:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """How a study came out."""
+    """Result of a study."""
 
     verdicts: tuple[VerdictRecord, ...]
     action: str
     trials: int
     records: tuple[TrialRecord, ...] = ()
-    """Of made-up trials."""
+    """Records of made-up trials."""
     findings: tuple[SentinelFinding, ...] = ()
-    """Of all sentinels, on made-up trials."""
+    """Findings of all sentinels on made-up trials."""
 
 
 def simulate(plan: Plan, world: World) -> Ending:
-    """From stage to stage as the plan's own branches say."""
+    """Walk through the stages along the plan's branches."""
     stage, seeds = plan.stages[0], plan.stages[0].seeds
     trials: dict[tuple[str, int], TrialRecord] = {}
     while True:
@@ -111,7 +111,7 @@ def simulate(plan: Plan, world: World) -> Ending:
 
 
 class Laboratory:
-    """Store, pool, executor and conduct over a simulated server; an async context manager. store: what they recorded."""
+    """Async context manager with store, pool, executor and conduct on a simulated server. store: holds the records."""
 
     def __init__(self) -> None:
         self._clock = ManualClock()
@@ -130,13 +130,13 @@ class Laboratory:
         await self._stack.aclose()
 
     async def carry_out(self, plan: Plan, world: World) -> Ending:
-        """A new study, to its end. Raises: RuntimeError when it does not come to it."""
+        """Run a new study to its end. Raises: RuntimeError when it does not finish."""
         study_id = self.store.studies.create(plan.question, {})
         self.store.plans.save(study_id, plan)
         return await self.resume(study_id, world)
 
     async def resume(self, study_id: str, world: World) -> Ending:
-        """What is left of a study. Raises: RuntimeError as `carry_out`."""
+        """Run the rest of a study. Raises: RuntimeError as `carry_out` does."""
         server = SimulatedServer(world.reward, self._clock, step_s=1.0)
         setup = Setup(
             instrument=self._folder.instrument,

@@ -29,7 +29,7 @@ become the kept ones. A `+` behind a commit means that files had been changed si
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Lines of a kept result as a table: those that have the first of its fields, and the values of `where`.
+    """A table of a kept result's lines: those that have the table's first field, and the values in `where`.
 
     columns: `field heading | field heading | …`.
     """
@@ -40,7 +40,7 @@ class Table:
     where: Mapping[str, Any] = field(default_factory=dict)
 
     def shown(self) -> str:
-        """In Markdown. A cell is empty where a line lacks the field."""
+        """The table in Markdown. A cell is empty if the line lacks the field."""
         fields, headings = zip(*(column.split(maxsplit=1) for column in self.columns.split("|")), strict=True)
         rows = [
             [text(line.get(name)) for name in fields]
@@ -154,7 +154,7 @@ SECTIONS: dict[str, list[Table]] = {
         Table("learning-team", _LEARNING, "`team`, the solver"),
     ],
 }
-"""By benchmark, what of its kept results is shown."""
+"""Tables to show, by benchmark."""
 
 
 def lines_of(file: str) -> list[Line]:
@@ -178,7 +178,7 @@ def means(trials: Sequence[Line]) -> Iterator[Line]:
 
 
 def text(value: object) -> str:
-    """A cell."""
+    """Text of a table cell."""
     match value:
         case None:
             return ""
@@ -205,7 +205,7 @@ def markdown(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def gates() -> str:
-    """What is gated, at what."""
+    """Table of the gated ratios and their tolerances."""
     rows = []
     for name, gate in GATES.items():
         line = summary(kept(name), name) or {}

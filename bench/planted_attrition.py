@@ -1,7 +1,7 @@
-"""Attempts at episodes that are lost on purpose, in studies without any effect: at random, or the wrong answers of one arm.
+"""Plants lost attempts at episodes in null studies: losses at random, or of one arm's wrong answers.
 
-Each trial needs as many rewards as a real one; attempts that are lost are tried again, so that the losses are what waits
-between rewards. Where wrong answers are lost, the mean of what is left rises: without the sentinel `attrition` that is an effect.
+Each trial needs as many rewards as a real one, and lost attempts are repeated, so the losses fall between rewards. If wrong answers
+are lost, the mean of the others rises; without the sentinel `attrition` that would look like an effect.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ BARS = {
     "random_flagged": (0.0, MOST_FLAGGED),
 }
 ERROR = 0.05
-"""Of the exact intervals of all judged rates, together."""
+"""Joint error rate of the exact intervals of all judged rates."""
 _LEVEL = 0.5
-"""Mean reward without an effect; rewards are 0 and 1."""
+"""Mean reward without an effect; rewards are 0 or 1."""
 _LEVELS = (2e-5, 4e-5, 8e-5)
 
 
@@ -72,7 +72,7 @@ SETTINGS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossyWorld(World):
-    """A world whose trials lose attempts, as a setting says; `biased` is the arm of which wrong answers are lost."""
+    """A world whose trials lose attempts as the setting says. biased: the arm that loses wrong answers."""
 
     setting: Setting
     biased: str
@@ -94,7 +94,7 @@ class LossyWorld(World):
         return float(np.clip(_LEVEL + World.reward(self, arm, seed), 0.05, 0.95))
 
     def _selective(self, arm: str, right: float) -> float:
-        """The more answers are wrong, the more are lost."""
+        """Share of attempts lost because they were wrong; proportional to the share of wrong answers."""
         return self.setting.selective * (1 - right) / (1 - _LEVEL) if arm == self.biased else 0.0
 
 
@@ -113,24 +113,24 @@ def _lost(draw: np.random.Generator, rewards: int, kept: float, burst: float) ->
 
 @dataclass(slots=True)
 class Losses:
-    """Studies of one setting, and how they came out."""
+    """Outcome counts of the studies of one setting."""
 
     studies: int = 0
     supported: int = 0
     flagged: int = 0
-    """By the difference test, in a comparison whose sides lose alike."""
+    """Studies flagged by the difference test although both sides lose attempts alike."""
     caught: int = 0
-    """By either rule, in the comparison of the arm that loses wrong answers."""
+    """Studies caught by either rule, in the comparison with the arm that loses wrong answers."""
     over_limit: int = 0
-    """Studies of which an arm lost more than the limit."""
+    """Studies in which an arm lost more than the limit."""
     bare: int = 0
     """Studies that would be `supported` without the sentinel."""
     attempts: Counter[str] = field(default_factory=Counter)
-    """Of all trials, by kind, and the trials."""
+    """Attempts of all trials by kind, and the number of trials."""
 
 
 async def run_setting(setting: Setting, studies: int, draw: np.random.Generator) -> Losses:
-    """Plan one study, and carry it out in as many worlds."""
+    """Plan one study and run it in `studies` worlds."""
     spec = StudySpec(
         question="Does another learning rate give a higher final reward than 1e-5?",
         instrument="simulation",
@@ -198,7 +198,7 @@ def line_of(setting: Setting, tally: Losses, seconds: float) -> dict[str, object
 
 
 def rates_of(setting: Setting, tally: Losses) -> dict[str, tuple[int, int]]:
-    """Hits and studies, by name. Where several levels are compared, those whose sides lose alike can be flagged beside one that is caught."""
+    """Hits and studies by name. With several levels, comparisons whose sides lose alike can be flagged in addition to a caught one."""
     found = {"null_supported_rate": (tally.supported, tally.studies)}
     if setting.selective:
         found["selective_caught"] = (tally.caught, tally.studies)
@@ -208,7 +208,7 @@ def rates_of(setting: Setting, tally: Losses) -> dict[str, tuple[int, int]]:
 
 
 def exact_interval(hits: int, n: int) -> tuple[float, float]:
-    """Of a rate, by Clopper and Pearson; adjusted after Bonferroni, so that those of all judged rates hold together at 1 - `ERROR`."""
+    """Exact Clopper-Pearson interval of a rate, Bonferroni-adjusted so that all judged rates hold jointly at 1 - `ERROR`."""
     rates = sum(len(_judged(setting, Losses())) for setting in SETTINGS)
     found = stats.binomtest(hits, n).proportion_ci(1 - ERROR / rates, method="exact")
     return float(found.low), float(found.high)
@@ -220,7 +220,7 @@ def _judged(setting: Setting, tally: Losses) -> dict[str, tuple[int, int]]:
 
 
 def _missed(setting: Setting, tally: Losses) -> list[str]:
-    """The bars that the exact interval of a rate excludes."""
+    """Bars outside the exact interval of their rate."""
     missed = []
     for name, (hits, n) in _judged(setting, tally).items():
         bounds = exact_interval(hits, n)
@@ -230,7 +230,7 @@ def _missed(setting: Setting, tally: Losses) -> list[str]:
 
 
 def judged(results: Sequence[tuple[Setting, Losses]]) -> tuple[dict[str, object], list[str]]:
-    """The summary, with the worst judged rate of each name, and the bars that were missed."""
+    """The summary line, with the worst judged rate of each name, and the missed bars."""
     worst: dict[str, float] = {}
     for setting, tally in results:
         for name, (hits, n) in _judged(setting, tally).items():
@@ -249,7 +249,7 @@ def judged(results: Sequence[tuple[Setting, Losses]]) -> tuple[dict[str, object]
 
 
 async def measure(studies: int, draw: np.random.Generator) -> int:
-    """Print a line per setting and the summary; 1 when a bar was missed. studies: of each setting."""
+    """Print a line per setting and the summary; returns 1 when a bar was missed. studies: number per setting."""
     results: list[tuple[Setting, Losses]] = []
     for setting in SETTINGS:
         began = time.monotonic()

@@ -69,7 +69,7 @@ async def serve_as_a_clerk(chat: Chat, task: int) -> float:
 
 
 async def write_with_a_critic(chat: Chat, task: int) -> float:
-    """The writer asks twice and keeps the longer draft; the critic has a prompt of its own; then the history is summed up."""
+    """The writer asks twice and keeps the longer draft; a critic with its own prompt comments; then the history is summarised."""
     town = TOWNS[task % len(TOWNS)]
     brief = f"{ledger(task)} Write two sentences that sell the {goods(task)} of {town}. Name a price."
     writer = [

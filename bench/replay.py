@@ -1,6 +1,6 @@
-"""Kept transcripts of plannings answer again, so that a planning is measured without an LLM.
+"""Replays stored planning transcripts, so that planning can be measured without an LLM.
 
-A replay looks neither at the prompt nor at the tools: both may be rewritten, and the transcript still holds.
+A replay ignores prompt and tools, so a transcript stays valid when these are rewritten.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ def read_transcript(path: Path) -> list[Turn]:
 
 
 class ReplayEndpoint:
-    """Answers from transcripts; nobody is asked. Several plannings may follow each other, each found by what it asks.
+    """An endpoint that answers from transcripts. Several plannings may follow each other; each is found by its question.
 
-    left: answers of the planning under way that nobody has asked for.
+    left: unused answers of the current planning.
     """
 
     def __init__(self, transcripts: Iterable[Path]) -> None:
@@ -33,7 +33,7 @@ class ReplayEndpoint:
         self.left: list[Turn] = []
 
     async def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Raises: LlmUnusable where no transcript fits; LlmRefused where the endpoint refused then."""
+        """The next answer. Raises: LlmUnusable if no transcript fits; LlmRefused if the recorded endpoint refused."""
         messages = request["messages"]
         asked, form = request_of(messages) or "", form_of(request)
         begins = len(messages) == 2 and not (self.left and self.left[0].asked == asked and self.left[0].form == form)

@@ -86,7 +86,7 @@ def questions() -> Iterator[str]:
 async def sampled(
     inference: VllmInference, fields: dict[str, Any], tokens: int, *, max_tokens: int = 96
 ) -> list[TrainCall]:
-    """Calls of at most `max_tokens`, with at least so many tokens together."""
+    """Sample calls of at most `max_tokens` each, until they have at least `tokens` together."""
     calls: list[TrainCall] = []
     asked = questions()
     while sum(len(call.sampled_ids) for call in calls) < tokens:
@@ -124,7 +124,7 @@ async def _call(inference: VllmInference, body: dict[str, Any], masks: bool) -> 
 
 
 def gaps(policy: Policy, calls: Sequence[TrainCall]) -> torch.Tensor:
-    """|recorded - recomputed| of every token."""
+    """|recorded - recomputed| log-probability of every token."""
     branches = [Branch(call=call, advantage=1.0, weight=1.0) for call in calls]
     return torch.cat([(read(policy, piece)[0] - piece.facts.recorded_U).abs() for piece in pieces(branches, policy)])
 

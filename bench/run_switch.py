@@ -1,8 +1,8 @@
 """How long after a second run is posted on a warm server is its first claim granted?
 
-The first run trains one step, so that the weights have to be put back, and is stopped. Timed: from before
-`POST /swarm/v1/runs` of the second run to the 200 of a claim that was sent right after it. seconds is the slowest of all
-switches, median_s the median. ratio is how often that goes into boot_s, the seconds from the start of the server until it serves.
+The first run trains one step, so that the weights have to be reset, and is stopped. The time is from just before
+`POST /swarm/v1/runs` of the second run to the 200 of a claim sent right after it. seconds is the slowest of all switches,
+median_s the median. ratio is boot_s ÷ median_s; boot_s is the time from the server's start until it serves.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def train_one_step(http: httpx.Client, run_id: str) -> None:
 
 
 def switch(http: httpx.Client, previous: str) -> tuple[str, float]:
-    """Stop the previous run; the next run's id, and the seconds until its first claim was granted."""
+    """Stop the previous run and post the next; returns its id, and the seconds until its first claim was granted."""
     http.post(f"/swarm/v1/runs/{previous}:stop").raise_for_status()
     wait_for(http, lambda status: status["phase"] == "idle", "the stop")
     began = time.monotonic()

@@ -1,4 +1,4 @@
-"""A real swarm server in a process of its own, for benches and for tests that kill it."""
+"""Runs a real swarm server in a separate process, for benches and for tests that kill it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TOKENS = ("SWARM_ADMIN_TOKEN", "SWARM_CLIENT_TOKEN")
 
 
 class DidNotStart(Exception):
-    """The server ended before it served; the text is what it said."""
+    """The server exited before it served. The text is its output."""
 
 
 class ServerProcess:
@@ -46,13 +46,13 @@ class ServerProcess:
             )
         try:
             self.url = self._said_url()
-        except BaseException:  # a signal, too: nobody else knows of the process yet
+        except BaseException:  # signals too, because nobody else knows of the process yet
             self.process.terminate()
             self.process.wait()
             self._close()
             raise
         self.pid = int(json.loads((state_dir / "server.json").read_text())["pid"])
-        """The server's own, whatever wraps it."""
+        """Process id of the server itself, not of a wrapper."""
 
     def __enter__(self) -> Self:
         return self
@@ -61,7 +61,7 @@ class ServerProcess:
         self.stop()
 
     def stop(self, limit_s: float = 60.0) -> int:
-        """An orderly stop; returns the exit code. Kills what does not end in time, and says so."""
+        """Stop the server cleanly; returns its exit code. If it does not exit in time, kills it and raises TimeoutExpired."""
         if self.process.poll() is None:
             os.kill(self.pid, signal.SIGTERM)
         try:
@@ -73,7 +73,7 @@ class ServerProcess:
         return code
 
     def kill(self) -> None:
-        """As a power cut would: SIGKILL."""
+        """Send SIGKILL, like a power cut."""
         os.kill(self.pid, signal.SIGKILL)
         self.process.wait()
         self._close()

@@ -1,7 +1,7 @@
-"""A swarm server without a model: its runs are over as soon as a client is started, with rewards that the bench draws.
+"""A swarm server without a model. A run ends as soon as a client is started, with random rewards drawn by the bench.
 
-It speaks the protocol through the protocol's own models, behind an httpx transport, so that the researcher's executor, its
-client library and its records are the real ones. `SimulatedClients` stands for the place where clients live.
+It implements the protocol with the protocol's own models behind an httpx transport, so the researcher's executor, client library
+and records are the real ones. `SimulatedClients` replaces the place where clients run.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Reward = Callable[[str, int], float]
 
 
 class SimulatedServer:
-    """One server. `run_client` does what the client of the current run would do, at once."""
+    """One server. `run_client` does the work of the current run's client at once."""
 
     def __init__(self, reward: Reward, clock: ManualClock, *, step_s: float) -> None:
         self.reward = reward
@@ -53,7 +53,7 @@ class SimulatedServer:
         return httpx.MockTransport(self._serve)
 
     def run_client(self) -> None:
-        """Evaluation, training and evaluation of the current run; the time that they take goes by."""
+        """Evaluate, train and evaluate in the current run; advances the clock by the time that this takes."""
         if self._current is None:
             raise RuntimeError("a client was started, but the server has no run")
         report = self._runs[self._current]
@@ -166,7 +166,7 @@ class SimulatedServer:
 
 
 class SimulatedClients:
-    """Where clients would live."""
+    """Replaces the place where clients run."""
 
     def __init__(self, server: SimulatedServer) -> None:
         self._server = server
@@ -176,7 +176,7 @@ class SimulatedClients:
 
 
 class SimulatedJob:
-    """A client that has done its work as soon as it is started."""
+    """A client that finishes its work when it is started."""
 
     def __init__(self, folder: Path, server: SimulatedServer) -> None:
         self.folder = folder
@@ -206,7 +206,7 @@ class SimulatedJob:
 
 
 def _healthy(value: float) -> dict[str, float]:
-    """Metrics of a step at which no sentinel has anything to find."""
+    """Metrics of a step that triggers no sentinel."""
     return {
         "reward_mean": value,
         "reward_std": 0.3,

@@ -1,4 +1,4 @@
-"""The task of the step benches, for both sides alike: one-digit sums, asked in one fixed way. Standard library alone."""
+"""The *sums* task of the step benches, the same for both sides: one-digit sums with a fixed prompt. Needs only the standard library."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ GROUP_SIZE = 8
 MAX_TOKENS = 32
 LEARNING_RATE = 4e-5
 STILL = 1e-7
-"""A learning rate for timing: every weight moves, and what is sampled stays as long as it was."""
+"""A learning rate for timing: every weight changes, but samples keep their lengths."""
 PRECISIONS = ("float32", "autocast", "bfloat16")
-"""Of TRL: all in float32; float32 weights under bfloat16 autocast; all in bfloat16."""
+"""TRL's precisions: all in float32; float32 weights under bfloat16 autocast; all in bfloat16."""
 _NUMBER = re.compile(r"-?\d+")
 
 

@@ -35,11 +35,11 @@ from foundation import arguments
 
 LEVELS = (10, 100, 1000, 5000)
 FEW, MANY = 10, 1000
-"""Levels whose rates make the ratio."""
+"""Numbers of clients whose rates form the ratio."""
 GROUP_SIZE = 8
 SOAK_CLIENTS = 100
 SOAK_PARTS = 10
-"""The first of them fills the caches."""
+"""Number of parts of the soak; the first one fills the caches."""
 ACTIONS = ("claim", "call", "end")
 _SAMPLE_S = 0.25
 _OPENED_AT_ONCE = 64
@@ -47,7 +47,7 @@ _PATIENCE_S = 600.0
 
 
 class Memory:
-    """The resident memory of a process in MB: now, and the most that was seen since the block began."""
+    """Resident memory of a process in MB: the current value, and the peak since the block began."""
 
     def __init__(self, pid: int) -> None:
         self._status = Path(f"/proc/{pid}/status")
@@ -76,7 +76,7 @@ class Memory:
 
 @dataclass(slots=True)
 class Share:
-    """What one client process did: when it began and finished (system-wide clock), and each action's latencies."""
+    """Result of one client process: its begin and end (system-wide clock), and the latencies of each action."""
 
     begin: float = 0.0
     finish: float = 0.0
@@ -84,7 +84,7 @@ class Share:
 
 
 class ClientGroup:
-    """The clients of one process. Episodes are numbered in the order they are claimed, so that groups fill."""
+    """The clients of one process. Episodes are numbered in the order of their claims, so that groups fill up."""
 
     def __init__(self, name: str, run_id: str, episodes: int) -> None:
         self._name = name
@@ -94,7 +94,7 @@ class ClientGroup:
         self.share = Share()
 
     async def work(self, connection: Connection, client: int) -> None:
-        """One client: episodes until all of the process's are done."""
+        """One client: runs episodes until all of the process's episodes are done."""
         while (number := next(self._numbers)) < self._episodes:
             grant = await self._timed("claim", connection, "/swarm/v1/episodes:claim", self._claim(client, number))
             message = {"role": "user", "content": f"Think about sum {number}, then answer with the number 42"}
@@ -123,7 +123,7 @@ class ClientGroup:
 
 
 def run_clients(index: int, address: tuple[str, int], run_id: str, counts: tuple[int, int], barrier: Barrier) -> Share:
-    """One client process: `counts` are its clients, and the episodes of all of them."""
+    """One client process. counts: number of its clients, and of all their episodes."""
 
     async def main() -> Share:
         clients, episodes = counts
@@ -146,7 +146,7 @@ def run_clients(index: int, address: tuple[str, int], run_id: str, counts: tuple
 
 
 class Load:
-    """A server's run, and processes of clients on it."""
+    """A run on a server, and client processes that use it."""
 
     def __init__(self, server: ServerProcess, clients: int, processes: int) -> None:
         self._clients = clients
@@ -163,7 +163,7 @@ class Load:
         self._parts = 0
 
     def work(self, groups: int) -> list[Share]:
-        """So many more groups of episodes, to their last end. Raises: RuntimeError when a client process fails."""
+        """Run `groups` more groups of episodes to their end. Raises: RuntimeError when a client process fails."""
         shares = []
         for index in range(self._processes):
             clients = portion(self._clients, self._processes, index)
@@ -174,7 +174,7 @@ class Load:
 
 
 def whole_groups(episodes: int) -> int:
-    """The fewest groups that hold so many episodes."""
+    """Smallest number of groups that hold `episodes` episodes."""
     return -(-episodes // GROUP_SIZE)
 
 
@@ -190,7 +190,7 @@ def summed(shares: list[Share]) -> dict[str, float]:
 
 
 def level(clients: int, processes: int, episodes: int, state_dir: Path) -> dict[str, float]:
-    """A fresh server under so many clients at once."""
+    """Measure a fresh server under `clients` clients at once."""
     with ServerProcess(state_dir, "--log-level", "warning") as server, Memory(server.pid) as memory:
         idle_mb = memory.now_mb()
         found = summed(Load(server, clients, processes).work(whole_groups(episodes)))
@@ -198,7 +198,7 @@ def level(clients: int, processes: int, episodes: int, state_dir: Path) -> dict[
 
 
 def soak(episodes: int, clients: int, processes: int, state_dir: Path) -> dict[str, float]:
-    """Parts on one server, of a group each at least, with its memory after each."""
+    """Run the soak on one server, in parts of at least one group, and measure memory after each part."""
     groups = max(SOAK_PARTS, whole_groups(episodes))
     with ServerProcess(state_dir, "--log-level", "warning") as server, Memory(server.pid) as memory:
         load, done, warm_mb = Load(server, clients, processes), 0, 0.0
@@ -214,7 +214,7 @@ def soak(episodes: int, clients: int, processes: int, state_dir: Path) -> dict[s
 
 
 def allow_open_files(wanted: int) -> None:
-    """For this process and its children. Raises: SystemExit when the system's limit is lower."""
+    """Raise the file limit of this process and its children. Raises: SystemExit when the system's limit is lower."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard not in (-1, resource.RLIM_INFINITY) and hard < wanted:
         raise SystemExit(

@@ -62,12 +62,12 @@ def read_cases(file: Path) -> list[dict[str, Any]]:
 
 
 async def tried(planner: Planner, case: dict[str, Any], folders: Sequence[InstrumentFolder]) -> tuple[str, Any]:
-    """The verdict on one topic, and what the planner answered."""
+    """The verdict on one topic, and the planner's answer."""
     try:
         outcome = await planner.propose(TopicRequest(topic=case["topic"], instruments=folders))
-    except PlanningRefused as error:  # a replay has no transcript of it, or the LLM gave nothing that could be read
+    except PlanningRefused as error:  # a replay has no transcript for it, or the LLM gave no readable answer
         return "unanswered", str(error)
-    except Exception as error:  # noqa: BLE001 - whatever a planner raises is a crash, and is counted as one
+    except Exception as error:  # noqa: BLE001 - anything else that a planner raises counts as a crash
         return "crash", repr(error)
     return scored(outcome, case["expect"], folders), _shown(outcome)
 
@@ -84,7 +84,7 @@ def scored(outcome: Outcome, expect: Any, folders: Sequence[InstrumentFolder]) -
 
 
 def fits(spec: StudySpec, expect: dict[str, Any], defaults: dict[str, Any]) -> bool:
-    """Whether every field that is expected is so. defaults: of the instrument's factors."""
+    """Whether the spec has every expected field. defaults: of the instrument's factors."""
     got = spec.model_dump(mode="json")
     got["metric"] = got["metric"] or defaults["metric"]
     for name, value in expect.items():
@@ -107,7 +107,7 @@ def fits(spec: StudySpec, expect: dict[str, Any], defaults: dict[str, Any]) -> b
 
 
 def planner_of(name: str, transcripts: Path | None) -> Planner:
-    """transcripts: a folder with the answers that a replay gives. Raises: SystemExit where the planner is not configured."""
+    """The planner by name. transcripts: a folder with a replay's answers. Raises: SystemExit if the planner is not configured."""
     if name == "builtin":
         return Matcher()
     from bench.replay import ReplayEndpoint
@@ -169,7 +169,7 @@ def _same_set(got: list[Any], wanted: list[Any]) -> bool:
 
 
 def _same_arms(got: list[dict[str, Any]], wanted: list[dict[str, Any]], defaults: dict[str, Any]) -> bool:
-    """Each expected arm is one of its own among those that there are; what an arm does not set is as everywhere."""
+    """Whether the arms match one to one. A factor that an arm does not set has its default."""
     if len(got) != len(wanted):
         return False
     left = list(got)
@@ -189,7 +189,7 @@ def _same_arms(got: list[dict[str, Any]], wanted: list[dict[str, Any]], defaults
 
 
 def _compared(got: dict[str, Any]) -> dict[str, Any]:
-    """What is compared, of arms that differ in one factor too."""
+    """The comparison of a spec; also recognises arms that differ in a single factor."""
     names = {name for arm in got["arms"].values() for name in arm}
     if len(names) == 1 and not got["compare"]:
         levels = [next(iter(arm.values()), None) for arm in got["arms"].values()]

@@ -48,14 +48,14 @@ from swarm.engine.training.selection import branches, select
 from swarm.engine.tree import Branch
 
 _WARM_UP = 2
-"""Steps that are not counted: what they take of fresh memory is there for those after them."""
+"""Number of uncounted steps. They allocate the memory that later steps reuse."""
 _IN_A_ROW = 10
-"""Products that a GPU is given at once for each trial: the time to give them is not theirs."""
+"""Products queued at once on a GPU per trial, so that launch time does not count."""
 _SPEC = {"optimizer": {"learning_rate": 4e-5}}
 
 
 class TimedOptimizer(Optimizer):
-    """Counts the seconds in its steps."""
+    """An optimiser that counts the seconds of its steps."""
 
     seconds = 0.0
 
@@ -83,7 +83,7 @@ class Product:
         return 6.0 * self.tokens * self.inner * self.outer * self.times
 
     def seconds(self, policy: Policy, *, trained: bool = True) -> float:
-        """Of all of them, in the policy's type on its device: the best of three trials, since a floor is what can be reached."""
+        """Seconds of all products in the policy's dtype on its device. Best of three trials, because a floor is the best that can be reached."""
         x, weight, slope = (
             torch.randn(shape, device=policy.device).to(policy.compute_dtype)
             for shape in ((self.tokens, self.inner), (self.outer, self.inner), (self.tokens, self.outer))
@@ -105,7 +105,7 @@ def _products_of_one(x: Tensor, weight: Tensor, slope: Tensor | None) -> None:
 
 
 def products(policy: Policy, piece: Piece) -> list[Product]:
-    """Of one piece: the linear layers on its tokens, the output layer on its heads."""
+    """Products of one piece: the linear layers on its tokens, and the output layer on its heads."""
     shapes: dict[tuple[int, int], int] = {}
     output = policy.output_weight
     for module in policy.model.base_model.modules():
@@ -117,7 +117,7 @@ def products(policy: Policy, piece: Piece) -> list[Product]:
 
 
 def attention_flops(policy: Policy, piece: Piece) -> float:
-    """Scores and their sums, forwards and backwards, of every token with itself and its ancestors."""
+    """FLOPs of attention scores and weighted sums, forward and backward, of every token with itself and its ancestors."""
     config = policy.model.config.get_text_config()
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     pairs = float((piece.micro.depth_T + 1).sum())
@@ -125,12 +125,12 @@ def attention_flops(policy: Policy, piece: Piece) -> float:
 
 
 def floor_seconds(policy: Policy, batch: TrainBatch) -> float:
-    """Of training: what leads to a trained token, forwards and backwards."""
+    """Training floor: forward and backward for all tokens that lead to a trained token."""
     return _products_seconds(policy, branches(select(batch).trained, batch.spec.algorithm), trained=True)
 
 
 def sampling_floor_seconds(policy: Policy, batch: TrainBatch) -> float:
-    """Of sampling: all tokens but the last of each answer, forwards, and a distribution for each sampled one."""
+    """Sampling floor: forward for all tokens except the last of each answer, and a distribution for each sampled token."""
     calls = [call for group in batch.groups for episode in group.episodes for call in episode.calls]
     return _products_seconds(policy, [Branch(call=call, advantage=0.0, weight=0.0) for call in calls], trained=False)
 
@@ -146,7 +146,7 @@ def _products_seconds(policy: Policy, made: Sequence[Branch], *, trained: bool) 
 
 
 def measure_whole(policy: Policy, batch: TrainBatch, rounds: int) -> dict[str, float]:
-    """The floor of a whole step, the least of so many rounds."""
+    """The floor of a whole step, the minimum over `rounds` rounds."""
     policy.use_dtype(batch.spec.dtype)
     sampling, training = zip(
         *((sampling_floor_seconds(policy, batch), floor_seconds(policy, batch)) for _ in range(rounds)), strict=True
@@ -170,7 +170,7 @@ def measure(policy: Policy, batch: TrainBatch, steps: int) -> dict[str, Any]:
 
 
 def in_a_trainer_like_process(*arguments: str) -> dict[str, Any]:
-    """Run this bench where memory is kept as the trainer keeps it; its summary."""
+    """Run this bench in a process with the trainer's memory settings; returns its summary."""
     command = [sys.executable, "-m", "bench.train_floor", "--here", *arguments]
     env = os.environ | REUSE_MEMORY
     done = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, check=True)

@@ -60,16 +60,16 @@ from swarm.protocol.runspec import ComputeType
 from swarm.protocol.sampling_mask import SamplingMask, only
 
 _HEADS = 8
-"""Distributions of a row are filled up to a multiple of so many: MKL adds the products of one or two rows beyond it up
-naively, all 49,152 of them, which makes the gradient of a row wrong by 1e-4, and whatever is compared with it."""
+"""Distributions of a row are padded to a multiple of this number. For one or two rows beyond it, MKL adds up all 49,152 products
+naively, which makes the row's gradient, and any comparison with it, wrong by 1e-4."""
 _TURNS = 3
 _TOGETHER = 16_384
-"""Tokens of the rows that a GPU computes at a time."""
+"""Tokens per batch of rows on a GPU."""
 
 
 @dataclass(slots=True)
 class Row:
-    """Token ids, and what is trained of them: (position, weight)."""
+    """Token ids, and the trained ones among them as (position, weight)."""
 
     ids: list[int]
     trained: list[tuple[int, float]] = field(default_factory=list)
@@ -90,7 +90,7 @@ def rows_of_calls(made: Sequence[Branch]) -> list[Row]:
 
 
 def rows_of_timelines(made: Sequence[Branch]) -> list[Row]:
-    """Within each episode; the longest row that a call continues takes it."""
+    """Merge the calls of each episode into rows. A call joins the longest row that it continues."""
     by_episode: dict[str, list[Row]] = {}
     for branch in made:
         rows = by_episode.setdefault(branch.call.call_id.rpartition("-")[0], [])
@@ -103,7 +103,7 @@ def rows_of_timelines(made: Sequence[Branch]) -> list[Row]:
 
 
 class Plain:
-    """Rows through transformers' own model."""
+    """Computes rows with transformers' own model."""
 
     def __init__(self, model: PreTrainedModel, dtype: ComputeType) -> None:
         self._model = model
@@ -143,7 +143,7 @@ class Plain:
             yield some
 
     def _cost(self, rows: Sequence[Row]) -> Tensor:
-        """Of rows side by side: what fills one up stands behind it, where none of its tokens looks."""
+        """Loss of a batch of rows. Padding is at the end, where no token of the row attends to it."""
         width = max(len(row.ids) for row in rows)
         ids = torch.tensor([row.ids + [0] * (width - len(row.ids)) for row in rows], device=self.device)
         trained = [(at, position, weight) for at, row in enumerate(rows) for position, weight in row.trained]
@@ -160,7 +160,7 @@ class Plain:
 
 
 class Ours:
-    """The prefix tree through the trainer's forward pass and its head."""
+    """Computes the prefix tree with the trainer's forward pass and head."""
 
     def __init__(self, policy: Policy, dtype: ComputeType) -> None:
         self._policy = policy
@@ -169,7 +169,7 @@ class Ours:
         policy.use_dtype(dtype)
 
     def gradient(self, made: Sequence[Branch]) -> float:
-        """Fill `grad` of the weights; returns the loss. What the trainer does, its optimiser apart."""
+        """Fill `grad` of the weights as the trainer does, without its optimiser; returns the loss."""
         policy, loss = self._policy, 0.0
         self._optimizer.begin("adamw")
         for piece in pieces(made, policy):
@@ -194,12 +194,12 @@ class Ours:
         return self._policy.device
 
     def tokens(self, made: Sequence[Branch]) -> int:
-        """Computed, with what a cut repeats."""
+        """Number of computed tokens, including those repeated by cuts."""
         return sum(piece.tokens for piece in pieces(made, self._policy))
 
 
 def price_of(piece: Piece) -> Price:
-    """The policy gradient's loss, its ratio being one."""
+    """The policy gradient's loss at ratio 1."""
     facts = piece.facts
 
     def price(logp_U: Tensor, entropy_U: Tensor, uses: slice) -> Tensor:
@@ -209,7 +209,7 @@ def price_of(piece: Piece) -> Price:
 
 
 def distance(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> float:
-    """Relative norm of the difference over all weights."""
+    """Norm of the difference over all weights, relative to theirs."""
     off = sum(float((ours[name] - theirs[name]).double().norm() ** 2) for name in theirs)
     return math.sqrt(off / sum(float(grad.double().norm() ** 2) for grad in theirs.values()))
 
@@ -227,11 +227,11 @@ class Contest:
     merged_s: list[float] = field(default_factory=list)
     tree_s: list[float] = field(default_factory=list)
     error: float = 0.0
-    """Of the tree's gradient, the largest; against whichever rows were computed last."""
+    """Largest error of the tree's gradient, against the rows that were computed last."""
 
     @property
     def merges(self) -> bool:
-        """Whether any episode has calls to merge; else merged timelines are the calls themselves, and are not timed twice."""
+        """Whether any episode has calls to merge. If not, merged timelines equal the calls and are not timed separately."""
         return self.merged != self.calls
 
     def warm_up(self) -> None:
@@ -245,7 +245,7 @@ class Contest:
             self.error = max(self.error, distance(self.ours.gradients(), self.plain.gradients()))
 
     def round(self) -> None:
-        """Call by call in two halves, and the cheap ways between and after: a slow spell of the machine meets all."""
+        """Run call by call in two halves, with the cheap ways in between and after, so that a slow phase of the machine affects all."""
         taken, sums = 0.0, dict[str, Tensor]()
         for half in (self.calls[::2], self.calls[1::2]):
             taken += self._timed(partial(self.plain.gradient, half))
@@ -263,7 +263,7 @@ def measure(workload: Workload, plain: Plain, ours: Ours, repeats: int) -> dict[
     """One row of the result."""
     batch = workload.batch(
         algorithm={"entropy": 1e-9}
-    )  # so that calls without advantage are computed in all three ways
+    )  # nonzero, so that all three ways compute calls without advantage too
     made = branches(select(batch).trained, batch.spec.algorithm)
     contest = Contest(plain, ours, made, rows_of_calls(made), rows_of_timelines(made))
     contest.warm_up()
@@ -287,7 +287,7 @@ def measure(workload: Workload, plain: Plain, ours: Ours, repeats: int) -> dict[
 
 
 def overhead(ours: Ours, made: Sequence[Branch], masked: Sequence[Branch]) -> float:
-    """Seconds with masks ÷ seconds without, the median of turns."""
+    """Seconds with masks ÷ seconds without, median over turns."""
     ours.gradient(masked)
     turns = []
     for _ in range(_TURNS):
@@ -297,7 +297,7 @@ def overhead(ours: Ours, made: Sequence[Branch], masked: Sequence[Branch]) -> fl
 
 
 def masked_as(made: Sequence[Branch], kind: str) -> list[Branch]:
-    """The same calls with masks. Equal tokens in equal context get equal rows, as they would from equal weights."""
+    """The same calls with sampling masks. Equal tokens in equal contexts get equal masks, as they would from equal weights."""
     vocabulary = 8 + max(token for branch in made for token in branch.call.prompt_ids + branch.call.sampled_ids)
     draw = random.Random(0)
     shapes = [draw.sample(range(vocabulary), draw.choice([1, 3, 10, 200])) for _ in range(20)]
@@ -305,7 +305,7 @@ def masked_as(made: Sequence[Branch], kind: str) -> list[Branch]:
     found = []
     for branch in made:
         call, rows = branch.call, []
-        context = hash(tuple(call.prompt_ids))  # of integers: the same in every process
+        context = hash(tuple(call.prompt_ids))  # hashes of integers are the same in every process
         for token in call.sampled_ids:
             number = context % (len(shapes) + len(nearly_all))
             if kind == "nucleus":

@@ -73,7 +73,7 @@ def _turns(model: str, precision: str, scratch: str) -> Any:
         [{"prompt": [{"role": "user", "content": str(step)}]} for step in range(1, _STEPS + 1)],
         reward,
         rollout_func=_played,
-        per_device_train_batch_size=1,  # in float32 four conversations at once take more than 20 GB
+        per_device_train_batch_size=1,  # four conversations at once take more than 20 GB in float32
         gradient_accumulation_steps=EPISODES,
         num_generations=EPISODES,
         max_completion_length=TURNS * TURN_TOKENS,
@@ -83,7 +83,7 @@ def _turns(model: str, precision: str, scratch: str) -> Any:
 
 
 def _played(prompts: list[Any], trainer: Any) -> dict[str, Any]:
-    """All turns of all episodes, side by side. What each prompt says is the number of its task."""
+    """Play all turns of all episodes in parallel. A prompt's text is the number of its task."""
     tokenizer = trainer.processing_class
     clerks = [Clerk(int(prompt[-1]["content"])) for prompt in prompts]
     opened = [
@@ -126,7 +126,7 @@ def _trainer(
     from trl import GRPOConfig, GRPOTrainer
 
     class OneStepPerLine(TrainerCallback):
-        """Waits for a line before each step, and tells how long the step took."""
+        """Waits for an input line before each step, and prints the step's duration."""
 
         began = 0.0
 

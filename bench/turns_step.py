@@ -1,7 +1,7 @@
 """The *turns* step of `bench.grpo_step`: four episodes of eight turns, one optimiser step, the new weights served.
 
-Ours is a whole server, with its records and its journal on disk: the agent sends its conversation anew at each turn, as agents
-do. A step ends when the server takes claims for the next one.
+Our side is a whole server with its records and its journal on disk. As usual for agents, ours sends the whole conversation at each
+turn. A step ends when the server accepts claims for the next one.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _PARTS = ("train_s", "sync_s", "tokens_called", "tokens_computed", "tokens_train
 
 @asynccontextmanager
 async def on_a_server(model: str, home: Path) -> AsyncIterator[Callable[[int], Awaitable[dict[str, float]]]]:
-    """A server with a run on it. What is given makes the step of a number, and tells its seconds and what it was made of."""
+    """Start a server with a run. Yields a function that makes the step with a given number and returns its seconds and their parts."""
     async with AsyncExitStack() as opened:
         server = opened.enter_context(
             ServerProcess(home / "state", "--max-model-len", "2048", engine="local", model=model)

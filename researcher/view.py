@@ -1,7 +1,7 @@
-"""What a person sees while a study runs: phase, trials with curves, what comes next, time left.
+"""Views of a running study: its phase, trials with curves, the next stage, and the time left.
 
 `LiveView` redraws in place on a terminal (rich); `PlainView` prints a line per change, for logs and pipes; `JsonView` prints
-the same as JSON lines. They are told of changes and ask nobody for anything.
+the same as JSON lines. Callers push changes to a view; it never queries anything.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _BLOCKS = "▁▂▃▄▅▆▇█"
 
 @dataclass(slots=True, kw_only=True)
 class TrialLine:
-    """One trial as it is shown. curve: mean reward of each step so far. held_out: the newest interim evaluation, as (step, reward)."""
+    """One trial on display. curve: mean reward per step so far. held_out: the newest interim evaluation, as (step, reward)."""
 
     arm: str
     seed: int
@@ -39,7 +39,7 @@ class TrialLine:
 
 @dataclass(slots=True, kw_only=True)
 class StudyPicture:
-    """Everything a view shows. Times in seconds."""
+    """Everything that a view shows. Times are in seconds."""
 
     study_id: str
     topic: str
@@ -48,14 +48,14 @@ class StudyPicture:
     next: str = ""
     left_s: float | None = None
     left_measured: bool = False
-    """Whether `left_s` is by the pace of trials of this study on these servers, not by the plan's expectation."""
+    """Whether `left_s` is based on this study's own trials on these servers, not on the plan's estimate."""
     spent_s: float = 0.0
     budget_s: float | None = None
     trials: dict[str, TrialLine] = field(default_factory=dict)
 
 
 class View(Protocol):
-    """Shown a picture after each change; `say` is for lines that stay."""
+    """Receives a picture after each change; `say` prints a permanent line."""
 
     def show(self, picture: StudyPicture) -> None: ...
 
@@ -65,7 +65,7 @@ class View(Protocol):
 
 
 def sparkline(values: Iterable[float], *, low: float = 0.0, high: float = 1.0) -> str:
-    """Values as block characters; a rising curve rises. Values outside [low, high] widen the range."""
+    """Values as a row of block characters. Values outside [low, high] widen the range."""
     numbers = list(values)
     if not numbers:
         return ""
@@ -75,7 +75,7 @@ def sparkline(values: Iterable[float], *, low: float = 0.0, high: float = 1.0) -
 
 
 def duration(seconds: float | None) -> str:
-    """`1 h 05 min`, `12 min`, `40 s`; a dash when it is not known."""
+    """`1 h 05 min`, `12 min`, `40 s`; a dash for None."""
     if seconds is None:
         return "—"
     whole = max(0, round(seconds))
@@ -86,14 +86,14 @@ def duration(seconds: float | None) -> str:
 
 
 def left_text(picture: StudyPicture) -> str:
-    """`12 min (measured here)`, `12 min (estimated)`; a dash when it is not known."""
+    """The time left: `12 min (measured here)` or `12 min (estimated)`; a dash if unknown."""
     if not picture.left_s:
         return duration(picture.left_s)
     return f"{duration(picture.left_s)} ({'measured here' if picture.left_measured else 'estimated'})"
 
 
 def losses_by_arm(trials: Iterable[TrialRecord]) -> dict[str, Attrition]:
-    """Attempts at episodes of trials that recorded them, and what lost them."""
+    """Attempts at episodes and causes of lost ones, by arm, over trials that recorded them."""
     found: dict[str, list[Attrition]] = {}
     for trial in trials:
         if trial.evidence is not None and trial.evidence.attrition is not None:
@@ -102,7 +102,7 @@ def losses_by_arm(trials: Iterable[TrialRecord]) -> dict[str, Attrition]:
 
 
 def losses_text(found: Attrition) -> str:
-    """`12 of 268 training attempts lost (rollout 10, server 2), 1 task set aside`; nothing where none was lost."""
+    """`12 of 268 training attempts lost (rollout 10, server 2), 1 task set aside`; empty without losses."""
     said = []
     for kind in KINDS:
         own = found.of(kind)
@@ -133,7 +133,7 @@ class LiveView:
 
 
 class Lines:
-    """Lines on a stream. When the reader goes away, as `head` does, output stops and the study goes on."""
+    """Writes lines to a stream. If the reader closes the pipe, as `head` does, output stops and the study continues."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -150,7 +150,7 @@ class Lines:
 
 
 class PlainView:
-    """One line per change that matters: phases, and trials as they start, pass a quarter, and end."""
+    """One line per important change: a new phase, and each trial's start, quarters and end."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._lines = Lines(stream or sys.stderr)

@@ -1,6 +1,6 @@
-"""Batches recorded from real runs, token by token, for benches of the trainer. Standard library and the protocol alone.
+"""Batches recorded from real runs, token by token, for the trainer's benches. Imports only the standard library and the protocol.
 
-A file holds one batch: its groups of episodes, each with its reward and its calls as they were made. Written by
+A file holds one batch: its groups of episodes, each with its reward and its calls. The files are written by
 `bench.record_workloads`.
 """
 
@@ -19,7 +19,7 @@ from swarm.protocol.runspec import RunSpec
 
 NAMES = ("groups", "turns", "fork")
 _DIGITS = 4
-"""Of recorded log-probabilities and rewards."""
+"""Decimals of recorded log-probabilities and rewards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Episode:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """All calls were sampled at temperature 1, by the model's first weights."""
+    """A recorded batch. All calls were sampled at temperature 1 from the model's initial weights."""
 
     name: str
     model: str
@@ -58,7 +58,7 @@ class Workload:
         path.write_bytes(gzip.compress(json.dumps(asdict(self), separators=(",", ":")).encode(), mtime=0))
 
     def batch(self, **spec: Any) -> TrainBatch:
-        """As a trainer gets it."""
+        """The batch in the trainer's format."""
         groups = [
             TrainGroup(
                 group_id=f"{self.name}-{at}",
@@ -86,7 +86,7 @@ class Workload:
 
     @property
     def lengths(self) -> dict[str, int]:
-        """Shortest and longest prompt and answer, and how many calls there are."""
+        """Shortest and longest prompt and answer, and the number of calls."""
         calls = [call for group in self.groups for episode in group for call in episode.calls]
         prompts, answers = [len(call.prompt_ids) for call in calls], [len(call.sampled_ids) for call in calls]
         return {
@@ -120,12 +120,12 @@ def path_of(name: str) -> Path:
 
 
 def of_traces(name: str, model: str, groups: Sequence[Sequence[EpisodeTrace]]) -> Workload:
-    """What a server recorded of these groups of episodes."""
+    """The workload from a server's traces of these groups of episodes."""
     return Workload(name, model, [[_of_trace(trace) for trace in group] for group in groups])
 
 
 def of_groups(name: str, model: str, groups: Sequence[TrainGroup]) -> Workload:
-    """What a trainer got. Its calls must have been sampled at temperature 1."""
+    """The workload from a trainer's groups. Their calls must have been sampled at temperature 1."""
     made = [
         [
             Episode(

@@ -1,4 +1,4 @@
-"""The web page of the researcher: what `researcher ui` shows, and the answers that people give on it.
+"""The researcher's web page, served by `researcher ui`. People can answer gates and start work on it.
 
-Reads through the store, answers through `researcher.gates`; no SQL, no statistics, no report of its own.
+It reads through the store and answers through `researcher.gates`. It has no SQL, statistics or report of its own.
 """

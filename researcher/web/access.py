@@ -1,4 +1,4 @@
-"""Access to the page: the guard before its routes, the session's cookie, response headers."""
+"""Access control of the page: the guard in front of its routes, the session cookie, response headers."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ HEADERS = {
     "img-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
-    # With `no-referrer` browsers would send `Origin: null` with the page's own forms.
+    # With `no-referrer`, browsers would send `Origin: null` even with the page's own forms.
     "referrer-policy": "same-origin",
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
     "cache-control": "no-store",
 }
 OPEN = ("/login", "/static/")
-"""Paths that need no session: nothing of any study is there."""
+"""Paths that need no session, because they show no study data."""
 
 
 class Guard:
-    """Wraps the application. `request.state.session` is the session; its form token is the only one that POSTs may carry."""
+    """ASGI middleware around the application. Sets `request.state.session`; POSTs must carry this session's form token."""
 
     def __init__(self, app: ASGIApp, access: Access) -> None:
         self._app = app
@@ -55,7 +55,7 @@ class Guard:
         await (answer or self._app)(scope, receive, with_headers)
 
     def _foreign(self, request: Request) -> Response | None:
-        """The refusal of a request that is not for this page, or comes from another one."""
+        """A refusal if the request is for another host or comes from another site; else None."""
         host = request.headers.get("host", "")
         if not self._access.serves(host):
             return PlainTextResponse(f"this page is at {self._access.url}\n", 403)
@@ -77,6 +77,6 @@ class Guard:
 
 
 def session_cookie(access: Access, session: str) -> str:
-    """Kept until the browser or the page is closed; never sent with requests that other sites make for themselves."""
+    """The Set-Cookie header of a session. The cookie lives until the browser or the server ends, and is not sent cross-site."""
     secure = "; Secure" if access.url.startswith("https://") else ""
     return f"{access.cookie}={session}; Path=/; HttpOnly; SameSite=Lax{secure}"

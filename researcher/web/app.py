@@ -1,4 +1,4 @@
-"""The page's routes: decode, call, encode. What is shown is `sheets.py`'s to say, who may ask `access.py`'s."""
+"""The page's routes: decode, call, encode. `sheets.py` provides the content, `access.py` the access control."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _HERE = Path(__file__).parent
 
 
 class Pages:
-    """Everything that the routes call."""
+    """The handlers of the routes."""
 
     def __init__(self, home: Home, access: Access, sheets: Sheets, tracking: Tracking, renderer: Renderer) -> None:
         self._home = home
@@ -46,14 +46,14 @@ class Pages:
         self._page = renderer.page
         self._message = renderer.message
 
-    # -- to look at ---------------------------------------------------------------------------------------------------
+    # -- reading ------------------------------------------------------------------------------------------------------
 
     def studies(self, request: Request, page: Annotated[int, Query(ge=1)] = 1) -> Response:
-        """The list."""
+        """The list of studies."""
         return self._page(request, "studies", sheet=self._sheets.studies(page))
 
     def study(self, request: Request, reference: str) -> Response:
-        """One study, by its id, the beginning of it, or `latest`."""
+        """One study, by its id, a prefix of it, or `latest`."""
         study_id = self._home.store.studies.resolve(reference)
         if study_id != reference:
             return RedirectResponse(f"/studies/{study_id}", 307)
@@ -64,13 +64,13 @@ class Pages:
         return self._page(request, "study", token=self._access.form_token(request.state.session), **fields)
 
     def report(self, reference: str) -> Response:
-        """The report as it was written: one file that needs nothing else."""
+        """The report as written: one self-contained file."""
         study_id = self._home.store.studies.resolve(reference)
         missing = f"{study_id} has no report yet; it is written when the study ends, and every night before"
         return report_file(self._home.studies / study_id, missing)
 
     def mlflow(self, request: Request, reference: str, trial: str | None = None) -> Response:
-        """Redirect to MLflow's page of the study or a trial; while it starts, a page that reloads itself."""
+        """Redirect to MLflow's page of the study or a trial. While MLflow starts, show a page that reloads itself."""
         study_id = self._home.store.studies.resolve(reference)
         if trial is not None:
             self._home.store.trials.get(study_id, trial)
@@ -84,10 +84,10 @@ class Pages:
             return answer
         return self._message(request, 503, link.reason, _study_at(study_id))
 
-    # -- to decide ----------------------------------------------------------------------------------------------------
+    # -- deciding -----------------------------------------------------------------------------------------------------
 
     def answer(self, request: Request, reference: str, form: Form) -> Response:
-        """Approve or reject at the gate that the form names."""
+        """Approve or reject the gate that the form names."""
         check(self._access, request, form)
         study_id = self._home.store.studies.resolve(reference)
         verdict, said = form.get("verdict", ""), form.get("words", "")
@@ -100,7 +100,7 @@ class Pages:
         return self._changed(study_id)
 
     def amend(self, request: Request, reference: str, form: Form) -> Response:
-        """A new version of a plan that has not begun."""
+        """Make a new version of a plan that has not begun."""
         check(self._access, request, form)
         study_id = self._home.store.studies.resolve(reference)
         because = words(form, "because", "say why the plan is amended: the reason stands in the journal and the report")
@@ -113,7 +113,7 @@ class Pages:
         return self._page(request, "login", next=local_path(request.query_params.get("next", "/")), wrong=False)
 
     def take_token(self, request: Request, form: Form) -> Response:
-        """Start a session with the right token."""
+        """Check the token and start a session."""
         onward = local_path(form.get("next", "/"))
         if not self._access.knows(form.get("password", "")):
             return self._page(request, "login", status=403, next=onward, wrong=True)
@@ -124,7 +124,7 @@ class Pages:
     # -- errors -------------------------------------------------------------------------------------------------------
 
     def refused(self, request: Request, error: Exception) -> Response:
-        """A refusal as a page that says what to do, with the way back."""
+        """Show a refusal as a page that says what to do, with a link back."""
         back = _back(request)
         if isinstance(error, HTTPException):
             return self._message(request, error.status_code, str(error.detail), back)
@@ -152,7 +152,7 @@ _LIST = ("/", "the list of studies")
 
 
 def _back(request: Request) -> tuple[str, str]:
-    """Where a refusal leads back to, by the address that was refused."""
+    """The link back for a refused address."""
     reference = request.path_params.get("reference")
     if request.url.path.startswith(STUDY.path):
         return (CAMPAIGN if request.url.path.startswith(CAMPAIGN.path) else STUDY).form
@@ -163,8 +163,8 @@ def _back(request: Request) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Services:
-    """What the page asks others to do. ensure_daemon: starts the daemon unless it runs. drafting, goals: draft and start studies and
-    campaigns. ask: servers how they are.
+    """Services that the page depends on. ensure_daemon: starts the daemon unless it runs. drafting, goals: draft and start studies
+    and campaigns. ask: asks servers for their status.
     """
 
     ensure_daemon: Callable[[], None]
@@ -174,7 +174,7 @@ class Services:
 
 
 def create_app(home: Home, access: Access, sheets: Sheets, tracking: Tracking, services: Services) -> Guard:
-    """The application behind its guard."""
+    """The application, wrapped in its guard."""
     renderer = Renderer()
     pages = Pages(home, access, sheets, tracking, renderer)
     campaigns = CampaignPages(home, access, CampaignSheets(home, sheets), renderer, services.ensure_daemon)

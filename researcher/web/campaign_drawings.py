@@ -1,6 +1,6 @@
 """Two drawings of a campaign as inline SVG: its studies along the budget, and its effects. Colours come from the style sheet.
 
-Explorations and confirmations differ in colour and in shape, so that they are told apart without colour.
+Explorations and confirmations differ in colour and in shape, so that readers can distinguish them without colour.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _LEFT, _RIGHT = 118, 12
 _ROW, _AXIS = 24, 30
 _EFFECT_ROW = 40
 _LONGEST = 58
-"""Letters of a label that fit on a narrow screen, too."""
+"""Longest label, in characters, that also fits on a narrow screen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EffectRow:
-    """An effect with its interval. verdict: of a confirmation, else ""."""
+    """An effect with its interval. verdict: set for a confirmation, else ""."""
 
     seq: int
     text: str
@@ -45,7 +45,7 @@ class EffectRow:
 
 
 def timeline(bars: Sequence[Bar], *, left: float, reserved: float, in_seconds: bool) -> str:
-    """One bar per study, one after the other along what they spent; then what is left, its reserved part at the end."""
+    """Draw one bar per study, in sequence, as wide as its spending; then the rest of the budget, with its reserved part at the end."""
     spent = sum(bar.spent for bar in bars)
     end = spent + left
     if end <= 0:
@@ -80,7 +80,7 @@ def timeline(bars: Sequence[Bar], *, left: float, reserved: float, in_seconds: b
 
 
 def effects(rows: Sequence[EffectRow], margin: float, metric: str) -> str:
-    """Treatment minus baseline with its interval, one row each; the band within the margin is shaded. Empty without effects."""
+    """Draw one row per effect: treatment minus baseline with its interval. The margin's band is shaded. Empty without effects."""
     if not rows:
         return ""
     reach = [value for row in rows for value in (row.low, row.diff, row.high)]
@@ -100,7 +100,7 @@ def effects(rows: Sequence[EffectRow], margin: float, metric: str) -> str:
 
 
 def _effect(row: EffectRow, top: float, x: Scale) -> list[str]:
-    """A filled dot on a solid line confirms, a hollow one on a dashed line explores."""
+    """One row. A confirmation is a filled dot on a solid line, an exploration a hollow dot on a dashed line."""
     at, said = top + 27, f"{row.seq}. {row.text}"
     words = row.verdict or ("no verdict" if row.confirms else "explored")
     numbers = f"{said}: {row.diff:+.3g} [{row.low:+.3g}, {row.high:+.3g}], {words}"
@@ -118,7 +118,7 @@ def _role(confirms: bool) -> str:
 
 
 def _unit(seconds: float) -> tuple[float, str]:
-    """Seconds in a unit of the axis, and its name."""
+    """The axis' unit for so long a time: its length in seconds, and its name."""
     if seconds >= 2 * 86_400:
         return 86_400.0, "days of trials"
     if seconds >= 2 * 3600:
@@ -131,7 +131,7 @@ def _amount(value: float, in_seconds: bool) -> str:
 
 
 def _box(x: float, y: float, width: float, kind: str, said: str) -> str:
-    """At least a visible sliver."""
+    """A bar that is at least wide enough to be seen."""
     place = f'x="{x:.1f}" y="{y:.1f}" width="{max(width, 1.5):.1f}" height="{_ROW - 8}"'
     return f'<rect class="{kind}" {place}><title>{escape(said)}</title></rect>'
 

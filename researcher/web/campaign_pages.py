@@ -1,4 +1,4 @@
-"""The campaigns' routes: decode, call, encode. What people do to a campaign is `researcher.campaign.people`'s."""
+"""The campaigns' routes: decode, call, encode. `researcher.campaign.people` carries out people's actions."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _MINUTE_S = 60.0
 
 
 def campaign_at(reference: str) -> tuple[str, str]:
-    """The campaign's page as a place to go back to."""
+    """The link back to a campaign's page: path and text."""
     return f"/campaigns/{quote(reference)}", "the campaign"
 
 
 class CampaignPages:
-    """What the campaigns' routes call. ensure_daemon: starts the daemon unless it runs."""
+    """The handlers of the campaigns' routes. ensure_daemon: starts the daemon unless it runs."""
 
     def __init__(
         self, home: Home, access: Access, sheets: CampaignSheets, renderer: Renderer, ensure_daemon: Callable[[], None]
@@ -42,7 +42,7 @@ class CampaignPages:
         self._ensure_daemon = ensure_daemon
 
     def add_routes(self, app: FastAPI) -> None:
-        """Under /campaigns."""
+        """Add the routes under /campaigns."""
         get: dict[str, Any] = {"methods": ["GET"], "response_model": None}
         post: dict[str, Any] = {"methods": ["POST"], "response_model": None}
         one = "/campaigns/{reference}"
@@ -55,14 +55,14 @@ class CampaignPages:
         app.add_api_route(f"{one}/amend", self.amend, **post)
         app.add_api_route(f"{one}/carry", self.carry, **post)
 
-    # -- to look at ---------------------------------------------------------------------------------------------------
+    # -- reading ------------------------------------------------------------------------------------------------------
 
     def campaigns(self, request: Request) -> Response:
-        """The list."""
+        """The list of campaigns."""
         return self._page(request, "campaigns", campaigns=self._sheets.campaigns())
 
     def campaign(self, request: Request, reference: str) -> Response:
-        """One campaign, by its id, the beginning of it, or `latest`."""
+        """One campaign, by its id, a prefix of it, or `latest`."""
         campaign_id = self._home.store.campaigns.resolve(reference)
         if campaign_id != reference:
             return RedirectResponse(f"/campaigns/{campaign_id}", 307)
@@ -77,20 +77,20 @@ class CampaignPages:
         )
 
     def report(self, reference: str) -> Response:
-        """The report as it was written."""
+        """The report as written."""
         campaign_id = self._home.store.campaigns.resolve(reference)
         folder = self._home.studies / campaign_id
         return report_file(folder, f"{campaign_id} has no report yet; it is written when its first study has ended")
 
-    # -- to decide ----------------------------------------------------------------------------------------------------
+    # -- deciding -----------------------------------------------------------------------------------------------------
 
     def tell(self, request: Request, reference: str, form: Form) -> Response:
-        """Words for the next decision."""
+        """Leave a message for the next decision."""
         campaign_id = self._asked(request, reference, form)
         said = words(form, "words", "say something: the next decision quotes it")
         leave: list[str] | None = people.names_in(form.get("leave", ""))
         if leave == people.names_in(form.get("left_alone", "")):
-            leave = None  # as the page showed it, whatever others have said since
+            leave = None  # the form did not change the list, so keep what others may have changed since
         try:
             people.tell(self._home.store, campaign_id, said, person(form), leave=leave)
         except SpecRefused as error:
@@ -98,7 +98,7 @@ class CampaignPages:
         return self._changed(campaign_id)
 
     def study(self, request: Request, reference: str, form: Form) -> Response:
-        """Ask for a study."""
+        """Request a study."""
         campaign_id = self._asked(request, reference, form)
         text = words(form, "text", "write what is compared, in YAML: compare: {FACTOR: {levels: [A, B]}}")
         said = words(form, "words", "say what you expect of it: this becomes its hypothesis")
@@ -110,7 +110,7 @@ class CampaignPages:
         return self._changed(campaign_id)
 
     def answer(self, request: Request, reference: str, form: Form) -> Response:
-        """Approve the study that waits, or veto the one that waits or runs; the form names its decision."""
+        """Approve the waiting study, or veto the waiting or running one. The form names its decision."""
         campaign_id = self._asked(request, reference, form)
         verdict, said, by = form.get("verdict", ""), form.get("words", ""), person(form)
         if verdict not in ("approve", "veto"):
@@ -127,7 +127,7 @@ class CampaignPages:
         return self._changed(campaign_id)
 
     def amend(self, request: Request, reference: str, form: Form) -> Response:
-        """New limits of the budget."""
+        """Change the limits of the budget."""
         campaign_id = self._asked(request, reference, form)
         minutes = amount(form, "minutes")
         given = {
@@ -146,7 +146,7 @@ class CampaignPages:
         return self._changed(campaign_id)
 
     def carry(self, request: Request, reference: str, form: Form) -> Response:
-        """Pause, stop, or go on."""
+        """Pause, stop or resume."""
         campaign_id = self._asked(request, reference, form)
         store, what = self._home.store, form.get("what", "")
         if what == "pause":
@@ -163,7 +163,7 @@ class CampaignPages:
         return self._changed(campaign_id)
 
     def _asked(self, request: Request, reference: str, form: dict[str, str]) -> str:
-        """The campaign that a form of this session is about."""
+        """Check the form's token; returns the id of the campaign."""
         check(self._access, request, form)
         return self._home.store.campaigns.resolve(reference)
 

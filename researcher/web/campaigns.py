@@ -1,4 +1,4 @@
-"""Content of the campaigns' pages: their list, and one campaign. What a campaign found is `researcher.campaign.report`'s to say."""
+"""Content of the campaigns' pages: the list, and one campaign. `researcher.campaign.report` provides a campaign's results."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ class CampaignLine:
     record: CampaignRecord
     studies: int
     asks: bool
-    """A person is waited for."""
+    """Whether the campaign waits for a person."""
     unattended: str
-    """Who will continue a campaign that nobody works on, else ""."""
+    """Who will continue a campaign that has no worker; else ""."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EffectsPart:
-    """Effects on one instrument. on: its name where the campaign has several, else ""; left_out: earlier ones."""
+    """Effects on one instrument. on: its name if the campaign has several, else "". left_out: number of earlier effects not drawn."""
 
     on: str
     drawing: str
@@ -47,18 +47,18 @@ class EffectsPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CampaignSheet:
-    """All of one campaign's page."""
+    """All content of one campaign's page."""
 
     page: CampaignPage
     worker: str
     asks: str
-    """What a person is waited for: `approval` of the newest decision's study, or `words`; else ""."""
+    """What the campaign needs from a person: `approval` of the newest decision's study, or `words`; else ""."""
     study_waits: bool
-    """Whether the newest decision's study has not ended, so that it can be vetoed."""
+    """Whether the newest decision's study can be vetoed because it has not ended."""
     testing: str
-    """The hypothesis of that study; "" where there is none."""
+    """The hypothesis of that study; "" if it has none."""
     files: list[tuple[str, str]]
-    """Of the instrument that waits for a person's word: names and texts."""
+    """Names and texts of the files of a new instrument that waits for approval."""
     next: Step | None
     """The newest decision."""
     earlier: list[Step]
@@ -67,30 +67,30 @@ class CampaignSheet:
     axis: str
     """What the timeline's axis counts: `wall time` or `trials`."""
     effects: list[EffectsPart]
-    """For each instrument with effects."""
+    """One part for each instrument with effects."""
     spending: list[SpendingPart]
     said: list[CampaignEvent]
-    """Newest first."""
+    """Messages from people, newest first."""
     reported: bool
     can_resume: bool
     example: str
-    """A study that may be asked for, in YAML."""
+    """An example of a study that a person may request, in YAML."""
     left_alone: str
-    """Factors that people want to stay as they are."""
+    """Factors that people want to keep fixed."""
     acts_on_words: bool
-    """Whether an LLM leads it."""
+    """Whether an LLM leads the campaign, so that it can act on messages."""
 
     @property
     def record(self) -> CampaignRecord:
         return self.page.record
 
     def fate(self, branch: Branch) -> str:
-        """Of a hypothesis; `being tested` while its study is not over."""
+        """The fate of a hypothesis; `being tested` while its study is not over."""
         return "being tested" if branch.hypothesis.id == self.testing else branch.fate
 
 
 class CampaignSheets:
-    """Reads for any number of threads."""
+    """Reads the content of pages. Thread-safe."""
 
     def __init__(self, home: Home, sheets: Sheets) -> None:
         self._home = home
@@ -98,17 +98,17 @@ class CampaignSheets:
         self._sheets = sheets
 
     def campaigns(self) -> list[CampaignLine]:
-        """Newest first."""
+        """The list of campaigns, newest first."""
         return self._sheets.shared(
             "list of campaigns", lambda: [self._line(each) for each in self._store.campaigns.all()]
         )
 
     def campaign(self, campaign_id: str) -> CampaignSheet:
-        """Raises: NotFound."""
+        """One campaign. Raises: NotFound."""
         return self._sheets.shared(campaign_id, lambda: self._campaign(campaign_id))
 
     def forget(self, campaign_id: str) -> None:
-        """Drop readings of this campaign, as it was just changed here."""
+        """Drop cached readings of this campaign, because we just changed it."""
         self._sheets.forget(campaign_id)
 
     def _line(self, record: CampaignRecord) -> CampaignLine:
@@ -151,7 +151,7 @@ class CampaignSheets:
         )
 
     def _unattended(self, record: CampaignRecord, asks: bool) -> str:
-        """Who goes on with a campaign that nobody works on; "" where that is no question."""
+        """Who will continue a campaign that has no worker; "" if it needs nobody."""
         if record.status.ended or self._home.worker(record.id):
             return ""
         return of_campaign(self._home, record, asks=asks).text
@@ -161,7 +161,7 @@ _MOST_EFFECTS = 40
 
 
 def _files(events: Sequence[CampaignEvent], newest: Step | None) -> list[tuple[str, str]]:
-    """Of the instrument that was written for the newest decision."""
+    """Files of the instrument that was written for the newest decision."""
     if newest is None:
         return []
     making = Making.of(events, newest.decision.seq)
@@ -176,7 +176,7 @@ def _example(page: CampaignPage) -> str:
 
 
 def _effects(view: View) -> EffectsPart:
-    """Every effect on one instrument so far, in the order of the decisions: another's has its own margin and metric."""
+    """All effects on one instrument so far, in the order of decisions. Instruments have separate margins and metrics."""
     rows = [
         EffectRow(
             seq=study.seq,
@@ -198,7 +198,7 @@ def _effects(view: View) -> EffectsPart:
 
 
 def _counts_trials(page: CampaignPage) -> bool:
-    """Whether the budget is given in trials alone."""
+    """Whether the budget limits only trials, not wall time."""
     return page.seen.left.wall_s is None
 
 
@@ -219,7 +219,7 @@ def _timeline(page: CampaignPage) -> str:
 
 
 def _spending(page: CampaignPage) -> list[SpendingPart]:
-    """Every limit: what is spent of it, left, and reserved for confirmations."""
+    """For every limit: the amounts spent, left, and reserved for confirmations."""
     left, studies = page.seen.left, page.seen.studies
     calls = page.calls
     llm_tokens = sum(call["prompt_tokens"] + call["completion_tokens"] for call in calls)
@@ -246,7 +246,7 @@ def _number(value: float) -> str:
 
 
 def _can_resume(record: CampaignRecord, owner: str | None) -> bool:
-    """Whether it rests for a reason that `resume` ends: it was paused or stopped, it failed, or no daemon is to carry it."""
+    """Whether `resume` can continue it: it was paused or stopped, it failed, or it has neither a worker nor a daemon."""
     if record.status.ended:
         return record.status is not CampaignStatus.DONE
     asked = record.pause_requested or record.stop_requested

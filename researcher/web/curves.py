@@ -1,6 +1,6 @@
-"""Learning curves as inline SVG: a small one for each trial, a large one for all. Colours come from the style sheet.
+"""Learning curves as inline SVG: a small one for each trial, and a large one for all trials. Colours come from the style sheet.
 
-Numbers only go in; the one text is an arm's name, escaped.
+The input is numbers; the only text is an arm's name, which is escaped.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from researcher.report.records import mean_curve
 
 CURVE, HELD_OUT = "reward_mean", HELDOUT_REWARD
 COLOURS = 6
-"""Colours of the style sheet; they repeat for further arms."""
+"""Number of colours in the style sheet. Further arms reuse them."""
 _MOST_POINTS = 120
 _SMALL = (120, 26)
 _WIDTH, _HEIGHT = 720, 250
@@ -23,7 +23,7 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 10, 10, 36
 
 
 def small(line: Line, colour: int) -> str:
-    """The shape of one curve, with a dot at its newest point. Empty before the first point."""
+    """One small curve, with a dot at its newest point. Empty before the first point."""
     if not line:
         return ""
     points = _thinned(line)
@@ -40,9 +40,9 @@ def small(line: Line, colour: int) -> str:
 
 
 def large(trials: Sequence[TrialRecord], colours: Mapping[str, int], steps: int) -> str:
-    """Single seeds thin, the mean of an arm's finished ones bold, rings for interim evaluations. Empty before the first point.
+    """Draw thin lines for seeds, bold ones for the mean of an arm's finished trials, rings for interim evaluations.
 
-    steps: the axis' least end.
+    Empty before the first point. steps: the axis reaches at least this far.
     """
     lines = [(trial.arm, trial.series[CURVE]) for trial in trials if trial.series.get(CURVE)]
     if not lines:
@@ -77,7 +77,7 @@ def large(trials: Sequence[TrialRecord], colours: Mapping[str, int], steps: int)
 
 
 def _thinned(line: Line) -> Line:
-    """Evenly fewer points, the newest always among them."""
+    """Thin out the points evenly; keeps the newest."""
     stride = -(-len(line) // _MOST_POINTS)
     return list(line[::-1][::stride][::-1])
 

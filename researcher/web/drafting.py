@@ -1,4 +1,4 @@
-"""Drafting a study or a campaign on the page: what has to be injected for it, and its routes."""
+"""Drafting studies and campaigns on the page: the interface to the planner, and the routes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ENGINES = ("local", "echo")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drafted:
-    """What the planner made of a topic. asks: its question, where it needs an answer first; then there is no text."""
+    """The planner's draft for a topic. asks: its question, if it needs an answer first; then there is no text."""
 
     text: str = ""
     problems: tuple[str, ...] = ()
@@ -31,7 +31,7 @@ class Drafted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """A setting that is wrong. line: of the text, from 1; None where it does not stand there."""
+    """A wrong setting. line: its line in the text, from 1; None if it is not in the text."""
 
     field: str
     line: int | None
@@ -40,7 +40,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
-    """A text as it would be carried out. problems: why it cannot be; then there is no plan."""
+    """The plan made from a text. problems: why it cannot be carried out; then there is no plan."""
 
     problems: tuple[Problem, ...] = ()
     plan: tuple[str, ...] = ()
@@ -49,31 +49,31 @@ class Checked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Places:
-    """Where trials are to run. servers: addresses; none: one is started on this machine, with `engine`."""
+    """Where trials will run. servers: addresses; if empty, one is started on this machine with `engine`."""
 
     servers: tuple[str, ...] = ()
     engine: str = "local"
 
 
 class Drafting(Protocol):
-    """The planner, and whoever carries out what it plans: studies, or campaigns."""
+    """The planner, and the service that starts its studies or campaigns."""
 
     def instruments(self) -> Sequence[str]:
-        """Names of those that are installed."""
+        """Names of the installed instruments."""
 
     def draft(self, topic: str, instrument: str | None, answers: Sequence[str]) -> Drafted:
-        """Ask the planner. answers: to its earlier questions. Raises: PlanningRefused, UsageError."""
+        """Ask the planner for a draft. answers: to its earlier questions. Raises: PlanningRefused, UsageError."""
 
     def check(self, text: str, places: Places) -> Checked:
-        """Plan and price a file's text; nothing is recorded."""
+        """Plan and price a file's text, without recording anything."""
 
     def start(self, text: str, places: Places) -> str | Checked:
-        """Record it and hand it to the daemon; returns its id, or what is wrong. Raises: UsageError for its servers."""
+        """Record the study or campaign and hand it to the daemon; returns its id, or the problems. Raises: UsageError for its servers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """What a form is for. path: of its routes; shown: path below which what was started is shown; the rest: words of the form."""
+    """A kind of form. path: prefix of its routes. shown: path prefix of started studies or campaigns. The rest: texts of the form."""
 
     name: str
     path: str
@@ -83,12 +83,12 @@ class Kind:
     file: str
     fields: str
     other: str
-    """What there is beside it, with the path of its form."""
+    """A sentence about the other kind of form. `other_path` is the path of that form."""
     other_path: str
 
     @property
     def form(self) -> tuple[str, str]:
-        """The form as a place to go back to."""
+        """The link back to the form: path and text."""
         return self.path, f"the form for a new {self.name}"
 
 
@@ -117,7 +117,7 @@ CAMPAIGN = Kind(
 
 
 class DraftPages:
-    """What the routes of one kind call."""
+    """The handlers of one kind's routes."""
 
     def __init__(self, access: Access, kind: Kind, drafting: Drafting, renderer: Renderer) -> None:
         self._access = access
@@ -126,7 +126,7 @@ class DraftPages:
         self._render = renderer.page
 
     def add_routes(self, app: FastAPI) -> None:
-        """Under the path of the kind."""
+        """Add the routes under the kind's path."""
         post: dict[str, Any] = {"methods": ["POST"], "response_model": None}
         path = self._kind.path
         app.add_api_route(path, self.look, methods=["GET"], response_model=None)
@@ -153,17 +153,17 @@ class DraftPages:
         return self._page(request, {**given, "text": drafted.text}, drafted=drafted)
 
     def check(self, request: Request, form: Form) -> Response:
-        """Is it right, and what would it cost?"""
+        """Show whether the text is valid, and its price."""
         return self._judged(request, form, self._drafting.check, 200)
 
     def start(self, request: Request, form: Form) -> Response:
-        """Begin, and go on to the page of what began."""
+        """Start it, and redirect to its page."""
         return self._judged(request, form, self._drafting.start, 400)
 
     def _judged(
         self, request: Request, form: dict[str, str], judge: Callable[[str, Places], str | Checked], unfit: int
     ) -> Response:
-        """unfit: the HTTP status where the text cannot be carried out."""
+        """The form with the check's result. unfit: the HTTP status if the text cannot be carried out."""
         check(self._access, request, form)
         try:
             found = judge(self._text(form), _places(form))
@@ -174,7 +174,7 @@ class DraftPages:
         return self._page(request, form, checked=found, status=unfit if found.problems else 200)
 
     def _text(self, form: dict[str, str]) -> str:
-        """Browsers send line ends of their own. Raises: FormRefused."""
+        """The form's text, with browsers' line ends normalised. Raises: FormRefused."""
         given = words(form, "text", f"there is no {self._kind.file} yet: draft one from a topic, or write it")
         return given.replace("\r\n", "\n") + "\n"
 

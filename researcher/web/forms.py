@@ -1,4 +1,4 @@
-"""Forms as browsers send them: read, limited, checked for the page's own token."""
+"""Reads forms sent by browsers: limits their size and checks the page's form token."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from researcher.serving import Access
 _LARGEST_FORM = 65_536
 _LONGEST_WORDS = 4_000
 _LONG = ("text", "topic")
-"""Fields that are not cut: whoever reads them has limits of their own."""
+"""Fields that are not cut, because their readers have limits of their own."""
 
 
 class FormRefused(Exception):
-    """A form that cannot be taken; the text says what to do."""
+    """The form cannot be accepted. The text says what to do."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
@@ -25,7 +25,7 @@ class FormRefused(Exception):
 
 
 async def _fields(request: Request) -> dict[str, str]:
-    """An urlencoded form; of fields that come twice the first one. Raises: FormRefused."""
+    """The fields of an urlencoded form; the first of duplicate fields wins. Raises: FormRefused."""
     if not request.headers.get("content-type", "").startswith("application/x-www-form-urlencoded"):
         raise FormRefused(415, "answers come from the page's own forms")
     body = bytearray()
@@ -44,13 +44,13 @@ Form = Annotated[dict[str, str], Depends(_fields)]
 
 
 def check(access: Access, request: Request, form: dict[str, str]) -> None:
-    """Raises: FormRefused for a form that this session's pages did not send."""
+    """Raises: FormRefused for a form that does not come from this session's pages."""
     if not access.form_fits(request.state.session, form.get("token", "")):
         raise FormRefused(403, "this form is from an earlier visit; go back, reload the page, and answer again")
 
 
 def person(form: dict[str, str]) -> str:
-    """Who sends it. Raises: FormRefused."""
+    """The sender's name. Raises: FormRefused."""
     name = " ".join(form.get("by", "").split())
     if not name:
         raise FormRefused(400, "say who you are: the answer stands in the journal with your name")
@@ -58,14 +58,14 @@ def person(form: dict[str, str]) -> str:
 
 
 def words(form: dict[str, str], name: str, missing: str) -> str:
-    """Raises: FormRefused with `missing` for an empty field."""
+    """The text of a required field. Raises: FormRefused with `missing` if it is empty."""
     if not form.get(name):
         raise FormRefused(400, missing)
     return form[name]
 
 
 def whole(form: dict[str, str], name: str) -> int | None:
-    """None for an empty field. Raises: FormRefused."""
+    """An integer, None for an empty field. Raises: FormRefused."""
     text = form.get(name, "")
     if text and not (text.isdecimal() and text.isascii() and len(text) < 10):
         raise FormRefused(400, f"{name.replace('_', ' ')} is a whole number, not {text[:40]!r}")
@@ -85,6 +85,6 @@ def amount(form: dict[str, str], name: str) -> float | None:
 
 
 def local_path(path: str) -> str:
-    """A path of this page; anything that could lead elsewhere is the list."""
+    """The path if it stays on this page's site, else the path of the list."""
     safe = path.startswith("/") and not path.startswith(("//", "/\\")) and path.isprintable()
     return quote(path) if safe else "/"

@@ -1,4 +1,4 @@
-"""Templates into answers: one look for all pages, and an ETag for browsers that ask again."""
+"""Renders templates to responses with a common layout, and ETags for polling browsers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from researcher.store.errors import NotFound
 
 _TEMPLATES = Path(__file__).parent / "templates"
 _REPORT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; sandbox; frame-ancestors 'none'"
-"""The report is a document of its own with its style inside; it runs no script and belongs to no origin."""
+"""Content security policy of the report, a self-contained document: inline style, no scripts, no origin."""
 
 
 class Renderer:
@@ -29,7 +29,7 @@ class Renderer:
         self._templates = _templates()
 
     def page(self, request: Request, template: str, *, status: int = 200, **fields: Any) -> Response:
-        """Equal content has an equal ETag, so that polling browsers get a few bytes."""
+        """Render a page. Equal content has an equal ETag, so that polling browsers receive only a few bytes."""
         text = self._templates.get_template(f"{template}.html.jinja").render(**fields)
         tag = f'"{hashlib.sha256(text.encode()).hexdigest()[:24]}"'
         if status == 200 and request.headers.get("if-none-match") == tag:
@@ -37,7 +37,7 @@ class Renderer:
         return HTMLResponse(text, status, headers={"etag": tag} if status == 200 else None)
 
     def message(self, request: Request, status: int, text: str, back: tuple[str, str]) -> Response:
-        """One sentence. back: a path of this page, and what is there."""
+        """A page with one sentence. back: path and text of the link back."""
         return self.page(request, "message", status=status, text=redact(text), back=back[0], place=back[1])
 
 
@@ -55,7 +55,7 @@ def _templates() -> Environment:
 
 
 def _sentence(text: str) -> Markup:
-    """A sentence of ours, without secrets; what stands between backticks as code."""
+    """One of our sentences as HTML, without secrets. Text between backticks becomes code."""
     parts = redact(text).split("`")
     whole = len(parts) % 2 == 1
     return Markup("").join(
@@ -65,12 +65,12 @@ def _sentence(text: str) -> Markup:
 
 
 def default_person(access: Access) -> str:
-    """What stands in the field for a name: the account, where browsers are on its machine."""
+    """Default of the name field: the user account if only browsers on this machine have access, else empty."""
     return getpass.getuser() if access.local else ""
 
 
 def report_file(folder: Path, missing: str) -> Response:
-    """The report as it was written: one file that needs nothing else. Raises: NotFound with `missing`."""
+    """The report as written: one self-contained file. Raises: NotFound with `missing`."""
     file = folder / "report.html"
     if not file.is_file():
         raise NotFound(missing)

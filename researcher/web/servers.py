@@ -1,4 +1,4 @@
-"""Swarm servers of the studies that run, as each says of itself; one that does not answer says why."""
+"""Status of the swarm servers that current studies use, or the reason why a server gives none."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from researcher.web.sheets import Sheets
 from swarm.protocol.status import ServerStatus
 
 Ask = Callable[[Sequence[str]], Sequence[ServerStatus | str]]
-"""Asks servers how they are, all at once: a status for each address, or in words why there is none."""
+"""Asks all servers concurrently for their status; returns a status by address, or in words why there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerLine:
-    """One server. studies: those that use it. status: None where it gave none, and `reason` says why."""
+    """One server. studies: those that use it. status: None if it gave none; then `reason` says why."""
 
     url: str
     given: bool
-    """A person gave its address; else it was started for a study."""
+    """Whether a person gave its address; else it was started for a study."""
     studies: list[StudyRecord]
     status: ServerStatus | None
     reason: str
 
 
 class ServerPages:
-    """What the route /servers calls."""
+    """The handler of the route /servers."""
 
     def __init__(self, home: Home, sheets: Sheets, renderer: Renderer, ask: Ask) -> None:
         self._store = home.store
@@ -41,7 +41,7 @@ class ServerPages:
         self._ask = ask
 
     def servers(self, request: Request) -> Response:
-        """Every server that a study which has not ended uses."""
+        """Every server that is used by a study which has not ended."""
         return self._page(request, "servers", servers=self._sheets.shared("servers", self._lines))
 
     def _lines(self) -> list[ServerLine]:
@@ -66,7 +66,7 @@ class ServerPages:
         ]
 
     def _used(self, study: StudyRecord) -> list[str]:
-        """Those that were given, else where its newest attempts run."""
+        """Addresses of a study's servers: the given ones, else those of its newest attempts."""
         if study.options.servers:
             return list(dict.fromkeys(url.rstrip("/") for url in study.options.servers))
         attempts = self._store.trials.attempts_of_study(study.id).values()

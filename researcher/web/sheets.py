@@ -1,6 +1,6 @@
 """Content of the page: the list of studies, and one study.
 
-Browsers that ask at once share one reading, which is at most a second old.
+Simultaneous requests share one reading, which is at most a second old.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ _FRESH_S = 1.0
 _PAGE = 50
 _JOURNAL = 40
 _KEPT = 64
-"""Readings that are kept at most."""
+"""Maximum number of cached readings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatePart:
-    """A gate that is open in the records. answer: what somebody said already, which nobody who works has met yet."""
+    """A gate that is open in the records. answer: given already, but not yet seen by a worker."""
 
     name: str
     question: list[tuple[str, str]]
     answer: Answer | None
     told: str
-    """The answer in words, and what comes next."""
+    """The answer in words, and what happens next."""
     can_amend: bool
 
 
@@ -68,9 +68,9 @@ class StudyLine:
     failed: int
     trials: int
     waits: bool
-    """For a person's word."""
+    """Whether the study waits for a person's answer."""
     unattended: str
-    """Who will continue a study that nobody works on, else ""."""
+    """Who will continue a study that has no worker; else ""."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,14 +89,14 @@ class TrialPart:
     reward: float | None
     """Mean reward of the newest step."""
     held_out: float | None
-    """Of the newest interim evaluation."""
+    """Held-out reward of the newest interim evaluation."""
     spark: str
     colour: int
     finals: list[tuple[str, float]]
 
     @property
     def rank(self) -> int:
-        """Running trials first."""
+        """Sort key: running trials first."""
         return int(self.record.status.ended or self.record.status is TrialStatus.PLANNED)
 
 
@@ -104,12 +104,12 @@ class TrialPart:
 class VerdictPart:
     record: VerdictRecord
     hypothesis: Hypothesis | None
-    """None if the newest plan does not have it."""
+    """None if the hypothesis is not in the newest plan."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpendingPart:
-    """Spending of one kind, in words. share: of the limit; None without one."""
+    """Spending of one kind, in words. share: of the limit; None without a limit."""
 
     name: str
     text: str
@@ -120,13 +120,13 @@ class SpendingPart:
 class SentinelPart:
     name: str
     state: str
-    """`invalid`, `warning`, `unchecked`, `quiet`; `waiting` before a trial is done."""
+    """`invalid`, `warning`, `unchecked`, `quiet`, or `waiting` before a trial is done."""
     findings: list[SentinelFinding]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossPart:
-    """Attempts of one arm's finished trials at episodes of one kind."""
+    """Lost attempts at episodes of one kind, over one arm's finished trials."""
 
     arm: str
     kind: Kind
@@ -137,7 +137,7 @@ class LossPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudySheet:
-    """All of one study's page. plan: None while it is being made."""
+    """All content of one study's page. plan: None during planning."""
 
     record: StudyRecord
     worker: str
@@ -145,16 +145,16 @@ class StudySheet:
     plan: Plan | None
     digest: str
     whole: bool
-    """Whether the plan still has the hash that it was frozen with."""
+    """Whether the plan still matches the hash that it was frozen with."""
     stages: list[tuple[Stage, str]]
     verdicts: list[VerdictPart]
     trials: list[TrialPart]
     arms: dict[str, int]
-    """Colours by arm, in the plan's order."""
+    """Colour numbers by arm, in the plan's order."""
     losses: list[LossPart]
     curves: str
     samples: list[SamplePart]
-    """Of each arm: of a finished trial, else of one that trains."""
+    """Sample answers: for each arm from a finished trial, else from one that trains."""
     spending: list[SpendingPart]
     sentinels: list[SentinelPart]
     decisions: list[str]
@@ -170,7 +170,7 @@ class StudySheet:
 
 @dataclass(slots=True)
 class _Kept:
-    """A reading with the lock for renewing it."""
+    """A cached reading, with the lock for renewing it."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     at: float = -_FRESH_S
@@ -181,7 +181,7 @@ Sheet = TypeVar("Sheet")
 
 
 class Sheets:
-    """Reads for any number of threads."""
+    """Reads the content of pages. Thread-safe."""
 
     def __init__(self, home: Home, clock: Clock) -> None:
         self._home = home
@@ -193,21 +193,21 @@ class Sheets:
         self._sentinels: dict[str, tuple[tuple[str, int], list[SentinelPart]]] = {}
 
     def studies(self, page: int) -> ListSheet:
-        """The newest studies first; page: from 1, beyond the last one it is the last one."""
+        """The list of studies, newest first. page: from 1; a number beyond the last page gives the last page."""
         return self.shared(f"list {page}", lambda: self._list(page))
 
     def study(self, study_id: str) -> StudySheet:
-        """Raises: NotFound."""
+        """One study. Raises: NotFound."""
         return self.shared(study_id, lambda: self._study(study_id))
 
     def forget(self, study_id: str) -> None:
-        """Drop readings of this study, as it was just changed here."""
+        """Drop cached readings of this study, because we just changed it."""
         with self._lock:
             for name in [name for name in self._kept if name == study_id or name.startswith("list ")]:
                 del self._kept[name]
 
     def shared(self, name: str, make: Callable[[], Sheet]) -> Sheet:
-        """What `make` reads, shared by all who ask under this name within a second."""
+        """The result of `make`, cached under this name for a second and shared by all requests."""
         with self._lock:
             if len(self._kept) > _KEPT:
                 self._kept.clear()
@@ -326,7 +326,7 @@ class Sheets:
         return parts
 
     def _watch(self, study_id: str, plan: Plan | None, trials: Sequence[TrialRecord]) -> list[SentinelPart]:
-        """The plan's sentinels over the finished trials; they read every series, so only when another one has finished."""
+        """Run the plan's sentinels over the finished trials. They read every series, so only when another trial has finished."""
         done = sum(trial.status is TrialStatus.DONE for trial in trials)
         if plan is None or not done:
             names = () if plan is None else plan.sentinels
@@ -359,7 +359,7 @@ def _trial(trial: TrialRecord, attempts: Sequence[AttemptRecord], plan: Plan | N
 
 
 def _losses(trials: Sequence[TrialRecord]) -> list[LossPart]:
-    """Losses of the arms whose finished trials lost any attempt."""
+    """Losses of arms with lost attempts in finished trials."""
     found = losses_by_arm(trials)
     if not any(losses_text(each) for each in found.values()):
         return []

@@ -1,4 +1,4 @@
-"""MLflow beside the page: the configured server, or one that is started when its link is first followed.
+"""MLflow for the page: the configured server, or one that we start when somebody first follows its link.
 
 Starting takes ten seconds and half a gigabyte, so it waits until somebody looks.
 """
@@ -27,13 +27,13 @@ from researcher.store.store import Store
 _log = logging.getLogger(__name__)
 START_LIMIT_S = 180.0
 MLFLOW_ENVIRON = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
-"""Nobody runs jobs there: seven processes fewer."""
+"""Turns off MLflow's job runner, which nobody uses here: seven processes fewer."""
 _LOOK_EVERY_S = 0.3
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Redirect to `url`, wait while `starting`, or give up for `reason`."""
+    """Redirect to `url`, wait while `starting`, or give up because of `reason`."""
 
     url: str | None = None
     starting: bool = False
@@ -41,8 +41,8 @@ class Link:
 
 
 class Tracking:
-    """`link` never waits for MLflow to start. port: of the one that is started, 0 for any. local: whether browsers are on
-    this machine; others could not reach what is started here, and nobody would ask them for a token.
+    """Gives links to MLflow and never waits for it to start. port: for a server that we start; 0 for any. local: whether browsers
+    are on this machine; others could not reach our server, and it would not ask them for a token.
     """
 
     def __init__(self, store: Store, *, port: int, local: bool, start_limit_s: float = START_LIMIT_S) -> None:
@@ -62,7 +62,7 @@ class Tracking:
             self._base = self._sink.tracking_uri.rstrip("/")
 
     def link(self, study_id: str, trial_key: str | None = None) -> Link:
-        """Page of a study's experiment or a trial's run. Reads only. Raises: MlflowAway."""
+        """Link to a study's experiment or a trial's run. Reads only. Raises: MlflowAway."""
         if self._base is None and not self._local:
             how = "run an MLflow server, and set MLFLOW_TRACKING_URI for all commands"
             return Link(reason=f"MLflow's own page would listen on this machine only: {how}")
@@ -74,14 +74,14 @@ class Tracking:
             return Link(url=f"{self._base}/{self._sink.page(study_id, trial_key)}")
 
     def catch_up(self) -> None:
-        """Send waiting records of studies that nobody works on; workers send their own."""
+        """Send waiting records of studies that have no worker. Workers send their own."""
         now = time.time()
         for study in self._store.studies.all():
             if living_owner(self._store, study.id, now) is None:
                 self._sink.drain(study.id)
 
     def close(self) -> None:
-        """End what was started here."""
+        """Stop the server that we started."""
         self._closed.set()
         if self.started is not None:
             self.started.join()
@@ -118,13 +118,13 @@ class Tracking:
 
 
 def mlflow_command(tracking_uri: str, port: int) -> list[str]:
-    """MLflow's own server over the records' copy, on this machine alone."""
+    """Command of MLflow's own server on the records' copy, listening on this machine only."""
     where = ["--backend-store-uri", tracking_uri, "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
     return [sys.executable, "-m", "mlflow", "ui", *where]
 
 
 def answers(url: str, server: subprocess.Popen[bytes], closed: threading.Event, limit_s: float = START_LIMIT_S) -> bool:
-    """Whether MLflow's server is up, and is ours, within the limit; not waited for any longer once `closed` is set."""
+    """Wait until MLflow's server answers; returns whether it did within the limit and is ours. Stops waiting once `closed` is set."""
     limit = time.monotonic() + limit_s
     while time.monotonic() < limit and server.poll() is None:
         with suppress(urllib.error.URLError, TimeoutError, ConnectionError), urllib.request.urlopen(url, timeout=2):
@@ -135,7 +135,7 @@ def answers(url: str, server: subprocess.Popen[bytes], closed: threading.Event, 
 
 
 def free_port(wanted: int) -> int | None:
-    """The port, or a free one for 0; None if it is taken."""
+    """The wanted port, or a free one for 0; None if it is taken."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -150,16 +150,16 @@ _GRACE_S = 15.0
 
 @contextmanager
 def child(command: Sequence[str], environ: Mapping[str, str] | None = None) -> Iterator[subprocess.Popen[bytes]]:
-    """The process, in a group of its own, which ends with all that it started when the block is left.
+    """Run the command in its own process group. Ends the whole group when the block is left.
 
-    SIGTERM leaves the block too, by SystemExit with the code that a shell gives it. Use it in the main thread.
+    SIGTERM also leaves the block, by SystemExit with the usual exit code of a shell. Use it in the main thread.
     """
     told: list[int] = []
 
     def leave(number: int, _: object) -> None:
         sys.exit(128 + number)
 
-    # Until the process is known, a signal is only remembered: else nobody would be there to end it.
+    # Only remember a signal until the process is known; else the process would be left running.
     earlier = signal.signal(signal.SIGTERM, lambda number, _: told.append(number))
     try:
         started = begin(command, environ)
@@ -176,7 +176,7 @@ def child(command: Sequence[str], environ: Mapping[str, str] | None = None) -> I
 
 
 def begin(command: Sequence[str], environ: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
-    """A child process in a group of its own, ended on exit. environ: added to ours."""
+    """Start a child process in its own group, without output; the caller has to `end` it. environ: added to ours."""
     return subprocess.Popen(
         command,
         stdout=subprocess.DEVNULL,
@@ -187,7 +187,7 @@ def begin(command: Sequence[str], environ: Mapping[str, str] | None = None) -> s
 
 
 def end(started: subprocess.Popen[bytes]) -> None:
-    """The whole group, whether or not its first process lives: by SIGTERM, and what stays by SIGKILL."""
+    """End the whole group, even if its first process is dead: SIGTERM first, SIGKILL for what stays."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with suppress(ProcessLookupError):
             os.killpg(started.pid, number)
