@@ -1,4 +1,4 @@
-"""`swarm algorithm check`: try functions of one's own before a run does."""
+"""`swarm algorithm check`: tests users' own functions before a run uses them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from swarm.engine.algorithms.checks import Check, check_function
 from swarm.protocol.algorithms import AlgorithmSpec
 
 _FIELDS = {"advantage": "name", "loss": "loss", "importance_correction": "importance_correction"}
-"""By what a function is: the field of the spec that names it."""
+"""Role of a function → the field of the spec that names it."""
 _ENDINGS = {"advantage": "advantage", "loss": "loss", "correction": "importance_correction"}
 _WORDS = {True: "ok", False: "FAILED", None: "-"}
 
 
 def check_functions(args: argparse.Namespace) -> int:
-    """Exit code 1 when a check fails."""
+    """Check the named functions. Exit code 1 if a check fails."""
     failed = False
     for name, role in _functions(args.function, args.role):
         file = args.function.partition(".py")[0] + ".py"
@@ -48,7 +48,7 @@ def _show(reference: str, role: str, found: list[Check], *, as_json: bool) -> No
 
 
 def _functions(given: str, role: str | None) -> list[tuple[str, str]]:
-    """Names of the functions that are meant, and what each is. Raises: UsageError."""
+    """Name and role of each function that `given` names. Raises: UsageError."""
     path, found, name = given.rpartition(":") if not given.endswith(".py") else (given, "", "")
     if not path.endswith(".py") or (found and not name.isidentifier()):
         raise UsageError(f"{given!r} is no FILE.py and no FILE.py:NAME")
@@ -66,7 +66,7 @@ def _functions(given: str, role: str | None) -> list[tuple[str, str]]:
 
 
 def _names(path: Path) -> list[str]:
-    """Of the public functions at the top level. Raises: UsageError."""
+    """Names of the file's public top-level functions. Raises: UsageError."""
     try:
         parsed = ast.parse(path.read_text(encoding="utf-8"), str(path))
     except OSError as error:

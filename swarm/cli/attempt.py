@@ -22,23 +22,23 @@ from swarm.protocol.episodes import EpisodeTrace
 
 @dataclass(slots=True)
 class _Attempt:
-    """What one try showed. failure: the traceback, or why there is no result."""
+    """The outcome of one try. failure: the traceback, or why there is no result."""
 
     reward: float | None = None
     failure: str | None = None
     raised: str | None = None
-    """The traceback of what the rollout raised after it had ended its episode."""
+    """The traceback of an error that the rollout raised after it had ended its episode."""
     trace: EpisodeTrace | None = None
 
 
 def try_rollout(args: argparse.Namespace) -> int:
-    """Exit code 0 when the rollout came to a reward that counts, 1 when it did not."""
+    """Try a rollout. Exit code 0 if it got a reward that counts, else 1."""
     task = task_of(args)
     try:
         rollout = load_rollout(args.rollout)
     except WorkflowFault:
         raise
-    except Exception:  # noqa: BLE001 - the module is the person's own; its traceback is what they asked to see
+    except Exception:  # noqa: BLE001 - users want to see the traceback of their own module
         attempt = _Attempt(failure=traceback.format_exc())
     else:
         attempt = asyncio.run(_try(args, rollout, task))
@@ -60,7 +60,7 @@ def try_rollout(args: argparse.Namespace) -> int:
 
 
 def _end(attempt: _Attempt) -> str:
-    """The last that is said: where the trace shows the traceback, its last line."""
+    """The closing text. If the trace already shows the traceback, only its last line."""
     if attempt.failure is None:
         return f"reward {attempt.reward:g}"
     shown = attempt.trace is not None and attempt.trace.entry.detail
@@ -70,7 +70,7 @@ def _end(attempt: _Attempt) -> str:
 def _end_with(episode: Episode, outcome: Outcome | float | None, attempt: _Attempt) -> None:
     try:
         end_with(episode, outcome)
-    except (TypeError, NoReward) as error:  # said in words: a traceback would show frames of ours alone
+    except (TypeError, NoReward) as error:  # show only the message, because the traceback has only our own frames
         attempt.failure = sendable(str(error))
         episode.abort(attempt.failure, cause=episode.blame(error))
     else:
@@ -89,7 +89,7 @@ async def _try(args: argparse.Namespace, rollout: Rollout, task: Task) -> _Attem
                     attempt.failure = "the rollout aborted its episode"
                 else:
                     _end_with(episode, outcome, attempt)
-            except Exception as error:  # noqa: BLE001 - whatever the rollout raised is what the command shows
+            except Exception as error:  # noqa: BLE001 - the command shows any error of the rollout
                 if episode.receipt is None:
                     attempt.failure = sendable(own_traceback(error))
                     episode.abort(attempt.failure, cause=episode.blame(error))

@@ -1,4 +1,4 @@
-"""Why didn't it learn? Findings over a ledger's sums, a run's steps and a few traces. Pure: asks no server, draws nothing."""
+"""Explains why a run didn't learn, from a ledger's totals, a run's steps and a few traces. Pure: calls no server, prints nothing."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from swarm.protocol.summary import LastFailure, LedgerCount, LedgerSummary
 RECENT_STEPS = 10
 TASKS_NAMED = 3
 _LOST = 0.1
-"""Report a fate or a loss from this share of episodes."""
+"""Report a fate or a loss if at least this share of episodes has it."""
 _FLAT = 0.5
-"""From this share of groups without differences on it is worth a word."""
+"""Report equal rewards if at least this share of groups has them."""
 
 ADVICE: dict[DropReason, str] = {
     DropReason.EVAL: "evaluations are never trained",
@@ -76,7 +76,7 @@ class Evidence:
 
 
 class Fate(BaseModel):
-    """So many episodes became this."""
+    """How many episodes had one fate."""
 
     name: str
     episodes: int
@@ -90,14 +90,14 @@ class Loss(BaseModel):
     cause: Cause
     episodes: int
     share: float
-    """Of all episodes."""
+    """Share of all episodes."""
     tasks: list[str] = []
-    """The few that lost the most attempts to it."""
+    """The tasks that lost the most attempts to this cause."""
     advice: str
 
 
 class ClientRecord(BaseModel):
-    """One client in one version of its code. failed: lost by its rollout, grader or limits, or by itself."""
+    """One client with one version of its code. failed: number of episodes lost by its rollout, grader or limits, or by the client."""
 
     client_id: str
     client_version: str
@@ -111,35 +111,35 @@ class Diagnosis(BaseModel):
     run_id: str | None
     step: int
     episodes: int
-    """For training; evaluations are counted by themselves."""
+    """Number of train episodes; evaluations are counted separately."""
     evaluations: int
-    """Without those that were aborted or lost."""
+    """Number of evaluations, without aborted or lost ones."""
     trained: int
-    """In steps that a checkpoint holds."""
+    """Number of episodes in steps that a checkpoint holds."""
     in_step: int
-    """In steps that none holds yet."""
+    """Number of episodes in steps that no checkpoint holds yet."""
     fates: list[Fate]
     """What became of the train episodes, most frequent first."""
     losses: list[Loss] = []
     """Who lost attempts that did not end with a reward, most first."""
     zero_variance_share: float | None
-    """Mean over the last steps: share of groups whose rewards were all equal."""
+    """Share of groups whose rewards were all equal; mean over the last steps."""
     reward_first: float | None
     reward_last: float | None
     """Mean rewards over the first and the last steps, as many as `steps_compared`."""
     steps_compared: int
     traces_read: int
     forks: dict[str, int]
-    """By cause, in the traces that were read."""
+    """Number of forks by cause, in the traces that were read."""
     calls_read: int
     clients: list[ClientRecord]
-    """Those with most failures first."""
+    """Client records, those with the most failures first."""
     findings: list[str]
-    """What stands out, in words, with what to do; what matters most comes first."""
+    """Conspicuous facts in words, with advice; the most important first."""
 
 
 def diagnose(evidence: Evidence) -> Diagnosis:
-    """Everything that the evidence says."""
+    """Diagnose a run from the evidence."""
     counts, run = evidence.summary.counts, evidence.run
     train = [count for count in counts if count.kind == "train"]
     steps = run.steps if run is not None else []
@@ -228,7 +228,7 @@ _FAILURES = (DropReason.ABORTED, DropReason.EXPIRED, DropReason.NO_CALLS)
 
 
 def _failed(count: LedgerCount) -> bool:
-    """Whether client, rollout, grader or a limit is to blame. Older servers name no cause."""
+    """Whether client, rollout, grader or a limit lost the episodes. Older servers name no cause."""
     return count.reason in _FAILURES if count.cause is None else count.cause in COUNTED
 
 
@@ -266,7 +266,7 @@ def _findings(made: Diagnosis, run: RunReport | None) -> Iterable[str]:
 
 
 def _about_steps(run: RunReport) -> Iterable[str]:
-    """What the optimiser's own numbers say."""
+    """Findings from the optimiser's metrics."""
     if run.spec.optimizer.learning_rate == 0:
         yield "the learning rate is 0: nothing can be learnt; swarm run patch --set optimizer.learning_rate=1e-5"
     last = run.steps[-1].values if run.steps else {}
@@ -291,7 +291,7 @@ def _named(client: ClientRecord) -> str:
 
 
 def diagnosis_text(made: Diagnosis, *, detail: bool = False) -> str:
-    """As a person reads it. detail: every client's last traceback whole, not only the newest."""
+    """The diagnosis as text. detail: show every client's last traceback in full, not only the newest one."""
     provisional = f"{made.in_step} in_step, " if made.in_step else ""
     lines = [
         f"run {made.run_id or '-'}  step {made.step}  {made.trained} of {made.episodes} train episodes trained, "

@@ -1,8 +1,8 @@
-"""One episode of a black-box agent: claimed, played in a room of its own, scored, ended or aborted. Holds the lease.
+"""Runs one episode of a black-box agent: claims it, runs the agent in a confined room, scores the answer, ends or aborts it.
 
-The lease stays in this process's memory. The agent gets the address of the model and a key that calls it; where the system
-can (Linux), it reaches no file, process or port that would let it end an episode. The scorer runs when the agent, with all
-that it started, is gone.
+The lease stays in this process's memory. The agent gets the model's address and a key that only calls the model. If the system
+supports it (Linux), the agent can reach no file, process or port that would let it end an episode. The scorer runs after the
+agent and all its child processes have ended.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ _EXIT_CODES = {
 }
 _OF_SERVER = frozenset({DropReason.SERVER_RESTARTED, DropReason.RUN_ENDED, DropReason.SUPERSEDED})
 _MARGIN_S = 30.0
-"""Added to the limits of agent and scorer, so that the result still reaches the server."""
+"""Time added to the limits of agent and scorer, so that the result still reaches the server."""
 
 
 @dataclass(slots=True)
 class Attempt:
-    """What became of it. status: `pooled` (to be trained), `evaluated`, `dropped` as it ended, `aborted`, or `lost` where the server had closed it
-    before."""
+    """The outcome of the episode. status: `pooled` (to be trained), `evaluated`, `dropped` at its end, `aborted`, or `lost` if the server
+    had closed it before."""
 
     task_id: str
     episode_id: str = ""
@@ -77,7 +77,7 @@ class Attempt:
 
 
 def run_episode(args: argparse.Namespace) -> int:
-    """Play one episode, and say what became of it."""
+    """Play one episode and print its outcome."""
     if not args.task:
         raise UsageError("which task? give --task ID")
     if not args.agent:
@@ -95,7 +95,7 @@ def run_episode(args: argparse.Namespace) -> int:
 
 
 class Runner:
-    """Holds the lease. Raises: UsageError for options that cannot be followed, before anything is claimed."""
+    """Runs the episode and holds its lease. Raises: UsageError for options that cannot be honoured, before it claims anything."""
 
     def __init__(self, args: argparse.Namespace, place: Path) -> None:
         self._args = args
@@ -114,7 +114,7 @@ class Runner:
         self._stop = asyncio.Event()
 
     async def run(self) -> Attempt:
-        """Raises: Refusal, ServerUnreachable when there is nothing to claim."""
+        """Run the episode. Raises: Refusal, ServerUnreachable if nothing can be claimed."""
         args, attempt = self._args, Attempt(task_id=self._args.task)
         status, open_to_all = await self._status()
         self._demand_confinement(open_to_all)
@@ -140,7 +140,7 @@ class Runner:
         return attempt
 
     async def _status(self) -> tuple[ServerStatus, bool]:
-        """The server's, and whether it answers to callers without a token."""
+        """The server's status, and whether it serves callers without a token."""
         once = Patience(connect_s=0.0, later_s=0.0)
         url = url_of(self._args)
         async with SwarmClient(url, patience=once) as anybody:
@@ -153,7 +153,7 @@ class Runner:
             return await swarm.status(), False
 
     def _demand_confinement(self, open_to_all: bool) -> None:
-        """Raises: SwarmError where the system cannot keep the agent from what ends episodes."""
+        """Check that the system can keep the agent away from the means to end episodes. Raises: SwarmError."""
         if self._args.unconfined:
             return
         version = landlock_version()
@@ -202,7 +202,7 @@ class Runner:
             _note_receipt(attempt, episode.receipt, episode)
 
     async def _claimed(self, episode: Episode, attempt: Attempt) -> bool:
-        """False where a person stopped it before it began: what was granted meanwhile is given back."""
+        """Claim the episode. False if a person stopped the command meanwhile; then a granted episode is given back."""
 
         claiming = asyncio.ensure_future(episode.__aenter__())
         stopping = asyncio.create_task(self._stop.wait())
@@ -250,7 +250,7 @@ class Runner:
         )
 
     def _judge_agent(self, attempt: Attempt, agent: ProgramEnd, relay: InferenceRelay, episode: Episode) -> None:
-        """Whether its answer is one to be scored."""
+        """Decide whether the agent's answer can be scored; if not, note who lost the attempt."""
 
         attempt.agent = agent.how
         failures, confined = [] if self._args.despite else relay.failures, bool(attempt.confined.get("files"))
@@ -264,7 +264,7 @@ class Runner:
     # -- the reward -------------------------------------------------------------------------------------------------------
 
     async def _score(self, episode: Episode, attempt: Attempt, agent: ProgramEnd) -> None:
-        """Have the answer scored, and hand the score in."""
+        """Run the scorer on the answer and report the reward."""
 
         scorer = await run_program(
             self._scorer,
@@ -303,7 +303,7 @@ class Runner:
     # -- the record -------------------------------------------------------------------------------------------------------
 
     async def _settle(self, swarm: SwarmClient, attempt: Attempt) -> None:
-        """The server's record is the truth about who lost it, where it can be asked."""
+        """Take who lost the attempt from the server's ledger, if the server can be reached."""
 
         if attempt.cause is None or not attempt.episode_id:
             return
@@ -314,7 +314,7 @@ class Runner:
 
 
 def _note_receipt(attempt: Attempt, receipt: EpisodeReceipt, episode: Episode) -> None:
-    """A result that was stored, and may have been dropped at once."""
+    """Note a stored result, which the server may have dropped at once."""
     attempt.status, attempt.reward = "evaluated" if episode.claim.kind == "eval" else "pooled", episode.reward
     if receipt.dropped is not None:
         attempt.status = "dropped"
@@ -332,7 +332,7 @@ def _note_entry(attempt: Attempt, entry: LedgerEntry) -> None:
 
 
 def score_of(said: bytes) -> dict[str, Any]:
-    """The last line of a scorer, a number or a JSON object, as `Episode.end` takes it.
+    """The last line of a scorer's output, a number or a JSON object, as arguments of `Episode.end`.
 
     Raises: ValueError, ValidationError if it is not a score.
     """

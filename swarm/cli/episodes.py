@@ -1,7 +1,7 @@
-"""`swarm episode run|claim|end|abort|renew|resolve`: episodes for agents of any make, JSON in and out.
+"""`swarm episode run|claim|end|abort|renew|resolve`: episodes for any agent, JSON in and out.
 
 Leases and api keys are secrets: they travel in files, on standard input or in the environment, never as arguments.
-Scripts branch on the exit code: 0 done, 1 failed, 2 not understood, 3 the run is over, 4 not now, 5 the lease is gone.
+Scripts branch on the exit code: 0 done, 1 failed, 2 bad usage, 3 the run is over, 4 not now, 5 the lease is gone.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FAILED, RUN_OVER, NOT_NOW, LEASE_GONE = 1, 3, 4, 5
 
 
 def claim_episode(args: argparse.Namespace) -> int:
-    """Claim, and print the grant."""
+    """Claim an episode and print the grant."""
     given = {
         "task_id": args.task,
         "run_id": args.run_id,
@@ -87,7 +87,7 @@ def abort_episode(args: argparse.Namespace) -> int:
 
 
 def resolve_episode(args: argparse.Namespace) -> int:
-    """An operator decides in place of a decider."""
+    """Decide a prepared episode as an operator, in place of the decider."""
     resolution = valid(EpisodeResolution, {"outcome": args.outcome, "reason": args.reason})
     with connect(args) as swarm:
         print(swarm.resolve(args.episode, resolution).model_dump_json())
@@ -104,7 +104,7 @@ def renew_episode(args: argparse.Namespace) -> int:
 
 
 def exit_code(error: SwarmError) -> int:
-    """What a script should know of a failure."""
+    """The exit code for an error, for scripts."""
     if isinstance(error, OverLimit):
         return RUN_OVER
     if isinstance(error, TryLater | ServerUnreachable):
@@ -125,7 +125,7 @@ def _held(args: argparse.Namespace) -> tuple[str, dict[str, Any]]:
 
 
 def _section(document: dict[str, Any], field: str) -> dict[str, Any]:
-    """What the document has under `field`, for options to add to. Raises: UsageError where it is no object."""
+    """The document's object under `field`, to which options may add. Raises: UsageError if it is not an object."""
     found = document.get(field)
     if found is not None and not isinstance(found, dict):
         raise UsageError(f"{field} must be an object, got {found!r}")
@@ -153,9 +153,9 @@ def _object(option: str, text: str) -> dict[str, Any]:
 
 
 def _exports(grant: EpisodeGrant) -> str:
-    """Shell lines. An agent that the shell starts gets what calls the model; the lease stays with the shell."""
+    """Shell lines that export the model's address and key, so that agents inherit them. The lease stays with the shell."""
     exported = variables_for_model(grant.base_url, grant.api_key)
     kept = {"SWARM_EPISODE": grant.episode_id, "SWARM_LEASE": grant.lease}
     lines = [f"export {name}={shlex.quote(value)}" for name, value in exported.items()]
-    lines.append(f"unset {' '.join(kept)}")  # one that is exported already would stay so
+    lines.append(f"unset {' '.join(kept)}")  # an already exported variable would stay exported
     return "\n".join([*lines, *(f"{name}={shlex.quote(value)}" for name, value in kept.items())])

@@ -1,4 +1,4 @@
-"""`swarm join judge|play|talk`: the manual client. A person's part in episodes, in a terminal; rewards count like any other."""
+"""`swarm join judge|play|talk`: the manual client. A person takes part in episodes in a terminal; rewards count like any others."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Part = Callable[[Session, Task], Awaitable[None]]
 
 
 def join_run(args: argparse.Namespace) -> int:
-    """Take part in a run. Exit code 0 when the person went through all tasks or left, 1 when something stopped them."""
+    """Take part in a run. Exit code 0 if the person finished all tasks or left, 1 if an error stopped them."""
     if not 0 < args.max_episode_s < math.inf or args.tasks < 1 or (args.times is not None and args.times < 1):
         raise UsageError("--max-episode-s must be positive, --tasks and --times at least 1")
     if not abs(getattr(args, "refused_reward", 0.0)) <= MOST_REWARD:
@@ -103,7 +103,7 @@ async def _joined(args: argparse.Namespace, chosen: Iterable[Task], part: Part) 
 
 
 def _part(args: argparse.Namespace, rollout: Rollout | None) -> Part:
-    """What the person does with one task. Raises: UsageError where a package is missing."""
+    """The person's activity for one task. Raises: UsageError if a package is missing."""
     if args.mode == "talk":
         return talk
     if args.mode == "judge":
@@ -125,7 +125,7 @@ def _part(args: argparse.Namespace, rollout: Rollout | None) -> Part:
 
 
 async def _all(session: Session, chosen: Iterable[Task], times: int, part: Part) -> None:
-    """Every task so many times. What is too late costs its episodes alone; a crashing rollout stops the session."""
+    """Play each task `times` times. Exceeding the time limit costs only those episodes; a crashing rollout ends the session."""
     for task in chosen:
         for _ in range(times):
             try:
@@ -137,7 +137,7 @@ async def _all(session: Session, chosen: Iterable[Task], times: int, part: Part)
                 return
             except SwarmError:
                 raise
-            except Exception as error:  # the rollout is the person's own; its traceback is what they need
+            except Exception as error:  # the rollout is the user's own, so show its traceback
                 session.person.show(f"\n{traceback.format_exc()}")
                 raise WorkflowFault("the rollout crashed; its traceback is above") from error
 
@@ -152,7 +152,7 @@ def _report(args: argparse.Namespace, session: Session) -> None:
 
 
 def _stop_on_signals() -> None:
-    """A closed terminal or a polite kill gives the open episodes back, as Ctrl-C does."""
+    """Let SIGHUP and SIGTERM give open episodes back, as Ctrl-C does."""
     task = asyncio.current_task()
     assert task is not None
     loop = asyncio.get_running_loop()

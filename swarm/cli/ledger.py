@@ -1,4 +1,4 @@
-"""`swarm ledger`: what became of each episode, page by page; with --summary, why it didn't learn."""
+"""`swarm ledger`: the outcome of each episode, page by page; with --summary, why the run didn't learn."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from swarm.protocol.summary import LedgerFields
 
 
 def show_ledger(args: argparse.Namespace) -> int:
-    """Print one line per episode, or their sum."""
+    """Print one line per episode, or a summary."""
     wanted: LedgerFields = {
         "run_id": args.run_id,
         "step": args.step,

@@ -12,7 +12,7 @@ from swarm.models.catalogue import known_names
 
 
 def get_model(args: argparse.Namespace) -> int:
-    """Fetch a model unless it is there."""
+    """Fetch a model unless it is cached."""
     logs.configure("INFO")
     found = resolve(args.name)
     print(json.dumps(document(found)) if args.json else found.path)
@@ -20,7 +20,7 @@ def get_model(args: argparse.Namespace) -> int:
 
 
 def list_models(args: argparse.Namespace) -> int:
-    """List what is cached, and what could be fetched by name."""
+    """List the cached models and those that can be fetched by name."""
     found = cached_models()
     if args.json:
         print(json.dumps({"cached": [document(model) for model in found], "known": known_names()}))

@@ -1,4 +1,4 @@
-"""What the options of several commands hold: a server, a task, a document. Tokens come from the environment or a file."""
+"""Reads options that several commands share: a server, a task, a document. Tokens come from the environment or a file."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ _TASK_FIELDS = {"id", "query", "metadata"}
 
 
 def url_of(args: argparse.Namespace) -> str:
-    """Raises: UsageError where it is no url."""
+    """The server's url. Raises: UsageError if it is not a url."""
     return checked(args.url or os.environ.get("SWARM_URL") or DEFAULT_URL)
 
 
 def checked(url: str) -> str:
-    """Raises: UsageError where it is no url."""
+    """The url, checked. Raises: UsageError if it is not a url."""
     try:
         return checked_url(url)
     except NotASwarmServer as error:
@@ -46,7 +46,7 @@ def checked(url: str) -> str:
 
 
 def token_of(args: argparse.Namespace) -> str | None:
-    """Raises: UsageError when the token file cannot be read, or what it holds is no token."""
+    """The token, if there is one. Raises: UsageError if the token file cannot be read or holds no token."""
     if args.token_file is None:
         token, place = os.environ.get("SWARM_TOKEN") or None, "SWARM_TOKEN"
     else:
@@ -69,8 +69,8 @@ def connect(
     connect_s: float = 0.0,
     later_s: float = 0.0,
 ) -> SwarmClient:
-    """A client that says at once when nobody answers. later_s: how long to wait for a server that is not ready; connect_s:
-    for one that answered before, and may be starting again."""
+    """A client that fails at once if the server does not answer. later_s: how long to wait for a server that is not ready. connect_s:
+    how long to wait for a server that has answered before and may be restarting."""
     patience = Patience(connect_s=connect_s, later_s=later_s)
     return SwarmClient(
         url_of(args), token_of(args), client_id=client_id, client_version=client_version, patience=patience
@@ -120,7 +120,7 @@ def read_document(source: str | None) -> dict[str, Any]:
         document = tomllib.loads(text) if source.endswith(".toml") else strict_json.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"{source} is not TOML: {error}") from error
-    except ValueError as error:  # also a number of thousands of digits, lists in lists in lists
+    except ValueError as error:  # also for numbers with thousands of digits, or too deep nesting
         raise UsageError(f"{_name(source)} is not JSON: {error}") from error
     if not isinstance(document, dict):
         raise UsageError(f"{_name(source)} must hold an object")
@@ -128,15 +128,15 @@ def read_document(source: str | None) -> dict[str, Any]:
 
 
 def option_json(text: str, what: str) -> Any:
-    """JSON that stands on the command line itself. what: begins the sentence where it is none. Raises: UsageError."""
+    """JSON from an argument. what: the start of the error message if it is not JSON. Raises: UsageError."""
     try:
         return strict_json.loads_plain(text)
-    except ValueError as error:  # also an integer of more than 64 bits, lists in lists in lists
+    except ValueError as error:  # also for integers of more than 64 bits, or too deep nesting
         raise UsageError(f"{what} is not JSON that a server takes: {error}") from error
 
 
 def assign(document: dict[str, Any], assignments: list[str]) -> dict[str, Any]:
-    """`document` with each `path=value` set: `optimizer.learning_rate=4e-5`. Values are JSON, else text."""
+    """`document` with each `path=value` set, such as `optimizer.learning_rate=4e-5`. Values that are not JSON are text."""
     for assignment in assignments:
         path, equals, text = assignment.partition("=")
         parts = path.split(".")
@@ -152,7 +152,7 @@ def assign(document: dict[str, Any], assignments: list[str]) -> dict[str, Any]:
 
 
 def valid(model: type[Model], document: dict[str, Any], assignments: Sequence[str] = ()) -> Model:
-    """`document` as `model`. assignments: those of `--set` that went into it.
+    """`document` as `model`. assignments: the `--set` arguments that went into it.
 
     Raises: UsageError naming each bad field, the nearest known name, and how `--set` writes a text that looks like JSON.
     """
@@ -169,7 +169,7 @@ def valid(model: type[Model], document: dict[str, Any], assignments: Sequence[st
 
 
 def _as_text(path: str, given: Mapping[str, str]) -> str:
-    """How `--set` writes a value that was read as JSON where a text belongs."""
+    """How to write a value with `--set` that was read as JSON although the field is text."""
     if path not in given:
         return ""
     return f"; write {shlex.quote(f'{path}={json.dumps(given[path])}')}"

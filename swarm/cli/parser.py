@@ -1,6 +1,6 @@
-"""The options of every `swarm` command but `serve`. Names what carries each command out, which is imported when it runs.
+"""The options of every `swarm` command except `serve`. Names each command's function, which is imported only when it runs.
 
-Standard library alone, so that `--help` is instant.
+Uses only the standard library, so that `--help` is instant.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ JOIN_MODES = {
     "play": "play the agent: accept, edit or replace the model's drafts of its turns",
     "talk": "play the world: the model's user and its tools; you say what the talk was worth",
 }
-_Commands = Any  # argparse gives its type of subparsers no public name
+_Commands = Any  # argparse has no public name for this type
 
 
 def add_commands(commands: _Commands) -> None:
-    """Each command sets `run`, the `module:function` that carries it out and answers with an exit code."""
+    """Add all commands. Each sets `run`, the `module:function` that carries it out and returns an exit code."""
     _run(commands)
     _episode(commands)
     _try(commands)

@@ -1,4 +1,4 @@
-"""`swarm replay`: make the recorded steps of a run once more with the trainer alone, and tell what comes out."""
+"""`swarm replay`: trains a run's recorded steps again with only the trainer, and shows the results."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from swarm.server.storage.replay import recorded_batch
 
 
 def replay_run(args: argparse.Namespace) -> int:
-    """Exit code 1 with --check when the weights of a checkpoint were not made again."""
+    """Replay steps. With --check: exit code 1 if the weights of a checkpoint were not reproduced."""
     if args.steps is not None and args.steps < 1:
         raise UsageError(f"--steps must be at least 1, got {args.steps}")
     run = stored_runs.find(args, args.run_id)
@@ -51,7 +51,8 @@ def replay_run(args: argparse.Namespace) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Processor:
-    """threads: of a CPU; 0: unknown, or a GPU. older: an older version trained on it, whose CPU steps MKL could sum in any order."""
+    """What computed the weights. threads: CPU threads; 0: unknown, or a GPU. older: an older version trained there, in whose CPU steps
+    MKL could add in any order."""
 
     device: Device
     threads: int = 0
@@ -62,17 +63,19 @@ class _Processor:
         return self.device + threads + (" by an older version" if self.older else "")
 
     def adds_as(self, other: _Processor) -> bool:
-        """Whether both add in the same order, as far as is known."""
+        """Whether both add numbers in the same order, as far as known."""
         threads_alike = not self.threads or not other.threads or self.threads == other.threads
         return self.device == other.device and threads_alike and not self.older and not other.older
 
 
 def _processor(run: StoredRun, wanted: Device | None) -> _Processor:
-    """What the newest checkpoint was made on, unless another device is wanted.
+    """The processor of the newest checkpoint, unless another device is wanted.
 
-    Raises: EngineError when `cuda` is wanted and cannot be had.
+    Raises: EngineError if `cuda` is wanted but not available.
     """
-    newest = max(checkpoints.steps(run.checkpoints_dir), default=0)  # none: a replay from the hosted model needs none
+    newest = max(
+        checkpoints.steps(run.checkpoints_dir), default=0
+    )  # a replay from the hosted model needs no checkpoint
     recorded = _recorded_on(run, newest) or _Processor("cpu")
     if wanted is not None:
         device = device_for(wanted)
@@ -85,16 +88,19 @@ def _processor(run: StoredRun, wanted: Device | None) -> _Processor:
 
 
 def _recorded_on(run: StoredRun, step: int) -> _Processor | None:
-    """What computed the weights of this step's checkpoint, where there is one."""
+    """The processor that computed this step's checkpoint; None if there is no checkpoint."""
     state = state_of(run.checkpoints_dir, step)
     if state is None:
         return None
-    device = state.device or "cpu"  # an older one does not say
+    device = state.device or "cpu"  # older checkpoints do not say
     return _Processor(device, state.threads or 0, older=device == "cpu" and not state.reproducible_sums)
 
 
 def _refuse_other_processors(run: StoredRun, steps: list[int], processor: _Processor) -> None:
-    """Other devices, threads and older versions add in another order: other weights would prove nothing. Raises: UsageError."""
+    """Refuse to check against another processor or an older version, which add in another order, so different weights would prove nothing.
+
+    Raises: UsageError.
+    """
     for step in steps:
         if ranks := ranks_of(run.checkpoints_dir, step):
             raise UsageError(
@@ -127,7 +133,7 @@ def _batches(run: StoredRun, from_step: int, count: int | None) -> list[TrainBat
 
 
 async def _train_again(run: StoredRun, from_step: int, batches: list[TrainBatch], processor: _Processor) -> bool:
-    """Whether a kept checkpoint holds other weights than were made."""
+    """Train the batches again. Returns whether a kept checkpoint has other weights than the replay."""
     from swarm.engine.local.checkpoints import fingerprint
 
     differs = False
@@ -148,7 +154,7 @@ async def _train_again(run: StoredRun, from_step: int, batches: list[TrainBatch]
 
 
 def _made_elsewhere(run: StoredRun, step: int, processor: _Processor) -> dict[str, str]:
-    """What computed the weights of this step's checkpoint, where it adds in another order."""
+    """The processor of this step's checkpoint, for the output, if it adds in another order."""
     if ranks_of(run.checkpoints_dir, step):
         return {"recorded_on": "verl"}
     made_on = _recorded_on(run, step) or processor
@@ -156,9 +162,9 @@ def _made_elsewhere(run: StoredRun, step: int, processor: _Processor) -> dict[st
 
 
 def _offloads(run: StoredRun, processor: _Processor) -> bool:
-    """Whether moments and first weights lie in the machine's memory: on a GPU, as the run may have needed it, where there is room.
+    """Whether moments and initial weights are kept in the machine's memory: on a GPU if there is room, as the run may have needed it.
 
-    A step is the same either way where the same tokens are computed at once. How many fit depends on it, as on the card.
+    This does not change a step if the same tokens are computed at once, but it affects how many tokens fit, as the GPU does.
     """
     if processor.device != "cuda":
         return False
@@ -171,7 +177,7 @@ def _offloads(run: StoredRun, processor: _Processor) -> bool:
 
 @asynccontextmanager
 async def _opened(run: StoredRun, from_step: int, scratch: Path, processor: _Processor) -> AsyncIterator[LocalTrainer]:
-    """A trainer that stands where the run stood at this step. It reads the run's checkpoint and writes none."""
+    """A trainer in the run's state at this step. It reads the run's checkpoint and writes none."""
     trainer = LocalTrainer(
         run.model,
         log_path=scratch / "trainer.log",

@@ -29,18 +29,18 @@ _COLUMNS = (
     ("step_s", "seconds", ".1f"),
 )
 _RESTART_S = 60.0
-"""So long may the server be away while somebody looks on: a server that starts again goes on with its run."""
+"""How long the server may be away while a command watches it: a restarted server continues its run."""
 
 
 def _warn(args: argparse.Namespace, report: RunReport) -> None:
-    """Beside the answer; in JSON it stands in the report."""
+    """Print the report's notes to standard error. With JSON output they are in the report itself."""
     if not args.json:
         for note in report.notes:
             print(f"warning: {note}", file=sys.stderr)
 
 
 def exit_code(error: SwarmError) -> int:
-    """A spec that the server refuses is as much the command line's fault as one that is refused here."""
+    """The exit code for an error. A spec that the server refuses counts as bad usage, like one that is refused here."""
     return 2 if isinstance(error, InvalidSpec) else 1
 
 
@@ -65,7 +65,7 @@ def start_run(args: argparse.Namespace) -> int:
 
 
 def _with_texts(algorithm: dict[str, Any]) -> dict[str, Any]:
-    """The algorithm with the texts of the functions that it names. Raises: UsageError."""
+    """The algorithm with the source of the functions that it names. Raises: UsageError."""
     try:
         return with_sources(algorithm)
     except SourceFault as error:
@@ -73,7 +73,7 @@ def _with_texts(algorithm: dict[str, Any]) -> dict[str, Any]:
 
 
 def show_status(args: argparse.Namespace) -> int:
-    """Server, run and steps; with --watch, steps as they come."""
+    """Show server, run and steps; with --watch, steps as they come."""
     with connect(args) as swarm:
         status = swarm.status()
         run_id = args.run_id or status.latest_run_id
@@ -117,7 +117,7 @@ def patch_run(args: argparse.Namespace) -> int:
 
 
 def stop_run(args: argparse.Namespace) -> int:
-    """Ask for a stop. With --wait: exit code 1 when the engine failed before the run had ended."""
+    """Request a stop. With --wait: exit code 1 if the engine failed before the run ended."""
     with connect(args) as swarm:
         report = swarm.stop_run(args.run_id or swarm.current_run_id())
         if args.wait:
@@ -146,7 +146,7 @@ def restore_run(args: argparse.Namespace) -> int:
 
 
 def _going_on(swarm: SwarmClient, step: int) -> str:
-    """The run to restore where none is named: the one that is going on, never a stopped one. Raises: NotFound."""
+    """The run to restore if none is named: the current one, never a stopped one. Raises: NotFound."""
     status = swarm.status()
     if status.run_id is None:
         name = status.newest_run_id or "RUN"
@@ -166,7 +166,7 @@ def quarantine_version(args: argparse.Namespace) -> int:
 
 
 def _unseen(report: RunReport, client_version: str) -> str:
-    """Words for a version that is quarantined before any episode came with it: it may be misspelt."""
+    """A note for a quarantined version that no episode has had yet, because it may be misspelt."""
     seen = list(dict.fromkeys(version.client_version for version in report.versions))
     if client_version in seen:
         return ""
@@ -174,7 +174,7 @@ def _unseen(report: RunReport, client_version: str) -> str:
 
 
 def _over(report: RunReport, key: str) -> SwarmError:
-    """The key was used before, and its run has ended."""
+    """The error for a key whose run has already ended."""
     reason = f" ({report.reason})" if report.reason else ""
     detail = (
         f"the run of key {key!r} is over and does not run again: {report.run_id} is {report.status}{reason}, at step "
@@ -185,12 +185,12 @@ def _over(report: RunReport, key: str) -> SwarmError:
 
 
 def _looking_on(args: argparse.Namespace) -> SwarmClient:
-    """A client that bears with a server which starts again."""
+    """A client that waits for a restarting server."""
     return connect(args, connect_s=_RESTART_S, later_s=_RESTART_S)
 
 
 def _released(args: argparse.Namespace, report: RunReport) -> RunReport:
-    """The run, as soon as its server is free for another, or can do no more for it. Says on standard error what it waits for."""
+    """Wait until the run's server is free for another run or can do nothing more. Prints to standard error what it waits for."""
     said, limit_s = "", report.spec.limits.drain_limit_s
     with _looking_on(args) as swarm:
         for status in swarm.statuses():
@@ -207,7 +207,7 @@ def _released(args: argparse.Namespace, report: RunReport) -> RunReport:
 
 
 def _watch(args: argparse.Namespace, run_id: str, since_step: int) -> int:
-    """Print steps as they are made until the run ends. Exit code 0 when it is complete, else 1."""
+    """Print steps as they come until the run ends. Exit code 0 if it is complete, else 1."""
     if not args.json:
         print(_heading(), flush=True)
     report, shown = None, list[str]()
@@ -231,7 +231,7 @@ def _watch(args: argparse.Namespace, run_id: str, since_step: int) -> int:
 def _gone_on(
     swarm: SwarmClient, run_id: str, since_step: int, before: RunReport | None
 ) -> tuple[RunReport, list[StepMetrics]]:
-    """The run, and its steps after `since_step` that were not there before; after a restore also those that were made again."""
+    """The run and its new steps after `since_step`; after a restore, also the steps that were trained again."""
     report = swarm.run(run_id, since_step if before is None else max(since_step, before.step))
     if before is None or report.branch == before.branch:
         return report, report.steps
@@ -271,14 +271,14 @@ def _families(by_mix: dict[str, MixStatus]) -> list[str]:
 
 
 def _versions(versions: list[VersionReport]) -> list[str]:
-    """One line per client version, as soon as there is something to compare or to say."""
+    """One line per client version, if there is anything to compare or report."""
     if len(versions) < 2 and not any(version.quarantined for version in versions):
         return []
     return [_version_line(version) for version in versions]
 
 
 def _checkpoints(kept: list[CheckpointReport]) -> list[str]:
-    """One line about those that are kept."""
+    """One line about the kept checkpoints."""
     named = [f"{one.step}{_held_out(one)}" for one in kept]
     return [f"checkpoints: {', '.join(named)}"] if named else []
 

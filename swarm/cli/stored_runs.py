@@ -1,4 +1,4 @@
-"""A run as its server's state directory holds it: `swarm chat` and `swarm models export` need no server.
+"""Reads runs from a server's state directory, so that `swarm chat` and `swarm models export` need no server.
 
 A checkpoint is named `RUN`, `RUN@STEP` or `RUN@best`.
 """
@@ -40,12 +40,12 @@ class NoSuchRun(SwarmError):
 
 
 class NoWeights(SwarmError):
-    """The run was of the echo engine, which has no model."""
+    """The run used the echo engine, which has no model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredRun:
-    """A run and the model that it began with. specs: by config version."""
+    """A run and the model that it started from. specs: by config version."""
 
     state_dir: Path
     row: RunRow
@@ -54,7 +54,7 @@ class StoredRun:
 
     @property
     def spec(self) -> RunSpec:
-        """In force last."""
+        """The newest spec."""
         return self.specs[max(self.specs)]
 
     @property
@@ -62,7 +62,7 @@ class StoredRun:
         return self.state_dir / "runs" / self.row.run_id
 
     def reader(self) -> Reader:
-        """The server's records; close it."""
+        """A reader of the server's records. The caller must close it."""
         return _reader(self.state_dir)
 
     def step_called(self, wanted: str | None) -> int:
@@ -95,20 +95,20 @@ class StoredRun:
         return best.step
 
     def checkpoint(self, step: int) -> Checkpoint | None:
-        """Verified. None: step 0, the hosted model itself. Raises: EngineError."""
+        """The verified checkpoint; None for step 0, the hosted model itself. Raises: EngineError."""
         from swarm.engine.local.checkpoints import read
 
         return read(self.checkpoints_dir, step) if step else None
 
 
 def split(text: str) -> tuple[str, str | None]:
-    """`RUN` or `RUN@STEP`."""
+    """Split `RUN` or `RUN@STEP` into run and step."""
     run, at, step = text.partition("@")
     return run, step if at else None
 
 
 def find(args: argparse.Namespace, run: str | None) -> StoredRun:
-    """The run with this id; None or `latest`: the newest one of the only server there is. Raises: NoSuchRun, UsageError."""
+    """The run with this id; None or `latest`: the newest run, if there is only one server. Raises: NoSuchRun, UsageError."""
     found: list[tuple[Path, RunRow]] = []
     for state_dir in _state_dirs(args):
         reader = _reader(state_dir)
@@ -174,7 +174,7 @@ def _model(args: argparse.Namespace, state_dir: Path) -> ModelFolder:
 
 
 def chat_with(args: argparse.Namespace) -> int:
-    """One answer, or a conversation until the person ends it."""
+    """Print one answer, or hold a conversation until the person ends it."""
     if args.json and args.once is None:
         raise UsageError("--json goes with --once")
     run_id, wanted = split(args.run_at)

@@ -1,4 +1,4 @@
-"""`swarm top`: servers, live: phase, step, pool, clients, rates, last errors, learning curve. `--once` prints them as text."""
+"""`swarm top` shows servers live: phase, step, pool, clients, rates, last errors, learning curve. `--once` prints them as text."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from swarm.protocol.status import ServerStatus, StepMetrics
 from swarm.protocol.summary import LastFailure, LedgerSummary
 
 LEAST_PAUSE_S = 0.5
-"""Between two looks, however fast the server changes."""
+"""Shortest pause between two updates, however fast the server changes."""
 SUMMARY_EVERY_S = 3.0
 SUMMARY_SHARE = 0.05
-"""Of the server's time that may be spent on adding up its ledger for this watcher."""
+"""Share of the server's time that this watcher's ledger summaries may take."""
 RETRY_S = 2.0
 WAIT_S = 5.0
 STEPS_KEPT = 500
@@ -40,7 +40,7 @@ Row = tuple[str, ...]
 
 
 def watch_servers(args: argparse.Namespace) -> int:
-    """Until q is pressed. With --once: exit code 1 when a server could not be reached."""
+    """Watch servers until q is pressed. With --once: exit code 1 if a server could not be reached."""
     urls = [checked(url) for url in args.urls] or [url_of(args)]
     if args.json and not args.once:
         raise UsageError("--json goes with --once")
@@ -82,7 +82,7 @@ async def _watches(args: argparse.Namespace, urls: list[str], stack: AsyncExitSt
 
 
 class ServerView(BaseModel):
-    """One server as it is now. error: why it cannot be seen; the rest is then as it was last."""
+    """One server's current state. error: why it cannot be read; the other fields then hold their last values."""
 
     url: str
     error: str | None = None
@@ -94,16 +94,16 @@ class ServerView(BaseModel):
     steps_wanted: int | None = None
     config_version: int | None = None
     branch: int | None = None
-    """Of the run: a restore begins a new one."""
+    """The run's branch; a restore begins a new one."""
     notes: list[str] = []
-    """What the owner of the run should know of its spec."""
+    """Remarks on the spec for the owner of the run."""
     steps: list[StepMetrics] = []
-    """The newest of the run, ascending."""
+    """The newest steps of the run, ascending."""
     clients: list[ClientRecord] = []
     failures: list[LastFailure] = []
-    """The last one of each client and version, newest first."""
+    """The last failure of each client and version, newest first."""
     closed: int = 0
-    """Episodes of the run that are not running any more."""
+    """Number of the run's episodes that are no longer running."""
     episodes_per_s: float | None = None
 
     @property
@@ -113,7 +113,7 @@ class ServerView(BaseModel):
 
 
 class Watch:
-    """One server, followed. The client should not be patient: a server that is away is shown as away."""
+    """Follows one server. The client should have no patience, so that an unreachable server is shown as such."""
 
     def __init__(self, swarm: SwarmClient) -> None:
         self._swarm = swarm
@@ -126,7 +126,7 @@ class Watch:
         return self._swarm.url
 
     async def now(self) -> ServerView:
-        """One look; an unreachable server is a view with its error."""
+        """The current view; for an unreachable server, a view with the error."""
         try:
             await self._take(await self._swarm.status())
         except SwarmError as error:
@@ -134,7 +134,7 @@ class Watch:
         return self._view
 
     async def views(self) -> AsyncIterator[ServerView]:
-        """The server as it is, and again after each change, for ever."""
+        """The current view, and a new one after each change, for ever."""
         clock = self._swarm.clock
         while True:
             yield await self.now()
@@ -157,7 +157,9 @@ class Watch:
         if run_id is not None:
             steps = before.steps
             report = await self._swarm.run(run_id, steps[-1].step if steps else 0)
-            if steps and report.branch != before.branch:  # which of them still stand is for the server to say
+            if (
+                steps and report.branch != before.branch
+            ):  # after a restore, ask the server again which steps are still valid
                 steps, report = [], await self._swarm.run(run_id)
             changed |= {
                 "run_id": run_id,
@@ -195,7 +197,7 @@ class Watch:
 
 
 def server_text(view: ServerView) -> str:
-    """Everything, as `swarm top --once` prints it."""
+    """The whole text of `swarm top --once`."""
     lines = [headline(view)]
     if view.error is not None:
         lines.append(f"  {view.error}")
@@ -211,7 +213,7 @@ def server_text(view: ServerView) -> str:
 
 
 def headline(view: ServerView) -> str:
-    """Where it is, what it hosts, what it is doing."""
+    """The server's url, model and phase."""
     status = view.status
     if status is None:
         return f"{view.url}  not reached yet" if view.error is None else f"{view.url}  unreachable"
@@ -246,7 +248,7 @@ def rate_line(view: ServerView) -> str:
 
 
 def standing_lines(status: ServerStatus) -> list[str]:
-    """What the run waits for, the newest hang of its engine, and the replicas that are away; empty when all is well."""
+    """What the run waits for, its engine's newest hang, and missing replicas; empty if all is well."""
     lines = []
     if (waiting := status.waiting_for) is not None:
         who = "no client plays it" if waiting.client_id is None else f"client {one_line(waiting.client_id)}"
@@ -262,7 +264,7 @@ def standing_lines(status: ServerStatus) -> list[str]:
 
 
 def clock_time(at: float) -> str:
-    """A Unix time, as a clock shows it."""
+    """A Unix time as a clock time."""
     return datetime.fromtimestamp(at, UTC).strftime("%H:%M:%S UTC")
 
 
@@ -273,7 +275,7 @@ def curve_line(view: ServerView) -> str:
 
 
 def mix_rows(view: ServerView) -> list[Row]:
-    """By family: name, running, ended, trained groups, debt."""
+    """Rows by family: name, running, ended, trained groups, debt."""
     assert view.status is not None
     return [
         (
@@ -288,7 +290,7 @@ def mix_rows(view: ServerView) -> list[Row]:
 
 
 def client_rows(view: ServerView) -> list[Row]:
-    """By client and version: episodes, mean reward, failures."""
+    """Rows by client and version: episodes, mean reward, failures."""
     return [
         (
             one_line(one.client_id),
@@ -302,7 +304,7 @@ def client_rows(view: ServerView) -> list[Row]:
 
 
 def _short(version: str) -> str:
-    """A version that is a digest by its first characters: the rest tells nobody anything."""
+    """The version, with digests cut to their first characters."""
     line = one_line(version)
     return f"{line[:VERSION_CHARS]}…" if re.fullmatch(r"[0-9a-f]{32,}", line) else line
 
@@ -318,7 +320,7 @@ def failure_lines(view: ServerView) -> list[str]:
 
 
 def sparkline(values: Sequence[float], cells: int = CELLS) -> str:
-    """Mean values of neighbours as blocks, lowest to highest."""
+    """The values as a line of blocks, each the mean of neighbouring values, scaled from lowest to highest."""
     if not values:
         return ""
     width = max(1, -(-len(values) // cells))

@@ -79,7 +79,7 @@ class Panel(Vertical):
 
 
 class Top(App[None]):
-    """Every server, as it changes."""
+    """The application: one panel per server, updated as servers change."""
 
     TITLE = "swarm top"
     BINDINGS = [Binding("q", "quit", "Quit"), Binding("n", "next", "Next server")]

@@ -86,7 +86,7 @@ def trace_text(trace: EpisodeTrace) -> str:
 
 
 def tokens_text(trace: EpisodeTrace, *, colour: bool, whole: bool = False, logprobs: bool = False) -> str:
-    """An episode as the model saw it, token by token: prompt, sampled and trained, sampled and not trained."""
+    """An episode as the model saw it, token by token, with prompt, trained and untrained tokens marked."""
     lines = _opening(trace)
     for view in views(trace):
         lines += ["", call_line(view)]
@@ -104,7 +104,7 @@ def tokens_text(trace: EpisodeTrace, *, colour: bool, whole: bool = False, logpr
 
 
 def call_line(view: CallView) -> str:
-    """What there is to know of a call beside its tokens."""
+    """One line about a call, without its tokens."""
     call = view.call
     steps = ", ".join(map(str, view.steps)) or "?"
     fork = ""
@@ -174,12 +174,12 @@ def _token_line(token: TokenView) -> str:
 
 
 class Origin(StrEnum):
-    """What a token is to training. Of these only `TRAINED` carries loss in the call it stands in."""
+    """Where a token comes from. Only `TRAINED` tokens carry loss in their call."""
 
     PROMPT = "prompt"
     """Written by the template, the agent or a person."""
     ECHOED = "echoed"
-    """Sampled by an earlier call, and trained there if at all."""
+    """Sampled by an earlier call; if trained, then there."""
     TRAINED = "trained"
     UNTRAINED = "untrained"
     """Sampled by this call, which carries no loss."""
@@ -187,19 +187,19 @@ class Origin(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenView:
-    """One token. text: "" where an earlier token shows the characters that it is a part of."""
+    """One token. text: "" if an earlier token shows the character that it is part of."""
 
     token_id: int
     text: str
     origin: Origin
     logprob: float | None = None
     step: int | None = None
-    """Of the weights that sampled it."""
+    """Step of the weights that sampled it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fork:
-    """Where a call leaves the timelines before it. call: the index of the nearest one; at: tokens shared with it."""
+    """The point where a call leaves earlier timelines. call: index of the nearest earlier call; at: number of tokens shared with it."""
 
     cause: str
     call: int | None
@@ -208,7 +208,7 @@ class Fork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallView:
-    """One call. inherited: how many tokens at its beginning are those of the call that it continues (`parent`)."""
+    """One call. inherited: number of leading tokens from the call that it continues (`parent`)."""
 
     call: RecordedCall
     tokens: list[TokenView]
@@ -220,7 +220,7 @@ class CallView:
 
     @property
     def note(self) -> str:
-        """What is to be said of its loss; empty where it is a call like any other."""
+        """A note about its loss; empty for an ordinary call."""
         if self.untrained is not None:
             return f"no loss on what it sampled: {self.untrained}"
         if self.restricted is None:
@@ -242,7 +242,7 @@ class CallView:
 
     @property
     def steps(self) -> list[int]:
-        """Of the weights that sampled it, ascending."""
+        """Steps of the weights that sampled it, ascending."""
         return sorted({span.version.step for span in self.call.versions})
 
 
@@ -281,7 +281,7 @@ def _tokens(
 
 
 def _texts(ids: Sequence[int], vocabulary: Mapping[str, str]) -> list[str]:
-    """Text by token. A character made of several tokens stands with the first of them."""
+    """The text of each token. A character made of several tokens belongs to the first of them."""
     texts = [vocabulary.get(str(token), f"[{token}]") for token in ids]
     start = 0
     while start < len(ids):
@@ -311,7 +311,7 @@ def _shared(one: Sequence[int], other: Sequence[int]) -> int:
 
 
 def page(trace: EpisodeTrace) -> str:
-    """The whole page."""
+    """The whole HTML page."""
     calls = views(trace)
     agents = list(dict.fromkeys(view.call.agent for view in calls))
     template = Template(resources.files("swarm.cli").joinpath("trace_page.html").read_text(encoding="utf-8"))

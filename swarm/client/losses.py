@@ -1,7 +1,7 @@
-"""Who lost an attempt, judged by the error that ended it, and how often its task may still be tried.
+"""Decides who lost an attempt, from the error that ended it, and how often its task may still be tried.
 
 The server's ledger has the last word on both. Errors of HTTP libraries are recognised by their attributes, so that none of
-these libraries has to be installed.
+them has to be installed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from swarm.protocol.episodes import COUNTED, Cause, EpisodeState, LedgerEntry
 from swarm.protocol.errors import SwarmError
 
 CHARGED = COUNTED - {Cause.CLIENT}
-"""Causes that use up the tries of a task. `CLIENT` does after `MOST_DEATHS`; the others are retried without limit."""
+"""Causes that use up a task's tries. `CLIENT` does so after `MOST_DEATHS`; losses by other causes are retried without limit."""
 MOST_DEATHS = 3
 """How often a client may die while it plays one task before the task is skipped."""
 _OURS = frozenset({Cause.SERVER, Cause.NETWORK})
@@ -48,8 +48,8 @@ def cause_of(error: BaseException, addresses: Collection[str]) -> Cause:
     """Who lost an attempt that ended with this error. addresses: urls of its servers and of its models.
 
     If a request to one of them could not be delivered, the network lost the attempt; if it was answered 5xx, the server did.
-    Such an error may stand anywhere in the chain of causes or in a group, since agents wrap what their libraries raise. An
-    agent that gave up waiting for an answer hit a limit of its own. Anything else was lost by the rollout.
+    Such an error may be anywhere in the chain of causes or in a group, because agents wrap their libraries' errors. An agent
+    that gave up waiting for an answer hit its own limit. Otherwise the rollout lost the attempt.
     """
     if isinstance(error, KeyboardInterrupt):
         return Cause.PERSON
@@ -63,7 +63,7 @@ def cause_of(error: BaseException, addresses: Collection[str]) -> Cause:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """The error, what it was raised from or while handling, and the members of groups; each once."""
+    """The error, its causes and contexts, and the members of exception groups; each once."""
     seen: set[int] = set()
     left: list[BaseException | None] = [error]
     while left:
@@ -114,8 +114,8 @@ def _status(error: BaseException) -> int | None:
 
 _STATUSES = ("status_code", "status", "code")
 _AGENTS_LIMITS = ("ReadTimeout", "SocketTimeoutError", "ReadTimeoutError", "PoolTimeout")
-"""Of httpx, httpcore and requests; of aiohttp; of urllib3. The connection stood, and the answer took longer than the agent would
-wait; or all connections of its own pool were taken."""
+"""Errors of httpx, httpcore and requests, of aiohttp, and of urllib3 that mean: the agent was connected but its timeout expired, or all
+connections of its own pool were in use."""
 
 
 def _address(url: str) -> tuple[str, _Place | None]:
@@ -129,7 +129,7 @@ def _address(url: str) -> tuple[str, _Place | None]:
 
 
 def _place(host: str, port: int) -> _Place:
-    """All names of this machine count as one."""
+    """The place of a host and port; all names of this machine count as the same host."""
     return ("localhost" if is_loopback(host) else host.lower(), port)
 
 
@@ -141,12 +141,12 @@ _FIRST_PAUSE_S = 0.1
 
 @dataclass(slots=True)
 class Tries:
-    """The lost attempts at one task since an episode of it ended last."""
+    """Counts the lost attempts at one task since one of its episodes last ended."""
 
     charged: int = 0
     deaths: int = 0
     free: int = 0
-    """Attempts in a row that were lost by others."""
+    """Number of consecutive attempts lost by causes that are not charged."""
 
     def lost(self, cause: Cause) -> None:
         if cause in CHARGED:
@@ -161,14 +161,14 @@ class Tries:
 
     @property
     def pause_s(self) -> float:
-        """How long to wait before the next attempt: longer and longer while others lose it."""
+        """How long to wait before the next attempt; it grows while causes that are not charged keep losing it."""
         return 0.0 if self.free < 2 else min(_FIRST_PAUSE_S * 2.0 ** min(self.free - 2, 32), LONGEST_PAUSE_S)
 
 
 def tries_of(entries: Iterable[LedgerEntry]) -> Tries:
-    """What earlier processes of a client have used up of one task, by its ledger entries.
+    """The tries of one task that a client's earlier processes have used up, according to its ledger entries.
 
-    Attempts that overlap in time count as one: whatever ended all of them at one moment happened once.
+    Attempts that overlap in time count as one, because a single event may have ended them all.
     """
     tried = list(entries)
     counted = [one for one in tried if one.state is not EpisodeState.DROPPED or one.cause is None]
@@ -186,7 +186,7 @@ def _ended_at(entry: LedgerEntry) -> float:
 
 
 def moments(entries: Iterable[LedgerEntry]) -> int:
-    """The fewest moments that explain all of these losses, if each was lost while it was open."""
+    """The smallest number of moments that explains all of these losses, if each was lost while it was open."""
     moments, last = 0, -math.inf
     for entry in sorted(entries, key=_ended_at):
         if entry.claimed_at > last:

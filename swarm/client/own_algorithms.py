@@ -1,7 +1,7 @@
-"""Functions of one's own for an algorithm, read here so that their text travels in the run's spec.
+"""Reads users' own functions for an algorithm, so that the run's spec can contain their source.
 
 A function is named by a file (`path/to/mine.py:advantage`), or by an entry point of an installed package in the group `swarm.algorithms`.
-Nothing of a file is executed; to find an entry point the packages around it are imported.
+Files are not executed; to find an entry point, its parent packages are imported.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _BUILT_IN = frozenset((*ALGORITHMS, *CORRECTIONS, "algorithm"))
 
 
 class SourceFault(SwarmError):
-    """A function that cannot be read, and what to do about it."""
+    """A function cannot be read. The text says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class OwnSource:
-    """A function as a spec has it. text: the whole file. reference: FILE-DIGEST.py:NAME, where the digest is the beginning of the text's
-    SHA-256, so that wherever it is named (in arms, findings, records) an edited file is another one."""
+    """A function in the form of a spec. text: the whole file. reference: FILE-DIGEST.py:NAME, where the digest is the start of the text's
+    SHA-256, so that arms, findings and records tell an edited file from the original."""
 
     reference: str
     text: str
@@ -43,14 +43,14 @@ class OwnSource:
 
 
 def names_file(given: str) -> bool:
-    """Whether it names a function in a file, `FILE.py:NAME`."""
+    """Whether `given` names a function in a file, `FILE.py:NAME`."""
     return given not in _BUILT_IN and _FILE.fullmatch(given) is not None
 
 
 def read_function(given: str, folder: Path = Path()) -> OwnSource | None:
-    """The function that is meant, a path being from `folder`; None where `given` is no file and no entry point.
+    """The function that `given` names; None if it is neither a file nor an entry point. folder: base of relative paths.
 
-    Raises: SourceFault when there is no such file or function in it.
+    Raises: SourceFault if there is no such file, or no such function in it.
     """
     if given in _BUILT_IN:
         return None
@@ -61,7 +61,7 @@ def read_function(given: str, folder: Path = Path()) -> OwnSource | None:
 
 
 def with_sources(algorithm: Mapping[str, Any], folder: Path = Path()) -> dict[str, Any]:
-    """The fields of an algorithm with the texts of the functions that they name, as `AlgorithmSpec` takes them.
+    """The fields of an algorithm with the source of the functions that they name, in the form of `AlgorithmSpec`.
 
     Raises: SourceFault.
     """
@@ -104,7 +104,7 @@ def _read(path: Path, name: str, given: str) -> OwnSource:
 
 
 def _file_of(found: EntryPoint) -> Path:
-    """Where the module of an entry point lies. Its parent packages are imported for it."""
+    """The file of an entry point's module. Imports its parent packages."""
     try:
         spec = find_spec(found.module)
     except ImportError:

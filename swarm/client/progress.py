@@ -1,4 +1,4 @@
-"""One line on a terminal that shows the progress of `run_tasks`. Plain text; nothing where nobody watches."""
+"""Shows the progress of `run_tasks` in one line on a terminal. Plain text; nothing if the output is not a terminal."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class ProgressLine:
             self._stream.flush()
 
     def text(self) -> str:
-        """The line as it stands now."""
+        """The current line."""
         parts = [self._label]
         if self._total:
             cells = min(BAR_CELLS, BAR_CELLS * self._done // self._total)

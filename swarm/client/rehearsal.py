@@ -1,11 +1,11 @@
-"""An instrument's tasks, drawn before anything is run: `python -m swarm.client.rehearsal FOLDER WORKFLOW`.
+"""Draws an instrument's tasks as a check before anything runs: `python -m swarm.client.rehearsal FOLDER WORKFLOW`.
 
-Reads a JSON object on standard input (`parameters`: a list of parameters for `tasks`; `heldout`: how many held-out tasks are
-wanted, with the `skipped` ones, which are not scored; `thorough`; perhaps `modules` that have to be there, and `names` of
-parameters that `tasks` has to take) and answers with one on standard output: `problem`, or `tasks` as they were found. Draws tasks
-only: no model is asked and no reward given. In a process of its own, since it runs the instrument's code.
+Reads a JSON object on standard input: `parameters`, a list of parameters for `tasks`; `heldout`, the number of held-out tasks,
+including the `skipped` ones, which are not scored; `thorough`; optionally `modules` that must be installed and `names` of
+parameters that `tasks` must accept. Writes a JSON object on standard output: `problem`, or the found `tasks`. Only draws tasks:
+calls no model and gives no reward. Runs in its own process, because it executes the instrument's code.
 
-Exit codes: 0 answered, with or without a problem; 1 the instrument's code broke down (the traceback is on standard error).
+Exit codes: 0 answered, with or without a problem; 1 the instrument's code crashed (the traceback is on standard error).
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from swarm.client.workflow import Workflow, load_workflow
 from swarm.protocol.errors import SwarmError
 
 _FEW, _MANY = 3, 200
-"""Train tasks that are drawn; thoroughly, and not."""
+"""Number of train tasks to draw normally, and in a thorough check."""
 _POSITIONAL = 3
-"""What `tasks` is given beside its parameters: split, seed, count."""
+"""Number of positional arguments of `tasks`: split, seed, count."""
 
 
 async def rehearse(
     workflow: Workflow, parameters: Mapping[str, Any], heldout: int, *, skipped: int = 0, thorough: bool = False
 ) -> dict[str, Any]:
-    """One train and one held-out task, and how many were drawn of each.
+    """Draw and check tasks. Returns an example of a train and a held-out task, and how many of each were drawn.
 
-    skipped: held-out tasks that others score; that asking for more does not change which these are is checked.
-    thorough: that too, and also that streams can be repeated, and that all seeds are evaluated alike.
+    skipped: number of held-out tasks that others score; checks that drawing more does not change the first ones.
+    thorough: always check that, and also that streams are reproducible and that all seeds have the same held-out tasks.
     Raises: WorkflowFault naming what is wrong; whatever `tasks` raises.
     """
     most = _MANY if thorough else _FEW
@@ -81,14 +81,14 @@ async def _drawn(workflow: Workflow, parameters: Mapping[str, Any], split: str, 
 
 
 def _require(modules: Sequence[str]) -> None:
-    """Raises: WorkflowFault naming those that are not here."""
+    """Check that the modules are installed. Raises: WorkflowFault naming the missing ones."""
     missing = [name for name in modules if importlib.util.find_spec(name) is None]
     if missing:
         raise WorkflowFault(f"this Python ({sys.executable}) has no {', '.join(missing)}, which the instrument imports")
 
 
 def _require_parameters(workflow: Workflow, names: Sequence[str]) -> None:
-    """Raises: WorkflowFault naming one that `tasks` does not take."""
+    """Check that `tasks` accepts these parameters. Raises: WorkflowFault naming one that it does not."""
     known = inspect.signature(workflow.tasks).parameters
     if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in known.values()):
         return
@@ -119,7 +119,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         SwarmError,
         ValueError,
         TypeError,
-    ) as error:  # what an instrument says on purpose, or parameters it does not take
+    ) as error:  # the instrument's own errors, or parameters that it does not accept
         answer: dict[str, Any] = {"problem": f"{error}"}
     else:
         answer = {"tasks": found}

@@ -1,8 +1,8 @@
-"""Many episodes at once over a stream of tasks, with retries, resumption and a clean end.
+"""Runs many episodes concurrently over a stream of tasks, with retries, resumption and a clean end.
 
-Claims are made in the order of the tasks, and those of one task one after the other, so that a run with the same seed sees the
-same groups. Only where a family of a mix is held up do tasks of another go on before it; a claim that waits counts as one of the
-episodes at once. The client has fenced off its earlier processes before: what a crash left open is closed.
+Claims follow the order of the tasks, and those of one task come one after the other, so that runs with the same seed see the same
+groups. Only if a family of a mix is held up do tasks of other families pass it; a waiting claim counts as one of the concurrent
+episodes. The client first fences off its earlier processes, so that episodes left open by a crash are closed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ FAILING_AT_FIRST = 3
 FAILING_LATER = 10
 """The same after episodes have ended."""
 SKIPPED_AT_ONCE = 100
-"""How many skipped tasks of a stream to pass over before waiting for the episodes in play."""
+"""How many skipped tasks of a stream to pass over before waiting for running episodes."""
 _Which = tuple[str | None, str]
 """A task by family and id."""
 
@@ -50,9 +50,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class RolloutReport:
-    """What became of the episodes of one `run_tasks`.
+    """The outcomes of the episodes of one `run_tasks`.
 
-    run_over: it stopped because its run (or the run of a member of its team) reached its limit, not because the tasks ran out.
+    run_over: it stopped because its run (or the run of a team member) reached its limit, not because the tasks ran out.
     """
 
     ended: int = 0
@@ -63,21 +63,21 @@ class RolloutReport:
     lost: int = 0
     """Attempts lost by anything else."""
     causes: dict[Cause, int] = field(default_factory=dict)
-    """Both kinds, by cause."""
+    """All lost attempts, by cause."""
     given_up: int = 0
-    """Episodes that will never end, since their task is skipped."""
+    """Episodes that will never end, because their task is skipped."""
     set_aside: int = 0
-    """Tasks that are skipped, since their tries are used up."""
+    """Tasks that are skipped, because their tries are used up."""
     run_over: bool = False
 
 
 @dataclass(slots=True)
 class _History:
-    """What the server's ledger says of earlier work by this client."""
+    """Earlier work of this client, according to the server's ledger."""
 
     ended: Counter[_Which] = field(default_factory=Counter)
     records: defaultdict[_Which, list[LedgerEntry]] = field(default_factory=lambda: defaultdict(list))
-    """Attempts by this version of the client that are over."""
+    """Finished attempts of this version of the client."""
 
 
 class _Fate(Enum):
@@ -101,7 +101,7 @@ class Rollouts:
             raise ValueError("concurrency and episodes_per_task must be at least 1, retries at least 0")
         self._options = cast(EpisodeOptions, {**options, "run_id": run_id})
         self._kind = options.get("kind", "train")
-        self._mix = options.get("mix") or None  # as the server takes it
+        self._mix = options.get("mix") or None  # the server treats "" as no mix
         swarm.episode(task_id="any", **self._options)  # refuses invalid options before anything is played
         self._permits = asyncio.Semaphore(concurrency)
         self._history = _History()
@@ -110,7 +110,7 @@ class Rollouts:
         self._failing: set[_Which] = set()
         """Tasks skipped since an episode of any task ended."""
         self._skipped = 0
-        """How many tasks in a row were passed over."""
+        """Number of tasks passed over in a row."""
         self._playing: set[Episode] = set()
         self._units = 0
         self._unit_over = asyncio.Event()
@@ -129,7 +129,7 @@ class Rollouts:
             async with asyncio.TaskGroup() as group:
                 try:
                     await self._feed(group, tasks, size, line)
-                except Exception:  # what is open was lost by this client, not by a person
+                except Exception:  # so that open episodes count as lost by the client, not by a person
                     self._stop_as_client()
                     raise
         except BaseExceptionGroup as errors:
@@ -157,11 +157,13 @@ class Rollouts:
     # -- what was before ----------------------------------------------------------------------------------------------
 
     async def _look_back(self, step: int) -> _History:
-        """What this client did in this run; for evaluations, only with the weights that are served now."""
+        """This client's earlier work in the run; for evaluations, only with the currently served weights."""
         found = _History()
         me = self._swarm.client_id
         async for entry in self._swarm.ledger(run_id=self._run_id, client_id=me, kind=self._kind):
-            over = entry.state is not EpisodeState.RUNNING  # else another `run_tasks` of this process plays it
+            over = (
+                entry.state is not EpisodeState.RUNNING
+            )  # a running one belongs to another `run_tasks` of this process
             at_stake = self._kind == "train" or entry.claimed_step == step
             if over and at_stake and entry.client_version == self._swarm.client_version:
                 found.records[entry.mix, entry.task_id].append(entry)
@@ -194,7 +196,7 @@ class Rollouts:
                 return
 
     async def _pass_over(self) -> None:
-        """Skip one more task. Raises: RolloutsFailing if all tasks are skipped and no episode is in play."""
+        """Skip one more task. Raises: RolloutsFailing if all tasks are skipped and no episode is running."""
         self._skipped += 1
         while self._skipped >= SKIPPED_AT_ONCE and self._aside:
             if not self._units:
@@ -262,7 +264,7 @@ class Rollouts:
         )
 
     def _stop_as_client(self) -> None:
-        """This client ends with an error: whatever is cancelled from now on was lost by the client."""
+        """This client ends with an error: episodes cancelled from now on count as lost by the client."""
         self._cancelled_by = Cause.CLIENT
         for episode in self._playing:
             episode.if_cancelled = Cause.CLIENT
@@ -270,7 +272,7 @@ class Rollouts:
     # -- one attempt --------------------------------------------------------------------------------------------------
 
     async def _attempt(self, task: Task, claimed: asyncio.Event, line: ProgressLine) -> tuple[_Fate, Cause]:
-        """What became of one attempt, and who lost it if it was lost."""
+        """Make one attempt. Returns its outcome, and who lost it if it was lost."""
         mix, task_id = self._which(task)
         options: EpisodeOptions = {**self._options, "mix": mix}
         episode = self._swarm.episode(task_id=task_id, **options)
@@ -281,8 +283,8 @@ class Rollouts:
                 stack.callback(self._playing.discard, episode)
                 await stack.enter_async_context(episode)
             except (OverLimit, NotFound) as error:
-                if isinstance(error, NotFound):  # the server works on another run by now, or never knew this one:
-                    await self._swarm.run(self._run_id)  # then it is not found here either
+                if isinstance(error, NotFound):  # the server has another run by now, or never knew this one;
+                    await self._swarm.run(self._run_id)  # in the second case this raises NotFound too
                 self._report.run_over = True
                 return _Fate.OVER, Cause.SERVER
             claimed.set()

@@ -1,7 +1,7 @@
 """The synchronous twin of `swarm.client`, for plain scripts and threads. Same names, same errors.
 
-One event loop in a thread of its own does the work of all clients of a process: leases are renewed while a script computes,
-and the members of a team, which are clients of different servers, act together.
+One event loop in its own thread serves all clients of a process, so that leases are renewed while a script computes, and the
+members of a team, which are clients of different servers, can act together.
 """
 
 from __future__ import annotations
@@ -55,18 +55,18 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 LEAVING_S = 10.0
-"""How long an interrupted caller waits until what it began has been given back (Episode takes about twice GIVE_BACK_S)."""
+"""How long an interrupted caller waits while its open episodes are given back (one takes about twice GIVE_BACK_S)."""
 CLOSED = "this client is closed"
 
 _portals: dict[int, BlockingPortalProvider] = {}
-"""By process: threads do not survive a fork, so a forked process begins with a loop of its own."""
+"""Portals by process id: threads do not survive a fork, so a forked process needs its own loop."""
 
 
 # -- the event loop -------------------------------------------------------------------------------------------------------
 
 
 class LoopThread:
-    """One client's use of the event loop, which runs while any client of the process is open."""
+    """One client's access to the event loop, which runs while any client of the process is open."""
 
     def __init__(self) -> None:
         self._process = os.getpid()
@@ -75,10 +75,10 @@ class LoopThread:
         self._lock = threading.Lock()
         self._closed = False
         self._calls: dict[concurrent.futures.Future[Any], Callable[[], object]] = {}
-        """What threads wait for, and how it is cancelled."""
+        """The futures that threads wait for, and how to cancel each."""
 
     def call(self, work: Callable[[], Awaitable[T]]) -> T:
-        """The result of `work`. Interrupting the caller cancels it, and waits until it has given back what it held."""
+        """The result of `work`. Interrupting the caller cancels the work, then waits until it has given back its episodes."""
         if self._process != os.getpid():
             raise RuntimeError(
                 "this client is of the process that forked this one, which has to make a client of its own"
@@ -89,21 +89,24 @@ class LoopThread:
             tasks.extend(filter(None, [asyncio.current_task()]))
             try:
                 return [await work()], None
-            except (SystemExit, KeyboardInterrupt) as error:  # for the caller; the loop would end, and everybody's work
+            except (
+                SystemExit,
+                KeyboardInterrupt,
+            ) as error:  # raise it in the caller; here it would end the loop and everyone's work
                 return [], error
 
         with self._lock:
             if self._closed:
                 raise RuntimeError(CLOSED)
             future = self._portal.start_task_soon(run)
-            # Not `future.cancel`: anyio would cancel it again at each `await` with which it gives back what it holds.
+            # Not `future.cancel`: anyio would cancel the task again at each `await` while it gives its episodes back.
             self._calls[future] = lambda: [task.cancel() for task in tasks]
         try:
             result, error = future.result()
         except concurrent.futures.CancelledError:
             raise RuntimeError(CLOSED) if self._closed else asyncio.CancelledError from None
         except BaseException:
-            self._cancel([future])  # it still runs where the caller was interrupted
+            self._cancel([future])  # still running only if the caller was interrupted
             raise
         finally:
             self._calls.pop(future, None)
@@ -112,7 +115,7 @@ class LoopThread:
         return result[0]
 
     def close(self, last: Callable[[], Awaitable[None]]) -> None:
-        """Cancel what threads wait for, then do `last`. Once or more often. Raises: what `last` raises."""
+        """Cancel the work that threads wait for, then run `last`. May be called repeatedly. Raises: the errors of `last`."""
         if self._process != os.getpid():
             return
         with self._lock:
@@ -127,7 +130,7 @@ class LoopThread:
             self._provider.__exit__(None, None, None)
 
     def _cancel(self, futures: Iterable[concurrent.futures.Future[Any]]) -> None:
-        """Returns when they have given back what they held."""
+        """Cancel the calls; return when they have given back their episodes."""
         running = [(future, self._calls.get(future)) for future in futures if not future.done()]
         for _, cancel in running:
             if cancel is not None:
@@ -136,13 +139,13 @@ class LoopThread:
 
 
 class RunningLoop:
-    """The event loop that runs already, for the threads in which it plays plain functions."""
+    """An event loop that is already running, for the threads in which it runs plain functions."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
 
     def call(self, work: Callable[[], Awaitable[T]]) -> T:
-        """The result of `work`. For other threads than the loop's own."""
+        """The result of `work`. Call it only from threads other than the loop's."""
 
         async def run() -> T:
             return await work()
@@ -169,7 +172,7 @@ SyncRollout = Callable[["Episode", Task], Outcome | float | None]
 
 
 class SwarmClient:
-    """One server, as one client. Use as a context manager; see `swarm.client.SwarmClient`."""
+    """One client's connection to one server. Use as a context manager; see `swarm.client.SwarmClient`."""
 
     def __init__(
         self,
@@ -195,7 +198,7 @@ class SwarmClient:
         self.close()
 
     def close(self) -> None:
-        """Once or more often."""
+        """Close the client. May be called repeatedly."""
         self.thread.close(self.inner.close)
 
     @property
@@ -231,14 +234,14 @@ class SwarmClient:
     renew = _blocking(asynchronous.SwarmClient.renew)
 
     def statuses(self, wait_s: float = 30.0) -> Iterator[ServerStatus]:
-        """As the asynchronous one."""
+        """See the asynchronous client."""
         status = self.status()
         while True:
             yield status
             status = self.status(since=status.revision, wait_s=wait_s)
 
     def ledger(self, *, after: str | None = None, **wanted: Unpack[LedgerFields]) -> Iterator[LedgerEntry]:
-        """As the asynchronous one."""
+        """See the asynchronous client."""
         while True:
             page = self.ledger_page(after=after, limit=asynchronous.LEDGER_PAGE, **wanted)
             yield from page.entries
@@ -249,16 +252,16 @@ class SwarmClient:
     def episode(
         self, *, task_id: str, idempotency_key: str | None = None, **options: Unpack[EpisodeOptions]
     ) -> Episode:
-        """As the asynchronous one."""
+        """See the asynchronous client."""
         return Episode(self.inner.episode(task_id=task_id, idempotency_key=idempotency_key, **options), self.thread)
 
     def run_tasks(
         self, tasks: Iterable[Task], rollout: SyncRollout, **options: Unpack[RolloutOptions]
     ) -> RolloutReport:
-        """As the asynchronous one; `rollout` is a plain function, and each attempt has a thread of its own.
+        """Like the asynchronous one, but `rollout` is a plain function, and each attempt has its own thread.
 
-        No thread can be cancelled: that of an attempt whose lease was lost, or that was interrupted, runs on unheard. `tasks` are
-        drawn in one more, which is waited for as little: a stream may take its time, and may ask this client.
+        Threads cannot be cancelled: if an attempt loses its lease or is interrupted, its thread continues and its result is ignored.
+        `tasks` are drawn in another thread, so a stream may block, and may call this client; nothing waits for that thread either.
         """
         with contextlib.closing(DaemonThread("the stream of tasks")) as drawing:
             stream = _SizedStream(tasks, drawing) if isinstance(tasks, Sized) else _Stream(tasks, drawing)
@@ -317,9 +320,9 @@ class Episode:
         despite: str | None = None,
         by_hand: bool = False,
     ) -> EpisodeReceipt | None:
-        """As the asynchronous one, and when this returns, the result is stored durably. Raises: LeaseLost.
+        """Like the asynchronous one, but when this returns, the result is stored durably. Raises: LeaseLost.
 
-        None: it belongs to a team, which sends the results of its members when its block is left.
+        Returns None for an episode of a team, which sends its members' results when its block is left.
         """
         ending = self.inner.end(
             reward=reward,
@@ -412,7 +415,7 @@ def team(
         patience_s=patience_s,
         **{name: member.inner for name, member in members.items()},
     )
-    # That of a client, where there is one: a held episode's may be of a client that is closed before.
+    # Prefer the loop thread of a client: that of a held episode may belong to a client that is closed earlier.
     first = min(members.values(), key=lambda member: isinstance(member, Episode))
     return Team(inner, first.thread)
 
@@ -421,10 +424,10 @@ def team(
 
 
 class DaemonThread:
-    """A thread that does one piece of work after the other until it is closed. It keeps no process from ending."""
+    """A thread that runs one piece of work at a time until it is closed. It does not keep the process from ending."""
 
     def __init__(self, name: str) -> None:
-        """name: what its work is called in an error."""
+        """name: the name of its work in errors."""
         self._name = name
         self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         threading.Thread(target=self._run, name=name, daemon=True).start()
@@ -434,7 +437,7 @@ class DaemonThread:
             work()
 
     def begin(self, work: Callable[[], T]) -> concurrent.futures.Future[T]:
-        """Its answer, or its error as one that may be raised in an event loop too."""
+        """Start work; the future gets its result, or its error in a form that may also be raised in an event loop."""
         answer: concurrent.futures.Future[T] = concurrent.futures.Future()
         answer.set_running_or_notify_cancel()
 
@@ -443,14 +446,14 @@ class DaemonThread:
                 answer.set_result(work())
             except StopIteration as error:
                 answer.set_exception(as_runtime_error(error, self._name))
-            except BaseException as error:  # noqa: BLE001 - it is raised to whoever waits
+            except BaseException as error:  # noqa: BLE001 - it is raised in the waiting caller
                 answer.set_exception(error)
 
         self._work.put(do)
         return answer
 
     def close(self) -> None:
-        """It ends after what was begun."""
+        """End the thread after the work that was begun."""
         self._work.put(None)
 
 
@@ -463,7 +466,7 @@ class _Stream(AsyncIterable[Task]):
 
     async def __aiter__(self) -> AsyncIterator[Task]:
         drawn = await asyncio.wrap_future(self._thread.begin(functools.partial(iter, self._tasks)))
-        following = functools.partial(next, drawn, self)  # which is no task
+        following = functools.partial(next, drawn, self)  # `self` marks the end, because it is not a task
         while (task := await asyncio.wrap_future(self._thread.begin(following))) is not self:
             yield task
 
@@ -477,7 +480,7 @@ class _SizedStream(_Stream):
 
 
 def plain_rollout(rollout: SyncRollout) -> Rollout:
-    """A plain function as a rollout of the asynchronous client. Each attempt has a thread of its own, as in `run_tasks` here."""
+    """A plain function as a rollout of the asynchronous client. Each attempt has its own thread, as in `run_tasks` here."""
 
     async def play(inner: episodes.Episode, task: Task) -> Outcome | float | None:
         return await _in_threads(rollout, RunningLoop())(inner, task)

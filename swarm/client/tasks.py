@@ -1,4 +1,4 @@
-"""What a rollout gets and returns."""
+"""The input and the result of a rollout."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def as_runtime_error(error: BaseException, whose: str) -> RuntimeError:
 
 
 def own_traceback(error: BaseException) -> str:
-    """The traceback of what a rollout raised, without the frames of ours that called it."""
+    """The traceback of a rollout's error, without our own frames that called the rollout."""
     frame = error.__traceback__
     while frame is not None and str(frame.tb_frame.f_globals.get("__name__")).startswith("swarm."):
         frame = frame.tb_next
@@ -67,7 +67,7 @@ def own_traceback(error: BaseException) -> str:
 
 
 async def rolled_out(rollout: Rollout, episode: Episode, task: Task) -> Outcome | float | None:
-    """What the rollout returns. Its SystemExit counts as an error of the rollout; the process goes on."""
+    """Run a rollout and return its result. Its SystemExit counts as an error of the rollout, and the process continues."""
     try:
         return await rollout(episode, task)
     except SystemExit as error:

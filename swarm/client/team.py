@@ -1,7 +1,7 @@
 """One attempt at a task by several models: each gets its own reward, and they count on all servers or on none.
 
-On leaving the block the client prepares every member, commits on the decider, and informs the others. If the client dies in
-between, the servers settle it: they ask the decider.
+When the block is left, the client prepares every member, commits on the decider, and informs the others. If the client dies in
+between, the servers ask the decider and settle the team themselves.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ from swarm.protocol.errors import ErrorCode, SwarmError
 from swarm.protocol.teams import Decider, EpisodePreparation, TeamReceipt, TeamResult
 
 INFORM_PATIENCE = Patience(connect_s=2.0, later_s=2.0)
-"""For informing the others of the decision: a server that cannot be reached asks the decider itself."""
+"""For informing the other servers of the decision. Short, because a server that cannot be reached asks the decider itself."""
 FIRST_CONTACT_S = 20.0
-"""How long a team waits for a server that has never answered its client. One that has may be restarting, and gets full patience."""
+"""How long a team waits for a server that has never answered its client. One that has answered may be restarting, and gets full patience."""
 PARTNER_IDLE_LIMIT_S = 60.0
-"""The longest idle limit of a partner's episode. A client that was killed finds its own open episodes again and gives them
-back; episodes that it held on other servers run out by this limit, and their slots are offered again."""
+"""Longest idle limit of a partner's episode. A killed client finds its own open episodes after a restart and gives them back, but its
+episodes on other servers expire only by this limit; then their slots are offered again."""
 _RESULT = frozenset(TeamResult.model_fields)
 
 log = logging.getLogger(__name__)
 
 
 class Team:
-    """An async context manager: claims on every server on entry; on exit commits what `end` said, or aborts.
+    """An async context manager: claims on every server on entry; on exit commits the results of `end`, or aborts.
 
     `ep["planner"].base_url`, `.api_key`: where that member's agent finds its model.
     """
@@ -81,18 +81,18 @@ class Team:
         If a call failed on the server's side, its member is tainted and the whole team is dropped. despite: how the team
         recovered; then it counts.
 
-        A member may be ended by itself instead (`ep["planner"].end(reward=..., agent_rewards=...)`), without awaiting it.
+        Members may also be ended one by one (`ep["planner"].end(reward=..., agent_rewards=...)`), without awaiting the result.
         """
         if set(rewards) != set(self.members):
             raise ValueError(f"give each member its reward: {', '.join(self.members)}; got {', '.join(rewards)}")
         shared: dict[str, Any] = {"success": success, "metrics": metrics, "metadata": metadata, "despite": despite}
-        for name, reward in rewards.items():  # all are valid before any is set
+        for name, reward in rewards.items():  # check all before setting any
             self.members[name].result_of(reward=reward, **shared)
         for name, reward in rewards.items():
             self.members[name].end(reward=reward, **shared)
 
     def abort(self, reason: str, *, cause: Cause | None = None) -> None:
-        """Give the team up when the block is left: no result of it counts.
+        """Give the team up when the block is left: none of its results count.
 
         cause: who lost it; None means the rollout.
         """
@@ -138,8 +138,8 @@ class Team:
         try:
             await episode.__aenter__()
         except (OverLimit, NotFound) as error:
-            if isinstance(error, NotFound) and episode.claim.run_id:  # another run by now;
-                await episode.server.run(episode.claim.run_id)  # or never such a one: then it is not found here either
+            if isinstance(error, NotFound) and episode.claim.run_id:  # the server has another run by now,
+                await episode.server.run(episode.claim.run_id)  # or never knew this one; then this raises NotFound too
             raise TeamOver(
                 ErrorCode.OVER_LIMIT, f"{name} cannot play any more: {error.detail}", **error.fields
             ) from error
@@ -168,7 +168,7 @@ class Team:
         await self._inform(decided)
 
     async def _prepare(self) -> None:
-        """The decider comes last: once it is prepared, any server in doubt can ask it."""
+        """Prepare all members, the decider last: once it is prepared, any server in doubt can ask it."""
         deciding = self.members[self._decider]
         url = deciding.base_url.removesuffix("/v1")
         decider = Decider(url=url, episode_id=deciding.id, key=deciding.grant.team_key)
@@ -185,7 +185,7 @@ class Team:
         return await episode.server.commit(episode.id, episode.grant.lease, patience)
 
     async def _inform(self, decided: TeamReceipt) -> None:
-        """Best effort: a server that cannot be reached asks the decider."""
+        """Inform the other servers, as far as they can be reached; the others ask the decider."""
         others = [name for name in self.members if name != self._decider]
         commits = (self._commit(name, INFORM_PATIENCE) for name in others)
         outcomes: list[TeamReceipt | BaseException] = []
@@ -224,14 +224,14 @@ class Team:
             await self.members[name].let_go(given_up=given_up, cause=cause)
 
     def _blame(self, error: BaseException) -> Cause:
-        """Who lost the team if this error ended it; it may be about a request to any member's server."""
+        """Who lost the team, assuming that this error, perhaps from a request to any member's server, ended it."""
         if isinstance(error, asyncio.CancelledError):
             return next(iter(self.members.values())).blame(error)
         held = [self.members[name] for name in self._held]
         return cause_of(error, [address for episode in held for address in episode.addresses])
 
     async def _found_cause(self, error: BaseException) -> Cause:
-        """As `_blame`, but if a member was lost before the agent failed, whoever lost that member lost the team."""
+        """Like `_blame`, but if a member was lost before the agent failed, the cause of that loss counts for the team."""
         cause = self._blame(error)
         return await self._lost_by() or cause if cause is Cause.ROLLOUT else cause
 
@@ -299,7 +299,7 @@ def team(
 
 
 def _refuse_shared_servers(members: Mapping[str, Episode]) -> None:
-    """Raises: ValueError for two members on one server, where each would be the other's baseline in one group."""
+    """Refuse two members on one server, where they would be each other's baseline in one group. Raises: ValueError."""
     names: dict[str, str] = {}
     for name, episode in members.items():
         other = names.setdefault(episode.server.url, name)

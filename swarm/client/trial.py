@@ -1,8 +1,8 @@
-"""One trial in a process of its own: `python -m swarm.client.trial BLUEPRINT.json`.
+"""Runs one trial in its own process: `python -m swarm.client.trial BLUEPRINT.json`.
 
-Evaluates held-out tasks, trains to the run's limit, evaluates again, and now and then in between where the blueprint
-asks for it. Keeps nothing: after a kill at any moment the same
-command goes on from what the server says. Progress goes to standard output as JSON lines.
+Evaluates held-out tasks, trains to the run's limit and evaluates again, with interim evaluations if the blueprint wants them. Keeps
+no state: after a kill at any moment, the same command continues from the server's state. Progress goes to standard output as
+JSON lines.
 
 Exit codes: 0 done, 1 failed (the traceback is on standard error), 2 the blueprint cannot be used.
 """
@@ -42,7 +42,7 @@ from swarm.protocol.runspec import RunSpec
 from swarm.protocol.status import Phase, PoolStatus, RunReport
 
 SPARE_S = 60.0
-"""How much longer than its server's own patience a run may stand still before the trial fails."""
+"""How much longer than its server's own patience a run may make no progress before the trial fails, in seconds."""
 
 
 class TrialFailed(SwarmError):
@@ -50,12 +50,12 @@ class TrialFailed(SwarmError):
 
 
 def client_id(trial_key: str) -> str:
-    """The client_id of this trial's episodes, whichever process plays them."""
+    """The client_id of this trial's episodes, the same in every process."""
     return f"trial:{trial_key}"
 
 
 def elsewhere_id(trial_key: str, instrument: str) -> str:
-    """The client_id of its episodes of another instrument."""
+    """The client_id of the trial's episodes of another instrument."""
     return f"{client_id(trial_key)}:on:{instrument}"
 
 
@@ -72,7 +72,7 @@ class Trial:
         interim: SwarmClient | None = None,
         further: Sequence[Callable[[], Awaitable[None]]] = (),
     ) -> None:
-        """interim: the client of the interim evaluations, if the blueprint has any. further: what follows the evaluation after training."""
+        """interim: the client for interim evaluations, if the blueprint has any. further: called after the evaluation that follows training."""
         self._further = further
         self._blueprint = blueprint
         self._interim = interim
@@ -98,14 +98,14 @@ class Trial:
         self._say("done", step=run.step)
 
     async def carry_out_elsewhere(self, instrument: str) -> None:
-        """Play held-out tasks of another instrument, which this blueprint and workflow are of, after training.
+        """Play held-out tasks of another instrument after training. This trial's blueprint and workflow must be that instrument's.
 
         Raises: as `carry_out`.
         """
         await self._evaluate("after", await self._swarm.run(self._blueprint.run_id), on=instrument)
 
     async def _evaluate(self, when: str, run: RunReport, *, on: str | None = None) -> None:
-        """on: the other instrument whose tasks these are; None: they are the trial's own."""
+        """Run one evaluation. on: the other instrument that the tasks belong to; None: they are the trial's own."""
         heldout = self._blueprint.heldout
         tasks = await self._heldout_tasks()
         self._say(when, step=run.step, tasks=len(tasks), episodes=len(tasks) * heldout.episodes, on=on)
@@ -125,7 +125,7 @@ class Trial:
         self._say(f"{when}_ended", step=run.step, report=report, on=on)
 
     async def _with_interim(self, tasks: TaskStream, run: RunReport) -> TaskStream:
-        """The stream of training tasks, which pauses for interim evaluations if there are any."""
+        """The stream of training tasks, paused for interim evaluations if there are any."""
         heldout, swarm = self._blueprint.heldout, self._interim
         if heldout.interim is None or swarm is None:
             return tasks
@@ -173,7 +173,7 @@ class Trial:
         return run
 
     async def _require_evaluation_before(self) -> None:
-        """The weights of step 0 are gone, so their evaluation must exist. Raises: TrialFailed."""
+        """Check that the evaluation of step 0 exists, because its weights are gone. Raises: TrialFailed."""
         of_each, run_id, me = self._blueprint.heldout.episodes, self._blueprint.run_id, self._swarm.client_id
         missing = {task.id: of_each for task in await self._heldout_tasks()}
         wanted = sum(missing.values())
@@ -221,9 +221,9 @@ class Trial:
 
 
 async def _settled(swarm: SwarmClient, run_id: str) -> RunReport:
-    """Wait until the run is over and its last weights are served. This trial plays no further episodes for it.
+    """Wait until the run is over and its last weights are served. The trial plays no further episodes meanwhile.
 
-    Raises: TrialFailed if the run waits for episodes that nobody plays, and has no time limit.
+    Raises: TrialFailed if the run waits for episodes that nobody plays and has no time limit.
     """
     run, status = await swarm.run(run_id), await swarm.status()
     seen, since = None, swarm.clock.monotonic()
@@ -259,7 +259,7 @@ def _what_lacks(url: str, run: RunReport, pool: PoolStatus) -> str:
 async def _partners_of(
     blueprint: TrialBlueprint, workflow: Workflow, token: str | None, clock: Clock
 ) -> AsyncIterator[dict[str, Partner]]:
-    """The trial's other models, introduced to its workflow. Raises: WorkflowFault when it has no use for them."""
+    """The trial's other models, which are passed to its workflow's `meet`. Raises: WorkflowFault if the workflow has none."""
     if blueprint.partners and workflow.meet is None:
         roles = ", ".join(blueprint.partners)
         raise WorkflowFault(f"{blueprint.workflow} defines no function 'meet', and the trial has partners: {roles}")
@@ -283,7 +283,7 @@ async def _partners_of(
 async def run_blueprint(
     blueprint: TrialBlueprint, *, token: str | None, out: TextIO, clock: Clock | None = None
 ) -> None:
-    """Carry a trial out, from wherever it stands. Raises what `Trial.carry_out` raises, and WorkflowFault."""
+    """Carry a trial out, or continue it. Raises: as `Trial.carry_out`, and WorkflowFault."""
     workflow = load_workflow(Path(blueprint.instrument_dir), blueprint.workflow)
     clock, me = clock or SystemClock(), client_id(blueprint.trial_key)
     url, version = blueprint.server_url, blueprint.code_version
@@ -324,7 +324,7 @@ async def _until_told_to_stop(blueprint: TrialBlueprint, token: str | None) -> N
 
 
 def main(arguments: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> int:
-    """The process: read the blueprint, carry it out, answer with an exit code."""
+    """The program: read the blueprint, carry it out, return an exit code."""
     given = sys.argv[1:] if arguments is None else list(arguments)
     env = os.environ if environ is None else environ
     if len(given) != 1:
@@ -351,7 +351,7 @@ def main(arguments: Sequence[str] | None = None, environ: Mapping[str, str] | No
         return 1
     except KeyboardInterrupt:
         return 130
-    except (Exception, SystemExit):  # noqa: BLE001 - the last stop: whatever it was, the executor needs its traceback
+    except (Exception, SystemExit):  # noqa: BLE001 - last resort: the executor needs the traceback of any error
         sys.stderr.write(logs.redact(traceback.format_exc()))
         return 1
     return 0

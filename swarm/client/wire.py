@@ -1,6 +1,6 @@
-"""The one seam to the network: a request goes out, an answer or a typed error comes back.
+"""The only seam to the network: sends a request and returns an answer or raises a typed error.
 
-Knows HTTP, JSON, retries and problem documents; nothing of runs or episodes. Branches on error codes alone.
+Knows HTTP, JSON, retries and problem documents, but nothing about runs or episodes. Branches only on error codes.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ Model = TypeVar("Model", bound=BaseModel)
 _PROBLEM_FIELDS = frozenset(Problem.model_fields)
 _LOG = logging.getLogger(__name__)
 _SILENT_S = 2.0
-"""A server that does not answer is logged after this time."""
+"""A server that has not answered for this long is logged, in seconds."""
 _GATEWAY_STATUSES = frozenset({502, 503, 504})
-"""Answers of a proxy whose server is away, when they carry no problem document."""
+"""Statuses that a proxy returns when its server is away; they count only without a problem document."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +76,7 @@ class Wire:
         self.url = checked_url(url)
         self.patience = patience
         self.heard = False
-        """Whether the server has answered once."""
+        """Whether the server has ever answered."""
         self._clock = clock
         self._jitter = jitter
         self._told = False
@@ -90,7 +90,7 @@ class Wire:
         )
 
     def with_patience(self, patience: Patience) -> Wire:
-        """The same connections with another patience. Either one closes them."""
+        """A copy with another patience over the same connections. Closing either one closes the connections."""
         other = copy.copy(self)
         other.patience = patience
         return other
@@ -110,9 +110,9 @@ class Wire:
         repeatable: bool = True,
         patience: Patience | None = None,
     ) -> bytes:
-        """The body of a 2xx answer. wait_s: how long the server may take. repeatable: sending it twice does no harm.
+        """Send a request; return the body of a 2xx answer. wait_s: how long the server may take. repeatable: sending it twice is harmless.
 
-        Raises: Refusal of the answer's code, ServerUnreachable, NotASwarmServer.
+        Raises: the Refusal of the answer's code, ServerUnreachable, NotASwarmServer.
         """
         patience = patience or self.patience
         silent_since: float | None = None
@@ -132,7 +132,7 @@ class Wire:
                 if self._clock.monotonic() - later_since >= patience.later_s:
                     raise
                 if 0 < wait_s <= self._clock.monotonic() - asked_at:
-                    continue  # the server has waited already
+                    continue  # the server has already waited
                 pause_s = max(delay_s, later.retry_after_s)
             except StorageFull:
                 silent_since = None
@@ -146,7 +146,7 @@ class Wire:
                 may_repeat = repeatable or not isinstance(error, _Unanswered)
                 if silent_s >= patience.connect_s or not may_repeat:
                     raise self._unreachable(error) from error
-                pause_s, longest_s = delay_s, patience.connect_s - silent_s  # the last try comes when patience ends
+                pause_s, longest_s = delay_s, patience.connect_s - silent_s  # make the last try when patience ends
                 if not self._told and silent_s >= _SILENT_S:
                     self._told = True
                     _LOG.warning(
@@ -215,7 +215,7 @@ def checked_token(token: str | None) -> str | None:
 
 
 def _error_of(answer: httpx.Response, *, heard: bool) -> Exception:
-    """heard: a swarm server has answered at the address before, so that an error without a code comes from a proxy."""
+    """The typed error of an answer. heard: a swarm server has answered here before, so an error without a code comes from a proxy."""
     try:
         problem = Problem.model_validate_json(answer.content)
     except ValidationError:
@@ -235,7 +235,7 @@ def _error_of(answer: httpx.Response, *, heard: bool) -> Exception:
 
 
 def written(message: BaseModel) -> bytes:
-    """Raises: InvalidSpec for values that JSON cannot hold."""
+    """The message as JSON. Raises: InvalidSpec for values that JSON cannot hold."""
     try:
         return message.model_dump_json().encode()
     except PydanticSerializationError as error:
@@ -274,7 +274,7 @@ def with_text_keys(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def read(model: type[Model], raw: bytes) -> Model:
-    """Parse an answer. Raises: NotASwarmServer if it is something else, such as a web page."""
+    """Parse an answer. Raises: NotASwarmServer if it is not one, for example a web page."""
     try:
         return model.model_validate_json(raw, context=AS_STORED)
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""Load `tasks` and `rollout` from an instrument's file or a user's module."""
+"""Loads `tasks` and `rollout` from an instrument's file or a user's module."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ from swarm.client.team import Partner
 
 @dataclass(frozen=True, slots=True)
 class Workflow:
-    """tasks(split, seed, count, **parameters): a stream of Task; split `train` or `heldout`, count None: endless.
+    """The functions of a workflow.
 
-    meet(partners): called before the first rollout of a trial that trains several models, with the others by role.
-    close: called when no more rollouts come. Both where the file defines them.
+    tasks(split, seed, count, **parameters): a stream of Task; split: `train` or `heldout`; count None: endless.
+    meet(partners): optional; called with the other models by role, before the first rollout of a trial that trains several.
+    close: optional; called after the last rollout.
     """
 
     tasks: Callable[..., TaskStream]
@@ -117,6 +118,6 @@ def _member(module: ModuleType, name: str, source: str) -> Rollout:
         return asynchronous
     if not callable(found):
         raise WorkflowFault(f"{source}:{name} is no function: a rollout is `def {name}(episode, task)`, plain or async")
-    from swarm.client.sync import plain_rollout  # which starts no thread before it is played
+    from swarm.client.sync import plain_rollout  # starts no thread until it is played
 
     return plain_rollout(found)
