@@ -1,1 +1,1 @@
-"""Engines: they sample from one model and train it. They know nothing of HTTP surfaces, episodes' leases or pools."""
+"""Engines sample from one model and train it. They know nothing of HTTP, leases or sample pools."""

@@ -1,6 +1,6 @@
-"""What this machine computes on, in which type, and with how many threads.
+"""The device, compute type and number of threads for this machine.
 
-Decided from files and installed packages before anything is started, without importing torch or vllm.
+Decides from files and installed packages, before anything starts and without importing torch or vllm.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from swarm.protocol.runspec import ComputeType
 
 Device = Literal["cpu", "cuda"]
 _CUDA_VLLM = "vllm"
-"""The distribution that is built for CUDA; the one for CPUs has another name."""
+"""The distribution built for CUDA; the one for CPUs has another name."""
 
 
 def device_for(wanted: Device | None, environ: Mapping[str, str] = os.environ) -> Device:
@@ -40,7 +40,7 @@ def device_for(wanted: Device | None, environ: Mapping[str, str] = os.environ) -
 
 
 def compute_type(device: Device) -> ComputeType:
-    """What is multiplied in where nobody says otherwise: bfloat16, but float32 on CPUs that cannot multiply it."""
+    """Default compute type: bfloat16, but float32 on CPUs without fast bfloat16 products."""
     return "bfloat16" if device == "cuda" or multiplies_bfloat16() else "float32"
 
 
@@ -52,7 +52,7 @@ def slow_type(device: Device, dtype: ComputeType) -> str | None:
 
 
 def why_no_gpu(environ: Mapping[str, str]) -> str | None:
-    """None: there is one that may be used."""
+    """Why no GPU can be used; None if one can."""
     if not _DRIVER.exists():
         return f"this machine has no NVIDIA driver ({_DRIVER} is missing)"
     if environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1"):
@@ -68,28 +68,28 @@ def why_no_gpu(environ: Mapping[str, str]) -> str | None:
 
 _FEW_CORES = 4
 _SPINS = "2000"
-"""Of GNU's runtime, some 20 µs: as long as the gap between two operations of a small model."""
+"""Spin count of GNU's runtime, about 20 µs: the gap between two operations of a small model."""
 _SPIN_MS = "1"
-"""Of Intel's runtime: the gaps of a decoding step are shorter, what comes between two steps is longer."""
+"""Spin time of Intel's runtime: longer than gaps within a decoding step, shorter than gaps between steps."""
 _RUNTIMES = ("libgomp", "libomp", "libiomp")
 
 
 def cores() -> int:
-    """How many this process may use."""
+    """Number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 def thread_count(environ: Mapping[str, str]) -> int:
-    """OMP_NUM_THREADS, of a list of them the outermost; else one thread for each core."""
+    """OMP_NUM_THREADS (the first number of a list), else one thread per core."""
     asked = environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     return int(asked) if asked.isdecimal() and int(asked) else cores()
 
 
 def thread_settings(environ: Mapping[str, str], *, sharing: int = 1) -> dict[str, str]:
-    """The environment with threads that soon sleep while they wait: spinning ones take the cores from the other child.
+    """Environment in which waiting threads soon sleep: spinning threads would take cores from the other child.
 
-    On a small machine vLLM's own binding would leave all but one core idle, so the system places the threads there. sharing: so many
-    vLLM have the cores among them; each would bind its threads to all of them.
+    On a small machine the system places the threads, because vLLM's own binding would leave all but one core idle. sharing:
+    number of vLLM servers that share the cores; each would bind its threads to all of them.
     """
     settings = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": _SPINS} | dict(environ)
     if cores() <= _FEW_CORES or sharing > 1:
@@ -99,10 +99,10 @@ def thread_settings(environ: Mapping[str, str], *, sharing: int = 1) -> dict[str
 
 
 def yielding_threads(environ: Mapping[str, str]) -> dict[str, str]:
-    """Environment that lets a child wait with Intel's OpenMP runtime, where vLLM brings it along (x86); else empty.
+    """Environment that makes a child use Intel's OpenMP runtime, which vLLM ships on x86; else empty.
 
-    Its threads give up their core to whoever wants it while they spin, so that they can spin for longer than those of GNU's
-    runtime, which torch brings: these would take it from the other child for as long. The results are the same, bit for bit.
+    Its spinning threads yield their core to others, so they may spin for longer than those of GNU's runtime, which torch ships
+    and which would block the other child meanwhile. Results are the same, bit for bit.
     """
     runtime, preloaded = _intel_runtime(), environ.get("LD_PRELOAD", "")
     if runtime is None or any(name in preloaded for name in _RUNTIMES):
@@ -115,7 +115,7 @@ def yielding_threads(environ: Mapping[str, str]) -> dict[str, str]:
 
 @cache
 def _intel_runtime() -> Path | None:
-    """Where it lies; None also for a path that the dynamic linker cannot take, which knows no quotes."""
+    """Path of Intel's runtime; None if it is missing, or if its path needs quotes, which the dynamic linker does not support."""
     try:
         files = metadata.files("intel-openmp") or []
     except PackageNotFoundError:

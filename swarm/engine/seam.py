@@ -1,4 +1,4 @@
-"""What every engine can do (echo, local, verl): token ids in, token ids and logprobs out; a batch in, metrics out.
+"""The interface of all engines (echo, local, verl): token ids in, token ids and logprobs out; a batch in, metrics out.
 
 One contract suite (`tests/contracts/engine_contract.py`) runs against each implementation. Imports neither torch nor vllm.
 """
@@ -16,7 +16,7 @@ from swarm.protocol.runspec import ComputeType, RunSpec
 from swarm.protocol.sampling_mask import LogitChanges, SamplingMask
 
 Dialect = Literal["chat.completions", "completions"]
-"""What every engine answers itself. The gateway puts the other dialects of the surface into chat completions."""
+"""Dialects that engines implement. The gateway translates all others into chat completions."""
 
 
 class EngineError(SwarmError):
@@ -33,7 +33,7 @@ class RequestRefused(EngineError):
 
 
 class EngineDown(EngineError):
-    """A child process is not there (booting, crashed). It is being restarted, or has failed for good."""
+    """A child process is unavailable (booting or crashed). It is being restarted, or has failed for good."""
 
 
 class EngineHung(EngineDown):
@@ -45,16 +45,17 @@ class TrainerCrashed(EngineDown):
 
 
 class TrainingRefused(EngineError):
-    """The batch or the outcome is not sound: tokens without provenance, non-finite loss, weights that did not change."""
+    """The batch or the outcome is invalid: tokens without provenance, non-finite loss, weights that did not change."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineInfo:
-    """What is hosted. `fingerprint` is the SHA-256 over the checkpoint's weight files.
+    """The hosted model. `fingerprint` is the SHA-256 over the checkpoint's weight files.
 
-    dtype: what is sampled in, and what a run is trained in whose spec leaves it open. masks: whether it can say among which tokens
-    each one was drawn, and train that. own_functions: whether it trains with functions of users' own. default_seeds: whether a call
-    that states no seed gets one of its run; a GPU draws the tokens of calls with a seed one call after the other. folder: where the model lies, if it lies anywhere; it leaves the server in no answer.
+    dtype: compute type of sampling, and of training if the spec says `auto`. masks: whether it reports the candidate tokens of each
+    draw and can train with them. own_functions: whether it trains with users' own functions. default_seeds: whether a call without
+    a seed gets one from its run (a GPU samples seeded calls one after another). folder: the model's folder, if it has one; no
+    answer of the server contains it.
     """
 
     backend: str
@@ -69,18 +70,18 @@ class EngineInfo:
     folder: Path | None = None
 
     def is_named(self, model: str) -> bool:
-        """Whether `model`, a name or a path on this machine, is what is hosted."""
+        """Whether `model`, a name or a path on this machine, is the hosted model."""
         if model in (self.model, PurePath(self.model).name):
             return True
         try:
             return self.folder is not None and Path(model).expanduser().samefile(self.folder)
-        except (OSError, ValueError, RuntimeError):  # there is no such path, or it is none, or of no known user
+        except (OSError, ValueError, RuntimeError):  # the path does not exist, is invalid, or names an unknown user
             return False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaHealth:
-    """One of the processes that sample: it crashes and is started again without the others. Fields as of `EngineHealth`."""
+    """Health of one sampling process, which crashes and restarts independently. Fields as in `EngineHealth`."""
 
     device: str
     ready: bool
@@ -100,15 +101,15 @@ class EngineHealth:
     reason: str | None = None
     failures: int = 0
     inference_ready: bool | None = None
-    """Whether it samples, where that can be while its trainer is away; None: whenever it is `ready`."""
+    """Whether it samples, for engines that can sample while the trainer is down; None: same as `ready`."""
     hung_since: float | None = None
-    """Of a child that was found hung: Unix time of its last sign of life. Stands until it is ready again."""
+    """Unix time of the last sign of life of a hung child. Reset when the child is ready again."""
     replicas: tuple[ReplicaHealth, ...] = ()
-    """Of an engine that samples in processes which live and die one by one."""
+    """Health of each replica, for engines whose replicas crash independently."""
 
     @property
     def samplers(self) -> tuple[ReplicaHealth, ...]:
-        """Everything that samples: the replicas, or the engine as a whole."""
+        """The sampling units: the replicas, or the engine as a whole."""
         whole = ReplicaHealth(
             device="", ready=self.samples, reason=self.reason, failures=self.failures, hung_since=self.hung_since
         )
@@ -116,7 +117,7 @@ class EngineHealth:
 
     @property
     def samples(self) -> bool:
-        """Whether requests are answered now."""
+        """Whether the engine answers requests now."""
         return self.ready if self.inference_ready is None else self.inference_ready
 
 
@@ -124,8 +125,8 @@ class EngineHealth:
 class SampleRequest:
     """One LLM request. `body` is the dialect's request with the run's sampling defaults filled in.
 
-    prompt_ids: sample from exactly these ids, whatever the messages render to; None: from what the template makes. A body of
-    `completions` has one prompt, text or ids. masks: say of each token among which it was drawn, if the engine can.
+    prompt_ids: sample from exactly these ids, whatever the messages render to; None: render the template. A body of `completions`
+    has one prompt, text or ids. masks: report the candidate tokens of each draw, if the engine can.
     """
 
     dialect: Dialect
@@ -136,9 +137,9 @@ class SampleRequest:
 
 @dataclass(slots=True, kw_only=True)
 class SampledChoice:
-    """One choice: ids as sampled (with what was cut off at a stop string), log-probability of each after temperature.
+    """One choice: sampled ids (including those cut off at a stop string), and the log-probability of each after temperature.
 
-    masks: of each id, the row of tokens among which it was drawn (`swarm.protocol.sampling_mask`); empty where they are not known.
+    masks: for each id, the row of its candidate tokens (`swarm.protocol.sampling_mask`); empty if unknown.
     """
 
     index: int = 0
@@ -151,7 +152,7 @@ class SampledChoice:
 
 @dataclass(slots=True, kw_only=True)
 class Sampled:
-    """A whole answer. `answer` is the dialect's response as the client is to see it."""
+    """A complete answer. `answer` is the dialect's response for the client."""
 
     prompt_ids: list[int]
     choices: list[SampledChoice]
@@ -160,9 +161,9 @@ class Sampled:
 
 @dataclass(slots=True, kw_only=True)
 class SampledEvent:
-    """One event of a stream. `data` is what the client sees (None: nothing to show); ids and logprobs are what is new.
+    """One event of a stream. `data` is what the client sees (None: nothing); ids and logprobs are the new ones.
 
-    Version spans count from the event's own first token of the choice, as 0, and cover all that is new of it.
+    Version spans cover the choice's new tokens, counted from 0 at the event's first one.
     """
 
     data: dict[str, Any] | None
@@ -172,10 +173,10 @@ class SampledEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainCall:
-    """A call as the trainer needs it: where each token came from, and what the sampler thought of it.
+    """A call for the trainer: the origin and the sampled log-probability of each token.
 
-    reproducible: it was drawn from softmax(logits / temperature). Where it was not, `mask` says what was left of the vocabulary, and
-    `changes` what was added to the logits; both None: that is not known.
+    reproducible: it was drawn from softmax(logits / temperature). If not, `mask` has the remaining vocabulary and `changes` the
+    changes of the logits; both None: unknown.
     """
 
     call_id: str
@@ -192,7 +193,7 @@ class TrainCall:
 
     @property
     def off_policy(self) -> bool:
-        """Whether it was drawn from another distribution than can be computed of it."""
+        """Whether it was drawn from a distribution that the trainer cannot recompute."""
         return not self.reproducible and self.mask is None
 
 
@@ -213,10 +214,10 @@ class TrainGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainBatch:
-    """Everything one optimiser step needs; journalled before the step, so that it can be replayed as it was."""
+    """Everything one optimiser step needs; journalled before the step, so that it can be replayed exactly."""
 
     step: int
-    """The step this batch makes: the first is 1."""
+    """Number of the step that trains this batch; the first is 1."""
     spec: RunSpec
     groups: list[TrainGroup]
 
@@ -235,7 +236,7 @@ class StepOutcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunContext:
-    """A run as the engine sees it. `directory` is where its checkpoints live, and nothing else of the engine's."""
+    """A run as the engine sees it. `directory` holds its checkpoints and nothing else of the engine."""
 
     run_id: str
     branch: int
@@ -250,10 +251,10 @@ class Engine(Protocol):
     def info(self) -> EngineInfo: ...
 
     def subscribe(self, on_health: Callable[[EngineHealth], None]) -> None:
-        """Hear of every change of health. A crash is restarted with back-off by the engine itself."""
+        """Call `on_health` on every change of health. The engine itself restarts crashed children with back-off."""
 
     async def boot(self) -> None:
-        """Start the children and wait until both serve. Again: nothing. Raises EngineDown with the reason."""
+        """Start the children and wait until both serve. Does nothing if called again. Raises EngineDown with the reason."""
 
     async def shutdown(self) -> None:
         """Stop the children and remove what they left in memory."""
@@ -284,15 +285,15 @@ class Engine(Protocol):
         """
 
     async def require_checkpoint(self, directory: Path, step: int) -> None:
-        """Changes nothing. Raises EngineError when this step's checkpoint is missing or not what was written: `open_run` would too."""
+        """Check this step's checkpoint. Raises EngineError if it is missing or damaged, as `open_run` would."""
 
     async def train(self, batch: TrainBatch) -> StepOutcome:
-        """One optimiser step. The new weights are not served before `serve`. Raises TrainerCrashed, TrainingRefused."""
+        """Make one optimiser step. The new weights are not served until `serve`. Raises TrainerCrashed, TrainingRefused."""
 
     async def checkpoint(self, *, best: int | None = None) -> int:
-        """Write weights, optimiser, random state and step, whole or not at all; returns the step.
+        """Write weights, optimiser, random state and step atomically; return the step.
 
-        Older checkpoints than the spec's newest `keep` are removed then, but never that of step `best`.
+        Then remove all but the newest `keep` checkpoints (from the spec), but never that of step `best`.
         """
 
     async def serve(self, version: WeightsVersion) -> None:

@@ -17,7 +17,7 @@ from swarm.protocol.sampling_mask import LogitChanges
 
 ROOT = -1
 _LOGPROB_SLACK = 1e-3
-"""Samplers round: a log-probability may come out this far above zero."""
+"""Rounding may put a sampler's log-probability this far above zero."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,7 +252,7 @@ def _last_heads(tree: PrefixTree, uses: Container[int]) -> list[int]:
 
 
 def _news(tree: PrefixTree, heads: Sequence[int]) -> list[int]:
-    """How many nodes each head adds to what is computed for those before it."""
+    """How many nodes each head adds to those computed for earlier heads."""
     placed: set[int] = set()
     counts = []
     for head in heads:
@@ -263,7 +263,7 @@ def _news(tree: PrefixTree, heads: Sequence[int]) -> list[int]:
 
 
 def _cheapest_cuts(news: Sequence[int], lengths: Sequence[int], most: int) -> list[int]:
-    """Before which heads to begin anew, so that the fewest tokens are computed twice.
+    """Before which heads to start a new segment, so that the fewest tokens are computed twice.
 
     news, lengths: of each head, the tokens that it adds to those before it, and on its whole path. The best way to a cut is
     the best way to an earlier one, as long as what lies between fits; the heap holds the ways, cheapest first.
@@ -301,7 +301,7 @@ def _uses_by_parent(tree: PrefixTree) -> dict[int, list[int]]:
 
 
 def _until(tree: PrefixTree, node: int, placed: Container[int]) -> list[int]:
-    """The path down to `node`, without the part that is placed already."""
+    """The path down to `node`, without the nodes that are already placed."""
     path = []
     while node != ROOT and node not in placed:
         path.append(node)

@@ -218,7 +218,7 @@ class Policy:
                 weight.data = start.to(weight.device, torch.float32, copy=True)
 
     def _hold_frozen(self) -> None:
-        """Keep the weights that are not trained in the compute type."""
+        """Keep untrained matrices in the compute type, and untrained vectors in float32."""
         for name, weight in self.model.named_parameters():
             if not weight.requires_grad:
                 dtype = self.compute_dtype if weight.ndim > 1 else torch.float32

@@ -1,7 +1,7 @@
-"""In vLLM's worker: writes among which tokens each one was drawn, for the requests that want to know.
+"""In vLLM's worker: write the candidate tokens of each draw, for requests that ask for them.
 
-Once grammar, penalties, temperature, min-p, top-k and top-p have been applied, a token that cannot be drawn has log-probability -inf. That
-tensor is at hand where tokens are drawn. The files are those of `swarm.engine.sampling.mask_files`. Loaded by the worker alone.
+After grammar, penalties, temperature, min-p, top-k and top-p, tokens that cannot be drawn have log-probability -inf. The sampler
+has that tensor. The files have the format of `swarm.engine.sampling.mask_files`. Only the worker loads this module.
 
 Suffixes of tensors: R rows (requests), V vocabulary.
 """
@@ -23,7 +23,7 @@ from swarm.engine.sampling.mask_files import FLAG, FOLDER_VARIABLE, HEAD
 
 
 def register() -> None:
-    """Have vLLM's sampler keep what it drew from, and its model runner write it. Once per process."""
+    """Make vLLM's sampler keep the distributions and its model runner write the masks. Call once per process."""
     folder = Path(os.environ[FOLDER_VARIABLE])
     sample, run = Sampler.sample, GPUModelRunner._sample
 
@@ -61,7 +61,7 @@ def _wants(request: Any) -> bool:
 
 
 def _append(path: Path, record: bytes) -> None:
-    """A full disk costs the masks, and nothing else: the reader sees that one is missing."""
+    """Append a record. A full disk only loses masks: the reader notices a missing one."""
     try:
         with path.open("ab") as file:
             file.write(record)

@@ -1,6 +1,6 @@
-"""One minibatch: its calls, the pieces that they are computed in, and what the current or the first weights say of a piece.
+"""One minibatch: its calls, the pieces that they are computed in, and forward passes over a piece.
 
-Suffix of tensors: U uses of a piece, N sampled tokens of all calls, one call behind the other.
+Suffixes of tensors: U uses of a piece, N sampled tokens of all calls, concatenated.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from swarm.engine.tree import Branch, Segment, cut, grow, timelines
 
 @dataclass(slots=True, kw_only=True)
 class Minibatch:
-    """Pieces hold each sampled token of the calls exactly once."""
+    """The pieces together contain each sampled token of the calls exactly once."""
 
     branches: Sequence[Branch]
     pieces: list[Piece]
 
     def notes(self, kl: float, *, tokens: bool = False) -> dict[str, CallNotes]:
-        """What `selection.credit` needs of the calls. kl: weight of the penalty inside the reward; 0: there is none. tokens: whether
-        it needs what the weights before the step say of each token."""
+        """Input of `selection.credit`, by call. kl: weight of the penalty inside the reward; 0: none. tokens: whether to include
+        each token's log-probability and entropy before the step."""
         penalties = self._by_call(lambda facts: kl * (known(facts.old_U) - known(facts.start_U))) if kl else None
         valued = self.pieces[0].facts.value_U is not None
         values = self._by_call(lambda facts: known(facts.value_U)) if valued else None
@@ -59,7 +59,7 @@ class Minibatch:
         return self._named(self._by_call(lambda facts: known(facts.start_U)))
 
     def take_credit(self, credits: Mapping[str, Credit]) -> None:
-        """Advantages and targets, token by token."""
+        """Set the advantage and the critic's target of each token."""
         own = [credits[branch.call.call_id] for branch in self.branches]
         advantage_N = torch.tensor([value for credit in own for value in credit.advantages], device=self._device)
         target_N = torch.tensor([value for credit in own for value in credit.targets], device=self._device)
@@ -69,19 +69,19 @@ class Minibatch:
             piece.facts = replace(piece.facts, advantage_U=advantage_N[place_U], target_U=target_U)
 
     def take_call_gaps(self, logps: Sequence[Tensor]) -> None:
-        """Log-ratios of whole calls, current to old. logps: of each piece, under the current weights."""
+        """Set the log-ratios of whole calls, current to old. logps: of each piece, under the current weights."""
         gaps = [logp_U - known(piece.facts.old_U) for piece, logp_U in zip(self.pieces, logps, strict=True)]
         self._spread([gap_S.mean() for gap_S in self._calls(gaps)], "call_gap_U")
 
     def take_rollout_gaps(self) -> None:
-        """Log-ratios of whole calls, old to recorded."""
+        """Set the log-ratios of whole calls, old to recorded."""
         gaps = [known(piece.facts.old_U) - piece.facts.recorded_U for piece in self.pieces]
         self._spread([gap_S.sum() for gap_S in self._calls(gaps)], "rollout_gap_U")
 
     def take_prices(self, algorithm: Algorithm, episodes: Episodes, logps: Sequence[Tensor]) -> None:
-        """What the algorithm says of each token, seen over the whole update. logps: of each piece, under the current weights.
+        """Set the facts that the algorithm computes over the whole update. logps: of each piece, under the current weights.
 
-        It is computed on the CPU: sums by index have no fixed order on a GPU, and a replay has to make the same weights.
+        Runs on the CPU, because sums by index have no fixed order on a GPU and a replay must give the same weights.
         Raises: TrainingRefused.
         """
         facts = [piece.facts for piece in self.pieces]
@@ -98,7 +98,7 @@ class Minibatch:
             piece.facts = replace(piece.facts, **own)
 
     def _whole(self, facts: Sequence[TokenFacts], name: str) -> Any:
-        """A fact of all tokens, one call behind the other; None where no piece has it. A piece without it has 0."""
+        """A fact of all tokens, calls concatenated; None if no piece has it. Pieces without it count as 0."""
         values = [getattr(each, name) for each in facts]
         if name == "place_U" or all(value is None for value in values):
             return None
@@ -112,7 +112,7 @@ class Minibatch:
         return {branch.call.call_id: value_S for branch, value_S in zip(self.branches, values, strict=True)}
 
     def _spread(self, per_call: Sequence[Tensor], name: str) -> None:
-        """One number per call becomes a fact of each of its tokens."""
+        """Set a fact of each token from one number per call."""
         lengths = torch.tensor(self._lengths, device=self._device)
         value_N = torch.stack(list(per_call)).repeat_interleave(lengths)
         for piece in self.pieces:
@@ -122,7 +122,7 @@ class Minibatch:
         return self._calls([pick(piece.facts) for piece in self.pieces])
 
     def _calls(self, values: Sequence[Tensor]) -> list[Tensor]:
-        """What the pieces say of their uses, sorted into calls."""
+        """Regroup values of the pieces' uses by call."""
         value_N = torch.empty(sum(self._lengths), device=self._device)
         for piece, value_U in zip(self.pieces, values, strict=True):
             value_N[known(piece.facts.place_U)] = value_U
@@ -130,7 +130,7 @@ class Minibatch:
 
     @property
     def _device(self) -> torch.device:
-        """Where the pieces' facts lie."""
+        """Device of the pieces' facts."""
         return self.pieces[0].facts.recorded_U.device
 
     @property
@@ -146,7 +146,7 @@ def known(fact: Tensor | None) -> Tensor:
 
 @dataclass(slots=True, kw_only=True)
 class Piece:
-    """One segment of a tree as tensors, with what the loss needs to know of its uses.
+    """One segment of a tree as tensors, with the facts about its uses that the loss needs.
 
     All passes over a piece compute the same shapes, so that equal weights give equal numbers, bit for bit.
     """
@@ -165,7 +165,7 @@ class Piece:
 
     @property
     def tokens(self) -> int:
-        """How many are computed, those that another piece computes too among them."""
+        """How many tokens are computed, including those that other pieces compute as well."""
         return len(self.micro.token_T)
 
 
@@ -194,7 +194,7 @@ def _moved(facts: TokenFacts, device: torch.device) -> TokenFacts:
 
 
 def facts_of(segment: Segment, branches: Sequence[Branch]) -> TokenFacts:
-    """What is recorded of the segment's uses, in order."""
+    """Recorded facts of the segment's uses, in order."""
     uses = [(branches[branch], at) for branch, at in zip(segment.use_branch, segment.use_position, strict=True)]
     first = list(accumulate((len(branch.call.sampled_ids) for branch in branches), initial=0))
     places = [first[branch] + at for branch, at in zip(segment.use_branch, segment.use_position, strict=True)]

@@ -1,6 +1,6 @@
-"""The optimisers, a part of the weights at a time: clip, step, measure the change.
+"""The optimisers: clip, step and measure the change, one part of the weights at a time.
 
-On the CPU a part is one weight, which is in the cache meanwhile; on a GPU it is many, which one kernel takes together.
+On the CPU a part is one weight, so that it stays in the cache; on a GPU it is many weights, which one kernel steps together.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ OptimizerName = Literal["adamw", "adafactor"]
 class _Part:
     """Weights that are stepped together.
 
-    resting: their moments lie in the machine's memory. host: where, once they were there.
+    resting: their moments are in host memory. host: the host buffers, once allocated.
     """
 
     weights: dict[str, nn.Parameter]
@@ -76,7 +76,7 @@ class _Part:
             self.resting = False
 
     def pieces(self) -> Iterator[_Part]:
-        """The same while it rests: a weight that is larger than what is stepped together, by rows."""
+        """Parts to step one after another while it rests: splits a weight by rows if it is larger than one part may be."""
         (path, weight), *others = self.weights.items()
         if others or weight.numel() <= OPTIMIZED_TOGETHER or not isinstance(self.optimizer, AdamW):
             yield self
@@ -102,10 +102,10 @@ class _Part:
 
 
 class Optimizer:
-    """Moments live as long as the run does; `take` and `forget` begin anew, and so does a step of another optimiser.
+    """Moments last for the whole run; `take`, `forget` and a step of another optimiser reset them.
 
-    offload: they lie in the machine's memory, but for the part that is stepped.
-    Gradients are kept and zeroed instead of freed: giving half a gigabyte back at each step costs more than a step.
+    offload: keep moments in host memory, except those of the part being stepped.
+    Gradients are zeroed instead of freed: freeing half a gigabyte at each step would cost more than the step.
     """
 
     def __init__(self, weights: Mapping[str, nn.Parameter], *, offload: bool = False) -> None:
@@ -131,8 +131,8 @@ class Optimizer:
     def begin(self, name: OptimizerName) -> None:
         """Zero the gradients, for a step of the optimiser of this name.
 
-        What outlives the step is made before anything of the step: made in between, it would lie where the activations of the
-        next step could have gone, and the first steps would each take fresh memory.
+        Allocates long-lived tensors before those of the step: otherwise they would fragment the memory for the next step's
+        activations, and each of the first steps would need fresh memory.
         """
         if name != self._name:
             self._name = name
@@ -155,14 +155,14 @@ class Optimizer:
                 part.wake()
 
     def rest(self) -> None:
-        """Until `begin`, hold no memory of the device: moments move to the machine's, gradients are given up."""
+        """Until `begin`, use no device memory: move moments to host memory and free gradients."""
         for part in self._parts:
             for weight in part.weights.values():
                 weight.grad = None
             part.rest()
 
     def grad_norm(self) -> float:
-        """Over all weights, before clipping."""
+        """Gradient norm over all weights, before clipping."""
         return math.sqrt(_squared([norm for part in self._parts for norm in torch._foreach_norm(part.grads)]))
 
     @torch.no_grad()
@@ -196,7 +196,7 @@ class Optimizer:
         return {path: value for part in self._parts for path, value in part.moments.items()}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """The moments stay in the machine's memory until `begin`. They themselves say whose they are: a spec may name an optimiser
+        """Restore moments; they stay in host memory until `begin`. Their names identify the optimiser, because the spec may name one
         that has not made a step yet.
 
         Raises: KeyError when a weight's moments are missing, unless there are none at all.
@@ -216,17 +216,17 @@ class Optimizer:
 
 
 def _brought(value: Tensor, device: torch.device) -> Tensor:
-    """The value on the device; on the CPU it is there."""
+    """Copy the value to the device, if it is not there already."""
     return value.to(device)
 
 
 def _stepped(part: _Part) -> tuple[list[Tensor], list[Tensor]]:
-    """Step the part. Returns the norm of each of its weights before, and of what it moved by."""
+    """Step the part. Returns the norm of each weight before the step, and of its change."""
     before = [weight.detach().clone() for weight in part.weights.values()]
     before_W = [*torch._foreach_norm(before)]
     part.optimizer.step()
     for weight in part.weights.values():
-        increment_version(weight)  # fused steps do not, and copies in another type must hear of it
+        increment_version(weight)  # fused steps do not do it, and casts of the weight rely on it
     torch._foreach_sub_(before, list[Tensor](part.weights.values()))
     return before_W, [*torch._foreach_norm(before)]
 
@@ -246,5 +246,5 @@ def _together(weights: Mapping[str, nn.Parameter]) -> Iterator[list[str]]:
 
 
 def _squared(norms_W: list[Tensor]) -> float:
-    """The sum of their squares. A GPU is waited for once, not at each weight."""
+    """The sum of their squares, with one GPU synchronisation instead of one per weight."""
     return float(torch.stack(norms_W).double().square().sum())

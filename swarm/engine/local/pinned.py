@@ -1,4 +1,4 @@
-"""Copies of tensors in the machine's own memory, page-locked where a GPU is to read and write them at full speed."""
+"""Copies of tensors in host memory, page-locked if a GPU has to read and write them at full speed."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from swarm.engine.memory.model import GIB
 
 _LOG = logging.getLogger(__name__)
 _ALIGNED = 64
-"""Bytes that each copy begins at a multiple of."""
+"""Alignment of each copy, in bytes."""
 
 
 def pinned_copies(tensors: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
-    """Copies of these in one stretch of memory, which goes back to the system with the last of them. device: what reads them.
+    """Copy tensors into one block of memory, which is freed with the last of them. device: the device that reads them.
 
-    Memory of our own: torch's page-locked blocks are rounded up to a power of two, and are kept.
+    We allocate it ourselves, because torch rounds page-locked blocks up to a power of two and never frees them.
     """
     places, size = {}, 0
     for name, tensor in tensors.items():
@@ -39,10 +39,10 @@ def pinned_copies(tensors: Mapping[str, Tensor], device: torch.device) -> dict[s
 
 
 class _Memory(mmap.mmap):
-    """Unlocks itself before it is unmapped: `__del__` runs before `mmap` gives its pages back, `weakref.finalize` after it."""
+    """Unlocks itself before it is unmapped: `__del__` runs before `mmap` frees its pages, `weakref.finalize` after that."""
 
     _locked: tuple[Any, int] | None = None
-    """The driver, and the address that it knows this memory by."""
+    """The driver, and the address under which it locked this memory."""
 
     def lock(self, driver: Any, address: int) -> bool:
         if int(driver.cudaHostRegister(address, len(self), 0)) != 0:
@@ -51,7 +51,7 @@ class _Memory(mmap.mmap):
         return True
 
     def __del__(self) -> None:
-        if self._locked is None or sys.is_finalizing():  # the process takes its locks with it
+        if self._locked is None or sys.is_finalizing():  # at exit the process's locks end anyway
             return
         driver, address = self._locked
         if (code := int(driver.cudaHostUnregister(address))) != 0:
@@ -59,10 +59,10 @@ class _Memory(mmap.mmap):
 
 
 def _lock(memory: _Memory, bytes_N: Tensor) -> None:
-    """Until the memory is freed. Where the system refuses that, copies are slower and no less right."""
+    """Page-lock the memory until it is freed. If the system refuses, copies are slower but still correct."""
     driver = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     if memory.lock(driver, bytes_N.data_ptr()):
         return
     with suppress(RuntimeError):
-        torch.ones(1, device="cuda")  # takes the error, which else the next kernel would be blamed for
+        torch.ones(1, device="cuda")  # clears the error, which the next kernel would report otherwise
     _LOG.warning("%.1f GiB of the machine's memory cannot be page-locked: offloading is slower", bytes_N.nbytes / GIB)

@@ -1,9 +1,9 @@
-"""vLLM shares computed tokens in whole blocks. This decides who shares what is left of equal prompts, with which a group begins.
+"""Share the last, partial block of equal prompts, as a group has; vLLM itself shares computed tokens only in whole blocks.
 
-With blocks of 32 tokens and prompts of 43, each of eight episodes would compute the last eleven anew: a third of all that is
-computed for short answers. So a request whose prompt another is computing waits for it, one step, and then begins with a copy of
-its keys and values; of the prompt its own is only the last token, from which the first sample is drawn.
-Knows nothing of vllm: `tails_connector` brings it to its scheduler.
+With blocks of 32 tokens and prompts of 43, each of eight episodes would compute the last eleven tokens again: a third of the
+work for short answers. So a request waits one step while another computes the same prompt, and then starts with a copy of its
+keys and values. It computes only the last prompt token itself, from which the first sample is drawn.
+Knows nothing of vllm: `tails_connector` connects it to vLLM's scheduler.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Protocol
 
 
 class Prompted(Protocol):
-    """What this reads of a scheduler's request. num_computed_tokens: also of the steps that are planned and not made yet."""
+    """The fields used of a scheduler's request. num_computed_tokens: includes steps that are planned but not done yet."""
 
     @property
     def request_id(self) -> str: ...
@@ -26,17 +26,17 @@ class Prompted(Protocol):
 
 @dataclass(slots=True)
 class Copies:
-    """Blocks to be copied before a step is computed, position by position."""
+    """Blocks to copy before a step, position by position."""
 
     sources: list[int] = field(default_factory=list)
     targets: list[int] = field(default_factory=list)
 
 
 class PromptTails:
-    """Of the requests that were given blocks: which prompts they hold, and what is to be copied before the next step.
+    """Tracks the prompts of requests that have blocks, and the copies due before the next step.
 
-    block_tokens: tokens of a block. runs: whether a request has its blocks; one that had to give them up, as all have when
-    weights change, has none until it is computed anew. blocks_of: the blocks of one that has, by its id.
+    block_tokens: tokens per block. runs: whether a request has its blocks; one that lost them, as all do when weights change,
+    has none until it is recomputed. blocks_of: blocks of such a request, by its id.
     Keys are equal for requests whose prompts have the same keys and values; None shares nothing.
     """
 
@@ -50,7 +50,7 @@ class PromptTails:
         self._copies = Copies()
 
     def available(self, key: Hashable, request: Prompted, computed: int) -> int | None:
-        """How many tokens can be copied behind the first `computed` ones, in whole blocks; None: ask again after this step."""
+        """How many tokens after the first `computed` ones (whole blocks) can be copied; None: ask again after this step."""
         wanted = request.num_prompt_tokens - 1 - computed
         holders = self._running(key) if wanted > 0 else []
         if not holders:
@@ -58,7 +58,7 @@ class PromptTails:
         return wanted if any(map(_complete, holders)) else None
 
     def give(self, key: Hashable, request: Prompted, blocks: Sequence[int], copied: int) -> None:
-        """The request was given blocks, and holds its prompt from the next step on. copied: tokens, what `available` said, or 0."""
+        """Note that the request got blocks and holds its prompt from the next step on. copied: tokens, from `available`, or 0."""
         if key is None:
             return
         if copied:
@@ -70,14 +70,14 @@ class PromptTails:
         self._holders.setdefault(key, {})[request.request_id] = request
 
     def finish(self, key: Hashable, request: Prompted) -> None:
-        """Its blocks may be given to others at once: what is copied from them is copied before others write there."""
+        """Forget the request. Its blocks may be reused at once, because due copies happen before anyone writes to them."""
         if (holders := self._holders.get(key)) is not None:
             holders.pop(request.request_id, None)
             if not holders:
                 del self._holders[key]
 
     def take_copies(self) -> Copies:
-        """What is to be copied before the step that was planned now."""
+        """Take the copies to make before the step that has just been planned."""
         made, self._copies = self._copies, Copies()
         return made
 
@@ -86,5 +86,5 @@ class PromptTails:
 
 
 def _complete(request: Prompted) -> bool:
-    """Whether the whole prompt is computed before the step that is planned now."""
+    """Whether the whole prompt is computed before the step being planned."""
     return request.num_computed_tokens >= request.num_prompt_tokens

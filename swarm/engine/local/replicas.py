@@ -1,6 +1,6 @@
 """Inference on several devices of this machine: a vLLM server on each. They share the calls and serve the same weights.
 
-Each replica lives and dies on its own. While one of them serves, inference does. Knows nothing of episodes.
+Each replica crashes and restarts independently. Inference serves as long as one of them does. Knows nothing of episodes.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from swarm.protocol.episodes import WeightsVersion
 
 _LOG = logging.getLogger(__name__)
 _AHEAD = 4
-"""A call follows its prompt to a replica that has at most so many calls more than the idlest one."""
+"""A call goes to the replica that knows its prompt if that has at most this many calls more than the idlest one."""
 _KEPT = 20_000
-"""Prompts' beginnings that are remembered of a replica."""
+"""How many prompt prefixes to remember per replica."""
 _TEXT_PART = 256
-"""Characters, or token ids, of a text completion's prompt that are compared at once."""
+"""Length of the parts in which prompts of text completions are compared, in characters or token ids."""
 
 
 @dataclass(slots=True)
 class Replica:
-    """A server, the calls that it has, and the prompts whose keys and values it may hold, by hash; the newest last."""
+    """A server, its open calls, and hashes of prompts that it may have cached, newest last."""
 
     inference: VllmInference
     calls: int = 0
     held: dict[int, None] = field(default_factory=dict)
 
     def known(self, beginnings: Sequence[int]) -> int:
-        """How many of these ever longer beginnings of a prompt it has computed."""
+        """How many of these growing prefixes of a prompt it has computed."""
         return next((at for at, each in enumerate(beginnings) if each not in self.held), len(beginnings))
 
     def takes(self, beginnings: Sequence[int]) -> None:
@@ -72,12 +72,12 @@ class Replicas:
 
     @property
     def settings(self) -> VllmSettings:
-        """Of the first replica. The others differ in the device and the log."""
+        """Settings of the first replica. The others differ only in device and log."""
         return self.all[0].settings
 
     @property
     def health(self) -> EngineHealth:
-        """Ready while one of them is, and failed for good once all are."""
+        """Ready if one replica is; failed for good once all have."""
         each = [(str(replica.settings.device_name), replica.health) for replica in self.all]
         reasons = [health.reason for _, health in each if health.reason is not None and not health.ready]
         return EngineHealth(
@@ -101,19 +101,19 @@ class Replicas:
         )
 
     def subscribe(self, on_health: Callable[[EngineHealth], None]) -> None:
-        """Hear of every change of any replica's health."""
+        """Call `on_health` on every change of any replica's health."""
         self._subscribers.append(on_health)
 
     def memory_needed(self) -> int:
-        """Bytes of the machine's memory, of all of them; see `VllmSettings`."""
+        """Bytes of host memory of all replicas; see `VllmSettings`."""
         return sum(replica.settings.memory_needed() for replica in self.all)
 
     def least_memory(self) -> int:
-        """The same with weights loaded and hardly a request."""
+        """Least bytes of host memory: weights loaded, almost no requests."""
         return sum(replica.settings.least_memory() for replica in self.all)
 
     async def boot(self) -> None:
-        """Start them all. One that cannot start is left out, and its health says so. Raises: EngineDown when none can."""
+        """Start all replicas. Continues without those that fail, whose health says so. Raises: EngineDown if none starts."""
         outcomes = await asyncio.gather(*(replica.boot() for replica in self.all), return_exceptions=True)
         failed = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
         for error in failed:
@@ -122,7 +122,7 @@ class Replicas:
             _LOG.error("a replica is left out: %s", error)
 
     async def settled(self) -> None:
-        """Wait until one of them serves. Raises: EngineDown when none will."""
+        """Wait until a replica serves. Raises: EngineDown if none will."""
         waits = [asyncio.ensure_future(replica.settled()) for replica in self.all]
         try:
             for number, wait in enumerate(asyncio.as_completed(waits), start=1):
@@ -161,7 +161,7 @@ class Replicas:
 
     @contextmanager
     def _taken(self, beginnings: Sequence[int]) -> Iterator[VllmInference]:
-        """The replica that takes a call with this prompt. Raises: EngineDown when there is none."""
+        """Choose the replica for a call with this prompt. Raises: EngineDown if none is available."""
         ready = [replica for replica in self._replicas if replica.inference.health.ready]
         if not ready:
             raise EngineDown(self.health.reason or "inference is not booted")
@@ -188,10 +188,10 @@ class Replicas:
         approval: asyncio.Future[None] | None = None,
         adapter: ServedAdapter | None = None,
     ) -> None:
-        """Serve other weights in all of them, in place; see `VllmInference.publish`. From then on no replica serves others.
+        """Serve other weights on all replicas, in place; see `VllmInference.publish`. Afterwards no replica serves the old ones.
 
-        Returns when one of them serves: a replica that has to be started anew does not hold the others up.
-        Raises: WeightsRefused, and those of before are served; EngineDown when nothing can be served any more.
+        Returns as soon as one replica serves, without waiting for replicas that must restart.
+        Raises: WeightsRefused (the previous weights are served again); EngineDown if no replica can serve any more.
         """
         changes = (replica.publish(weights_dir, version, approval=approval, adapter=adapter) for replica in self.all)
         outcomes = await asyncio.gather(*changes, return_exceptions=True)
@@ -204,7 +204,7 @@ class Replicas:
 
     @asynccontextmanager
     async def asleep(self) -> AsyncIterator[None]:
-        """All of them sleep meanwhile; see `VllmInference.asleep`."""
+        """Within the block all replicas sleep; see `VllmInference.asleep`."""
         async with AsyncExitStack() as sleeping:
             for replica in self.all:
                 await sleeping.enter_async_context(replica.asleep())
@@ -220,9 +220,9 @@ class Replicas:
 
 
 def beginnings(request: SampleRequest) -> list[int]:
-    """Hashes of ever longer beginnings of what the prompt is made of: its messages under its tools, or parts of its text.
+    """Hashes of growing prefixes of the prompt's source: its tools and messages, or parts of its text.
 
-    Equal from one turn of an agent to the next, and among calls that begin alike.
+    An agent's next turn, and other calls that start alike, have the same first hashes.
     """
     body = request.body
     parts: list[Any]

@@ -1,6 +1,6 @@
-"""What restricted the choice at each head: the part of the vocabulary that was left, and changes of the logits.
+"""Sampling restrictions at each head: the allowed part of the vocabulary, and changes of the logits.
 
-The trainer takes log-probabilities under the same restriction as the sampler, so that their ratio is one before the first step.
+The trainer computes log-probabilities under the sampler's restriction, so that their ratio is one before the first step.
 
 Suffixes of tensors: H heads, V vocabulary, S distinct rows of bits, B bytes of a row, E changed logits.
 """
@@ -20,9 +20,9 @@ from swarm.engine.tree import Branch, Segment
 from swarm.protocol.sampling_mask import BITS, ONLY, numbers
 
 _NEVER = -1e30
-"""The logit of a token that could not be drawn: finite, for -inf times a probability of 0 is no number."""
+"""Logit of a token that could not be drawn: finite, because -inf times a probability of 0 is NaN."""
 _HEADS_OF_BITS = 64
-"""So many rows of bits are taken apart at a time."""
+"""How many rows of bits to unpack at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,30 +37,30 @@ class _Changed:
 
 @dataclass(frozen=True, slots=True)
 class Slopes:
-    """How much the logits of some heads moved with the model's own, where that is not one."""
+    """Derivatives of changed logits by the model's own, where they are not one."""
 
     head_E: Tensor
     token_E: Tensor
     factor_E: Tensor
 
     def apply(self, slope_HV: Tensor) -> None:
-        """From the gradient by the changed logits to that by the model's."""
+        """Turn the gradient by the changed logits into that by the model's, in place."""
         slope_HV[self.head_E, self.token_E] *= self.factor_E
 
 
 class Restrictions:
-    """Of all heads of a segment, by head. Rows of bits are long, and many heads have the same: they are kept once."""
+    """The restrictions of a segment's heads. Rows of bits are long, and many heads share one, so equal rows are kept once."""
 
     def __init__(self, segment: Segment, branches: Sequence[Branch], device: torch.device | None) -> None:
         self._changed: dict[int, _Changed] = {}
         self._only: dict[int, Tensor] = {}
-        """All tokens that could be drawn."""
+        """By head: all tokens that could be drawn."""
         self._without: dict[int, Tensor] = {}
-        """All tokens that could not."""
+        """By head: all tokens that could not be drawn."""
         self._vocabulary = 0
-        """How many tokens the sampler knows, where `_without` is not empty; the model may have rows for more."""
+        """Size of the sampler's vocabulary if `_without` is not empty; the model may have more rows."""
         self._bits: dict[int, int] = {}
-        """Which row of bits."""
+        """By head: index of its row of bits."""
         number_of: dict[bytes, int] = {}
         for head, at in enumerate(segment.head_drawn):
             if at is None:
@@ -98,7 +98,7 @@ class Restrictions:
         return Slopes(head_E, token_E, factor_E)
 
     def forbid(self, scaled_HV: Tensor, at: slice) -> None:
-        """Take away what could not be drawn."""
+        """Mask the tokens that could not be drawn."""
         if heads := _among(self._only, at):
             tokens = [self._only[head] for head in heads]
             head_E, token_E = _repeated(heads, at, tokens), torch.cat(tokens)
@@ -125,12 +125,12 @@ class Restrictions:
 
 
 def _among(known: Mapping[int, object], at: slice) -> list[int]:
-    """The heads of this part of which something is known."""
+    """Heads of this slice that have an entry."""
     return [head for head in range(at.start, at.stop) if head in known] if known else []
 
 
 def _repeated(heads: Sequence[int], at: slice, entries: Sequence[Tensor]) -> Tensor:
-    """The place of each head within this part, as often as it has entries."""
+    """The position of each head within this slice, repeated once per entry."""
     device = entries[0].device
     lengths = torch.tensor([len(each) for each in entries], device=device)
     return torch.tensor([head - at.start for head in heads], device=device).repeat_interleave(lengths)
@@ -143,7 +143,7 @@ def _stacked(rows: Sequence[bytes], device: torch.device | None) -> Tensor:
 
 
 def _changed(call: TrainCall, position: int, device: torch.device | None) -> _Changed:
-    """What the request's bias and penalties changed when the token at `position` was drawn."""
+    """The logit changes by the request's bias and penalties when the token at `position` was drawn."""
     changes, said = call.changes, Counter(call.sampled_ids[:position])
     assert changes is not None
     bias, repeats = dict(changes.bias), {*call.prompt_ids, *said} if changes.repetition != 1.0 else set[int]()

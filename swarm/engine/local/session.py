@@ -1,4 +1,4 @@
-"""The run that is open in the trainer process, and its policy."""
+"""The open run of the trainer process, and its policy."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from swarm.protocol.runspec import ComputeType, LoraSpec, RunSpec
 
 
 class LocalSession(TrainingSession[Checkpoint]):
-    """served_in: what inference multiplies in.
+    """The open run and its policy. served_in: inference's compute type.
 
-    turns: between steps the device holds nothing but weights; moments lie in the machine's memory.
+    turns: between steps the device holds only weights, and moments are in host memory.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class LocalSession(TrainingSession[Checkpoint]):
     def export(self, file: Path) -> tuple[int, str]:
         """Write the current weights for serving; returns their step and the file's checksum. Raises: OSError.
 
-        They are written as the hosted ones are stored, or in what inference multiplies in, whichever is wider.
+        Each is written in the hosted weight's type or inference's compute type, whichever is wider.
         """
         self._open()
         weights = self._weights()
@@ -70,7 +70,7 @@ class LocalSession(TrainingSession[Checkpoint]):
         return self._step, write_tensors(file, weights, dtypes, new_checksum)
 
     def fingerprint(self) -> tuple[int, str]:
-        """The step that the weights stand at, and the hash that a checkpoint's manifest would have for them."""
+        """The weights' step, and the hash that a checkpoint's manifest would have for them."""
         self._open()
         return self._step, hash_tensors(self._weights())
 

@@ -1,7 +1,7 @@
-"""`prompt_tails` as what vLLM calls a connector (`--kv-transfer-config`).
+"""`prompt_tails` as a vLLM connector (`--kv-transfer-config`).
 
-vLLM makes two: one answers the scheduler, one copies in the worker. Both live in one process here; the plan goes from one to the
-other with each step. Never imported by the control process.
+vLLM creates two instances: one for the scheduler, and one that copies in the worker. Here both live in one process; each
+step passes the plan from the first to the second. The control process never imports this.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ class Plan(KVConnectorMetadata):  # type: ignore[misc]
 
 
 class TailsConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
-    """See this module. Models with several kinds of caches share whole blocks alone."""
+    """See the module. Models with several kinds of caches share only whole blocks."""
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         groups = kv_cache_config.kv_cache_groups
-        # Where attention has a window, a request gives blocks behind it away while it runs.
+        # With windowed attention, a running request frees the blocks behind its window.
         self._usable = len(groups) == 1 and isinstance(groups[0].kv_cache_spec, FullAttentionSpec)
         self._tails = PromptTails(int(vllm_config.cache_config.block_size), _runs, self._blocks_of)
         self._layers: list[Tensor] = []
 
     @property
     def requires_kv_delivery(self) -> bool:
-        """Nothing leaves this process."""
+        """False: no data leaves this process."""
         return False
 
     # -- for the scheduler ----------------------------------------------------------------------------------------
@@ -77,7 +77,7 @@ class TailsConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     # -- in the worker --------------------------------------------------------------------------------------------
 
     def register_kv_caches(self, kv_caches: dict[str, Tensor]) -> None:
-        """kv_caches: of each layer, [blocks, …]; how a block looks inside does not matter."""
+        """Remember the caches. kv_caches: one per layer, [blocks, …]; the layout within a block does not matter."""
         self._layers = list(kv_caches.values())
 
     def start_load_kv(self, forward_context: Any, **_: Any) -> None:
@@ -90,7 +90,7 @@ class TailsConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             layer.index_copy_(0, targets, layer.index_select(0, sources))
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """All of them are copied before the step."""
+        """No-op: all layers are copied before the step."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: Tensor, attn_metadata: Any, **_: Any) -> None:
         """Nothing is kept elsewhere."""

@@ -1,6 +1,6 @@
-"""A checkpoint as a model of its own: exported as a folder, or talked to in this process.
+"""A checkpoint as a standalone model: export it to a folder, or chat with it in this process.
 
-Knows folders and tensors, nothing of servers and their state. Whoever loads the folder needs nothing of ours.
+Knows folders and tensors, but no servers and their state. Loading an exported folder needs none of our code.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _WEIGHTS = "model.safetensors"
 def trained_weights(model: ModelFolder, checkpoint: Checkpoint) -> dict[str, Tensor]:
     """The weights under the hosted checkpoint's names, as they were served; adapters are merged into what they adapt.
 
-    In the hosted types, or in float32 where the run was computed in it: narrower ones would be another model than was evaluated.
+    In the hosted types, or in float32 if the run computed in float32: narrowing would give another model than was evaluated.
     Raises: EngineError when the checkpoint began with another model.
     """
     if checkpoint.state.fingerprint != model.fingerprint:
@@ -57,9 +57,9 @@ def trained_weights(model: ModelFolder, checkpoint: Checkpoint) -> dict[str, Ten
 
 
 def export_model(model: ModelFolder, checkpoint: Checkpoint | None, to: Path) -> ModelFolder:
-    """Write a Hugging Face folder, whole or not at all. checkpoint None: step 0, the hosted model itself.
+    """Write a Hugging Face folder atomically. checkpoint None: step 0, the hosted model itself.
 
-    It has the chat template that the model was served with. Raises: EngineError when `to` holds something already, OSError.
+    Includes the chat template that the model was served with. Raises: EngineError if `to` is not empty, OSError.
     """
     unfinished = _begin(to)
     for file in model.path.iterdir():
@@ -76,7 +76,7 @@ def export_model(model: ModelFolder, checkpoint: Checkpoint | None, to: Path) ->
 
 
 def export_adapter(model: ModelFolder, checkpoint: Checkpoint, to: Path) -> ModelFolder:
-    """Write the adapter alone, as a folder that peft and vLLM load next to the hosted model.
+    """Write only the adapter, as a folder that peft and vLLM load on top of the hosted model.
 
     Raises: EngineError when the run trained all weights, or `to` holds something already; OSError.
     """
@@ -100,14 +100,14 @@ def _computed_in(checkpoint: Checkpoint) -> torch.dtype:
 
 
 def _declare_float32(config: Path) -> None:
-    """Whoever loads a model in the type that its configuration names loads these weights whole."""
+    """Set the config's type to float32, so that loaders keep the weights' full precision."""
     stated = json.loads(config.read_text(encoding="utf-8"))
     key = "torch_dtype" if "torch_dtype" in stated else "dtype"
     write_atomically(config, json.dumps(stated | {key: "float32"}, indent=2).encode())
 
 
 def _begin(to: Path) -> Path:
-    """An empty folder beside `to`, to be renamed when it is whole. Raises: EngineError, OSError."""
+    """Make an empty folder next to `to`, to be renamed when complete. Raises: EngineError, OSError."""
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise EngineError(f"{to} exists already; choose a new folder")
     unfinished = to.with_name(f".{to.name}.unfinished")
@@ -117,7 +117,7 @@ def _begin(to: Path) -> Path:
 
 
 def _finish(unfinished: Path, to: Path, model: ModelFolder, checkpoint: Checkpoint | None) -> ModelFolder:
-    """Say in the folder where it comes from, and give it its name."""
+    """Record the model's origin in the folder, and rename it to its final name."""
     source = f"{model.name}@{model.fingerprint[:12]}"
     if checkpoint is not None:
         source += f", {checkpoint.state.run_id}@{checkpoint.state.step}"
@@ -139,7 +139,7 @@ def _stored_tensors(path: Path) -> Mapping[str, Tensor]:
 
 
 def start_from(model: ModelFolder, checkpoint: Checkpoint | None) -> torch.nn.Module:
-    """The model with a checkpoint's weights in memory, to be asked; None: the hosted model itself."""
+    """Load the model with a checkpoint's weights; None: the hosted model itself."""
     from transformers import AutoModelForCausalLM
 
     here = DTYPES[compute_type("cpu")]
@@ -191,7 +191,7 @@ class Chat:
 
     @torch.inference_mode()
     def answer(self, text: str) -> Iterator[str]:
-        """What the model says to this, piece by piece."""
+        """The model's answer to this text, piece by piece."""
         self._messages.append({"role": "user", "content": text})
         ids = self._tokenizer.apply_chat_template(
             self._messages, add_generation_prompt=True, return_tensors="pt", return_dict=False

@@ -21,18 +21,18 @@ from swarm.models.folder import ModelFolder
 from swarm.protocol.runspec import ComputeType
 
 _IMPORTS_S = 60.0
-"""At worst; an idle machine takes a tenth of it."""
+"""Longest import time; an idle machine needs a tenth of it."""
 _FIRST_STEP_S: dict[Device, float] = {"cpu": 10.0, "cuda": 60.0}
 _SAME_BITS = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"} | REPRODUCIBLE_SUMS
-"""What matrix products need to give the same bits again: CUDA's, and MKL's, which else may add in another order from run to run."""
+"""Settings for reproducible matrix products: by default, CUDA and MKL may add in a different order in each run."""
 
 
 class LocalTrainer(TrainerHandle):
-    """index: which device of its kind, from 0. dtype: what inference multiplies in; weights on their way there are not narrowed below it.
+    """index: number of the device of its kind, from 0. dtype: inference's compute type; exported weights are never narrower.
 
-    threads: of the CPU; None: one for each core, unless OMP_NUM_THREADS says how many. context: tokens of the longest call.
-    room: bytes of the GPU that it may take; None: all. turns: between steps the device holds nothing but weights. offload: moments
-    and the first weights lie in the machine's memory.
+    threads: CPU threads; None: OMP_NUM_THREADS, else one per core. context: tokens of the longest call.
+    room: bytes of the GPU that it may take; None: all. turns: between steps the device holds only weights. offload: keep moments
+    and initial weights in host memory.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class LocalTrainer(TrainerHandle):
         )
 
     async def export(self, file: Path) -> tuple[int, str]:
-        """Step and checksum of the weights that were written to `file`. Raises: TrainerCrashed, OSError."""
+        """Write the weights to `file`; return their step and checksum. Raises: TrainerCrashed, OSError."""
         reply = await self.ask(Export(file=file))
         if reply.checksum is None:
             raise EngineError("the trainer wrote weights without a checksum")

@@ -3,7 +3,7 @@
     python -m swarm.engine.local.trainer_process --model DIR --fingerprint SHA256 --socket FD --threads N
         --device cpu|cuda --dtype bfloat16|float32 --context N [--room BYTES] [--turns] [--offload]
 
-What it cannot answer ends it; the control process sees the socket close, and the traceback is in its log.
+An unexpected error ends it; the control process sees the socket close, and the log has the traceback.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from swarm.engine.local.session import LocalSession
 
 _MOST_TOUCHED = 8 * GIB
-"""Half a minute where the system takes 10 µs for a page."""
+"""Takes half a minute if the system needs 10 µs per page."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -81,10 +81,10 @@ def _session(args: argparse.Namespace) -> LocalSession:
 
 
 def touch(size: int) -> None:
-    """Have the system give us so much memory while inference boots, where it is not short of it.
+    """Allocate this much memory while inference boots, unless the system is short of it.
 
-    Else the first steps would wait for it: fresh pages cost a small machine several times what is computed on them. It is
-    freed at once, and kept for the steps by `REUSE_MEMORY`.
+    Otherwise the first steps would wait for it: on a small machine fresh pages cost several times the computation on them. It
+    is freed at once, and `REUSE_MEMORY` keeps it for the steps.
     """
     import torch
 

@@ -21,7 +21,7 @@ _PREFIX = "swarm-weights"
 
 
 class WeightSlots:
-    """Its directory is locked while it is open, so that whoever opens one next removes those of killed servers.
+    """The two slots. The directory is locked while open, so that the next server can remove those of killed servers.
 
     path: the directory while it is open, else None.
     """
@@ -36,13 +36,13 @@ class WeightSlots:
         self._served: Path | None = None
 
     def open(self) -> None:
-        """Make the directory, with the model's configuration in each slot. Again: nothing. Raises: OSError."""
+        """Make the directory, with the model's config in each slot. Does nothing if it is open. Raises: OSError."""
         if self.path is not None:
             return
         self.path, self._lock = self._made()
 
     def restore(self) -> None:
-        """Make anew what somebody removed: inference holds the weights that it serves. Raises: OSError, and may be tried again."""
+        """Recreate removed files; inference keeps serving its weights from memory. Raises: OSError; may be retried."""
         path, lock = self.path, self._lock
         if path is None or lock is None or not (missing := [slot for slot in _SLOTS if not (path / slot).is_dir()]):
             return
@@ -60,9 +60,9 @@ class WeightSlots:
         os.close(lock)
 
     def reserve(self, size: int) -> None:
-        """Take the memory of both slots' weights, in bytes, before the first weights are waiting for it.
+        """Allocate memory for both slots' weights, in bytes, before the first weights are written.
 
-        A hint: where there is no room, whoever writes the weights will say so.
+        Only a hint: if there is no room, the later write reports it.
         """
         path = self.path
         if path is None or not hasattr(os, "posix_fallocate"):
@@ -88,11 +88,11 @@ class WeightSlots:
         return next(self.path / slot for slot in _SLOTS if self.path / slot != self._served)
 
     def serves(self, slot: Path) -> None:
-        """Inference has these weights now."""
+        """Note that inference now serves the weights in this slot."""
         self._served = slot
 
     def _made(self) -> tuple[Path, int]:
-        """A new directory and its lock, once those of killed servers are gone. Raises: OSError, and leaves nothing."""
+        """Remove directories of killed servers, then make and lock a new one. Raises: OSError, and leaves nothing."""
         for left in memory_dir().glob(f"{_PREFIX}-{os.getuid()}-*"):
             _remove_if_free(left)
         path, lock = _made_and_locked()
@@ -118,7 +118,7 @@ class WeightSlots:
 
 
 def new_checksum() -> xxhash.xxh3_128:
-    """Of weights on their way through a slot. It guards against accidents: nobody else can enter the directory."""
+    """Checksum for weights in a slot. It only guards against accidents: no other user can enter the directory."""
     return xxhash.xxh3_128()
 
 
@@ -129,7 +129,7 @@ def checksum_of(file: Path) -> str:
 
 
 def _take(file: Path, size: int) -> None:
-    """Make a file of so many bytes, or an empty one. Raises: OSError."""
+    """Make a file of this size, or an empty one. Raises: OSError."""
     with open(os.open(file, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as opened:
         try:
             os.posix_fallocate(opened.fileno(), 0, size)
@@ -139,7 +139,7 @@ def _take(file: Path, size: int) -> None:
 
 
 def _made_and_locked() -> tuple[Path, int]:
-    """A new directory. Between its making and its locking another server may take it for a dead one's: then one more."""
+    """Make a directory and lock it. Retry if another server removed it before the lock, taking it for a dead server's."""
     while True:
         path = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}-{os.getuid()}-", dir=memory_dir()))
         lock = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

@@ -1,4 +1,4 @@
-"""What a vLLM worker is asked in addition to what it offers: tokens sampled so far, and to take other weights or another adapter.
+"""Extra methods of a vLLM worker: count sampled tokens, replace weights or the adapter.
 
 Loaded by the worker itself (`--worker-extension-cls`); the control process never imports it.
 """
@@ -29,12 +29,12 @@ class SampledCounts:
         return {name: len(request.output_token_ids) for name, request in self.model_runner.requests.items()}
 
     def replace_weights(self, folder: str) -> None:
-        """Load the weights in `folder` in the place of those that are served, in every copy that is made of them."""
+        """Replace the served weights by those in `folder`, including every copy of them."""
         self.reload_weights(weights_path=folder)
         cpu_kernels.pack_output_layer(self.model_runner.get_model())
 
     def replace_adapter(self, name: str, folder: str) -> dict[str, bool]:
-        """Load the adapter in `folder` in the place of the one that is served; requests that run go on with it."""
+        """Replace the served adapter by the one in `folder`; running requests continue with it."""
         from vllm.lora.request import LoRARequest
 
         wanted = LoRARequest(lora_name=name, lora_int_id=_ONLY_ADAPTER, lora_path=folder, load_inplace=True)

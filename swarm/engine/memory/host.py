@@ -1,4 +1,4 @@
-"""What the children of a local engine take of the machine's own memory. Refuses what cannot fit before anything is started."""
+"""Host memory of a local engine's children. Refuses what cannot fit before anything starts."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from swarm.engine.seam import EngineDown
 _TRAINER_PROCESS: dict[Device, int] = {"cpu": int(0.8 * GIB), "cuda": 2 * GIB}
 """A Python process with torch and transformers in it, before any weights; on a GPU with CUDA's libraries."""
 _WEIGHT_SLOTS = 2
-"""Weights on their way to inference lie in memory twice: those served, and those being written."""
+"""Copies of weights on their way to inference: those served, and those being written."""
 _KEPT_SHARE = 10
 _LEAST_KEPT, _MOST_KEPT = GIB, 8 * GIB
-"""What a trainer on the CPU keeps for its way back: so much of the machine's memory, within these bounds. Of all memory, not of
-what is free, so that a step that is made again after a crash is cut into the same pieces and gives the same bits."""
+"""Bounds on the activations that a CPU trainer keeps for the backward pass. They are a share of total, not of free memory, so
+that a step repeated after a crash is cut into the same pieces and gives the same bits."""
 _MOST_TOKENS = 8192
-"""How many tokens that may be, whatever the model."""
+"""Most tokens computed at once, whatever the model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostMemory:
-    """Bytes of the trainer's process. standing: what is there whatever a step is made of. peak: at the highest point of a step."""
+    """Bytes of the trainer's process. standing: independent of the step. peak: at the highest point of a step."""
 
     standing: int
     peak: int
@@ -46,7 +46,7 @@ def trainer_host_memory(memory: TrainerMemory, *, turns: bool = False) -> HostMe
 
 
 def tokens_on_cpu(memory: TrainerMemory, total: int | None = None) -> int:
-    """How many tokens are computed at once, unless one context alone has more (`swarm.engine.tree.cut`).
+    """How many tokens to compute at once, unless a single context has more (`swarm.engine.tree.cut`).
 
     total: bytes of the machine's memory; None: of this one.
     """
@@ -56,7 +56,7 @@ def tokens_on_cpu(memory: TrainerMemory, total: int | None = None) -> int:
 
 
 def check_slots(folder: Path, weights: int) -> None:
-    """Raises: EngineDown when `folder`, which lies in memory, has no room for weights of this size on their way to inference."""
+    """Raises: EngineDown if the in-memory `folder` has no room for weights of this size on their way to inference."""
     needed, free = _WEIGHT_SLOTS * weights, shutil.disk_usage(folder).free
     if needed > free:
         raise EngineDown(
@@ -66,7 +66,7 @@ def check_slots(folder: Path, weights: int) -> None:
 
 
 def check(name: str, needed: int, *, offloaded: bool = False) -> None:
-    """Raises: EngineDown when the machine has less memory left than is needed. offloaded: a part of it could lie on the GPU."""
+    """Raises: EngineDown if the machine has too little memory left. offloaded: part of it could be on the GPU instead."""
     available = available_memory()
     if available is not None and needed > available:
         raise EngineDown(

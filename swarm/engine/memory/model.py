@@ -1,4 +1,4 @@
-"""What a model's size follows from: its config.json, and the headers of its weight files."""
+"""A model's size, from its config.json and the headers of its weight files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WIDTH: dict[ComputeType, int] = {"bfloat16": 2, "float32": 4}
 """Bytes of a number."""
 _HEADER_LIMIT = 100 << 20
 _STORED_WIDTH = 2
-"""Bytes of a number in the files of a model that is described without them."""
+"""Assumed bytes per number if a model's weight files are not at hand."""
 _HEAD_NORMS = {"qwen3", "gemma3", "gemma3_text", "olmo2"}
 """Model types that normalise the queries and keys of each head."""
 
@@ -49,7 +49,7 @@ class ModelShape:
 
     @classmethod
     def described(cls, config: Mapping[str, Any]) -> ModelShape:
-        """The same without weight files: of a model that is stored in bfloat16."""
+        """The shape without weight files, assuming that the model is stored in bfloat16."""
         shape = cls._with(config, 0, 0)
         count = shape.matrices + shape.embeddings + shape.vectors
         return cls._with(config, count, _STORED_WIDTH * count)
@@ -87,7 +87,7 @@ class ModelShape:
 
     @property
     def embeddings(self) -> int:
-        """Numbers of the input and the output embedding; one, where they are tied."""
+        """Numbers of the input and output embeddings, counted once if they are tied."""
         return self.table if self.tied else 2 * self.table
 
     @property
@@ -102,7 +102,7 @@ class ModelShape:
         return self.layers * rank * sum(sum(ends[target]) for target in targets if target in ends)
 
     def _ends(self) -> dict[str, tuple[int, int]]:
-        """Width of what goes into each matrix of a layer, and of what comes out."""
+        """Input and output width of each matrix of a layer."""
         return {
             "q_proj": (self.hidden, self.query),
             "k_proj": (self.hidden, self.key),
@@ -114,16 +114,16 @@ class ModelShape:
         }
 
     def read_by(self, targets: Sequence[str]) -> int:
-        """Numbers that go into these matrices of one layer, per token."""
+        """Input values of these matrices of one layer, per token."""
         ends = self._ends()
         return sum(ends[target][0] for target in targets if target in ends)
 
     def is_stored_as(self, dtype: ComputeType) -> bool:
-        """Whether the weight files hold this type; of mixed ones, most of it."""
+        """Whether the weight files have this type; for mixed types, whether most weights have it."""
         return round(self.stored / max(1, self.parameters)) == WIDTH[dtype]
 
     def served(self, dtype: ComputeType) -> int:
-        """Bytes of the weights as inference takes them: as they are stored, but whole where it multiplies in float32."""
+        """Bytes of the weights in inference: as stored, but in float32 if that is the compute type."""
         return max(self.stored, WIDTH[dtype] * self.parameters) if dtype == "float32" else self.stored
 
     def cached(self, dtype: ComputeType) -> int:
@@ -132,12 +132,12 @@ class ModelShape:
 
 
 def weight_bytes(model_dir: Path) -> int:
-    """Of the weights as they are stored."""
+    """Bytes of the weights as stored."""
     return sum(file.stat().st_size for file in model_dir.glob("*.safetensors"))
 
 
 def parameters(model_dir: Path) -> int:
-    """How many numbers the weights are. Raises: EngineError."""
+    """Number of parameters. Raises: EngineError."""
     return sum(math.prod(shape) for shape in stored_shapes(model_dir).values())
 
 

@@ -1,7 +1,7 @@
-"""How one card is divided between inference and the trainer, decided before anything is started.
+"""Divide one card between inference and the trainer, before anything starts.
 
-What a run trains is known only when it begins, so a plan is made for all weights and for adapters. The card is divided for all
-weights where these fit, else for adapters; then runs that train all weights are refused.
+It is not known yet what runs will train, so there is a plan for all weights and one for adapters. The card is divided for all
+weights if that fits, else for adapters; then runs that train all weights are refused.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from swarm.engine.seam import EngineError
 from swarm.protocol.runspec import ComputeType, LoraSpec
 
 INFERENCE_OVERHEAD = int(3.4 * GIB)
-"""What vLLM holds beside weights and keys, also asleep: CUDA itself, graphs, what one chunk of prompts takes. Measured on an H200 with 0.6B."""
+"""vLLM's memory besides weights and KV cache, even asleep: CUDA, graphs, one chunk of prompts. Measured on an H200 with 0.6B."""
 TRAINER_OVERHEAD = GIB
 """CUDA itself, its libraries' working memory, kernels."""
 _SPARE_SHARE = 0.03
-"""Of the card: what lies between blocks that are taken."""
+"""Share of the card lost to fragmentation."""
 _MOST_SEQUENCES = 256
 _LEAST_SEQUENCES = 8
-"""At full length; a card that holds fewer of them samples too slowly to be worth it."""
+"""Least sequences at full length: with fewer, sampling is too slow to be worth it."""
 _SHORT = 4
-"""Most calls are no longer than the longest one over this: for so many there is room."""
+"""Most calls are at most the longest length divided by this; the KV cache is sized for such calls."""
 _KV_SHARE = 4
 _LEAST_KV, _USUAL_KV = GIB // 2, 16 * GIB
 MOST_TOKENS = 32_768
-"""What a micro-batch gains by being larger ends there."""
+"""Larger micro-batches than this gain nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wishes:
     """What an operator asks for; None leaves it to the plan. model_len: longest prompt and answer, in tokens.
 
-    sleep: inference sleeps while a step is trained. offload: moments and the first weights lie in the machine's memory.
-    utilization: share of the card that inference takes with its weights, as vLLM counts it. apart: the trainer has a card of its
-    own, as large. memory: bytes of the machine's that are left beside inference's processes; None: enough.
+    sleep: inference sleeps during a step. offload: keep moments and initial weights in host memory.
+    utilization: share of the card for inference with its weights, as vLLM counts it. apart: the trainer has its own card of the
+    same size. memory: bytes of host memory left after inference's processes; None: enough.
     """
 
     model_len: int
@@ -56,10 +56,10 @@ class Wishes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CardPlan:
-    """One division of a card. card: its bytes. turns: inference sleeps while a step is trained. apart: the trainer has a card of its own.
+    """One division of a card. card: its bytes. turns: inference sleeps during a step. apart: the trainer has its own card.
 
-    sequences: sampled at once. kv: bytes of keys and values. tokens: that the trainer computes at once. trainer_room: bytes that the
-    trainer may take while it trains, its own CUDA included.
+    sequences: sampled at once. kv: bytes of KV cache. tokens: computed at once by the trainer. trainer_room: bytes that the trainer
+    may take during a step, including its CUDA context.
     """
 
     card: int
@@ -75,12 +75,12 @@ class CardPlan:
 
     @property
     def memory(self) -> TrainerMemory:
-        """What the trainer takes."""
+        """The trainer's memory."""
         return TrainerMemory(self.shape, self.training)
 
     @property
     def between_steps(self) -> int:
-        """Bytes that the trainer holds while nothing is trained."""
+        """Bytes that the trainer holds between steps."""
         return self.memory.resting if self.turns else self.memory.standing
 
     @property
@@ -110,14 +110,14 @@ class CardPlan:
 
     @property
     def waiting(self) -> int:
-        """Bytes that lie in the machine's memory instead of on the card, at least for a time."""
+        """Bytes kept in host memory instead of on the card, at least temporarily."""
         asleep = self.served if self.turns else 0
         first = self.shape.stored if self.training.offload else 0
         return asleep + first + (self.memory.moments if self.turns or self.training.offload else 0)
 
     @property
     def host(self) -> int:
-        """Bytes of the machine's memory that it takes beside inference's processes."""
+        """Bytes of host memory in addition to inference's processes."""
         return trainer_host_memory(self.memory, turns=self.turns).standing + (self.served if self.turns else 0)
 
     def __str__(self) -> str:
@@ -151,7 +151,7 @@ class Plans:
 
     @property
     def chosen(self) -> CardPlan:
-        """The one that the card is divided by. Raises: EngineError, with what would fit, when none does."""
+        """The plan to use. Raises: EngineError if none fits; the text says what would fit."""
         found = self.whole or self.adapters
         if found is None:
             raise EngineError(
@@ -207,12 +207,12 @@ class Plans:
 
 
 LORA = LoraSpec()
-"""What a plan for adapters reckons with; other ranks take little more or less."""
+"""Adapters that a plan assumes; other ranks need little more or less."""
 
 
 def planned(name: str, card: int, shape: ModelShape, wishes: Wishes) -> Plans:
-    """Divide a card. card: all bytes of its memory, not those that are free. With the same wishes the same card is always divided in
-    the same way; the machine's memory is one of them.
+    """Divide a card. card: total bytes of its memory, not the free ones. The result depends only on the card, the model and the
+    wishes, which include host memory.
     """
     made = {
         lora: next((plan for plan in _divisions(card, shape, wishes, lora) if _fits(plan, wishes)), None)
@@ -229,8 +229,7 @@ def planned(name: str, card: int, shape: ModelShape, wishes: Wishes) -> Plans:
 
 
 def _divisions(card: int, shape: ModelShape, wishes: Wishes, lora: LoraSpec | None) -> Iterator[CardPlan]:
-    """The least that each way takes, the fastest way first: what is trained stays on the card, sampling goes on beside training,
-    then activations are kept."""
+    """Minimal plans, fastest first: prefer trained state on the card, then sampling during training, then kept activations."""
     offloads = (False, True) if wishes.offload is None else (wishes.offload,)
     turns = (False, True) if wishes.sleep is None else (wishes.sleep,)
     served = shape.served(wishes.dtype)
@@ -259,19 +258,19 @@ def _divisions(card: int, shape: ModelShape, wishes: Wishes, lora: LoraSpec | No
 
 
 def _fits(plan: CardPlan, wishes: Wishes) -> bool:
-    """On the card; what is offloaded has to fit into the machine's memory, too."""
+    """Whether the plan fits on the card, and its offloaded part into host memory."""
     if plan.training.offload and wishes.memory is not None and plan.host > wishes.memory:
         return False
     return plan.most <= usable(plan.card)
 
 
 def usable(card: int) -> int:
-    """Bytes of a card that are planned with."""
+    """Bytes of a card available to plans."""
     return int(card * (1 - _SPARE_SHARE))
 
 
 def _filled(plan: CardPlan | None, wishes: Wishes) -> CardPlan | None:
-    """The same with what is left given to keys and values, up to what they can use, and to the trainer's micro-batches."""
+    """The plan with the remaining memory given to the KV cache, as far as useful, and to the trainer's micro-batches."""
     if plan is None:
         return None
     memory, room = plan.memory, usable(plan.card)
@@ -290,7 +289,7 @@ def _filled(plan: CardPlan | None, wishes: Wishes) -> CardPlan | None:
 
 
 def _kv_asked(card: int, served: int, wishes: Wishes) -> int | None:
-    """What the operator said that keys and values take. Raises: EngineError for a share that the weights alone exceed."""
+    """KV cache size that the operator asked for. Raises: EngineError if the weights alone exceed the given share."""
     if wishes.kv_bytes is not None:
         return wishes.kv_bytes
     if wishes.utilization is None:
@@ -311,7 +310,7 @@ def _least_kv(shape: ModelShape, wishes: Wishes) -> int:
 
 
 def _kv_wanted(plan: CardPlan, wishes: Wishes) -> int:
-    """Room for every sequence at full length; more than a share of a large card is not worth what the trainer loses."""
+    """KV cache for every sequence at full length, limited to a share of the card so that the trainer keeps enough."""
     every = (wishes.sequences or _MOST_SEQUENCES) * wishes.model_len * plan.shape.cached(wishes.dtype)
     return min(every, max(_USUAL_KV, plan.card // _KV_SHARE))
 

@@ -1,6 +1,6 @@
-"""What a step of training takes, from the shape of the model and from what is trained.
+"""Memory of a training step, from the model's shape and the trained weights.
 
-Counted as torch's allocator counts: what stands there between two passes, and what a pass keeps for its way back. All sizes in bytes.
+Counts as torch's allocator does: memory held between passes, and memory that a pass keeps for the backward pass. Sizes in bytes.
 """
 
 from __future__ import annotations
@@ -12,30 +12,30 @@ from swarm.protocol.runspec import ComputeType, LoraSpec
 
 _WHOLE = WIDTH["float32"]
 _MOMENTS = 2 * _WHOLE
-"""Of AdamW, for each number that is trained."""
+"""Bytes of AdamW's moments per trained parameter."""
 CHUNK_LOGITS = 32_000_000
-"""So many logits are held at a time, in the compute type: 64 MB in bfloat16."""
+"""Most logits held at a time, in the compute type: 64 MB in bfloat16."""
 GPU_LOGITS = 4 * CHUNK_LOGITS
-"""The same on a GPU, where all of them are looked at together."""
+"""The same on a GPU, which processes all of them together."""
 BLOCK_LOGITS = 3_200_000
-"""So many of them are looked at in float32 at a time on the CPU: what is computed of them stays in the cache."""
+"""Most logits processed in float32 at a time on the CPU, so that intermediate results stay in the cache."""
 CHUNK_GRADIENT = 2_000_000
-"""So many numbers of the output weight's gradient are added at a time on the CPU, where their products stay in the cache, and
-CHUNK_LOGITS on a GPU: no second gradient of its size is made."""
+"""Numbers of the output weight's gradient added at a time on the CPU, so that products stay in the cache (CHUNK_LOGITS on a
+GPU). This avoids a second gradient of its size."""
 OPTIMIZED_TOGETHER = 64_000_000
-"""Numbers that a GPU's optimiser steps together: what they were before a step is held beside them, and moments that are offloaded."""
+"""Numbers that the optimiser steps together on a GPU; it also holds their old values and offloaded moments meanwhile."""
 _KEY_COPIES = 2
-"""Of each key and value on a GPU, where a block that many read is there several times; four at most, in a row that all read."""
+"""Copies of each key and value on a GPU, where much-read blocks are duplicated; up to four in the worst case."""
 _MASK_WIDTH = 2
-"""Bytes that say of a query whether it sees a key, on the CPU."""
+"""Bytes per query and key of the CPU's attention mask."""
 FEWEST_TOKENS = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """What a run trains, as far as memory goes. lora None: all weights. context: tokens of its longest calls.
+    """A run's training settings that affect memory. lora None: all weights. context: tokens of its longest calls.
 
-    offload: moments and the first weights lie in the machine's memory, and are brought to the device as they are read.
+    offload: keep moments and initial weights in host memory, and copy them to the device when they are read.
     """
 
     dtype: ComputeType
@@ -47,7 +47,7 @@ class Training:
 
     @property
     def what(self) -> str:
-        """In words."""
+        """What is trained, in words."""
         name = "all weights" if self.lora is None else f"adapters of rank {self.lora.rank}"
         offloaded = ", offloaded" if self.offload else ""
         twice = ", activations computed twice" if self.checkpointing else ""
@@ -56,7 +56,7 @@ class Training:
 
 @dataclass(frozen=True, slots=True)
 class TrainerMemory:
-    """What the trainer of one model takes."""
+    """Memory of one model's trainer."""
 
     shape: ModelShape
     training: Training
@@ -70,7 +70,7 @@ class TrainerMemory:
 
     @property
     def weights(self) -> int:
-        """What is computed with, as far as it is not the hosted weights themselves; adapters, and what these begin with."""
+        """Weights for computation, unless they are the hosted weights themselves; adapters, and their initial values."""
         if self.training.lora is None:
             return _WHOLE * self.shape.parameters
         matrices = self.shape.matrices + self.shape.embeddings
@@ -80,23 +80,23 @@ class TrainerMemory:
 
     @property
     def step(self) -> int:
-        """What the first step makes and the others keep: gradients, moments, and copies in the compute type."""
+        """Memory that the first step allocates and later ones reuse: gradients, moments, and copies in the compute type."""
         moments = 0 if self.training.offload else self.moments
         return _WHOLE * self.trained + moments + self._copies
 
     @property
     def moments(self) -> int:
-        """What the optimiser remembers between steps."""
+        """The optimiser's moments."""
         return _MOMENTS * self.trained
 
     @property
     def standing(self) -> int:
-        """What is there between two passes, whatever a step is made of."""
+        """Memory held between passes, independent of the batch."""
         return self.start + self.weights + self.step
 
     @property
     def resting(self) -> int:
-        """What is there between two steps where moments, gradients and copies leave the device."""
+        """Memory held between steps if moments, gradients and copies leave the device."""
         return self.start + self.weights
 
     @property
@@ -118,12 +118,12 @@ class TrainerMemory:
     # -- what a pass takes ----------------------------------------------------------------------------------------------
 
     def kept(self, tokens: int) -> int:
-        """What is kept of so many tokens, computed at once, for the way back."""
+        """Activations kept for the backward pass of this many tokens, computed at once."""
         return tokens * self.token
 
     @property
     def token(self) -> int:
-        """The same of one token."""
+        """The same for one token."""
         shape, layer = self.shape, self._layer
         inputs = shape.layers * shape.hidden * _WHOLE
         layers = inputs + layer if self.training.checkpointing else shape.layers * layer
@@ -132,7 +132,7 @@ class TrainerMemory:
 
     @property
     def _layer(self) -> int:
-        """Of one token in one layer: what norms, attention and the gated product read, as they read it."""
+        """Activations of one token in one layer: the inputs of norms, attention and the gated product."""
         shape, lora = self.shape, self.training.lora
         read_whole = 2 * shape.hidden  # the residual stream, by both norms
         if lora is None:
@@ -149,9 +149,9 @@ class TrainerMemory:
         return _WHOLE * read_whole + self._width * (read + attention + by_heads + gated)
 
     def peak(self, tokens: int, heads: int | None = None) -> int:
-        """At the highest point of a step that computes so many tokens at once, beside what stands there.
+        """Peak memory, in addition to `standing`, of a step that computes this many tokens at once.
 
-        heads: at how many of them a token was drawn; None: at all.
+        heads: at how many of them a token was drawn; None: at all of them.
         """
         heads = tokens if heads is None else heads
         recomputed = tokens * self._layer if self.training.checkpointing else 0  # of one layer, on the way back alone
@@ -161,17 +161,17 @@ class TrainerMemory:
 
     @property
     def _way_back(self) -> int:
-        """Gradients of one token while they go back through one layer."""
+        """Gradients of one token in the backward pass through one layer."""
         return 3 * self._width * self.shape.inner + 2 * _WHOLE * self.shape.hidden
 
     @property
     def _rows(self) -> int:
-        """Of the output weight's gradient, before they are added to it."""
+        """Rows of the output weight's gradient, before they are added to it."""
         rows = CHUNK_LOGITS if self.training.on_gpu else CHUNK_GRADIENT
         return self._width * min(self.shape.table, rows) if self.training.lora is None else 0
 
     def _logits(self, heads: int) -> int:
-        """Of the passes over the vocabulary: logits, what is made of them in float32, and the hidden states they are made of."""
+        """Memory of passes over the vocabulary: logits, their float32 intermediates, and the hidden states."""
         gpu, words = self.training.on_gpu, self.shape.vocabulary
         chunk, block = (GPU_LOGITS, GPU_LOGITS) if gpu else (CHUNK_LOGITS, BLOCK_LOGITS)
         at_once = min(heads, max(1, chunk // words))
@@ -182,7 +182,7 @@ class TrainerMemory:
 
     @property
     def _update(self) -> int:
-        """What the weights were before the step, a part of them at a time; moments of the part that are brought for it."""
+        """Memory of the optimiser's update: old values of one part of the weights at a time, and its offloaded moments."""
         largest = max(self.shape.table, self.shape.hidden * self.shape.inner)
         together = OPTIMIZED_TOGETHER if self.training.on_gpu else largest
         if self.training.offload:  # AdamW steps larger weights by rows
@@ -190,7 +190,7 @@ class TrainerMemory:
         return _WHOLE * min(self.trained, max(largest, together))
 
     def _first_weights(self, tokens: int, heads: int) -> int:
-        """To measure the KL, first weights that lie elsewhere or are narrower are brought, a layer at a time, then the output embedding."""
+        """Memory for the KL: initial weights that are offloaded or narrower are loaded a layer at a time, then the output embedding."""
         training, shape = self.training, self.shape
         if training.lora is not None or (shape.is_stored_as(training.dtype) and not training.offload):
             return 0
@@ -199,7 +199,7 @@ class TrainerMemory:
         return max(layer + tokens * self._way_back, self._width * shape.table + self._logits(heads))
 
     def tokens_within(self, room: int, most: int) -> int:
-        """How many tokens fit into so much room beside what stands there, in steps of 256; at least 256, at most `most`."""
+        """How many tokens fit into this room in addition to `standing`, in steps of 256; at least 256, at most `most`."""
         fit = FEWEST_TOKENS
         while fit + FEWEST_TOKENS <= most and self.peak(fit + FEWEST_TOKENS) <= room:
             fit += FEWEST_TOKENS

@@ -1,4 +1,4 @@
-"""vLLM's answers: what we ask for beyond the client's request, what we book of it, what the client gets to see.
+"""vLLM's answers: what we request in addition to the client, which tokens we record, and what the client sees.
 
 Pure functions over JSON objects.
 """
@@ -13,14 +13,14 @@ from swarm.engine.seam import EngineError, RequestRefused, Sampled, SampledChoic
 from swarm.protocol.episodes import VersionSpan
 
 Masks = Callable[[int, int, int], list[bytes]]
-"""(choice, start, end) → of these tokens, among which each was drawn; empty where it is not known."""
+"""(choice, start, end) → the candidate tokens of each of these draws; empty if unknown."""
 Spans = Callable[[int, int, int], list[VersionSpan]]
 """(choice, start, end) → weights versions of these tokens, counted from `start`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What the client itself asked to see."""
+    """The optional outputs that the client itself requested."""
 
     logprobs: bool
     token_ids: bool
@@ -38,7 +38,7 @@ class Asked:
 
 
 def chat_body(body: dict[str, Any], *, model: str, request_id: str, prompt_ids: list[int] | None) -> dict[str, Any]:
-    """A chat completion as vLLM gets it, so that every token can be booked. Raises: RequestRefused, as below."""
+    """The chat completion request for vLLM, with the fields that let us record every token. Raises: RequestRefused, as below."""
     ours = {"model": model, "request_id": request_id, "logprobs": True, "include_reasoning": True}
     if prompt_ids is not None:
         ours["kv_transfer_params"] = {"prompt_token_ids": prompt_ids}
@@ -54,7 +54,7 @@ def text_body(body: dict[str, Any], *, model: str, request_id: str, prompt_ids: 
 
 
 def _recordable(body: dict[str, Any]) -> dict[str, Any]:
-    """The body without what would hide tokens. Raises: RequestRefused for beam search, which does not sample."""
+    """The body without fields that would hide tokens. Raises: RequestRefused for beam search, which does not sample."""
     if body.get("use_beam_search"):
         message = "beam search does not sample, so its tokens cannot be recorded; leave use_beam_search out"
         raise RequestRefused(
@@ -72,11 +72,11 @@ _NEVER_PASSED = frozenset(
         "instructions",
     }
 )
-"""What would hide tokens or change the prompt's ids; and `instructions`, which a recorded request remembers alone."""
+"""Fields that would hide tokens or change the prompt's ids; and `instructions`, which only the recorded request keeps."""
 
 
 def book_answer(answer: dict[str, Any], asked: Asked, spans: Spans, masks: Masks) -> Sampled:
-    """Take the tokens out of a whole answer. Raises: EngineError when tokens and log-probabilities do not agree."""
+    """Extract the tokens of a complete answer. Raises: EngineError if tokens and log-probabilities do not match."""
     prompt_ids = _prompt_ids(answer)
     if not prompt_ids:
         raise EngineError("the inference engine did not say which prompt ids it saw")
@@ -103,7 +103,7 @@ def book_answer(answer: dict[str, Any], asked: Asked, spans: Spans, masks: Masks
 
 
 class StreamBook:
-    """Takes the tokens out of a stream's chunks, and says what of each chunk the client sees."""
+    """Extracts the tokens from a stream's chunks, and decides what the client sees of each chunk."""
 
     def __init__(self, asked: Asked, spans: Spans, masks: Masks) -> None:
         self._asked = asked
@@ -122,7 +122,7 @@ class StreamBook:
             made = self._choice(choice)
             if made is not None:
                 booked.append(made)
-            # A chunk that carries our additions alone would not be there without us.
+            # Hide a chunk that contains only our additions.
             shown = shown or choice.get("delta") or choice.get("text") or choice.get("finish_reason")
         return SampledEvent(data=chunk if shown else None, prompt_ids=prompt_ids, choices=booked)
 
@@ -161,7 +161,7 @@ def _tokens(choice: dict[str, Any]) -> tuple[list[int], list[float]]:
 
 
 def _prompt_ids(data: dict[str, Any]) -> list[int] | None:
-    """The prompt's ids: of a chat beside the choices, of a text completion in each of them."""
+    """The prompt's ids; a chat has them next to the choices, a text completion within each choice."""
     ids = data.get("prompt_token_ids")
     for choice in data.get("choices") or () if ids is None else ():
         ids = ids or choice.get("prompt_token_ids")

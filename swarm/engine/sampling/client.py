@@ -1,7 +1,7 @@
-"""Talks to vLLM's own server, on a Unix socket or over the network: renders, samples, streams, changes weights in place.
+"""Client of vLLM's own server, on a Unix socket or over the network: render, sample, stream, change weights in place.
 
-Knows vLLM's paths and fields, and nothing of processes, versions or episodes. aiohttp, because an event of a stream costs it a
-quarter of what it costs httpx (20 µs, 90 µs), and the processor that pays is the one that samples.
+Knows vLLM's paths and fields, and nothing of processes, versions or episodes. Uses aiohttp because it spends 20 µs per stream
+event where httpx spends 90 µs, on the CPU that also samples.
 """
 
 from __future__ import annotations
@@ -35,25 +35,25 @@ _DATA = b"data: "
 _JSON = {"content-type": "application/json"}
 _CONNECT_S = 10.0
 _PATIENT = ClientTimeout(total=None, sock_connect=_CONNECT_S)
-"""An answer may take as long as it takes."""
+"""No limit on the time of an answer."""
 _LOADED_BYTES_PER_S = 100_000_000
-"""Weights that a slow machine reads into a running model, or through to know them; two cores with fast memory read five times as many."""
+"""Rate at which a slow machine loads or hashes weights; two cores with fast memory are five times faster."""
 _MOVE_S = 60.0
-"""All weights go from the device to the machine's memory, or back."""
+"""Time limit for moving all weights from the device to host memory, or back."""
 _PROBE = ClientTimeout(total=5.0)
 _KEEP_S = 4.0
-"""A connection that nothing goes over is kept for less than vLLM's own five seconds, so that no request goes out on a connection that is just being closed."""
+"""Keep-alive of idle connections: shorter than vLLM's five seconds, so that no request uses a connection that vLLM is closing."""
 
 
 def loading_s(weights_dir: Path) -> float:
-    """How long these weights may take on their way into a running model."""
+    """How long loading these weights into a running model may take."""
     return weight_bytes(weights_dir) / _LOADED_BYTES_PER_S
 
 
 class VllmClient:
     """One connection pool to one server. Raises EngineDown whenever the server does not answer.
 
-    Samples are waited for as long as they take: whoever owns the server watches that it lives.
+    Sampling has no time limit: the server's owner monitors whether it is alive.
     """
 
     def __init__(
@@ -86,7 +86,9 @@ class VllmClient:
 
     async def close(self) -> None:
         await self._http.close()
-        await asyncio.sleep(0)  # transports close their sockets at the loop's next turn, which may be its last
+        await asyncio.sleep(
+            0
+        )  # transports close their sockets in the loop's next iteration, and there may be none after this
 
     async def healthy(self) -> bool:
         try:
@@ -138,11 +140,11 @@ class VllmClient:
         await self._control("/resume")
 
     async def sleep(self) -> None:
-        """Freeze every request, drop keys and values, bring the weights to the machine's memory; on the CPU they stay."""
+        """Freeze every request, drop the KV cache, move the weights to host memory; on the CPU they stay."""
         await self._control("/sleep?level=1&mode=keep", limit_s=_MOVE_S)
 
     async def wake_up(self) -> None:
-        """Undo `sleep`; requests compute their keys and values anew. Of one that does not sleep: nothing."""
+        """Undo `sleep`; requests recompute their keys and values. Does nothing if the server is awake."""
         await self._control("/wake_up", limit_s=_MOVE_S)
 
     async def sampled_counts(self) -> dict[str, int]:
@@ -152,7 +154,7 @@ class VllmClient:
         return {str(name): int(count) for name, count in counts.items()}
 
     async def replace_weights(self, weights_dir: Path) -> None:
-        """Read safetensors from `weights_dir` into the running model. The more there are, the longer it may take."""
+        """Load safetensors from `weights_dir` into the running model. The time limit grows with their size."""
         await self._control(
             "/collective_rpc",
             {"method": "replace_weights", "kwargs": {"folder": str(weights_dir)}},
@@ -168,9 +170,9 @@ class VllmClient:
             raise EngineError(f"the inference engine did not take the adapter in {folder}")
 
     async def forget_prefixes(self) -> None:
-        """Drop every cached key and value, so that nothing computed with other weights is used again.
+        """Drop the KV cache, so that nothing computed with old weights is reused.
 
-        Requests that are frozen compute theirs anew when they go on.
+        Frozen requests recompute theirs when they continue.
         """
         answer = await self._control("/reset_prefix_cache?reset_running_requests=true")
         if not answer.get("success"):
@@ -203,7 +205,7 @@ class VllmClient:
 
 
 def _raise_for(status: int, content: bytes) -> None:
-    """An error answer: the request's fault keeps its body, the server's own means that it is failing."""
+    """Raise for an error answer: RequestRefused with the body for client errors, EngineDown for server errors."""
     try:
         body = orjson.loads(content)
     except orjson.JSONDecodeError:

@@ -1,8 +1,8 @@
-"""Among which tokens vLLM drew: its worker writes a file per request, from which this process reads as the answer comes.
+"""Sampling masks from vLLM: its worker writes a file per request, and this process reads it as the answer arrives.
 
-A file is named as the engine names the request, and lies in a folder that both know. It holds records: the number of the token within the
-answer, the length of its row (both uint32, little-endian), and the row (`swarm.protocol.sampling_mask`). A token that is written again counts
-as written last: a prompt that is computed in parts draws a first token at the end of each. Imports neither torch nor vllm.
+The file is named by the engine's request id, in a shared folder. It holds records: the token's index within the answer, the
+length of its row (both uint32, little-endian), and the row (`swarm.protocol.sampling_mask`). The last record of a token
+counts: a prompt computed in parts draws a first token after each part. Imports neither torch nor vllm.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from typing import Final
 from swarm.engine.sampling.request_ids import own_id
 
 FOLDER_VARIABLE: Final = "SWARM_SAMPLING_MASKS"
-"""Environment variable of the worker: where it writes."""
+"""Environment variable with the folder that the worker writes to."""
 FLAG: Final = "swarm_masks"
 """Extension argument of a request whose masks are wanted (`vllm_xargs`)."""
 HEAD: Final = struct.Struct("<II")
-"""Number of the token, length of its row."""
+"""Token index, and length of its row."""
 
 
 def mask_folder(socket: Path) -> Path:
-    """Beside the server's socket: it goes with it."""
+    """The folder for masks, next to the server's socket and removed with it."""
     return socket.parent / "masks"
 
 
 @dataclass(slots=True)
 class _Rows:
-    """What was read of one choice's file."""
+    """What has been read of one choice's file."""
 
     path: Path
     read: int = 0
@@ -46,10 +46,10 @@ class MaskFiles:
         self._request_id = request_id
         self._choices: dict[int, _Rows] = {}
         self._same: dict[bytes, bytes] = {}
-        """Equal rows are held once."""
+        """Shares equal rows."""
 
     def rows(self, choice: int, start: int, end: int) -> list[bytes]:
-        """Of the tokens [start, end) of a choice; empty where one of them is not known."""
+        """Rows of the tokens [start, end) of a choice; empty if one of them is unknown."""
         if end <= start:
             return []
         if choice not in self._choices:
@@ -62,7 +62,7 @@ class MaskFiles:
         return rows if all(rows) else []
 
     def remove(self, in_flight: Collection[str]) -> None:
-        """The request is over: remove its files, and what vLLM wrote of others after they were broken off. in_flight: the requests that go on."""
+        """Remove the files of this finished request, and late files of cancelled ones. in_flight: requests that are still running."""
         with contextlib.suppress(OSError):
             for path in self._folder.iterdir():
                 if own_id(path.name)[1] not in in_flight:
@@ -76,7 +76,7 @@ class MaskFiles:
                     self._choices.setdefault(choice, _Rows(path))
 
     def _read(self, rows: _Rows) -> None:
-        """What came since. A record that is not whole yet waits."""
+        """Read new records. Leave an incomplete one for the next read."""
         try:
             with rows.path.open("rb") as file:
                 file.seek(rows.read)
@@ -96,5 +96,5 @@ class MaskFiles:
 
 
 def no_rows(choice: int, start: int, end: int) -> list[bytes]:
-    """In the place of `MaskFiles.rows`, where no masks are wanted."""
+    """Stands in for `MaskFiles.rows` if no masks are wanted."""
     return []

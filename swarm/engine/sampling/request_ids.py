@@ -1,4 +1,4 @@
-"""vLLM's names of requests, and ours in them."""
+"""Our request ids within vLLM's."""
 
 from __future__ import annotations
 

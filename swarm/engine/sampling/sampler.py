@@ -1,6 +1,6 @@
 """Calls to vLLM's server: token ids in, token ids and log-probabilities out, each token stamped with the weights that sampled it.
 
-Weights change while calls are in flight. The server is paused for that, and what each call had sampled by then is known.
+Weights may change while calls are in flight: we pause the server and note how many tokens each call has sampled.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from swarm.protocol.episodes import VersionSpan, WeightsVersion
 
 @dataclass(slots=True)
 class CallInFlight:
-    """One request to the engine. `changes`: from this token on (by choice), these weights."""
+    """One request to the engine. `changes`: weights versions, with the first token of each (by choice)."""
 
     request_id: str
     first_version: WeightsVersion
     changes: list[tuple[dict[int, int], WeightsVersion]] = field(default_factory=list)
     _unchanged: dict[int, VersionSpan] = field(default_factory=dict)
-    """By number of tokens: the span of an event that the first weights sampled, made once for a stream's thousands."""
+    """Spans of events sampled by the first weights, by number of tokens; cached because a stream has thousands of events."""
 
     def spans(self, choice: int, start: int, end: int) -> list[VersionSpan]:
         """Versions of the sampled tokens [start, end) of a choice; positions count from `start`, as 0."""
@@ -64,7 +64,7 @@ class WeightSpans:
 
     @property
     def in_flight(self) -> Set[str]:
-        """Our ids of the requests that are not over."""
+        """Our ids of unfinished requests."""
         return self._calls.keys()
 
     def begin(self, request_id: str) -> CallInFlight:
@@ -76,10 +76,10 @@ class WeightSpans:
         self._calls.pop(call.request_id, None)
 
     def change(self, version: WeightsVersion, sampled_counts: dict[str, int]) -> None:
-        """The weights changed. sampled_counts: what each engine request had sampled before, by the engine's own id.
+        """Record a change of weights. sampled_counts: tokens that each request had sampled before, by the engine's id.
 
-        A call that the engine does not hold had not begun: its tokens will all come from the new weights. (One that it had
-        finished was answered while it was paused, before this was called.)
+        A call unknown to the engine has not begun: all its tokens will come from the new weights. (A finished one was answered
+        during the pause, before this call.)
         """
         found: dict[str, dict[int, int]] = {}
         for engine_id, count in sampled_counts.items():
@@ -101,7 +101,7 @@ class Sampler(ABC):
 
     @property
     def version(self) -> WeightsVersion:
-        """The weights that calls begun now will see."""
+        """The weights version for calls that begin now."""
         return self._spans.version
 
     @abstractmethod
@@ -109,7 +109,7 @@ class Sampler(ABC):
         """The server that takes a call. Raises: EngineDown."""
 
     def _mask_folder(self) -> Path | None:
-        """Where the server writes among which tokens it draws; None: it does not."""
+        """The folder in which the server writes sampling masks; None if it does not."""
         return None
 
     def _lives(self) -> None:
@@ -157,7 +157,7 @@ class Sampler(ABC):
 
     @contextmanager
     def _masks(self, request: SampleRequest, call: CallInFlight) -> Iterator[Masks]:
-        """What the call's tokens were drawn among."""
+        """Within the block, reader of the call's sampling masks."""
         folder = self._mask_folder() if request.masks else None
         if folder is None:
             yield no_rows

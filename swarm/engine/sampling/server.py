@@ -1,7 +1,7 @@
-"""vLLM's own server as a child: its command line, its environment, and what it needs before it is started.
+"""vLLM's own server as a child: its command line, its environment, and its memory needs.
 
-Reads the model's files, never torch or vllm. The flags are the ones that were measured to keep every token honest:
-log-probabilities after temperature, no chunked prefill on the CPU (there a chunked prefill of a seeded request ends the engine).
+Reads the model's files; imports neither torch nor vllm. Tests showed that the flags give correct tokens: log-probabilities
+after temperature, no chunked prefill on the CPU (where a chunked prefill of a seeded request crashes the engine).
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ _MOST_KV_BYTES: dict[Device, int] = {"cpu": 2 * GIB, "cuda": 16 * GIB}
 _MOST_SEQS: dict[Device, int] = {"cpu": 64, "cuda": 256}
 _CHUNK_TOKENS = 8192
 _SPARE_KV_TOKENS = 256
-"""Of blocks that are not full, and of the one that vLLM keeps for itself: less does not boot."""
+"""Spare tokens for partial blocks and for the block that vLLM reserves: with fewer it does not boot."""
 CPU_NORMS = "swarm_cpu"
-"""What the worker calls its norms for the CPU (cpu_kernels.py). vLLM tries its own for the device after them."""
+"""The worker's name for its CPU norms (cpu_kernels.py). vLLM falls back to its own norms."""
 VLLM_SERVER = "vllm.entrypoints.openai.api_server"
 FORKING_SERVER = "swarm.engine.local.forking_server"
 _READ_BY_IMPORTS = {"TORCHINDUCTOR_COMPILE_THREADS": "1", "TORCHINDUCTOR_CPP_DYNAMIC_THREADS": "1"}
-"""What vLLM sets for a core on the CPU before it spawns it. One that is forked has imported what reads it."""
+"""Variables that vLLM sets before it spawns a CPU core. We set them earlier, because a forked core has already imported the readers."""
 _IN_PROCESS = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
-"""The engine core runs the model itself. As two processes the core spins while it waits for the worker, and on two cores
-takes one of them from it. By name, because on the CPU vLLM turns the short form `uni` into two processes again."""
+"""Executor that runs the model within the engine core. A separate core process would spin while it waits for the worker, and take
+one of two CPU cores. The full name is needed, because on the CPU vLLM maps the short form `uni` to two processes."""
 _PROMPT_TAILS = {
     "kv_connector": "TailsConnector",
     "kv_connector_module_path": "swarm.engine.local.tails_connector",
-    "kv_role": "kv_producer",  # as a consumer vLLM would keep blocks longer, for those who write there out of order
+    "kv_role": "kv_producer",  # as a consumer vLLM would keep blocks longer, for out-of-order writers
 }
 _CPU_FLAGS = [
     *(
@@ -65,17 +65,17 @@ _CPU_FLAGS = [
     *("--ir-op-priority", json.dumps({"rms_norm": [CPU_NORMS], "fused_add_rms_norm": [CPU_NORMS]})),
     *("--kv-transfer-config", json.dumps(_PROMPT_TAILS)),
 ]
-"""A GPU has kernels and block sizes of its own, and graphs; its engine core does not compete with the model for two cores."""
+"""Only for the CPU: a GPU has its own kernels, block sizes and graphs, and its engine core does not compete for CPU cores."""
 _GPU_FLAGS = ["--enable-chunked-prefill", "--gpu-memory-utilization", "0.01"]
-"""Else vLLM does not start where less than nine tenths of the device are free, and the trainer lies there too. How much it takes
-follows from --kv-cache-memory-bytes."""
+"""Otherwise vLLM refuses to start unless nine tenths of the device are free, which the trainer shares. --kv-cache-memory-bytes
+determines its actual memory."""
 _IMPORTS_S = 20.0
 _READ_BYTES_PER_S = 0.5 * GIB
 _TOOL_PARSERS = (("<tool_call>", "hermes"), ("[TOOL_CALLS]", "mistral"), ("<|python_tag|>", "llama3_json"))
 
 
 _RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
-"""Ranks that vLLM makes room for."""
+"""Adapter ranks that vLLM supports."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,13 +87,13 @@ class ServedAdapter:
 
     @property
     def room(self) -> int:
-        """The rank that the child makes room for."""
+        """The rank that the child reserves memory for."""
         return next(rank for rank in _RANKS if rank >= self.rank)
 
 
 @dataclass(frozen=True, kw_only=True)
 class VllmSettings:
-    """What is hosted, and how. max_model_len None: the model's own, at most 4096."""
+    """Settings of a vLLM child. max_model_len None: the model's own, at most 4096."""
 
     model_dir: Path
     model_name: str
@@ -101,17 +101,17 @@ class VllmSettings:
     index: int = 0
     """Which device of its kind, from 0."""
     replicas: int = 1
-    """How many such children there are. Those on one CPU share its cores."""
+    """Number of such children. Those on one CPU share its cores."""
     max_model_len: int | None = None
     max_num_seqs: int | None = None
     """Sequences that are sampled at once; None: 64 on the CPU, 256 on a GPU."""
     device: Device = "cpu"
     dtype: ComputeType | None = None
-    """What it multiplies in; None: what is fast on the device."""
+    """Compute type; None: the fast one on this device."""
     kv_cache_bytes: int | None = None
     """None: room for every sequence at full length, between 0.5 and 2 GiB, on a GPU up to 16; for one in any case. On a GPU a plan says it."""
     sleep_mode: bool = False
-    """On a GPU: memory can be given up and taken again."""
+    """On a GPU: whether it can release its memory and allocate it again."""
 
     @cached_property
     def config(self) -> dict[str, Any]:
@@ -150,7 +150,7 @@ class VllmSettings:
 
     @property
     def child_name(self) -> str:
-        """What logs and errors call the child."""
+        """The child's name in logs and errors."""
         return "inference (vLLM)" if self.replicas == 1 else f"inference (vLLM on {self.device_name})"
 
     @property
@@ -159,7 +159,7 @@ class VllmSettings:
 
     @property
     def batched_tokens(self) -> int:
-        """Tokens that it takes on at once: of whole prompts on the CPU, of parts of them on a GPU."""
+        """Most prompt tokens per engine step: whole prompts on the CPU, parts of prompts on a GPU."""
         return max(4096, self.model_len) if self.device == "cpu" else _CHUNK_TOKENS
 
     @cached_property
@@ -177,7 +177,7 @@ class VllmSettings:
 
     @cached_property
     def chat_template(self) -> Path | None:
-        """A template of ours, where the model's own knows no tools but speaks ChatML; None: the model's own."""
+        """Our template if the model's own uses ChatML but does not support tools; None: the model's own."""
         own = self._own_template()
         if "tools" in own:
             return None
@@ -185,9 +185,9 @@ class VllmSettings:
         return CHATML_TOOLS if '"<|im_start|>"' in special and '"<|im_end|>"' in special else None
 
     def memory_needed(self) -> int:
-        """Bytes of the machine's memory that this child takes, roughly: its process, weights (twice while they are loaded), KV cache.
+        """Approximate bytes of host memory: the process, weights (twice while they load) and KV cache.
 
-        On a GPU its process, and the weights where they wait there while it sleeps.
+        On a GPU only the process, and the weights if they move to host memory during sleep.
         """
         weights = self.shape.served(self.compute_dtype)
         if self.device == "cuda":
@@ -195,7 +195,7 @@ class VllmSettings:
         return _PROCESS_BYTES["cpu"] + 2 * weights + self.kv_bytes
 
     def least_memory(self) -> int:
-        """The same with weights loaded and hardly a request: what is not there makes a boot hopeless."""
+        """Least bytes with weights loaded and almost no requests: with less, a boot is hopeless."""
         if self.device == "cuda":
             return self.memory_needed()
         weights = self.shape.served(self.compute_dtype)
@@ -265,7 +265,7 @@ class VllmSettings:
 
     @cached_property
     def tool_parser(self) -> str | None:
-        """vLLM's parser of tool calls for the template; None: it knows no tools."""
+        """vLLM's tool-call parser for the template; None if the template does not support tools."""
         template = self._own_template() if self.chat_template is None else self.chat_template.read_text()
         return next((parser for mark, parser in _TOOL_PARSERS if mark in template), None)
 
@@ -282,16 +282,15 @@ VLLM_ANYWHERE = {
     "VLLM_USE_V2_MODEL_RUNNER": "0",  # the other one, which GPUs get, does not keep what was sampled so far
     "HF_HUB_OFFLINE": "1",
 }
-"""vLLM's environment on whichever machine it runs."""
+"""vLLM's environment on every machine."""
 REUSE_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
-"""Freed memory is kept: giving it back and getting it again doubles the time of a training step. Also where weights are
-loaded over those of before."""
+"""Make malloc keep freed memory: returning and reallocating it doubles the time of a training step. Weight loading also gains."""
 
 
 def _compiled_code(environ: Mapping[str, str]) -> dict[str, str]:
-    """Where the code that vLLM compiles for this machine outlives the child: making it takes seconds of the first call.
+    """Environment that caches the code that vLLM compiles for this machine, which would add seconds to the first call.
 
-    Without headers compiled in advance, which torch keeps among the temporary files and would make for each child.
+    Disables precompiled headers, which torch keeps among the temporary files and would rebuild for each child.
     """
     try:
         folder = user_cache_dir() / "inductor"

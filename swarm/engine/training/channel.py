@@ -23,11 +23,11 @@ from swarm.protocol.runspec import AS_STORED, RunSpec
 HEADER_BYTES = 8
 _READ_BYTES = 1 << 20
 READY = -1
-"""Number of the reply that nobody asked for: the child is ready."""
+"""Number of the unsolicited reply that says that the child is ready."""
 
 
 class RunClosed(EngineError):
-    """No run is open: none was opened, or a step left weights behind that belong to no step."""
+    """No run is open: none was opened, or a failed step left weights that belong to no step."""
 
 
 # -- messages -------------------------------------------------------------------------------------------------------------
@@ -82,7 +82,7 @@ class Publish(Message):
 
 
 class Resume(Message):
-    """verl: sampling goes on."""
+    """verl: continue sampling."""
 
     command: Literal["resume"] = "resume"
 
@@ -114,7 +114,7 @@ class Failure(Message):
         return cls(kind=kinds.get(type(error), "engine"), text=str(error))
 
     def error(self) -> Exception:
-        """What it means to the control process."""
+        """The exception that the control process raises for it."""
         match self.kind:
             case "refused":
                 return TrainingRefused(self.text)
@@ -127,7 +127,7 @@ class Failure(Message):
 
 
 class Place(Message):
-    """verl: where a replica answers, and the key that it asks for. Sent over the driver's own socket alone."""
+    """verl: address and key of a replica. Sent only over the driver's own socket."""
 
     address: str
     key: str
@@ -160,7 +160,7 @@ def frame(message: BaseModel) -> bytes:
 
 
 def received(connection: socket.socket) -> Request | None:
-    """The next request, however the system cuts it; None when the other side is gone."""
+    """Read the next request, even if it arrives in parts; None if the other side is gone."""
     header = _exactly(connection, HEADER_BYTES)
     data = None if header is None else _exactly(connection, int.from_bytes(header, "big"))
     return None if data is None else Request.model_validate_json(data, context=AS_STORED)
@@ -188,7 +188,7 @@ class ChildHung(Exception):
 
 
 class Channel:
-    """The socket to one child. It ends with the child, and every command under way with it. name: what errors call the child."""
+    """The socket to one child. When the child ends, it closes and open commands fail. name: the child's name in errors."""
 
     def __init__(
         self, child: ChildProcess, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, name: str
@@ -203,7 +203,7 @@ class Channel:
 
     @classmethod
     async def start(cls, command: Callable[[int], ChildCommand], name: str) -> Self:
-        """Start the child that `command` makes of its end's descriptor. Raises: OSError."""
+        """Start the child. command: makes the child's command from its socket descriptor. Raises: OSError."""
         ours, theirs = socket.socketpair()
         child: ChildProcess | None = None
         try:
@@ -211,18 +211,18 @@ class Channel:
                 child = await ChildProcess.start(command(theirs.fileno()))
             ours.setblocking(False)
             return cls(child, *await asyncio.open_connection(sock=ours), name)
-        except BaseException:  # cancelled, above all: nobody else knows of the child yet
+        except BaseException:  # mainly cancellation: nobody else knows of the child yet
             ours.close()
             if child is not None:
                 await child.stop(grace_s=0)
             raise
 
     async def greeting(self) -> Reply:
-        """What the child says when it is ready. Raises: ConnectionError."""
+        """Wait for the child's ready message. Raises: ConnectionError."""
         return await self._ready
 
     async def ask(self, command: Command) -> Reply:
-        """Raises: ConnectionError when the child ends before it answers."""
+        """Send a command and wait for the reply. Raises: ConnectionError if the child ends first."""
         self._number += 1
         reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._waiting[self._number] = reply
@@ -233,7 +233,7 @@ class Channel:
         return await reply
 
     async def answer(self, command: Command, work: Work, *, expected: Expected, clock: Clock) -> Reply:
-        """The same, within the limit of this work. Raises: ConnectionError, ChildHung."""
+        """Like `ask`, within the time limit of this work. Raises: ConnectionError, ChildHung."""
         began = clock.now()
         asked = asyncio.ensure_future(self.ask(command))
         try:
@@ -257,10 +257,10 @@ class Channel:
         for waiting in self._waiting.values():
             if not waiting.done():
                 waiting.set_exception(ConnectionResetError(why))
-                waiting.exception()  # seen, even when nobody waits any more
+                waiting.exception()  # mark as retrieved, even if nobody waits any more
 
     async def close(self) -> None:
         self._reading.cancel()
         self._break_off(f"the {self._name} is not asked any more")
-        self._writer.transport.abort()  # what was not read yet is of no use: a child that hangs would never read it
+        self._writer.transport.abort()  # discard unsent data: a hanging child would never read it
         await asyncio.gather(self._reading, self._writer.wait_closed(), return_exceptions=True)

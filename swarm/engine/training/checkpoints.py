@@ -1,7 +1,7 @@
-"""Checkpoints of a run as folders: whole or not there at all, never read unless each file is what was written.
+"""Checkpoints of a run as folders: written atomically, and read only if every file matches its hash.
 
 One folder per step. It is written under a temporary name, synchronised, then renamed; its manifest has the hash of each file.
-Folders that were never finished are removed, never read. What is in them beside the state is the engine's. Imports no torch.
+Unfinished folders are removed, never read. Engines define the files other than the state. Imports no torch.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PREFIX, MANIFEST, STATE = "step-", "manifest.json", "state.json"
 _UNFINISHED = ".unfinished-"
 _REPLACED = f"{_UNFINISHED}replaced-"
 RANK_KINDS = ("model", "optim", "extra_state")
-"""What each rank of verl writes into a file of its own."""
+"""Kinds of files that each verl rank writes."""
 HASHES = TypeAdapter(dict[str, str])
 """SHA-256 of each file, by name."""
 Found = TypeVar("Found")
@@ -49,16 +49,16 @@ class TrainerState(BaseModel):
     random_state: str
     """torch's generator, in hexadecimal."""
     device: Device | None = None
-    """What computed the weights; None: an older checkpoint, or one of the verl engine's."""
+    """Device that computed the weights; None: an older checkpoint, or one of the verl engine."""
     threads: int | None = None
-    """Of the CPU that computed them; None: another device did, or an older checkpoint."""
+    """CPU threads that computed the weights; None: another device, or an older checkpoint."""
     reproducible_sums: bool = False
     """Whether MKL gave the same bits each time (`REPRODUCIBLE_SUMS`); False: an older checkpoint, or another device's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """A checkpoint that was found whole."""
+    """A verified checkpoint."""
 
     state: TrainerState
 
@@ -77,9 +77,9 @@ def steps(directory: Path) -> list[int]:
 
 
 def write(directory: Path, step: int, fill: Callable[[Path], None], *, keep: int, best: int | None = None) -> None:
-    """Write it durably, in the place of one of the same step if there is one; remove all but the newest `keep` and `best`.
+    """Write a checkpoint durably, replacing one of the same step; then remove all but the newest `keep` and `best`.
 
-    fill: writes the files into the folder that it is given, and seals them.
+    fill: writes the files into the given folder and seals them.
     Raises: OSError, and what `fill` raises, with the older checkpoints untouched.
     """
     put_back(directory)
@@ -108,7 +108,7 @@ def seal(folder: Path, state: TrainerState, hashes: Mapping[str, str]) -> None:
 
 
 def _take_name(unfinished: Path, step: int) -> None:
-    """Give a whole folder the name of its step's checkpoint. Raises: OSError, with one that has the name in its place."""
+    """Rename a complete folder to its step's name. Raises: OSError, with any earlier checkpoint of the step restored."""
     directory = unfinished.parent
     final = folder_of(directory, step)
     if final.exists():
@@ -121,7 +121,7 @@ def _take_name(unfinished: Path, step: int) -> None:
 
 
 def put_back(directory: Path) -> None:
-    """A checkpoint that was being replaced when its writer failed or was killed gets its name again, unless another has it by now.
+    """Restore checkpoints whose replacement failed or was killed, unless the new one is in place by now.
 
     Raises: OSError.
     """
@@ -134,23 +134,23 @@ def put_back(directory: Path) -> None:
 
 
 def forget_other_future(directory: Path, branch: int, step: int) -> None:
-    """A run goes on from `step` on a new branch: what older branches made after it does not count any more."""
+    """Remove later checkpoints of older branches, because the run continues from `step` on a new branch."""
     for later in [other for other in steps(directory) if other > step]:
         try:
             state = TrainerState.model_validate_json((folder_of(directory, later) / STATE).read_bytes())
         except (OSError, ValidationError):
-            continue  # broken: passed over when it is met
+            continue  # broken: skipped when it is read
         if state.branch < branch:
             _remove(directory, later)
 
 
 def _replaced(directory: Path) -> dict[int, Path]:
-    """By step, the checkpoints in whose place another was being put when its writer was killed."""
+    """Checkpoints, by step, that were being replaced when the writer was killed."""
     return {int(path.name.rpartition("-")[2]): path for path in directory.glob(f"{_REPLACED}*")}
 
 
 def _remove(directory: Path, step: int) -> None:
-    """Renamed first, so that a folder that is half removed is never taken for a checkpoint."""
+    """Rename first, then remove, so that a partly removed folder is never taken for a checkpoint."""
     doomed = directory / f"{_UNFINISHED}removed-{step}"
     folder_of(directory, step).rename(doomed)
     shutil.rmtree(doomed)
@@ -165,7 +165,7 @@ def _remove_unfinished(directory: Path) -> None:
 
 
 def newest(directory: Path, read: Callable[[Path, int], Found]) -> Found | None:
-    """The newest whole checkpoint; broken ones are passed over. None: there is none."""
+    """The newest valid checkpoint, skipping broken ones; None if there is none."""
     for step in reversed(steps(directory)):
         try:
             return read(directory, step)
@@ -175,9 +175,9 @@ def newest(directory: Path, read: Callable[[Path, int], Found]) -> Found | None:
 
 
 def opened(directory: Path, step: int, load: Callable[[Path, Mapping[str, str], TrainerState], Found]) -> Found:
-    """What `load` makes of the folder, the manifest and the state of this step's checkpoint.
+    """Verify this step's checkpoint and pass its folder, manifest and state to `load`.
 
-    Raises: EngineError when there is none of this step, BrokenCheckpoint when it is not what was written; what `load` raises.
+    Raises: EngineError if there is none of this step, BrokenCheckpoint if its files have changed; what `load` raises.
     """
     folder = folder_of(directory, step)
     if not folder.is_dir():
@@ -190,9 +190,9 @@ def opened(directory: Path, step: int, load: Callable[[Path, Mapping[str, str], 
 
 
 def require_whole(directory: Path, step: int) -> None:
-    """Raises: BrokenCheckpoint when there is no checkpoint of this step, or it is not what was written."""
+    """Raises: BrokenCheckpoint if this step's checkpoint is missing or its files have changed."""
     folder = folder_of(directory, step)
-    if not folder.exists():  # what a killed writer was replacing gets its name again when the run is opened
+    if not folder.exists():  # opening the run restores a checkpoint that a killed writer was replacing
         folder = _replaced(directory).get(step, folder)
     try:
         _unchanged(folder)
@@ -223,19 +223,19 @@ def ranks_of(directory: Path, step: int) -> int:
 
 
 def ranks_in(manifest: Mapping[str, str]) -> int:
-    """The same, of a manifest."""
+    """How many verl ranks wrote the checkpoint with this manifest; 0: one process did."""
     return sum(name.startswith(f"{RANK_KINDS[0]}_world_size_") for name in manifest)
 
 
 def rank_file(kind: str, ranks: int, rank: int) -> str:
-    """What verl calls a rank's file."""
+    """verl's name for a rank's file."""
     return f"{kind}_world_size_{ranks}_rank_{rank}.pt"
 
 
 def _unchanged(folder: Path) -> dict[str, str]:
-    """The manifest of a checkpoint whose files are all as it has them.
+    """Check a checkpoint's files against its manifest and return the manifest.
 
-    Raises: BrokenCheckpoint for one that is not; OSError, ValueError where one cannot be read.
+    Raises: BrokenCheckpoint if a file differs; OSError, ValueError if one cannot be read.
     """
     manifest = HASHES.validate_json((folder / MANIFEST).read_bytes())
     for name, expected in manifest.items():

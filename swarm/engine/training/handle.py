@@ -1,4 +1,4 @@
-"""A child that trains, as the control process sees it: supervised, asked one thing at a time. Imports neither torch nor ray."""
+"""The control process's handle of a training child: supervised, one command at a time. Imports neither torch nor ray."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from swarm.protocol.runspec import RunSpec
 
 
 class TrainerHandle(ABC):
-    """A crash fails the command under way; the child is started again by itself, and the run has to be opened again. A child that
-    does not answer within the limit of `training.limits` is ended, which is a crash too.
+    """Handle of a training child. A crash fails the open command; the child restarts, and the run must be opened again. A child
+    that does not answer within the limit of `training.limits` is ended, which counts as a crash.
 
-    Crashes count in a row: a step that was made ends the row, and so does another run. A subclass says what is started.
+    Consecutive crashes are counted; a completed step or another run resets the count. Subclasses define the child's command.
     """
 
     def __init__(
@@ -48,9 +48,9 @@ class TrainerHandle(ABC):
         hung_status: HungStatus | None = None,
         on_greeting: Callable[[Reply], Awaitable[None]] | None = None,
     ) -> None:
-        """name: what errors call the child. imports_s: what it takes to start beside reading the model, at worst.
+        """name: the child's name in errors. imports_s: longest start-up time, without reading the model.
 
-        on_greeting: hears the first words of a newly started child, before anyone hears that it is ready.
+        on_greeting: gets the ready message of a newly started child, before subscribers learn that it is ready.
         """
         self._name = name
         self._on_greeting = on_greeting
@@ -85,7 +85,7 @@ class TrainerHandle(ABC):
         return None if self._supervisor.child is None else self._supervisor.child.reaper_pid
 
     async def boot(self) -> None:
-        """Start the child and wait until it is ready. Again: nothing. Raises: EngineDown with the reason."""
+        """Start the child and wait until it is ready. Does nothing if called again. Raises: EngineDown with the reason."""
         await self._supervisor.boot()
 
     async def shutdown(self) -> None:
@@ -93,7 +93,7 @@ class TrainerHandle(ABC):
         await self._drop_channel()
 
     async def open_run(self, run: RunContext, at_step: int | None) -> int:
-        """Waits for a child that is being restarted. Raises: EngineDown, EngineError."""
+        """See `Engine.open_run`. Waits for a restarting child. Raises: EngineDown, EngineError."""
         await self._supervisor.settled()
         if run.run_id != self._run_id:
             self._run_id = run.run_id
@@ -103,7 +103,7 @@ class TrainerHandle(ABC):
         return (await self.ask(command)).step
 
     async def train(self, batch: TrainBatch) -> StepOutcome:
-        """Raises: TrainerCrashed, TrainingRefused."""
+        """See `Engine.train`. Raises: TrainerCrashed, TrainingRefused."""
         outcome = (await self.ask(Train(batch=batch))).outcome
         if outcome is None:
             raise EngineError(f"the {self._name} answered a step without its outcome")
@@ -115,11 +115,11 @@ class TrainerHandle(ABC):
         return (await self.ask(WriteCheckpoint(best=best))).step
 
     async def ask(self, command: Command) -> Reply:
-        """Raises: TrainerCrashed, TrainingRefused, EngineError, OSError; what the child answered."""
+        """Send a command and wait for the reply. Raises: TrainerCrashed; TrainingRefused, EngineError, OSError from the child."""
         work = await asyncio.to_thread(self._work_of, command)
         asked = asyncio.ensure_future(self._exchange(command, work))
         asked.add_done_callback(take_exception)
-        reply = await asyncio.shield(asked)  # when nobody waits for it any more the child is busy with it all the same
+        reply = await asyncio.shield(asked)  # the child stays busy with it even if the caller stops waiting
         if reply.failure is not None:
             if reply.failure.kind == "run_closed":
                 self._run_is_open = False
@@ -139,7 +139,7 @@ class TrainerHandle(ABC):
                 hung = error if isinstance(error, ChildHung) else None
                 if self._channel is channel:
                     self._channel, self._run_is_open = None, False
-                if self._supervisor.child is channel.child:  # from here on nobody takes the engine for ready
+                if self._supervisor.child is channel.child:  # from here on the engine no longer counts as ready
                     await self._supervisor.restart(silence=None if hung is None else hung.silence)
                 await channel.close()
                 what = f"the {self._name} ended during {command.command}" if hung is None else str(hung)

@@ -1,7 +1,7 @@
 """How long a request to a child may take: three times what it should take on this machine, and never less than 30 s.
 
-What it should take is learnt from how long requests of its kind took before. The first one is judged by what it computes, at
-the rates of a slow laptop in float32 (two cores, no AVX-512). Reads headers and configuration only, never torch or vllm.
+The estimate comes from earlier requests of the same kind. For the first one it is the amount of computation at the rates of
+a slow laptop in float32 (two cores, no AVX-512). Reads only headers and configuration; imports neither torch nor vllm.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from swarm.protocol.runspec import RunSpec
 LEAST_LIMIT_S = 30.0
 FACTOR = 3.0
 _KEPT = 8
-"""Newest durations remembered per kind; the slowest of them counts."""
+"""How many recent durations to remember per kind; the slowest of them counts."""
 GRACE_S = 1.0
-"""An answer that has arrived when the limit is over still counts: this process itself may have been suspended."""
+"""Grace for an answer that has arrived by the time limit: this process itself may have been suspended."""
 _TRAINED_PER_S = {"cpu": 40e9, "cuda": 4e12}
 """Floating-point operations per second of a training step."""
 _SAMPLED_PER_S = {"cpu": 120e9, "cuda": 20e12}
-"""The same of a pass over prompts."""
+"""The same for a pass over prompts."""
 _STEP_OPERATIONS = 8
-"""Per parameter and token: the log-probabilities of before, then forward and backward."""
+"""Operations per parameter and token: log-probabilities before the step, then forward and backward."""
 _PASS_OPERATIONS = 2
 _FIXED_TOKENS = 512
-"""Cost of a weight update, in tokens, whatever was computed before it."""
+"""Fixed cost of a weight update, in tokens."""
 _MOST_SEEN = 8192
-"""Tokens that are computed at once, each of which is compared with all others; more where one call has more."""
+"""Tokens per attention pass, each of which attends to all others; more if one call has more."""
 _DISK_BYTES_PER_S = 50e6
 """Written to a slow disk and hashed, or read from it."""
 _MEMORY_BYTES_PER_S = 100e6
@@ -54,8 +54,8 @@ Result = TypeVar("Result")
 class Work:
     """What a request asks for.
 
-    kind: durations of equal kinds are compared. amount: above 0, in any unit; durations grow with it. prior_s: how long it should take
-    where no request of its kind was answered yet. least_s: what it may take however fast the others were.
+    kind: requests of equal kinds have comparable durations. amount: size of the work, above 0, in any unit. prior_s: estimate if no
+    request of its kind has been answered yet. least_s: lower bound of the estimate.
     """
 
     kind: str
@@ -81,13 +81,13 @@ class Unanswered(Exception):
 
 
 class Expected:
-    """What requests of each kind should take. A hang doubles the limit of its kind until one is answered again."""
+    """Expected durations of each kind of request. A hang doubles the limit of its kind until one is answered again."""
 
     def __init__(self) -> None:
         self._rates: dict[str, deque[float]] = {}
         """By kind: seconds per unit of work."""
         self._hangs: Counter[str] = Counter()
-        """By kind: in a row."""
+        """By kind: consecutive hangs."""
 
     def expected_s(self, work: Work) -> float:
         rates = self._rates.get(work.kind)
@@ -109,7 +109,7 @@ class Expected:
     async def answer(
         self, clock: Clock, work: Work, asked: asyncio.Future[Result], *, done: Callable[[Result], bool]
     ) -> Result:
-        """The answer, within the limit of this work. done: whether it says that the work was done; how long a refusal took says nothing.
+        """Wait for the answer within the limit of this work. done: whether the work was done; durations of refusals are not recorded.
 
         Raises: Unanswered, with `asked` cancelled; what `asked` raises.
         """
@@ -141,10 +141,10 @@ async def answered(clock: Clock, limit_s: float, asked: asyncio.Future[Result]) 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelWork:
-    """Of one model on so many devices of one kind.
+    """Estimates for one model on a number of equal devices.
 
-    start_s: what the first step of a process may take beside its tokens (libraries, compiled kernels, groups of ranks), and any later one
-    that has to compile something.
+    start_s: extra time of a process's first step (loading libraries, compiling kernels, connecting ranks), and of any later step
+    that compiles something.
     """
 
     model_dir: Path
@@ -157,7 +157,7 @@ class ModelWork:
         return self._size[0]
 
     def train(self, batch: TrainBatch, *, first: bool) -> Work:
-        """One optimiser step. first: of its process."""
+        """Estimate for one optimiser step. first: whether it is the first of its process."""
         spec = batch.spec.optimizer
         calls = [call for group in batch.groups for one in group.episodes for call in one.calls]
         tokens = merged_tokens(calls)
@@ -170,7 +170,7 @@ class ModelWork:
         return Work(kind=kind, amount=amount, prior_s=self.start_s + computed_s, least_s=least_s)
 
     def open_run(self, spec: RunSpec, directory: Path, at_step: int | None) -> Work:
-        """Weights as they are hosted, or those of a checkpoint."""
+        """Estimate for loading the hosted weights or a checkpoint."""
         if at_step == 0 or not any(directory.glob(_CHECKPOINTS)):
             return self._stored("reset", spec, _WEIGHT_BYTES, _MEMORY_BYTES_PER_S)
         return self._stored("restore", spec, _KEPT_BYTES, _DISK_BYTES_PER_S)
@@ -179,24 +179,24 @@ class ModelWork:
         return self._stored("checkpoint", spec, _KEPT_BYTES, _DISK_BYTES_PER_S)
 
     def export(self, spec: RunSpec) -> Work:
-        """Weights on their way to inference."""
+        """Estimate for exporting weights to inference."""
         return self._stored("export", spec, _WEIGHT_BYTES, _MEMORY_BYTES_PER_S)
 
     def fingerprint(self, spec: RunSpec) -> Work:
         return self._moved("fingerprint", spec, _WEIGHT_BYTES, _MEMORY_BYTES_PER_S)
 
     def boot_s(self, imports_s: float) -> float:
-        """Until a child with this model is ready, at worst. imports_s: before it reads weights."""
+        """Longest time until a child with this model is ready. imports_s: time before it reads weights."""
         return imports_s + self._size[1] / _DISK_BYTES_PER_S
 
     def silence_s(self, batched_tokens: int) -> float:
-        """How long an inference engine may give no sign of life: while it computes as many prompt tokens as it takes at once."""
+        """Longest silence of an inference engine, from the time that a full batch of prompt tokens takes."""
         amount = batched_tokens * self._compared(batched_tokens)
         computed_s = _PASS_OPERATIONS * self.parameters * amount / _SAMPLED_PER_S[self.device]
         return max(LEAST_LIMIT_S, FACTOR * computed_s)
 
     def _stored(self, kind: str, spec: RunSpec, per_parameter: int, per_s: float) -> Work:
-        """Files hide behind the system's cache for as long as it has room: the next one may have to wait for a slow disk all the same."""
+        """Estimate for file access. The page cache may make some fast, but the next may still wait for a slow disk."""
         moved = self._moved(kind, spec, per_parameter, per_s)
         return replace(moved, least_s=moved.amount / _DISK_BYTES_PER_S)
 
@@ -205,12 +205,12 @@ class ModelWork:
         return Work(kind=f"{kind}{_of(spec)}", amount=max(1, size), prior_s=self.start_s + size / per_s)
 
     def _compared(self, seen: int) -> float:
-        """What a token costs that is compared with so many others, as a multiple of one on its own."""
+        """Cost of a token that attends to this many others, as a multiple of one on its own."""
         return 1 + seen / (6 * self._hidden)
 
     @cached_property
     def _size(self) -> tuple[int, int]:
-        """Parameters, and bytes as they are stored."""
+        """Number of parameters, and stored bytes."""
         return parameters(self.model_dir), weight_bytes(self.model_dir)
 
     @cached_property
@@ -220,6 +220,6 @@ class ModelWork:
 
 
 def _of(spec: RunSpec) -> str:
-    """What is compared with its like alone: adapters and optimisers are of other sizes."""
+    """Part of the kind: runs with different adapters or optimisers have different sizes."""
     trained = "all weights" if spec.parameters == "full" else "adapters"
     return f" ({trained}, {spec.optimizer.name})"

@@ -1,4 +1,4 @@
-"""What is measured while a step goes on, and the metrics of it (docs/reference/metrics.md).
+"""Measurements during a step, and the step's metrics (docs/reference/metrics.md).
 
 Suffix of tensors: U uses (sampled tokens of trained calls).
 """
@@ -22,7 +22,7 @@ from swarm.engine.training.selection import reward_metrics, token_metrics
 from swarm.protocol.runspec import RunSpec
 
 KL_SAMPLE = 64
-"""With kl = 0 the KL to the first weights is only a metric: it is measured on at least so many tokens of neighbouring calls."""
+"""With kl = 0 the KL to the initial weights is only a metric, measured on at least this many tokens of neighbouring calls."""
 Item = TypeVar("Item")
 
 
@@ -44,7 +44,7 @@ class WeightsChange:
 
 @dataclass(slots=True)
 class StepMetrics:
-    """Tokens are measured before the step moves the weights."""
+    """Accumulates a step's measurements. Tokens are measured before the step moves the weights."""
 
     loss: float = 0.0
     grad_norm: float = 0.0
@@ -62,13 +62,13 @@ class StepMetrics:
     _mismatches: list[Tensor] = field(default_factory=list)
 
     def add_tokens(self, logp_U: Tensor, entropy_U: Tensor, facts: TokenFacts) -> None:
-        """The mismatch is between trainer and sampler: tokens that were drawn from another distribution say nothing of it."""
+        """Add tokens. Those drawn from another distribution do not count for the mismatch between trainer and sampler."""
         self._entropies.append(entropy_U)
         gap_U = (logp_U - facts.recorded_U).abs()
         self._mismatches.append(gap_U if facts.off_policy_U is None else gap_U[facts.off_policy_U == 0])
 
     def add_trained(self, logp_U: Tensor, entropy_U: Tensor, facts: TokenFacts) -> None:
-        """Tokens that are trained, once."""
+        """Add trained tokens, once per step."""
         self.tokens += len(logp_U)
         self.add_tokens(logp_U, entropy_U, facts)
         if facts.off_policy_U is not None:
@@ -77,19 +77,19 @@ class StepMetrics:
             self.kls.append(kl_to_start(logp_U, facts.start_U))
 
     def add_pass(self, tokens: int, clipped: float) -> None:
-        """Tokens whenever they are priced."""
+        """Add tokens each time that their loss is computed."""
         self.priced += tokens
         self.clipped += clipped
 
     def judge_critic(self, facts: Sequence[TokenFacts]) -> None:
-        """How well the critic foresaw its targets: 1 - Var(target - value) / Var(target)."""
+        """Measure the critic's explained variance: 1 - Var(target - value) / Var(target)."""
         value = torch.cat([each.value_U for each in facts if each.value_U is not None]).double()
         target = torch.cat([each.target_U for each in facts if each.target_U is not None]).double()
         spread = float(target.var(unbiased=False))
         self.value_explained = 1.0 - float((target - value).var(unbiased=False)) / spread if spread else 0.0
 
     def of_step(self, batch: TrainBatch, learning_rate: float) -> dict[str, float]:
-        """All of the step's metrics. Raises: TrainingRefused when one is not finite, or a step left the weights as they were."""
+        """All metrics of the step. Raises: TrainingRefused if one is not finite, or the step did not change the weights."""
         of_batch = reward_metrics(batch) | token_metrics(batch) | repetition_metrics(batch)
         metrics = of_batch | self._own() | {"learning_rate": learning_rate}
         if wrong := sorted(name for name, value in metrics.items() if not math.isfinite(value)):
@@ -119,7 +119,7 @@ class StepMetrics:
 
 
 def kl_sample(items: Sequence[Item], tokens: Callable[[Item], int], spec: RunSpec, step: int) -> list[Item]:
-    """Neighbours with KL_SAMPLE tokens, from a place drawn anew at each step: neighbours share their prompts, which makes them cheap."""
+    """Neighbouring items with KL_SAMPLE tokens, from a random start drawn at each step. Neighbours are cheap: they share prompts."""
     first = random.Random(derived_seed(spec.seed, "kl", step)).randrange(len(items) or 1)
     chosen: list[Item] = []
     count = 0

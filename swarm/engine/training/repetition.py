@@ -1,4 +1,4 @@
-"""How much answers repeat themselves and one another: what is gamed is often said again and again.
+"""How much answers repeat themselves and one another: reward hacking often shows as repetition.
 
 Measured on token ids, over a bounded part of the batch: the first `LONGEST` tokens of each answer, of at most
 `EPISODES` episodes that are spread over the tasks.
@@ -15,7 +15,7 @@ from swarm.engine.seam import TrainBatch, TrainEpisode
 
 EPISODES, LONGEST = 64, 2048
 WITHIN, ACROSS = 4, 8
-"""Lengths of the n-grams, in tokens: short ones loop inside an answer; only long ones are not shared by chance or by form."""
+"""n-gram lengths in tokens: short ones detect loops within an answer; across answers, short ones would match by chance."""
 _Ngrams = list[tuple[int, ...]]
 
 
@@ -44,7 +44,7 @@ def repetition_metrics(batch: TrainBatch) -> dict[str, float]:
 
 
 def _spread(batch: TrainBatch) -> Iterator[tuple[str, TrainEpisode]]:
-    """The first episode of each group, then the second, up to the limit; with their tasks."""
+    """Episodes with their tasks: the first of each group, then the second, and so on up to the limit."""
     columns = zip_longest(*([(group.task_id, episode) for episode in group.episodes] for group in batch.groups))
     found = (each for column in columns for each in column if each is not None)
     return (each for each, _ in zip(found, range(EPISODES), strict=False))

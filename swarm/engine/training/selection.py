@@ -1,6 +1,6 @@
-"""What a batch trains: which episodes, with which advantages and weights, in which minibatches, and why not the others.
+"""Select what a batch trains: episodes, advantages, weights and minibatches, and why other episodes are not trained.
 
-Pure arithmetic on rewards; knows neither tokens' meaning nor tensors.
+Pure arithmetic on rewards, without tensors or the meaning of tokens.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class Selection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallNotes:
-    """What the trainer read of a call, per sampled token: what it loses of the reward, the critic's value before it, its
-    log-probability and the entropy before the step."""
+    """The trainer's measurements of a call, per sampled token: KL penalty, the critic's value before the token, and its
+    log-probability and entropy before the step."""
 
     penalties: Sequence[float] = ()
     values: Sequence[float] = ()
@@ -57,9 +57,8 @@ class CallNotes:
 def select(batch: TrainBatch) -> Selection:
     """What this batch trains.
 
-    Where nothing is to be compared (a group's rewards are equal; for algorithms that compare over the batch, the batch's)
-    nothing is taught by rewards; it is trained all the same where the loss has other terms. Advantages of algorithms that
-    credit tokens come from `credit`; those here stand for them until then.
+    Equal rewards (in a group, or in the whole batch for algorithms that compare over it) give no learning signal; such episodes
+    are trained only if the loss has other terms. Algorithms that credit tokens replace these advantages by those of `credit`.
     """
     algorithm = algorithm_of(batch.spec.algorithm)
     actors = _actors(batch, algorithm)
@@ -81,9 +80,9 @@ def select(batch: TrainBatch) -> Selection:
 
 
 def credit(batch: TrainBatch, notes: Mapping[str, CallNotes]) -> dict[str, Credit]:
-    """By call, the advantage of each of its tokens; notes: of every trained call.
+    """Token-level advantages by call. notes: of every trained call.
 
-    An agent's calls of an episode are one trajectory, in their order; the reward stands at its last token.
+    An agent's calls of an episode form one trajectory, in order, with the reward at its last token.
     """
     algorithm = algorithm_of(batch.spec.algorithm)
     actors = _actors(batch, algorithm, notes)
@@ -102,7 +101,7 @@ def credit(batch: TrainBatch, notes: Mapping[str, CallNotes]) -> dict[str, Credi
 
 
 def episodes_of(batch: TrainBatch) -> Episodes:
-    """What functions of whole updates are told of the batch."""
+    """The batch's episodes, as functions of whole updates get them."""
     actors = _actors(batch, algorithm_of(batch.spec.algorithm))
     groups: dict[Hashable, int] = {}
     for trajectory in actors.values():
@@ -126,7 +125,7 @@ def is_flat(group: TrainGroup) -> bool:
 
 
 def untrained_reason(call: TrainCall, spec: RunSpec) -> DropReason | None:
-    """Why a call carries no loss whatever its reward; None: it may."""
+    """Why a call can carry no loss, whatever its reward; None if it can."""
     if not call.sampled_ids:
         return DropReason.NO_CALLS
     if call.temperature < LEAST_TEMPERATURE:
@@ -148,7 +147,7 @@ def _trains_restricted(call: TrainCall, spec: RunSpec) -> bool:
 
 
 def trainable_calls(episode: TrainEpisode, spec: RunSpec) -> list[TrainCall]:
-    """Those that are trained. Where the unrestricted policy is, their restrictions are left out."""
+    """The trained calls; without their restrictions if the unrestricted policy is trained."""
     calls = [call for call in episode.calls if untrained_reason(call, spec) is None]
     if spec.sampling.train == "policy":
         return [call if call.mask is None else replace(call, mask=None, changes=None) for call in calls]
@@ -158,7 +157,7 @@ def trainable_calls(episode: TrainEpisode, spec: RunSpec) -> list[TrainCall]:
 def branches(episodes: Sequence[TrainedEpisode], spec: AlgorithmSpec) -> list[Branch]:
     """The calls of the episodes, weighted so that the weights of all their tokens add up to one, except for `constant`.
 
-    Calls that cannot move the weights are left out; the others keep the weight that they have among all.
+    Leaves out calls that cannot move the weights, without changing the weight of the others.
     """
     tokens = sum(len(call.sampled_ids) for episode in episodes for call in episode.calls)
     all_count = not algorithm_of(spec).rewards_alone
@@ -180,7 +179,7 @@ def branches(episodes: Sequence[TrainedEpisode], spec: AlgorithmSpec) -> list[Br
 
 
 def _units(calls: Sequence[TrainCall], spec: AlgorithmSpec) -> list[int]:
-    """Which of the episode's parts each call belongs to, where the loss is a mean over the means of parts."""
+    """Part of the episode that each call belongs to, for losses that average over the means of parts."""
     match spec.loss_agg:
         case "call":
             return list(range(len(calls)))
@@ -253,7 +252,7 @@ _Actor = tuple[int, int, str | None]
 def _actors(
     batch: TrainBatch, algorithm: Algorithm, notes: Mapping[str, CallNotes] | None = None
 ) -> dict[_Actor, Trajectory]:
-    """What each agent of a group did in each of the group's episodes; also where it said nothing there."""
+    """The trajectory of each agent of a group in each of the group's episodes, even if it sampled nothing there."""
     limit = batch.spec.sampling.max_tokens
     actors: dict[_Actor, Trajectory] = {}
     for number, group in enumerate(batch.groups):
@@ -287,17 +286,17 @@ def _flat_groups(advantages: Mapping[_Actor, float], algorithm: Algorithm) -> se
 
 
 def _agents(group: TrainGroup) -> Iterable[str | None]:
-    """In the order of their first call, so that nothing depends on hashing."""
+    """The group's agents in the order of their first call, so that nothing depends on hashing."""
     return dict.fromkeys(call.agent for episode in group.episodes for call in episode.calls) or [None]
 
 
 def _rewards(group: TrainGroup, agent: str | None) -> list[float]:
-    """The group's rewards as one agent got them: its own where an episode states it, else the episode's."""
+    """The group's rewards for one agent: its own reward if the episode states one, else the episode's."""
     return [(episode.agent_rewards or {}).get(agent or "", episode.reward) for episode in group.episodes]
 
 
 def _why_not(episode: TrainEpisode, spec: RunSpec) -> str:
-    """Of an episode with no trainable call: the reason of the call that came closest."""
+    """Why an episode has no trainable call: the reason of the call that came closest."""
     reasons = {untrained_reason(call, spec) for call in episode.calls}
     closest = (DropReason.TRUNCATED, DropReason.UNREPRODUCIBLE_SAMPLING, DropReason.GREEDY)
     return next((reason for reason in closest if reason in reasons), DropReason.NO_CALLS).value

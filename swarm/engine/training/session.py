@@ -1,4 +1,4 @@
-"""What a child that trains works on: the run that is open, its weights and its checkpoints. Runs in the child."""
+"""The open run of a training child, with its weights and checkpoints. Runs in the child."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Found = TypeVar("Found", bound=Checkpoint)
 
 
 class Learner(Protocol):
-    """half_way: a step moved the weights and was then refused; they are no step's weights and have to be restored."""
+    """half_way: a refused step had already moved the weights; they belong to no step and must be restored."""
 
     half_way: bool
 
@@ -31,7 +31,7 @@ class Learner(Protocol):
 
 
 _ALLOCATOR = "can't allocate memory"
-"""What torch says when the machine's own memory runs out; a GPU's has an error class of its own."""
+"""torch's message when host memory runs out; GPU memory has its own error class."""
 
 
 def _is_out_of_memory(error: RuntimeError) -> bool:
@@ -39,7 +39,7 @@ def _is_out_of_memory(error: RuntimeError) -> bool:
 
 
 def _short_of_memory(spec: RunSpec) -> str:
-    """What needs less memory than a run of this spec."""
+    """Advice for a run of this spec on how to use less memory."""
     options = []
     if not spec.activation_checkpointing:
         options.append("set activation_checkpointing")
@@ -53,7 +53,7 @@ def _short_of_memory(spec: RunSpec) -> str:
 
 
 class TrainingSession(ABC, Generic[Found]):
-    """One engine's weights through runs: `open_run`, `train` and `checkpoint` of the engine, but for serving.
+    """One engine's weights across runs: the engine's `open_run`, `train` and `checkpoint`, without serving.
 
     fingerprint: of the hosted model; a checkpoint that began with other weights is refused. device: what computes the weights, where
     checkpoints name it.
@@ -67,7 +67,7 @@ class TrainingSession(ABC, Generic[Found]):
         self._step = 0
 
     def answer(self, request: Request) -> Reply:
-        """Carry out a request. Errors that it has no answer for end the child."""
+        """Carry out a request. Unexpected errors end the child."""
         try:
             reply = self.carry_out(request.command)
         except (EngineError, OSError) as error:
@@ -102,7 +102,7 @@ class TrainingSession(ABC, Generic[Found]):
         if found is not None:
             self._require_ours(found.state, wanted.spec)
             self._restore(found, wanted)
-        if at_step is not None:  # and this checkpoint could be gone on from
+        if at_step is not None:  # only now that the checkpoint has been restored
             checkpoints.forget_other_future(directory, wanted.branch, at_step)
         self._learner.half_way = False
         self._run, self._step = wanted, found.state.step if found is not None else 0
@@ -168,22 +168,22 @@ class TrainingSession(ABC, Generic[Found]):
     # -- what engines do in their own way -------------------------------------------------------------------------
 
     def _require_supported(self, spec: RunSpec) -> None:
-        """Raises: EngineError for what this engine does not train."""
+        """Raises: EngineError if this engine does not support the spec."""
 
     def _rest(self) -> None:
         """Called after each step."""
 
     @abstractmethod
     def _read(self, directory: Path, step: int) -> Found:
-        """Raises: EngineError when there is no checkpoint of this step, BrokenCheckpoint when it is not what was written."""
+        """Read a checkpoint. Raises: EngineError if there is none of this step, BrokenCheckpoint if its files have changed."""
 
     @abstractmethod
     def _reset(self, spec: RunSpec, seed: int) -> None:
-        """The hosted weights again, no moments, a fresh generator."""
+        """Reset to the hosted weights, without moments and with a fresh random generator."""
 
     @abstractmethod
     def _restore(self, found: Found, wanted: OpenRun) -> None:
-        """Go on from a checkpoint, after `_reset`. Raises: EngineError."""
+        """Continue from a checkpoint, after `_reset`. Raises: EngineError."""
 
     @abstractmethod
     def _write(self, directory: Path, state: TrainerState, best: int | None) -> None:

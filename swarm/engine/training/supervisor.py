@@ -1,4 +1,4 @@
-"""Child processes of a server: started under a reaper, watched, restarted with back-off, ended without a trace.
+"""Child processes of a server: started under a reaper, monitored, restarted with back-off, cleaned up when they end.
 
 Knows nothing of what a child does: how it is started and when it is ready come in as functions.
 """
@@ -29,7 +29,7 @@ _TAIL_BYTES = 16_384
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildCommand:
-    """What to run. The child's output goes to `log_path`; the log of the start before is kept as `….1`.
+    """What to run. The child's output goes to `log_path`; the log of the previous start is kept as `….1`.
 
     pass_fds: file descriptors that the child inherits under the same numbers; the caller closes its own copies.
     """
@@ -77,7 +77,7 @@ class ChildProcess:
                 )
             began = reaper.start_time(process.pid) or 0
             write_atomically(session_file, f"{process.pid} {began}".encode())
-        except BaseException:  # also cancelled: with this descriptor closed the reaper ends whatever was started
+        except BaseException:  # also on cancellation: closing this descriptor makes the reaper end whatever was started
             os.close(alive_fd)
             raise
         finally:
@@ -187,11 +187,11 @@ class BackOff:
     factor: float = 2.0
     most_s: float = 30.0
     failures: int = 5
-    """So many failures in a row end it for good."""
+    """How many consecutive failures end the restarts."""
     first_boot_failures: int = 1
-    """The same, as long as the child was never ready: what cannot start at all is given up at once."""
+    """The same for a child that has never been ready: one that cannot start at all is given up at once."""
     forget_after_s: float = 120.0
-    """A child that served so long starts with a clean record."""
+    """A child that served this long has its failures forgotten."""
 
     def __post_init__(self) -> None:
         if self.first_s <= 0 or self.factor < 1 or self.failures < 1 or self.first_boot_failures < 1:

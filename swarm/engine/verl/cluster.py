@@ -1,4 +1,4 @@
-"""Ranks and replicas on Ray, as the driver sees them. Knows nothing of runs or losses."""
+"""The driver's view of ranks and replicas on Ray. Knows nothing of runs or losses."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ _ROLE = "actor_rollout"
 
 
 _LOOKS, _LOOK_EVERY_S = 16, 2.0
-"""How often, and how far apart, is looked for free devices on a cluster that runs already."""
+"""Number and interval of checks for free devices on a running cluster."""
 
 
 class ClusterLost(Exception):
-    """A rank or a replica died or hangs. Nothing is left to go on with: the driver ends and is started anew."""
+    """A rank or a replica died or hangs. The driver cannot continue: it ends and is restarted."""
 
 
 class ClusterHung(ClusterLost):
-    """One that hangs: it has not answered within its limit."""
+    """A rank or a replica hangs: it has not answered within its limit."""
 
 
 class Cluster:
@@ -71,7 +71,7 @@ class Cluster:
         self._servers = [replica.server_handle for replica in self._replicas.get_replicas()]
 
     def _connect(self) -> None:
-        """To a cluster that is there, or to one of this machine's own, which ends with this process."""
+        """Connect to a running cluster, or start one on this machine that ends with this process."""
         settings, platform = self.settings, get_platform()
         if settings.fused_kernels == "triton" and self.device == "cpu":
             raise EngineError(
@@ -92,7 +92,7 @@ class Cluster:
         if settings.ranks_per_node > there:
             raise EngineError(f"{settings.ranks_per_node} ranks were asked for; this machine has {there} device(s)")
         ray.init(
-            address="local",  # whatever other cluster the environment or this machine knows
+            address="local",  # ignore any other cluster in the environment or on this machine
             num_cpus=2 * settings.ranks_per_node + 2,
             num_gpus=settings.ranks_per_node,
             object_store_memory=_OBJECT_STORE_BYTES,
@@ -101,7 +101,7 @@ class Cluster:
         )
 
     def _await_devices(self) -> None:
-        """Those of an earlier driver of ours are free a while after its end. Raises: EngineError when there are too few."""
+        """Wait for free devices: those of an earlier driver become free some time after its end. Raises: EngineError if too few."""
         resource = get_platform().ray_resource_name()
         for _ in range(_LOOKS):
             free = available_resources_per_node()
@@ -125,21 +125,21 @@ class Cluster:
         return [str(address) for address in self._replicas.get_addresses()]
 
     def keys(self) -> list[str]:
-        """What each replica asks of those who call it."""
+        """The API key of each replica."""
         return self._got([server.key.remote() for server in self._servers], self._silence_s)
 
     @property
     def device(self) -> Literal["cpu", "cuda"]:
-        """What ranks compute on."""
+        """The ranks' kind of device."""
         return "cpu" if get_platform().device_name == "cpu" else "cuda"
 
     def check(self) -> None:
-        """Every part answers. Only while the ranks have nothing to do."""
+        """Check that every part answers. Call only while the ranks are idle."""
         self.check_replicas()
         self._got(self._ranks.alive(), self._silence_s)
 
     def check_replicas(self) -> None:
-        """Every replica answers, down to the processes that sample. Not while weights are changed."""
+        """Check that every replica answers, including its sampling processes. Do not call during a change of weights."""
         self._got([server.alive.remote() for server in self._servers], self._silence_s)
 
     @cached_property
@@ -185,13 +185,13 @@ class Cluster:
     # -- weights --------------------------------------------------------------------------------------------------
 
     def freeze(self) -> dict[str, int]:
-        """Stop sampling everywhere; how many tokens each request has, by vLLM's own id."""
+        """Stop sampling everywhere; return each request's number of tokens, by vLLM's own id."""
         counts = self._got([server.freeze.remote() for server in self._servers])
         return {name: count for part in counts for name, count in part.items()}
 
     @contextmanager
     def replicas_asleep(self) -> Iterator[None]:
-        """Inside, the devices' memory is the ranks' alone. Calls wait, and go on where they were."""
+        """Within the block, only the ranks use the devices' memory. Calls wait, and continue where they were."""
         self._got([server.fall_asleep.remote() for server in self._servers])
         try:
             yield
@@ -200,7 +200,7 @@ class Cluster:
             self._got([server.wake_up.remote() for server in self._servers])
 
     def send_weights(self, step: int) -> str:
-        """From the ranks to the replicas; returns their digest. Weights that arrived changed must not be sampled from."""
+        """Send weights from ranks to replicas; return their digest. Nobody may sample from weights that arrived changed."""
         sent = self._got(self._ranks.send_weights(step, secrets.token_hex(8)))
         received = self._got([server.forget.remote() for server in self._servers])
         if len({*sent, *received}) != 1:

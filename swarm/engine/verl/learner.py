@@ -1,4 +1,4 @@
-"""One optimiser step on the ranks: from a batch to new weights and what became of it. Runs in the driver."""
+"""One optimiser step on the ranks: from a batch to new weights and the outcome. Runs in the driver."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 class Learner:
-    """half_way: a step moved the weights and was then refused; they are no step's weights and have to be restored."""
+    """half_way: a refused step had already moved the weights; they belong to no step and must be restored."""
 
     def __init__(self, cluster: Cluster, clock: Clock, *, pad_token: int) -> None:
         self.half_way = False
@@ -70,7 +70,7 @@ class Learner:
         return StepOutcome(step=batch.step, metrics=metrics, untrained=selection.untrained)
 
     def _optimise(self, episodes: Sequence[TrainedEpisode], batch: TrainBatch, rate: float) -> StepMetrics:
-        """All epochs and minibatches."""
+        """Run all epochs and minibatches; return the step's metrics."""
         spec, seen = batch.spec, StepMetrics()
         algorithm = algorithm_of(spec.algorithm)
         whole = episodes_of(batch) if algorithm.of_updates else None
@@ -140,7 +140,7 @@ class Learner:
         seen.change.add(WeightsChange(moved=moved, before=before))
 
     def _look(self, batch: TrainBatch) -> StepMetrics:
-        """Nothing is trained: measure on what could have been."""
+        """Measure a step in which nothing is trained, on the calls that could have been."""
         seen = StepMetrics()
         made, names = [], []
         for episode in (episode for group in batch.groups for episode in group.episodes):
@@ -162,7 +162,7 @@ class Learner:
             seen.kls.append(kl_to_start(trained(one, now, "log_probs"), trained(one, start, "log_probs")))
 
     def _passes(self, rows: Sequence[Row]) -> list[TensorDict]:
-        """What the ranks are given at a time, as many rows to each.
+        """Split rows into passes over the ranks, with equally many rows per rank.
 
         verl itself cuts rows that are packed; of rows that are padded it counts the tokens without their padding. Its fused kernels
         know one temperature at a time.
@@ -181,7 +181,7 @@ class Learner:
         return made
 
     def _read(self, method: str, batch: TensorDict) -> TensorDict:
-        """What the current weights, or the first ones, say of the rows; no gradient."""
+        """Log-probabilities of the rows under the current or the initial weights, without gradients."""
         asked = batch.copy()
         verl_tensors.assign_non_tensor(asked, compute_loss=False)
         return self._cluster.over_rows(method, asked)
@@ -199,7 +199,7 @@ class Minibatch:
     entropies: list[Tensor] = field(default_factory=list)
 
     def take_prices(self, algorithm: Algorithm, episodes: Episodes, logps: Sequence[Tensor]) -> None:
-        """What the algorithm says of each token, seen over the whole update. logps: of each pass, under the current weights.
+        """Set the facts that the algorithm computes over the whole update. logps: of each pass, under the current weights.
 
         Raises: TrainingRefused.
         """
@@ -214,7 +214,7 @@ class Minibatch:
             self._take(name.removesuffix("_U"), value_N, place_N)
 
     def notes(self) -> dict[str, CallNotes]:
-        """What functions of advantages are told of the tokens, by call."""
+        """Inputs of advantage functions about the tokens, by call."""
         place_N = self._places()
         logps, entropies = (
             torch.cat(values)[place_N].split_with_sizes([size for _, size in self.calls])
@@ -231,11 +231,11 @@ class Minibatch:
         self._take("advantage", torch.tensor(earned), self._places())
 
     def _places(self) -> Tensor:
-        """Where each token stands, one call behind the other, among the trained tokens of the passes."""
+        """Index of each token (calls concatenated) among the trained tokens of the passes."""
         return torch.argsort(torch.cat([trained(one, one, "call") for one in self.passes]), stable=True)
 
     def _take(self, name: str, value_N: Tensor, place_N: Tensor) -> None:
-        """A column of all passes."""
+        """Add a column to all passes."""
         value_U = torch.empty_like(value_N)
         value_U[place_N] = value_N
         parts = value_U.split_with_sizes([_uses(one) for one in self.passes])
@@ -269,7 +269,7 @@ def _facts(batch: TensorDict, answer: TensorDict) -> tuple[Tensor, Tensor, Token
 
 
 def facts_of(batch: TensorDict) -> TokenFacts:
-    """What a batch's columns say of its trained tokens, in the order of the rows."""
+    """Facts of a batch's trained tokens from its columns, in row order."""
     known = {f"{name}_U": trained(batch, batch, name) for name in (*COLUMNS, "old", "start") if name in batch.keys()}  # noqa: SIM118  not a mapping
     return TokenFacts(**known)
 
@@ -293,7 +293,7 @@ def jagged(columns: Sequence[Tensor]) -> Tensor:
 
 
 def balanced(rows: Sequence[Row], ranks: int) -> list[Row]:
-    """The rows in another order, in which equally long runs of it take about equally long: one for each rank, by verl's own measure."""
+    """Reorder rows so that each rank's equal share takes about equally long, by verl's own cost estimate."""
     work = calculate_workload(torch.tensor([len(row.ids) for row in rows])).tolist()
     parts = get_seqlen_balanced_partitions(work, ranks, equal_size=True)
     return [rows[index] for part in parts for index in part]

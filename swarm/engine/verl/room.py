@@ -1,6 +1,6 @@
-"""What ranks and replicas need of the nodes that they start on, and whether it is there. Pure; knows neither Ray nor verl.
+"""Check that nodes have the resources for ranks and replicas. Pure; knows neither Ray nor verl.
 
-What is missing would show later too: as a hang of Ray, or as an error of CUDA deep in a log.
+Without this check, missing resources would show later as a hang of Ray or as a CUDA error deep in a log.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """What one rank finds. device_total_bytes: 0 where the device is a processor."""
+    """Resources that one rank finds. device_total_bytes: 0 if the device is a CPU."""
 
     node: str
     shared_bytes: int

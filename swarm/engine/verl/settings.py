@@ -18,9 +18,9 @@ Offloaded = Literal["parameters", "optimizer"]
 FusedKernels = Literal["torch", "triton"]
 LEAST_TOKENS = 4096
 LOOK_EVERY_S = 10.0
-"""The driver asks its parts for a sign of life."""
+"""How often the driver checks that its ranks and replicas are alive."""
 HUNG_STATUS = 75
-"""Exit status of a driver of whose parts one gave none."""
+"""Exit status of a driver that found a hung rank or replica."""
 ON_EVERY_NODE = VLLM_ANYWHERE | REPRODUCIBLE_SUMS | {"TOKENIZERS_PARALLELISM": "false"}
 """The environment that ranks and replicas count on, wherever they run."""
 
@@ -52,7 +52,7 @@ class VerlSettings(StrictModel):
     sleep: bool = False
     """Replicas give up the memory of their device while a step is trained, and calls wait."""
     offload: frozenset[Offloaded] = frozenset()
-    """What of the ranks lies in the machine's memory while nothing is computed with it."""
+    """Parts of the ranks' state to keep in host memory while they are not in use."""
     fused_kernels: FusedKernels | None = None
     """verl's kernels that make log-probabilities of hidden states without the whole distribution in memory; None: not used."""
     tokens_per_rank: Count = Field(default_factory=lambda fields: _tokens_per_rank(fields))
@@ -89,7 +89,7 @@ def _tokens_per_rank(fields: dict[str, Any]) -> int:
 
 
 def adapters_of(spec: RunSpec) -> LoraSpec | None:
-    """The adapters that a run trains, as `VerlSettings` has them; None: all weights."""
+    """The adapters that a run trains, as in `VerlSettings`; None: all weights."""
     if not isinstance(spec.parameters, LoraSpec):
         return None
     wanted = spec.parameters

@@ -1,4 +1,4 @@
-"""Weights on their way from a rank to its part of a replica: where the two meet, and whether what was sent has arrived."""
+"""Transfer of weights from a rank to its part of a replica: the private socket, and a digest to verify arrival."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 _STRIDE = 1_000_003
-"""Positions weigh differently, so that exchanged values show."""
+"""Makes the checksum depend on positions, so that it detects swapped values."""
 _SLICE = 1 << 22
 """Numbers of a tensor that are looked at at a time: as 64-bit integers they take eight bytes each, on the device that trains."""
 

@@ -1,4 +1,4 @@
-"""One rank of the training half: verl's actor and rollout worker, with what a run of ours asks of it beside that.
+"""One rank of the training half: verl's actor and rollout worker, with the methods that our runs need in addition.
 
 Runs inside Ray's actors. FSDP2 alone; parameters are float32, split over all ranks.
 """
@@ -54,14 +54,14 @@ class RankWorker(TinkerActorRolloutRefWorker):  # type: ignore[misc]
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)  # type: ignore[untyped-decorator]
     def room(self) -> Room:
-        """What this rank finds, before it takes any of it."""
+        """Resources that this rank finds, before it uses any."""
         free, total = get_torch_device().mem_get_info()
         shared = shutil.disk_usage(memory_dir()).free
         return Room(node=platform.node(), shared_bytes=shared, device_bytes=free, device_total_bytes=total)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
     def to_start(self, seed: int, adapters_seed: int, alpha: float | None = None) -> None:
-        """The hosted weights again, with new adapters where these are trained; no moments, a fresh generator.
+        """Reset to the hosted weights, with new adapters if these are trained, without moments and with a fresh random generator.
 
         alpha: of the adapters from here on; None: as before.
         """
@@ -103,7 +103,7 @@ class RankWorker(TinkerActorRolloutRefWorker):  # type: ignore[misc]
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="actor"))  # type: ignore[untyped-decorator]
     def compute_start_log_prob(self, data: TensorDict) -> TensorDict | None:
-        """What the first weights say of the rows: they take the place of the current ones for so long."""
+        """Log-probabilities of the rows under the initial weights, which replace the current ones for this call."""
         verl_tensors.assign_non_tensor(
             data, disable_auto_offload=True
         )  # it would put other tensors in their place meanwhile
@@ -121,7 +121,7 @@ class RankWorker(TinkerActorRolloutRefWorker):  # type: ignore[misc]
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
     def give_back(self) -> None:
-        """Give up memory of the device that torch keeps for later."""
+        """Release device memory that torch has cached."""
         aggressive_empty_cache(force_sync=True)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]

@@ -1,4 +1,4 @@
-"""What each vLLM worker of a replica is asked beside what verl asks: counts of sampled tokens, and a digest of its weights.
+"""Extra methods of a replica's vLLM workers: counts of sampled tokens, and a digest of the weights.
 
 Loaded by the worker itself (`worker_extension_cls`); the control process never imports it.
 """
@@ -40,7 +40,7 @@ class ReplicaWorker(vLLMColocateWorkerExtension):  # type: ignore[misc]
         return {name: len(request.output_token_ids) for name, request in self.model_runner.requests.items()}
 
     def weights_digest(self) -> str:
-        """Of the weights that came with the newest update."""
+        """Digest of the weights from the newest update."""
         return self._digest.hexdigest()
 
     def update_weights_from_ipc(
@@ -92,7 +92,7 @@ class ReplicaWorker(vLLMColocateWorkerExtension):  # type: ignore[misc]
 
 
 def _keeper(received: list[tuple[str, Tensor]]) -> Callable[[list[tuple[str, Tensor]], bool], None]:
-    """Copies each bucket: its memory is used again for the next one."""
+    """A callback that copies each bucket, because the next one reuses its memory."""
 
     def keep(bucket: list[tuple[str, Tensor]], is_last: bool) -> None:
         received.extend((name, tensor.clone()) for name, tensor in bucket)
