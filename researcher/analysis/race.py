@@ -25,7 +25,7 @@ _FIRST = 3
 def picked(plan: Plan, stage: Stage, trials: Sequence[TrialRecord]) -> tuple[str, ...]:
     """Arms picked so far, in order; trials of the last one may not have ended.
 
-    Optuna learns the mean of an arm's finished trials on all of the stage's least seeds, or that all its trials failed.
+    Once an arm has run its minimum number of seeds, Optuna learns the mean of its finished trials, or that all failed.
     No arm is picked twice.
     """
     within = seeds_of(plan, stage, trials)

@@ -329,7 +329,7 @@ def _settings(seen: View, factors: Sequence[AimFactor]) -> list[_Levels]:
 
 
 def _place(levels: _Levels, factors: Sequence[AimFactor]) -> list[float]:
-    """A setting as coordinates: steps from the default for numeric factors; for others 0 at the default, else 2."""
+    """A setting as coordinates: steps from the default for numbers; else a 0 or 2 for each level but the default."""
     place: list[float] = []
     for factor in factors:
         level = levels[factor.name]

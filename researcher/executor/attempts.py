@@ -225,7 +225,7 @@ class AttemptRun:
         return self._store.trials.get(self._work.study_id, self._trial.key)
 
     def _end_attempt(self, error: Exception) -> None:
-        """Record the attempt as failed, or as withdrawn if the server and not the trial was at fault."""
+        """Record the attempt as failed, or as withdrawn if the trial was not at fault."""
         own = isinstance(error, AttemptFailed | SwarmError) and self._site.fit
         end = self._store.trials.fail_attempt if own else self._store.trials.withdraw_attempt
         end(self._work.study_id, self._trial.key, redact(str(error))[:4000])

@@ -84,7 +84,7 @@ def _factors(own: list[dict[str, Any]], declared: Mapping[str, Any]) -> list[dic
 
 def _metrics(own: list[dict[str, Any]], declared: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Own metrics over shared ones of the same name, field by field, unless the kind differs. Words that an instrument gives
-    to a metric are taken from shared ones."""
+    to a metric are removed from the shared ones."""
     taken = {
         str(alias).casefold() for each in own if isinstance(each.get("aliases"), list) for alias in each["aliases"]
     }

@@ -310,7 +310,7 @@ class Plan(StrictModel):
     """Texts of files that define functions used as levels or settings of an algorithm, by the names used there."""
     stated: Annotated[tuple[str, ...] | None, Field(exclude_if=lambda stated: stated is None)] = None
     """If arms differ by their algorithm, and its defaults differ from the instrument's: fields of `run` that the study
-    sets itself. The algorithm's defaults replace all others. None: all are replaced, as in older plans.
+    sets itself. The algorithm's defaults replace all others. None: they replace nothing, as in older plans.
     """
     roles: Annotated[dict[str, PlanRole], Field(exclude_if=_is_unset)] = {}
     """Further models by role; each trial takes a server for each of them."""
@@ -511,7 +511,7 @@ def trial_key(plan_hash: str, arm: str, seed: int) -> str:
 
 
 def with_algorithm(run: Mapping[str, Any], algorithm: str, stated: Collection[str] = ()) -> dict[str, Any]:
-    """A partial RunSpec in which an algorithm's defaults fill all fields that are not in `stated`."""
+    """A partial RunSpec in which an algorithm's defaults replace the fields of `run` that are not `stated`."""
     for path, value in leaves(own_defaults(algorithm)):
         if path not in stated and leaf_at(run, path.split(".")) is not None:
             run = merge_patch(run, nested(path, value))
