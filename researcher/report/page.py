@@ -327,7 +327,7 @@ def _trial(ledger: Ledger, trial: TrialRecord, metrics: Sequence[Metric], beside
     }
     claims = {"tries": ledger.claim(f"{name}.tries", call("tries", arm=trial.arm, seed=trial.seed), Style.COUNT)}
     ended = trial.status in ENDED
-    if ended:  # the records of an unfinished study still grow, and the report would not follow
+    if ended:  # an unfinished trial's records still grow, so its fingerprint would soon be stale
         asked = call("fingerprint", arm=trial.arm, seed=trial.seed)
         claims["fingerprint"] = ledger.claim(f"{name}.fingerprint", asked, Style.SHORT)
     line = trial.series.get(_CURVE, ()) if ended else ()
