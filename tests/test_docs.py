@@ -170,7 +170,7 @@ def test_the_table_of_calls_names_every_field_that_restricts_what_is_drawn() -> 
         ({"top_p": 1, "presence_penalty": 0, "logit_bias": {}}, "all"),
         ({"top_k": 5}, "a part"),
         ({"min_tokens": 2}, "a part"),
-        ({"guided_regex": "a+"}, "a part"),
+        ({"structured_outputs": {"regex": "a+"}}, "a part"),
         ({"response_format": {"type": "text"}}, "all"),
         ({"response_format": {"type": "json_object"}}, "a part"),
         ({"tool_choice": "auto", "tools": [{"type": "function", "function": {"name": "add"}}]}, "all"),

@@ -36,6 +36,10 @@ class EngineDown(EngineError):
     """A child process is unavailable (booting or crashed). It is being restarted, or has failed for good."""
 
 
+class RequestFailed(EngineDown):
+    """The engine answered a request with an error of its own. It may be crashing, or fail on this request alone."""
+
+
 class EngineHung(EngineDown):
     """A child did not answer within its limit."""
 

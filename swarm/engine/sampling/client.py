@@ -22,7 +22,7 @@ from aiohttp import (
 )
 
 from swarm.engine.memory.model import weight_bytes
-from swarm.engine.seam import Dialect, EngineDown, EngineError, EngineHung, RequestRefused
+from swarm.engine.seam import Dialect, EngineDown, EngineError, EngineHung, RequestFailed, RequestRefused
 from swarm.engine.training.limits import LEAST_LIMIT_S
 
 PATHS: dict[Dialect, str] = {"chat.completions": "/v1/chat/completions", "completions": "/v1/completions"}
@@ -205,13 +205,13 @@ class VllmClient:
 
 
 def _raise_for(status: int, content: bytes) -> None:
-    """Raise for an error answer: RequestRefused with the body for client errors, EngineDown for server errors."""
+    """Raise for an error answer: RequestRefused with the body for client errors, RequestFailed for server errors."""
     try:
         body = orjson.loads(content)
     except orjson.JSONDecodeError:
         body = {"error": {"message": content.decode(errors="replace")[:300], "type": "InternalServerError"}}
     if status >= 500:
-        raise EngineDown(f"the inference engine failed: {_message(body)}")
+        raise RequestFailed(f"the inference engine failed: {_message(body)}")
     if "error" not in body:
         body = {"error": {"message": _message(body), "type": "BadRequestError", "param": None, "code": status}}
     raise RequestRefused(status, body)

@@ -128,9 +128,19 @@ def check_sampling(body: JsonObject, prompts: int = 1) -> None:
     check_numbers(body, "temperature", "top_p", "top_k", "seed", "max_tokens", "max_completion_tokens")
     check_objects(body, "response_format", "stream_options", "chat_template_kwargs", "logit_bias")
     check_objects(body.get("response_format") or {}, "json_schema")
+    _refuse_former_fields(body)
     if body.get("thinking_token_budget") is not None:
         text = "thinking_token_budget is not served here; bound thoughts and answer together, with max_tokens"
         raise bad_request(text, "thinking_token_budget")
+
+
+def _refuse_former_fields(body: JsonObject) -> None:
+    """Refuse fields that vLLM once read and now ignores: the answer would not be restricted."""
+    for kind in ("json", "regex", "choice", "grammar"):
+        if body.get(f"guided_{kind}") is not None:
+            raise bad_request(
+                f'guided_{kind} has no effect; give structured_outputs: {{"{kind}": ...}}', f"guided_{kind}"
+            )
 
 
 def no_prefill(parameter: str) -> RequestRefused:

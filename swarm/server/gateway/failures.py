@@ -15,7 +15,7 @@ from typing import Literal, TypeVar
 
 from foundation.clock import Clock
 from foundation.event_loop import within
-from swarm.engine.seam import EngineDown, EngineHealth
+from swarm.engine.seam import EngineDown, EngineHealth, RequestFailed
 from swarm.protocol.episodes import CallFailure, Cause
 from swarm.protocol.errors import ErrorCode, Refusal, SwarmError
 from swarm.server.gateway.errors import answer_of
@@ -26,6 +26,8 @@ Answer = TypeVar("Answer")
 
 ENGINE_WAIT_S = 180.0
 """How long a request waits for a crashed engine to come back before it fails."""
+FAILING_S = 15.0
+"""How long a request is tried again that fails while its engine runs: a crash shows in the engine's health much sooner."""
 _AGAIN_AFTER_S = 0.25
 CRASH_UNNOTICED_S = 5.0
 """A client that gave up less than this before a crash was noticed, with no token in between, met the crash."""
@@ -64,6 +66,14 @@ class KeptCall:
         )
 
 
+@dataclass(slots=True)
+class Patience:
+    """How long one request is tried again. Times are monotonic. failing_since: it has failed since then while its engine ran."""
+
+    give_up_at: float
+    failing_since: float | None = None
+
+
 class EngineWait:
     """Waits for a crashed engine to come back."""
 
@@ -79,25 +89,32 @@ class EngineWait:
         else:
             self._ready.clear()
 
-    def give_up_at(self) -> float:
-        """Monotonic time at which a request that begins now fails if the engine does not come back."""
-        return self._clock.monotonic() + ENGINE_WAIT_S
+    def patience(self) -> Patience:
+        """The patience with a request that begins now."""
+        return Patience(self._clock.monotonic() + ENGINE_WAIT_S)
 
     async def ask(self, progress: Progress, ask: Callable[[], Awaitable[Answer]]) -> Answer:
         """Ask the engine. If it crashes meanwhile, wait for it and ask again. Only while the client has seen nothing."""
-        give_up_at = self.give_up_at()
+        patience = self.patience()
         while True:
             try:
                 return await ask()
             except EngineDown as error:
                 progress.outage = error
-                if not await self.is_back(give_up_at):
+                if not await self.is_back(patience, error):
                     raise
 
-    async def is_back(self, give_up_at: float) -> bool:
+    async def is_back(self, patience: Patience, error: EngineDown) -> bool:
         """Wait until another try may succeed; False if none will."""
-        left_s = give_up_at - self._clock.monotonic()
+        now = self._clock.monotonic()
+        left_s = patience.give_up_at - now
         if self._failed or left_s <= 0:
+            return False
+        if not isinstance(error, RequestFailed) or not self._ready.is_set():
+            patience.failing_since = None
+        elif patience.failing_since is None:
+            patience.failing_since = now
+        elif now - patience.failing_since >= FAILING_S:
             return False
         if self._ready.is_set():  # the crash has not been noticed yet, or is already over
             await self._clock.sleep(_AGAIN_AFTER_S)

@@ -13,21 +13,21 @@ from typing import TypeVar
 
 from foundation.clock import Clock
 from foundation.ids import Ids
-from swarm.engine.seam import Engine, EngineDown, EngineHealth, SampledEvent, SampleRequest
+from swarm.engine.seam import Engine, EngineDown, EngineHealth, RequestFailed, SampledEvent, SampleRequest
 from swarm.protocol.episodes import CallFailure, EpisodeRenewal, RecordedCall
 from swarm.protocol.errors import ErrorCode, Refusal, SwarmError
 from swarm.server.gateway.anthropic import AnthropicMessages
 from swarm.server.gateway.chat import ChatCompletions
 from swarm.server.gateway.completions import Completions
 from swarm.server.gateway.dialect import AnswerStream, Dialect
-from swarm.server.gateway.errors import answer_of
+from swarm.server.gateway.errors import answer_of, bad_request
 from swarm.server.gateway.failures import EngineWait, Failures, KeptCall, Progress, is_refusal
 from swarm.server.gateway.forms import JsonObject
 from swarm.server.gateway.records import Generation, Prompts, Records
 from swarm.server.gateway.request import AgentRequest, agent_of
 from swarm.server.gateway.responses import Responses
 from swarm.server.gateway.retries import Attempt, Retries, body_hash, is_retry
-from swarm.server.gateway.sampling import wants_masks, with_defaults
+from swarm.server.gateway.sampling import forbidding, wants_masks, with_defaults
 from swarm.server.gateway.streams import Over, closing, merged, together, until_over
 from swarm.server.gateway.token_reuse import Prompt
 from swarm.server.keys import EpisodeKey
@@ -188,7 +188,8 @@ class Gateway:
     # -- sampling -------------------------------------------------------------------------------------------------
 
     async def _sample(self, request: AgentRequest, generation: Generation) -> None:
-        sampled = await self._wait.ask(request.progress, lambda: self._engine.sample(_sample_request(generation)))
+        with _blamed(generation):
+            sampled = await self._wait.ask(request.progress, lambda: self._engine.sample(_sample_request(generation)))
         self._failures.engine_lives()
         generation.take_all(sampled)
 
@@ -219,8 +220,7 @@ class Gateway:
     ) -> AsyncGenerator[tuple[Generation, SampledEvent], None]:
         """The engine's events for one prompt, already added to the generation. If the engine crashes before the client has seen
         anything, wait for it and start over."""
-        give_up_at = self._wait.give_up_at()
-        shown = False
+        patience, shown = self._wait.patience(), False
         while True:
             try:
                 async with closing(self._engine.stream(_sample_request(generation))) as events:
@@ -232,8 +232,9 @@ class Gateway:
                 return
             except EngineDown as error:
                 request.progress.outage = error
-                if shown or not await self._wait.is_back(give_up_at):
-                    raise
+                if shown or not await self._wait.is_back(patience, error):
+                    with _blamed(generation):
+                        raise
                 generation.start_over()
 
     def _on_health(self, health: EngineHealth) -> None:
@@ -327,6 +328,19 @@ class Gateway:
 
 def _counted(rules: Dialect, agent: str | None, body: JsonObject) -> str:
     return body_hash(f"{rules.name}/count_tokens", agent, body)
+
+
+@contextmanager
+def _blamed(generation: Generation) -> Iterator[None]:
+    """Refuse a call on which a running engine keeps failing if its own restrictions may leave no token. Raises: RequestRefused."""
+    try:
+        yield
+    except RequestFailed as error:
+        names = forbidding(generation.body)
+        if not names:
+            raise
+        text = f"{error}. It is running, so the call itself may be at fault: {' and '.join(names)} may leave no token; change the call"
+        raise bad_request(text, names[0]) from error
 
 
 def _sample_request(generation: Generation) -> SampleRequest:

@@ -28,10 +28,6 @@ _ANY_VALUE_BENDS = (
     "allowed_token_ids",
     "bad_words",
     "structured_outputs",
-    "guided_json",
-    "guided_regex",
-    "guided_choice",
-    "guided_grammar",
     "thinking_token_budget",
     *_UNKNOWN,
 )
@@ -83,6 +79,14 @@ def _reproducible(body: dict[str, Any]) -> bool:
         and not any(body.get(name) for name in _ANY_VALUE_BENDS)
         and not _has_grammar(body)
     )
+
+
+def forbidding(body: dict[str, Any]) -> list[str]:
+    """The fields of a call that forbid tokens, and together may forbid all."""
+    found = [name for name in ("allowed_token_ids", "bad_words", "structured_outputs") if body.get(name)]
+    if _has_grammar(body):
+        found += [name for name in ("response_format", "tool_choice", "tools") if body.get(name)]
+    return found
 
 
 def _has_grammar(body: dict[str, Any]) -> bool:

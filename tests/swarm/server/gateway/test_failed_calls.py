@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -16,7 +16,7 @@ import pytest
 from foundation.clock import SystemClock
 from foundation.ids import RandomIds
 from swarm.engine.echo.engine import EchoEngine
-from swarm.engine.seam import Engine, EngineHealth, ReplicaHealth
+from swarm.engine.seam import Engine, EngineHealth, ReplicaHealth, RequestFailed, Sampled, SampledEvent, SampleRequest
 from swarm.protocol.episodes import CallFailure, LedgerEntry, RecordedCall
 from swarm.server.service import Service
 from tests.fakes.ailing_engine import AilingEngine
@@ -416,3 +416,40 @@ def test_failed_calls_are_not_continued(ailing: Served, engine: AilingEngine) ->
     later: RecordedCall = episode.trace().calls[-1]
     assert later.parent_call_id is None
     assert broken.failure is not None
+
+
+# -- calls on which a running engine fails ------------------------------------------------------------------------------
+
+
+class RefusingEngine(EchoEngine):
+    """It fails on every call, as vLLM does where a grammar leaves no token, and goes on running."""
+
+    async def sample(self, request: SampleRequest) -> Sampled:
+        raise RequestFailed("the inference engine failed: Internal server error")
+
+    async def stream(self, request: SampleRequest) -> AsyncIterator[SampledEvent]:
+        raise RequestFailed("the inference engine failed: Internal server error")
+        yield
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_call_on_which_a_running_engine_keeps_failing_is_not_tried_for_minutes(
+    serve: Callable[[Engine], AbstractContextManager[Served]], monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    monkeypatch.setattr("swarm.server.gateway.failures.FAILING_S", 0.6)
+    with serve(RefusingEngine(model="echo")) as served:
+        blamed, plain = served.claim(), served.claim()
+        forbidding = {"structured_outputs": {"choice": ["7"]}, "bad_words": ["7"]}
+        refused = ask(blamed, stream=stream, **forbidding)
+        assert refused.status_code == 400, refused.text
+        assert "bad_words and structured_outputs may leave no token" in refused.json()["error"]["message"]
+        assert failures(blamed) == []
+        assert ask(plain, stream=stream).status_code == 503
+        assert [each.cause for each in failures(plain)] == ["server"]
+
+
+@pytest.mark.parametrize("kind", ["json", "regex", "choice", "grammar"])
+def test_fields_that_vllm_ignores_by_now_are_refused(ailing: Served, kind: str) -> None:
+    refused = ask(ailing.claim(), **{f"guided_{kind}": "a"})
+    assert refused.status_code == 400
+    assert f'give structured_outputs: {{"{kind}": ...}}' in refused.json()["error"]["message"]
