@@ -34,7 +34,7 @@ ADVICE: dict[DropReason, str] = {
     DropReason.PARTIAL_GROUP: "their group was not filled in time: raise group_patience_s, lower partial_min, or run more clients",
     DropReason.NO_CALLS: "ended without a recorded call: does the agent use the episode's base_url and api_key?",
     DropReason.TRUNCATED: "every call was cut off by max_tokens: raise sampling.max_tokens, or set algorithm.train_truncated",
-    DropReason.GREEDY: "every call was made at temperature 0, where nothing is drawn: leave the temperature out, or set it to 1",
+    DropReason.GREEDY: "every call was made at temperature 0, or below 0.01, where nothing is drawn: leave the temperature out, or set it to 1",
     DropReason.UNREPRODUCIBLE_SAMPLING: "sampled in a way that the trainer cannot recompute, while sampling.train asks for the "
     "exact distribution: leave out vllm_xargs, logits_processors and watermarking, or set sampling.train to policy",
     DropReason.TEAM_ABORTED: "its team was not committed, so none of its episodes counts: read the client's last words",
