@@ -10,7 +10,7 @@ Eight factors of the simulation instrument, each with its levels; rewards are in
 
 Strategists: `builtin`; `llm`, which asks an LLM simulated by `bench.hasty_llm`; `chaser`, which immediately confirms whatever looks
 best, again and again, as often as the budget allows; `random`, which draws settings at random and confirms the best; `oneshot`, one
-frozen plan: a screen, then one comparison. Bars: `false_claims` at most 5 % (a rate fails only when its exact binomial interval excludes the bar);
+frozen plan: a screen, then the comparison that follows from it. Bars: `false_claims` at most 5 % (a rate fails only when its exact binomial interval excludes the bar);
 `found`, the best setting or one within a margin of it, confirmed or named best, in at least 80 % of planted worlds; the mean regret at
 equal cost below those of `random` and `oneshot`. Seeds are drawn at run time and printed; `--seed` repeats.
 """
@@ -72,13 +72,13 @@ TRIALS, MARGIN = 240, 0.1
 MOST_FALSE, LEAST_FOUND = 0.05, 0.80
 IN_NULL = {"null": ("builtin", "llm", "chaser"), "null_twin": ("builtin", "chaser")}
 IN_PLANTED = ("builtin", "llm", "random", "oneshot")
-"""Strategists by world."""
+"""Strategists that run in each world."""
 STRATEGISTS = sorted({*IN_PLANTED, *itertools.chain(*IN_NULL.values())})
 
 
 @dataclass(frozen=True, slots=True)
 class Truth:
-    """True value of every setting, in margins above the default. best: by factor, distance of its best level from the default, in steps."""
+    """True value of every setting, in margins above the default. best: by factor, signed offset of its best level from the default, in steps."""
 
     aim: Aim
     best: Mapping[str, int]
@@ -216,7 +216,7 @@ class Random:
 
 
 class OneShot:
-    """A single frozen plan: one screen, then its best setting compared with the default."""
+    """A single frozen plan: one screen, then the setting that it points to, compared with the default."""
 
     name = "oneshot"
 

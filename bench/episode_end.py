@@ -46,7 +46,7 @@ class Episode:
 
 @dataclass(slots=True)
 class PhaseTimes:
-    """Begin and end of a phase in this process (seconds, system-wide clock), and the latency of each request."""
+    """Start and end of a phase in this process (seconds, system-wide clock), and the latency of each request."""
 
     begin: float = 0.0
     finish: float = 0.0

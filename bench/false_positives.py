@@ -103,7 +103,7 @@ class Tally:
     methods: Counter[str] = field(default_factory=Counter)
 
     def add(self, plan: Plan, world: World, ending: Ending, target: str | None) -> None:
-        """Count one study. target: the treatment that has the effect; None if any `supported` is false."""
+        """Count one study. target: the treatment that has the effect; None in null studies, where every treatment counts."""
         self.studies += 1
         self.trials += ending.trials
         self.underpowered += ending.action == "underpowered"

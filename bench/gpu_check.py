@@ -369,7 +369,7 @@ def _ends_of_logs(folder: Path) -> dict[str, str]:
 
 
 async def steps_of(report: Report, trial: Trial, numbers: Sequence[int], memory: CardMemory) -> None:
-    """Make GRPO steps. The mismatch between trainer and sampler must be small and must not grow."""
+    """Make GRPO steps. Fails if the mismatch between trainer and sampler reaches `MISMATCH_LIMIT`; also reports whether it grows."""
     made = []
     for number in numbers:
         made.append(await trial.step(number))
@@ -604,7 +604,7 @@ def _made_up_batch(step: int, spec: RunSpec, shape: Shape, sizes: Sizes) -> Trai
 
 @contextmanager
 def _profiled(wanted: bool) -> Iterator[dict[str, float]]:
-    """After the block, holds the milliseconds of the ten slowest kernels by name; empty if not wanted."""
+    """After the block, holds the milliseconds of the ten slowest kernels by name, and of `all`; empty if not wanted."""
     kernels: dict[str, float] = {}
     if not wanted:
         yield kernels

@@ -63,7 +63,7 @@ FIRST = 2
 """Number of the first counted step."""
 
 Step = Callable[[int], Awaitable[dict[str, float]]]
-"""Makes the step with a given number; returns its seconds and the seconds of its parts."""
+"""Makes the step with a given number; returns its seconds, those of its parts, and its token counts."""
 
 
 class Ours:

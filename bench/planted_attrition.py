@@ -1,7 +1,8 @@
 """Plants lost attempts at episodes in null studies: losses at random, or of one arm's wrong answers.
 
-Each trial needs as many rewards as a real one, and lost attempts are repeated, so the losses fall between rewards. If wrong answers
-are lost, the mean of the others rises; without the sentinel `attrition` that would look like an effect.
+Each trial needs as many rewards as a real one, and lost attempts are repeated: the losses of a trial are those that occur before
+its last reward. If wrong answers are lost, the mean of the others rises; without the sentinel `attrition` that would look like an
+effect.
 """
 
 from __future__ import annotations

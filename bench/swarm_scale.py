@@ -76,7 +76,7 @@ class Memory:
 
 @dataclass(slots=True)
 class Share:
-    """Result of one client process: its begin and end (system-wide clock), and the latencies of each action."""
+    """Result of one client process: its start and end (system-wide clock), and the latencies of each action."""
 
     begin: float = 0.0
     finish: float = 0.0

@@ -35,7 +35,7 @@ _PARTS = ("train_s", "sync_s", "tokens_called", "tokens_computed", "tokens_train
 
 @asynccontextmanager
 async def on_a_server(model: str, home: Path) -> AsyncIterator[Callable[[int], Awaitable[dict[str, float]]]]:
-    """Start a server with a run. Yields a function that makes the step with a given number and returns its seconds and their parts."""
+    """Start a server with a run. Yields a function that makes the step with a given number and returns its seconds, parts and tokens."""
     async with AsyncExitStack() as opened:
         server = opened.enter_context(
             ServerProcess(home / "state", "--max-model-len", "2048", engine="local", model=model)

@@ -1,4 +1,4 @@
-"""A study as one file: its plan, trials, run specs and code. That is enough to run a trial again.
+"""A study as one file: its plan, trials with every number, run specs and code; enough to run a trial again.
 
 study.json      id, topic, plan with its hash, versions of the packages
 trials.jsonl    a TrialRecord each, with series, finals and evidence

@@ -281,7 +281,8 @@ class Conduct:
 
     @contextlib.asynccontextmanager
     async def _copying(self, study_id: str, watch: Watch | None = None) -> AsyncIterator[None]:
-        """While the study runs, copy its records, write an interim report once a day, and watch for standstills and day ends.
+        """While the study runs, copy its records, write an interim report once a day, and watch for standstills
+        and the end of each day.
 
         Each sink copies one thing at a time, independently of the others. On exit, waits for the last copies.
         """

@@ -97,7 +97,7 @@ class Access:
     # -- people -------------------------------------------------------------------------------------------------------
 
     def knows(self, token: str) -> bool:
-        """Whether the token is right. Always true if no token is set."""
+        """Whether this is the token. False if no token is set; then nobody needs one."""
         return self.token is not None and hmac.compare_digest(token.encode(), self.token.encode())
 
     def new_session(self) -> str:

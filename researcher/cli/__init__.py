@@ -52,7 +52,7 @@ _HOMES = {
 }
 
 _WORKING = ("start", "resume", "campaign")
-"""Commands that run a study. They exist for more than their output: an unfinished study is no success."""
+"""Commands that run a study. If their output is closed early they fail, because the study is unfinished."""
 _STARTING_TRIALS = ("start", "resume", "reproduce", "daemon", "campaign", "mcp")
 
 

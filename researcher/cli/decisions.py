@@ -33,7 +33,7 @@ def stop_command(args: argparse.Namespace) -> int:
 
 
 def stop(home: Home, study: StudyRecord) -> str:
-    """Stop the study; returns what was done. Raises: WrongState for a study of a campaign."""
+    """Stop the study; returns what was done. Raises: WrongState for an unfinished study of a campaign."""
     _check_alone(study)
     if study.status.ended:
         return "; ".join([f"{study.status} already", *_left_of_ended(home, study)])
@@ -54,7 +54,7 @@ def pause_command(args: argparse.Namespace) -> int:
 
 
 def _check_alone(study: StudyRecord) -> None:
-    """Raises: WrongState for a study of an unfinished campaign, which would not learn of the change."""
+    """Raises: WrongState for an unfinished study of a campaign, which would not learn of the change."""
     if study.campaign_id is not None and not study.status.ended:
         raise WrongState(
             f"{study.id} is part of {study.campaign_id}: `researcher campaign veto` says no to it, `stop` and `pause` there are for both"

@@ -53,7 +53,7 @@ def doctor_command(args: argparse.Namespace) -> int:
 
 
 Row = tuple[str, bool | None, str]
-"""Name of a check, whether it passed (None: partly), and details."""
+"""Name of a check, whether it passed (None: with a warning), and details."""
 _WORDS = {True: "ok     ", False: "MISSING", None: "WARNING"}
 
 

@@ -189,7 +189,8 @@ class TextDrafting:
             raise SpecRefused(field, said, [guess] if guess else [])
 
     def _author(self, fields: dict[str, Any]) -> tuple[Draft, list[LlmCall]]:
-        """A draft of these fields. Where they still equal the planner's draft, they keep its sources."""
+        """A draft of these fields. With the question of a planner's draft it keeps the planner as author, and unchanged fields keep
+        their sources; else its author is `file`."""
         with self._lock:
             draft, calls = self._drafts.get(str(fields.get("question")), (None, []))
         if draft is None:

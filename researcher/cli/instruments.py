@@ -46,7 +46,7 @@ def shown(name: str | None) -> tuple[list[Instrument], Iterator[str]]:
 
 
 def _tend(folder: InstrumentFolder, args: argparse.Namespace) -> int:
-    """Install its packages, or draw its tasks. The declaration has been read before."""
+    """Install its packages, or draw its tasks. The declaration has been read already."""
     if args.install:
         python = install(folder, data_dir())
         document = {"instrument": folder.instrument.name, "python": python}

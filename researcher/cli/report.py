@@ -35,7 +35,7 @@ def write(home: Home, study_id: str) -> dict[str, str]:
 
 
 def files_of(folder: Path) -> dict[str, str]:
-    """Files of the report in this study folder, if it has been written."""
+    """Paths of the report in this study folder, whether or not it has been written."""
     return {"markdown": str(folder / "report.md"), "html": str(folder / "report.html")}
 
 

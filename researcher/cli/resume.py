@@ -192,7 +192,7 @@ def _tell(outcome: Outcome, study_id: str, *, as_json: bool) -> None:
 
 
 _GLANCE_S = 0.5
-"""Interval of checks for a live daemon, as each check takes its lock for a moment."""
+"""How long a new daemon waits for the lock, which a check for a live daemon takes for a moment."""
 _HANDOVER_S = 5.0
 """How long a new daemon waits for an old one that may be ending."""
 

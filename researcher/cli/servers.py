@@ -216,8 +216,8 @@ class _Teller(logging.Handler):
 
 
 def _local_servers(home: Home, study_id: str, plan: Plan, options: StudyOptions) -> list[LocalServer]:
-    """Servers to start here; none if servers were given. Their context length is limited to the plan's, because memory for
-    it is reserved at start."""
+    """Servers to start here; none if servers were given. Each gets the plan's context length as its limit, because
+    memory for it is reserved at start."""
     if options.servers:
         return []
     engine, longest = options.engine, plan.run.get("max_model_len")

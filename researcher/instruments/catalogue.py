@@ -118,7 +118,7 @@ def folder_digest(path: Path) -> str:
 
 
 def files_digest(files: Iterable[tuple[str, bytes]]) -> str:
-    """The same digest from names and contents of files, in the order of the names."""
+    """The same digest from names and contents of files. files: sorted by name."""
     digest = hashlib.sha256()
     for name, content in files:
         digest.update(f"{name}\0{hashlib.sha256(content).hexdigest()}\n".encode())

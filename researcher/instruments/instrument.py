@@ -262,7 +262,7 @@ def leaf_at(settings: object, path: Iterable[str]) -> Any:
 
 
 def leaves(settings: Mapping[str, object], beneath: str = "") -> Iterator[tuple[str, object]]:
-    """All scalar settings, by dotted name."""
+    """All settings that are not tables themselves, by dotted name."""
     for key, value in settings.items():
         if isinstance(value, Mapping):
             yield from leaves(value, f"{beneath}{key}.")

@@ -226,7 +226,7 @@ def _price(research: Research, given: StudyText) -> Answer:
 
 
 def _needs_approval(research: Research, ready: Ready) -> str | None:
-    """How to get approval if the study's budget is above the limit; else None."""
+    """How to get approval if the study's budget, at which it ends, is above the limit; else None."""
     if ready.plan.budget.wall_s <= seconds(research.limit):
         return None
     return (

@@ -41,7 +41,7 @@ def http_app(server: Server[dict[str, Any]], access: Access) -> ASGIApp:
 
 
 class Guard:
-    """Passes requests that name this server as their host, come from no other site and carry the token."""
+    """Passes requests that name this server as their host, come from no other site and carry the token, if one is set."""
 
     def __init__(self, app: ASGIApp, access: Access) -> None:
         self._app = app

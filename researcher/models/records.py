@@ -130,7 +130,7 @@ class TrialEvidence(BaseModel):
     code_versions: Annotated[dict[str, int] | None, Field(exclude_if=lambda found: found is None)] = None
     """Number of episodes by version of the instrument's code; None: the plan's version produced them all."""
     joined: Annotated[dict[str, int] | None, Field(exclude_if=lambda found: found is None)] = None
-    """Number of trained episodes by other clients that joined; None: nobody joined."""
+    """Number of trained episodes of each other client that joined; None: nobody joined."""
     attrition: Annotated[Attrition | None, Field(exclude_if=lambda found: found is None)] = None
     """Attempts at episodes, and causes of lost ones. None in older records."""
 
@@ -156,7 +156,7 @@ class SampledCall(BaseModel):
 
 
 class SampledEpisode(BaseModel):
-    """One of the few episodes of a trial that are kept in full for people to read."""
+    """One of the few episodes of a trial that are kept for people to read, call by call, with long texts cut."""
 
     id: str
     kind: Literal["train", "eval"]
@@ -378,7 +378,7 @@ class StudyData:
     budgets: Mapping[str, float] | None = None
     """Enforced limits by kind (`wall_s`, `trials`). None: not loaded."""
     stage_times: Mapping[str, tuple[float | None, float | None]] | None = None
-    """Begin and end of each stage in Unix seconds; None if it has not begun or ended. None for the field: not loaded."""
+    """Start and end of each stage in Unix seconds; None if it has not begun or ended. None for the field: not loaded."""
     findings: tuple[Finding, ...] = ()
     """Findings that the study produced."""
     llm_calls: tuple[LlmCall, ...] = ()

@@ -1,4 +1,4 @@
-"""Watches a running campaign for standstills and day ends."""
+"""Watches a campaign while it is worked on: notices a standstill, and the end of each day."""
 
 from __future__ import annotations
 

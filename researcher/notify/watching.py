@@ -1,4 +1,4 @@
-"""Watches a running study for standstills and day ends."""
+"""Watches a study while it is worked on: notices a standstill, and the end of each day."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from researcher.store.store import Store
 from researcher.study.plan import Plan
 
 STALLED_S = 3600.0
-"""A study stands still after this time without progress, or after twice the longest time that a trial may take if that is longer."""
+"""A study stands still after this time without progress, or after twice the time that a trial may go without progress, if
+that is longer."""
 
 
 class Watch:

@@ -45,7 +45,7 @@ def gate_notice(subject: Subject, gate: str, asked: str, how: str) -> Notice:
 
 
 def failure_notice(subject: Subject, what: str, at: float, then: str = "") -> Notice:
-    """It failed, stopped without an answer, or cannot continue. what: a sentence; sent at most once a day (UTC).
+    """It failed, stopped without an answer, or cannot continue. what: a sentence; the same one is sent at most once a day (UTC).
 
     at: now. then: what to do; by default, where the reason is shown.
     """
@@ -72,7 +72,7 @@ def conclusion_notice(subject: Subject, answer: str, report: Path) -> Notice:
 
 
 def digest_notice(subject: Subject, day: int, lines: Iterable[str], picture: Path | None = None) -> Notice:
-    """What ran, and what is left. day: counted from its begin, from 1; one notice per day."""
+    """What ran, and what is left. day: counted from 1, since the subject began; one notice per day."""
     title = f"{subject.id}, day {day}"
     return _notice(subject, NoticeKind.DIGEST, f"digest/{day}", title, lines, picture)
 

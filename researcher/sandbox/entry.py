@@ -169,7 +169,7 @@ async def _outside(spec: SandboxSpec, spec_file: Path) -> int:
 
 
 async def _relaying(spec: SandboxSpec, child: int, go: int) -> int:
-    """Serve the relay's outer end, let the child continue, and wait until it exits."""
+    """Serve the relay's end inside the sandbox, let the child continue, and return its exit code."""
     relay = Relay()
     for number, server in enumerate(spec.servers):
         own = server.host if server.loopback and server.host != "localhost" else "127.0.0.1"

@@ -110,7 +110,7 @@ class Carrier:
         return [each.id for each in self._all() if self._cared_for(each)]
 
     def next_change(self) -> float | None:
-        """When the next timetable opens or closes; None if that is days ahead, because later looks ask again."""
+        """When the next timetable opens or closes; None if none does within `_AHEAD_S`, because later looks ask again."""
         now = self._clock.now()
         tables = [self._timetable(each) for each in self._all() if not each.ended]
         changes = [table.next_change(now) for table in tables if table is not None]
@@ -211,7 +211,7 @@ class Carrier:
         self._store.notices.record(failure_notice(subject_of(study), said, now, then), study.options.notify)
 
     def _timetable(self, each: Cared) -> Timetable | None:
-        """Its timetable; None if no daemon carries it, or a daemon on another machine does."""
+        """Its timetable; None if no daemon is to carry it, or this machine cannot read it."""
         detail = each.schedule
         if detail is None or not detail.get("carried"):
             return None
@@ -261,7 +261,7 @@ class _Current:
 
 
 async def look() -> None:
-    """The daemon's job: look now, and schedule another look for the moment when a window opens."""
+    """The daemon's job: look now, and schedule another look for the next opening or closing of a window."""
     carrier, post, scheduler = _Current.carrier, _Current.post, _Current.scheduler
     if carrier is None or post is None or scheduler is None:
         return

@@ -55,7 +55,7 @@ class Guard:
         await (answer or self._app)(scope, receive, with_headers)
 
     def _foreign(self, request: Request) -> Response | None:
-        """A refusal if the request is for another host or comes from another site; else None."""
+        """A refusal if the request is for another host, or is a write from another site; else None."""
         host = request.headers.get("host", "")
         if not self._access.serves(host):
             return PlainTextResponse(f"this page is at {self._access.url}\n", 403)
@@ -77,6 +77,7 @@ class Guard:
 
 
 def session_cookie(access: Access, session: str) -> str:
-    """The Set-Cookie header of a session. The cookie lives until the browser or the server ends, and is not sent cross-site."""
+    """The Set-Cookie header of a session. It is valid until the browser or the server ends. Browsers do
+    not send it with requests that other sites make, except when a person follows a link (SameSite=Lax)."""
     secure = "; Secure" if access.url.startswith("https://") else ""
     return f"{access.cookie}={session}; Path=/; HttpOnly; SameSite=Lax{secure}"

@@ -118,7 +118,7 @@ def _role(confirms: bool) -> str:
 
 
 def _unit(seconds: float) -> tuple[float, str]:
-    """The axis' unit for so long a time: its length in seconds, and its name."""
+    """The unit for an axis of this length: its seconds, and its name."""
     if seconds >= 2 * 86_400:
         return 86_400.0, "days of trials"
     if seconds >= 2 * 3600:

@@ -151,7 +151,7 @@ class CampaignSheets:
         )
 
     def _unattended(self, record: CampaignRecord, asks: bool) -> str:
-        """Who will continue a campaign that has no worker; "" if it needs nobody."""
+        """Who will continue the campaign; "" if it has a worker or has ended."""
         if record.status.ended or self._home.worker(record.id):
             return ""
         return of_campaign(self._home, record, asks=asks).text

@@ -66,7 +66,7 @@ class ServerPages:
         ]
 
     def _used(self, study: StudyRecord) -> list[str]:
-        """Addresses of a study's servers: the given ones, else those of its newest attempts."""
+        """Addresses of a study's servers: the given ones, else those of attempts that have not ended."""
         if study.options.servers:
             return list(dict.fromkeys(url.rstrip("/") for url in study.options.servers))
         attempts = self._store.trials.attempts_of_study(study.id).values()

@@ -126,7 +126,7 @@ class SentinelPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossPart:
-    """Lost attempts at episodes of one kind, over one arm's finished trials."""
+    """Attempts at episodes of one kind, over one arm's finished trials."""
 
     arm: str
     kind: Kind
@@ -359,7 +359,7 @@ def _trial(trial: TrialRecord, attempts: Sequence[AttemptRecord], plan: Plan | N
 
 
 def _losses(trials: Sequence[TrialRecord]) -> list[LossPart]:
-    """Losses of arms with lost attempts in finished trials."""
+    """Attempts of every arm, by kind of episode, over finished trials; empty if no arm lost any."""
     found = losses_by_arm(trials)
     if not any(losses_text(each) for each in found.values()):
         return []
