@@ -54,7 +54,7 @@ def with_shares_of(
 
 
 def with_shares_marked(instrument: Instrument) -> Instrument:
-    """The instrument with its shares marked: a factor that sets a family's ratio is a share if its description says so."""
+    """The instrument with its shares marked: a factor that sets a family's ratio is a share if its name, aliases or description say so."""
     return instrument.model_copy(update={"factors": tuple(_marked(each, instrument) for each in instrument.factors)})
 
 

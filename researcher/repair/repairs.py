@@ -41,7 +41,7 @@ from researcher.study.plan import Plan
 REFUSED, BY_HAND, SANDBOXED = "repair_refused", "mend_by_hand", "sandboxed"
 """Other kinds of journal lines."""
 _SHOWN_FILES = 80_000
-"""Longest excerpt of an instrument's files in a question, in characters."""
+"""Most characters of an instrument's files in a question; it names the files that exceed them."""
 _TASKS = 8
 
 _TEXT = {"type": "string"}
