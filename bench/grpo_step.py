@@ -160,7 +160,7 @@ class Trl:
 
 
 def ensure_trl() -> None:
-    """Create TRL's environment from its lock file, unless it exists."""
+    """Create TRL's environment from its lock file, unless one from the same lock exists."""
     marker = _ENVIRONMENT / "lock.txt"
     if marker.exists() and marker.read_bytes() == _LOCK.read_bytes():
         return

@@ -46,7 +46,7 @@ class EpisodeAttempts(BaseModel):
 
 
 class Attrition(BaseModel):
-    """Lost attempts of a trial's own client, summed over the servers of all its models."""
+    """Attempts of a trial's own client and the lost ones, summed over the servers of all its models."""
 
     train: EpisodeAttempts = EpisodeAttempts()
     eval: EpisodeAttempts = EpisodeAttempts()
