@@ -252,7 +252,10 @@ def told(setting: Setting, tallies: dict[str, Tally], calls: int) -> dict[str, A
 
 
 def start_run(http: httpx.Client) -> tuple[str, str]:
-    """Start a run and wait until its weights are served; returns its id and the model's name. Raises: RuntimeError if the server fails or takes too long."""
+    """Start a run and wait until its weights are served; returns its id and the model's name.
+
+    Raises: RuntimeError if the server fails or takes too long.
+    """
     run_id = http.post("/swarm/v1/runs", json={"spec": _SPEC}).raise_for_status().json()["run_id"]
     until = time.monotonic() + _BOOT_LIMIT_S
     status = http.get("/swarm/v1/status").raise_for_status().json()

@@ -96,7 +96,10 @@ def show_command(args: argparse.Namespace) -> int:
 
 
 def _with_plan(home: Home, what: str) -> str:
-    """The id of a study, given by a reference to the study or by a prefix of its plan's hash. Raises: NotFound; what `resolve_study` raises."""
+    """The id of a study, given by a reference to the study or by a prefix of its plan's hash.
+
+    Raises: NotFound; what `resolve_study` raises.
+    """
     try:
         return home.store.studies.resolve(what)
     except NotFound:
