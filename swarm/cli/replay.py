@@ -73,9 +73,8 @@ def _processor(run: StoredRun, wanted: Device | None) -> _Processor:
 
     Raises: EngineError if `cuda` is wanted but not available.
     """
-    newest = max(
-        checkpoints.steps(run.checkpoints_dir), default=0
-    )  # a replay from the hosted model needs no checkpoint
+    # A replay from the hosted model needs no checkpoint.
+    newest = max(checkpoints.steps(run.checkpoints_dir), default=0)
     recorded = _recorded_on(run, newest) or _Processor("cpu")
     if wanted is not None:
         device = device_for(wanted)

@@ -157,9 +157,8 @@ class Watch:
         if run_id is not None:
             steps = before.steps
             report = await self._swarm.run(run_id, steps[-1].step if steps else 0)
-            if (
-                steps and report.branch != before.branch
-            ):  # after a restore, ask the server again which steps are still valid
+            if steps and report.branch != before.branch:
+                # After a restore, ask the server again which steps are still valid.
                 steps, report = [], await self._swarm.run(run_id)
             changed |= {
                 "run_id": run_id,

@@ -123,9 +123,8 @@ def fault_of(
 
     failures: calls that did not reach the server.
     """
-    hint = (
-        f"\n{_ROOM}\n" if confined else " "
-    )  # before the agent's output: displays with room for one line show the last one
+    # Before the agent's output: displays with room for one line show the last one.
+    hint = f"\n{_ROOM}\n" if confined else " "
     if end.fault:
         return Cause.ROLLOUT, f"the agent cannot be started:{hint}{end.fault}"
     if failures:

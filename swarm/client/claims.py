@@ -18,7 +18,8 @@ Begin = Callable[[], Awaitable[asyncio.Event | None]]
 
 
 class ClaimOrder:
-    """Makes the tasks of one family claim in order, and lets them pass another family's tasks only while those are held up."""
+    """Makes the tasks of one family claim in order, and lets them pass another family's tasks only while those are held up. Use one
+    per task group."""
 
     def __init__(self, group: asyncio.TaskGroup, clock: Clock) -> None:
         self._group = group

@@ -45,7 +45,7 @@ _HOP = frozenset(
         "x-forwarded-proto",
     ]
 )
-"""Headers of a connection, and those that authorise the caller. They are not forwarded."""
+"""Headers of a connection, and those that identify or authorise the caller. They are not forwarded."""
 _TIMEOUT = httpx.Timeout(None, connect=5.0)
 _SAMPLING = frozenset({"temperature", "top_p", "top_k", "seed"})
 """Fields that have the same name in every dialect."""
@@ -190,11 +190,8 @@ class InferenceRelay:
                 async for part in answer.aiter_raw():
                     await connection.send(h11.Data(data=part))
                 await connection.send(h11.EndOfMessage())
-        except (
-            httpx.LocalProtocolError,
-            httpx.UnsupportedProtocol,
-            httpx.InvalidURL,
-        ) as error:  # the agent's request is invalid
+        except (httpx.LocalProtocolError, httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
+            # The agent's request is invalid.
             await connection.refuse(_Refused(400, "bad_request", f"this request cannot be passed on: {error}"))
         except httpx.TransportError as error:
             words = f"{type(error).__name__}: {error}".rstrip(": ")

@@ -44,7 +44,7 @@ def spread(tasks: Sequence[Task], most: int) -> list[Task]:
 class InterimEvaluations:
     """Runs evaluations between training tasks. tasks: the tasks of each interim evaluation.
 
-    every: an evaluation is due every `every` steps. last: the step at which training ends, and after which the final evaluation
+    every: an evaluation is due every `every` steps, first at step `every`; one that was missed is not made up. last: the step at which training ends, and after which the final evaluation
     follows; None if no number of steps ends it.
     """
 
@@ -88,9 +88,8 @@ class InterimEvaluations:
             return
         try:
             report = await self._play(self._tasks)
-        except (
-            RolloutsFailing
-        ) as error:  # interim evaluations decide nothing; if training fails too, it will report that
+        except RolloutsFailing as error:
+            # Interim evaluations decide nothing; if training fails too, it will report that.
             _log.warning("the evaluation at step %d is left out: %s", status.step, error)
         else:
             self._say(status.step, report)

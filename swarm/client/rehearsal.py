@@ -115,11 +115,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             skipped, thorough = asked.get("skipped", 0), asked["thorough"]
             wanted = rehearse(workflow, parameters, asked["heldout"], skipped=skipped, thorough=thorough)
             found.append(asyncio.run(wanted))
-    except (
-        SwarmError,
-        ValueError,
-        TypeError,
-    ) as error:  # the instrument's own errors, or parameters that it does not accept
+    except (SwarmError, ValueError, TypeError) as error:
+        # The instrument's own errors, or parameters that it does not accept.
         answer: dict[str, Any] = {"problem": f"{error}"}
     else:
         answer = {"tasks": found}

@@ -161,9 +161,8 @@ class Rollouts:
         found = _History()
         me = self._swarm.client_id
         async for entry in self._swarm.ledger(run_id=self._run_id, client_id=me, kind=self._kind):
-            over = (
-                entry.state is not EpisodeState.RUNNING
-            )  # a running one belongs to another `run_tasks` of this process
+            # A running one belongs to another `run_tasks` of this process.
+            over = entry.state is not EpisodeState.RUNNING
             at_stake = self._kind == "train" or entry.claimed_step == step
             if over and at_stake and entry.client_version == self._swarm.client_version:
                 found.records[entry.mix, entry.task_id].append(entry)

@@ -89,10 +89,8 @@ class LoopThread:
             tasks.extend(filter(None, [asyncio.current_task()]))
             try:
                 return [await work()], None
-            except (
-                SystemExit,
-                KeyboardInterrupt,
-            ) as error:  # raise it in the caller; here it would end the loop and everyone's work
+            except (SystemExit, KeyboardInterrupt) as error:
+                # Raise it in the caller; here it would end the loop and everyone's work.
                 return [], error
 
         with self._lock:

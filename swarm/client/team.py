@@ -185,7 +185,7 @@ class Team:
         return await episode.server.commit(episode.id, episode.grant.lease, patience)
 
     async def _inform(self, decided: TeamReceipt) -> None:
-        """Inform the other servers, as far as they can be reached; the others ask the decider."""
+        """Inform the other servers, best effort: one that cannot be reached asks the decider."""
         others = [name for name in self.members if name != self._decider]
         commits = (self._commit(name, INFORM_PATIENCE) for name in others)
         outcomes: list[TeamReceipt | BaseException] = []
@@ -224,7 +224,7 @@ class Team:
             await self.members[name].let_go(given_up=given_up, cause=cause)
 
     def _blame(self, error: BaseException) -> Cause:
-        """Who lost the team, assuming that this error, perhaps from a request to any member's server, ended it."""
+        """Who lost the team, if this error ended it. The error may be about a request to any member's server."""
         if isinstance(error, asyncio.CancelledError):
             return next(iter(self.members.values())).blame(error)
         held = [self.members[name] for name in self._held]

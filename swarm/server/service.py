@@ -522,7 +522,7 @@ class Service(DurableState):
         return self.tell(lambda t: episodes.close_call(t, call, records, attempt))
 
     def attempted(self, episode_id: str, attempt: CallAttempt) -> None:
-        """Note that a request was answered which needs no record."""
+        """Note that a request that needs no record was answered."""
         self.tell(lambda t: episodes.attempted(t, episode_id, attempt))
 
     def suspect(self, attempt: CallAttempt, at: float, call_ids: frozenset[str]) -> None:
@@ -531,7 +531,7 @@ class Service(DurableState):
 
     def engine_lived(self, at: float) -> None:
         """Note that the engine was alive at this Unix time, so clients that gave up earlier met no hang."""
-        if self.state.situation.lived_at < self.state.situation.suspected_at:  # else nothing is to be cleared up
+        if self.state.situation.lived_at < self.state.situation.suspected_at:  # else there is nothing to clear up
             self.tell(lambda t: health.engine_lived(t, at))
 
     def fail_open(self, found: FailedCall) -> bool:

@@ -153,10 +153,8 @@ class Peers:
                 transport=self._transport,
             ) as http:
                 answer = await http.get(url, headers={"Authorization": f"Bearer {key}"})
-        except (
-            httpx.HTTPError,
-            httpx.InvalidURL,
-        ) as error:  # the client chose the episode's name, which may not fit into a url
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            # The client chose the episode's name, which may not fit into a url.
             raise DeciderSilent(f"{team.decider_url}: {str(error) or type(error).__name__}") from error
         if answer.status_code != 200:
             raise DeciderSilent(f"{team.decider_url} answered HTTP {answer.status_code}")

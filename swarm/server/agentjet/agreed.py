@@ -90,9 +90,8 @@ class AgreedBatches:
 
     async def _look(self, run: Run) -> None:
         state, tasks, whole = self._service.state, run.spec.batch.tasks, all_the_pool_holds(run.spec.batch)
-        if (
-            run.run_id != self._known_run
-        ):  # this process is younger than the run: clients may wait for a step that they agreed to
+        if run.run_id != self._known_run:
+            # This process is younger than the run: clients may wait for a step that they agreed to.
             self._known_run, self._shown_until = run.run_id, self._clock.monotonic() + SHOWN_S
         if self._closing_after is not None:
             await self._follow(run, self._closing_after)

@@ -28,7 +28,7 @@ CLOSED_BY_CLIENTS = ("rollout_until_any_client_agree_sync_weight", "rollout_unti
 METHOD_LABEL = "agentjet_method"
 """The run's label that names its collection method."""
 GROUP_PATIENCE_S = 600.0
-"""AgentJet's own groups wait for their episodes without limit."""
+"""Patience with a group here. AgentJet's own groups wait for their episodes without limit."""
 _A_DAY_S = 86_400.0
 _METHOD = "swarm_mode_sample_collection_method"
 _LEARNER = "trainer_common"
@@ -97,7 +97,7 @@ def all_the_pool_holds(batch: BatchSpec) -> int:
 
 
 def _never_closed(spec: RunSpec) -> RunSpec:
-    """The spec with batches as large as its pool, so that only clients close them."""
+    """The spec with batches as large as its pool (in whole groups), so that no batch is complete before the pool is full."""
     groups = all_the_pool_holds(spec.batch)
     batch = {"tasks": groups, "max_pool_episodes": groups * spec.batch.group_size}
     return spec.model_copy(update={"batch": spec.batch.model_copy(update=batch)})

@@ -133,9 +133,8 @@ class AgentJet:
         """The server with this facade in front of it."""
         app = self._app()
         paths = {route.path for route in app.routes if isinstance(route, Route)}
-        return Front(
-            server, app, prefixes, paths - {"/health"}
-        )  # the server has this path too, and serves it without authorisation
+        # The server has /health too, and serves it without authorisation.
+        return Front(server, app, prefixes, paths - {"/health"})
 
     def _app(self) -> Starlette:
         """The application behind a prefix, without `/v1`."""

@@ -75,7 +75,7 @@ class Patience:
 
 
 class EngineWait:
-    """Waits for a crashed engine to come back."""
+    """Waits for a crashed engine to come back, as long as that may help."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

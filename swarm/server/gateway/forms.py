@@ -195,7 +195,7 @@ def _parts(choice: JsonObject) -> Iterator[tuple[JsonObject, JsonObject | None]]
 
 
 def _text_span(entries: list[JsonObject], thought: str, text: str, *, called: bool) -> tuple[int, int]:
-    """Range of the log-probability entries that belong to `text`. Thoughts may come before them, calls after them."""
+    """Range of the log-probability entries that belong to `text`: all, except those of thoughts before it and of calls after it."""
     spelt = [bytes(entry.get("bytes") or ()) for entry in entries]
     ends = list(itertools.accumulate(map(len, spelt)))
     whole = b"".join(spelt)

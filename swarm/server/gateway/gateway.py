@@ -249,7 +249,7 @@ class Gateway:
             raise (_lost(call) if call.ending.over else _stopped()) from error
 
     async def _next(self, request: AgentRequest, events: AsyncIterator[Answer]) -> Answer | None:
-        """The next event of a stream; None at its end. A call that is already recorded is sent to its end. Raises: as `_while_open`."""
+        """The next event of a stream; None at its end. Once the call is recorded, nothing breaks it off. Raises: as `_while_open`."""
         try:
             return await (anext(events) if request.closed else self._while_open(request.call, events.__anext__))
         except StopAsyncIteration:

@@ -89,7 +89,7 @@ def has_only_text(messages: list[Message]) -> bool:
 
 
 def normal_text(text: str) -> str:
-    """Text without white space around it or a broken last character, and with each JSON object or list in normal form."""
+    """Text without any white space or a broken last character, and with each JSON object or list in normal form."""
     text = _Unplaced(text)
     parts: list[str] = []
     at, broken = 0, set[int]()
@@ -173,7 +173,7 @@ def _ends_off(text: str) -> str:
 
 
 def _sorted(value: Any) -> Any:
-    """JSON with sorted keys, including strings that are themselves JSON objects (re-serialised arguments)."""
+    """JSON with sorted keys. Strings that are themselves JSON objects or lists (re-serialised arguments) are decoded."""
     if isinstance(value, dict):
         return {str(key): _sorted(value[key]) for key in sorted(value, key=str)}
     if isinstance(value, list):

@@ -35,7 +35,7 @@ async def continued_text(
         return _continued_ids(prompt, calls)
     best: _Continuation | None = None
     cause: ForkCause | None = None
-    resumed = reached = 0  # lengths: of the continued call's prompt, and of the longest prompt whose answer was changed
+    resumed = reached = 0  # lengths: of the continued call's prompt, and of the longest whose answer is not continued
     for call in calls:
         before = _text_of(call.request["prompt"], decode)
         if not prompt.startswith(before) or len(prompt) == len(before):

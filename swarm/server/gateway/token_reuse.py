@@ -211,12 +211,11 @@ def _parent(
     agent: str | None,
     earlier: Sequence[EarlierCall],
 ) -> tuple[EarlierCall | None, ForkCause | None]:
-    """The longest (then most similar) call whose messages and answer begin the request, and why no longer call does."""
+    """The longest (then most similar) call whose messages and answer begin the request, and why a longer call is not continued."""
     best: list[EarlierCall] = []
     cause: ForkCause | None = None
-    resumed = (
-        reached
-    ) = -1  # numbers of messages: of the calls that may be continued, and of the longest call that may not
+    # Numbers of messages: of the calls that may be continued, and of the longest call that may not.
+    resumed = reached = -1
     for call in earlier:
         size = len(call.sent)
         if size < resumed or len(normal) <= size or normal[:size] != call.normal_sent:

@@ -1,7 +1,7 @@
 """Forms batches: which family's turn it is, when enough groups are collected, and how many may be open until then.
 
 A run may mix families of tasks in given ratios. The next turn belongs to the family that is furthest behind its share. Whole
-numbers make this exact: starting from zero, every family has its share again after as many groups as the sum of the ratios in
+numbers make this exact: from a balance of zero, every family has its share again after as many groups as the sum of the ratios in
 lowest terms. Without a mix, all groups belong to one family, "".
 """
 
@@ -99,13 +99,14 @@ class _Wait:
     early: bool
     """It began before any family had its part of the next step ready; such a wait runs only while nobody plays the awaited family."""
     resting: bool = False
-    """The wait is paused because a client plays the family, until that episode is in the pool or lost."""
+    """The wait is paused because a client plays the family, until that episode is in the pool or lost. If it is lost, the wait resumes
+    with the same `since`."""
     reported: bool = False
 
 
 @dataclass(slots=True)
 class Awaited:
-    """Families that other families wait for, because those have done their part. Times are lease time."""
+    """Families that other families wait for after doing their own part. Times are lease time."""
 
     waits: dict[str, _Wait] = field(default_factory=dict)
 
@@ -130,8 +131,9 @@ class Awaited:
         return late
 
     def look(self, missing: Set[str], awaited: Set[str], mix: Mix, now: float, *, early: bool) -> list[str]:
-        """Start to wait for the `awaited` families, and return the new ones. Stop waiting for families that are not `missing`.
+        """Start to wait for the `awaited` families, or resume a paused wait; return the families of both.
 
+        Stop waiting for families that are not `missing`, unless patience with them ran out or the wait is paused.
         early: no family has its part of the next step ready yet.
         """
         kept = missing | self.passed(mix, now)
@@ -146,7 +148,7 @@ class Awaited:
         return begun
 
     def played(self, name: str, mix: Mix, now: float) -> None:
-        """A client took a slot of the family: pause its early wait, if patience has not run out, until that episode's end."""
+        """A client took a slot of the family: pause an early wait for it, unless patience ran out, until that episode ends."""
         wait = self.waits.get(name)
         if wait is not None and wait.early and name not in self.passed(mix, now):
             wait.resting = True

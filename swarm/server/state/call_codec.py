@@ -1,7 +1,7 @@
 """Encodes the recorded calls of one episode: a JSON head, then token ids as int32, log-probabilities as float64, and masks.
 
 Layout: uint32 length of the head, the head, all token ids, all log-probabilities, all masks' rows; little-endian. Nothing is rounded.
-Ids are below 2**31. A head that begins with white space comes from an older server and may hold integers of more than 64 bits.
+Ids are below 2**31. A head that begins with white space comes from an older server and holds integers of more than 64 bits.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def encode(calls: Sequence[RecordedCall]) -> bytes:
 
 
 def decode(body: bytes) -> list[RecordedCall]:
-    """Decode the calls that `encode` wrote."""
+    """Decode calls; they equal those that were encoded."""
     (length,) = _LENGTH.unpack_from(body)
     at = _LENGTH.size + length
     head = body[_LENGTH.size : at]

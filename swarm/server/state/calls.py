@@ -15,9 +15,9 @@ from swarm.server.state.rows import EpisodeRow
 
 
 def refuse_misspelt_agents(calls: Sequence[RecordedCall], rewards: Mapping[str, float] | None) -> None:
-    """Refuse a reward for an unknown agent whose name resembles one that made calls. Other agents without calls may be rewarded.
+    """Refuse a reward for an unknown agent whose name resembles one that made calls and has no reward.
 
-    Codes: invalid_spec.
+    Other agents without calls may be rewarded. Codes: invalid_spec.
     """
     called = {call.agent for call in calls if call.agent}
     for name in rewards or {}:

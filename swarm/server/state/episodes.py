@@ -421,7 +421,8 @@ def dropped_at_end(row: EpisodeRow) -> DropReason | None:
 def blamed(stated: Cause | None, *, tainted: bool) -> Cause:
     """Who lost an episode that its client gave up. stated: the client's statement; None means the rollout.
 
-    If a call failed on the server's side, the server lost it, because agent and client could not do better.
+    If a call failed on the server's side, the server lost it, because agent and client could not do better; unless a grader or a
+    person did.
     """
     cause = stated or Cause.ROLLOUT
     return Cause.SERVER if tainted and cause not in (Cause.GRADER, Cause.PERSON) else cause

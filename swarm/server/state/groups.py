@@ -81,7 +81,7 @@ class Group:
         return all(one == seen[0] for one in seen)
 
     def free_slot(self, now: float) -> int | None:
-        """The lowest free slot; None if all are held or filled, or patience ran out."""
+        """The lowest free slot; None if all are held or filled, patience ran out, or the group is useless or no longer open."""
         if not self.open or self.useless or self._out_of_patience(now):
             return None
         return next((i for i in range(self.row.size) if i not in self.running and i not in self.ended), None)

@@ -191,9 +191,8 @@ class RunRow:
 
     def restored_to(self, key: str) -> int | None:
         """The step that the restore with this key went back to; None when there was none."""
-        newest = (
-            self.branched_at if key == self.restore_key else None
-        )  # an older server recorded only the newest restore
+        # An older server recorded only the newest restore.
+        newest = self.branched_at if key == self.restore_key else None
         return self.restored_by.get(key, newest)
 
 

@@ -222,7 +222,7 @@ def restore(t: Transition, wish: Restoration, mix: MixRow, ended_evals: Iterable
 
 
 def number_evals(state: ServerState, ended: Iterable[tuple[str, int]]) -> None:
-    """Reserve the ordinals (by task) of evaluations at the current step: of those that `ended`, and of all open ones."""
+    """Reserve the ordinals (by task) of evaluations at the current step: of those that `ended`, and of open ones that have one."""
     rows = [live.row for live in state.live.values()] + [prepared.row for prepared in state.prepared.values()]
     rows = [row for row in rows if row.kind == "eval" and row.reason is None and row.task_id]
     held = [(row.task_id, row.ordinal) for row in rows if state.is_at_this_step(row)]

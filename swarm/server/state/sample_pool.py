@@ -115,7 +115,7 @@ def take_back(t: Transition, row: EpisodeRow) -> None:
 
 
 def leave_behind(t: Transition, client_id: str, client_version: str) -> None:
-    """A client opens a group with a new version of its code: note that it will not claim in groups of other versions."""
+    """A client comes with a version of its code that has no group to join: note that it will not claim in groups of others."""
     state = t.state
     if not state.groups.has_other(client_version):
         return
@@ -128,7 +128,7 @@ def leave_behind(t: Transition, client_id: str, client_version: str) -> None:
 
 
 def _see_idle_group(t: Transition, group: Group) -> None:
-    """If nothing runs in the group any more and it is not ready, start the patience with its family."""
+    """If nothing runs in the group any more and it is not ready, others may now start to wait for its family."""
     state = t.state
     if state.run is not None and state.run.spec.batch.mix and not group.running and group.row.state != "ready":
         state.groups.touch()  # so that waiting claims ask again
@@ -146,7 +146,8 @@ def settle_all(t: Transition) -> None:
 
 
 def settle(t: Transition, group: Group) -> None:
-    """Drop a useless group, complete one that is full or out of patience; else check again when patience runs out."""
+    """Drop a useless group, make a full one ready, apply the partial policy to one that is out of patience or cannot be joined any
+    more; else check again when patience runs out."""
     state, verdict = t.state, _useless_because(t.state, group)
     if group.useless != (verdict is not None):
         group.useless = verdict is not None

@@ -65,7 +65,7 @@ class Situation:
     lived_at: float = 0.0
     """Unix time: clients that gave up before this met no hang. Also on disk, for use after a restart."""
     no_room: dict[str, Failure] = field(default_factory=dict)
-    """Failed writes (of the pool or checkpoints) since their last success, with the reason."""
+    """What could not be written at the last try (the pool, checkpoints), and why."""
     checkpoint_wanted: bool = False
     restoration: Restoration | None = None
 

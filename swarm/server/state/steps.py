@@ -108,7 +108,8 @@ def journal(t: Transition) -> StepRow:
 
 
 def judge_outcome(row: StepRow | None, outcome: StepOutcome) -> None:
-    """Check that an outcome belongs to the journalled step. Raises: TrainingRefused if it cannot."""
+    """Check the outcome of the journalled step. Raises: TrainingRefused if it is of another step, has a metric that is not finite, or
+    names untrained episodes of another batch or with an unknown reason."""
     if row is None or outcome.step != row.step:
         raise TrainingRefused(f"the engine made step {outcome.step}, not the one that was journalled")
     strange = [name for name, value in outcome.metrics.items() if not math.isfinite(value)]

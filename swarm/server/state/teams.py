@@ -1,4 +1,4 @@
-"""Teams: groups of episodes on several servers whose fate one server, the decider, decides for all.
+"""Teams: episodes on several servers whose fate one server, the decider, decides for all.
 
 Each server prepares its member: the episode is durable, has left its lease and keeps its slot. The decider then commits or
 aborts its member; a client that is silent for too long counts as having aborted. The other servers never decide: the client

@@ -41,7 +41,7 @@ _EXPRESSIONS: dict[str, Callable[[str], str]] = {
 _SUMS = ("episodes", "reward_sum", "rewarded", "prompt_tokens", "sampled_tokens", "last_claim_at", "first_seq")
 _VERSION = of_body("client_version")
 _TELLING = f"seq + {1 << 60} * (instr(coalesce(detail, ''), 'Traceback') > 0)"
-"""Sort key of failures: those with a traceback come last, newer ones after older ones."""
+"""Rank of a failure: those with a traceback are above all others; of each kind, the newest is the highest."""
 _LOST = {
     "client_id": "client_id",
     "client_version": _VERSION,
