@@ -190,7 +190,8 @@ def _looking_on(args: argparse.Namespace) -> SwarmClient:
 
 
 def _released(args: argparse.Namespace, report: RunReport) -> RunReport:
-    """Wait until the run's server is free for another run or can do nothing more; return the run. Prints to standard error what it waits for."""
+    """Wait until the run's server is free for another run or can do nothing more; return the run. Prints to standard error
+    what it waits for."""
     said, limit_s = "", report.spec.limits.drain_limit_s
     with _looking_on(args) as swarm:
         for status in swarm.statuses():

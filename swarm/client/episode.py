@@ -335,7 +335,8 @@ class Episode:
         return self.receipt
 
     async def _abort_quietly(self) -> None:
-        """Abort. If the abort cannot be delivered, only log that, so that it does not hide the original error; the lease runs out anyway."""
+        """Abort. If the abort cannot be delivered, only log that, so that it does not hide the original error; the lease runs
+        out anyway."""
         try:
             abort = self.server.abort(self.id, self.grant.lease, self._abort_reason or "", self.cause)
             entry = await await_answer(abort, self._clock)

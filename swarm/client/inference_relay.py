@@ -237,7 +237,8 @@ class _Connection:
         await self._writer.drain()
 
     async def refuse(self, refused: _Refused) -> None:
-        """Answer with an error in OpenAI's format, which Anthropic's SDK shows too. An answer that has begun is cut off, so that it looks incomplete."""
+        """Answer with an error in OpenAI's format, which Anthropic's SDK shows too. An answer that has begun is cut off, so
+        that it looks incomplete."""
         if self._http.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             self._writer.transport.abort()
             return

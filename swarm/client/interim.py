@@ -44,8 +44,8 @@ def spread(tasks: Sequence[Task], most: int) -> list[Task]:
 class InterimEvaluations:
     """Runs evaluations between training tasks. tasks: the tasks of each interim evaluation.
 
-    every: an evaluation is due every `every` steps, first at step `every`; one that was missed is not made up. last: the step at which training ends, and after which the final evaluation
-    follows; None if no number of steps ends it.
+    every: an evaluation is due every `every` steps, first at step `every`; one that was missed is not made up.
+    last: the step at which training ends, and after which the final evaluation follows; None if no number of steps ends it.
     """
 
     def __init__(

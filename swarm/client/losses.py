@@ -93,7 +93,8 @@ def _of_request(error: BaseException, ours: Mapping[_Place | None, str]) -> Caus
 
 
 def _asked(error: BaseException) -> tuple[str, _Place | None]:
-    """Scheme, where it is known, and place to which the failed request went: `request.url` (httpx, openai, anthropic, requests), aiohttp's and urllib's ways."""
+    """Scheme, if it is known, and place of the failed request. Reads `request.url` (httpx, openai, anthropic, requests) and the
+    attributes of aiohttp's and urllib's errors."""
     try:
         request = getattr(error, "request", None) or getattr(error, "request_info", None)
     except RuntimeError:  # httpx: no request was ever made

@@ -206,7 +206,10 @@ class Rollouts:
     async def _begin(
         self, group: asyncio.TaskGroup, task: Task, tries: Tries, line: ProgressLine
     ) -> asyncio.Event | None:
-        """Start one more episode of a task when there is room. Returns an event that is set once it has claimed; None: the run is over."""
+        """Start one more episode of a task when there is room.
+
+        Returns an event that is set once it has claimed; None: the run is over.
+        """
         await self._permits.acquire()
         if self._report.run_over:
             self._permits.release()

@@ -35,7 +35,8 @@ from swarm.protocol.teams import Decider, EpisodePreparation, TeamReceipt, TeamR
 INFORM_PATIENCE = Patience(connect_s=2.0, later_s=2.0)
 """For informing the other servers of the decision. Short, because a server that cannot be reached asks the decider itself."""
 FIRST_CONTACT_S = 20.0
-"""How long a team waits for a server that has never answered its client. One that has answered may be restarting, and gets full patience."""
+"""How long a team waits for a server that has never answered its client. One that has answered may be restarting, and gets
+full patience."""
 PARTNER_IDLE_LIMIT_S = 60.0
 """Longest idle limit of a partner's episode. A killed client finds its own open episodes after a restart and gives them back, but its
 episodes on other servers expire only by this limit; then their slots are offered again."""

@@ -72,7 +72,8 @@ class Trial:
         interim: SwarmClient | None = None,
         further: Sequence[Callable[[], Awaitable[None]]] = (),
     ) -> None:
-        """interim: the client for interim evaluations, if the blueprint has any. further: called after the evaluation that follows training."""
+        """interim: the client for interim evaluations, if the blueprint has any. further: called after the evaluation that
+        follows training."""
         self._further = further
         self._blueprint = blueprint
         self._interim = interim

@@ -462,7 +462,10 @@ class Service(DurableState):
         return await self.carry_out(lambda t: teams.commit(t, episode_id, commit.lease))
 
     async def resolve(self, episode_id: str, resolution: EpisodeResolution) -> TeamReceipt:
-        """Carry out an operator's decision. Codes: not_found, lease_lost (decided otherwise), invalid_spec (not prepared), storage_full."""
+        """Carry out an operator's decision.
+
+        Codes: not_found, lease_lost (decided otherwise), invalid_spec (not prepared), storage_full.
+        """
         if episode_id in self.state.prepared:
             return await self.carry_out(lambda t: teams.resolve(t, episode_id, resolution))
         if episode_id in self.state.live:

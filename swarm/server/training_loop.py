@@ -1,4 +1,4 @@
-"""The loop that drives a server: boot, collect, train, serve, checkpoint, recover. Leaves every decision it can to the state machine."""
+"""The loop that drives a server: boot, collect, train, serve, checkpoint, recover. Decides nothing that the state machine can decide."""
 
 from __future__ import annotations
 

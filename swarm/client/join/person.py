@@ -86,7 +86,8 @@ class Terminal:
             return file.read_text(encoding="utf-8").rstrip("\n")
 
     async def _edited(self, editor: str, file: Path) -> int:
-        """Run the editor; return its exit code. If the caller is cancelled, close the editor, because the next question needs the terminal."""
+        """Run the editor; return its exit code. If the caller is cancelled, close the editor, because the next question needs
+        the terminal."""
         modes = termios.tcgetattr(self._source)
         process = await asyncio.create_subprocess_exec(*shlex.split(editor), str(file))
         try:

@@ -28,7 +28,8 @@ PAIR_CLAIMS = 4
 """Most claims in one try: enough to get two slots of one group if nobody else claims meanwhile."""
 PAIR_TRIES = 8
 MATE_S = 5.0
-"""How long a try waits for the other slot of its group. Two clients with one slot each would otherwise wait until their leases expire."""
+"""How long a try waits for the other slot of its group. Two clients with one slot each would otherwise wait until their
+leases expire."""
 PAUSES_S = (0.2, 3.0)
 """Range of the random pause between two tries, in seconds, so that two competing clients do not retry at the same time."""
 

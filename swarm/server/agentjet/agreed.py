@@ -101,7 +101,8 @@ class AgreedBatches:
             await self._close(run, full=full)
 
     async def _close(self, run: Run, *, full: bool) -> None:
-        """Put all trainable groups into a step. If there are none, clients continue anyway, and a full pool drops episodes that no group needs."""
+        """Put all trainable groups into a step. If there are none, clients continue anyway, and a full pool drops episodes
+        that no group needs."""
         found = _trainable(self._service.state)
         self._clients.clear()
         if full:

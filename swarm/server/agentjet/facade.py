@@ -312,7 +312,8 @@ class AgentJet:
         return {"success": True}
 
     async def _late_end(self, wanted: EndEpisode) -> Json:
-        """Answer an end for an episode that is not open: success if its end was stored before, so that AgentJet's executor does not rerun it."""
+        """Answer an end for an episode that is not open: success if its end was stored before, so that AgentJet's executor
+        does not rerun it."""
         entry = await self._entry(wanted)
         if entry.reward is None:
             why = entry.reason or entry.state
@@ -401,7 +402,8 @@ def _reward(given: object) -> float:
 
 
 def _metrics(given: Json) -> dict[str, float]:
-    """Metrics from a JSON object: numbers as they are, lists as their means, nested objects as `name/inner`. Other values are ignored."""
+    """Metrics from a JSON object: numbers as they are, lists as their means, nested objects as `name/inner`. Other values are
+    ignored."""
     found: dict[str, float] = {}
     for name, value in given.items():
         if isinstance(value, dict):

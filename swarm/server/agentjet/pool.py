@@ -33,7 +33,8 @@ def current_run(state: ServerState) -> Run | None:
 
 
 def engine_status(state: ServerState) -> str:
-    """AgentJet's engine status. Its clients claim only during ROLLING, take OFFLINE as the end of the run, and wait at any other status."""
+    """AgentJet's engine status. Its clients claim only during ROLLING, take OFFLINE as the end of the run, and wait at any
+    other status."""
     run, situation = current_run(state), state.situation
     if run is None:
         return OFFLINE

@@ -30,7 +30,8 @@ _TOOL_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _EFFORT_WITHOUT_THINKING = "none"
 _REFERENCE = "tool_reference"
 _BILLING = "x-anthropic-billing-header"
-"""A command-line agent puts a hash of each request before its system prompt, as a block or a line. We drop it, or every prompt would differ."""
+"""A command-line agent puts a hash of each request before its system prompt, as a block or a line. We drop it, or every
+prompt would differ."""
 
 
 class AnthropicMessages(ItemDialect):

@@ -225,7 +225,8 @@ class Prompts:
     async def of(
         self, dialect: EngineDialect, body: dict[str, Any], agent: str | None, calls: Sequence[RecordedCall]
     ) -> Prompt:
-        """The prompt for the engine's request `body`. It continues an earlier call token by token if `body` sends that call's answer back."""
+        """The prompt for the engine's request `body`. It continues an earlier call token by token if `body` sends that call's
+        answer back."""
         if dialect == "completions":
             return await continued_text(body["prompt"], calls, self._tokenise, self._engine.decode)
 

@@ -108,7 +108,10 @@ class InferenceRoutes:
         return key
 
     async def _key(self, request: Request) -> EpisodeKey:
-        """The episode key from `Authorization: Bearer`, or from `x-api-key`, which Anthropic's SDK sends. Raises: KeyRefused, Refusal(lease_lost)."""
+        """The episode key from `Authorization: Bearer`, or from `x-api-key`, which Anthropic's SDK sends.
+
+        Raises: KeyRefused, Refusal(lease_lost).
+        """
         token = bearer(request.headers.get("authorization"))
         if not token.startswith(API_KEY_PREFIX):
             token = request.headers.get("x-api-key") or token

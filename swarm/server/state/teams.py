@@ -76,7 +76,10 @@ def prepare(t: Transition, episode_id: str, wish: EpisodePreparation, sealed_key
 
 
 def commit(t: Transition, episode_id: str, lease: str) -> TeamReceipt:
-    """On the decider: commit the team. Elsewhere: record the commit that the client reports. Codes: lease_lost, invalid_spec (not prepared)."""
+    """On the decider: commit the team. Elsewhere: record the commit that the client reports.
+
+    Codes: lease_lost, invalid_spec (not prepared).
+    """
     if episode_id not in t.state.prepared:
         held(t, episode_id, lease)
         detail = f"episode {episode_id!r} is not prepared; send :prepare first, on every server of the team"
@@ -95,7 +98,10 @@ def abort(t: Transition, episode_id: str, lease: str, words: str, cause: Cause |
 
 
 def renew(t: Transition, episode_id: str, lease: str) -> float:
-    """Note that the client is alive. Returns the Unix time at which it will count as gone. Only for prepared episodes. Codes: lease_lost."""
+    """Note that the client is alive. Returns the Unix time at which it will count as gone. Only for prepared episodes.
+
+    Codes: lease_lost.
+    """
     prepared = _held_prepared(t, episode_id, lease)
     prepared.in_doubt = False
     prepared.touch(t.lease_time)

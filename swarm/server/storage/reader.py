@@ -195,7 +195,8 @@ class Reader:
         ]
 
     def ledger(self, wanted: LedgerFilter, after: int, limit: int) -> list[EpisodeRow]:
-        """Matching rows with a seq above `after`, ascending. A filter by step finds the episodes that the step trained, not those it left out."""
+        """Matching rows with a seq above `after`, ascending. A filter by step finds the episodes that the step trained, not
+        those it left out."""
         where, values = _matching(wanted)
         return self._episodes(f"{where} AND seq > ?", [*values, after], limit)
 
