@@ -1,4 +1,4 @@
-"""Settles prepared episodes whose clients are silent: asks each team's deciding server until it answers.
+"""Settles prepared episodes whose clients are silent: asks each team's deciding server until it has decided.
 
 The address comes from a client, so we ask only servers that the operator allows, follow no redirects, and show the answer to
 nobody. We accept an answer only if it is a decision about the requested episode. A server that does not know the team key
@@ -65,7 +65,7 @@ class TeamResolver:
                 await self._service.doubt.wait()
 
     async def _settle(self, episode_id: str) -> None:
-        """Ask until the decider answers or an answer is no longer needed."""
+        """Ask until the decision is applied, or no longer needed."""
         try:
             pause_s, unanswered = FIRST_PAUSE_S, 0
             while (team := self._team(episode_id)) is not None:

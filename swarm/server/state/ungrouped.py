@@ -59,7 +59,8 @@ def no_room(t: Transition, run: Run) -> NotYet | None:
 
 
 def name_task(t: Transition, row: EpisodeRow, task_id: str | None) -> None:
-    """Set the task that the end of an episode names, if it was claimed without one. Codes: invalid_spec if the end names none."""
+    """Set the task that the end of an episode names, if it was claimed without one. Codes: invalid_spec if the end names
+    none or the name is too long."""
     if not task_id or len(task_id) > LONGEST_NAME:
         problem = f"must be a text of 1 to {LONGEST_NAME} characters: the episode was claimed without a task"
         raise invalid_spec([FieldError(field="task_id", problem=problem)])
