@@ -30,9 +30,9 @@ def uncollected() -> Iterator[None]:
 
 
 def advice(error: ModuleNotFoundError, usual: str) -> str | None:
-    """The extra that installs a missing package; None if there is none, for example for a module of the user's own.
+    """How to install the extra with a missing package; None if no extra has it, for example for a module of the user's own.
 
-    usual: the preferred extra if several declare the package.
+    usual: the extra to name if it declares the package; else the first that does.
     """
     name = (error.name or "").partition(".")[0]
     if not name or name in _OURS or _is_there(name):

@@ -199,7 +199,7 @@ def _started(
 
 @contextlib.asynccontextmanager
 async def _reading(output: _Output) -> AsyncIterator[int]:
-    """Give the write end of a pipe, and collect in `output` what is written to it until the block ends."""
+    """Yield the write end of a pipe. After the block, `output` has everything that was written to it."""
     source, sink = os.pipe()
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader()

@@ -289,7 +289,7 @@ class Engine(Protocol):
         """
 
     async def require_checkpoint(self, directory: Path, step: int) -> None:
-        """Check this step's checkpoint. Raises EngineError if it is missing or damaged, as `open_run` would."""
+        """Check this step's checkpoint; change nothing. Raises EngineError if it is missing or damaged, as `open_run` would."""
 
     async def train(self, batch: TrainBatch) -> StepOutcome:
         """Make one optimiser step. The new weights are not served until `serve`. Raises TrainerCrashed, TrainingRefused."""

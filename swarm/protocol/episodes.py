@@ -236,7 +236,7 @@ class LedgerEntry(BaseModel):
     detail: str | None = None
     """For `aborted`: the client's reason."""
     cause: Cause | None = None
-    """Why the attempt was lost; None while the episode is open, or if it ended with a reward that counts."""
+    """Who or what lost the attempt; None while the episode is open, or if it ended with a reward that counts."""
     tainted: bool = False
     """One of its calls failed on the server's side."""
     despite: str | None = None

@@ -29,7 +29,7 @@ class MixStatus(BaseModel):
     ended: int = 0
     """Episodes waiting for a step, in open or ready groups."""
     trained_groups: int = 0
-    """Groups in optimiser steps of the surviving history."""
+    """Groups that entered optimiser steps; steps undone by a restore do not count."""
     debt: float = 0.0
     """How many groups it is behind its share (below 0: ahead). Within 1 of 0 while no family's patience has run out."""
     passed: bool = False
@@ -143,9 +143,8 @@ class ServerStatus(BaseModel):
     def trouble(self) -> str | None:
         """Why the server is stuck; None if it is not."""
         hang = self.engine.hang
-        if hang is not None and (
-            hang.over_at is not None or self.engine.warm
-        ):  # one replica hangs; the others continue
+        # The hang is over, or only one replica hangs and the others continue.
+        if hang is not None and (hang.over_at is not None or self.engine.warm):
             hang = None
         found = self.failed or self.storage_full or hang
         return None if found is None else found.reason

@@ -83,4 +83,4 @@ class TeamDecision(BaseModel):
     episode_id: str
     decision: Literal["undecided", "committed", "aborted"]
     cause: Cause | None = None
-    """Why the decider's episode was lost, if known."""
+    """Who or what lost the decider's episode, if known."""

@@ -165,7 +165,7 @@ def _gradient(function: OwnFunction, spec: AlgorithmSpec, groups: _Groups) -> Ch
 
 
 def _extremes(function: OwnFunction, spec: AlgorithmSpec, groups: _Groups, *, loss: bool) -> Check:
-    """Check ratios whose exponential leaves the range of single precision."""
+    """Check log-ratios whose exponential leaves the range of single precision."""
     far = [
         [
             _Episode(

@@ -36,7 +36,7 @@ _SCORES = 1 << 20
 _COPIES = 1 << 20
 """Most copies of keys held at a time, 0.5 GB for heads of width 64."""
 _LANES = 32
-"""Numbers per vector instruction: rows of scores are padded to multiples of it, which makes the softmax a third faster."""
+"""Numbers per vector instruction: rows of scores are padded to multiples of it, which cuts the softmax's time by a third."""
 
 _OTHER_SCORES = ("softcap", "s_aux")
 """Arguments of unsupported attention variants: capped scores, and attention sinks."""

@@ -182,7 +182,7 @@ def _listed(chosen_NB: Tensor) -> tuple[Tensor, Tensor]:
 def _rule(
     begin_K: Tensor, end_K: Tensor, depth_K: Tensor, depth_T: Tensor, window: int | None
 ) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
-    """The mask rule. Subtrees are contiguous, so a key is seen from its own position to the end of its subtree."""
+    """The mask rule. Subtrees are contiguous: a key's readers run from it to the end of its subtree, and each reads one of its copies."""
 
     def above(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return (query >= begin_K[key]) & (query < end_K[key])

@@ -217,7 +217,8 @@ class VllmInference(Sampler):
     ) -> None:
         """Restart the child with these weights, or with the previous ones if these are refused.
 
-        failed: the running child could not load them, rather than lacking layers for them. silence: the child hangs.
+        failed: whether the running child failed to load them; False: it was started for other weights or adapters. silence: set
+        if the child hangs.
         """
         try:
             await _approved(approval)

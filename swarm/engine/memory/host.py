@@ -19,8 +19,8 @@ _WEIGHT_SLOTS = 2
 """Copies of weights on their way to inference: those served, and those being written."""
 _KEPT_SHARE = 10
 _LEAST_KEPT, _MOST_KEPT = GIB, 8 * GIB
-"""Bounds on the activations that a CPU trainer keeps for the backward pass. They are a share of total, not of free memory, so
-that a step repeated after a crash is cut into the same pieces and gives the same bits."""
+"""A CPU trainer keeps activations for the backward pass in a tenth of the machine's memory, within these bounds. Of total, not
+of free memory, so that a step repeated after a crash is cut into the same pieces and gives the same bits."""
 _MOST_TOKENS = 8192
 """Most tokens computed at once, whatever the model."""
 

@@ -25,9 +25,9 @@ _SPARE_SHARE = 0.03
 """Share of the card lost to fragmentation."""
 _MOST_SEQUENCES = 256
 _LEAST_SEQUENCES = 8
-"""Least sequences at full length: with fewer, sampling is too slow to be worth it."""
+"""Least sequences sampled at once: with fewer, sampling is too slow to be worth it."""
 _SHORT = 4
-"""Most calls are at most the longest length divided by this; the KV cache is sized for such calls."""
+"""Most calls are at most the longest length divided by this; the number of sequences and the least KV cache assume such calls."""
 _KV_SHARE = 4
 _LEAST_KV, _USUAL_KV = GIB // 2, 16 * GIB
 MOST_TOKENS = 32_768
@@ -310,7 +310,7 @@ def _least_kv(shape: ModelShape, wishes: Wishes) -> int:
 
 
 def _kv_wanted(plan: CardPlan, wishes: Wishes) -> int:
-    """KV cache for every sequence at full length, limited to a share of the card so that the trainer keeps enough."""
+    """KV cache for every sequence at full length, limited to a share of a large card so that the trainer keeps enough."""
     every = (wishes.sequences or _MOST_SEQUENCES) * wishes.model_len * plan.shape.cached(wishes.dtype)
     return min(every, max(_USUAL_KV, plan.card // _KV_SHARE))
 

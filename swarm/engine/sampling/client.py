@@ -86,9 +86,8 @@ class VllmClient:
 
     async def close(self) -> None:
         await self._http.close()
-        await asyncio.sleep(
-            0
-        )  # transports close their sockets in the loop's next iteration, and there may be none after this
+        # Transports close their sockets in the loop's next iteration, which may be its last.
+        await asyncio.sleep(0)
 
     async def healthy(self) -> bool:
         try:

@@ -27,7 +27,7 @@ FACTOR = 3.0
 _KEPT = 8
 """How many recent durations to remember per kind; the slowest of them counts."""
 GRACE_S = 1.0
-"""Grace for an answer that has arrived by the time limit: this process itself may have been suspended."""
+"""Extra wait at the limit, so that an answer that has arrived by then counts: this process itself may have been suspended."""
 _TRAINED_PER_S = {"cpu": 40e9, "cuda": 4e12}
 """Floating-point operations per second of a training step."""
 _SAMPLED_PER_S = {"cpu": 120e9, "cuda": 20e12}
@@ -55,7 +55,8 @@ class Work:
     """What a request asks for.
 
     kind: requests of equal kinds have comparable durations. amount: size of the work, above 0, in any unit. prior_s: estimate if no
-    request of its kind has been answered yet. least_s: lower bound of the estimate.
+    request of its kind has been answered yet. least_s: lower bound of the estimate, however fast
+    earlier requests were.
     """
 
     kind: str

@@ -181,7 +181,7 @@ class Learner:
         return made
 
     def _read(self, method: str, batch: TensorDict) -> TensorDict:
-        """Log-probabilities of the rows under the current or the initial weights, without gradients."""
+        """Log-probabilities of the rows (under the current weights entropies, too), without gradients. method: which weights."""
         asked = batch.copy()
         verl_tensors.assign_non_tensor(asked, compute_loss=False)
         return self._cluster.over_rows(method, asked)
@@ -214,7 +214,7 @@ class Minibatch:
             self._take(name.removesuffix("_U"), value_N, place_N)
 
     def notes(self) -> dict[str, CallNotes]:
-        """Inputs of advantage functions about the tokens, by call."""
+        """Input of `selection.credit`, by call: log-probability and entropy of each token before the step."""
         place_N = self._places()
         logps, entropies = (
             torch.cat(values)[place_N].split_with_sizes([size for _, size in self.calls])

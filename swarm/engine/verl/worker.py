@@ -104,9 +104,8 @@ class RankWorker(TinkerActorRolloutRefWorker):  # type: ignore[misc]
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="actor"))  # type: ignore[untyped-decorator]
     def compute_start_log_prob(self, data: TensorDict) -> TensorDict | None:
         """Log-probabilities of the rows under the initial weights, which replace the current ones for this call."""
-        verl_tensors.assign_non_tensor(
-            data, disable_auto_offload=True
-        )  # it would put other tensors in their place meanwhile
+        # Offloading would replace the tensors meanwhile.
+        verl_tensors.assign_non_tensor(data, disable_auto_offload=True)
         with self.actor.engine.eval_mode(), torch.no_grad():
             shards = self._shards()
             kept = {name: shard.clone() for name, shard in shards.items()}
