@@ -26,7 +26,7 @@ def packages_root() -> Path:
 def python_path(environ: Mapping[str, str]) -> str:
     """A PYTHONPATH with which a process in any folder imports the same code as this one.
 
-    Left out for an installed package: Python finds it anyway, and it must not shadow the packages of an instrument.
+    Omits our own folder if we are installed: Python finds it anyway, and it must not shadow the packages of an instrument.
     """
     installed = {Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib")}
     own = [] if packages_root() in installed else [str(packages_root())]
@@ -57,9 +57,8 @@ def user_cache_dir() -> Path:
 
 
 def _platform() -> PlatformDirs:
-    from platformdirs import (
-        PlatformDirs,
-    )  # not at the top: clients on other machines do not need it, and may not have the package
+    # Not at the top: clients on other machines do not need it, and may not have the package.
+    from platformdirs import PlatformDirs
 
     return PlatformDirs("swarm-researcher", appauthor=False)
 

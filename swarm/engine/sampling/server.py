@@ -40,7 +40,7 @@ _CHUNK_TOKENS = 8192
 _SPARE_KV_TOKENS = 256
 """Spare tokens for partial blocks and for the block that vLLM reserves: with fewer it does not boot."""
 CPU_NORMS = "swarm_cpu"
-"""The worker's name for its CPU norms (cpu_kernels.py). vLLM falls back to its own norms."""
+"""The worker's name for its CPU norms (cpu_kernels.py). Where they do not apply, vLLM falls back to its own."""
 VLLM_SERVER = "vllm.entrypoints.openai.api_server"
 FORKING_SERVER = "swarm.engine.local.forking_server"
 _READ_BY_IMPORTS = {"TORCHINDUCTOR_COMPILE_THREADS": "1", "TORCHINDUCTOR_CPP_DYNAMIC_THREADS": "1"}
