@@ -30,7 +30,7 @@ def uncollected() -> Iterator[None]:
 
 
 def advice(error: ModuleNotFoundError, usual: str) -> str | None:
-    """How to install the extra with a missing package; None if no extra has it, for example for a module of the user's own.
+    """What to install for a missing package: the extra that has it. None if no extra has it, as for a module of the user's own.
 
     usual: the extra to name if it declares the package; else the first that does.
     """

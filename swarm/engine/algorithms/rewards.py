@@ -17,8 +17,8 @@ class Trajectory:
     """One agent's part of one episode: its trained tokens, calls concatenated, and the final reward.
 
     group: the trajectories it is compared with. penalties: deduction from the reward for each token; values: the critic's
-    estimate before each token. recorded, logps: log-probabilities by the sampler, and by the trainer before the step; entropies: before the step. All
-    have one entry per token, or are empty. calls: number of tokens of each call.
+    estimate before each token. recorded, logps: log-probabilities by the sampler, and by the trainer before the step;
+    entropies: before the step. All have one entry per token, or are empty. calls: number of tokens of each call.
     """
 
     group: Hashable

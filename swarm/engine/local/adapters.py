@@ -22,8 +22,8 @@ _A, _B = f".lora_A.{_ADAPTER}.weight", f".lora_B.{_ADAPTER}.weight"
 
 
 class Adapters:
-    """The adapters in one model, until `remove`. Adding them freezes the model's own weights and drops
-    their values, which the caller must set again.
+    """The adapters in one model, until `remove`. Adding them freezes the model's own weights and
+    drops their values, which the caller must set again.
 
     Raises: EngineError when a target names no linear layer of the model's body.
     """

@@ -89,7 +89,10 @@ class StepMetrics:
         self.value_explained = 1.0 - float((target - value).var(unbiased=False)) / spread if spread else 0.0
 
     def of_step(self, batch: TrainBatch, learning_rate: float) -> dict[str, float]:
-        """All metrics of the step. Raises: TrainingRefused if one is not finite, or a gradient did not change the weights."""
+        """All metrics of the step.
+
+        Raises: TrainingRefused if one is not finite, or if a gradient and a learning rate above 0 did not change the weights.
+        """
         of_batch = reward_metrics(batch) | token_metrics(batch) | repetition_metrics(batch)
         metrics = of_batch | self._own() | {"learning_rate": learning_rate}
         if wrong := sorted(name for name, value in metrics.items() if not math.isfinite(value)):
@@ -119,7 +122,10 @@ class StepMetrics:
 
 
 def kl_sample(items: Sequence[Item], tokens: Callable[[Item], int], spec: RunSpec, step: int) -> list[Item]:
-    """Neighbouring items with at least KL_SAMPLE tokens (or all), from a start drawn at each step. Neighbours share prompts: cheap."""
+    """Neighbouring items with at least KL_SAMPLE tokens (or all), from a random start drawn at each step.
+
+    Neighbours are cheap, because they share prompts.
+    """
     first = random.Random(derived_seed(spec.seed, "kl", step)).randrange(len(items) or 1)
     chosen: list[Item] = []
     count = 0
