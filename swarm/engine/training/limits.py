@@ -54,9 +54,8 @@ Result = TypeVar("Result")
 class Work:
     """What a request asks for.
 
-    kind: requests of equal kinds have comparable durations. amount: size of the work, above 0, in any unit. prior_s: estimate if no
-    request of its kind has been answered yet. least_s: lower bound of the estimate, however fast
-    earlier requests were.
+    kind: requests of equal kinds have comparable durations. amount: size of the work, above 0, in any unit. prior_s: estimate
+    if no request of its kind has been answered yet. least_s: lower bound of the estimate, however fast earlier requests were.
     """
 
     kind: str
