@@ -21,7 +21,7 @@ from researcher.study.plan import Hypothesis, Plan, StageKind
 
 
 def effects(plan: Plan, trials: Sequence[TrialRecord]) -> dict[str, Effect | NotEnoughTrials]:
-    """Effects by hypothesis id, in the plan's order; the reason if a hypothesis has no effect."""
+    """Effects by hypothesis id, in the plan's order; for a hypothesis that cannot be tested, the reason."""
     compared: dict[str, Comparison] = {}
     missing: dict[str, NotEnoughTrials] = {}
     families: dict[str, list[Hypothesis]] = {}

@@ -131,7 +131,7 @@ def seeds_needed(*, sigma: float, effect: float, alpha: float, power: float) -> 
 
 
 def _first(enough: Callable[[int], bool], low: int, high: int) -> int:
-    """Bisect for the smallest number from low to high that is enough; `high` if no smaller one is."""
+    """The smallest number from low to high that is enough, by bisection: all larger ones must be, too. `high` if none below is."""
     while low < high:
         middle = (low + high) // 2
         low, high = (low, middle) if enough(middle) else (middle + 1, high)

@@ -7,7 +7,7 @@ together. The unit is the trial:
   mean of the signs over its tasks (a rank correlation within tasks, from -1 to 1).
 - Movement: does reward rise while what is wanted falls, in the same trials, over held-out or over training episodes?
 
-A mean over trials counts as below 0 if it exceeds both the noise between trials (t test) and the noise of the episodes
+A mean over trials counts as below 0 if it lies beyond both the noise between trials (t test) and the noise of the episodes
 within them (normal). All tests of a study share 5 %.
 """
 
@@ -90,7 +90,7 @@ def reward_against_success(name: str, plan: Plan, done: Sequence[TrialRecord]) -
 
 
 def _of_one(name: str, wanted: _Wanted, groups: Sequence[list[_Seen]], alpha: float) -> Iterator[SentinelFinding]:
-    """The worst finding of each arm; one of all arms together only if no single arm is bad. Equal texts are merged."""
+    """The worst finding of each arm, and of all together unless each arm alone is as bad. Equal findings are merged."""
     said_of: dict[str, str] = {}
     alike: dict[_Said, list[_Seen]] = {}
     for group in groups:
@@ -230,7 +230,10 @@ def _look(plan: Plan, done: Sequence[TrialRecord], wanted: _Wanted) -> Iterator[
 def _agreement(
     reward: Sequence[Mapping[int, float]], fared: Sequence[Mapping[int, float]], each: int
 ) -> Estimate | None:
-    """Mean sign of the agreement between reward and the wanted metric, over tasks whose episodes had different results."""
+    """Mean sign of the agreement between reward and the wanted metric, before and after training.
+
+    Over tasks with episodes that have different results. None without any.
+    """
     by_task: dict[int, list[tuple[float, float]]] = defaultdict(list)
     for paid, went in zip(reward, fared, strict=True):
         for index in sorted(set(paid) & set(went)):

@@ -105,7 +105,7 @@ def due(plan: Plan, stage: Stage, seeds: int, trials: Sequence[TrialRecord]) -> 
 
 
 def in_the_running(plan: Plan, hypothesis: Hypothesis, trials: Sequence[TrialRecord]) -> bool:
-    """Whether the hypothesis is still to be tested. Raises: NotEnoughTrials as `left_behind`."""
+    """Whether the hypothesis is one of those that are tested. Raises: NotEnoughTrials as `left_behind`."""
     return left_behind(plan, hypothesis, trials) is None
 
 
@@ -195,7 +195,7 @@ def _kept_after(plan: Plan, rungs: Sequence[Stage]) -> list[int]:
 
 
 def _still_in(plan: Plan, stage: Stage, arms: Sequence[str], trials: Sequence[TrialRecord]) -> list[str]:
-    """The arms that survived every exploring stage before `stage` that lists them."""
+    """The arms that ran in the last exploring stage before `stage` that lists them, and those that none lists."""
     before = [each for each in plan.stages[: plan.stages.index(stage)] if each.explores]
     last = {arm: each for each in before for arm in each.arms}
     ran = {each.id: contenders(plan, each, trials) for each in before if each in last.values()}

@@ -201,7 +201,7 @@ def _other_weights(plan: Plan, trial: TrialRecord) -> Seen:
                 f"the probabilities that {whose} was sampled by left those of its trainer after the first step",
                 later,
             )
-        unseen = unseen or sum(staleness == 0 for _, staleness in steps) < 2  # there is no second step to compare with
+        unseen = unseen or sum(staleness == 0 for _, staleness in steps) < 2  # nothing to compare the first step with
     if unseen:
         raise Unchecked
     return None

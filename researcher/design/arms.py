@@ -31,7 +31,7 @@ _LONGEST_TEXT, _BEGINNING = 60, 40
 """Longest level in an arm's name, in characters, and how many characters of a longer one are kept."""
 _Signs = tuple[int, ...]
 _Named = tuple[str, Scalar]
-"""A factor's name and its level."""
+"""The name of a level, `FACTOR=LEVEL`, and the level."""
 
 
 # -- arms -----------------------------------------------------------------------------------------------------------
@@ -207,7 +207,7 @@ def _differing(arm: Arm, baseline: Arm) -> str:
 
 
 def _contrast(question: Question, factor: str, baseline: Arm, treatment: Arm) -> dict[str, Any]:
-    """The hypothesis that the treatment's metric is above or below the baseline's, as the spec claims; in a screen, differs."""
+    """The hypothesis on two arms: a higher, lower or equal metric, as the spec claims; in a screen, a different one."""
     metric = question.metric
     said = f"{treatment.name} has {_more(question)} {metric.name} than {baseline.name}{_assumed(question)}"
     if question.spec.claim == "equal":

@@ -33,7 +33,7 @@ class Layout:
 
 
 def laid_out(question: Question, instrument: Instrument, seeds: Seeds) -> Layout:
-    """The layout of a question's design. Raises: SpecRefused for options that the design does not have."""
+    """The layout of a question's design. Raises: SpecRefused for levels or options that the design cannot have."""
     if question.spec.design in ("balance", "trend"):
         question = _ordered(question)
     if question.spec.design == "balance":

@@ -383,7 +383,7 @@ def checked(plan: Plan) -> Plan:
 
 
 def _with_mixes_stated(plan: Plan) -> Plan:
-    """The plan with each share spelt out as the arm's complete mix."""
+    """The plan with the complete mix of each arm that sets a share, in words, among its assumptions."""
     said = list(plan.assumptions)
     for arm in plan.arms:
         if any(factor.share and factor.name in arm.levels for factor in plan.factors):

@@ -45,7 +45,7 @@ class Pace:
 
     @classmethod
     def of(cls, study: str, plan: Plan, trials: Sequence[TrialRecord]) -> Pace | None:
-        """Median over trials that succeeded at the first attempt, which excludes paused ones; None without any."""
+        """Median over trials that succeeded at the first attempt; None without any."""
         paces = [
             (trial.ended_at - trial.started_at) / _played(plan, plan.arm(trial.arm))
             for trial in trials
@@ -111,10 +111,10 @@ def price_of(plan: Plan, instrument: Instrument, *, servers: int) -> Price:
 
 
 def fitted(plan: Plan, instrument: Instrument, spec: StudySpec, *, servers: int) -> Plan:
-    """Fit the plan into its budget: lower the most seeds if not all fit; raise them if the budget allows it, the spec gives no
-    seeds, and the instrument's σ needs more.
+    """Fit the plan into its budget: lower the most seeds if not all fit. Raise them as far as the budget pays if the
+    instrument's σ needs more, and the spec gives a wall time but no most seeds.
 
-    Raises: BudgetTooSmall if not even the least seeds fit, with a sufficient budget.
+    Raises: BudgetTooSmall if not even the least seeds fit; the message says what would.
     """
     last = plan.stages[-1]
     affordable = check_budget(plan, instrument, servers=servers, trials=spec.budget.trials)

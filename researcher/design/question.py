@@ -187,7 +187,7 @@ class InstrumentNames:
         raise _unknown(field, f"{self._instrument.name} has no metric {name!r}", name, names)
 
     def settings(self, given: Mapping[str, Scalar], field: str, refusals: Refusals) -> tuple[Setting, ...]:
-        """The settings as given. refusals: collects each one's problems."""
+        """Resolve and check each setting. refusals: collects the problems."""
         found: list[Setting] = []
         for name, level in given.items():
             with refusals.kept():

@@ -3,7 +3,7 @@
     intent in SQL → run on the server (found again by its key) → client (found again by its folder)
     → followed until it ends → collected from the server's records → one transaction → server free
 
-A SIGKILL may cut each arrow. Steps that were done before are found, not repeated; a client that ended too early is started
+A SIGKILL may come at any arrow. Steps that were done before are found, not repeated; a client that ended too early is started
 again with the same blueprint and continues where it stopped. Nothing that a client prints is believed.
 
 An attempt that is halted before its end is paused: its run rests on the server with a checkpoint, the server is free for
@@ -65,7 +65,7 @@ from swarm.protocol.status import Phase, RunReport, ServerStatus
 
 _log = logging.getLogger(__name__)
 _SPARE_TIMES = 6
-"""Factor on the expected duration of an attempt: machines differ and are shared."""
+"""An attempt may take this many times its expected duration: machines differ and are shared."""
 _SPARE_ATTEMPT_S, _SPARE_STALL_S = 1200.0, 240.0
 """Added to the expected time, for an engine that restarts or a loaded machine."""
 _TAKE_BACK_S = 30.0
@@ -552,7 +552,7 @@ class AttemptRun:
         return [(self._slot, run_id), *((self._beside[role], partner) for role, partner in self._partners.items())]
 
     async def _leave(self, job: ClientJob, run_id: str | None) -> None:
-        """After an interrupt, leave our own server running for later, and give back any other server."""
+        """After an interrupt, leave the run on our own server as it is, to continue later; give back any other server."""
         with suppress(ClusterUnreachable):  # an unreachable client is ended, or found again, when the trial resumes
             await job.end(self._limits.grace_s)
         if self._site.main.owned:

@@ -27,7 +27,7 @@ bytes, encrypted ones 143.)"""
 
 Series = Mapping[str, Sequence[tuple[int, float]]]
 Finals = Callable[[Sequence[Metric], Series], dict[str, float]]
-"""Computes a trial's metrics from the recorded series. Raises: ValueError when a series is missing."""
+"""Computes a trial's metrics from the recorded series. Raises: ValueError when a series that they need is missing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -352,7 +352,7 @@ def _kept(
 
 
 def _used_up(tried: Sequence[LedgerEntry], retries: int) -> bool:
-    """Whether the client gave up the task after too many losses of its own, so that the missing episodes never come."""
+    """Whether this task itself lost so many attempts that the client gave it up: its missing episodes never come."""
     charged = moments(entry for entry in tried if lost_to(entry) in CHARGED)
     deaths = moments(entry for entry in tried if lost_to(entry) is Cause.CLIENT)
     return Tries(charged=charged, deaths=deaths).used_up(retries)

@@ -63,7 +63,7 @@ class LocalProcess:
         return self._state / "runs"
 
     async def start(self) -> str:
-        """Start the server, or find the one that runs; returns its URL. Raises: ServerUnfit when it ends."""
+        """Start the server, or find the one that runs; returns its URL. Raises: ServerUnfit when it ends, or does not listen."""
         if self._berth.alive():
             return await self._listening()
         port = self._last_port()

@@ -262,7 +262,7 @@ def _connected(address: str | None) -> JobServer:
     from ray.job_submission import JobSubmissionClient
 
     class Timed(JobSubmissionClient):  # type: ignore[misc]  # Ray is not typed for us
-        """Ray's own client, which has no time limit, with one."""
+        """Ray's own client, which waits for ever, with a time limit per request."""
 
         def _do_request(self, method: str, endpoint: str, **more: Any) -> Any:
             try:

@@ -106,7 +106,7 @@ class RayPlace:
     async def submit(
         self, name: str, entrypoint: str, folder: Path, archive: bytes, metadata: Mapping[str, str]
     ) -> bool:
-        """Submit a job with this archive, a file in `folder` for only that long. False if a job of this name exists."""
+        """Submit a job with this archive, which is written to `folder` and deleted afterwards. False if the name is taken."""
         file = folder / _ARCHIVE
         try:
             _write_for_us(file, archive)
@@ -175,7 +175,7 @@ class RayJob:
         return Started(name=f"Ray job {self._id()} at {self._cluster.name}")
 
     async def _submitted(self, order: Order) -> bool:
-        """Submit the newest job; returns whether it runs.
+        """Submit the newest job; returns whether the cluster has it.
 
         If a killed researcher submitted a job under that name, keep it if it is the same; else end it and return False.
         """

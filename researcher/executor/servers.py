@@ -349,7 +349,7 @@ class ServerPool:
                 raise ServerUnfit(one_server(other.url, server.url), server.url)
 
     async def _answering(self, url: str, token: str | None) -> None:
-        """Wait until something answers at `url`; if nothing does at first, send a message.
+        """Wait until something answers at `url`; while nothing does, say so at once and every `told_s`.
 
         Raises: ServerUnfit after `first_answer_s`.
         """

@@ -70,7 +70,7 @@ class TokenBudget:
             self._store.budgets.release(self._study_id, KIND, over)
 
     def _counted(self, arm: str, items: dict[str, tuple[float, float]]) -> float | None:
-        """Mean tokens of the arm's trials; without any, the largest need among other arms; without any count, None."""
+        """Mean tokens of the arm's trials; without any, the largest of another arm's trial; without any count, None."""
         spent: dict[str, float] = defaultdict(float)
         for item, (_, amount) in items.items():
             spent[item.rpartition("#")[0]] += amount

@@ -70,7 +70,7 @@ def paths_of(fields: Mapping[str, Any]) -> list[str]:
 
 
 def marked(fields: Mapping[str, Any], source: Source) -> dict[str, Source]:
-    """A source for every path of these fields."""
+    """The same source for every path of these fields."""
     return dict.fromkeys(paths_of(fields), source)
 
 

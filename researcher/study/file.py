@@ -28,7 +28,7 @@ _INSTRUMENT_KEYS = frozenset({"workflow", "factors", "metrics", "defaults"})
 _CONTRAST = {"compare", "arms", "model", "design"}
 _LONGEST_NUMBER = 100
 _FUNCTION = re.compile(r".+\.py:[A-Za-z_]\w*")
-"""A function in a file, as a level that names an algorithm's function."""
+"""`FILE.py:NAME`: a level that is a function of the user's."""
 _TABLE = re.compile(r"\s*\[+\s*([^\]]+?)\s*\]+\s*(?:#.*)?$")
 _KEY = re.compile(r"\s*((?:[\w-]+|\"[^\"]*\"|'[^']*')(?:\s*\.\s*(?:[\w-]+|\"[^\"]*\"|'[^']*'))*)\s*=")
 
@@ -123,7 +123,7 @@ def read_study_text(text: str, folder: Path, kind: str = "a study file") -> tupl
 
 
 def read_data_file(path: Path, kind: str) -> tuple[dict[str, Any], Lines]:
-    """A mapping from YAML or TOML, with relative paths resolved. kind: expected kind of file. Raises: PlanningRefused."""
+    """A mapping from YAML or TOML, with relative paths resolved. kind: what it should be, for messages. Raises: PlanningRefused."""
     writes = "; `researcher draft` writes one" if kind == "a study file" else ""
     try:
         text = path.read_text(encoding="utf-8")

@@ -127,7 +127,7 @@ class Stage(StrictModel):
     share: Annotated[float | None, Field(gt=0, le=1, exclude_if=_is_unset)] = None
     """For a look of a sequential design: its share of the seeds."""
     spends: Annotated[float | None, Field(gt=0, lt=0.5, exclude_if=_is_unset)] = None
-    """Alpha that this look may spend; the looks' parts sum to alpha."""
+    """The part of alpha that this look may spend; the looks' parts sum to alpha."""
 
     @property
     def explores(self) -> bool:
@@ -253,7 +253,7 @@ class Known(StrictModel):
     n_treatment: int | None = None
     plan_hash: str
     origin: Annotated[str | None, Field(exclude_if=_is_unset)] = None
-    """Group that shared it, if it was imported; it cannot be recomputed here."""
+    """Who shared it, if it was imported; it cannot be recomputed here."""
     engine: Annotated[Literal["echo"] | None, Field(exclude_if=_is_unset)] = None
     """Set for findings on the echo engine, which trains no model."""
     same_as: dict[str, Literal[1, -1]] = {}
@@ -347,7 +347,7 @@ class Plan(StrictModel):
     planner: str
     """`builtin`, or the LLM's name."""
     assumptions: tuple[str, ...] = ()
-    """Choices that the topic left open, in words."""
+    """Choices that the topic left open and how they were made, in words."""
 
     @model_validator(mode="after")
     def _each_arms_model_is_known(self) -> Self:

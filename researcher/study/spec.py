@@ -254,7 +254,7 @@ def _misfits(spec: StudySpec) -> dict[str, str]:
 
 
 def _unsuited(design: DesignName, levels: Mapping[str, int], arms: int) -> dict[str, str]:
-    """Problems of the arms' differences with the design. levels: number of levels, by the field that gives them."""
+    """Why the design cannot have these arms, by field. levels: number of levels, by the field that gives them."""
     takes = DESIGNS[design]
     if arms and not takes.arms:
         return {"design": f"{design} needs compare, and takes no arms"}
