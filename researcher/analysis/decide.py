@@ -59,7 +59,7 @@ def decide(plan: Plan, after: str, trials: Sequence[TrialRecord]) -> Decision:
 def holds(when: Condition, plan: Plan, trials: Sequence[TrialRecord], conclusions: Conclusions) -> bool:
     """Whether a condition holds.
 
-    Raises: NotEnoughTrials when the trials cannot answer it yet.
+    Raises: NotEnoughTrials when the trials do not answer it.
     """
     match when.kind:
         case "always":
@@ -172,5 +172,5 @@ def _holds(
     low, high = compared.interval(alpha)
     difference = compared.centres[1] - compared.centres[0]
     if low == high or not unseen.keeps_sign(difference):
-        return False  # no spread suggests a broken measurement; censored values could change the sign
+        return False  # without any spread the measurement may be broken; censored values could change the sign
     return (low > 0 and reaches(difference, margin)) if relation == "≪" else (high < 0 and reaches(-difference, margin))

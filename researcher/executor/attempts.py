@@ -425,7 +425,7 @@ class AttemptRun:
             status = await self._swarm.status(since=status.revision, wait_s=self._limits.check_s)
 
     def _more_s(self) -> float:
-        """Extra seconds for a trial that is slow but makes progress, as on a slower machine than the plan was priced for.
+        """Extra seconds for a trial that is slow but makes progress: the plan was priced for a faster machine or a smaller model.
 
         They extend the limit to six times the duration that the steps so far predict.
         """

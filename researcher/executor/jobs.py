@@ -91,7 +91,7 @@ class ClientPlace(Protocol):
 
 
 class LocalPlace:
-    """Clients as local processes. python: their interpreter; the instrument's own environment if it needs one."""
+    """A `ClientPlace` of local processes. python: their interpreter; the instrument's own environment if it needs one."""
 
     def __init__(self, clock: Clock, python: str = sys.executable) -> None:
         self._clock = clock
@@ -102,7 +102,7 @@ class LocalPlace:
 
 
 class LocalJob:
-    """A client as a local process in a berth."""
+    """A `ClientJob`: the local process in one berth."""
 
     def __init__(self, berth: Berth, python: str) -> None:
         self._berth = berth

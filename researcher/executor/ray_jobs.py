@@ -76,7 +76,7 @@ _LONGEST_NAME = 60
 
 
 class RayPlace:
-    """Clients as Ray jobs. pins: packages (`name==version`) that pip installs on the workers.
+    """A `ClientPlace` of Ray jobs. pins: packages (`name==version`) that pip installs on the workers.
 
     stop_s: time for a stopped job to end by itself. environ: source of the tokens.
     """
@@ -152,7 +152,7 @@ class RayPlace:
 
 
 class RayJob:
-    """A client as a Ray job. Its folder records the newest job (`ray.json`) and each job's output."""
+    """A `ClientJob` on a Ray cluster. Its folder records the newest job (`ray.json`) and each job's output."""
 
     def __init__(self, place: RayPlace, folder: Path, name: str) -> None:
         self.folder = folder

@@ -307,7 +307,7 @@ class Executor:
         def observe(seen: Observation) -> None:
             this.curves[key] += [(step, value) for name, step, value in seen.fresh if name == "reward_mean"]
             held_out = [(step, value) for name, step, value in seen.fresh if name == HELDOUT_REWARD]
-            this.held_out[key] = held_out or this.held_out[key]  # each observation has the whole curve
+            this.held_out[key] = held_out or this.held_out[key]  # fresh has the whole curve, or none of it
             self._tell(this, key, TrialStatus.RUNNING, seen.step, seen.phase)
 
         def check_halt() -> None:
