@@ -36,7 +36,7 @@ from researcher.study.plan import Verdict
 
 _MOST_SCREENED, _MOST_SEARCHED, _MOST_PROPOSED = 11, 5, 5
 _MOST_SETTINGS = 2000
-"""Most settings that a search considers; above it, the factor with the weakest effect is held fixed."""
+"""Most settings that a search considers; above it, factors are held fixed, the weakest first."""
 _SEARCH_SEEDS = 2
 _WIDE = 20
 """Fewest affordable trials per study at which levels are scanned one by one."""
@@ -45,7 +45,7 @@ _MOST_SEEDS = 60
 _SHRUNK = 0.6
 """Share of an explored effect for which a confirmation is planned: the setting chosen as the best looks better than it is."""
 _MATTERS = 0.5
-"""Share of the margin by which a setting has to look better before another step is worthwhile."""
+"""Share of the margin by which a setting has to look better before a confirmation is worthwhile."""
 _HOPE = 0.25
 """Share of the margin that another search has to promise."""
 _AS_GOOD = 0.25
@@ -125,7 +125,7 @@ def _own(view: View) -> list[Proposal]:
 
 
 def _spent_share(view: View) -> float:
-    """This instrument's share of the whole budget, for the limit of which it has spent the largest share."""
+    """Share of the whole budget that this instrument's studies have spent: the largest over the limits (trials, wall time)."""
     left, all_studies = view.whole.left, view.whole.studies
     limited = [
         (left.trials, [float(each.trials) for each in all_studies]),
@@ -260,7 +260,7 @@ class Outlook:
 
 
 def outlook(seen: View, factors: Sequence[AimFactor]) -> Outlook:
-    """The belief from all configurations that have run, over the levels of these factors."""
+    """The model's belief about the levels of these factors, from all configurations that have run."""
     surface = Surface(seen, factors)
     if not surface.points:
         flat = np.zeros(len(surface.settings))
@@ -468,7 +468,7 @@ def _search(seen: View, settings: Sequence[_Levels], factors: Sequence[AimFactor
 
 
 def _dropped(seen: View, factors: Sequence[AimFactor]) -> dict[str, str]:
-    """Drop the screen's hypothesis if no factor stood out."""
+    """The hypothesis of the screen and the reason to drop it, if no factor stood out; else empty."""
     kept = {factor.name for factor in factors}
     for study in seen.studies:
         if study.design == "screen":
@@ -585,7 +585,10 @@ def words_of(levels: _Levels) -> str:
 
 
 def arm_name(aim: Aim, levels: _Levels) -> str:
-    """Name of the arm with these levels: `learning_rate=4e-5+group_size=8`, cut after 60 characters."""
+    """Name of the arm with these levels: `learning_rate=4e-5+group_size=8`; `default` if none is changed.
+
+    A name of more than 60 characters is cut to its first 50 and gets a hash.
+    """
     told = "+".join(f"{name}={level_text(level)}" for name, level in changed(aim, levels).items())
     if not told:
         return "default"

@@ -16,7 +16,7 @@ from researcher.study.spec import LONGEST_QUESTION, Count, Duration, SpecSchedul
 
 MOST_LEVELS = 9
 _TRAINING, _PARAMETERS = "run.", "run.parameters"
-"""Prefix of targets that say how a model is trained; within it, the target that chooses adapters or all weights."""
+"""Prefixes of factors' targets: how a model is trained; and within that, adapters or all weights, and the adapters' shape."""
 
 
 class Objective(StrictModel):

@@ -35,7 +35,7 @@ from researcher.study.spec import StudySpec
 ALPHA = 0.05
 """Total alpha of all confirmations of a campaign."""
 ONE_STUDY, RESERVED = 0.25, 0.30
-"""Shares of the budget: the most that one study may take of the rest; the part of the whole reserved for confirmations."""
+"""Shares of the budget: the most that one study may take of what is left; the part of the whole kept for confirmations."""
 FIELDS = (
     "compare",
     "arms",
@@ -83,7 +83,8 @@ def _not_theirs(spec: Mapping[str, Any]) -> list[SpecRefused]:
 
 
 def kept_apart(spec: Mapping[str, Any], own: str, known: Sequence[str]) -> list[SpecRefused]:
-    """Refuse to score a study on other instruments of the campaign: their held-out tasks are kept for studies on them.
+    """Refuse to score a study on other instruments of the campaign: their held-out tasks are kept for studies on them,
+    confirmations included.
 
     own: the study's instrument. known: the campaign's.
     """
@@ -231,7 +232,7 @@ def completed(proposal: Proposal, seen: Seen) -> dict[str, Any]:
 
 
 def limits(action: Action, seen: Seen) -> dict[str, Any]:
-    """The most that a study of this kind may spend: a quarter of the rest; an exploration may not touch the reserve."""
+    """The most that a study of this kind may spend: a quarter of what is left; an exploration may not touch the reserve."""
     left, confirms = seen.left, action in CONFIRMING
     found: dict[str, Any] = {}
     if left.wall_s is not None:

@@ -26,8 +26,8 @@ class StudyPlanner(Protocol):
     ) -> tuple[Plan, Price]:
         """The plan of a study, and its price.
 
-        spec.instrument: name of one of the campaign's instruments. alpha: of a confirmation; None for explorations. expects:
-        effect for which its seeds are counted; None: the study's usual one. Raises: PlanningRefused.
+        spec.instrument: name of one of the campaign's instruments. alpha: what a confirmation spends; None for explorations.
+        expects: effect for which its seeds are counted; None: the study's usual one. Raises: PlanningRefused.
         """
 
 
@@ -68,8 +68,8 @@ def judged(proposal: Proposal, seen: Seen, planner: StudyPlanner, *, writes: boo
 
 
 def chosen(judgements: Sequence[Judged]) -> Judged | None:
-    """The first sound proposal if it asks or concludes, else the sound study with the most expected information per hour;
-    None if no proposal is sound."""
+    """The first sound proposal if it begins no study (it asks, concludes or wants an instrument), else the sound study with the
+    most expected information per hour; None if no proposal is sound."""
     sound = [each for each in judgements if not each.problems]
     if not sound or sound[0].plan is None:
         return sound[0] if sound else None

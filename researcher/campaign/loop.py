@@ -222,7 +222,7 @@ class CampaignLoop:
         return self._waited(record, last, f"waits for a person's word on {name}", f"read it, then {_how(record)}")
 
     def _waited(self, record: CampaignRecord, last: DecisionRecord, said: str, how: str) -> str:
-        """The open question in words, and notify people of it; empty once it is answered."""
+        """Notify people of the open question, and return it in words; empty once it is answered."""
         if not waits_for_a_person(self._store, record):
             return ""
         self._notify(campaign_gate(record, last.seq, f"It {said}.", how))

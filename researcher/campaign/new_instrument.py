@@ -2,7 +2,7 @@
 
     writing    a call of the LLM, kept as soon as it is answered
     written    a sound instrument: its aim, folder, files and digest; it waits for a person's approval
-    unwritten  the attempt failed, and why; also if the files changed after a person approved them
+    unwritten  the attempt failed, and why; also after a person's approval, if the files are no longer those that were written
     joined     a person approved it: decisions see it from now on
 
 Each line is written once, so that a campaign killed at any instruction continues after the last of them.
@@ -78,7 +78,7 @@ class Making:
 
     @property
     def waits(self) -> bool:
-        """Whether a person has to approve it."""
+        """Whether it waits for a person's answer."""
         return self.outcome is not None and self.outcome.kind == WRITTEN and self.answer is None
 
     @property
@@ -117,7 +117,10 @@ async def carry_on(
 
 
 def _joined(made: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """The journal line of an approved instrument, if its files are still those that the person read. made: `written`'s."""
+    """The journal line after an approval: `joined`, or `unwritten` if the files are no longer those that the person read.
+
+    made: detail of the line `written`.
+    """
     if folder_digest(Path(made["folder"])) != made.get("code"):
         return UNWRITTEN, {"words": f"the files in {made['folder']} {_CHANGED}", "by": ""}
     return JOINED, {**joining(Aim.model_validate(made["aim"]), made["folder"]), "code": made["code"]}

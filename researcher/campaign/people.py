@@ -161,7 +161,7 @@ def pause(store: Store, campaign_id: str) -> None:
 
 
 def withdraw_requests(store: Store, campaign_id: str, owning: Owning) -> None:
-    """Withdraw a pause or a stop, so that the next worker continues. Raises: WrongState when it is done; LeaseHeld."""
+    """Withdraw a pause or a stop, so that whoever works on it continues. Raises: WrongState when it is done; LeaseHeld."""
     record = store.campaigns.get(campaign_id)
     if record.status is CampaignStatus.DONE:
         raise WrongState(f"{campaign_id} is done; there is nothing to go on with")

@@ -114,7 +114,7 @@ def _is_study(decided: Decided) -> bool:
 
 
 async def _enough(goal: CampaignGoal, aims: Sequence[Aim], planner: StudyPlanner) -> str:
-    """A budget that pays for a first study, in words; empty if none does. Raises a single limit if that is enough."""
+    """A budget that pays for a first study, in words; empty if none does. Increases only one limit if that is enough."""
     given = [name for name in _LIMITS if getattr(goal.budget, name) is not None]
     for names in [*([name] for name in given), given]:
 

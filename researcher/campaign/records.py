@@ -105,7 +105,7 @@ def aims_on_record(record: CampaignRecord, events: Sequence[CampaignEvent]) -> l
 
 
 def left_alone(events: Sequence[CampaignEvent]) -> list[str]:
-    """The factors that people want left alone, from the newest message that named any."""
+    """The factors that people want left alone: those of the newest message with `leave`, which may be none."""
     named = [event.detail["leave"] for event in events if event.kind == "told" and "leave" in event.detail]
     return named[-1] if named else []
 
@@ -121,7 +121,7 @@ def folders_of(record: CampaignRecord, events: Sequence[CampaignEvent]) -> dict[
 def limits_of(goal: CampaignGoal, events: Sequence[CampaignEvent]) -> dict[str, float | None]:
     """The budget's limits, with people's amendments."""
     found: dict[str, float | None] = goal.budget.model_dump()
-    found |= {name: getattr(goal.budget, name) for name in found}  # as numbers: a dump would write them in words
+    found |= {name: getattr(goal.budget, name) for name in found}  # as numbers: a dump writes durations as text (`2h`)
     for event in events:
         if event.kind == "amended":
             found |= {str(name): float(value) for name, value in event.detail.get("budget", {}).items()}

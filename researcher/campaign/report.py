@@ -49,9 +49,9 @@ class Branch:
 class Step:
     """A decision in the report.
 
-    study: the study that it began, once that has ended. aim: on the decision's instrument. on: that instrument's name if the
-    campaign has several and the decision begins a study; else empty. made: progress of the instrument that it asks for; empty
-    if it asks for none.
+    study: what its study has found so far; None if it began none. aim: on that study's instrument, else on the first. on: that
+    instrument's name if the campaign has several and the decision begins a study; else empty. made: progress of the instrument
+    that it asks for; empty if it asks for none.
     """
 
     decision: DecisionRecord
@@ -248,7 +248,7 @@ def _upper(text: str) -> str:
 
 
 def short(value: float | None) -> str:
-    """A number with three digits, for people."""
+    """A number with three significant digits; a dash for None."""
     return "–" if value is None else f"{value:.3g}"
 
 

@@ -56,7 +56,7 @@ class EffectSeen(StrictModel):
 
 
 class StudySeen(StrictModel):
-    """A study that has ended. unfit: why it cannot support a claim; empty if it can."""
+    """A study that has ended. unfit: why it cannot support a claim; empty if nothing speaks against it."""
 
     seq: int
     study: str

@@ -14,7 +14,7 @@ from researcher.models import LlmCall
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 300.0
 _LETTERS_PER_TOKEN = 3
-"""A cautious estimate for requests whose tokens the endpoint does not count."""
+"""Characters per token: a cautious estimate, for tokens that the endpoint does not count."""
 
 Keep = Callable[[LlmCall], None]
 Tell = Callable[[str], None]

@@ -40,8 +40,8 @@ _FILE = re.compile(r"[^\s\"'`“”‘’,;?()<>]+\.jsonl\b")
 
 @dataclass(frozen=True, slots=True)
 class Stated:
-    """text: as written in the topic. value: seconds, a clock time, a count or a name. side: which limit it is; first and last:
-    bounds on the number of seeds. meant: 5 for "fewer than 6".
+    """text: as written in the topic. value: seconds, a clock time, a count or a name. side: which limit it is; `first` and
+    `last`: the first and the last seed, as in "seeds 3 to 7". meant: 5 for "fewer than 6".
 
     daily: hours per day. model: a name with a size; data: a file, or marked as a data set; hub: a hub name of either kind.
     """

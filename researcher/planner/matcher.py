@@ -1,8 +1,8 @@
 """Plans without an LLM: turns a topic in the field's words into a draft of a `StudySpec`.
 
-The matcher must use every word of the topic or know it as empty. Otherwise it stops, and a person gets the draft and the words
-it did not understand. Two readings, a second metric or an unassigned number stop it too. It declines topics that name nothing to
-vary.
+The matcher must use every word of the topic, or know that it has no content. Otherwise it stops, and a person gets the draft and
+the words it did not understand. Two readings, a second metric or an unassigned number stop it too. It declines topics that name
+nothing to vary.
 """
 
 from __future__ import annotations
@@ -272,7 +272,7 @@ class _Study(Levels):
         self.put("steps" if name == "steps" else f"set.{name}", level.value, level.source)
 
     def _claim(self) -> None:
-        """Read the metric, and the claimed direction of the treatments' metric."""
+        """Read the metric, and the direction in which the treatments are claimed to move it."""
         found, instrument = self.items, self.instrument
         chooses = found.places("which", "open", "interact", "then") or (not self.sided and found.places("best"))
         implied, signs, raw = list[str](), list[int](), list[int]()

@@ -1,4 +1,4 @@
-"""Checks a study's records against each other and against its plan: attempts, budgets, stage times, lost episodes."""
+"""Checks a study's records against each other and against its plan: attempts at trials and at episodes, budgets, stage times."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def _attempts(records: Records) -> Iterator[Difference]:
 
 
 def _attrition(records: Records) -> Iterator[Difference]:
-    """Compare the stored rows of lost episodes with the trial's evidence, which the sentinel and the report read."""
+    """Compare the stored rows of attempts at episodes with the trial's evidence, which the sentinel and the report read."""
     recorded = records.data.attrition
     if recorded is None:
         return

@@ -1,6 +1,6 @@
 """Words of the expression language for lost attempts at episodes.
 
-They count the last attempts of finished trials. None if a finished trial did not record its losses.
+Counts cover finished trials, each in its last attempt. None if a finished trial did not record them.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class LossWords:
         return None if counts is None else sum(each.set_aside for each in counts)
 
     def lost_share(self, *, arm: str, kind: str) -> float | None:
-        """Share of an arm's attempts that were lost. Losses to server, network or a person are left out."""
+        """Share of an arm's attempts that were lost. Attempts lost to server, network or a person do not count at all."""
         asked = _kind(kind)
         return None if self._counts(arm, kind) is None else arm_share(self._done(arm), asked)
 

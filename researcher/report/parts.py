@@ -278,7 +278,7 @@ def _test(ledger: Ledger, records: Records, hypothesis: str, kind: Kind) -> tupl
 
 
 def _first(records: Records, arms: list[str]) -> list[FirstLost]:
-    """First loss by arm and cause, in the order of trials."""
+    """For each arm and cause, the first loss in the order of trials."""
     found: dict[tuple[str, str], FirstLost] = {}
     for trial in records.done:
         said = trial.evidence.attrition.first if trial.evidence and trial.evidence.attrition else {}

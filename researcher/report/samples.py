@@ -22,7 +22,7 @@ LONGEST = 300
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplePart:
-    """One episode. when: `before`, `training`, `interim` or `after`. step: weights step of the model that played it."""
+    """One episode. when: `before`, `training`, `interim` or `after`. step: optimiser step of the weights that played it."""
 
     arm: str
     seed: int

@@ -314,7 +314,8 @@ _DECIDED = ("action", "to", "seeds", "seeds_needed", "power", "reason")
 
 
 def _decisions(records: Records, *, reworded: bool) -> Iterator[Difference]:
-    """Compare the journal's decisions with the plan's branches. A replay, which was not conducted, has neither."""
+    """Compare the journal's decisions with the plan's branches. Skips a study that was not conducted (a replay): its journal has
+    no decisions."""
     recorded: dict[str, dict[str, Any]] = {
         str(event.detail.get("after")): event.detail for event in records.data.events if event.kind == "decision"
     }

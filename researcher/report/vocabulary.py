@@ -55,7 +55,7 @@ class Vocabulary(LossWords):
         return _fields(found) if isinstance(found, Effect) else None
 
     def secondary(self, metric: str, hypothesis: str) -> Answer:
-        """Fields of the effect on a secondary metric, or None. Its interval is not adjusted for multiple tests."""
+        """Fields of the effect on a secondary metric, or None. Its interval is not adjusted for other tests or looks."""
         asked = self._hypothesis(hypothesis)
         found = self._records.secondary(asked, self._metric(metric).name)
         return None if found is None else _fields(found)
@@ -210,7 +210,7 @@ class Vocabulary(LossWords):
         return math.fsum(spans)
 
     def span_s(self) -> Value:
-        """Wall seconds from the begin of the first trial to the end of the last one."""
+        """Wall seconds from the start of the first trial to the end of the last one."""
         starts = [trial.started_at for trial in self._records.data.trials if trial.started_at is not None]
         ends = [trial.ended_at for trial in self._records.data.trials if trial.ended_at is not None]
         return max(ends) - min(starts) if starts and ends else None

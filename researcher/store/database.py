@@ -160,7 +160,7 @@ def _prepare_sqlite(connection: sqlite3.Connection, _record: Any) -> None:
 
 
 def _begin_sqlite(connection: Connection) -> None:
-    """Lock at the begin of a write transaction, so that the data it reads cannot change before it writes."""
+    """Lock at the start of a write transaction, so that the data it reads cannot change before it writes."""
     reads = connection.get_execution_options().get("read_only", False)
     connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
 

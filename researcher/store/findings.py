@@ -88,7 +88,7 @@ def _says_the_same(one: Finding, other: Finding) -> bool:
 
 
 def _said(finding: Finding) -> Finding:
-    """The finding without its origin and its trials' duration, which is not exported."""
+    """The finding without its origin, its import time, and its trials' duration, which is not exported."""
     effect = None if finding.effect is None else finding.effect.model_copy(update={"trial_s": None})
     return finding.model_copy(update={"origin": None, "imported_at": None, "effect": effect})
 

@@ -17,7 +17,7 @@ REPAIRED = "repaired"
 
 
 class Journal(Part):
-    """Only the study's owner may write. `**where` selects lines by members of their detail and the texts of these."""
+    """Only the study's owner may write. `**where` selects lines whose detail has these texts under these names."""
 
     @retried
     def record(self, study_id: str, kind: str, detail: Mapping[str, Any] | None = None) -> int:

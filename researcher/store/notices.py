@@ -36,7 +36,8 @@ class Notices(Part):
 
     @retried
     def record(self, notice: Notice, services: Sequence[str]) -> bool:
-        """Queue the notice for each service; returns False if one with the same subject and key was recorded before."""
+        """Queue the notice for each service; returns whether any was new. One with the same subject, key and service is not
+        recorded again."""
         with self._db.writing() as session:
             return add(self._db, session, notice, services)
 

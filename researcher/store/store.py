@@ -7,8 +7,8 @@
     mine.plans.save(study_id, plan)
     mine.trials.ensure(study_id, "compare", [("lr=1e-5", 0), ("lr=4e-5", 0)])
 
-Reading needs no lease, nor do stop or pause requests, nor answers at a gate. All other writes need the current lease; without
-one, anyone may write to the study (to rebuild a report, or to export).
+Reading needs no lease, nor do stop or pause requests, nor answers at a gate. All other writes need the current
+lease; a study that nobody has leased may be written by anyone (to rebuild a report, or to export).
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ class DecisionRow(Base):
 
 
 class CampaignEventRow(Base):
-    """Append-only: messages from people, and the campaign's status changes."""
+    """The campaign's journal. Append-only: messages from people, status changes and other events."""
 
     __tablename__ = "campaign_events"
     __table_args__ = (Index("events_of_campaign", "campaign_id", "seq"),)

@@ -49,7 +49,8 @@ class Transactions:
     def owning(self, study_id: str) -> Iterator[Session]:
         """One transaction of the owner of a study or campaign.
 
-        Raises: LeaseSuperseded when it is leased and this store does not have the lease's token.
+        Raises: LeaseSuperseded when it is leased and this store does not have the lease's token, or when this store's own lease
+        has ended.
         """
         with self.writing() as session:
             resource = owned_resource(study_id)
