@@ -122,7 +122,8 @@ def _attrition(records: Records) -> Iterator[Difference]:
 
 
 def _held(subject: str, trial: TrialRecord, sent: Mapping[str, object]) -> Iterator[Difference]:
-    """Compare the spec that was sent with the one that the server ran. Later config changes are checked by a sentinel."""
+    """Compare the last attempt's spec as sent with the one that its server ran. Skips trials whose spec was changed on the way,
+    which a sentinel checks."""
     held = trial.evidence.spec if trial.evidence and not trial.evidence.changes else None
     if held is None:
         return

@@ -50,7 +50,7 @@ class Transactions:
         """One transaction of the owner of a study or campaign.
 
         Raises: LeaseSuperseded when it is leased and this store does not have the lease's token, or when this store's own lease
-        has ended.
+        was released.
         """
         with self.writing() as session:
             resource = owned_resource(study_id)
