@@ -10,7 +10,7 @@ Eight factors of the simulation instrument, each with its levels; rewards are in
 
 Strategists: `builtin`; `llm`, which asks an LLM simulated by `bench.hasty_llm`; `chaser`, which immediately confirms whatever looks
 best, again and again, as often as the budget allows; `random`, which draws settings at random and confirms the best; `oneshot`, one
-frozen plan: a screen, then the comparison that follows from it. Bars: `false_claims` at most 5 % (a rate fails only when its exact binomial interval excludes the bar);
+frozen plan: a screen, then one comparison. Bars: `false_claims` at most 5 % (a rate fails only when its exact binomial interval excludes the bar);
 `found`, the best setting or one within a margin of it, confirmed or named best, in at least 80 % of planted worlds; the mean regret at
 equal cost below those of `random` and `oneshot`. Seeds are drawn at run time and printed; `--seed` repeats.
 """
