@@ -56,7 +56,7 @@ def variables_for_model(base_url: str, api_key: str) -> dict[str, str]:
 def clean_environment(
     environ: Mapping[str, str], passed: Iterable[str] = (), *, option: str = "--env", token: str | None = None
 ) -> dict[str, str]:
-    """The locale and path variables, and the variables in `passed`.
+    """PATH, the locale and the time zone, and the variables in `passed`.
 
     Raises: UsageError for a variable that is not set, is one of ours, or holds the server's token.
     """
