@@ -199,7 +199,8 @@ class TokenView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fork:
-    """The point where a call leaves earlier timelines. call: index of the nearest earlier call; at: number of tokens shared with it."""
+    """The point where a call leaves earlier timelines. call: index of the earlier call with the longest common beginning; at: its
+    length in tokens."""
 
     cause: str
     call: int | None

@@ -3,7 +3,7 @@
 lock          held while a server runs, with its pid; the kernel releases it when the process dies
 identity.json server_id and model, for the life of the directory
 server.json   url, pid and server_id of the server that runs here now
-secret        from which team keys are derived, mode 0600
+secret        makes team keys and encrypts stored ones, mode 0600
 pool/         episodes, journal, ledger           runs/<run_id>/   checkpoints
 hosted.json   the hosted model's folder and fingerprint, for commands that read a run without a server
 engine/       files of the engine's child processes   logs/        their output

@@ -159,7 +159,7 @@ async def read_json(raw: bytes, *, control: bool = False, check: Callable[[dict[
 
 
 def _quickly(raw: bytes) -> Any:
-    """Like `strict_json.loads_plain`, but with a faster parser, unless that could read a long integer as a float."""
+    """Like `strict_json.loads_plain`, but with a faster parser, unless that could read an integer of more than 64 bits as a float."""
     try:
         value = orjson.loads(raw)
     except orjson.JSONDecodeError:
