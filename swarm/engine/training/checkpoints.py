@@ -177,7 +177,7 @@ def newest(directory: Path, read: Callable[[Path, int], Found]) -> Found | None:
 def opened(directory: Path, step: int, load: Callable[[Path, Mapping[str, str], TrainerState], Found]) -> Found:
     """Verify this step's checkpoint and pass its folder, manifest and state to `load`.
 
-    Raises: EngineError if there is none of this step, BrokenCheckpoint if its files have changed; what `load` raises.
+    Raises: EngineError if the step has none, BrokenCheckpoint if its files have changed; whatever `load` raises.
     """
     folder = folder_of(directory, step)
     if not folder.is_dir():

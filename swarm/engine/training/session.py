@@ -175,7 +175,7 @@ class TrainingSession(ABC, Generic[Found]):
 
     @abstractmethod
     def _read(self, directory: Path, step: int) -> Found:
-        """Read a checkpoint. Raises: EngineError if there is none of this step, BrokenCheckpoint if its files have changed."""
+        """Read a checkpoint. Raises: EngineError if the step has none, BrokenCheckpoint if its files have changed."""
 
     @abstractmethod
     def _reset(self, spec: RunSpec, seed: int) -> None:

@@ -74,6 +74,10 @@ class Patience:
     failing_since: float | None = None
 
 
+class KeepsFailing(RequestFailed):
+    """The engine ran all along, and failed on a request each time for `FAILING_S`."""
+
+
 class EngineWait:
     """Waits for a crashed engine to come back, as long as that may help."""
 
@@ -105,7 +109,7 @@ class EngineWait:
                     raise
 
     async def is_back(self, patience: Patience, error: EngineDown) -> bool:
-        """Wait until another try may succeed; False if none will."""
+        """Wait until another try may succeed; False if none will. Raises: KeepsFailing."""
         now = self._clock.monotonic()
         left_s = patience.give_up_at - now
         if self._failed or left_s <= 0:
@@ -115,7 +119,7 @@ class EngineWait:
         elif patience.failing_since is None:
             patience.failing_since = now
         elif now - patience.failing_since >= FAILING_S:
-            return False
+            raise KeepsFailing(str(error)) from error
         if self._ready.is_set():  # the crash has not been noticed yet, or is already over
             await self._clock.sleep(_AGAIN_AFTER_S)
             return True

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from foundation.clock import Clock
 from foundation.ids import Ids
-from swarm.engine.seam import Engine, EngineDown, EngineHealth, RequestFailed, SampledEvent, SampleRequest
+from swarm.engine.seam import Engine, EngineDown, EngineHealth, SampledEvent, SampleRequest
 from swarm.protocol.episodes import CallFailure, EpisodeRenewal, RecordedCall
 from swarm.protocol.errors import ErrorCode, Refusal, SwarmError
 from swarm.server.gateway.anthropic import AnthropicMessages
@@ -21,7 +21,7 @@ from swarm.server.gateway.chat import ChatCompletions
 from swarm.server.gateway.completions import Completions
 from swarm.server.gateway.dialect import AnswerStream, Dialect
 from swarm.server.gateway.errors import answer_of, bad_request
-from swarm.server.gateway.failures import EngineWait, Failures, KeptCall, Progress, is_refusal
+from swarm.server.gateway.failures import EngineWait, Failures, KeepsFailing, KeptCall, Progress, is_refusal
 from swarm.server.gateway.forms import JsonObject
 from swarm.server.gateway.records import Generation, Prompts, Records
 from swarm.server.gateway.request import AgentRequest, agent_of
@@ -232,8 +232,8 @@ class Gateway:
                 return
             except EngineDown as error:
                 request.progress.outage = error
-                if shown or not await self._wait.is_back(patience, error):
-                    with _blamed(generation):
+                with _blamed(generation):
+                    if shown or not await self._wait.is_back(patience, error):
                         raise
                 generation.start_over()
 
@@ -335,7 +335,7 @@ def _blamed(generation: Generation) -> Iterator[None]:
     """Refuse a call on which a running engine keeps failing if its own restrictions may leave no token. Raises: RequestRefused."""
     try:
         yield
-    except RequestFailed as error:
+    except KeepsFailing as error:
         names = forbidding(generation.body)
         if not names:
             raise

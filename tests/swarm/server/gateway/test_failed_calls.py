@@ -448,6 +448,25 @@ def test_a_call_on_which_a_running_engine_keeps_failing_is_not_tried_for_minutes
         assert [each.cause for each in failures(plain)] == ["server"]
 
 
+class BreakingEngine(EchoEngine):
+    """It breaks off each stream with an error, as vLLM does when its core dies."""
+
+    async def stream(self, request: SampleRequest) -> AsyncIterator[SampledEvent]:
+        async for event in super().stream(request):
+            yield event
+            if event.data is not None:
+                raise RequestFailed("the inference engine failed: EngineCore died")
+
+
+def test_a_crash_in_the_middle_of_a_restricted_call_is_not_blamed_on_it(
+    serve: Callable[[Engine], AbstractContextManager[Served]],
+) -> None:
+    with serve(BreakingEngine(model="echo", tokens_per_s=50)) as served:
+        episode = served.claim()
+        ask(episode, stream=True, bad_words=["7"])
+        assert [each.cause for each in failures(episode)] == ["server"]
+
+
 @pytest.mark.parametrize("kind", ["json", "regex", "choice", "grammar"])
 def test_fields_that_vllm_ignores_by_now_are_refused(ailing: Served, kind: str) -> None:
     refused = ask(ailing.claim(), **{f"guided_{kind}": "a"})
