@@ -80,11 +80,11 @@ def helpers(
         asker = Asker(endpoint, own, clock, keep=keep, tell=tell, purse=purse)
         return Llm(asker, own.model, own.answer_tokens)
 
-    opinion = llm(settings.model_copy(update={"patience_s": min(_HURRY_S, settings.patience_s)}))
+    opinion = llm(settings.changed(patience_s=min(_HURRY_S, settings.patience_s)))
     if on_ray(options):
         return Helpers(opinion=opinion, why_none=NO_SANDBOX)
     return Helpers(
-        mending=llm(settings.model_copy(update={"answer_tokens": max(_ANSWER_TOKENS, settings.answer_tokens)})),
+        mending=llm(_for_code(settings)),
         opinion=opinion,
     )
 
@@ -101,7 +101,7 @@ def settings_for_writing() -> LlmSettings:
             "--instrument new needs a planner LLM to write one, and none is configured here; set RESEARCHER_LLM_MODEL and "
             "RESEARCHER_LLM_API_KEY or RESEARCHER_LLM_BASE_URL, or name an instrument of `researcher instruments`"
         )
-    return settings.model_copy(update={"answer_tokens": max(_ANSWER_TOKENS, settings.answer_tokens)})
+    return _for_code(settings)
 
 
 async def new_instrument(
@@ -138,7 +138,7 @@ def writer_of(
     # Imported here: LangGraph takes seconds to load, and studies never need it.
     from researcher.campaign.llm.strategist import within
 
-    longer = settings.model_copy(update={"answer_tokens": max(_ANSWER_TOKENS, settings.answer_tokens)})
+    longer = _for_code(settings)
 
     async def write(words: str, aims: Sequence[Aim], left: Left, kept: Sequence[LlmCall], keep: Keep) -> NewInstrument:
         source, capped = KeptAnswers(endpoint or OpenAIEndpoint(longer), kept), within(longer, left, Purse.of(kept))
@@ -161,3 +161,8 @@ def writer_of(
         return NewInstrument(aim=aim, folder=str(made.path), author=capped.model, files=files)
 
     return write
+
+
+def _for_code(settings: LlmSettings) -> LlmSettings:
+    """The settings with answers long enough for a program."""
+    return settings.changed(answer_tokens=max(_ANSWER_TOKENS, settings.answer_tokens))

@@ -51,8 +51,11 @@ class Pace:
             for trial in trials
             if trial.status is TrialStatus.DONE and trial.attempt <= 1 and trial.started_at and trial.ended_at
         ]
-        tokens = _tokens_per_episode(trials)
-        return cls(study=study, plan=plan, episode_s=statistics.median(paces), episode_tokens=tokens) if paces else None
+        if not paces:
+            return None
+        return cls(
+            study=study, plan=plan, episode_s=statistics.median(paces), episode_tokens=_tokens_per_episode(trials)
+        )
 
     def fits(self, plan: Plan) -> bool:
         """Whether this plan's trials do the same work: its models, tasks, evaluation and length of calls."""

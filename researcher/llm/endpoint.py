@@ -57,6 +57,10 @@ class LlmSettings(StrictModel):
     patience_s: _Amount = 6 * 3600.0
     answer_tokens: Annotated[_Tokens, Field(ge=1)] = 8192
 
+    def changed(self, **fields: Any) -> LlmSettings:
+        """A copy with other fields. Raises: ValidationError if they do not fit together."""
+        return LlmSettings(**(dict(self) | fields))
+
     @model_validator(mode="after")
     def _a_cost_cap_has_prices(self) -> Self:
         if self.max_cost is not None and self.price_in is None and self.price_out is None:

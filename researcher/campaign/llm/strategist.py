@@ -131,14 +131,10 @@ def within(settings: LlmSettings, left: Left, paid: Purse | None = None) -> LlmS
     """The settings, with what is left of the campaign's budget as a cap. paid: what of it is spent already, and counts again."""
     paid = paid or Purse()
     if left.llm_tokens is not None:
-        settings = settings.model_copy(
-            update={"max_tokens": min(settings.max_tokens, int(left.llm_tokens) + paid.tokens)}
-        )
+        settings = settings.changed(max_tokens=min(settings.max_tokens, int(left.llm_tokens) + paid.tokens))
     if left.money is not None:
         cost = left.money + paid.cost
-        settings = settings.model_copy(
-            update={"max_cost": min(cost, cost if settings.max_cost is None else settings.max_cost)}
-        )
+        settings = settings.changed(max_cost=cost if settings.max_cost is None else min(settings.max_cost, cost))
     return settings
 
 

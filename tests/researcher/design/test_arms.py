@@ -1,4 +1,4 @@
-"""Arms are told apart by their names, those that run the same share no seed, and contrasts of crossed factors are balanced."""
+"""Arms have distinct names, equal arms share no seed, and contrasts of crossed factors are balanced."""
 
 from __future__ import annotations
 
