@@ -6,7 +6,8 @@ run still reports. The most valuable checks come first. Models have random weigh
 imports    versions, the card, its driver, and vLLM's compiled parts
 tests      the tests that are marked `gpu`
 model      a checkpoint in the shape of Qwen3-0.6B, with a tokenizer of bytes
-engine     the local engine: boot, ten GRPO steps, trainer against sampler, a call in flight while weights change, a checkpoint restored
+engine     the local engine: boot, ten GRPO steps, trainer against sampler, a call in flight while weights change, weights over the
+           device and through the machine's memory, a checkpoint restored
 trainer    the trainer alone: adapters on the whole 8B shape, all weights of the 0.6B shape, also offloaded; memory and slowest kernels
 sleep      the same engine where both children take turns on the card, in full and with LoRA, with memory by phase
 server     `swarm serve` with 64 agents that play guess_number
@@ -337,6 +338,7 @@ async def booted(
             dtype=sizes.dtype,
             card=next((card.total for card in cards()), None) if sizes.device == "cuda" else None,
             sleep_mode=sleep_mode,
+            over_device=not sleep_mode,
         )
         if engine.plans is not None:
             report.say("plan", text=str(engine.plans))
@@ -438,6 +440,21 @@ async def counts_while_paused(report: Report, trial: Trial) -> None:
     report.say("counts_while_paused", ok=not any(differences), counted_minus_received=differences)
 
 
+async def ways_of_weights(report: Report, trial: Trial, step: int) -> None:
+    """Serve the same weights over the device and through the machine's memory, by turns. Fails if the device cannot be shared."""
+    engine, taken = trial.engine, dict[bool, list[float]]()
+    shared = engine.over_device
+    for over_device in (True, False) * 3:
+        engine.over_device = over_device
+        await engine.trainer.fingerprint()  # answered after the copy of the weights before
+        began = time.monotonic()
+        await engine.serve(trial.version(step))
+        taken.setdefault(over_device, []).append(time.monotonic() - began)
+        shared = shared and engine.over_device == over_device
+    engine.over_device = shared
+    report.say("weights", ok=shared, over_device_s=median(taken[True]), through_memory_s=median(taken[False]))
+
+
 async def restored(report: Report, trial: Trial) -> None:
     """Write a checkpoint, make another step, and check that the checkpoint's weights can be restored."""
     trainer = trial.engine.trainer
@@ -462,6 +479,7 @@ async def check_engine(report: Report, scratch: Path, sizes: Sizes) -> None:
             await steps_of(report, full, range(1, sizes.steps + 1), memory)
             await call_over_a_publish(report, full, sizes.steps)
             await counts_while_paused(report, full)
+            await ways_of_weights(report, full, sizes.steps)
             await restored(report, full)
 
 

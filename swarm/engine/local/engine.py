@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from foundation.clock import Clock
+from foundation.event_loop import take_exception
 from foundation.machine import available_memory
 from foundation.paths import memory_dir
 from swarm.engine.devices import Layout
-from swarm.engine.local.inference import VllmInference, WeightsRefused
+from swarm.engine.local.inference import DeviceTransfer, Published, VllmInference, WeightsRefused
 from swarm.engine.local.replicas import Replicas
 from swarm.engine.local.trainer import LocalTrainer
 from swarm.engine.local.weight_slots import WeightSlots, checksum_of
@@ -26,6 +27,7 @@ from swarm.engine.memory.host import HostMemory, check, check_slots, trainer_hos
 from swarm.engine.memory.model import GIB, ModelShape
 from swarm.engine.memory.plan import Plans, Wishes, planned
 from swarm.engine.memory.training import TrainerMemory, Training
+from swarm.engine.sampling.client import NotShared
 from swarm.engine.sampling.server import ServedAdapter, VllmSettings
 from swarm.engine.seam import (
     Dialect,
@@ -38,6 +40,7 @@ from swarm.engine.seam import (
     SampleRequest,
     StepOutcome,
     TrainBatch,
+    TrainerCrashed,
 )
 from swarm.engine.training.checkpoints import require_whole
 from swarm.engine.training.supervisor import BackOff
@@ -47,6 +50,7 @@ from swarm.protocol.runspec import ComputeType, LoraSpec
 
 _LOG = logging.getLogger(__name__)
 ONE_CPU = Layout.one("cpu")
+_SOCKET = "weights.sock"
 
 
 class LocalEngine:
@@ -57,6 +61,8 @@ class LocalEngine:
     the optimiser's state is in host memory. None: only if both do not fit at once.
     offload: keep moments and initial weights in host memory. None: only if nothing else fits and enough host memory is free.
     memory: bytes of host memory for that decision; None: unknown.
+    over_device: whole weights go to inference over the device that both children compute on, if it can be shared. None: on a GPU, unless
+    they take turns on it; what the trainer needs for that it has between steps.
     Raises: EngineError for a model that does not fit on the card; the text says what would fit.
     """
 
@@ -74,6 +80,7 @@ class LocalEngine:
         memory: int | None = None,
         sleep_mode: bool | None = None,
         offload: bool | None = None,
+        over_device: bool | None = None,
         kv_cache_bytes: int | None = None,
         gpu_memory_utilization: float | None = None,
         back_off: BackOff | None = None,
@@ -132,7 +139,11 @@ class LocalEngine:
         self._health = EngineHealth(ready=False)
         self._slots = WeightSlots(model.path)
         self._lora: LoraSpec | None = None
+        self._kept: asyncio.Future[None] | None = None
+        """The copy of weights that went over the device; a step waits for it, so that the trainer's next weights are not all there is."""
         self.sleep_mode = settings.sleep_mode
+        by_itself = devices.kind == "cuda" and not self.sleep_mode
+        self.over_device = devices.shared and (by_itself if over_device is None else over_device)
         self.inference = Replicas([VllmInference(each, clock=clock, back_off=back_off) for each in replicas])
         self.inference.subscribe(self._tell)
         self.trainer = LocalTrainer(
@@ -228,6 +239,7 @@ class LocalEngine:
     async def open_run(self, run: RunContext, *, at_step: int | None = None) -> int:
         if run.spec.parameters == "full" and self.plans is not None and (reason := self.plans.why_not_whole()):
             raise EngineError(reason)
+        self._kept = None
         step = await self.trainer.open_run(run, at_step)
         version = WeightsVersion(run_id=run.run_id, branch=run.branch, step=step)
         self._lora = run.spec.parameters if isinstance(run.spec.parameters, LoraSpec) else None
@@ -241,6 +253,8 @@ class LocalEngine:
         await asyncio.to_thread(require_whole, directory, step)
 
     async def train(self, batch: TrainBatch) -> StepOutcome:
+        if self._kept is not None:
+            await asyncio.shield(self._kept)
         async with self.inference.asleep() if self.sleep_mode else nullcontext():
             return await self.trainer.train(batch)
 
@@ -260,15 +274,50 @@ class LocalEngine:
         if self._lora is not None:
             adapter = ServedAdapter(folder=slot / WeightSlots.ADAPTER, rank=self._lora.rank)
             file = adapter.folder / WeightSlots.ADAPTER_FILE
-        try:
-            step, trained = await self.trainer.export(file)
-        except OSError as error:
-            raise EngineError(f"weights cannot be written to {slot}: {error}; make room there") from error
-        if step != version.step:
-            raise EngineError(f"weights of step {version.step} are to be served, but the trainer stands at step {step}")
+        self._kept = None
+        if self.over_device and adapter is None and await self._serve_over_device(slot, version):
+            return
+        trained = await self._export(file, version)
         approval = asyncio.ensure_future(_approve(file, trained))
         await self.inference.publish(None if adapter else slot, version, approval=approval, adapter=adapter)
         self._slots.serves(slot)
+
+    async def _export(self, file: Path, version: WeightsVersion) -> str:
+        """Write the weights of this version; returns their checksum. Raises: EngineError."""
+        try:
+            step, checksum = await self.trainer.export(file)
+        except OSError as error:
+            raise EngineError(f"weights cannot be written to {file.parent}: {error}; make room there") from error
+        _require_step(step, version)
+        return checksum
+
+    async def _serve_over_device(self, slot: Path, version: WeightsVersion) -> bool:
+        """Serve the trainer's weights, and write them to the slot while calls go on. False: `publish` them."""
+        file = slot / WeightSlots.FILE
+
+        async def send() -> str:
+            step, digest = await self.trainer.send(transfer.socket)
+            _require_step(step, version)
+            return digest
+
+        async def written() -> None:
+            await _approve(file, await self._export(file, version))
+
+        def keep() -> Published:
+            self._kept = asyncio.ensure_future(written())
+            self._kept.add_done_callback(take_exception)
+            return Published(weights_dir=slot, approval=self._kept)
+
+        transfer = DeviceTransfer(socket=slot / _SOCKET, send=send, keep=keep)
+        try:
+            published = await self.inference.publish_over_device(transfer, version)
+        except NotShared as error:
+            self.over_device = isinstance(error.__cause__, TrainerCrashed)
+            _LOG.warning("%s; from now on they go through the machine's memory", error)
+            return False
+        if published:
+            self._slots.serves(slot)
+        return published
 
     # -- health ---------------------------------------------------------------------------------------------------
 
@@ -308,6 +357,11 @@ def _divided(name: str, card: int, shape: ModelShape, wishes: Wishes, *, beside:
         available / GIB,
     )
     return planned(name, card, shape, replace(wishes, memory=max(0, available - beside)))
+
+
+def _require_step(step: int, version: WeightsVersion) -> None:
+    if step != version.step:
+        raise EngineError(f"weights of step {version.step} are to be served, but the trainer stands at step {step}")
 
 
 async def _approve(file: Path, trained: str) -> None:

@@ -10,15 +10,16 @@ import asyncio
 import logging
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from foundation.clock import Clock
 from foundation.paths import write_atomically
 from swarm.engine.machine import Device
 from swarm.engine.memory.model import GIB
-from swarm.engine.sampling.client import VllmClient, loading_s
+from swarm.engine.sampling.client import NotShared, VllmClient, loading_s
 from swarm.engine.sampling.mask_files import mask_folder
 from swarm.engine.sampling.sampler import Sampler
 from swarm.engine.sampling.server import ServedAdapter, VllmSettings
@@ -60,6 +61,42 @@ class WeightsRefused(EngineError):
     """The weights to be served differ from the trained ones."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    """Weights to be served. weights_dir: safetensors under the checkpoint's own names; None: the hosted model's own.
+
+    approval: succeeds once the files are complete and found to be what was trained; None: they are the model's own.
+    adapter: served on the hosted weights.
+    """
+
+    weights_dir: Path | None = None
+    approval: asyncio.Future[None] | None = None
+    adapter: ServedAdapter | None = None
+
+    @property
+    def hosted(self) -> bool:
+        """Whether these are the hosted weights, as they are."""
+        return self.weights_dir is None and self.adapter is None
+
+    async def approved(self) -> None:
+        """Wait for the approval and raise its errors. Cancelling this does not cancel the approval: others wait for it too."""
+        if self.approval is not None:
+            await asyncio.shield(self.approval)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceTransfer:
+    """A way of bringing weights to inference over the device. socket: where the trainer will send them.
+
+    send: makes the trainer send; returns the digest of what it sent. keep: begins to write the same weights to a folder, for a child
+    that starts after a crash.
+    """
+
+    socket: Path
+    send: Callable[[], Awaitable[str]]
+    keep: Callable[[], Published]
+
+
 class VllmInference(Sampler):
     """The inference half of an engine. All coroutines are called from one event loop.
 
@@ -71,8 +108,7 @@ class VllmInference(Sampler):
         self.settings = settings
         self._clock = clock
         self._subscribers: list[Callable[[EngineHealth], None]] = []
-        self._weights_dir: Path | None = None
-        self._adapter: ServedAdapter | None = None
+        self._published = Published()
         self._started_with: ServedAdapter | None = None
         self._publishing = asyncio.Lock()
         self._loading = asyncio.Lock()
@@ -143,27 +179,55 @@ class VllmInference(Sampler):
         Raises: WeightsRefused, and those of before are served.
         """
         async with self._publishing:
-            if weights_dir is None and self._weights_dir is None and adapter is None and self._adapter is None:
+            wanted = Published(weights_dir=weights_dir, approval=approval, adapter=adapter)
+            if wanted.hosted and self._published.hosted:
                 self._spans.change(version, await self.sampled_so_far())
                 return
             if not self._has_room(adapter):
-                await self._start_with(weights_dir, version, approval, adapter, failed=False)
+                await self._start_with(wanted, version, failed=False)
                 return
-            if self._starting and await self._begins_with(weights_dir, version, approval, adapter):
+            if self._starting and await self._begins_with(wanted, version):
                 return
             try:
-                limit_s = _CHANGES * self.silence_s + loading_s(weights_dir or self.settings.model_dir)
-                with self._limited_otherwise():
-                    async with asyncio.timeout(limit_s):
-                        await self._change_weights(weights_dir, version, approval, adapter)
+                async with self._change_limited(weights_dir):
+                    await self._change_weights(wanted, version)
             except WeightsRefused:
                 await self._supervisor.restart()
                 raise
             except (EngineError, TimeoutError) as error:
-                _LOG.warning("weights could not be changed in place (%r); starting inference anew", error)
-                hung = isinstance(error, EngineHung | TimeoutError)
-                silence = self._silence(f"inference hangs while its weights are changed: {error}") if hung else None
-                await self._start_with(weights_dir, version, approval, adapter, silence=silence)
+                await self._start_with(wanted, version, silence=self._failed_to_change(error))
+
+    async def publish_over_device(self, transfer: DeviceTransfer, version: WeightsVersion) -> bool:
+        """The same for whole weights that come over the device. False: the child is not ready for that; `publish` them.
+
+        When the change itself fails, the child is started anew with the weights that are kept.
+        Raises: NotShared, and nothing has changed; what keeping the weights raises.
+        """
+        async with self._publishing:
+            if self._starting or not self.health.ready or not self._has_room(None):
+                return False
+            try:
+                async with self._change_limited(None):
+                    await self._take_weights(transfer, version)
+            except NotShared:
+                raise
+            except (EngineError, TimeoutError) as error:
+                await self._start_with(transfer.keep(), version, silence=self._failed_to_change(error))
+            return True
+
+    def _failed_to_change(self, error: EngineError | TimeoutError) -> Silence | None:
+        """Log it; returns what a child that hangs is ended for."""
+        _LOG.warning("weights could not be changed in place (%r); starting inference anew", error)
+        hung = isinstance(error, EngineHung | TimeoutError)
+        return self._silence(f"inference hangs while its weights are changed: {error}") if hung else None
+
+    @asynccontextmanager
+    async def _change_limited(self, weights_dir: Path | None) -> AsyncIterator[None]:
+        """Within the block, weights are changed, which may take as long as loading these. None: the hosted ones."""
+        limit_s = _CHANGES * self.silence_s + loading_s(weights_dir or self.settings.model_dir)
+        with self._limited_otherwise():
+            async with asyncio.timeout(limit_s):
+                yield
 
     @asynccontextmanager
     async def asleep(self) -> AsyncIterator[None]:
@@ -207,10 +271,8 @@ class VllmInference(Sampler):
 
     async def _start_with(
         self,
-        weights_dir: Path | None,
+        wanted: Published,
         version: WeightsVersion,
-        approval: asyncio.Future[None] | None,
-        adapter: ServedAdapter | None,
         *,
         failed: bool = True,
         silence: Silence | None = None,
@@ -221,46 +283,58 @@ class VllmInference(Sampler):
         if the child hangs.
         """
         try:
-            await _approved(approval)
-            self._weights_dir, self._adapter = weights_dir, adapter
+            await wanted.approved()
+            self._published = wanted
             self._spans.change(version, {})
         finally:
             await self._supervisor.restart(failed=failed, silence=silence)
 
-    async def _begins_with(
-        self,
-        weights_dir: Path | None,
-        version: WeightsVersion,
-        approval: asyncio.Future[None] | None,
-        adapter: ServedAdapter | None,
-    ) -> bool:
+    async def _begins_with(self, wanted: Published, version: WeightsVersion) -> bool:
         """Make a starting child read these weights. False: it has already read others, and serves."""
-        await _approved(approval)
+        await wanted.approved()
         async with self._loading:  # who reads those of before has read them: whoever writes next writes over them
             if self._starting:
-                self._weights_dir, self._adapter = weights_dir, adapter
+                self._published = wanted
                 self._spans.change(version, {})
                 return True
         await self._supervisor.settled()
         return False
 
-    async def _change_weights(
-        self,
-        weights_dir: Path | None,
-        version: WeightsVersion,
-        approval: asyncio.Future[None] | None,
-        adapter: ServedAdapter | None,
-    ) -> None:
+    async def _change_weights(self, wanted: Published, version: WeightsVersion) -> None:
         client = self._serving()
         await client.pause()
         counts = await client.sampled_counts()
-        if adapter is not None:
-            await client.replace_adapter(self.settings.model_name, adapter.folder)
+        if wanted.adapter is not None:
+            await client.replace_adapter(self.settings.model_name, wanted.adapter.folder)
         else:
-            await client.replace_weights(weights_dir or self.settings.model_dir)
+            await client.replace_weights(wanted.weights_dir or self.settings.model_dir)
         await client.forget_prefixes()
-        await _approved(approval)
-        self._weights_dir, self._adapter = weights_dir, adapter
+        await wanted.approved()
+        self._published = wanted
+        self._spans.change(version, counts)
+        await client.resume()
+
+    async def _take_weights(self, transfer: DeviceTransfer, version: WeightsVersion) -> None:
+        """Raises: NotShared; EngineError when the weights that came are not those that were sent."""
+        client = self._serving()
+        await client.pause()
+        counts = await client.sampled_counts()
+        sent, taken = await asyncio.gather(
+            transfer.send(),
+            client.take_weights(transfer.socket, loading_s(self.settings.model_dir)),
+            return_exceptions=True,
+        )
+        if isinstance(taken, NotShared):
+            await client.resume()
+            reason = sent if isinstance(sent, BaseException) else taken
+            raise NotShared(f"weights cannot go over the device: {reason}") from reason
+        for outcome in (sent, taken):
+            if isinstance(outcome, BaseException):
+                raise outcome
+        if sent != taken:
+            raise EngineError("the weights that came over the device are not those that were sent")
+        await client.forget_prefixes()
+        self._published = transfer.keep()
         self._spans.change(version, counts)
         await client.resume()
 
@@ -277,9 +351,9 @@ class VllmInference(Sampler):
         self._socket_dir = _private_dir(self.settings.log_path.with_suffix(".socket-dir"))
         socket = self._socket_dir / _SOCKET
         self._client = VllmClient(socket, answer_s=self.silence_s)
-        self._started_with, self._starting = self._adapter, True
+        self._started_with, self._starting = self._published.adapter, True
         mask_folder(socket).mkdir()
-        return await ChildProcess.start(self.settings.command(socket, self._adapter))
+        return await ChildProcess.start(self.settings.command(socket, self._started_with))
 
     async def _serve_what_was_published(self, _: ChildProcess) -> None:
         client = self._client
@@ -288,14 +362,15 @@ class VllmInference(Sampler):
         while not await client.healthy():
             await self._clock.sleep(_PROBE_EVERY_S)
         async with self._loading:
-            adapter = self._adapter
-            if self._weights_dir is not None:
-                await client.replace_weights(self._weights_dir)
+            adapter = self._published.adapter
+            if self._published.weights_dir is not None:
+                await self._published.approved()
+                await client.replace_weights(self._published.weights_dir)
                 await client.forget_prefixes()
             elif adapter is not None and self._has_room(adapter):  # a newer one may lie there than it was started with
                 await client.replace_adapter(self.settings.model_name, adapter.folder)
                 await client.forget_prefixes()
-            if not self._has_room(self._adapter):
+            if not self._has_room(self._published.adapter):
                 raise EngineDown("other weights were published while inference was starting")
             self._starting = False
 
@@ -382,12 +457,6 @@ class VllmInference(Sampler):
     def _tell(self, health: EngineHealth) -> None:
         for subscriber in self._subscribers:
             subscriber(health)
-
-
-async def _approved(approval: asyncio.Future[None] | None) -> None:
-    """Wait for the approval and raise its errors. Cancelling this does not cancel the approval: others wait for it too."""
-    if approval is not None:
-        await asyncio.shield(approval)
 
 
 def _private_dir(note: Path) -> Path:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from swarm.engine.local.inference import VllmInference
+from swarm.engine.local.inference import DeviceTransfer, VllmInference
 from swarm.engine.sampling.server import ServedAdapter, VllmSettings
 from swarm.engine.seam import (
     Dialect,
@@ -201,6 +201,13 @@ class Replicas:
         for outcome in outcomes:
             if isinstance(outcome, BaseException):
                 raise outcome
+
+    async def publish_over_device(self, transfer: DeviceTransfer, version: WeightsVersion) -> bool:
+        """See `VllmInference.publish_over_device`; for the only replica there is."""
+        (only,) = self._replicas
+        published = await only.inference.publish_over_device(transfer, version)
+        only.held.clear()
+        return published
 
     @asynccontextmanager
     async def asleep(self) -> AsyncIterator[None]:

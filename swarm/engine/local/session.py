@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -11,13 +12,13 @@ from torch import Tensor
 from foundation.clock import Clock
 from foundation.ids import derived_seed
 from foundation.paths import write_atomically
-from swarm.engine.local import checkpoints
+from swarm.engine.local import checkpoints, device_transfer
 from swarm.engine.local.adapters import CONFIG_FILE, folder_config, folder_weights
 from swarm.engine.local.checkpoints import Checkpoint, hash_tensors, wider, write_tensors
 from swarm.engine.local.forward import DTYPES, Policy
 from swarm.engine.local.learner import Learner
 from swarm.engine.local.weight_slots import new_checksum
-from swarm.engine.training.channel import Command, Export, Fingerprint, OpenRun, Reply
+from swarm.engine.training.channel import Command, Export, Fingerprint, OpenRun, Reply, Send
 from swarm.engine.training.checkpoints import TrainerState
 from swarm.engine.training.session import TrainingSession
 from swarm.protocol.runspec import ComputeType, LoraSpec, RunSpec
@@ -49,6 +50,9 @@ class LocalSession(TrainingSession[Checkpoint]):
             case Export():
                 step, checksum = self.export(command.file)
                 return Reply(step=step, checksum=checksum)
+            case Send():
+                step, digest = self.send(command.socket)
+                return Reply(step=step, checksum=digest)
             case Fingerprint():
                 step, sha256 = self.fingerprint()
                 return Reply(step=step, sha256=sha256)
@@ -66,13 +70,20 @@ class LocalSession(TrainingSession[Checkpoint]):
             file.parent.mkdir(exist_ok=True)
             write_atomically(file.parent / CONFIG_FILE, json.dumps(folder_config(adapters.spec, "hosted")).encode())
             weights = served_as = folder_weights(weights)
-        dtypes = {name: wider(weight.dtype, self._served_in) for name, weight in served_as.items()}
-        return self._step, write_tensors(file, weights, dtypes, new_checksum)
+        return self._step, write_tensors(file, weights, self._types_of(served_as), new_checksum)
+
+    def send(self, socket: Path) -> tuple[int, str]:
+        """Send all weights, in the types of `export`, over the device; returns their step and digest. Raises: EngineError."""
+        self._open()
+        return self._step, device_transfer.send(socket, self._weights(), self._types_of(self._policy.start))
 
     def fingerprint(self) -> tuple[int, str]:
         """The weights' step, and the hash that a checkpoint's manifest would have for them."""
         self._open()
         return self._step, hash_tensors(self._weights())
+
+    def _types_of(self, served_as: Mapping[str, Tensor]) -> dict[str, torch.dtype]:
+        return {name: wider(weight.dtype, self._served_in) for name, weight in served_as.items()}
 
     def _rest(self) -> None:
         if self._turns:

@@ -13,7 +13,7 @@ from swarm.engine.devices import DeviceName
 from swarm.engine.machine import Device, thread_count, yielding_threads
 from swarm.engine.sampling.server import REUSE_MEMORY, child_environment
 from swarm.engine.seam import EngineError, EngineHealth
-from swarm.engine.training.channel import Export, Fingerprint
+from swarm.engine.training.channel import Export, Fingerprint, Send
 from swarm.engine.training.handle import TrainerHandle
 from swarm.engine.training.limits import ModelWork
 from swarm.engine.training.supervisor import BackOff, ChildCommand
@@ -75,6 +75,13 @@ class LocalTrainer(TrainerHandle):
         reply = await self.ask(Export(file=file))
         if reply.checksum is None:
             raise EngineError("the trainer wrote weights without a checksum")
+        return reply.step, reply.checksum
+
+    async def send(self, socket: Path) -> tuple[int, str]:
+        """Send the weights to whoever connects to this socket; return their step and digest. Raises: TrainerCrashed, EngineError."""
+        reply = await self.ask(Send(socket=socket))
+        if reply.checksum is None:
+            raise EngineError("the trainer sent weights without a digest")
         return reply.step, reply.checksum
 
     async def fingerprint(self) -> str:

@@ -6,9 +6,12 @@ Loaded by the worker itself (`--worker-extension-cls`); the control process neve
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from swarm.engine.local import cpu_kernels, mask_writer
+from swarm.engine.local.device_transfer import Incoming
+from swarm.engine.training.weights_digest import WeightsDigest
 
 mask_writer.register()
 cpu_kernels.register()  # this module is loaded once, by the worker, just before it chooses its kernels
@@ -32,6 +35,18 @@ class SampledCounts:
         """Replace the served weights by those in `folder`, including every copy of them."""
         self.reload_weights(weights_path=folder)
         cpu_kernels.pack_output_layer(self.model_runner.get_model())
+
+    def take_weights(self, socket: str) -> dict[str, str]:
+        """Replace the served weights by those that the trainer sends. Returns their `digest`, or why nothing could be sent (`refused`)."""
+        try:
+            incoming = Incoming(Path(socket))
+        except (OSError, EOFError, RuntimeError) as error:
+            return {"refused": str(error) or type(error).__name__}
+        digest = WeightsDigest()
+        with incoming:
+            self.reload_weights(weights_iterator=digest.over(incoming.weights()))
+        cpu_kernels.pack_output_layer(self.model_runner.get_model())
+        return {"digest": digest.hexdigest()}
 
     def replace_adapter(self, name: str, folder: str) -> dict[str, bool]:
         """Replace the served adapter by the one in `folder`; running requests continue with it."""

@@ -50,6 +50,10 @@ def loading_s(weights_dir: Path) -> float:
     return weight_bytes(weights_dir) / _LOADED_BYTES_PER_S
 
 
+class NotShared(EngineError):
+    """The trainer and inference cannot share the device's memory. Nothing was sent."""
+
+
 class VllmClient:
     """One connection pool to one server. Raises EngineDown whenever the server does not answer.
 
@@ -159,6 +163,21 @@ class VllmClient:
             {"method": "replace_weights", "kwargs": {"folder": str(weights_dir)}},
             limit_s=self._answer_s + loading_s(weights_dir),
         )
+
+    async def take_weights(self, socket: Path, limit_s: float) -> str:
+        """Take the weights that the trainer sends to this socket. Returns their digest. Raises: NotShared.
+
+        limit_s: longest time for the transfer itself.
+        """
+        answer = await self._control(
+            "/collective_rpc",
+            {"method": "take_weights", "kwargs": {"socket": str(socket)}},
+            limit_s=self._answer_s + limit_s,
+        )
+        (taken,) = answer["results"]
+        if (refused := taken.get("refused")) is not None:
+            raise NotShared(refused)
+        return str(taken["digest"])
 
     async def replace_adapter(self, name: str, folder: Path) -> None:
         """Read the adapter that is served under this name anew, from `folder`. Raises: EngineError."""

@@ -68,6 +68,13 @@ class Export(Message):
     file: Path
 
 
+class Send(Message):
+    """Local: send the current weights to whoever connects to `socket`, over the device. `checksum` is their digest."""
+
+    command: Literal["send"] = "send"
+    socket: Path
+
+
 class Fingerprint(Message):
     """Local: the SHA-256 of the trained weights, as a checkpoint written now would name it."""
 
@@ -87,7 +94,7 @@ class Resume(Message):
     command: Literal["resume"] = "resume"
 
 
-Command = OpenRun | Train | WriteCheckpoint | Export | Fingerprint | Publish | Resume
+Command = OpenRun | Train | WriteCheckpoint | Export | Send | Fingerprint | Publish | Resume
 
 
 class Request(Message):

@@ -19,6 +19,7 @@ from swarm.engine.training.channel import (
     OpenRun,
     Publish,
     Reply,
+    Send,
     Train,
     WriteCheckpoint,
 )
@@ -155,7 +156,7 @@ class TrainerHandle(ABC):
                 return self._work.train(command.batch, first=not self._has_trained)
             case WriteCheckpoint():
                 return self._work.checkpoint(self._spec)
-            case Export() | Publish():
+            case Export() | Send() | Publish():
                 return self._work.export(self._spec)
             case Fingerprint():
                 return self._work.fingerprint(self._spec)

@@ -30,10 +30,11 @@ from foundation.paths import memory_dir
 from swarm.engine.local.adapters import drawn, folder_config
 from swarm.engine.local.checkpoints import Stored, stored
 from swarm.engine.training.shards import WRAPPER
+from swarm.engine.training.weights_digest import WeightsDigest
 from swarm.engine.verl.collective import on_all_or_none
 from swarm.engine.verl.config import configured_adapters
 from swarm.engine.verl.room import Room
-from swarm.engine.verl.transfer import WeightsDigest, meeting
+from swarm.engine.verl.transfer import meeting
 from swarm.protocol.runspec import LoraSpec
 
 _ADAMW = {"step", "exp_avg", "exp_avg_sq"}

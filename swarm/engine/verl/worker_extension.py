@@ -16,7 +16,8 @@ from vllm.model_executor.models.utils import WeightsMapper
 from vllm.platforms import current_platform
 
 from swarm.engine.local.cpu_kernels import pack_output_layer
-from swarm.engine.verl.transfer import WeightsDigest, of_this_change
+from swarm.engine.training.weights_digest import WeightsDigest
+from swarm.engine.verl.transfer import of_this_change
 
 if not hasattr(
     WeightsMapper, "get_unstacked_mapper"

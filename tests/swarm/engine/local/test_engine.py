@@ -54,11 +54,12 @@ def anyio_backend() -> str:
 
 
 ENGINES = [
-    pytest.param(("tiny_llama", "cpu"), id="tiny_llama"),
-    pytest.param(("tiny_llama", "cpu:0,cpu:1"), id="two-replicas", marks=pytest.mark.campaign),
-    pytest.param(("smollm2", "cpu"), id="smollm2", marks=pytest.mark.campaign),
+    pytest.param(("tiny_llama", "cpu", False), id="tiny_llama"),
+    pytest.param(("tiny_llama", "cpu:0,cpu:1", False), id="two-replicas", marks=pytest.mark.campaign),
+    pytest.param(("smollm2", "cpu", False), id="smollm2", marks=pytest.mark.campaign),
+    pytest.param(("tiny_llama", "cpu", True), id="over-device", marks=pytest.mark.campaign),
 ]
-"""The model, and what inference computes on."""
+"""The model, what inference computes on, and whether weights go there over the device."""
 
 
 @pytest.fixture(scope="module", params=ENGINES)
@@ -66,7 +67,7 @@ async def engine(
     anyio_backend: str, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[LocalEngine]:
     home = tmp_path_factory.mktemp("engine")
-    name, inference = request.param
+    name, inference, over_device = request.param
     model = request.getfixturevalue(name)
     made = LocalEngine(
         model if isinstance(model, ModelFolder) else resolve(str(model)),
@@ -75,11 +76,13 @@ async def engine(
         max_model_len=1024,
         max_num_seqs=8,
         devices=Layout(trainer=DeviceName("cpu"), inference=tuple(map(DeviceName.parse, inference.split(",")))),
+        over_device=over_device,
         back_off=BackOff(first_s=0.05, failures=3),
     )
     try:
         await made.boot()
         yield made
+        assert made.over_device == over_device
     finally:
         await made.shutdown()
 
@@ -200,6 +203,7 @@ async def test_weights_of_another_step_are_not_served(engine: LocalEngine, run_s
         await engine.serve(WeightsVersion(run_id=run.run_id, branch=0, step=2))
 
 
+@pytest.mark.parametrize("engine", ENGINES[:3], indirect=True)
 async def test_weights_that_changed_on_their_way_answer_no_call(
     engine: LocalEngine, run_spec: RunSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,8 +26,8 @@ from swarm.engine.local.trainer import LocalTrainer
 from swarm.engine.seam import EngineDown, EngineError, EngineHealth, RunContext, TrainBatch, TrainerCrashed
 from swarm.engine.training.channel import Publish, Resume
 from swarm.engine.training.limits import LEAST_LIMIT_S
+from swarm.engine.training.weights_digest import WeightsDigest
 from swarm.engine.verl.engine import VerlEngine, VerlLayout
-from swarm.engine.verl.transfer import WeightsDigest
 from swarm.models.folder import ModelFolder
 from swarm.protocol.episodes import WeightsVersion
 from swarm.protocol.runspec import RunSpec

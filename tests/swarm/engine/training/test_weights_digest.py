@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from swarm.engine.verl.transfer import WeightsDigest
+from swarm.engine.training.weights_digest import WeightsDigest
 
 
 class Allocations(TorchDispatchMode):

@@ -1,0 +1,157 @@
+"""Weights from the trainer to inference over the device that both compute on, through one tensor that they share.
+
+The trainer waits on a Unix socket, sends the shared tensor, and fills it part by part; inference copies each part before the next
+one comes. torch shares a GPU's memory by CUDA IPC, and a CPU's by a file in memory.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import NamedTuple, Self
+
+import torch
+import torch.multiprocessing
+from torch import Tensor
+
+from swarm.engine.seam import EngineError
+from swarm.engine.training.weights_digest import WeightsDigest
+
+_PART_BYTES = 256 << 20
+"""Size of the shared tensor, unless one weight is larger."""
+_ALIGNED = 16
+"""Weights begin at multiples of this many bytes."""
+_MEETING_S = 20.0
+"""Longest time that either side waits for the other one to come."""
+_LOOK_EVERY_S = 0.01
+
+
+class _Place(NamedTuple):
+    """Where a weight lies in the shared tensor. start: in bytes."""
+
+    name: str
+    dtype: torch.dtype
+    shape: torch.Size
+    start: int
+
+    @property
+    def end(self) -> int:
+        size = self.shape.numel() * self.dtype.itemsize
+        return self.start + -(-size // _ALIGNED) * _ALIGNED
+
+    def of(self, shared: Tensor) -> Tensor:
+        """The weight itself."""
+        size = self.shape.numel() * self.dtype.itemsize
+        return shared[self.start : self.start + size].view(self.dtype).view(self.shape)
+
+
+def send(path: Path, weights: Mapping[str, Tensor], dtypes: Mapping[str, torch.dtype]) -> str:
+    """Send each weight, in its type from `dtypes`, to the one reader of the socket at `path`. Returns their digest.
+
+    Raises: EngineError when nobody comes, or the reader breaks off.
+    """
+    digest = WeightsDigest()
+    device = next(iter(weights.values())).device
+    parts = [*_parts(weights, dtypes, _PART_BYTES)]
+    torch.multiprocessing.set_sharing_strategy("file_system")  # type: ignore[no-untyped-call]  # the other one is for relatives
+    try:
+        with _reader(path) as reader:
+            shared = torch.empty(max(part[-1].end for part in parts), dtype=torch.uint8, device=device)
+            reader.send(shared)
+            for part in parts:
+                for place in part:
+                    place.of(shared).copy_(weights[place.name].detach())
+                digest.add((place.name, place.of(shared)) for place in part)
+                _finish(device)
+                reader.send(part)
+                reader.recv()
+            reader.send(None)
+    except (OSError, EOFError, RuntimeError) as error:
+        raise EngineError(f"weights cannot be sent over the device: {error or type(error).__name__}") from error
+    return digest.hexdigest()
+
+
+class Incoming:
+    """The weights that `send` sends to this socket. Raises: OSError, EOFError, RuntimeError where memory cannot be shared."""
+
+    def __init__(self, path: Path) -> None:
+        self._sender = _connected(path)
+        try:
+            self._shared: Tensor = self._sender.recv()
+        except BaseException:
+            self._sender.close()
+            raise
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Copies of all weights, in the sender's order."""
+        while (part := self._sender.recv()) is not None:
+            copies = [(place.name, place.of(self._shared).clone()) for place in part]
+            _finish(self._shared.device)
+            self._sender.send(None)
+            yield from copies
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        del self._shared
+        self._sender.close()
+
+
+def _parts(weights: Mapping[str, Tensor], dtypes: Mapping[str, torch.dtype], part_bytes: int) -> Iterator[list[_Place]]:
+    """Places of as many weights as fit at a time; at least one."""
+    part: list[_Place] = []
+    for name, weight in weights.items():
+        place = _Place(name, dtypes[name], weight.shape, part[-1].end if part else 0)
+        if part and place.end > part_bytes:
+            yield part
+            part, place = [], place._replace(start=0)
+        part.append(place)
+    yield part
+
+
+@contextmanager
+def _reader(path: Path) -> Iterator[Connection]:
+    """The first process that connects to a new socket at this path. Raises: OSError, TimeoutError among them."""
+    path.unlink(missing_ok=True)
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(path))
+        listening.listen(1)
+        listening.settimeout(_MEETING_S)
+        try:
+            accepted, _ = listening.accept()
+        finally:
+            path.unlink(missing_ok=True)
+    with accepted:
+        accepted.settimeout(None)
+        with Connection(accepted.detach()) as connection:
+            yield connection
+
+
+def _connected(path: Path) -> Connection:
+    """Connect once somebody listens there. Raises: OSError."""
+    deadline = time.monotonic() + _MEETING_S
+    connecting = socket.socket(socket.AF_UNIX)
+    try:
+        while True:
+            try:
+                connecting.connect(str(path))
+                break
+            except (FileNotFoundError, ConnectionRefusedError):
+                if time.monotonic() > deadline:
+                    raise
+            time.sleep(_LOOK_EVERY_S)
+    except BaseException:
+        connecting.close()
+        raise
+    return Connection(connecting.detach())
+
+
+def _finish(device: torch.device) -> None:
+    """Wait until the device has done what was asked of it: the other process may read now."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
