@@ -17,6 +17,10 @@ ratio is of that step; ratio_turns of the *turns* step (`bench.turns_step`: 4 ep
 where TRL computes in the precision that was its fastest on sums. ratio_at_floor and ratio_turns_at_floor are what they would be if
 our steps were nothing but the matrix products that they cannot do without (`bench.train_floor --whole`): no more can be had
 on this machine.
+
+`--device cuda --trl-python PATH` compares both on one GPU that holds both: sums alone, answers of up to 128 tokens, each side with its own
+vLLM on the card (TRL's in its own process, `vllm_mode="colocate"`). PATH is the Python of an environment with TRL, vLLM and a torch for CUDA
+(`pip install "trl[vllm]"`). Rewards do not depend on what the model knows, so that one of random weights will do.
 """
 
 from __future__ import annotations
@@ -33,16 +37,19 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, get_args
 
 from bench import train_floor, turns_step
 from bench.command import run
-from bench.sums import GROUP_SIZE, MAX_TOKENS, PRECISIONS, STILL, TASKS, Sum, score, sums
+from bench.sums import GPU_MAX_TOKENS, GROUP_SIZE, MAX_TOKENS, PRECISIONS, STILL, TASKS, Sum, even, score, sums
 from bench.workloads import episode_of, of_groups
 from foundation.arguments import count
 from foundation.clock import SystemClock
+from foundation.gpus import cards
 from foundation.ids import derived_seed
+from swarm.engine.devices import Layout
 from swarm.engine.local.engine import LocalEngine
+from swarm.engine.machine import Device
 from swarm.engine.seam import RunContext, SampleRequest, TrainBatch, TrainEpisode, TrainGroup
 from swarm.models import resolve
 from swarm.protocol.episodes import WeightsVersion
@@ -71,6 +78,7 @@ class Ours:
 
     def __init__(self, engine: LocalEngine, run_dir: Path) -> None:
         self._engine = engine
+        self._on_gpu = engine.inference.settings.device == "cuda"
         self._spec = _SPEC.computed_in(engine.info.dtype)
         self._run = RunContext(run_id="bench", branch=0, spec=self._spec, directory=run_dir)
         self._clock = SystemClock()
@@ -109,25 +117,31 @@ class Ours:
         body = {
             "messages": [{"role": "user", "content": task.question}],
             "temperature": 1.0,
-            "max_tokens": MAX_TOKENS,
-            "seed": derived_seed("bench", step, at, slot),
+            "max_tokens": GPU_MAX_TOKENS if self._on_gpu else MAX_TOKENS,
         }
+        if self._engine.info.default_seeds:
+            body["seed"] = derived_seed("bench", step, at, slot)
         sampled = await self._engine.sample(SampleRequest(dialect="chat.completions", body=body))
-        reward = score(sampled.answer["choices"][0]["message"]["content"] or "", task.total)
+        if self._on_gpu:
+            reward = even(sampled.choices[0].sampled_ids)
+        else:
+            reward = score(sampled.answer["choices"][0]["message"]["content"] or "", task.total)
         return episode_of(f"{step}-{at}-{slot}", sampled, reward)
 
 
 class Trl:
     """TRL in a separate process, which makes one step per request."""
 
-    def __init__(self, task: str, model: Path, precision: str, logs: Path) -> None:
+    def __init__(self, task: str, model: Path, precision: str, logs: Path, python: Path | None) -> None:
+        """python: that of an environment for a GPU; None: our own environment, on the CPU."""
         self.precision = precision
         self._log = logs / f"trl-{task}-{precision}.log"
         with self._log.open("w") as errors:
             self._process = subprocess.Popen(
                 [
-                    *(str(_ENVIRONMENT / "bin" / "python"), "-m", "bench.trl_grpo"),
+                    *(str(python or _ENVIRONMENT / "bin" / "python"), "-m", "bench.trl_grpo"),
                     *("--model", str(model), "--precision", precision, "--task", task, "--scratch", str(logs)),
+                    *(["--gpu"] if python else []),
                 ],
                 cwd=_ROOT,
                 stdin=subprocess.PIPE,
@@ -171,11 +185,13 @@ def ensure_trl() -> None:
     marker.write_bytes(_LOCK.read_bytes())
 
 
-async def fastest_trl(task: str, model: Path, precisions: Sequence[str], logs: Path, opened: ExitStack) -> Trl:
+async def fastest_trl(
+    task: str, model: Path, precisions: Sequence[str], logs: Path, opened: ExitStack, python: Path | None
+) -> Trl:
     """TRL in its fastest precision, warmed up by one step. `opened` closes it; slower ones are closed at once."""
     best: tuple[float, Trl] | None = None
     for precision in precisions:
-        trl = opened.enter_context(closing(Trl(task, model, precision, logs)))
+        trl = opened.enter_context(closing(Trl(task, model, precision, logs, python)))
         made = await asyncio.to_thread(trl.step)
         seconds = made["seconds"]
         say(task=task, side="trl", precision=precision, warm_up=True, **made)
@@ -225,13 +241,13 @@ def _middle(steps: Sequence[dict[str, float]], name: str) -> float:
 
 
 async def side_by_side(
-    task: str, step: Step, model: Path, precisions: Sequence[str], steps: int, logs: Path
+    task: str, step: Step, model: Path, precisions: Sequence[str], steps: int, logs: Path, python: Path | None = None
 ) -> Compared:
-    """Make one uncounted step per side, then measure steps in turns. step: makes ours."""
+    """Make one uncounted step per side, then measure steps in turns. step: makes ours. python: TRL's for a GPU."""
     ours, theirs = [], []
     say(task=task, side="ours", warm_up=True, **await step(FIRST - 1))
     with ExitStack() as opened:
-        trl = await fastest_trl(task, model, precisions, logs, opened)
+        trl = await fastest_trl(task, model, precisions, logs, opened, python)
         for number in range(FIRST, FIRST + steps):
             ours.append(await step(number))
             say(task=task, side="ours", step=number, **ours[-1])
@@ -270,6 +286,33 @@ async def measure(
     }
 
 
+async def measure_on_gpu(
+    model_name: str, steps: int, precisions: Sequence[str], home: Path, trl_python: Path
+) -> dict[str, Any]:
+    model, card = resolve(model_name), cards()[0]
+    engine = LocalEngine(
+        model, logs=home, clock=SystemClock(), max_model_len=1024, devices=Layout.one("cuda"), card=card.total // 2
+    )
+    try:
+        await engine.boot()
+        side = Ours(engine, home / "run")
+        await side.open()
+        by_sums = await side_by_side("sums", side.step, model.path, precisions, steps, home, trl_python)
+    finally:
+        await engine.shutdown()
+    summary = by_sums.summary()
+    return {
+        **summary,
+        "tokens_per_s": round(summary["sampled_tokens"] / summary["s_per_step"], 1),
+        "trl_tokens_per_s": round(summary["trl_sampled_tokens"] / summary["trl_s_per_step"], 1),
+        "ratio": round(by_sums.ratio, 2),
+        "dtype": engine.info.dtype,
+        "trl_precision": by_sums.precision,
+        "card": card.name,
+        "steps": steps,
+    }
+
+
 def step_floor(model_name: str, workload: str) -> float:
     """Seconds that the matrix products of a whole step take (see `bench.train_floor`), with nothing else running."""
     found = train_floor.in_a_trainer_like_process("--whole", "--model", model_name, "--workload", workload)
@@ -302,7 +345,20 @@ def main() -> int:
     parser.add_argument("--steps", type=count, default=7, help="measured steps of each side")
     parser.add_argument("--turns-steps", type=count, default=3, help="measured steps of each side on *turns*")
     parser.add_argument("--trl-precision", nargs="+", default=PRECISIONS, choices=PRECISIONS, metavar="PRECISION")
+    parser.add_argument("--device", choices=get_args(Device), default="cpu")
+    parser.add_argument(
+        "--trl-python", type=Path, help="with --device cuda: Python of an environment with TRL and vLLM"
+    )
     args = parser.parse_args()
+    if (args.device == "cuda") != (args.trl_python is not None):
+        parser.error("--device cuda and --trl-python go together")
+    if args.trl_python is not None:
+        if not cards():
+            parser.error("nvidia-smi names no card on this machine")
+        with tempfile.TemporaryDirectory(prefix="swarm-bench-") as home:
+            found = asyncio.run(measure_on_gpu(args.model, args.steps, args.trl_precision, Path(home), args.trl_python))
+        say(bench="grpo_step", **found)
+        return 0
     ensure_trl()
     with tempfile.TemporaryDirectory(prefix="swarm-bench-") as home:
         found = asyncio.run(measure(args.model, args.steps, args.turns_steps, args.trl_precision, Path(home)))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 TASKS = 8
 GROUP_SIZE = 8
 MAX_TOKENS = 32
+GPU_MAX_TOKENS = 128
 LEARNING_RATE = 4e-5
 STILL = 1e-7
 """A learning rate for timing: every weight changes, but samples keep their lengths."""
@@ -28,6 +30,11 @@ def sums(step: int) -> list[Sum]:
     draw = random.Random(step)
     pairs = [(draw.randint(1, 9), draw.randint(1, 9)) for _ in range(TASKS)]
     return [Sum(f"What is {a}+{b}? Answer with the number only.", a + b) for a, b in pairs]
+
+
+def even(ids: Sequence[int]) -> float:
+    """1 for an answer whose token ids have an even sum. Any model, also one of random weights, gets both rewards in a group."""
+    return float(sum(ids) % 2 == 0)
 
 
 def score(answer: str, total: int) -> float:

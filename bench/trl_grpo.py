@@ -19,7 +19,7 @@ from typing import Any
 
 from bench.clerk import EPISODES, TURNS, Clerk
 from bench.clerk import MAX_TOKENS as TURN_TOKENS
-from bench.sums import GROUP_SIZE, MAX_TOKENS, PRECISIONS, STILL, TASKS, score, sums
+from bench.sums import GPU_MAX_TOKENS, GROUP_SIZE, MAX_TOKENS, PRECISIONS, STILL, TASKS, even, score, sums
 
 _STEPS = 64
 _SAMPLED: list[int] = []
@@ -32,8 +32,9 @@ def main() -> None:
     parser.add_argument("--precision", choices=PRECISIONS, required=True)
     parser.add_argument("--task", choices=("sums", "turns"), required=True)
     parser.add_argument("--scratch", required=True, help="a folder for what TRL may write; it saves no model")
+    parser.add_argument("--gpu", action="store_true", help="longer sums, sampled by TRL's own vLLM on the same GPU")
     args = parser.parse_args()
-    make = _sums if args.task == "sums" else _turns
+    make = _turns if args.task == "turns" else _sums_on_gpu if args.gpu else _sums
     trainer = make(args.model, args.precision, args.scratch)
     _say(ready=True)
     trainer.train()
@@ -44,22 +45,46 @@ def _sums(model: str, precision: str, scratch: str) -> Any:
         _SAMPLED.append(sum(map(len, completion_ids)))
         return [score(made[0]["content"], right) for made, right in zip(completions, total, strict=True)]
 
-    rows = [
-        {"prompt": [{"role": "user", "content": task.question}], "total": task.total}
-        for step in range(1, _STEPS + 1)
-        for task in sums(step)
-    ]
     return _trainer(
         model,
         precision,
         scratch,
-        rows,
+        _rows(),
         reward,
+        use_cpu=True,
         per_device_train_batch_size=16,
         gradient_accumulation_steps=TASKS * GROUP_SIZE // 16,
         num_generations=GROUP_SIZE,
         max_completion_length=MAX_TOKENS,
     )
+
+
+def _sums_on_gpu(model: str, precision: str, scratch: str) -> Any:
+    def reward(completion_ids: list[list[int]], **_: Any) -> list[float]:
+        _SAMPLED.append(sum(map(len, completion_ids)))
+        return [*map(even, completion_ids)]
+
+    return _trainer(
+        model,
+        precision,
+        scratch,
+        _rows(),
+        reward,
+        use_vllm=True,
+        vllm_mode="colocate",
+        vllm_max_model_length=1024,
+        per_device_train_batch_size=TASKS * GROUP_SIZE,
+        num_generations=GROUP_SIZE,
+        max_completion_length=GPU_MAX_TOKENS,
+    )
+
+
+def _rows() -> list[dict[str, Any]]:
+    return [
+        {"prompt": [{"role": "user", "content": task.question}], "total": task.total}
+        for step in range(1, _STEPS + 1)
+        for task in sums(step)
+    ]
 
 
 def _turns(model: str, precision: str, scratch: str) -> Any:
@@ -73,6 +98,7 @@ def _turns(model: str, precision: str, scratch: str) -> Any:
         [{"prompt": [{"role": "user", "content": str(step)}]} for step in range(1, _STEPS + 1)],
         reward,
         rollout_func=_played,
+        use_cpu=True,
         per_device_train_batch_size=1,  # four conversations at once take more than 20 GB in float32
         gradient_accumulation_steps=EPISODES,
         num_generations=EPISODES,
@@ -119,7 +145,7 @@ def _trainer(
     reward: Any,
     *,
     rollout_func: Any = None,
-    **shape: int,
+    **settings: Any,
 ) -> Any:
     from datasets import Dataset  # type: ignore[import-not-found,unused-ignore]  # in its own environment
     from transformers import TrainerCallback
@@ -141,7 +167,6 @@ def _trainer(
 
     config = GRPOConfig(
         output_dir=scratch,
-        use_cpu=True,
         bf16=precision == "autocast",
         model_init_kwargs={"dtype": "bfloat16" if precision == "bfloat16" else "float32"},
         learning_rate=STILL,
@@ -156,7 +181,7 @@ def _trainer(
         save_strategy="no",
         report_to="none",
         disable_tqdm=True,
-        **shape,
+        **settings,
     )
     return GRPOTrainer(
         model=model,
