@@ -32,7 +32,7 @@ _ANTHROPIC_TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class ErrorAnswer:
-    """What the client gets: `body` in OpenAI's form, with our code if the error is ours."""
+    """What the client gets: `body` in OpenAI's form, with OpenAI's code if it has one, else ours."""
 
     status: int
     body: dict[str, Any]
@@ -62,7 +62,7 @@ def bad_request(message: str, parameter: str) -> RequestRefused:
 def answer_of(error: SwarmError) -> ErrorAnswer:
     """An error of this product as an agent gets it."""
     if isinstance(error, RequestRefused):
-        return ErrorAnswer(error.status, _with_code_in_words(error.body))
+        return ErrorAnswer(error.status, _with_our_code(error.status, error.body))
     if isinstance(error, KeyRefused):
         return _ours(401, str(error), "invalid_api_key", "authentication_error", _NO_RETRY)
     if isinstance(error, EngineDown):
@@ -89,12 +89,13 @@ def anthropic_body(status: int, body: dict[str, Any]) -> dict[str, Any]:
     return {"type": "error", "error": shown}
 
 
-def _with_code_in_words(body: dict[str, Any]) -> dict[str, Any]:
-    """The body with a string or null as `code`, as OpenAI has it; vLLM puts the HTTP status there."""
+def _with_our_code(status: int, body: dict[str, Any]) -> dict[str, Any]:
+    """The body with our code, unless it has OpenAI's own. vLLM puts the HTTP status there."""
     error = body.get("error")
-    if not isinstance(error, dict) or not isinstance(error.get("code"), int):
+    if not isinstance(error, dict) or isinstance(error.get("code"), str):
         return body
-    return body | {"error": error | {"code": None}}
+    code = ErrorCode.NOT_FOUND if status == 404 else ErrorCode.INVALID_SPEC
+    return body | {"error": error | {"code": str(code)}}
 
 
 def _ours(status: int, message: str, code: str, kind: str, headers: dict[str, str]) -> ErrorAnswer:

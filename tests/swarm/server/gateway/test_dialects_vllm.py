@@ -169,8 +169,9 @@ def test_errors_of_vllm_come_in_the_dialects_envelope(served_vllm: Served) -> No
     long = "word " * 3000
     message = episode.raw({"model": "policy", "messages": [{"role": "user", "content": long}]}, path="messages")
     assert (message.status_code, message.json()["error"]["type"]) == (400, "invalid_request_error")
+    assert message.json()["error"]["code"] == "invalid_spec"
     for path, field in (("responses", "input"), ("completions", "prompt")):
         answer = episode.raw({"model": "policy", field: long, "stream": True}, path=path)
-        assert answer.status_code == 400
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_spec")
         assert answer.json()["error"]["message"]
     assert episode.trace().calls == []

@@ -159,7 +159,7 @@ def test_another_model_is_refused_and_counts_nothing(served: Served) -> None:
     assert unknown.value.code == unlisted.value.code == "model_not_found"
     with pytest.raises(openai.BadRequestError, match="messages") as malformed:
         episode.sdk.chat.completions.create(model="policy", messages=[])
-    assert malformed.value.code is None
+    assert malformed.value.code == "invalid_spec"
     for model in (5, 0, False, ["x"], {}):
         answer = episode.raw(body(model=model))
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "model")

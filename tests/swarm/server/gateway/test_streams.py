@@ -15,7 +15,7 @@ from swarm.engine.seam import EngineDown, RequestRefused, SampledEvent
 from swarm.protocol.episodes import RecordedCall, RecordedSampling
 from swarm.server.gateway.anthropic import AnthropicMessages, chat_messages
 from swarm.server.gateway.dialect import Dialect
-from swarm.server.gateway.errors import answer_of
+from swarm.server.gateway.errors import answer_of, anthropic_body
 from swarm.server.gateway.forms import ChatForm, message_of
 from swarm.server.gateway.message_form import normal_message, normal_text
 from swarm.server.gateway.responses import Responses, input_messages
@@ -290,10 +290,19 @@ def test_a_stream_that_breaks_off_says_so_in_its_own_words(dialect: Dialect, kin
     assert "crashed" in error["message"]
 
 
-def test_a_code_is_a_text_or_nothing_also_where_the_engine_wrote_its_status_there() -> None:
-    told = {"message": "too long", "type": "BadRequestError", "param": None}
-    assert answer_of(RequestRefused(400, {"error": told | {"code": 400}})).body == {"error": told | {"code": None}}
-    named = {"error": told | {"code": "context_length_exceeded"}}
+@pytest.mark.parametrize(("status", "code"), [(400, "invalid_spec"), (404, "not_found"), (422, "invalid_spec")])
+@pytest.mark.parametrize("told", [None, 400])
+def test_a_refusal_without_a_code_gets_ours_also_where_the_engine_wrote_its_status(
+    status: int, code: str, told: int | None
+) -> None:
+    error = {"message": "too long", "type": "BadRequestError", "param": None}
+    answer = answer_of(RequestRefused(status, {"error": error | {"code": told}}))
+    assert answer.body == {"error": error | {"code": code}}
+    assert anthropic_body(status, answer.body)["error"]["code"] == code
+
+
+def test_a_code_of_openais_stands() -> None:
+    named = {"error": {"message": "too long", "code": "context_length_exceeded"}}
     assert answer_of(RequestRefused(400, named)).body == named
 
 
