@@ -32,7 +32,8 @@ ADVICE: dict[DropReason, str] = {
     DropReason.ZERO_VARIANCE: "all rewards of the group were equal, so nothing could be compared: take tasks of middling "
     "difficulty, raise the temperature or group_size, or give partial credit",
     DropReason.PARTIAL_GROUP: "their group was not filled in time: raise group_patience_s, lower partial_min, or run more clients",
-    DropReason.NO_CALLS: "ended without a recorded call: does the agent use the episode's base_url and api_key?",
+    DropReason.NO_CALLS: "ended without a recorded call: does the agent use the episode's base_url and api_key? If its requests "
+    "were refused, `swarm ledger --detail` says why",
     DropReason.TRUNCATED: "every call was cut off by max_tokens: raise sampling.max_tokens, or set algorithm.train_truncated",
     DropReason.GREEDY: "every call was made at temperature 0, or below 0.01, where nothing is drawn: leave the temperature out, or set it to 1",
     DropReason.UNREPRODUCIBLE_SAMPLING: "sampled in a way that the trainer cannot recompute, while sampling.train asks for the "

@@ -234,7 +234,7 @@ class LedgerEntry(BaseModel):
     state: EpisodeState
     reason: DropReason | None = None
     detail: str | None = None
-    """For `aborted`: the client's reason."""
+    """More about the reason; for `aborted` the client's own. Names the refusal if the server refused its newest request."""
     cause: Cause | None = None
     """Who or what lost the attempt; None while the episode is open, or if it ended with a reward that counts."""
     tainted: bool = False

@@ -528,6 +528,10 @@ class Service(DurableState):
         """Note that a request that needs no record was answered."""
         self.tell(lambda t: episodes.attempted(t, episode_id, attempt))
 
+    def refused(self, episode_id: str, why: str) -> None:
+        """Note that a request was refused for its own faults."""
+        self.tell(lambda t: episodes.refused(t, episode_id, why))
+
     def suspect(self, attempt: CallAttempt, at: float, call_ids: frozenset[str]) -> None:
         """Note that a client gave up on a recorded call at Unix time `at`; the engine may turn out to have hung by then."""
         self.tell(lambda t: episodes.suspect(t, attempt, at, call_ids))

@@ -221,6 +221,13 @@ def is_refusal(error: BaseException) -> bool:
     return isinstance(error, SwarmError) and not _is_over(error) and answer_of(error).status < 500
 
 
+def why_refused(error: SwarmError) -> str:
+    """The message of a refusal and its status, on one line, for the ledger."""
+    answer = answer_of(error)
+    words = " ".join(str((answer.body.get("error") or {}).get("message", "")).split())
+    return f"{words[:_DETAIL_CHARS]} ({answer.status})"
+
+
 def _is_over(error: BaseException) -> bool:
     """Whether nobody waits for the answer: the client went away, or its episode is over."""
     lost = isinstance(error, Refusal) and error.code is ErrorCode.LEASE_LOST

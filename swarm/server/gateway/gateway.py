@@ -21,7 +21,15 @@ from swarm.server.gateway.chat import ChatCompletions
 from swarm.server.gateway.completions import Completions
 from swarm.server.gateway.dialect import AnswerStream, Dialect
 from swarm.server.gateway.errors import answer_of, bad_request
-from swarm.server.gateway.failures import EngineWait, Failures, KeepsFailing, KeptCall, Progress, is_refusal
+from swarm.server.gateway.failures import (
+    EngineWait,
+    Failures,
+    KeepsFailing,
+    KeptCall,
+    Progress,
+    is_refusal,
+    why_refused,
+)
 from swarm.server.gateway.forms import JsonObject
 from swarm.server.gateway.records import Generation, Prompts, Records
 from swarm.server.gateway.request import AgentRequest, agent_of
@@ -63,6 +71,16 @@ class Gateway:
     def decode(self, ids: list[int]) -> str:
         """Text of the ids, special tokens included."""
         return self._engine.decode(ids)
+
+    @contextmanager
+    def noting_refusals(self, key: EpisodeKey) -> Iterator[None]:
+        """Within the block, note why a request of this episode is refused."""
+        try:
+            yield
+        except SwarmError as error:
+            if is_refusal(error):
+                self._service.refused(key.episode_id, why_refused(error))
+            raise
 
     async def complete(self, dialect: str, key: EpisodeKey, body: JsonObject, headers: Headers) -> JsonObject:
         """Sample a whole answer. Cancelling this stops the sampling and records the call as broken off.

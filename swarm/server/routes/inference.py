@@ -66,9 +66,10 @@ class InferenceRoutes:
     )  # fmt: skip
     async def count_tokens(self, request: Request) -> Response:
         key = await self._key(request)
-        body = await _body(request)
-        counting = self.gateway.count_tokens("messages", key, body, request.headers)
-        count = await wire.until_gone(request, counting)
+        with self.gateway.noting_refusals(key):
+            body = await _body(request)
+            counting = self.gateway.count_tokens("messages", key, body, request.headers)
+            count = await wire.until_gone(request, counting)
         return wire.answer_json({"input_tokens": count, "context_management": {"original_input_tokens": count}})
 
     @Operation("GET", _MODELS, "The hosted model", aliases=(_AGAIN + _MODELS,))
@@ -84,13 +85,14 @@ class InferenceRoutes:
 
     async def _call(self, dialect: str, request: Request) -> Response:
         key = await self._key(request)
-        body = await _body(request)
-        if body.get("stream"):
-            frames = self.gateway.stream(dialect, key, body, request.headers)
-            first = await wire.until_gone(request, _first(frames))
-            return wire.EventStream(frames, first=first)
-        call = self.gateway.complete(dialect, key, body, request.headers)
-        return wire.answer_json(await wire.until_gone(request, call))
+        with self.gateway.noting_refusals(key):
+            body = await _body(request)
+            if body.get("stream"):
+                frames = self.gateway.stream(dialect, key, body, request.headers)
+                first = await wire.until_gone(request, _first(frames))
+                return wire.EventStream(frames, first=first)
+            call = self.gateway.complete(dialect, key, body, request.headers)
+            return wire.answer_json(await wire.until_gone(request, call))
 
     def _card(self) -> dict[str, Any]:
         return {

@@ -88,7 +88,7 @@ def end(t: Transition, episode_id: str, result: EpisodeResult, task_id: str | No
     elif row.tainted and nothing_answered(live.calls):
         close(t, live, DropReason.NO_CALLS, "all of its calls failed", cause=Cause.SERVER)
     elif not live.calls and not result.by_hand:
-        close(t, live, DropReason.NO_CALLS, "ended without any recorded call", cause=Cause.ROLLOUT)
+        close(t, live, DropReason.NO_CALLS, live.explained("ended without any recorded call"), cause=Cause.ROLLOUT)
     elif row.kind == "eval":
         close(t, live, DropReason.EVAL, cause=None)
     elif row.ungrouped and (stale := too_stale(t.state, row)) is not None:
@@ -108,7 +108,7 @@ def abort(t: Transition, episode_id: str, lease: str, words: str, cause: Cause |
     """Close an open episode as aborted. cause: the client's statement. Codes: not_found, lease_lost."""
     live = held(t, episode_id, lease)
     live.count_calls()
-    close(t, live, DropReason.ABORTED, words, cause=blamed(cause, tainted=live.row.tainted))
+    close(t, live, DropReason.ABORTED, live.explained(words), cause=blamed(cause, tainted=live.row.tainted))
     return live.row.entry()
 
 
@@ -164,6 +164,7 @@ def _expire(t: Transition, live: LiveEpisode) -> None:
         if live.calls:
             t.changes.append(PutCalls(row.seq, body))
     live.count_calls()
+    detail = live.explained(detail)
     t.log.append(f"episode {row.episode_id} of {row.client_id} expired: {detail}")
     close(t, live, DropReason.EXPIRED, detail, cause=blamed(cause, tainted=row.tainted))
 
@@ -301,6 +302,7 @@ def close_call(
         _expiry(t, live)
     live.open_since.pop(call.index, None)
     live.calls.extend(recorded)
+    live.refusal = "" if recorded else live.refusal
     live.cached_entry = None
     if attempt is not None:
         live.attempts.append(attempt)
@@ -317,6 +319,13 @@ def attempted(t: Transition, episode_id: str, attempt: CallAttempt) -> None:
     if live is not None:
         live.attempts.append(attempt)
         live.cached_entry = None
+
+
+def refused(t: Transition, episode_id: str, why: str) -> None:
+    """Note why a request was refused; the ledger says so if the episode is lost before another one is recorded."""
+    live = t.state.live.get(episode_id)
+    if live is not None:
+        live.refusal = why
 
 
 def suspect(t: Transition, attempt: CallAttempt, at: float, call_ids: frozenset[str]) -> None:

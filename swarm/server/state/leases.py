@@ -66,6 +66,8 @@ class LiveEpisode:
     calls: list[RecordedCall] = field(default_factory=list)
     attempts: list[CallAttempt] = field(default_factory=list)
     """Finished requests of its agents."""
+    refusal: str = ""
+    """Why its newest request was refused; empty if it was not."""
     calls_opened: int = 0
     open_since: dict[int, float] = field(default_factory=dict)
     """Index of each open call → when it was opened."""
@@ -92,6 +94,10 @@ class LiveEpisode:
 
     def touch(self, now: float) -> None:
         self.idle_at = now + self.idle_limit_s
+
+    def explained(self, detail: str) -> str:
+        """The detail for its row, with the refusal of its newest request."""
+        return f"{detail}; its last request was refused: {self.refusal}" if self.refusal else detail
 
     def count_calls(self) -> None:
         """Write the totals of its calls into the row, and whether a call tainted it."""

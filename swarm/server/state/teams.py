@@ -67,7 +67,8 @@ def prepare(t: Transition, episode_id: str, wish: EpisodePreparation, sealed_key
         result=wish.result.model_dump(mode="json"),
     )
     row.state = EpisodeState.PREPARED
-    row.detail = "decides for its team" if team.decides else f"waits for {team.decider_id} at {team.decider_url}"
+    waits = "decides for its team" if team.decides else f"waits for {team.decider_id} at {team.decider_url}"
+    row.detail = live.explained(waits)
     leave(t, live)
     row.ended_at = None
     hold(t, Prepared(row=row, team=team))
@@ -174,6 +175,7 @@ def decide(
 ) -> None:
     """End a prepared episode: it enters the pool with its reward or is dropped. cause: who lost it, if it is aborted."""
     row, team = prepared.row, prepared.team
+    prepared_as = row.detail
     del t.state.prepared[row.episode_id]
     team.outcome, team.how = outcome, how
     t.changes.append(team)
@@ -198,7 +200,7 @@ def decide(
             row.detail = "one of its calls failed on the server's side, which was found after it was prepared"
         elif not row.calls:
             row.reason, row.cause = DropReason.NO_CALLS, Cause.ROLLOUT
-            row.detail = "committed without any recorded call"
+            row.detail = f"committed without any recorded call ({prepared_as})"
         elif row.kind == "eval":
             row.reason = DropReason.EVAL
         else:

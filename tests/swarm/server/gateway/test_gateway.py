@@ -166,6 +166,32 @@ def test_another_model_is_refused_and_counts_nothing(served: Served) -> None:
     assert episode.trace().calls == []
 
 
+REFUSALS = [
+    pytest.param("chat/completions", body(guided_json={}), "guided_json has no effect", id="the gateway's"),
+    pytest.param("chat/completions", body(max_tokens=10**6), "context holds", id="the engine's"),
+    pytest.param("chat/completions", body(model="gpt-0"), "`gpt-0` does not exist", id="another model"),
+    pytest.param("chat/completions", body(stream=5), "stream must be true or false", id="before it is read"),
+    pytest.param("completions", {"model": "policy"}, "prompt", id="completions"),
+    pytest.param("responses", {"model": "policy", "input": 5}, "input", id="responses"),
+    pytest.param("messages", body(max_tokens=5, tools="x"), "tools", id="messages"),
+    pytest.param("messages/count_tokens", body(tools="x"), "tools", id="count_tokens"),
+]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("path", "asked", "why"), REFUSALS)
+def test_the_ledger_says_why_the_requests_of_an_episode_without_calls_were_refused(
+    served: Served, path: str, asked: dict[str, Any], why: str, stream: bool
+) -> None:
+    episode = served.claim()
+    answer = episode.raw({"stream": stream} | asked, path=path)
+    assert answer.status_code in (400, 404)
+    assert episode.end().json()["dropped"] == "no_calls"
+    detail = episode.trace().entry.detail or ""
+    assert f"its last request was refused: {answer.json()['error']['message']} ({answer.status_code})" in detail
+    assert why in detail
+
+
 def test_every_choice_is_a_record_of_its_own(served: Served) -> None:
     episode = served.claim()
     answer = episode.raw(body(n=3)).raise_for_status().json()

@@ -42,10 +42,14 @@ async def prepared(world: World, decider_id: str | None = None) -> EpisodeGrant:
     """A member of a team, with the server's own decider unless another is named."""
     lease = await world.claim()
     await world.call(lease)
+    await prepare(world, lease, decider_id)
+    return lease
+
+
+async def prepare(world: World, lease: EpisodeGrant, decider_id: str | None = None) -> None:
     decider = Decider(url="http://elsewhere:8642", episode_id=decider_id or lease.episode_id, key="swd_k")
     wish = EpisodePreparation(lease=lease.lease, decider=decider, result=TeamResult(reward=1.0), patience_s=60)
     await world.service.prepare(lease.episode_id, wish, "sealed")
-    return lease
 
 
 @pytest.mark.parametrize("stated", [None, *Cause])
@@ -147,6 +151,31 @@ async def test_calls_that_cannot_be_kept_are_the_servers_loss(world: World, monk
     monkeypatch.setattr("swarm.server.state.episodes.encode", unwritable)
     await world.refused(world.end(lease))
     assert await causes(world) == [Cause.SERVER]
+
+
+@pytest.mark.parametrize("way", ["end", "abort", "expire", "commit"])
+@pytest.mark.parametrize("answered_after", [False, True])
+async def test_an_episode_that_was_lost_after_a_refused_request_says_why_it_was_refused(
+    world: World, way: str, answered_after: bool
+) -> None:
+    lease = await world.claim()
+    world.service.refused(lease.episode_id, "stop must be a text (400)")
+    if answered_after:
+        await world.call(lease)
+    if way == "end":
+        await world.end(lease)
+    elif way == "abort":
+        await world.service.abort(lease.episode_id, EpisodeAbort(lease=lease.lease, reason="no"))
+    elif way == "expire":
+        await world.passes(3601)
+    else:
+        await prepare(world, lease)
+        await world.service.commit(lease.episode_id, EpisodeCommit(lease=lease.lease))
+    entry = await world.service.entry(lease.episode_id)
+    counts = answered_after and way in ("end", "commit")
+    lost_as = {"end": "no_calls", "abort": "aborted", "expire": "expired", "commit": "no_calls"}
+    assert entry.reason == (None if counts else lost_as[way])
+    assert ("its last request was refused: stop must be a text (400)" in (entry.detail or "")) is not answered_after
 
 
 # -- teams ------------------------------------------------------------------------------------------------------------
