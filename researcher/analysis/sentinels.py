@@ -120,13 +120,20 @@ def _weights_did_not_change(plan: Plan, trial: TrialRecord) -> Seen:
             continue
         counted = bool(trial.series.get(f"{of}tokens_trained"))
         if counted and np.any(series(trial, f"{of}tokens_trained") > 0):
-            return f"{whose} never changed although the run trained", 0.0
+            return f"{whose} never changed although the run trained{_if_forced(trial, of)}", 0.0
         if np.any(series(trial, f"{of}zero_variance_share") < 1):
             because = ": no token was trained, although rewards differed" if counted else " although rewards differed"
             return f"{whose} never changed{because}", 0.0
         if not counted:
             raise Unchecked
     return None
+
+
+def _if_forced(trial: TrialRecord, of: str) -> str:
+    """The reason, if no trained token can have had an alternative."""
+    forced = dict(trial.series.get(f"{of}tokens_forced") or ())
+    only = all(forced.get(step, 0) >= trained for step, trained in points(trial, f"{of}tokens_trained"))
+    return ": all tokens that it trained were forced" if only else ""
 
 
 def _collapse(_plan: Plan, trial: TrialRecord) -> Seen:

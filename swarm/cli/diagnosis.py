@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -273,6 +273,12 @@ def _about_steps(run: RunReport) -> Iterable[str]:
     last = run.steps[-1].values if run.steps else {}
     if last and last.get("weights_change") == 0 and last.get("tokens_trained") == 0:
         yield "the last step trained no token at all"
+    recent = run.steps[-RECENT_STEPS:]
+    if forced := sum(_all_forced(step.values) for step in recent):
+        yield (
+            f"{forced} of the last {len(recent)} steps taught nothing: all tokens that they trained were forced, as a grammar "
+            "or a tool left one choice; loosen the schema, or leave the choice of the tool to the model"
+        )
     steps = [step.values for step in run.steps if MISMATCH in step.values and STALENESS in step.values]
     later = outgrown((values[MISMATCH], values[STALENESS]) for values in steps)
     if later is not None:
@@ -285,6 +291,13 @@ def _about_steps(run: RunReport) -> Iterable[str]:
             f"sampler and trainer disagree by {last[MISMATCH]:.2f} nats per token: set "
             "algorithm.importance_correction to truncated, or train in the sampler's precision"
         )
+
+
+def _all_forced(values: Mapping[str, float]) -> bool:
+    """Whether a step trained only tokens that had no alternative. `tokens_forced` also counts tokens that are not trained, but
+    others would have a gradient."""
+    trained = values.get("tokens_trained", 0.0)
+    return 0 < trained <= values.get("tokens_forced", 0.0) and values.get("grad_norm") == 0
 
 
 def _named(client: ClientRecord) -> str:

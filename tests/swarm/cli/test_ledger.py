@@ -130,6 +130,23 @@ def test_the_summary_says_when_new_weights_do_not_reach_the_sampler(history: dic
     assert len(findings(6e-6, 1.8e-3)) == 1
 
 
+@pytest.mark.parametrize(
+    ("forced", "grad_norm", "said"),
+    [(20.0, 0.0, True), (25.0, 0.0, True), (20.0, 0.1, False), (19.0, 0.0, False), (0.0, 0.1, False)],
+)
+def test_the_summary_says_when_a_step_trained_forced_tokens_alone(
+    history: dict[str, Any], forced: float, grad_norm: float, said: bool
+) -> None:
+    with SwarmClient(history["url"], client_id="reader") as client:
+        report, summary = client.run(history["run"]), client.summary()
+    values = {"tokens_trained": 20.0, "tokens_forced": forced, "grad_norm": grad_norm}
+    first, last = report.steps
+    steps = [first, last.model_copy(update={"values": last.values | values})]
+    run = report.model_copy(update={"steps": steps})
+    text = diagnosis.diagnosis_text(diagnosis.diagnose(Evidence(summary=summary, run=run, traces=[])))
+    assert ("1 of the last 2 steps taught nothing: all tokens that they trained were forced" in text) is said
+
+
 def test_there_is_advice_for_every_reason_and_every_cause_of_a_fork() -> None:
     assert set(ADVICE) == set(DropReason)
     assert set(CAUSE_ADVICE) == set(Cause)
