@@ -19,8 +19,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from foundation import strict_json
 from foundation.commandline import UsageError
 from foundation.confinement import FILES, PORTS, adopt_orphans, filters_calls, hide_memory, landlock_version
@@ -33,7 +31,7 @@ from swarm.client.agent import fault_of
 from swarm.client.agent_room import AgentRoom, clean_environment, files_of, program_of, variables_for_model
 from swarm.client.inference_relay import InferenceRelay
 from swarm.protocol.episodes import Cause, DropReason, EpisodeReceipt, EpisodeResult, LedgerEntry
-from swarm.protocol.errors import SwarmError
+from swarm.protocol.errors import InvalidSpec, SwarmError
 from swarm.protocol.status import ServerStatus
 
 DONE, NOT_NOW, LEASE_GONE, ATTEMPT_LOST, INTERRUPTED = 0, 4, 5, 6, 130
@@ -288,7 +286,7 @@ class Runner:
         else:
             try:
                 score = score_of(scorer.said)
-            except (ValueError, ValidationError) as error:
+            except (ValueError, InvalidSpec) as error:
                 attempt.lose(Cause.GRADER, f"the scorer printed no reward ({' '.join(str(error).split())}); {said}")
                 return
             metadata = {**self._metadata, **score.pop("metadata", {})}
@@ -334,7 +332,7 @@ def _note_entry(attempt: Attempt, entry: LedgerEntry) -> None:
 def score_of(said: bytes) -> dict[str, Any]:
     """The last line of a scorer's output, a number or a JSON object, as arguments of `Episode.end`.
 
-    Raises: ValueError, ValidationError if it is not a score.
+    Raises: ValueError, InvalidSpec if it is not a score.
     """
 
     lines = [line for line in said.decode(errors="replace").splitlines() if line.strip()]
@@ -344,7 +342,7 @@ def score_of(said: bytes) -> dict[str, Any]:
     score: Mapping[str, Any] = found if isinstance(found, dict) else {"reward": found}
     if not {"lease", "idempotency_key", "despite"}.isdisjoint(score):
         raise ValueError("a score has reward, success, metrics, agent_rewards and metadata")
-    result = EpisodeResult.model_validate({**score, "lease": ""}).model_dump(exclude_unset=True)
+    result = EpisodeResult(**score, lease="").model_dump(exclude_unset=True)
     del result["lease"]
     return result
 

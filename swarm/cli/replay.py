@@ -28,6 +28,7 @@ from swarm.engine.seam import RunContext, TrainBatch, TrainingRefused
 from swarm.engine.training import checkpoints
 from swarm.engine.training.checkpoints import ranks_of, state_of
 from swarm.engine.training.supervisor import BackOff
+from swarm.protocol.runspec import LoraSpec
 from swarm.server.storage.replay import recorded_batch
 
 
@@ -169,7 +170,7 @@ def _offloads(run: StoredRun, processor: _Processor) -> bool:
         return False
     shape = VllmSettings(model_dir=run.model.path, model_name=run.model.name, log_path=Path()).shape
     parameters, available = run.spec.parameters, available_memory()
-    lora = None if parameters == "full" else parameters
+    lora = parameters if isinstance(parameters, LoraSpec) else None
     training = Training(dtype="bfloat16", lora=lora, offload=True, on_gpu=True)
     return available is None or trainer_host_memory(TrainerMemory(shape, training)).standing <= available
 

@@ -6,17 +6,18 @@ import copy
 import json
 import math
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self, Unpack
 
 import httpx
-from pydantic import BaseModel, RootModel, ValidationError
+from pydantic import BaseModel, RootModel
 
 from foundation.clock import Clock, SystemClock
 from foundation.ids import Ids, RandomIds, derived_seed
-from foundation.strict import explain
+from foundation.nearest import nearest
+from foundation.strict import FieldError
 from swarm.client.episode import Episode
 from swarm.client.errors import InvalidSpec, NotFound
 from swarm.client.rollouts import RolloutReport, Rollouts
@@ -40,6 +41,7 @@ from swarm.protocol.episodes import (
     TaskProgress,
 )
 from swarm.protocol.errors import ErrorCode
+from swarm.protocol.problem import invalid_spec
 from swarm.protocol.runspec import RunSpec
 from swarm.protocol.status import (
     CheckpointRef,
@@ -318,21 +320,21 @@ class SwarmClient:
         """An episode as an async context manager. run_id None: the current run, looked up on entry.
 
         Inside the block: `base_url`, `api_key`, `end(reward=...)`. An exception aborts the episode with its message.
+        Raises: InvalidSpec for a misspelt keyword or a value that does not fit.
         """
+        _require_known(options, EpisodeOptions)
         sampling = options.pop("sampling", None)
         run_id = options.get("run_id") or ""
-        claim = EpisodeClaim.model_validate(
-            {
-                **options,
-                "run_id": run_id,
-                "idempotency_key": idempotency_key or self.ids.new("claim"),
-                "session": self._session if run_id in self._begun else None,
-                "task_id": task_id,
-                "client_id": self.client_id,
-                "client_version": self.client_version,
-            }
-        )
-        return Episode(self, claim, clock=self.clock, sampling=sampling)
+        fields: dict[str, Any] = {
+            **options,
+            "run_id": run_id,
+            "idempotency_key": idempotency_key or self.ids.new("claim"),
+            "session": self._session if run_id in self._begun else None,
+            "task_id": task_id,
+            "client_id": self.client_id,
+            "client_version": self.client_version,
+        }
+        return Episode(self, EpisodeClaim(**fields), clock=self.clock, sampling=sampling)
 
     async def run_tasks(self, tasks: TaskStream, rollout: Rollout, **options: Unpack[RolloutOptions]) -> RolloutReport:
         """Run `rollout` on every task, many at a time, until the stream or the run ends.
@@ -343,6 +345,7 @@ class SwarmClient:
         own `patience`, the client waits as long as the server says later, and two minutes for room on the server's disk.
         Raises: RolloutsFailing when task after task fails; Refusal, ServerUnreachable.
         """
+        _require_known(options, RolloutOptions)
         run_id = options.get("run_id") or await self.current_run_id()
         swarm = self._enduring()
         rollouts = Rollouts(swarm, rollout, run_id, options)
@@ -372,8 +375,16 @@ def _given(params: dict[str, Any]) -> dict[str, str | int | float]:
 
 def _query(wanted: LedgerFields) -> dict[str, str | int | float]:
     """The filter as query parameters. Raises: InvalidSpec for a field that is misspelt or cannot be searched for."""
-    try:
-        return _given(LedgerFilter.model_validate(wanted).model_dump(mode="json"))
-    except ValidationError as error:
-        faults = "; ".join(str(fault) for fault in explain(error, LedgerFilter))
-        raise InvalidSpec(ErrorCode.INVALID_SPEC, faults) from error
+    return _given(LedgerFilter(**wanted).model_dump(mode="json"))
+
+
+def _require_known(options: Iterable[str], known: type[EpisodeOptions]) -> None:
+    """Raises: InvalidSpec for a misspelt keyword, with the nearest one."""
+    names = known.__annotations__
+    faults = [
+        FieldError(field=name, problem="unknown keyword", nearest=nearest(name, names))
+        for name in options
+        if name not in names
+    ]
+    if faults:
+        raise invalid_spec(faults)

@@ -9,12 +9,9 @@ from collections.abc import Callable, Coroutine, Generator, Mapping
 from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
-from pydantic import ValidationError
-
 from foundation.clock import Clock
 from foundation.event_loop import within
 from foundation.logs import redact
-from foundation.strict import explain
 from swarm.client.errors import EpisodeUnfinished, InvalidSpec, LeaseLost, NoReward, NotFound
 from swarm.client.losses import cause_of
 from swarm.client.wire import Patience, require_finite_metadata, with_text_keys, written
@@ -184,9 +181,8 @@ class Episode:
                 by_hand=by_hand,
                 idempotency_key=f"end-{self.id}",
             )
-        except ValidationError as error:
-            faults = "; ".join(str(fault) for fault in explain(error, EpisodeResult))
-            raise NoReward(f"episode {self.id} cannot end with this result: {faults}") from error
+        except InvalidSpec as error:
+            raise NoReward(f"episode {self.id} cannot end with this result: {error.detail}") from error
         require_finite_metadata(result.metadata)
         written(result)  # refuse here what cannot be sent
         return result

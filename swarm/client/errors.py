@@ -30,6 +30,7 @@ from typing import Any
 
 from swarm.protocol.episodes import Cause
 from swarm.protocol.errors import ErrorCode, Refusal, SwarmError
+from swarm.protocol.errors import InvalidSpec as InvalidSpec
 
 
 class ServerUnreachable(SwarmError):
@@ -159,12 +160,6 @@ class Forbidden(Refusal):
 
 class NotFound(Refusal):
     """There is no such run or episode on this server."""
-
-
-class InvalidSpec(Refusal):
-    """A field is wrong; `fields["errors"]` names each."""
-
-    cause = Cause.GRADER
 
 
 class IdempotencyConflict(Refusal):

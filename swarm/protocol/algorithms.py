@@ -16,7 +16,8 @@ from pydantic import AfterValidator, Field, SerializerFunctionWrapHandler, model
 from pydantic_core import PydanticCustomError
 
 from foundation.nearest import nearest
-from foundation.strict import StrictModel, misfit
+from foundation.strict import misfit
+from swarm.protocol.problem import ClientModel
 from swarm.protocol.quantities import Count, NonNegative, NotBoolean, Positive
 
 Share = Annotated[float, Field(ge=0, le=1), NotBoolean]
@@ -103,7 +104,7 @@ SOME_USE = frozenset(name for each in ALGORITHMS.values() for name in each.uses)
 """Fields that only some algorithms use; all use the others."""
 
 
-class AlgorithmSpec(StrictModel):
+class AlgorithmSpec(ClientModel):
     """How rewards become a loss. Sources and equations stand with each algorithm, in `swarm.engine.algorithms`."""
 
     name: AlgorithmName | OwnFunction = "grpo"

@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal, TypedDict
 
 from pydantic import AfterValidator, BaseModel, Field
 
-from foundation.strict import StrictModel
+from swarm.protocol.errors import Cause as Cause
+from swarm.protocol.problem import ClientModel
 from swarm.protocol.quantities import NotBoolean
 from swarm.protocol.sampling_mask import LEAST_TEMPERATURE, RestrictedTraining, SamplingMask
 
@@ -41,7 +42,7 @@ class WeightsVersion(BaseModel, frozen=True):
     step: int = 0
 
 
-class EpisodeClaim(StrictModel):
+class EpisodeClaim(ClientModel):
     """Asks for one attempt at a task."""
 
     run_id: str
@@ -61,7 +62,7 @@ class EpisodeClaim(StrictModel):
     idempotency_key: IdempotencyKey = None
 
 
-class SessionRequest(StrictModel):
+class SessionRequest(ClientModel):
     """Makes one process of a client the only one that may play a run."""
 
     run_id: str
@@ -120,31 +121,12 @@ class EpisodeGrant(BaseModel):
     """Lets the other servers of a team ask what this episode decided, and nothing else."""
 
 
-class Cause(StrEnum):
-    """Who or what lost an attempt that ended without a reward."""
-
-    SERVER = "server"
-    """The server restarted, its engine failed, or it closed the episode itself."""
-    NETWORK = "network"
-    """Client and server could not reach each other."""
-    CLIENT = "client"
-    """The client crashed, was killed, or fell silent."""
-    ROLLOUT = "rollout"
-    """The agent raised an exception, gave up, or never called the model."""
-    GRADER = "grader"
-    """The grader raised an exception, gave no number, exited with an error or timed out."""
-    LIMIT = "limit"
-    """The episode or one of its calls took longer than it may."""
-    PERSON = "person"
-    """A person declined the task or stopped the client."""
-
-
 COUNTED = frozenset({Cause.ROLLOUT, Cause.GRADER, Cause.CLIENT, Cause.LIMIT})
 """Causes that may depend on the attempt: the agent's actions, its grading, its duration. Attempts lost to other causes say
 nothing about the agent and are repeated without limit."""
 
 
-class EpisodeResult(StrictModel):
+class EpisodeResult(ClientModel):
     """Ends an episode."""
 
     lease: str
@@ -169,7 +151,7 @@ class EpisodeReceipt(BaseModel):
     """Set if the episode was dropped when it ended (`tainted`, `no_calls`); its slot is offered again."""
 
 
-class EpisodeAbort(StrictModel):
+class EpisodeAbort(ClientModel):
     """Gives an episode up. cause: None means `rollout`."""
 
     lease: str
@@ -177,7 +159,7 @@ class EpisodeAbort(StrictModel):
     cause: Annotated[Cause | None, _LEFT_OUT] = None
 
 
-class EpisodeRenewal(StrictModel):
+class EpisodeRenewal(ClientModel):
     lease: str
 
 

@@ -1,8 +1,9 @@
 """Refusals of a server, with one code per reason. Callers branch only on `code`.
 
 SwarmError
-└── Refusal(code, detail, fields)       raised by the server's own parts, and by the client for any answer with a code
-    └── BodyTooLarge(limit_bytes)       invalid_spec, with HTTP's own status for it
+└── Refusal(code, detail, fields)    raised by the server's own parts, and by the client for any answer with a code
+    ├── InvalidSpec                  fields or keywords are wrong
+    └── BodyTooLarge(limit_bytes)    invalid_spec, with HTTP's own status for it
 """
 
 from __future__ import annotations
@@ -10,10 +11,26 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-if TYPE_CHECKING:
-    from swarm.protocol.episodes import Cause
+
+class Cause(StrEnum):
+    """Who or what lost an attempt that ended without a reward."""
+
+    SERVER = "server"
+    """The server restarted, its engine failed, or it closed the episode itself."""
+    NETWORK = "network"
+    """Client and server could not reach each other."""
+    CLIENT = "client"
+    """The client crashed, was killed, or fell silent."""
+    ROLLOUT = "rollout"
+    """The agent raised an exception, gave up, or never called the model."""
+    GRADER = "grader"
+    """The grader raised an exception, gave no number, exited with an error or timed out."""
+    LIMIT = "limit"
+    """The episode or one of its calls took longer than it may."""
+    PERSON = "person"
+    """A person declined the task or stopped the client."""
 
 
 class ErrorCode(StrEnum):
@@ -87,6 +104,12 @@ class Refusal(SwarmError):
     @property
     def status(self) -> int:
         return HTTP_STATUS[self.code]
+
+
+class InvalidSpec(Refusal):
+    """A field is wrong; `fields["errors"]` names each."""
+
+    cause = Cause.GRADER
 
 
 class BodyTooLarge(Refusal):

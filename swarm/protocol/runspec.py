@@ -9,9 +9,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints, ValidationInfo, field_validator, model_validator
 
-from foundation.strict import StrictModel, misfit
+from foundation.strict import misfit
 from swarm.protocol.algorithms import ALGORITHMS
 from swarm.protocol.algorithms import AlgorithmSpec as AlgorithmSpec
+from swarm.protocol.problem import ClientModel
 from swarm.protocol.quantities import MOST, Count, NonNegative, NotBoolean, Positive
 from swarm.protocol.sampling_mask import LEAST_TEMPERATURE, RestrictedTraining
 
@@ -32,7 +33,7 @@ EPISODE_LIMIT_S = 3600.0
 """Longest episode, if neither the claim nor the run sets a limit."""
 
 
-class OptimizerSpec(StrictModel):
+class OptimizerSpec(ClientModel):
     """The optimiser and its schedule.
 
     adamw: two moments per weight (Loshchilov and Hutter 2019, arXiv 1711.05101). adafactor: the second moment of a matrix as
@@ -51,7 +52,7 @@ class OptimizerSpec(StrictModel):
     epochs: Count = 1
 
 
-class BatchSpec(StrictModel):
+class BatchSpec(ClientModel):
     """When enough has been collected for one optimiser step."""
 
     rule: Literal["tasks", "informative_tasks", "episodes"] = "tasks"
@@ -108,7 +109,7 @@ def _least_of(group_size: int) -> int:
     return min(_PAIR, group_size)
 
 
-class MixSpec(StrictModel):
+class MixSpec(ClientModel):
     """One family of tasks."""
 
     ratio: Positive
@@ -117,7 +118,7 @@ class MixSpec(StrictModel):
     """How long families that are ready for a step wait for this one's next group before they go ahead without it."""
 
 
-class SamplingSpec(StrictModel):
+class SamplingSpec(ClientModel):
     """Defaults for calls that do not state their own."""
 
     temperature: NonNegative = 1.0
@@ -159,7 +160,7 @@ class SamplingSpec(StrictModel):
         ]
 
 
-class LimitSpec(StrictModel):
+class LimitSpec(ClientModel):
     """Where a run ends. `None` is no limit.
 
     wall_s and tokens are budgets: branches that a restore left behind count, for they were paid for.
@@ -174,14 +175,14 @@ class LimitSpec(StrictModel):
     """Longest episode, train or eval, if its claim sets no limit of its own."""
 
 
-class CheckpointSpec(StrictModel):
+class CheckpointSpec(ClientModel):
     """Every how many steps the trainer writes a whole checkpoint, and how many are kept."""
 
     every_steps: Count = 5
     keep: Count = 2
 
 
-class LoraSpec(StrictModel):
+class LoraSpec(ClientModel):
     """Low-rank adapters instead of all weights. Hu et al. 2021 (arXiv 2106.09685)."""
 
     rank: Annotated[int, Field(ge=1, le=512), NotBoolean] = 16
@@ -213,13 +214,13 @@ class LoraSpec(StrictModel):
         return alpha
 
 
-class RunSpec(StrictModel):
+class RunSpec(ClientModel):
     """One training run."""
 
     model: str | None = None
     """Path or name; None: the model that the server hosts."""
-    parameters: Literal["full"] | LoraSpec = "full"
-    """`lora` is short for adapters with default settings."""
+    parameters: Literal["full", "lora"] | LoraSpec = "full"
+    """`lora` is short for adapters with default settings, and is read as those."""
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
     """Compute type of the trainer; weights and optimiser state stay in float32. auto: the type that the server samples in,
     which the returned spec states."""

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from foundation.strict import StrictModel
 from swarm.protocol.episodes import IdempotencyKey, WeightsVersion
+from swarm.protocol.problem import ClientModel
 from swarm.protocol.runspec import ComputeType, RunSpec
 
 
@@ -223,7 +223,7 @@ class RunReport(BaseModel):
     """Warnings about an accepted spec, with what to do."""
 
 
-class RunRequest(StrictModel):
+class RunRequest(ClientModel):
     spec: RunSpec
     idempotency_key: IdempotencyKey = None
 
@@ -232,7 +232,7 @@ class RunCreated(BaseModel):
     run_id: str
 
 
-class RestoreRequest(StrictModel):
+class RestoreRequest(ClientModel):
     """Go back to a checkpoint of the run, on a new branch of it."""
 
     step: Annotated[int, Field(ge=0)]
@@ -240,7 +240,7 @@ class RestoreRequest(StrictModel):
     idempotency_key: IdempotencyKey = None
 
 
-class QuarantineRequest(StrictModel):
+class QuarantineRequest(ClientModel):
     """Keep the episodes of one client version out of training, or let them in again."""
 
     client_version: str

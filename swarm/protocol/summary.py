@@ -6,11 +6,11 @@ from typing import Annotated, TypedDict
 
 from pydantic import BaseModel, Field
 
-from foundation.strict import StrictModel
 from swarm.protocol.episodes import Cause, DropReason, EpisodeKind, EpisodeState
+from swarm.protocol.problem import ClientModel
 
 
-class LedgerFilter(StrictModel):
+class LedgerFilter(ClientModel):
     """Which episodes of the ledger to return; None in a field matches all."""
 
     run_id: str | None = None

@@ -7,14 +7,14 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, Field, field_validator
 
-from foundation.strict import StrictModel
 from swarm.protocol.episodes import Cause, Despite, DropReason, Finite, Reward
+from swarm.protocol.problem import ClientModel
 from swarm.protocol.quantities import NotBoolean
 
 TeamOutcome = Literal["committed", "aborted"]
 
 
-class Decider(StrictModel):
+class Decider(ClientModel):
     """The episode whose fate the whole team shares, and how a server that is in doubt asks for it."""
 
     url: str
@@ -35,7 +35,7 @@ class Decider(StrictModel):
         return url.rstrip("/")
 
 
-class TeamResult(StrictModel):
+class TeamResult(ClientModel):
     """The result of the episode if the team commits."""
 
     reward: Reward
@@ -47,7 +47,7 @@ class TeamResult(StrictModel):
     """See `EpisodeResult.despite`."""
 
 
-class EpisodePreparation(StrictModel):
+class EpisodePreparation(ClientModel):
     """Binds an episode to its team's decision. The one that names itself as decider is the decider."""
 
     lease: str
@@ -57,11 +57,11 @@ class EpisodePreparation(StrictModel):
     """How long the client may stay silent from now on. After that the decider aborts, and the others ask the decider."""
 
 
-class EpisodeCommit(StrictModel):
+class EpisodeCommit(ClientModel):
     lease: str
 
 
-class EpisodeResolution(StrictModel):
+class EpisodeResolution(ClientModel):
     """An operator's word on an episode that is prepared, in place of the decider's."""
 
     outcome: TeamOutcome

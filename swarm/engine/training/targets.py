@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from pathlib import Path
-from typing import Literal
 
 from foundation.nearest import nearest
 from swarm.engine.memory.model import stored_shapes
@@ -29,7 +28,7 @@ def linear_layers(model_dir: Path) -> set[str]:
     return {name.rpartition(".")[2] for name in layer_shapes(model_dir)}
 
 
-def adapters_shape(parameters: Literal["full"] | LoraSpec | None) -> tuple[int, frozenset[str]] | None:
+def adapters_shape(parameters: str | LoraSpec | None) -> tuple[int, frozenset[str]] | None:
     """Rank and targets of the adapters, which name and shape what is trained and what a checkpoint holds; None: all weights."""
     return (parameters.rank, frozenset(parameters.targets)) if isinstance(parameters, LoraSpec) else None
 

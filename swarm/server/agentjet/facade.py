@@ -27,7 +27,7 @@ from foundation.clock import Clock
 from foundation.strict import explain
 from swarm.engine.seam import EngineInfo
 from swarm.protocol.episodes import EpisodeAbort, EpisodeResult, LedgerEntry, Name
-from swarm.protocol.errors import ErrorCode, Refusal
+from swarm.protocol.errors import ErrorCode, InvalidSpec, Refusal
 from swarm.protocol.runspec import RunSpec
 from swarm.protocol.status import RunRequest
 from swarm.server.agentjet import pool
@@ -391,8 +391,8 @@ def _result(output: WorkflowOutput, lease: str) -> EpisodeResult:
         return EpisodeResult(
             lease=lease, reward=reward, success=output.is_success, metrics=metrics, metadata=output.metadata
         )
-    except ValidationError as error:
-        raise Wrong("; ".join(map(str, explain(error, EpisodeResult)))) from error
+    except InvalidSpec as error:
+        raise Wrong(error.detail) from error
 
 
 def _reward(given: object) -> float:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
 from researcher.analysis.race import due
 from researcher.design.arms import names_of, runs, with_own_seeds
@@ -18,6 +17,7 @@ from researcher.instruments.catalogue import open_instrument
 from researcher.instruments.instrument import Factor
 from researcher.refusals import PlanningRefused
 from researcher.study.plan import Arm, Plan
+from swarm.protocol.errors import InvalidSpec
 from swarm.protocol.runspec import RunSpec
 from tests.fakes.specs import planned
 from tests.fakes.study import study_plan
@@ -205,5 +205,5 @@ def test_a_plan_that_is_amended_to_more_seeds_keeps_its_arms_apart() -> None:
 def test_seeds_that_no_run_takes_are_refused_for_the_last_arm_too() -> None:
     with pytest.raises(PlanningRefused, match="give --first-seed"):
         planned(**EQUAL, seeds={"min": 5, "max": 5, "first": LAST_SEED - 5})
-    with pytest.raises(ValidationError):
+    with pytest.raises(InvalidSpec):
         RunSpec(seed=RunSpec(seed=LAST_SEED).seed + 1)

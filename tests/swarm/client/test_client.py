@@ -437,8 +437,31 @@ async def test_a_filter_that_is_none_is_refused_before_anything_is_sent(wanted: 
     async with client(stub) as swarm:
         with pytest.raises(InvalidSpec, match=said):
             await swarm.summary(**wanted)
-        with pytest.raises(ValueError, match="idle_limit"):
-            await swarm.run_tasks([], rewarded, run_id=RUN, idle_limit=5.0)  # type: ignore[call-arg]
+    assert stub.requests == []
+
+
+@pytest.mark.parametrize(
+    ("wrong", "nearest"),
+    [
+        ({"idle_limit": 5.0}, ("idle_limit_s",)),
+        ({"samplng": {}}, ("sampling",)),
+        ({"kind": "evl"}, ("eval",)),
+        ({"idle_limit_s": -1.0}, ()),
+        ({"concurency": 3}, ("concurrency",)),
+    ],
+)
+async def test_a_wrong_keyword_is_refused_before_anything_is_sent_with_the_nearest_name(
+    wrong: Any, nearest: tuple[str, ...]
+) -> None:
+    stub = SwarmStub()
+    async with client(stub) as swarm:
+        with pytest.raises(InvalidSpec) as refused:
+            await swarm.run_tasks([], rewarded, run_id=RUN, **wrong)
+        assert refused.value.nearest == nearest
+        if "concurency" not in wrong:
+            with pytest.raises(InvalidSpec) as refused:
+                swarm.episode(task_id="t", **wrong)
+            assert refused.value.nearest == nearest
     assert stub.requests == []
 
 

@@ -9,7 +9,8 @@ from pydantic import ValidationError
 
 from foundation.strict import explain
 from swarm.protocol.algorithms import ALGORITHMS, AlgorithmSpec
-from swarm.protocol.errors import Refusal
+from swarm.protocol.errors import InvalidSpec, Refusal, SwarmError
+from swarm.protocol.problem import ClientModel
 from swarm.protocol.quantities import MOST
 from swarm.protocol.runspec import BatchSpec, LoraSpec, RunSpec, merge_patch
 from swarm.protocol.status import RunRequest
@@ -66,6 +67,30 @@ def test_a_bound_of_another_correction_is_refused_and_yields_with_its_correction
     uncorrected = run(name="icepop", importance_correction="none")
     assert "importance_floor" not in uncorrected.model_dump()["algorithm"]
     assert RunSpec.model_validate(uncorrected.model_dump()) == uncorrected
+
+
+def test_in_python_all_faults_of_a_spec_are_told_at_once_with_the_nearest_names() -> None:
+    wrong: Any = {
+        "optimizr": {},
+        "optimizer": {"learning_rte": 1e-4},
+        "parameters": "lorra",
+        "algorithm": {"name": "gprpo"},
+    }
+    with pytest.raises(ValidationError) as refused:
+        RunSpec.model_validate(wrong)
+    with pytest.raises(InvalidSpec) as in_python:
+        RunSpec(**wrong)
+    faults = explain(refused.value, RunSpec)
+    assert in_python.value.detail == "; ".join(map(str, faults))
+    assert set(in_python.value.nearest) == {"optimizer", "optimizer.learning_rate", "lora", "grpo"}
+
+
+@pytest.mark.parametrize("model", ClientModel.__subclasses__())
+def test_a_misspelt_keyword_of_what_clients_build_is_refused_with_the_nearest_name(model: type[ClientModel]) -> None:
+    name = max(model.model_fields, key=len)
+    with pytest.raises(SwarmError) as refused:
+        model(**{f"{name}x": 1})
+    assert name in refused.value.nearest
 
 
 def test_misspelt_fields_and_unknown_algorithms_are_refused() -> None:

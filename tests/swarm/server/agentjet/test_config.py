@@ -9,7 +9,7 @@ import yaml
 
 from swarm.engine.seam import EngineInfo
 from swarm.protocol.errors import Refusal
-from swarm.protocol.runspec import RunSpec
+from swarm.protocol.runspec import LoraSpec, RunSpec
 from swarm.server.agentjet.config import run_spec
 
 INFO = EngineInfo(
@@ -52,7 +52,7 @@ def test_what_a_job_sets_is_what_is_trained() -> None:
     assert (spec.batch.rule, spec.batch.episodes, spec.batch.group_size) == ("episodes", 15, 5)
     assert (spec.sampling.temperature, spec.sampling.top_p, spec.sampling.max_tokens) == (0.7, 0.95, 100)
     assert (spec.algorithm.name, spec.algorithm.baseline, spec.algorithm.kl) == ("reinforce_pp", "group", 0)
-    assert spec.parameters != "full"
+    assert isinstance(spec.parameters, LoraSpec)
     assert (spec.parameters.rank, spec.parameters.alpha, spec.parameters.targets) == (8, 16, ("q_proj", "v_proj"))
     assert (spec.optimizer.learning_rate, spec.optimizer.schedule, spec.optimizer.warmup) == (1e-5, "cosine", 2)
     assert (spec.optimizer.minibatches, spec.optimizer.epochs) == (2, 3)

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import orjson
 import pytest
-from pydantic import ValidationError
 
 from foundation.clock import ManualClock
 from swarm.engine.seam import EngineHealth
@@ -26,7 +25,7 @@ from swarm.protocol.episodes import (
     SessionRequest,
     WeightsVersion,
 )
-from swarm.protocol.errors import ErrorCode, Refusal
+from swarm.protocol.errors import ErrorCode, InvalidSpec, Refusal
 from swarm.protocol.status import Phase, RestoreRequest, RunRequest
 from swarm.protocol.teams import Decider, EpisodePreparation, TeamResult
 from swarm.server.keys import ControlTokens
@@ -983,9 +982,9 @@ async def test_a_reward_that_no_sum_can_hold_is_refused_and_the_run_is_reported_
         run_id = await world.begin()
         lease = await world.claim()
         await world.call(lease)
-        with pytest.raises(ValidationError):
+        with pytest.raises(InvalidSpec):
             await world.end(lease, reward)
-        with pytest.raises(ValidationError):
+        with pytest.raises(InvalidSpec):
             await world.end(lease, 1.0, agent_rewards={"planner": reward})
         await world.end(lease, 1e12)
         await world.episode(reward=-1e12)
