@@ -59,7 +59,7 @@ class EngineInfo:
     dtype: compute type of sampling, and of training if the spec says `auto`. masks: whether it reports the candidate tokens of each
     draw and can train with them. own_functions: whether it trains with users' own functions. default_seeds: whether a call without
     a seed gets one from its run (a GPU samples seeded calls one after another). folder: the model's folder, if it has one; no
-    answer of the server contains it.
+    answer of the server contains it. layers: names of the linear layers that adapters can be put on; empty: unknown.
     """
 
     backend: str
@@ -72,6 +72,7 @@ class EngineInfo:
     own_functions: bool = False
     default_seeds: bool = True
     folder: Path | None = None
+    layers: frozenset[str] = frozenset()
 
     def is_named(self, model: str) -> bool:
         """Whether `model`, a name or a path on this machine, is the hosted model."""

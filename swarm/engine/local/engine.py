@@ -44,6 +44,7 @@ from swarm.engine.seam import (
 )
 from swarm.engine.training.checkpoints import require_whole
 from swarm.engine.training.supervisor import BackOff
+from swarm.engine.training.targets import linear_layers
 from swarm.models.folder import ModelFolder
 from swarm.protocol.episodes import WeightsVersion
 from swarm.protocol.runspec import ComputeType, LoraSpec
@@ -129,6 +130,7 @@ class LocalEngine:
             model=model.name,
             fingerprint=model.fingerprint,
             folder=model.path,
+            layers=linear_layers(model.path),
             max_model_len=settings.model_len,
             dtype=settings.compute_dtype,
             masks=True,

@@ -23,9 +23,9 @@ def layer_shapes(model_dir: Path) -> dict[str, tuple[int, int]]:
     return found
 
 
-def linear_layers(model_dir: Path) -> set[str]:
+def linear_layers(model_dir: Path) -> frozenset[str]:
     """What these layers are called within their part of the model. Raises: EngineError."""
-    return {name.rpartition(".")[2] for name in layer_shapes(model_dir)}
+    return frozenset(name.rpartition(".")[2] for name in layer_shapes(model_dir))
 
 
 def adapters_shape(parameters: str | LoraSpec | None) -> tuple[int, frozenset[str]] | None:

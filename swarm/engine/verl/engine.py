@@ -37,7 +37,7 @@ from swarm.engine.training.channel import Place, Publish, Reply, Resume
 from swarm.engine.training.checkpoints import require_whole
 from swarm.engine.training.handle import TrainerHandle
 from swarm.engine.training.supervisor import BackOff, ChildCommand, HungStatus
-from swarm.engine.training.targets import adapters_shape, linear_layers, require_layers
+from swarm.engine.training.targets import adapters_shape, linear_layers
 from swarm.engine.verl.settings import (
     HUNG_STATUS,
     LOOK_EVERY_S,
@@ -108,6 +108,7 @@ class VerlEngine:
             model=model.name,
             fingerprint=model.fingerprint,
             folder=model.path,
+            layers=linear_layers(model.path),
             max_model_len=settings.max_model_len,
             dtype=settings.dtype,
             own_functions=True,
@@ -241,8 +242,6 @@ class DriverHandle(TrainerHandle):
     async def open_run(self, run: RunContext, at_step: int | None) -> int:
         """Starts the driver anew where the one that runs trains parameters of another shape. Raises: EngineDown, EngineError."""
         adapters = adapters_of(run.spec)
-        if adapters is not None:
-            require_layers(adapters.targets, linear_layers(self._settings.model_dir))
         if adapters_shape(adapters) != adapters_shape(self._settings.adapters):
             self._settings = self._settings.model_copy(update={"adapters": adapters})
             await self._supervisor.restart(failed=False)  # also one that still boots

@@ -14,7 +14,7 @@ from foundation.nearest import nearest
 from foundation.strict import FieldError, explain
 from swarm.engine.seam import EngineInfo
 from swarm.protocol.problem import invalid_spec
-from swarm.protocol.runspec import AS_STORED, TUNABLE, RunSpec, merge_patch
+from swarm.protocol.runspec import AS_STORED, TUNABLE, LoraSpec, RunSpec, merge_patch
 from swarm.server.state.batching import groups_needed
 from swarm.server.state.rows import ConfigRow, EpisodeRow, HeldOutRow, RunRow, VersionRow
 
@@ -104,6 +104,12 @@ def judge_spec(spec: RunSpec, info: EngineInfo, *, allow_algorithms: bool = Fals
     if spec.max_model_len is not None and spec.max_model_len > info.max_model_len:
         problem = f"the engine was started with at most {info.max_model_len} tokens"
         errors.append(FieldError(field="max_model_len", problem=problem))
+    targets = spec.parameters.targets if isinstance(spec.parameters, LoraSpec) and info.layers else ()
+    if wrong := [target for target in targets if target not in info.layers]:
+        problem = (
+            f"the model has no linear layer {', '.join(map(repr, wrong))}; it has {', '.join(sorted(info.layers))}"
+        )
+        errors.append(FieldError(field="parameters.targets", problem=problem, nearest=nearest(wrong[0], info.layers)))
     if spec.sampling.train == "exact" and not info.masks:
         problem = f"the {info.backend} engine cannot rebuild what a grammar or top-p left of a distribution; use policy or off"
         errors.append(FieldError(field="sampling.train", problem=problem))

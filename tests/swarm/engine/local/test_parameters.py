@@ -17,9 +17,11 @@ from torch import Tensor
 from foundation.clock import SystemClock
 from swarm.engine.local.adapters import merged
 from swarm.engine.local.checkpoints import hash_tensors
+from swarm.engine.local.engine import LocalEngine
 from swarm.engine.local.forward import Policy
 from swarm.engine.local.learner import Learner
 from swarm.engine.seam import EngineError, TrainingRefused
+from swarm.engine.verl.engine import VerlEngine, VerlLayout
 from swarm.models.folder import ModelFolder
 from swarm.protocol.runspec import LoraSpec
 from tests.swarm.engine.batches import branching_batch
@@ -147,6 +149,14 @@ def test_adapters_learn_the_same_whatever_the_hosted_weights_are_stored_in(tmp_p
 def test_a_misspelt_target_is_refused_with_the_nearest_name(tiny_llama: ModelFolder) -> None:
     with pytest.raises(EngineError, match="did you mean 'q_proj'"):
         learner_of(tiny_llama, LoraSpec(targets=("q_prj", "v_proj")))
+
+
+def test_an_engine_names_the_layers_that_adapters_can_be_put_on(tiny_llama: ModelFolder, tmp_path: Path) -> None:
+    layers = LocalEngine(tiny_llama, logs=tmp_path, clock=SystemClock()).info.layers
+    layout = VerlLayout(max_model_len=512)
+    assert VerlEngine(tiny_llama, layout, logs=tmp_path, clock=SystemClock()).info.layers == layers
+    assert layers == set(LoraSpec().targets)
+    learner_of(tiny_llama, LoraSpec(targets=tuple(sorted(layers))))
 
 
 # -- layers that are computed again -----------------------------------------------------------------------------------------

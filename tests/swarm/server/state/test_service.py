@@ -675,6 +675,20 @@ def test_a_spec_may_name_the_folder_that_is_hosted(tmp_path: Path) -> None:
         assert str(folder) not in refused.value.detail
 
 
+def test_adapters_of_layers_that_the_model_lacks_are_refused_with_those_that_it_has() -> None:
+    info = replace(FaultyEngine().info, layers=frozenset({"q_proj", "c_attn"}))
+    for targets, wrong in ((["q_proj"], None), (["q_prj", "c_attn"], "'q_prj'"), (["a", "q_proj", "b"], "'a', 'b'")):
+        wanted = spec(parameters={"targets": targets})
+        judge_spec(wanted, FaultyEngine().info)  # which knows of no layers
+        if wrong is None:
+            judge_spec(wanted, info)
+            continue
+        with pytest.raises(InvalidSpec) as refused:
+            judge_spec(wanted, info)
+        assert f"parameters.targets: the model has no linear layer {wrong}; it has c_attn, q_proj" in str(refused.value)
+        assert refused.value.nearest == (("q_proj",) if "q_prj" in targets else ())
+
+
 async def test_a_patch_under_which_fewer_groups_than_a_batch_fill_the_pool_does_not_stop_the_run(
     tmp_path: Path,
 ) -> None:
