@@ -135,6 +135,28 @@ def test_what_a_row_allows(served_vllm: Served) -> None:
     assert reasons == [[], [], [], [], [], ["greedy"], ["unreproducible_sampling"]]
 
 
+def forced(path: str, schema: dict[str, Any], **strict: bool) -> dict[str, Any]:
+    """A request in which the tool has to be called."""
+    if path == "messages":
+        return {"tools": [{"name": "add", "input_schema": schema} | strict], "tool_choice": {"type": "any"}}
+    function = {"name": "add", "parameters": schema} | strict
+    if path == "responses":
+        return {"tools": [{"type": "function"} | function], "tool_choice": {"type": "function", "name": "add"}}
+    return {"tools": [{"type": "function", "function": function}], "tool_choice": NAMED}
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "responses", "messages"])
+def test_a_forced_tool_is_held_to_its_schema_only_if_it_is_strict(served_vllm: Served, path: str) -> None:
+    unknown_type = {"type": "object", "properties": {"a": {"type": "strng"}}, "required": ["a"]}
+    episode, refused = served_vllm.claim(), served_vllm.claim()
+    common = DIALECTS[path][0]
+    assert_drawn_from_a_part(played(episode, path, common | forced(path, unknown_type)))
+    answer = refused.raw({"model": "policy"} | common | forced(path, unknown_type, strict=True), path=path)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_spec"), answer.text
+    assert refused.end().json()["dropped"] == "no_calls"
+    assert answer.json()["error"]["message"][:80] in (refused.trace().entry.detail or "")
+
+
 @pytest.mark.parametrize("stream", WAYS)
 def test_a_forced_tool_call_that_is_cut_short_is_trained(served_vllm: Served, stream: bool) -> None:
     episode = served_vllm.claim()
