@@ -82,7 +82,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="local, on a GPU: moments and the weights that the KL is measured to lie in the machine's memory, and a step takes "
         "longer (docs/gpu.md; default: where nothing else fits)",
     )
-    parser.add_argument("--max-num-seqs", type=count, metavar="N", help="local: sequences that are sampled at once")
+    parser.add_argument(
+        "--max-num-seqs",
+        type=count,
+        metavar="N",
+        help="local, verl: sequences that each replica samples at once (default: 64 on CPUs; on GPUs 256, local: or what fits)",
+    )
     parser.add_argument(
         "--kv-cache-gib", type=_gib, metavar="N", help="local: memory for keys and values (default: what is left)"
     )
@@ -241,7 +246,7 @@ _ENGINES_OF = {
     "device": ["local"],
     "trainer_device": ["local"],
     "inference_devices": ["local"],
-    "max_num_seqs": ["local"],
+    "max_num_seqs": ["local", "verl"],
     "kv_cache_gib": ["local"],
     "gpu_memory_utilization": ["local"],
     "plan": ["local"],
@@ -400,6 +405,7 @@ def _verl(args: argparse.Namespace) -> _MakeOf:
         ranks_per_node=args.verl_ranks,
         tensor_parallel=args.verl_tensor_parallel,
         dtype=args.dtype,
+        max_num_seqs=args.max_num_seqs,
         sampling_memory=args.verl_sampling_memory,
         kv_cache_bytes=None if args.verl_kv_cache_gib is None else int(args.verl_kv_cache_gib * (1 << 30)),
         tokens_per_rank=args.verl_tokens_per_rank,

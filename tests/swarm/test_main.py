@@ -102,6 +102,7 @@ def answer(capsys: Capture, *arguments: str) -> Any:
         (["serve", "--engine", "verl", "--model", "x", "--offload"], 2, "--offload is for --engine local"),
         (["serve", "--engine", "echo", "--model", "x", "--dtype", "float32"], 2, "--engine local or verl, and this"),
         (["serve", "--engine", "echo", "--model", "x", "--enable-sleep-mode"], 2, "is for --engine local"),
+        (["serve", "--engine", "echo", "--max-num-seqs", "9"], 2, "--max-num-seqs is for --engine local or verl"),
         (["serve", "--engine", "echo", "--model", "x", "--ray-address", "a"], 2, "--ray-address is for --engine verl"),
         (["serve", "--model", "x", "--port", "0", "--echo-tokens-per-s", "9"], 2, "is for --engine echo"),
         (["serve", "--engine", "echo", "--model", "x", "--public-url", "ftp:x"], 2, "--public-url: a url looks like"),

@@ -35,7 +35,7 @@ _LOADING_BYTES = GIB // 2
 """On their way to a GPU weights pass through the machine's memory, a tensor at a time."""
 _LEAST_KV_BYTES = GIB // 2
 _MOST_KV_BYTES: dict[Device, int] = {"cpu": 2 * GIB, "cuda": 16 * GIB}
-_MOST_SEQS: dict[Device, int] = {"cpu": 64, "cuda": 256}
+MOST_SEQS: dict[Device, int] = {"cpu": 64, "cuda": 256}
 _CHUNK_TOKENS = 8192
 _SPARE_KV_TOKENS = 256
 """Spare tokens for partial blocks and for the block that vLLM reserves: with fewer it does not boot."""
@@ -155,7 +155,7 @@ class VllmSettings:
 
     @property
     def sequences(self) -> int:
-        return self.max_num_seqs or _MOST_SEQS[self.device]
+        return self.max_num_seqs or MOST_SEQS[self.device]
 
     @property
     def batched_tokens(self) -> int:

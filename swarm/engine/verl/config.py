@@ -9,6 +9,7 @@ from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 from verl.plugin.platform import get_platform
 
+from swarm.engine.sampling.server import MOST_SEQS
 from swarm.engine.verl.room import BUCKET_BYTES
 from swarm.engine.verl.settings import VerlSettings
 from swarm.protocol.runspec import LoraSpec
@@ -124,7 +125,7 @@ def _rollout(settings: VerlSettings) -> dict[str, Any]:
         "max_model_len": settings.max_model_len,
         "prompt_length": settings.max_model_len,
         "response_length": settings.max_model_len,
-        "max_num_seqs": settings.max_num_seqs,
+        "max_num_seqs": settings.max_num_seqs or MOST_SEQS["cpu" if on_cpu() else "cuda"],
         "max_num_batched_tokens": max(4096, settings.max_model_len),
         "enable_chunked_prefill": not on_cpu(),
         "logprobs_mode": "processed_logprobs",

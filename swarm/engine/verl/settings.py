@@ -44,7 +44,8 @@ class VerlSettings(StrictModel):
     adapters: LoraSpec | None = None
     """What is trained and served on top of the hosted weights; None: all weights. Another run may want other ranks or targets: then the
     driver is started anew, for FSDP splits what is trained and vLLM makes room for it when they start."""
-    max_num_seqs: Count = 64
+    max_num_seqs: Count | None = None
+    """Sequences that each replica samples at once; None: as the local engine does on this kind of device."""
     sampling_memory: Annotated[float, Field(gt=0, lt=1)] = 0.45
     """Share of each device's memory that its replica takes, and keeps while the ranks train unless it sleeps."""
     kv_cache_bytes: Count | None = None

@@ -63,6 +63,20 @@ def test_what_an_operator_chooses_reaches_verl(cpu_platform: None, tiny_llama: M
     assert not any(chosen_nothing)
 
 
+def test_replicas_sample_as_many_sequences_at_once_as_the_local_engine_does_unless_an_operator_chooses(
+    cpu_platform: None, tiny_llama: ModelFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from swarm.engine.verl import config
+
+    def at_once(**fields: Any) -> int:
+        made = config.verl_config(settings(model_dir=tiny_llama.path, **fields))
+        return int(made.actor_rollout_ref.rollout.max_num_seqs)
+
+    assert (at_once(), at_once(max_num_seqs=7)) == (64, 7)
+    monkeypatch.setattr(config, "on_cpu", lambda: False)
+    assert (at_once(), at_once(max_num_seqs=7)) == (256, 7)
+
+
 def test_adapters_keep_an_alpha_that_verl_has_no_type_for(cpu_platform: None, tiny_llama: ModelFolder) -> None:
     from swarm.engine.verl.config import configured_adapters, verl_config
 
