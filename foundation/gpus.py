@@ -1,10 +1,13 @@
-"""The NVIDIA cards of this machine, as the driver describes them. Imports no torch and starts no CUDA."""
+"""The NVIDIA cards of this machine: as the driver describes them, and those that models may use. Imports no torch and starts no CUDA."""
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
+from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 _FIELDS = ("index", "name", "memory.total", "memory.free", "driver_version")
@@ -12,6 +15,10 @@ _LIMIT_S = 20.0
 _MIB = 1 << 20
 DEVICE = Path("/dev/nvidiactl")
 """Device file of NVIDIA's driver; it exists in containers too."""
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+_DEVICE_FILES = Path("/dev")
+_CUDA_VLLM = "vllm"
+"""The distribution built for CUDA; the one for CPUs has another name."""
 NEWEST_CUDA_DRIVER = 580
 """The first driver that runs CUDA 13, which torch and vLLM are built for."""
 
@@ -73,3 +80,36 @@ def _card(line: str) -> Card | None:
     if not (index.isdecimal() and total.isdecimal() and free.isdecimal()):
         return None
     return Card(index=int(index), name=name, total=int(total) * _MIB, free=int(free) * _MIB, driver=driver)
+
+
+def why_no_gpu(environ: Mapping[str, str]) -> str | None:
+    """Why no GPU can be used; None if one can."""
+    if not DEVICE.exists():
+        return f"this machine has no NVIDIA driver ({DEVICE} is missing)"
+    if environ.get(VISIBLE, "0").strip() in ("", "-1"):
+        return f"{VISIBLE} hides every GPU"
+    try:
+        distribution(_CUDA_VLLM)
+    except PackageNotFoundError:
+        return "vLLM is not built for CUDA here; install requirements/gpu.txt (pip install --no-deps -r requirements/gpu.txt)"
+    return None
+
+
+def visible_gpus(environ: Mapping[str, str]) -> list[str] | None:
+    """The GPUs that CUDA may use, by number or UUID, up to the first invalid one; None: all."""
+    if VISIBLE not in environ:
+        return None
+    named: list[str] = []
+    for each in environ[VISIBLE].split(","):
+        if each.strip() in ("", "-1"):
+            break
+        named.append(each.strip())
+    return named
+
+
+def count_gpus(environ: Mapping[str, str]) -> int:
+    """Number of GPUs that CUDA may use, by their device files."""
+    visible = visible_gpus(environ)
+    if visible is not None:
+        return len(visible)
+    return sum(re.fullmatch(r"nvidia\d+", file.name) is not None for file in _DEVICE_FILES.glob("nvidia*"))

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from foundation.clock import Clock
 from foundation.commandline import UsageError
+from foundation.gpus import count_gpus, why_no_gpu
+from researcher.executor.errors import NoServersLeft
 from researcher.executor.local_server import LocalServer
 from researcher.executor.servers import ServerPool, one_server, server_token
 from researcher.executor.slots import hosted, misfit, serving
@@ -23,11 +25,11 @@ from swarm.models.catalogue import hosted_name
 from swarm.protocol.status import ServerStatus
 
 
-def check_servers(plan: Plan, urls: list[str], seen: Mapping[str, str] | None = None) -> None:
-    """seen: the weights of the study's earlier trials (`weights_seen`).
+def check_servers(plan: Plan, urls: list[str], seen: Mapping[str, str] | None = None, *, engine: str = "local") -> None:
+    """seen: the weights of the study's earlier trials (`weights_seen`). engine: of servers that start here, without urls.
 
     Raises: UsageError when there are too few servers for one trial, one refuses our token, two are the same, one is
-    not a swarm server, or one hosts another model than the plan trains.
+    not a swarm server, or one hosts another model than the plan trains; and when this machine has too few GPUs.
     """
     urls = list(dict.fromkeys(url.rstrip("/") for url in urls))
     if plan.sources and not urls and not os.environ.get("SWARM_ADMIN_TOKEN"):
@@ -35,6 +37,8 @@ def check_servers(plan: Plan, urls: list[str], seen: Mapping[str, str] | None = 
             f"arms bring functions of their own ({', '.join(plan.sources)}), which a server executes for its admin alone: set "
             "SWARM_ADMIN_TOKEN to a text of 16 characters or more, for the server that starts here and this command alike"
         )
+    if not urls and (reason := _too_few_gpus(plan, engine)):
+        raise UsageError(reason)
     given, needed = len(urls), 1 + len(plan.roles)
     if 0 < given < needed:
         models = ", ".join(["its own model", *plan.roles])
@@ -215,11 +219,32 @@ class _Teller(logging.Handler):
         self._tell(record.getMessage())
 
 
+def _too_few_gpus(plan: Plan, engine: str) -> str | None:
+    """Why this machine's GPUs do not suffice for the servers that one trial takes at once; None if they do, or on a CPU."""
+    needed = 1 + len(plan.roles)
+    if needed == 1 or not _on_gpus(engine) or (there := count_gpus(os.environ)) >= needed:
+        return None
+    return (
+        f"a trial of {plan.instrument} takes {needed} servers at once ({', '.join(['its own model', *plan.roles])}); each divides a "
+        f"whole GPU, and {there} may be used here: use a machine with {needed} GPUs, or start them by hand so that they fit together "
+        "(`swarm serve --kv-cache-gib N --plan` prints what one takes; --device cpu takes none), and give them with --server, in this order"
+    )
+
+
+def _on_gpus(engine: str) -> bool:
+    """Whether a server that starts here computes on a GPU."""
+    return engine == "local" and why_no_gpu(os.environ) is None
+
+
 def _local_servers(home: Home, study_id: str, plan: Plan, options: StudyOptions) -> list[LocalServer]:
     """Servers to start here; none if servers were given. Each gets the plan's context length as its limit, because
-    memory for it is reserved at start."""
+    memory for it is reserved at start; of several at once, each gets a GPU of its own.
+
+    Raises: NoServersLeft if there are too few GPUs."""
     if options.servers:
         return []
+    if reason := _too_few_gpus(plan, options.engine):
+        raise NoServersLeft(f"{reason}: `researcher resume {study_id}` goes on with them")
     engine, longest = options.engine, plan.run.get("max_model_len")
     arguments = ("--max-model-len", str(longest)) if longest else ()
     if plan.sources:
@@ -228,12 +253,18 @@ def _local_servers(home: Home, study_id: str, plan: Plan, options: StudyOptions)
         models = {f"server-{hosted_name(each.name)}": each for each in plan.models}
     else:
         models = {"server": plan.model, **{f"server-{role}": plan.model_of_role(role) for role in plan.roles}}
+    apart = bool(plan.roles) and _on_gpus(engine)
     return [
         LocalServer(
             model=model.name if engine == "echo" else model.source,
             folder=home.studies / study_id / name,
             engine=engine,
-            arguments=arguments,
+            arguments=(*arguments, *(_on_gpu(index) if apart else ())),
         )
-        for name, model in models.items()
+        for index, (name, model) in enumerate(models.items())
     ]
+
+
+def _on_gpu(index: int) -> tuple[str, ...]:
+    """Arguments of a server that computes on this GPU alone."""
+    return "--trainer-device", f"cuda:{index}", "--inference-devices", f"cuda:{index}"

@@ -408,7 +408,7 @@ def recorded(
     """
     from researcher.cli.servers import check_servers
 
-    check_servers(plan, list(options.servers))
+    check_servers(plan, list(options.servers), engine=options.engine)
     study_id = home.store.studies.create(spec.question, options)
     for call in calls:
         home.store.journal.record_llm_call(study_id, call)

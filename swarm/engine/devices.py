@@ -1,6 +1,6 @@
 """The devices of one machine that an engine uses: one for the trainer, one for each inference replica.
 
-GPUs are counted as CUDA counts them, within CUDA_VISIBLE_DEVICES. Read from device files, without importing torch.
+GPUs are counted as CUDA counts them, within CUDA_VISIBLE_DEVICES, without importing torch.
 """
 
 from __future__ import annotations
@@ -8,14 +8,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import cast, get_args
 
-from swarm.engine.machine import Device, cores, why_no_gpu
+from foundation.gpus import VISIBLE, count_gpus, visible_gpus, why_no_gpu
+from swarm.engine.machine import Device, cores
 from swarm.engine.seam import EngineError
-
-_DEVICE_FILES = Path("/dev")
-_VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -40,8 +37,8 @@ class DeviceName:
         """Environment that makes this the only GPU visible to a child; empty for a CPU. environ: our own."""
         if self.kind == "cpu":
             return {}
-        visible = _visible(environ)
-        return {_VISIBLE: str(self.index) if visible is None else visible[self.index]}
+        visible = visible_gpus(environ)
+        return {VISIBLE: str(self.index) if visible is None else visible[self.index]}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,30 +85,8 @@ class Layout:
         """Raises: EngineError for a device that this machine does not have."""
         if self.kind == "cuda" and (reason := why_no_gpu(environ)) is not None:
             raise EngineError(f"there is no {self.trainer}: {reason}")
-        there = _count(self.kind, environ)
+        there = cores() if self.kind == "cpu" else count_gpus(environ)  # a CPU counts one per core
         for device in self.all:
             if device.index >= there:
                 what = "cores for replicas" if self.kind == "cpu" else "GPUs that may be used"
                 raise EngineError(f"there is no {device}: this machine has {there} {what}, counted from {self.kind}:0")
-
-
-def _count(kind: Device, environ: Mapping[str, str]) -> int:
-    """Number of devices of this kind; a CPU counts one per core."""
-    if kind == "cpu":
-        return cores()
-    visible = _visible(environ)
-    if visible is not None:
-        return len(visible)
-    return sum(re.fullmatch(r"nvidia\d+", file.name) is not None for file in _DEVICE_FILES.glob("nvidia*"))
-
-
-def _visible(environ: Mapping[str, str]) -> list[str] | None:
-    """The GPUs that CUDA may use, by number or UUID, up to the first invalid one; None: all."""
-    if _VISIBLE not in environ:
-        return None
-    named: list[str] = []
-    for each in environ[_VISIBLE].split(","):
-        if each.strip() in ("", "-1"):
-            break
-        named.append(each.strip())
-    return named

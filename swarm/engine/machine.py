@@ -10,18 +10,16 @@ import sys
 from collections.abc import Mapping
 from functools import cache
 from importlib import metadata
-from importlib.metadata import PackageNotFoundError, distribution
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Literal
 
-from foundation.gpus import DEVICE as _DRIVER
+from foundation.gpus import why_no_gpu
 from foundation.machine import multiplies_bfloat16
 from swarm.engine.seam import EngineError
 from swarm.protocol.runspec import ComputeType
 
 Device = Literal["cpu", "cuda"]
-_CUDA_VLLM = "vllm"
-"""The distribution built for CUDA; the one for CPUs has another name."""
 
 
 def device_for(wanted: Device | None, environ: Mapping[str, str] = os.environ) -> Device:
@@ -48,19 +46,6 @@ def slow_type(device: Device, dtype: ComputeType) -> str | None:
     """A warning for a type that this machine multiplies slowly; None: it does not."""
     if device == "cpu" and dtype == "bfloat16" and not multiplies_bfloat16():
         return "this CPU multiplies bfloat16 number by number, some ten times slower than float32: leave out --dtype"
-    return None
-
-
-def why_no_gpu(environ: Mapping[str, str]) -> str | None:
-    """Why no GPU can be used; None if one can."""
-    if not _DRIVER.exists():
-        return f"this machine has no NVIDIA driver ({_DRIVER} is missing)"
-    if environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1"):
-        return "CUDA_VISIBLE_DEVICES hides every GPU"
-    try:
-        distribution(_CUDA_VLLM)
-    except PackageNotFoundError:
-        return "vLLM is not built for CUDA here; install requirements/gpu.txt (pip install --no-deps -r requirements/gpu.txt)"
     return None
 
 

@@ -18,6 +18,7 @@ from swarm.engine.seam import EngineError
 from swarm.main import main
 from swarm.models.folder import ModelFolder
 from swarm.server.main import _least_card
+from tests.fakes.gpus import gpu_machine
 
 
 def layout(trainer: str, *inference: str) -> Layout:
@@ -26,12 +27,7 @@ def layout(trainer: str, *inference: str) -> Layout:
 
 @pytest.fixture
 def two_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A machine with NVIDIA's driver, two GPUs, and vLLM built for them."""
-    for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
-        (tmp_path / name).touch()
-    monkeypatch.setattr(devices, "_DEVICE_FILES", tmp_path)
-    monkeypatch.setattr(machine, "_DRIVER", tmp_path / "nvidiactl")
-    monkeypatch.setattr(machine, "distribution", lambda name: name)
+    gpu_machine(monkeypatch, tmp_path, 2)
 
 
 @pytest.mark.parametrize(

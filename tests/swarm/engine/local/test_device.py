@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+from foundation import gpus
 from foundation.clock import SystemClock
 from swarm.engine import machine as device_module
 from swarm.engine.devices import Layout
@@ -29,6 +30,7 @@ from swarm.engine.seam import EngineError
 from swarm.models import resolve
 from swarm.models.folder import ModelFolder
 from swarm.protocol.runspec import ComputeType, OptimizerSpec
+from tests.fakes.gpus import gpu_machine
 from tests.swarm.engine.batches import branching_batch
 
 from .test_attention import NEEDS_GPU
@@ -39,20 +41,17 @@ SIZES = {"matrix": (7, 32), "norm": (32,), "other": (32, 4)}
 
 
 @pytest.fixture
-def gpu_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A machine with a driver, and vLLM built for it."""
-    (tmp_path / "nvidiactl").touch()
-    monkeypatch.setattr(device_module, "_DRIVER", tmp_path / "nvidiactl")
-    monkeypatch.setattr(device_module, "distribution", lambda name: name)
+def one_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    gpu_machine(monkeypatch, tmp_path)
 
 
-@pytest.mark.usefixtures("gpu_machine")
+@pytest.mark.usefixtures("one_gpu")
 def test_a_gpu_is_used_where_there_is_one_unless_the_cpu_is_wanted() -> None:
     assert device_for(None, {}) == device_for("cuda", {"CUDA_VISIBLE_DEVICES": "1"}) == "cuda"
     assert device_for("cpu", {}) == "cpu"
 
 
-@pytest.mark.usefixtures("gpu_machine")
+@pytest.mark.usefixtures("one_gpu")
 @pytest.mark.parametrize("hidden", ["", "-1"])
 def test_a_hidden_gpu_is_not_used(hidden: str) -> None:
     assert device_for(None, {"CUDA_VISIBLE_DEVICES": hidden}) == "cpu"
@@ -60,19 +59,19 @@ def test_a_hidden_gpu_is_not_used(hidden: str) -> None:
         device_for("cuda", {"CUDA_VISIBLE_DEVICES": hidden})
 
 
-@pytest.mark.usefixtures("gpu_machine")
+@pytest.mark.usefixtures("one_gpu")
 def test_a_vllm_for_cpus_cannot_use_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> None:
         raise PackageNotFoundError(name)
 
-    monkeypatch.setattr(device_module, "distribution", missing)
+    monkeypatch.setattr(gpus, "distribution", missing)
     assert device_for(None, {}) == "cpu"
     with pytest.raises(EngineError, match=r"install requirements/gpu\.txt"):
         device_for("cuda", {})
 
 
 def test_a_machine_without_a_driver_computes_on_its_cpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(device_module, "_DRIVER", tmp_path / "nothing")
+    monkeypatch.setattr(gpus, "DEVICE", tmp_path / "nothing")
     assert device_for(None, {}) == "cpu"
     with pytest.raises(EngineError, match="no NVIDIA driver"):
         device_for("cuda", {})
