@@ -9,10 +9,10 @@ import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 
 from foundation.commandline import UsageError
-from foundation.gpus import NEWEST_CUDA_DRIVER, Card, DriverSilent, answered_cards
+from foundation.gpus import NEWEST_CUDA_DRIVER, VISIBLE, Card, DriverSilent, answered_cards, why_no_gpu
 from foundation.machine import multiplies_bfloat16, total_memory
 from foundation.paths import memory_dir, python_path, user_data_dir
 from researcher.cli import DONE, FAILED, answer
@@ -21,6 +21,8 @@ from researcher.refusals import PlanningRefused
 from researcher.sandbox.launch import Mode, sandbox
 from researcher.store.errors import StoreError
 from swarm.models import cached_models
+from swarm.models.catalogue import hub_folder
+from swarm.models.shapes import SHAPES
 
 _NEED_DISK_GB = 5.0
 _NEED_MEMORY_GB = 12.0
@@ -108,7 +110,7 @@ def _graphics() -> list[Row]:
         _driver(found[0]),
         _compiler(),
         _cuda_build(),
-        *map(_fits, (each.path for each in cached_models())),
+        *_plans(found),
     ]
 
 
@@ -128,16 +130,28 @@ def _compiler() -> Row:
     return "C compiler", found is not None, f"{found or absent}; Triton compiles kernels with it"
 
 
-def _fits(model: Path) -> Row:
-    """How `swarm serve` would divide the GPU for a local model; a model that does not fit is no fault of the machine."""
-    command = [sys.executable, "-m", "swarm.main", "serve", "--model", str(model), "--plan"]
-    environ = {**os.environ, "PYTHONPATH": python_path(os.environ)}
+def _plans(found: Sequence[Card]) -> Iterator[Row]:
+    """How `swarm serve` would divide each card, for the models that are here and for common ones, of which nothing is fetched."""
+    here = {each.path.name: str(each.path) for each in cached_models()}
+    models = here | {name: name for name in SHAPES if hub_folder(name) not in here}
+    sizes = {card.total: card for card in reversed(found)}
+    for card in sorted(sizes.values(), key=lambda card: card.index):
+        for name, model in models.items():
+            yield _fits(f"fits: {name}{f', gpu {card.index}' if len(sizes) > 1 else ''}", model, card)
+
+
+def _fits(check: str, model: str, card: Card) -> Row:
+    """One plan. A model that does not fit is no fault of the machine."""
+    command = [sys.executable, "-m", "swarm.main", "serve", "--model", model, "--plan"]
+    environ = {**os.environ, "PYTHONPATH": python_path(os.environ), VISIBLE: str(card.index)}
+    if why_no_gpu(environ) is not None:  # the server would plan for the processor
+        command.append(f"{card.total / (1 << 30):g}")
     try:
         said = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=_PLAN_LIMIT_S, check=False)
     except subprocess.TimeoutExpired:
-        return f"fits: {model.name}", False, f"`swarm serve --plan` said nothing for {_PLAN_LIMIT_S:.0f} s"
+        return check, False, f"`swarm serve --plan` said nothing for {_PLAN_LIMIT_S:.0f} s"
     lines = (said.stdout if said.returncode == 0 else said.stderr).splitlines()
-    return f"fits: {model.name}", True, "; ".join(line for line in lines if line and not line.startswith(" "))
+    return check, True, "; ".join(line for line in lines if line and not line.startswith(" "))
 
 
 def _cuda_build() -> Row:

@@ -3,8 +3,8 @@
 Start at `resolve`. Imports neither torch nor transformers: conversions run in a separate process.
 """
 
-from swarm.models.cache import cached_models, resolve
+from swarm.models.cache import cached_models, resolve, resolve_to_plan
 from swarm.models.folder import CorruptModel, ModelFolder
 from swarm.models.sources import ModelUnavailable
 
-__all__ = ["CorruptModel", "ModelFolder", "ModelUnavailable", "cached_models", "resolve"]
+__all__ = ["CorruptModel", "ModelFolder", "ModelUnavailable", "cached_models", "resolve", "resolve_to_plan"]

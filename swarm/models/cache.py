@@ -19,6 +19,7 @@ from foundation.paths import model_cache_dir
 from swarm.models import catalogue, folder, sources
 from swarm.models.catalogue import HubSource, KnownModel
 from swarm.models.folder import MANIFEST, CorruptModel, ModelFolder
+from swarm.models.shapes import known_shape, outline
 from swarm.models.sources import ModelUnavailable, SourceFailed
 
 CHAT_TEMPLATE = Path(__file__).with_name("chat_template.jinja")
@@ -44,6 +45,16 @@ def resolve(name_or_path: str, *, cache: Path | None = None) -> ModelFolder:
         known = _hub_repository(name_or_path)
     found = _cached(known, cache)
     return found or _fetch(known, cache)
+
+
+def resolve_to_plan(name_or_path: str, outlines: Path, *, cache: Path | None = None) -> ModelFolder:
+    """Like `resolve`, but a model that is not here and whose shape is known is not fetched: it is outlined in the empty folder
+    `outlines`, which is enough to plan memory."""
+    known = known_shape(name_or_path)
+    if known is None:
+        return resolve(name_or_path, cache=cache)
+    here = (Path(name_or_path), (cache or model_cache_dir()) / catalogue.hub_folder(known))
+    return resolve(name_or_path, cache=cache) if any(map(Path.is_dir, here)) else outline(known, outlines)
 
 
 def cached_models(cache: Path | None = None) -> list[ModelFolder]:

@@ -103,8 +103,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         nargs="?",
         const=0.0,
         metavar="GIB",
-        help="print how memory is divided and exit, after fetching the model if the cache lacks it; GIB: on a GPU with so "
-        "much of it, which need not be here",
+        help="print how memory is divided and exit; a model that the cache lacks is fetched first, unless its shape is known, as that "
+        "of Qwen3 is; GIB: on a GPU with so much of it, which need not be here",
     )
     parser.add_argument("--host", default="127.0.0.1", help="other than loopback needs tokens (default 127.0.0.1)")
     parser.add_argument("--port", type=port, default=DEFAULT_PORT, help="0 takes a free one (default %(default)s)")
@@ -387,12 +387,16 @@ def _least_card(devices: Layout) -> int | None:
 
 def _print_plan(args: argparse.Namespace) -> None:
     """Print how the memory would be divided. Raises: SwarmError if the model does not fit."""
-    from foundation.clock import SystemClock
-    from swarm.models import resolve
+    from tempfile import TemporaryDirectory
 
-    engine = _local_engine(args, _layout(args), resolve(args.model), Path(), SystemClock())
-    lines = [str(engine.plans)] if engine.plans is not None else []
-    sys.stdout.write("\n".join([*lines, f"{engine.info.model} takes {engine.estimate()}", ""]))
+    from foundation.clock import SystemClock
+    from swarm.models import resolve_to_plan
+
+    with TemporaryDirectory() as outlines:
+        model = resolve_to_plan(args.model, Path(outlines))
+        engine = _local_engine(args, _layout(args), model, Path(), SystemClock())
+        lines = [str(engine.plans)] if engine.plans is not None else []
+        sys.stdout.write("\n".join([*lines, f"{engine.info.model} takes {engine.estimate()}", ""]))
 
 
 def _verl(args: argparse.Namespace) -> _MakeOf:

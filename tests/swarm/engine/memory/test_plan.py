@@ -12,36 +12,9 @@ from swarm.engine.memory.model import GIB, ModelShape
 from swarm.engine.memory.plan import LORA, CardPlan, Plans, Wishes, planned, usable
 from swarm.engine.memory.training import TrainerMemory, Training
 from swarm.engine.seam import EngineError
+from swarm.models.shapes import SHAPES
 
-_QWEN = {
-    "num_attention_heads": 16,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "vocab_size": 151_936,
-    "model_type": "qwen3",
-}
-MODELS: dict[str, dict[str, Any]] = {
-    "0.6B": _QWEN
-    | {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "tie_word_embeddings": True},
-    "1.7B": _QWEN
-    | {"hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 28, "tie_word_embeddings": True},
-    "4B": _QWEN
-    | {
-        "hidden_size": 2560,
-        "intermediate_size": 9728,
-        "num_hidden_layers": 36,
-        "num_attention_heads": 32,
-        "tie_word_embeddings": True,
-    },
-    "8B": _QWEN
-    | {
-        "hidden_size": 4096,
-        "intermediate_size": 12_288,
-        "num_hidden_layers": 36,
-        "num_attention_heads": 32,
-        "tie_word_embeddings": False,
-    },
-}
+MODELS = {name.removeprefix("Qwen/Qwen3-"): shape for name, shape in SHAPES.items()}
 """The shapes of Qwen3."""
 PARAMETERS = {"0.6B": 596_049_920, "1.7B": 1_720_574_976, "4B": 4_022_468_096, "8B": 8_190_735_360}
 WISHES = Wishes(model_len=4096, dtype="bfloat16")
