@@ -30,6 +30,7 @@ BAD = {
     "train_floor": ["--steps", "0"],
     "grpo_step": ["--turns-steps", "0"],
     "learning": ["--what", "mix", "--seeds", "0"],
+    "gpu_check": ["--limit-s", "0"],
 }
 
 
