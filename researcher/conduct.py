@@ -16,6 +16,7 @@ from typing import Protocol
 
 from foundation.clock import Clock
 from researcher.analysis.decide import Decision, decide
+from researcher.analysis.durations import EVENTS
 from researcher.analysis.knowledge import findings_of
 from researcher.analysis.race import due
 from researcher.analysis.verdicts import conclude
@@ -264,7 +265,8 @@ class Conduct:
             self._store.verdicts.record(study_id, decision.after, record)
             self._view.say(f"{record.hypothesis}: {record.verdict}. {record.reason}")
         verdicts = self._store.verdicts.all(study_id)
-        self._store.findings.save(study_id, findings_of(study_id, plan, verdicts, self._clock.now(), trials))
+        events = self._store.journal.events(study_id, *EVENTS)
+        self._store.findings.save(study_id, findings_of(study_id, plan, verdicts, self._clock.now(), trials, events))
         status, reason = StudyStatus.DONE, decision.reason
         if not any(trial.status is TrialStatus.DONE for trial in trials):
             last = max(trials, key=lambda trial: trial.ended_at or 0.0)

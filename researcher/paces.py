@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Sequence
 
+from researcher.analysis.durations import EVENTS
 from researcher.design.pricing import Pace
 from researcher.models import StudyOptions
 from researcher.store.store import Store
@@ -22,8 +23,13 @@ def paces_on(store: Store, servers: Sequence[str], engine: str) -> list[Pace]:
     machine with `engine`."""
     here = StudyOptions(servers=tuple(servers), engine=engine, machine=socket.gethostname())
     alike = [study.id for study in store.studies.all() if study.plan_version and _place(study.options) == _place(here)]
-    found = (Pace.of(each, store.plans.get(each), store.trials.all(each, series=_SERIES)) for each in alike[:_NEWEST])
+    found = (_pace_of(store, each) for each in alike[:_NEWEST])
     return [pace for pace in found if pace is not None]
+
+
+def _pace_of(store: Store, study: str) -> Pace | None:
+    trials, events = store.trials.all(study, series=_SERIES), store.journal.events(study, *EVENTS)
+    return Pace.of(study, store.plans.get(study), trials, events)
 
 
 def _place(options: StudyOptions) -> tuple[object, ...]:

@@ -13,9 +13,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
+from researcher.analysis.durations import rests, took_s
 from researcher.analysis.samples import deciding_stage, reaches
 from researcher.instruments.instrument import Direction, Scalar
-from researcher.models import Effect, Finding, TrialRecord, VerdictRecord
+from researcher.models import Effect, Event, Finding, TrialRecord, VerdictRecord
 from researcher.study.plan import Hypothesis, Known, Plan, Verdict, trial_key
 
 MOST_KNOWN = 50
@@ -42,14 +43,20 @@ def trained_models(plan: Plan, arms: Iterable[str], trials: Sequence[TrialRecord
 
 
 def findings_of(
-    study_id: str, plan: Plan, verdicts: Sequence[VerdictRecord], at: float, trials: Sequence[TrialRecord] = ()
+    study_id: str,
+    plan: Plan,
+    verdicts: Sequence[VerdictRecord],
+    at: float,
+    trials: Sequence[TrialRecord] = (),
+    events: Iterable[Event] = (),
 ) -> list[Finding]:
     """A finding for each hypothesis with a verdict, except invalid and explored ones: later studies may only use
-    tested claims."""
+    tested claims. events: the study's journal, which tells when trials rested."""
     plan_hash = plan.digest()
     own = {trial.seed for trial in trials if trial.key == trial_key(plan_hash, trial.arm, trial.seed)}
     seeds = tuple(sorted(own)) or None
     given = {record.hypothesis: record for record in verdicts if record.verdict is not Verdict.INVALID}
+    rested = rests(events)
     return [
         Finding(
             id=f"{study_id}/{hypothesis.id}",
@@ -67,7 +74,9 @@ def findings_of(
             baseline=_levels(plan, hypothesis.baselines),
             treatment=_levels(plan, hypothesis.treatments),
             verdict=given[hypothesis.id].verdict,
-            effect=_with_cost(given[hypothesis.id].effect, [t for t in trials if t.arm in hypothesis.sides]),
+            effect=_with_cost(
+                given[hypothesis.id].effect, [took_s(t, rested) for t in trials if t.arm in hypothesis.sides]
+            ),
             scope=scope_of(plan, hypothesis),
             seeds=seeds,
             at=at,
@@ -77,8 +86,8 @@ def findings_of(
     ]
 
 
-def _with_cost(effect: Effect | None, trials: Sequence[TrialRecord]) -> Effect | None:
-    took = [t.ended_at - t.started_at for t in trials if t.ended_at is not None and t.started_at is not None]
+def _with_cost(effect: Effect | None, seconds: Iterable[float | None]) -> Effect | None:
+    took = [each for each in seconds if each is not None]
     return effect.model_copy(update={"trial_s": sum(took) / len(took)}) if effect is not None and took else effect
 
 

@@ -8,16 +8,17 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from researcher.analysis.durations import at_first_attempt_s
 from researcher.analysis.power import power_of, seeds_needed, side_sigma
 from researcher.analysis.samples import deciding_stage
 from researcher.design.models import boots_s
 from researcher.design.stages import cost, with_most
 from researcher.instruments.instrument import Instrument, Scalar
-from researcher.models import TrialRecord, TrialStatus
+from researcher.models import Event, TrialRecord
 from researcher.refusals import BudgetTooSmall
 from researcher.study.plan import Arm, Plan
 from researcher.study.spec import StudySpec
@@ -44,13 +45,10 @@ class Pace:
     episode_tokens: float | None = None
 
     @classmethod
-    def of(cls, study: str, plan: Plan, trials: Sequence[TrialRecord]) -> Pace | None:
-        """Median over trials that succeeded at the first attempt; None without any."""
-        paces = [
-            (trial.ended_at - trial.started_at) / _played(plan, plan.arm(trial.arm))
-            for trial in trials
-            if trial.status is TrialStatus.DONE and trial.attempt <= 1 and trial.started_at and trial.ended_at
-        ]
+    def of(cls, study: str, plan: Plan, trials: Sequence[TrialRecord], events: Iterable[Event]) -> Pace | None:
+        """Median over trials that succeeded at the first attempt; None without any. events: the study's journal."""
+        took = at_first_attempt_s(trials, events)
+        paces = [seconds / _played(plan, plan.arm(trial.arm)) for trial, seconds in took]
         if not paces:
             return None
         return cls(

@@ -68,6 +68,8 @@ _SPARE_TIMES = 6
 """An attempt may take this many times its expected duration: machines differ and are shared."""
 _SPARE_ATTEMPT_S, _SPARE_STALL_S = 1200.0, 240.0
 """Added to the expected time, for an engine that restarts or a loaded machine."""
+INTERRUPTED = "interrupted"
+"""Reason of a rest that nobody asked for: the researcher was interrupted or killed."""
 _TAKE_BACK_S = 30.0
 """How long to try to abort the open episodes of a client that was cut off. The idle limit ends the rest."""
 
@@ -192,6 +194,8 @@ class AttemptRun:
         job = self._clients.job(self._work.folder(self._trial, attempt.number), attempt.idempotency_key)
         client = Client(self._work, self._trial, self._swarm, job, self._store, self._mender)
         try:
+            if begun_before:
+                await self._note_rest(attempt, job)
             report = await self._submit(attempt)
             blueprint = self._blueprint = await self._hand_over(attempt, report, client)
             if begun_before:
@@ -285,14 +289,32 @@ class AttemptRun:
         """Resume a paused or abandoned attempt where it stood. Raises: RunLost."""
         if self._trial.status is TrialStatus.PAUSED:
             await self._rest(job, blueprint.run_id)  # finish a pause that was interrupted
-        if not await job.alive():
+        idle = not await job.alive()
+        if idle:
             with suppress(EvidenceMissing):
                 await self._collect(blueprint)
                 return
         rested = await asyncio.gather(*(slot.go_on(run_id) for slot, run_id in self._runs(blueprint.run_id)))
-        if any(rested) or self._trial.status is TrialStatus.PAUSED:
+        if idle or any(rested):
             step = (await self._swarm.run(blueprint.run_id, since_step=self._work.plan.steps)).step
             self._store.trials.continue_attempt(self._work.study_id, self._trial.key, step)
+
+    async def _note_rest(self, attempt: AttemptRecord, job: ClientJob) -> None:
+        """Record the rest of an attempt that another process left without a word, unless its client still works."""
+        if self._trial.status is not TrialStatus.PAUSED and await job.alive():
+            return
+        study_id, key = self._work.study_id, self._trial.key
+        if not self._store.trials.rests(study_id, key):
+            self._store.trials.record_rest(study_id, key, INTERRUPTED, since=await self._worked_until(attempt))
+
+    async def _worked_until(self, attempt: AttemptRecord) -> float:
+        """When work on the attempt stopped: its last recorded progress, or the last reward of a client that went on alone."""
+        rewarded = list[float]()
+        if attempt.run_id is not None:
+            with suppress(SwarmError):
+                ledger = self._swarm.ledger(run_id=attempt.run_id)
+                rewarded = [entry.ended_at async for entry in ledger if entry.reward is not None and entry.ended_at]
+        return max([attempt.heartbeat_at, *rewarded])
 
     async def _excuse(self, blueprint: TrialBlueprint) -> None:
         """Record the losses so far as excused: the faulty code has been mended, and its tasks are tried again."""
@@ -558,9 +580,9 @@ class AttemptRun:
         if self._site.main.owned:
             return
         if run_id is not None:
-            await self._pause(job, run_id, "interrupted")
+            await self._pause(job, run_id, INTERRUPTED)
         else:
-            self._store.trials.withdraw_attempt(self._work.study_id, self._trial.key, "interrupted")
+            self._store.trials.withdraw_attempt(self._work.study_id, self._trial.key, INTERRUPTED)
             await self._free(run_id)
 
     async def _free(self, run_id: str | None) -> None:

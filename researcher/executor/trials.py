@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 
 from foundation.clock import Clock
 from foundation.logs import redact
-from researcher.executor.attempts import AttemptRun, Observation, TrialLimits
+from researcher.analysis.durations import EVENTS, at_first_attempt_s
+from researcher.executor.attempts import INTERRUPTED, AttemptRun, Observation, TrialLimits
 from researcher.executor.blueprint import Setup, Work
 from researcher.executor.clients import Mender
 from researcher.executor.errors import (
@@ -84,7 +85,7 @@ class _Round:
     curves: dict[str, list[tuple[int, float]]] = field(default_factory=lambda: defaultdict(list))
     held_out: dict[str, list[tuple[int, float]]] = field(default_factory=lambda: defaultdict(list))
     durations: list[float] = field(default_factory=list)
-    """Durations in seconds of the trials that this call ran from beginning to end."""
+    """Durations in seconds of the study's trials that succeeded at the first attempt."""
     begun: dict[str, float] = field(default_factory=dict)
     """Start time of each running trial, by key."""
     over: set[str] = field(default_factory=set)
@@ -201,6 +202,8 @@ class Executor:
     async def _withdraw(self, work: Work, trial: TrialRecord, attempt: AttemptRecord) -> None:
         job = self._clients.job(work.folder(trial, attempt.number), attempt.idempotency_key)
         await job.end(self._limits_of(work.plan).grace_s)
+        if not self._store.trials.rests(work.study_id, trial.key):
+            self._store.trials.record_rest(work.study_id, trial.key, INTERRUPTED, since=attempt.heartbeat_at)
         reason = f"its server {attempt.server_url} is not in the pool any more"
         if self._pool.needed > 1:
             reason = f"its servers ({attempt.server_url} and others) are not together in the pool any more"
@@ -273,7 +276,7 @@ class Executor:
         self._reserve(this.work, key)
 
     async def _tried(self, this: _Round, site: Site, key: str) -> None:
-        began = this.begun[key] = self._clock.monotonic()
+        this.begun[key] = self._clock.monotonic()
         try:
             await self._attempt(this, site, key)
         except ServerUnfit as error:
@@ -293,8 +296,7 @@ class Executor:
         except AttemptFailed as error:
             self._failed(this, key, str(error))
         else:
-            if this.trials[key].status is TrialStatus.PLANNED:  # a resumed trial does not measure a whole one
-                this.durations.append(self._clock.monotonic() - began)
+            this.durations = self._took(this.work.study_id)
             self._over(this, key, "")
         finally:
             this.tokens.settle()
@@ -407,12 +409,9 @@ class Executor:
         )
 
     def _took(self, study_id: str) -> list[float]:
-        """Durations in seconds of the study's earlier trials that succeeded at the first attempt."""
-        return [
-            trial.ended_at - trial.started_at
-            for trial in self._store.trials.all(study_id, series=())
-            if trial.status is TrialStatus.DONE and trial.attempt <= 1 and trial.started_at and trial.ended_at
-        ]
+        """Durations in seconds of the study's trials that succeeded at the first attempt."""
+        trials = self._store.trials.all(study_id, series=())
+        return [seconds for _, seconds in at_first_attempt_s(trials, self._store.journal.events(study_id, *EVENTS))]
 
     def _pace_s(self, this: _Round) -> float | None:
         """Measured seconds per trial: of finished trials, else extrapolated from running trials after a few steps."""

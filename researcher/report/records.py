@@ -1,21 +1,17 @@
-"""A study's records with the results computed from them; also the times when trials rested, and how the study ended.
-
-A trial rests while it is paused, or waits after a withdrawn or failed attempt. The time between a kill and a resume counts as
-work.
-"""
+"""A study's records with the results computed from them, and how the study ended."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import math
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from researcher.analysis.attrition import LossTest, loss_tests
 from researcher.analysis.decide import Decision, decide
+from researcher.analysis.durations import Rests, rests
 from researcher.analysis.effects import secondary_effect
 from researcher.analysis.metrics import MetricMissing, finals
 from researcher.analysis.race import due
@@ -24,25 +20,9 @@ from researcher.analysis.sentinel_findings import SentinelFinding
 from researcher.analysis.sentinels import inspect
 from researcher.analysis.verdicts import Conclusions, conclude
 from researcher.instruments.instrument import HELDOUT_REWARD
-from researcher.models import OVER_BUDGET, Effect, Event, StudyData, StudyStatus, TrialRecord, TrialStatus
+from researcher.models import OVER_BUDGET, Effect, StudyData, StudyStatus, TrialRecord, TrialStatus
 from researcher.refusals import RecordsDisagree
 from researcher.study.plan import Hypothesis, Stage, StageKind
-
-_RESTS = ("trial_paused", "attempt_withdrawn", "attempt_failed")
-_GOES_ON = ("trial_continued", "trial_begun", "trial_done", "attempt_failed", "trial_failed")
-
-
-def rests(events: Iterable[Event]) -> Mapping[str, list[tuple[float, float]]]:
-    """Begin and end of every completed rest, in Unix seconds, by the trial's key. events: in order."""
-    since, found = dict[str, float](), defaultdict[str, list[tuple[float, float]]](list)
-    for event in events:
-        key = str(event.detail.get("trial"))
-        if event.kind in _GOES_ON and key in since:
-            found[key].append((since.pop(key), event.at))
-        if event.kind in _RESTS:
-            since.setdefault(key, event.at)
-    return found
-
 
 ENDED = (TrialStatus.DONE, TrialStatus.FAILED)
 
@@ -70,7 +50,7 @@ class Records:
         return [trial for trial in self.data.trials if trial.status is TrialStatus.DONE]
 
     @cached_property
-    def rests(self) -> Mapping[str, list[tuple[float, float]]]:
+    def rests(self) -> Rests:
         return rests(self.data.events)
 
     @cached_property

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from researcher.analysis.comparisons import iqm
+from researcher.analysis.durations import took_s
 from researcher.analysis.knowledge import agreement
 from researcher.analysis.metrics import count_censored
 from researcher.analysis.power import (
@@ -201,13 +202,9 @@ class Vocabulary(LossWords):
         return tokens
 
     def trial_s(self, *, arm: str | None = None) -> Value:
-        """Total wall seconds of ended trials, from the first attempt's intent to the end, without rests (researcher.report.records)."""
-        spans = list[float]()
-        for trial in self._trials(arm):
-            if trial.started_at is not None and trial.ended_at is not None:
-                spans.append(trial.ended_at - trial.started_at)
-                spans += [begin - end for begin, end in self._records.rests.get(trial.key, ())]
-        return math.fsum(spans)
+        """Total wall seconds of ended trials, from the first attempt's intent to the end, without rests (researcher.analysis.durations)."""
+        spans = [took_s(trial, self._records.rests) for trial in self._trials(arm)]
+        return math.fsum(span for span in spans if span is not None)
 
     def span_s(self) -> Value:
         """Wall seconds from the start of the first trial to the end of the last one."""

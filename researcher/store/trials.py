@@ -15,6 +15,7 @@ from sqlalchemy.orm import Session
 
 from researcher.models import AttemptRecord, Attrition, SampledEpisode, TrialEvidence, TrialRecord, TrialStatus
 from researcher.store.errors import NotFound, WrongState
+from researcher.store.journal import newest
 from researcher.store.retries import retried
 from researcher.store.tables import AttemptRow, AttritionRow, EpisodeRow, MetricRow, PlanRow, TrialRow
 from researcher.store.transactions import Part
@@ -158,12 +159,21 @@ class Trials(Part):
             trial.status, trial.reason = TrialStatus.PAUSED, reason
 
     @retried
-    def record_rest(self, study_id: str, key: str, reason: str) -> None:
-        """Record that the attempt is paused: its checkpoint is kept and its server is free."""
+    def record_rest(self, study_id: str, key: str, reason: str, since: float | None = None) -> None:
+        """Record that the attempt rests. since: Unix time at which work on it stopped; None: now, as it is paused, with its
+        checkpoint kept and its server free."""
+        rested = {} if since is None else {"rested_s": max(0.0, self._db.clock.now() - since)}
         with self._db.owning(study_id) as session:
             _, attempt = _open_attempt(session, study_id, key)
             detail = {"trial": key, "attempt": attempt.number, "step": attempt.step, "because": reason}
-            self._db.note(session, study_id, "trial_paused", **detail)
+            self._db.note(session, study_id, "trial_paused", **detail, **rested)
+
+    @retried
+    def rests(self, study_id: str, key: str) -> bool:
+        """Whether the journal says that the newest attempt rests."""
+        with self._db.reading() as session:
+            last = newest(session, study_id, "trial_begun", "trial_paused", "trial_continued", trial=key)
+            return last is not None and last.kind == "trial_paused"
 
     @retried
     def continue_attempt(self, study_id: str, key: str, step: int) -> None:

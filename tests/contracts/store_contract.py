@@ -273,6 +273,9 @@ class StoreContract:
         told = [(event.kind, event.detail.get("step")) for event in store.journal.events(study)]
         assert told == [("trial_begun", None), ("trial_paused", 2), ("trial_continued", 2)]
         store.trials.pause_attempt(study, key, "again")
+        assert not store.trials.rests(study, key), "it has not come to rest yet"
+        store.trials.record_rest(study, key, "again")
+        assert store.trials.rests(study, key)
         store.trials.withdraw_attempt(study, key, "its server is gone")
         assert store.trials.get(study, key).status == TrialStatus.PLANNED
 

@@ -10,7 +10,7 @@ import pytest
 from researcher.describe import plan_lines
 from researcher.design.pricing import Pace, price_of
 from researcher.instruments.catalogue import open_instrument, read_instrument
-from researcher.models import TrialRecord, TrialStatus
+from researcher.models import Event, TrialRecord, TrialStatus
 from researcher.refusals import BudgetTooSmall
 from researcher.study.plan import Plan
 from tests.fakes.specs import planned
@@ -31,7 +31,7 @@ def took(plan: Plan, *seconds: float, **more: Any) -> list[TrialRecord]:
 
 
 def pace_of(plan: Plan, *seconds: float, **more: Any) -> Pace:
-    pace = Pace.of("st-old", plan, took(plan, *seconds, **more))
+    pace = Pace.of("st-old", plan, took(plan, *seconds, **more), ())
     assert pace is not None
     return pace
 
@@ -141,7 +141,17 @@ def test_a_pace_of_other_work_is_none_for_this(other: dict[str, Any]) -> None:
 
 def test_only_whole_trials_of_one_attempt_show_a_pace() -> None:
     for unlike in ({"attempt": 2}, {"status": TrialStatus.RUNNING}):
-        assert Pace.of("st-old", planned(), took(planned(), 20.0, **unlike)) is None
+        assert Pace.of("st-old", planned(), took(planned(), 20.0, **unlike), ()) is None
+
+
+def test_the_time_in_which_a_trial_rested_is_no_part_of_a_pace() -> None:
+    [trial] = took(planned(), 20.0 + 30_000.0)
+    kinds = ("trial_paused", "trial_continued")
+    rest = [
+        Event(seq=seq, study_id="st-old", at=1010.0 + 30_000.0 * seq, kind=kind, detail={"trial": trial.key})
+        for seq, kind in enumerate(kinds)
+    ]
+    assert Pace.of("st-old", planned(), [trial], rest) == pace_of(planned(), 20.0)
 
 
 def test_tokens_are_priced_by_lengths_until_an_earlier_study_has_counted_them() -> None:

@@ -21,8 +21,9 @@ import pytest
 
 from bench.serving import ServerProcess
 from foundation.clock import SystemClock
+from researcher.analysis.durations import rests, took_s
 from researcher.design.transfer import scored_on
-from researcher.executor.attempts import TrialLimits
+from researcher.executor.attempts import AttemptRun, TrialLimits
 from researcher.executor.errors import NoServersLeft
 from researcher.executor.local_server import LocalLimits, LocalServer
 from researcher.executor.processes import Berth
@@ -44,7 +45,20 @@ pytestmark = pytest.mark.anyio
 LIMITS = TrialLimits(
     attempt_s=60, stall_s=20, client_restarts=1, first_backoff_s=0.01, busy_s=5, grace_s=5, check_s=0.3
 )
-SLOW = ("--echo-latency-s", "0.2")
+SLOW_S = 0.2
+SLOW = ("--echo-latency-s", str(SLOW_S))
+
+
+class Nights(SystemClock):
+    """The machine's clock, put forward by a night at each `pass_by`."""
+
+    ahead_s = 0.0
+
+    def now(self) -> float:
+        return super().now() + self.ahead_s
+
+    def pass_by(self) -> None:
+        self.ahead_s += 36_000.0
 
 
 class Lab:
@@ -110,8 +124,13 @@ class Lab:
 
 
 @pytest.fixture
-def lab(tmp_path: Path) -> Iterator[Lab]:
-    store = Store.open(f"sqlite:///{tmp_path}/r.db")
+def nights() -> Nights:
+    return Nights()
+
+
+@pytest.fixture
+def lab(tmp_path: Path, nights: Nights) -> Iterator[Lab]:
+    store = Store.open(f"sqlite:///{tmp_path}/r.db", clock=nights)
     yield Lab(tmp_path, store, repeat_plan())
     store.close()
 
@@ -688,6 +707,74 @@ async def test_interrupted_it_leaves_no_process_behind_and_goes_on_later_with_th
     assert (done.status, done.attempt) == (TrialStatus.DONE, 1)
 
 
+def took(lab: Lab, trial: TrialRecord) -> float:
+    seconds = took_s(trial, rests(lab.store.journal.events(lab.study)))
+    assert seconds is not None
+    return seconds
+
+
+async def test_nights_between_an_interruption_a_pause_and_their_ends_are_no_time_that_the_trial_took(
+    lab: Lab, nights: Nights
+) -> None:
+    trials, began = lab.trials(), time.monotonic()
+    reached = asyncio.Event()
+    async with lab.pool(arguments=SLOW) as pool:
+        running = asyncio.create_task(lab.run(pool, trials, on_progress=lab.at_step(1, lambda _: reached.set())))
+        await reached.wait()
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+    nights.pass_by()
+    async with lab.pool(arguments=SLOW) as pool:
+        watch = lab.at_step(2, lambda _: lab.store.studies.request_pause(lab.study))
+        await lab.run(pool, trials, on_progress=watch)
+    nights.pass_by()
+    lab.store.studies.clear_requests(lab.study)
+    lab.seen.clear()
+    async with lab.pool() as pool:
+        [resumed, whole] = await lab.run(pool, trials)
+    assert (resumed.status, resumed.attempt) == (TrialStatus.DONE, 1)
+    assert resumed.started_at is not None
+    assert resumed.ended_at is not None
+    assert resumed.ended_at - resumed.started_at > 2 * 36_000
+    assert 0 < took(lab, resumed) < time.monotonic() - began
+    assert [each["because"] for each in told(lab, "trial_paused")] == ["interrupted", "a pause was asked for"]
+    assert len(told(lab, "trial_continued")) == 2
+    left = [seen.left_s for seen in lab.seen if seen.key == whole.key and seen.step == 0]
+    assert left[0] == pytest.approx(took(lab, resumed))
+    assert {seen.measured for seen in lab.seen if seen.key == whole.key} == {True}
+
+
+async def test_a_client_that_ended_alone_after_its_researcher_was_killed_worked_until_then(
+    lab: Lab, nights: Nights, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trials, reached = lab.trials()[:1], asyncio.Event()
+
+    async def killed(*_: object) -> None:
+        """Nobody tidies up."""
+
+    with ServerProcess(tmp_path / "a", *SLOW) as server:
+        with monkeypatch.context() as patched:
+            patched.setattr(AttemptRun, "_leave", killed)
+            async with lab.pool(server.url) as pool:
+                watch = lab.at_step(1, lambda _: reached.set())
+                running = asyncio.create_task(lab.run(pool, trials, on_progress=watch))
+                await reached.wait()
+                running.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await running
+        await lab.client_of(trials[0]).ended()
+        [attempt] = lab.store.trials.attempts(lab.study, trials[0].key)
+        nights.pass_by()
+        async with lab.pool(server.url) as pool:
+            ledger = pool.servers[0].swarm.ledger(run_id=str(attempt.run_id))
+            last = max([entry.ended_at or 0.0 async for entry in ledger])
+            [done] = await lab.run(pool, trials)
+    assert_whole(done)
+    assert done.started_at is not None
+    assert attempt.heartbeat_at - done.started_at < last - done.started_at <= took(lab, done) < 60
+
+
 @pytest.mark.campaign
 async def test_what_is_left_is_not_guessed_from_a_trial_that_was_nearly_over_when_it_was_resumed(lab: Lab) -> None:
     trials = lab.trials()
@@ -702,8 +789,9 @@ async def test_what_is_left_is_not_guessed_from_a_trial_that_was_nearly_over_whe
     async with lab.pool() as pool:
         await lab.run(pool, lab.trials())
     [first] = [seen.left_s for seen in lab.seen if (seen.key, seen.status) == (trials[0].key, TrialStatus.DONE)]
-    guess = lab.plan.trial_s or repeat_setup(lab.home, FOLDER).instrument.defaults.trial_s
-    assert first == guess  # of the second trial, of which nothing was done
+    whole = took(lab, lab.store.trials.get(lab.study, trials[0].key))
+    assert first == pytest.approx(whole)  # of the second trial, of which nothing was done
+    assert whole > 3 * SLOW_S, "it is the time of the interrupted steps, too"
 
 
 async def test_a_server_that_someone_else_uses_is_waited_for_and_then_given_up(lab: Lab, tmp_path: Path) -> None:
