@@ -5,18 +5,20 @@ It depends on the records alone, so that `verify` can render it again and compar
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from foundation.paths import write_atomically
+from researcher.analysis.metrics import MetricMissing, Series, finals
 from researcher.campaign.builtin import words_of
 from researcher.campaign.goal import Aim, CampaignGoal, changed
 from researcher.campaign.new_instrument import WRITTEN, Making
 from researcher.campaign.records import JOINED, UNDECIDED, UNWRITTEN, WRITING, calls_of, fates_of, observe
 from researcher.campaign.seen import EffectSeen, Said, Seen, StudySeen, View, key_of
-from researcher.instruments.instrument import Scalar
+from researcher.instruments.instrument import Metric, MetricKind, Scalar
 from researcher.instruments.levels import level_text
 from researcher.models import (
     CampaignEvent,
@@ -25,6 +27,7 @@ from researcher.models import (
     DecisionRecord,
     HypothesisRecord,
     StudyStatus,
+    TrialStatus,
 )
 from researcher.report.writer import digest, html_templates, markdown_templates, tidy
 from researcher.store.store import Store
@@ -33,6 +36,9 @@ from researcher.study.plan import Verdict
 _MAKING = (WRITTEN, UNWRITTEN, "approved", "vetoed", JOINED)
 REPORT = "report"
 """Event with the digests of the files written last."""
+HELD_OUT = "held_out"
+"""Field of that event: whether the answer says how confirmed arms do on held-out tasks. Reports of earlier versions do not."""
+_SCORES: Mapping[MetricKind, str] = {"heldout_accuracy": "accuracy", "heldout_reward": "reward"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +102,14 @@ class CampaignPage:
 
 
 def campaign_page(
-    store: Store, campaign_id: str, *, status: CampaignStatus | None = None, reason: str | None = None
+    store: Store,
+    campaign_id: str,
+    *,
+    status: CampaignStatus | None = None,
+    reason: str | None = None,
+    held_out: bool = True,
 ) -> CampaignPage:
-    """All data of the report. status, reason: given if they are about to be recorded."""
+    """All data of the report. status, reason: given if they are about to be recorded. held_out: see `HELD_OUT`."""
     record = store.campaigns.get(campaign_id)
     decisions, seen = store.campaigns.decisions(campaign_id), observe(store, campaign_id)
     hypotheses = store.campaigns.hypotheses(campaign_id)
@@ -112,7 +123,7 @@ def campaign_page(
         seen=seen,
         status=ended,
         reason=(record.reason if reason is None else reason) or "",
-        answer=_answer(seen, decisions, ended),
+        answer=_answer(seen, decisions, ended, _on_held_out(store, seen) if held_out else {}),
         tree=_tree(hypotheses, seen),
         steps=[_step(each, by_seq.get(each.seq), seen, events) for each in decisions],
         unknown=_unknown(seen),
@@ -140,7 +151,8 @@ def write_campaign_report(
     digests = {name: digest(text.encode()) for name, text in files.items()}
     earlier = store.campaigns.events(campaign_id, REPORT)
     if not earlier or earlier[-1].detail["files"] != digests:
-        store.campaigns.record(campaign_id, REPORT, {"files": digests, "status": status, "reason": reason})
+        written = {"files": digests, "status": status, "reason": reason, HELD_OUT: True}
+        store.campaigns.record(campaign_id, REPORT, written)
     return folder
 
 
@@ -153,11 +165,13 @@ def rendered(page: CampaignPage) -> dict[str, str]:
     }
 
 
-def _answer(seen: Seen, decisions: Sequence[DecisionRecord], status: CampaignStatus) -> list[str]:
-    """The answer for each instrument, in two or three plain sentences."""
+def _answer(
+    seen: Seen, decisions: Sequence[DecisionRecord], status: CampaignStatus, held_out: Mapping[str, str]
+) -> list[str]:
+    """The answer for each instrument, in a few plain sentences. held_out: a sentence by study."""
     found: list[str] = []
     for view in seen.views:
-        first, *others = _found(view)
+        first, *others = _found(view, held_out)
         found += [f"On {view.instrument}: {first}" if seen.others else first, *others]
     found += _held(seen)
     if not status.ended:
@@ -167,15 +181,14 @@ def _answer(seen: Seen, decisions: Sequence[DecisionRecord], status: CampaignSta
     return found
 
 
-def _found(view: View) -> list[str]:
+def _found(view: View, held_out: Mapping[str, str]) -> list[str]:
     """The confirmed results on one instrument."""
-    confirmed = [study for study in view.studies if study.supports]
     tested = [study for study in view.studies if study.confirms and StudyStatus(study.status).ended]
-    if confirmed:
-        last = confirmed[-1]
+    if (best := view.confirmed) is not None:
         return [
             f"{_upper(words_of(view.incumbent))} is the best that was confirmed.",
-            f"{effect_text(last.effects[0], view.aim)} ({last.study}, on seeds that no exploration had used).",
+            f"{effect_text(best.effects[0], view.aim)} ({best.study}, on seeds that no exploration had used).",
+            *([held_out[best.study]] if best.study in held_out else []),
         ]
     if not tested:
         return ["Nothing was confirmed, so no claim is made."]
@@ -184,6 +197,46 @@ def _found(view: View) -> list[str]:
         f"{effect_text(last.effects[0], view.aim)}: {last.verdict}" if last.effects else "The last one gave no verdict"
     )
     return ["Nothing was confirmed to be better than the default.", f"{came} ({last.study}: {_why(last)})."]
+
+
+def _on_held_out(store: Store, seen: Seen) -> dict[str, str]:
+    """How the arms of each instrument's last claim do on held-out tasks, by study; empty for claims about other things than
+    training."""
+    found: dict[str, str] = {}
+    for view in seen.views:
+        if (study := view.confirmed) is None:
+            continue
+        effect, metric = study.effects[0], store.plans.get(study.study).metric(view.aim.metric)
+        before = "" if metric.part is None else f"{metric.part}/"
+        names = [f"{before}eval_{what}_after" for what in ("success", "reward")]
+        done = [t for t in store.trials.all(study.study, series=names) if t.status is TrialStatus.DONE]
+        arms = (effect.treatment, effect.baseline)
+        scores = held_out_text(metric, {arm: [t.series for t in done if t.arm == arm] for arm in arms})
+        found |= {study.study: scores} if scores else {}
+    return found
+
+
+def held_out_text(metric: Metric, arms: Mapping[str, Sequence[Series]]) -> str:
+    """The mean score of each arm on held-out tasks after training, as a sentence: accuracy if successes were recorded, else
+    reward. Empty without either, and if the metric itself is not measured on training.
+
+    metric: the claim's. arms: series of finished trials, by arm, the treatment first.
+    """
+    if not metric.on_training or not all(arms.values()):
+        return ""
+    for kind, word in _SCORES.items():
+        asked = Metric(name=word, kind=kind, margin=metric.margin, role=metric.role)
+        try:
+            means = {
+                arm: math.fsum(finals([asked], series)[word] for series in trials) / len(trials)
+                for arm, trials in arms.items()
+            }
+        except MetricMissing:
+            continue
+        told = " and ".join(f"{short(mean)} with {arm}" for arm, mean in means.items())
+        whose = f" of the {metric.role}" if metric.role else ""
+        return f"On average over the same trials, held-out {word}{whose} after training is {told}."
+    return ""
 
 
 def _held(seen: Seen) -> list[str]:

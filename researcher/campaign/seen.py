@@ -236,11 +236,13 @@ class View:
     @property
     def incumbent(self) -> dict[str, Scalar]:
         """Levels, where they differ from the defaults, of the last configuration that a confirmation supported."""
-        found: dict[str, Scalar] = {}
-        for study in self.studies:
-            if study.supports:
-                found = dict(study.arm(study.effects[0].treatment).levels)
-        return found
+        last = self.confirmed
+        return {} if last is None else dict(last.arm(last.effects[0].treatment).levels)
+
+    @property
+    def confirmed(self) -> StudySeen | None:
+        """The last confirmation that supports a claim."""
+        return next((study for study in reversed(self.studies) if study.supports), None)
 
     @property
     def sigma(self) -> float:

@@ -17,7 +17,7 @@ from researcher.campaign.goal import CampaignGoal
 from researcher.campaign.honesty import ALPHA, alpha_of
 from researcher.campaign.new_instrument import WRITTEN, Making, code_of
 from researcher.campaign.records import JOINED, observe
-from researcher.campaign.report import REPORT, campaign_page, rendered
+from researcher.campaign.report import HELD_OUT, REPORT, campaign_page, rendered
 from researcher.campaign.seen import Seen
 from researcher.models import CONFIRMING, CampaignEvent, DecisionRecord
 from researcher.report.writer import digest
@@ -147,7 +147,7 @@ def _report(store: Store, campaign_id: str, folder: Path) -> Iterator[str]:
     if not written:
         yield "no report was written yet; `researcher campaign report` writes one"
         return
-    again = rendered(campaign_page(store, campaign_id))
+    again = rendered(campaign_page(store, campaign_id, held_out=bool(written[-1].detail.get(HELD_OUT))))
     for name, kept in written[-1].detail["files"].items():
         file = folder / name
         if not file.exists():

@@ -52,6 +52,8 @@ class RecordedStudies:
         self.ran: list[str] = []
         self.before: Callable[[str], None] = lambda study_id: None
         """Called before each study: a test may do there what people do meanwhile."""
+        self.solves: Mapping[str, Worth] = {}
+        """Held-out score of an arm, by series (`eval_success_after`); each trial has two episodes around it."""
         self.says: Callable[[str], str] | None = None
         """What an arm's model answered at the end, kept as a sampled episode of each trial."""
 
@@ -75,9 +77,13 @@ class RecordedStudies:
             store.trials.record_intent(study_id, trial.key, 1, "http://made.up", f"{study_id}/{trial.key}#1", {})
             final = made.finals[METRIC]
             curve = [(step, final * step / 20) for step in range(21)]
+            levels = plan.arm(made.arm).levels
+            scores = {
+                name: [(0, score(levels) - 0.125), (1, score(levels) + 0.125)] for name, score in self.solves.items()
+            }
             kept = [] if self.says is None else [answered(self.says(made.arm), trial.key)]
             store.trials.finish(
-                study_id, trial.key, made.finals, {"reward_mean": curve}, evidence=evidence, episodes=kept
+                study_id, trial.key, made.finals, {"reward_mean": curve, **scores}, evidence=evidence, episodes=kept
             )
         for record in ending.verdicts:
             ruled = record.model_copy(update={"verdict": self.verdict(record.verdict)})
