@@ -22,7 +22,7 @@ from swarm.engine.memory.model import GIB
 from swarm.engine.sampling.client import NotShared, VllmClient, loading_s
 from swarm.engine.sampling.mask_files import mask_folder
 from swarm.engine.sampling.sampler import Sampler
-from swarm.engine.sampling.server import ServedAdapter, VllmSettings
+from swarm.engine.sampling.server import OUT_OF_MEMORY, ServedAdapter, VllmSettings
 from swarm.engine.seam import (
     EngineDown,
     EngineError,
@@ -36,13 +36,6 @@ from swarm.protocol.episodes import WeightsVersion
 _LOG = logging.getLogger(__name__)
 _IMPORTS_S: dict[Device, float] = {"cpu": 120.0, "cuda": 600.0}
 """Longest start before it reads weights; an idle machine needs a sixth of it. On a GPU vLLM compiles the model and captures its graphs."""
-_OUT_OF_MEMORY = (
-    "OutOfMemoryError",
-    "CUDA out of memory",
-    "CUDA error: out of memory",
-    "No available memory for the cache blocks",
-)
-"""Messages of torch and vLLM when a GPU's memory is full."""
 _PROBE_EVERY_S = 0.2
 _LOOK_EVERY_S = 5.0
 """Interval between checks of a serving child."""
@@ -376,7 +369,7 @@ class VllmInference(Sampler):
 
     def _out_of_memory(self, child: ChildProcess) -> str | None:
         """Advice if the child ran out of GPU memory, which a restart would repeat. None: it ended for another reason."""
-        if self.settings.device == "cpu" or not child.said(*_OUT_OF_MEMORY):
+        if self.settings.device == "cpu" or not child.said(*OUT_OF_MEMORY):
             return None
         return (
             f"inference ran out of the GPU's memory with {self.settings.kv_bytes / GIB:.1f} GiB of keys and values for "

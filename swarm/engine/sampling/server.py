@@ -35,6 +35,10 @@ _LOADING_BYTES = GIB // 2
 """On their way to a GPU weights pass through the machine's memory, a tensor at a time."""
 _LEAST_KV_BYTES = GIB // 2
 _MOST_KV_BYTES: dict[Device, int] = {"cpu": 2 * GIB, "cuda": 16 * GIB}
+NO_BLOCKS = "No available memory for the cache blocks"
+"""vLLM's message when nothing of its share is left for keys and values."""
+OUT_OF_MEMORY = ("OutOfMemoryError", "CUDA out of memory", "CUDA error: out of memory", NO_BLOCKS)
+"""Messages of torch and vLLM when a GPU's memory is full."""
 MOST_SEQS: dict[Device, int] = {"cpu": 64, "cuda": 256}
 _CHUNK_TOKENS = 8192
 _SPARE_KV_TOKENS = 256

@@ -103,9 +103,10 @@ class Request(Message):
 
 
 class Failure(Message):
-    """refused: TrainingRefused. run_closed: no run is open (any more). storage: an OSError with its number."""
+    """refused: TrainingRefused. run_closed: no run is open (any more). storage: an OSError with its number. unusable: TrainingRefused
+    too, and the child must be started anew."""
 
-    kind: Literal["refused", "engine", "run_closed", "storage"]
+    kind: Literal["refused", "engine", "run_closed", "storage", "unusable"]
     text: str
     errno: int = 0
 
@@ -123,7 +124,7 @@ class Failure(Message):
     def error(self) -> Exception:
         """The exception that the control process raises for it."""
         match self.kind:
-            case "refused":
+            case "refused" | "unusable":
                 return TrainingRefused(self.text)
             case "run_closed":
                 return TrainerCrashed(self.text)

@@ -47,6 +47,7 @@ class TrainerHandle(ABC):
         back_off: BackOff | None = None,
         stop_grace_s: float = 5.0,
         hung_status: HungStatus | None = None,
+        hopeless: Callable[[ChildProcess], str | None] | None = None,
         on_greeting: Callable[[Reply], Awaitable[None]] | None = None,
     ) -> None:
         """name: the child's name in errors. imports_s: longest start-up time, without reading the model.
@@ -72,6 +73,7 @@ class TrainerHandle(ABC):
             clock=clock,
             boot_s=work.boot_s(imports_s),
             hung_status=hung_status,
+            hopeless=hopeless,
             stop_grace_s=stop_grace_s,
             back_off=back_off,
         )
@@ -122,8 +124,10 @@ class TrainerHandle(ABC):
         asked.add_done_callback(take_exception)
         reply = await asyncio.shield(asked)  # the child stays busy with it even if the caller stops waiting
         if reply.failure is not None:
-            if reply.failure.kind == "run_closed":
+            if reply.failure.kind in ("run_closed", "unusable"):
                 self._run_is_open = False
+            if reply.failure.kind == "unusable":
+                await self._supervisor.restart(failed=False)
             raise reply.failure.error()
         self._has_trained = self._has_trained or isinstance(command, Train)
         return reply

@@ -30,12 +30,15 @@ class Learner(Protocol):
     def learn(self, batch: TrainBatch) -> StepOutcome: ...
 
 
-_ALLOCATOR = "can't allocate memory"
-"""torch's message when host memory runs out; GPU memory has its own error class."""
+_OUT_OF_MEMORY = ("can't allocate memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+"""Messages when the machine's memory runs out, or a GPU's outside of torch's allocator, which has its own error class."""
 
 
-def _is_out_of_memory(error: RuntimeError) -> bool:
-    return isinstance(error, torch.OutOfMemoryError) or _ALLOCATOR in str(error)
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Whether it is torch's error that memory ran out, the machine's or a GPU's."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF_MEMORY)
 
 
 def _short_of_memory(spec: RunSpec) -> str:
@@ -121,7 +124,7 @@ class TrainingSession(ABC, Generic[Found]):
                 self._run = None
             raise
         except RuntimeError as error:
-            if not _is_out_of_memory(error):
+            if not is_out_of_memory(error):
                 raise
             self._run = None  # weights may have moved in part
             raise TrainingRefused(f"step {batch.step} ran out of memory: {_short_of_memory(batch.spec)}") from error

@@ -22,6 +22,7 @@ from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, Ra
 from foundation.paths import packages_root
 from swarm.engine.seam import EngineError
 from swarm.engine.training.limits import GRACE_S
+from swarm.engine.training.session import is_out_of_memory
 from swarm.engine.verl.config import verl_config
 from swarm.engine.verl.replica import Replicas
 from swarm.engine.verl.room import Devices, lacking_devices, require_room
@@ -49,15 +50,19 @@ class ClusterHung(ClusterLost):
     """A rank or a replica hangs: it has not answered within its limit."""
 
 
+class OutOfMemory(ClusterLost):
+    """A rank ran out of memory. The other ranks may wait for it in the middle of an exchange, so none of them can be used any more."""
+
+
 class Cluster:
-    """Made whole by `start`; every other method raises ClusterLost when a part of it is gone, and those that ask for a sign of life
-    ClusterHung when one gives none."""
+    """Made whole by `start`; every other method raises ClusterLost when a part of it is gone, OutOfMemory when a rank had too little of
+    it, and those that ask for a sign of life ClusterHung when one gives none."""
 
     def __init__(self, settings: VerlSettings) -> None:
         self.settings = settings
 
     def start(self) -> None:
-        """Raises: EngineError when there are too few devices, or too little memory is free."""
+        """Raises: EngineError when there are too few devices, or too little memory is free. ClusterLost, OutOfMemory."""
         self._connect()
         config = verl_config(self.settings)
         pool = RayResourcePool([self.settings.ranks_per_node] * self.settings.nodes, max_colocate_count=1)
@@ -66,8 +71,9 @@ class Cluster:
         self._ranks = RayWorkerGroup(resource_pool=pool, ray_cls_with_init=made, device_name=device)
         over_devices = get_platform().is_ipc_supported()
         require_room(self.settings, self._got(self._ranks.room()), over_devices=over_devices)
-        self._ranks.init_model()
-        self._replicas = Replicas.create(config=config, worker_group=self._ranks)
+        with _naming("the start"):
+            self._ranks.init_model()
+            self._replicas = Replicas.create(config=config, worker_group=self._ranks)
         self._servers = [replica.server_handle for replica in self._replicas.get_replicas()]
 
     def _connect(self) -> None:
@@ -176,11 +182,9 @@ class Cluster:
 
     def over_rows(self, method: str, rows: TensorDict) -> TensorDict:
         """Call a method on all ranks, each with its share of the rows; the answers in the order of the rows."""
-        try:
+        with _naming(method):
             answer = getattr(self._ranks, method)(rows)
             return answer if isinstance(answer, TensorDict) else answer.get()
-        except RayError as error:
-            raise ClusterLost(f"{method} failed: {error}") from error
 
     # -- weights --------------------------------------------------------------------------------------------------
 
@@ -191,13 +195,19 @@ class Cluster:
 
     @contextmanager
     def replicas_asleep(self) -> Iterator[None]:
-        """Within the block, only the ranks use the devices' memory. Calls wait, and continue where they were."""
+        """Within the block, only the ranks use the devices' memory. Calls wait, and continue where they were. Replicas of a cluster that
+        is lost sleep on until they are ended: its ranks may answer nothing any more."""
         self._got([server.fall_asleep.remote() for server in self._servers])
+        lost = False
         try:
             yield
+        except ClusterLost:
+            lost = True
+            raise
         finally:
-            self.all_ranks("give_back")
-            self._got([server.wake_up.remote() for server in self._servers])
+            if not lost:
+                self.all_ranks("give_back")
+                self._got([server.wake_up.remote() for server in self._servers])
 
     def send_weights(self, step: int) -> str:
         """Send weights from ranks to replicas; return their digest. Nobody may sample from weights that arrived changed."""
@@ -212,12 +222,25 @@ class Cluster:
 
     def _got(self, references: Sequence[Any], limit_s: float | None = None) -> list[Any]:
         """limit_s None: the control process has one for what it asked, and ends the driver."""
-        try:
+        with _naming("a part of the cluster"):
             try:
                 return list(ray.get(list(references), timeout=limit_s))
             except GetTimeoutError:
+                pass
+            try:
                 return list(ray.get(list(references), timeout=GRACE_S))
-        except GetTimeoutError as error:
-            raise ClusterHung(f"a part of the cluster has not answered for {limit_s} s") from error
-        except RayError as error:
-            raise ClusterLost(f"a part of the cluster failed: {error}") from error
+            except GetTimeoutError as error:
+                raise ClusterHung(f"a part of the cluster has not answered for {limit_s} s") from error
+
+
+@contextmanager
+def _naming(what: str) -> Iterator[None]:
+    """Name Ray's errors. Raises: OutOfMemory with the rank's own words, else ClusterLost."""
+    try:
+        yield
+    except RayError as error:
+        cause = error.cause if isinstance(error, RayTaskError) else None
+        if is_out_of_memory(cause):
+            _LOG.error("%s failed: %s", what, error)
+            raise OutOfMemory(str(cause)) from error
+        raise ClusterLost(f"{what} failed: {error}") from error

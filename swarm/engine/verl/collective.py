@@ -7,7 +7,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 import torch.distributed
+
+from swarm.engine.training.session import is_out_of_memory
 
 _WRITER = "inline_container"
 """Where torch's C++ writes a file: so it says that a disk is full, in place of the system's own error."""
@@ -18,7 +21,7 @@ def on_all_or_none(work: Callable[[], object]) -> None:
 
     Barriers within it are left out: the ranks would wait there for one that failed. No other exchange between ranks may be in it.
 
-    Raises: OSError or RuntimeError, on every rank, by the reason of the first one that failed.
+    Raises: OSError, torch.OutOfMemoryError or RuntimeError, on every rank, by the reason of the first one that failed.
     """
     failed: Exception | None = None
     try:
@@ -32,6 +35,8 @@ def on_all_or_none(work: Callable[[], object]) -> None:
         if outcome is not None:
             number, words, file = outcome
             reason = f"rank {rank}: {words}"
+            if number == errno.ENOMEM:
+                raise torch.OutOfMemoryError(reason) from failed
             raise (RuntimeError(reason) if number is None else OSError(number, reason, file)) from failed
 
 
@@ -55,5 +60,5 @@ def _described(error: Exception) -> tuple[int | None, str, str | None]:
     if isinstance(error, RuntimeError) and _WRITER in str(error):
         return errno.EIO, f"torch could not write a file, as on a full disk ({error})", None
     if isinstance(error, RuntimeError):
-        return None, str(error), None
+        return errno.ENOMEM if is_out_of_memory(error) else None, str(error), None
     return None, f"{type(error).__name__}: {error}", None

@@ -19,7 +19,7 @@ from foundation.clock import Clock
 from foundation.event_loop import take_exception
 from swarm.engine.sampling.client import VllmClient
 from swarm.engine.sampling.sampler import CallInFlight, Sampler
-from swarm.engine.sampling.server import VllmSettings, child_environment
+from swarm.engine.sampling.server import NO_BLOCKS, OUT_OF_MEMORY, VllmSettings, child_environment
 from swarm.engine.seam import (
     Dialect,
     EngineDown,
@@ -36,8 +36,9 @@ from swarm.engine.seam import (
 from swarm.engine.training.channel import Place, Publish, Reply, Resume
 from swarm.engine.training.checkpoints import require_whole
 from swarm.engine.training.handle import TrainerHandle
-from swarm.engine.training.supervisor import BackOff, ChildCommand, HungStatus
+from swarm.engine.training.supervisor import BackOff, ChildCommand, ChildProcess, HungStatus
 from swarm.engine.training.targets import adapters_shape, linear_layers
+from swarm.engine.verl.room import less_memory_at_start
 from swarm.engine.verl.settings import (
     HUNG_STATUS,
     LOOK_EVERY_S,
@@ -200,6 +201,8 @@ _IMPORTS_S = 300.0
 """Of every process of the cluster, one after the other on a small machine; and until its groups have found each other."""
 _FIRST_STEP_S = 60.0
 """Groups of ranks meet, kernels are compiled."""
+_NO_BLOCKS = (NO_BLOCKS, "is larger than the available KV cache memory")
+"""Messages of vLLM when a replica's share has too little left for keys and values: of any call, of the longest one."""
 _STOP_GRACE_S = 20.0
 """Ray takes a while to end its actors on other nodes."""
 
@@ -237,6 +240,7 @@ class DriverHandle(TrainerHandle):
             stop_grace_s=_STOP_GRACE_S,
             on_greeting=self._greeted,
             hung_status=HungStatus(status=HUNG_STATUS, silent_s=self._silent_s),
+            hopeless=self._out_of_memory,
         )
 
     async def open_run(self, run: RunContext, at_step: int | None) -> int:
@@ -250,6 +254,13 @@ class DriverHandle(TrainerHandle):
     async def _greeted(self, greeting: Reply) -> None:
         self._work = self._settings.work(greeting.device, start_s=_FIRST_STEP_S)
         await self._on_places(greeting.places)
+
+    def _out_of_memory(self, child: ChildProcess) -> str | None:
+        """Advice if ranks or replicas ran out of memory, which a restart would repeat. None: the driver ended for another reason."""
+        no_blocks = child.said(*_NO_BLOCKS)
+        if not no_blocks and not child.said(*OUT_OF_MEMORY):
+            return None
+        return f"ranks or replicas ran out of memory: {less_memory_at_start(self._settings, no_blocks=no_blocks)}"
 
     def _silent_s(self) -> float:
         """How long a part of the cluster has given no sign of life when the driver ends for it."""

@@ -1,6 +1,6 @@
-"""Check that nodes have the resources for ranks and replicas. Pure; knows neither Ray nor verl.
+"""Whether nodes have the resources for ranks and replicas, and what helps where memory ran out. Pure; knows neither Ray nor verl.
 
-Without this check, missing resources would show later as a hang of Ray or as a CUDA error deep in a log.
+Without this, missing resources would show as a hang of Ray or as a CUDA error deep in a log.
 """
 
 from __future__ import annotations
@@ -73,3 +73,42 @@ def require_room(settings: VerlSettings, found: Sequence[Room], *, over_devices:
                 f"share with a rank's weights takes {needed / GIB:.1f} GiB: end what uses it (`nvidia-smi`), lower "
                 "--verl-sampling-memory, or add --verl-offload parameters"
             )
+
+
+def less_memory(settings: VerlSettings) -> str:
+    """What to do about a rank that ran out of memory in a run."""
+    options = [] if settings.sleep else ["serve with --enable-sleep-mode"]
+    options += [f"lower {_share(settings)}", *_offload(settings)]
+    if settings.tokens_per_rank > settings.max_model_len:
+        options.append(f"lower --verl-tokens-per-rank ({settings.tokens_per_rank:,} now)")
+    else:
+        options.append(f"lower --max-model-len and --verl-tokens-per-rank ({settings.tokens_per_rank:,} now)")
+    if settings.fused_kernels is None:
+        options.append("add --verl-fused-kernels torch")
+    if settings.adapters is None:
+        options.append('train adapters (parameters = {"rank": 16})')
+    return "; or ".join([*options, _MORE_CARDS])
+
+
+def less_memory_at_start(settings: VerlSettings, *, no_blocks: bool) -> str:
+    """What to do about a cluster that ran out of memory while it was starting. no_blocks: replicas have none for keys and values."""
+    if no_blocks:
+        options = [f"raise {_share(settings)}", "raise --verl-tensor-parallel", "lower --max-model-len"]
+    else:
+        options = ["end what else uses the devices (`nvidia-smi`)", f"lower {_share(settings)}", "lower --max-num-seqs"]
+    return "; or ".join([*options, *_offload(settings), _MORE_CARDS, "host a smaller model"])
+
+
+_MORE_CARDS = "use more cards (--verl-ranks, --verl-nodes)"
+
+
+def _share(settings: VerlSettings) -> str:
+    """The option that divides a device between its replica and its rank."""
+    if settings.kv_cache_bytes is not None:
+        return f"--verl-kv-cache-gib ({settings.kv_cache_bytes / GIB:.1f} now)"
+    return f"--verl-sampling-memory ({settings.sampling_memory:g} now)"
+
+
+def _offload(settings: VerlSettings) -> list[str]:
+    lacking = {"parameters", "optimizer"} - settings.offload
+    return ["add --verl-offload parameters optimizer"] if lacking else []

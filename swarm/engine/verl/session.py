@@ -8,13 +8,14 @@ from pathlib import Path
 from foundation.clock import Clock
 from foundation.ids import derived_seed
 from swarm.engine.seam import EngineError, StepOutcome, TrainBatch
-from swarm.engine.training.channel import Command, OpenRun, Publish, Reply, Resume
+from swarm.engine.training.channel import Command, Failure, OpenRun, Publish, Reply, Request, Resume, Train
 from swarm.engine.training.checkpoints import Checkpoint, TrainerState, folder_of, ranks_of
 from swarm.engine.training.session import TrainingSession
 from swarm.engine.training.targets import adapters_shape
 from swarm.engine.verl import checkpoints
-from swarm.engine.verl.cluster import Cluster
+from swarm.engine.verl.cluster import Cluster, OutOfMemory
 from swarm.engine.verl.learner import Learner
+from swarm.engine.verl.room import less_memory
 from swarm.engine.verl.token_loss import refuse_unknown_terms
 from swarm.protocol.runspec import LoraSpec, RunSpec
 
@@ -26,6 +27,15 @@ class VerlSession(TrainingSession[Checkpoint]):
         super().__init__(Learner(cluster, clock, pad_token=pad_token), fingerprint)
         self._cluster = cluster
         self._start_is_served = cluster.settings.adapters is None
+
+    def answer(self, request: Request) -> Reply:
+        try:
+            return super().answer(request)
+        except OutOfMemory as error:
+            command, advice = request.command, less_memory(self._cluster.settings)
+            what = f"step {command.batch.step}" if isinstance(command, Train) else command.command
+            text = f"{what} ran out of memory: {advice}. {error}"
+            return Reply(number=request.number, failure=Failure(kind="unusable", text=text))
 
     def carry_out(self, command: Command) -> Reply:
         match command:

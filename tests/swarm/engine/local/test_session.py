@@ -42,7 +42,11 @@ def test_going_back_with_another_model_hosted_is_refused_and_loses_no_checkpoint
 
 @pytest.mark.parametrize(
     "error",
-    [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("DefaultCPUAllocator: can't allocate memory: 8 bytes")],
+    [
+        torch.OutOfMemoryError("CUDA out of memory"),
+        RuntimeError("CUDA error: out of memory"),  # outside of torch's allocator
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: 8 bytes"),
+    ],
 )
 def test_a_step_without_enough_memory_is_refused_with_what_needs_less(
     error: RuntimeError, tiny_llama: ModelFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -6,13 +6,20 @@ import errno
 import importlib.util
 import os
 import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from swarm.engine.seam import EngineError
+from foundation.clock import ManualClock
+from swarm.engine.seam import EngineError, TrainingRefused
+from swarm.engine.training.channel import OpenRun, Request, Train
+from swarm.engine.verl.room import Room
 from swarm.engine.verl.settings import VerlSettings
+from swarm.models.folder import ModelFolder
+from tests.swarm.engine.batches import branching_batch
 
 pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("verl") is None, reason="needs verl: `make verl`"),
@@ -54,32 +61,65 @@ def test_a_cluster_of_its_own_is_no_other_that_the_machine_knows(
     assert connected(monkeypatch)["address"] == "local"
 
 
-class Rank:
-    """One whose every method fails."""
+class Ranks:
+    """A group of one, whose every method fails once it has been made."""
 
     def __init__(self, cause: Exception) -> None:
         self._cause = cause
 
-    def __getattr__(self, method: str) -> Any:
+    @property
+    def workers(self) -> list[Any]:
+        return [Remote(self._error)]
+
+    def room(self) -> list[Any]:
+        return [Room(node="a", shared_bytes=8 << 30, device_bytes=0, device_total_bytes=0)]
+
+    def send_weights(self, *_: Any) -> list[Any]:
+        return [self._error("send_weights")]
+
+    def _error(self, method: str) -> Any:
         from ray.exceptions import RayTaskError
 
-        return types.SimpleNamespace(remote=lambda *_: RayTaskError(method, "its traceback", self._cause))
+        return RayTaskError(method, "its traceback", self._cause)
+
+    def __getattr__(self, method: str) -> Any:
+        def fail(*_: Any) -> Any:
+            raise self._error(method)
+
+        return fail
+
+
+class Remote:
+    """An actor that answers with what this makes of the method's name."""
+
+    def __init__(self, answer: Callable[[str], Any]) -> None:
+        self._answer = answer
+
+    def __getattr__(self, method: str) -> Any:
+        return types.SimpleNamespace(remote=lambda *_: self._answer(method))
 
 
 @pytest.fixture
-def failing(cpu_platform: None, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A cluster of one rank whose methods fail with this."""
+def failing(cpu_platform: None, monkeypatch: pytest.MonkeyPatch, tiny_llama: ModelFolder) -> Any:
+    """A cluster of one rank whose methods fail with this. Its `asked` is what the replica was asked."""
     from swarm.engine.verl import cluster
 
-    def get(references: list[Exception], timeout: float) -> None:
-        raise references[0]
+    def get(references: list[Any], timeout: float | None) -> list[Any]:
+        for each in references:
+            if isinstance(each, Exception):
+                raise each
+        return references
 
-    def made(cause: Exception) -> cluster.Cluster:
-        one = cluster.Cluster(VerlSettings(model_dir=Path("/m"), model_name="m", max_model_len=64))
-        one._ranks = types.SimpleNamespace(workers=[Rank(cause)])
+    def made(cause: Exception, **fields: Any) -> Any:
+        wanted: dict[str, Any] = {"model_dir": tiny_llama.path, "model_name": "m", "max_model_len": 64}
+        one: Any = cluster.Cluster(VerlSettings(**wanted | fields))
+        one._ranks, one.asked = Ranks(cause), []
+        one._servers = [Remote(one.asked.append)]
+        monkeypatch.setattr(cluster, "RayWorkerGroup", lambda **_: one._ranks)
         return one
 
     monkeypatch.setattr(cluster.ray, "get", get)
+    monkeypatch.setattr(cluster.Cluster, "_connect", lambda self: None)
     return made
 
 
@@ -98,6 +138,60 @@ def test_a_rank_that_fails_otherwise_is_lost_whatever_its_error_is(failing: Any)
         failing(ConnectionError("reset by peer")).all_ranks("descend", 0.1, 0.0, 1.0)
     with pytest.raises(ClusterLost, match="a part of the cluster failed"):
         failing(ValueError("a shape")).load_checkpoint(Path("/state"))
+
+
+OUT_OF_MEMORY = [
+    torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+    RuntimeError("CUDA error: out of memory"),
+    RuntimeError("DefaultCPUAllocator: can't allocate memory: 8 bytes"),
+]
+
+
+@pytest.mark.parametrize("cause", OUT_OF_MEMORY)
+def test_a_rank_that_runs_out_of_memory_says_so_whatever_it_was_doing(failing: Any, cause: Exception) -> None:
+    from swarm.engine.verl.cluster import OutOfMemory
+
+    one = failing(cause)
+    for use in (
+        one.start,
+        lambda: one.all_ranks("take_optimizer_step", 0.1, 0.0, 1.0),
+        lambda: one.over_rows("forward_backward", None),
+        lambda: one.take_over(Path("/state")),
+        lambda: one.send_weights(1),
+    ):
+        with pytest.raises(OutOfMemory) as lost:
+            use()
+        assert str(lost.value) == str(cause)
+
+
+def test_a_start_that_fails_otherwise_loses_the_cluster(failing: Any) -> None:
+    from swarm.engine.verl.cluster import ClusterLost, OutOfMemory
+
+    with pytest.raises(ClusterLost, match="the start failed") as lost:
+        failing(ValueError("a shape")).start()
+    assert not isinstance(lost.value, OutOfMemory)
+
+
+@pytest.mark.parametrize("cause", OUT_OF_MEMORY)
+def test_a_run_whose_ranks_run_out_of_memory_is_refused_with_what_needs_less(
+    failing: Any, cause: Exception, tmp_path: Path
+) -> None:
+    from swarm.engine.verl.session import VerlSession
+
+    one = failing(cause, sleep=True)
+    session = VerlSession(one, "0" * 64, ManualClock(), pad_token=0)
+    batch = branching_batch(dtype="bfloat16")
+    wanted = OpenRun(run_id="r", branch=0, spec=batch.spec, directory=tmp_path, at_step=None)
+    opened = session.answer(Request(number=7, command=wanted))
+    session._run = wanted
+    trained = session.answer(Request(number=8, command=Train(batch=batch)))
+    assert one.asked == ["fall_asleep"]  # the ranks may hang: nothing is asked of anybody any more
+    for reply, number, what in ((opened, 7, "open_run"), (trained, 8, "step 1")):
+        assert reply.number == number
+        assert reply.failure is not None
+        assert reply.failure.kind == "unusable"
+        with pytest.raises(TrainingRefused, match=rf"{what} ran out of memory: .*--verl-sampling-memory .*{cause}"):
+            raise reply.failure.error()
 
 
 def test_an_answer_that_lies_there_when_the_limit_is_over_counts(
@@ -151,13 +245,8 @@ def test_replicas_wake_up_whatever_became_of_the_step(cpu_platform: None, monkey
     from swarm.engine.verl import cluster
 
     asked: list[str] = []
-
-    class Server:
-        def __getattr__(self, method: str) -> Any:
-            return types.SimpleNamespace(remote=lambda *_: asked.append(method))
-
     one = cluster.Cluster(VerlSettings(model_dir=Path("/m"), model_name="m", max_model_len=64))
-    one._servers, one._ranks = [Server()], types.SimpleNamespace(workers=[Server()])
+    one._servers, one._ranks = [Remote(asked.append)], types.SimpleNamespace(workers=[Remote(asked.append)])
     monkeypatch.setattr(cluster.ray, "get", lambda references, timeout: references)
     with pytest.raises(EngineError), one.replicas_asleep():
         raise EngineError("refused")

@@ -8,6 +8,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed as group
 
 from swarm.engine.verl.collective import on_all_or_none
@@ -43,9 +44,10 @@ def _rank(rank: int, meeting: str, failure: Exception | None, said: multiprocess
         (None, "done"),
         (OSError(errno.ENOSPC, "No space left", "/x"), ("OSError", 28, "[Errno 28] rank 1: No space left: '/x'")),
         (RuntimeError("at inline_container.cc:672"), ("OSError", errno.EIO, f"[Errno {errno.EIO}] {TORCHS}")),
+        (torch.OutOfMemoryError("CUDA out of memory"), ("OutOfMemoryError", None, "rank 1: CUDA out of memory")),
         (ValueError("no such type"), ("RuntimeError", None, "rank 1: ValueError: no such type")),
     ],
-    ids=["all can", "a full disk", "torch's writer", "anything else"],
+    ids=["all can", "a full disk", "torch's writer", "out of memory", "anything else"],
 )
 def test_every_rank_hears_why_one_failed(tmp_path: Path, failure: Exception | None, outcome: object) -> None:
     spawned = multiprocessing.get_context("spawn")

@@ -7,6 +7,7 @@ import importlib.util
 import json
 import math
 import struct
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -15,8 +16,9 @@ from unittest.mock import AsyncMock
 import pytest
 
 from foundation.clock import SystemClock
-from swarm.engine.seam import EngineDown, EngineError
-from swarm.engine.training.channel import Command, Publish, Reply, Resume
+from swarm.engine.seam import EngineDown, EngineError, TrainingRefused
+from swarm.engine.training.channel import Command, Failure, Publish, Reply, Resume
+from swarm.engine.training.supervisor import BackOff, ChildCommand
 from swarm.engine.verl.driver_process import _pad_token
 from swarm.engine.verl.engine import DriverHandle, VerlEngine, VerlLayout
 from swarm.engine.verl.settings import LOOK_EVERY_S, VerlSettings
@@ -93,6 +95,41 @@ async def test_who_no_longer_waits_for_weights_leaves_sampling_as_it_was_found(
     arrived.set()
     await asyncio.wait_for(resumed.wait(), 5)
     assert [type(each) for each in asked] == [Publish, Resume]
+
+
+async def test_ranks_that_ran_out_of_memory_are_started_anew_and_the_run_is_refused(
+    tiny_llama: ModelFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = VerlEngine(tiny_llama, VerlLayout(max_model_len=512), logs=tmp_path, clock=SystemClock()).driver
+    reply = Reply(failure=Failure(kind="unusable", text="step 1 ran out of memory"))
+    restart = AsyncMock()
+    monkeypatch.setattr(driver, "_exchange", AsyncMock(return_value=reply))
+    monkeypatch.setattr(driver._supervisor, "restart", restart)
+    with pytest.raises(TrainingRefused, match="step 1 ran out of memory"):
+        await driver.ask(Publish(step=1))
+    restart.assert_awaited_once_with(failed=False)
+
+
+async def test_a_start_that_runs_out_of_memory_is_not_tried_again_and_says_what_needs_less(
+    tiny_llama: ModelFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "verl.log"
+    patient = BackOff(first_s=0.01, first_boot_failures=5)
+    for said, advice in (
+        ("torch.OutOfMemoryError: CUDA out of memory.", "lower --verl-sampling-memory"),
+        ("(2.00 GiB KV cache is needed, which is larger than the available KV cache memory", "raise --verl-sampling"),
+    ):
+        engine = VerlEngine(
+            tiny_llama, VerlLayout(max_model_len=512), logs=tmp_path, clock=SystemClock(), back_off=patient
+        )
+        argv = [sys.executable, "-c", f"print({said!r}); raise SystemExit(1)"]
+        command = ChildCommand(name="driver (verl)", argv=argv, env={}, log_path=log)
+        monkeypatch.setattr(engine.driver, "_command", lambda _, command=command: command)
+        with pytest.raises(EngineDown, match=f"ran out of memory: .*{advice}"):
+            await engine.boot()
+        assert engine.driver.health.failed_for_good
+        assert engine.driver.health.failures == 1
+        await engine.shutdown()
 
 
 async def test_what_hangs_on_processors_was_silent_for_as_long_as_they_are_waited_for(tmp_path: Path) -> None:

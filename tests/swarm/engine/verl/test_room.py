@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from swarm.engine.seam import EngineError
-from swarm.engine.verl.room import Devices, Room, lacking_devices, require_room
+from swarm.engine.verl.room import Devices, Room, lacking_devices, less_memory, less_memory_at_start, require_room
 from swarm.engine.verl.settings import VerlSettings
 from swarm.models.folder import ModelFolder
+from swarm.protocol.runspec import LoraSpec
 
 GIB = 1 << 30
 
@@ -52,3 +53,30 @@ def test_a_device_that_is_in_use_is_named_with_what_is_needed(tiny_llama: ModelF
 
 def test_a_processor_is_asked_for_no_memory_of_a_device(tiny_llama: ModelFolder) -> None:
     require_room(wanted(tiny_llama.path), [room(device_bytes=0, device_total_bytes=0)], over_devices=False)
+
+
+def test_what_an_operator_has_chosen_already_is_not_advised_again() -> None:
+    bare = less_memory(wanted())
+    for option in (
+        *("--enable-sleep-mode", "--verl-sampling-memory (0.45 now)", "--verl-offload", "--verl-fused-kernels"),
+        *("--verl-tokens-per-rank (4,096 now)", "train adapters", "--verl-ranks"),
+    ):
+        assert option in bare
+    assert "--max-model-len" not in bare
+    chosen = wanted(
+        sleep=True,
+        kv_cache_bytes=2 * GIB,
+        offload=frozenset({"parameters", "optimizer"}),
+        fused_kernels="torch",
+        adapters=LoraSpec(rank=4),
+        tokens_per_rank=64,
+    )
+    assert less_memory(chosen) == (
+        "lower --verl-kv-cache-gib (2.0 now); or lower --max-model-len and --verl-tokens-per-rank (64 now); "
+        "or use more cards (--verl-ranks, --verl-nodes)"
+    )
+
+
+def test_replicas_without_room_for_keys_and_values_are_given_more_and_others_less() -> None:
+    assert less_memory_at_start(wanted(), no_blocks=True).startswith("raise --verl-sampling-memory (0.45 now)")
+    assert "lower --verl-sampling-memory (0.45 now)" in less_memory_at_start(wanted(), no_blocks=False)
