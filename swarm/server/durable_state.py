@@ -6,7 +6,6 @@ When they cannot be written, the state goes back to what is on disk, and open le
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -21,15 +20,13 @@ from swarm.server.state import episodes, health
 from swarm.server.state.machine import Command, Outcome, apply, expire, load
 from swarm.server.state.rows import Change, PutMeta
 from swarm.server.state.runs import refused_now
-from swarm.server.state.server_state import Moment, ServerState
+from swarm.server.state.server_state import LogLine, Moment, ServerState
 from swarm.server.state.status import status as server_status
 from swarm.server.state.status import watched
 from swarm.server.storage.commit import GroupCommit
 from swarm.server.storage.reader import Reader, ReadThread
 from swarm.server.storage.store import Store
 from swarm.server.timers import Timers
-
-_log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 POOL = "the pool"
@@ -73,7 +70,7 @@ class DurableState:
             clock,
             due=self._due,
             expire=lambda: self.carry_out(expire),
-            look_around=lambda: self.tell(health.look_around),
+            look_around=self._look_around,
             on_end=on_failure,
         )
         self._unwritten: tuple[list[Change], list[str]] = ([], [])
@@ -152,21 +149,28 @@ class DurableState:
         if closed:
             self.tell(lambda t: episodes.forget(t, closed))
 
-    def _publish(self, lines: Sequence[str]) -> None:
+    def _look_around(self) -> None:
+        self.tell(health.look_around)
+        self.watchers.sum_up()
+
+    def _publish(self, lines: Sequence[LogLine]) -> None:
         shown = watched(self.state, self._now())
         if shown != self._shown:
             self._shown = shown
             self.watchers.changed(at_once=True)
         for line in lines:
-            self.watchers.log(line)
+            self.watchers.log(line.text, line.level, one_of=line.one_of)
 
     def _first_load(self, ids: Ids) -> str:
         """Close what the last process left open, on disk too, before serving requests. Returns the server's id."""
         snapshot = self.reader.snapshot()
         loaded = load(self.state, snapshot, self._now(), self.reader.suspected(snapshot.lived_at))
         run = self.state.run
-        if run is not None and not run.row.released and (why := refused_now(run)) is not None:
-            _log.warning("%s", why)
+        if run is not None and not run.row.released:
+            closed = f"episodes closed as server_restarted: {len(loaded.closed)}"
+            self.watchers.log(f"run {run.run_id} ({run.row.status}) goes on at step {run.step}; {closed}")
+            if (why := refused_now(run)) is not None:
+                self.watchers.log(why, "warning")
         server_id = snapshot.server_id or ids.new("srv")
         self._store.write([*loaded.changes, PutMeta("server_id", server_id)])
         apply(self.state, lambda t: episodes.forget(t, loaded.closed), self._now())

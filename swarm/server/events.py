@@ -1,8 +1,9 @@
-"""What a server's watchers get: revisions to wait for, and a stream of statuses and log lines."""
+"""What a server's watchers get: revisions to wait for, and a stream of statuses and log lines. The server's log gets these lines too."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
@@ -11,6 +12,9 @@ from typing import Any, Literal
 from foundation.clock import Clock
 from foundation.event_loop import within
 from foundation.logs import redact
+from swarm.server.state.server_state import LogLevel
+
+_log = logging.getLogger("swarm.server")
 
 QUIET_S = 0.25
 """Claims and ends come at hundreds per second, so watchers get them merged, at most this much later."""
@@ -38,6 +42,8 @@ class Watchers:
         self._changed = asyncio.Event()
         self._queues: list[asyncio.Queue[ServerEvent]] = []
         self._later: asyncio.Task[None] | None = None
+        self._many: dict[tuple[LogLevel, str], tuple[int, str]] = {}
+        """By level and kind: the number of lines since the last `sum_up`, and the newest."""
 
     def changed(self, *, at_once: bool) -> None:
         """The status changed: publish it now, or soon."""
@@ -49,8 +55,23 @@ class Watchers:
         elif self._later is None:
             self._later = asyncio.create_task(self._publish_later(), name="events")
 
-    def log(self, line: str) -> None:
-        self._send(ServerEvent(kind="log", data={"at": self._clock.now(), "line": redact(line)}))
+    def log(self, line: str, level: LogLevel = "info", *, one_of: str | None = None) -> None:
+        """Send the first line of a text to subscribers, and write it to the server's log. one_of: see `LogLine`.
+
+        What follows the first line is the end of a child's log, which its supervisor has written.
+        """
+        line = redact(line.partition("\n")[0])
+        self._send(ServerEvent(kind="log", data={"at": self._clock.now(), "line": line}))
+        if one_of is None:
+            _write(level, line)
+        else:
+            self._many[level, one_of] = (self._many.get((level, one_of), (0, ""))[0] + 1, line)
+
+    def sum_up(self) -> None:
+        """Write one line about all lines of a kind since the last call. Call every few seconds."""
+        many, self._many = self._many, {}
+        for (level, kind), (count, newest) in many.items():
+            _write(level, f"{kind}: {count} (last: {newest})")
 
     async def wait(self, since: int, wait_s: float) -> None:
         """Return when the revision is not `since`, or after `wait_s`."""
@@ -67,6 +88,7 @@ class Watchers:
             self._queues.remove(queue)
 
     async def close(self) -> None:
+        self.sum_up()
         if self._later is not None:
             self._later.cancel()
             await asyncio.gather(self._later, return_exceptions=True)
@@ -88,6 +110,10 @@ class Watchers:
             if queue.full():
                 queue.get_nowait()
             queue.put_nowait(event)
+
+
+def _write(level: LogLevel, line: str) -> None:
+    _log.log(logging.getLevelNamesMapping()[level.upper()], "%s", line)
 
 
 class Throughput:

@@ -24,7 +24,7 @@ from foundation.addresses import is_loopback
 from foundation.clock import Clock
 from foundation.event_loop import on_stop_signals
 from foundation.ids import Ids
-from swarm.engine.seam import Engine, EngineHealth
+from swarm.engine.seam import Engine, EngineHealth, EngineInfo
 from swarm.protocol.errors import SwarmError
 from swarm.server.agentjet.facade import AgentJet
 from swarm.server.agentjet.prefix import AT_ROOT, Prefixes
@@ -180,18 +180,18 @@ async def _serve(
         )
         front = facade.before(app, settings.agentjet)
     server = _Server(front, closing, gateway.stop)
-    engine.subscribe(_Tidy().on_health)
+    url = settings.url(listener)
+    engine.subscribe(_Ready(engine.info, url).on_health)
     training_loop = asyncio.create_task(TrainingLoop(service, engine, clock=clock, runs_dir=state.runs_dir).run())
     team_resolver = asyncio.create_task(TeamResolver(service, peers.ask, clock=clock).run())
     for task in (training_loop, team_resolver):
         task.add_done_callback(lambda _: server.stop())
-    url = settings.url(listener)
     try:
         state.announce(url, (await service.status()).server_id)
         if settings.print_json:
             sys.stdout.write(json.dumps({"url": url}) + "\n")
             sys.stdout.flush()
-        _log.info("serving %s at %s; state in %s", engine.info.model, url, state.path)
+        _log.info("listening at %s; state in %s", url, state.path)
         await server.serve(sockets=[listener, *(listener.dup() for _ in range(_ACCEPTED_AT_ONCE - 1))])
     finally:
         training_loop.cancel()
@@ -208,16 +208,21 @@ async def _serve(
     return 0
 
 
-class _Tidy:
-    """Freezes all objects once the engine is up. A garbage collection over them takes 0.2 s, in which no agent gets a token."""
+class _Ready:
+    """Logs that the engine is up, the first time that it is, and then freezes all objects. A garbage collection over them takes
+    0.2 s, in which no agent gets a token."""
 
-    def __init__(self) -> None:
+    def __init__(self, info: EngineInfo, url: str) -> None:
         gc.set_threshold(_YOUNG)
-        self._frozen = False
+        self._info, self._url = info, url
+        self._was_ready = False
 
     def on_health(self, health: EngineHealth) -> None:
-        if health.ready and not self._frozen:
-            self._frozen = True
+        if health.ready and not self._was_ready:
+            self._was_ready, info = True, self._info
+            _log.info(
+                "ready: %s on %s (engine %s, %s) at %s", info.model, info.device, info.backend, info.dtype, self._url
+            )
             gc.collect()
             gc.freeze()
 

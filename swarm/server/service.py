@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import logging
 import math
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -23,6 +22,7 @@ from foundation.event_loop import take_exception, within
 from foundation.ids import Ids
 from swarm.engine.seam import EngineHealth, EngineInfo
 from swarm.protocol.episodes import (
+    CallFailure,
     Cause,
     EpisodeAbort,
     EpisodeClaim,
@@ -62,13 +62,11 @@ from swarm.server.state.leases import API_KEY_PREFIX, LiveEpisode, digest
 from swarm.server.state.machine import Outcome
 from swarm.server.state.rows import EpisodeRow, RunRow, TeamRow, VersionRow
 from swarm.server.state.runs import VersionKey, shifts
-from swarm.server.state.server_state import Restoration
+from swarm.server.state.server_state import LogLevel, Restoration
 from swarm.server.state.status import report
 from swarm.server.storage.store import Store
 
 __all__ = ["OpenCall", "ServerEvent", "Service"]
-
-_log = logging.getLogger(__name__)
 
 PAGE_DIGITS = 18
 """Most digits in the `next` of a page."""
@@ -168,9 +166,7 @@ class Service(DurableState):
         return RunCreated(run_id=run.run_id)
 
     def _warn(self, run_id: str, notes: Sequence[str]) -> None:
-        """Log the notes and send them to the server's watchers."""
         for note in notes:
-            _log.warning("run %s: %s", run_id, note)
             self.log(f"run {run_id}: {note}")
 
     def _began_with(self, run_id: str, spec: RunSpec) -> bool:
@@ -520,7 +516,9 @@ class Service(DurableState):
         """
         records = [recorded] if isinstance(recorded, RecordedCall) else list(recorded or ())
         self.throughput.add(sum(len(record.sampled_ids) for record in records))
-        self.failed_calls.update(record.failure.reason for record in records if record.failure is not None)
+        for record in records:
+            if record.failure is not None:
+                self._count_failed(call.episode_id, record.failure)
         self._call_closed.set()
         return self.tell(lambda t: episodes.close_call(t, call, records, attempt))
 
@@ -543,8 +541,13 @@ class Service(DurableState):
 
     def fail_open(self, found: FailedCall) -> bool:
         """Mark a recorded call as failed on the server's side after all. False: its episode has ended; call `fail_closed`."""
-        self.failed_calls.update([found.failure.reason])
+        self._count_failed(found.episode_id, found.failure)
         return self.tell(lambda t: episodes.fail_open(t, found))
+
+    def _count_failed(self, episode_id: str, failure: CallFailure) -> None:
+        self.failed_calls[failure.reason] += 1
+        kind = f"calls failed on the server's side ({failure.reason})"
+        self.watchers.log(f"a call of episode {episode_id}: {failure.detail}", "warning", one_of=kind)
 
     async def fail_closed(self, found: FailedCall) -> None:
         """The same for an ended episode, after `fail_open`: it is dropped unless a step has taken it. Codes: storage_full."""
@@ -632,9 +635,9 @@ class Service(DurableState):
         """Statuses and log lines from now on. A slow reader loses the oldest. Close the iterator to unsubscribe."""
         return self.watchers.subscribe()
 
-    def log(self, line: str) -> None:
-        """Show a line to subscribers of `events`."""
-        self.watchers.log(line)
+    def log(self, line: str, level: LogLevel = "warning") -> None:
+        """Write a line to the server's log, and send it to subscribers of `events`."""
+        self.watchers.log(line, level)
 
     def spec(self, run_id: str) -> RunSpec:
         """The current run's spec at its newest config version. Codes: not_found for any other run."""

@@ -88,7 +88,7 @@ class TeamResolver:
             async with self._permits:
                 decision = await self._ask(team)
         except DeciderSilent as error:
-            _log.info("episode %s is in doubt: %s", team.episode_id, error)
+            _log.debug("episode %s is in doubt: %s", team.episode_id, error)
             return False
         try:
             await self._service.carry_out(lambda t: teams.hear_decision(t, team.episode_id, decision))
@@ -102,7 +102,6 @@ class TeamResolver:
             f"episode {team.episode_id} is prepared and its decider at {team.decider_url} does not answer; its slot stays held. "
             f"If that server is gone for good: swarm episode resolve {team.episode_id}"
         )
-        _log.warning("%s", line)
         self._service.log(line)
 
 

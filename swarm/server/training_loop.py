@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,7 +31,6 @@ from swarm.server.state.server_state import Moment
 from swarm.server.state.steps import Duty, judge_outcome, next_duty
 from swarm.server.storage.replay import past_mix, recorded_batch
 
-_log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 CRASHES_ALLOWED = 3
@@ -77,7 +75,7 @@ class TrainingLoop:
         except Refusal as refusal:
             if refusal.code is not ErrorCode.STORAGE_FULL:
                 raise
-            self._say(refusal.detail)
+            self._service.log(refusal.detail)
             await self._clock.sleep(STORAGE_PAUSE_S)
 
     # -- one thing at a time ------------------------------------------------------------------------------------------
@@ -135,7 +133,7 @@ class TrainingLoop:
             await self._for_certain(lambda t: steps.checkpointed(t, run.run_id, at, best))
         rows = await self._service.read(lambda reader: reader.steps(run.run_id, at))
         for row in (row for row in rows if row.state == "done"):
-            self._say(f"step {row.step} is made again from its journal")
+            self._service.log(f"step {row.step} is made again from its journal")
             await self._engine.train(await self._batch(run, row))
         if any(row.state == "done" for row in rows):
             await self._serve(run, run.step)
@@ -214,7 +212,7 @@ class TrainingLoop:
             except TrainerCrashed:
                 raise
             except EngineDown as error:
-                self._say(f"weights of step {step} not served yet: {error}")
+                self._service.log(f"weights of step {step} not served yet: {error}")
                 await self._until_ready(attempt)
         await self._engine.serve(version)
 
@@ -244,7 +242,7 @@ class TrainingLoop:
             except Refusal as refusal:
                 if refusal.code is not ErrorCode.STORAGE_FULL:
                     raise
-                self._say(refusal.detail)
+                self._service.log(refusal.detail)
                 await self._clock.sleep(STORAGE_PAUSE_S)
 
     # -- when things go wrong -------------------------------------------------------------------------------------------
@@ -262,7 +260,7 @@ class TrainingLoop:
 
     async def _engine_went_down(self, error: EngineDown) -> None:
         """The trainer's weights are unknown now: when the engine is back, reopen the run from its newest checkpoint."""
-        self._say(f"the engine went down: {error}")
+        self._service.log(f"the engine went down: {error}")
         self._service.tell(lambda t: health.engine_opened(t, None))
         run = self._service.state.run
         if run is not None and run.run_id != self._crashed_run:
@@ -285,15 +283,15 @@ class TrainingLoop:
         self._crashes = 0
         run = self._service.state.run
         if run is None or run.row.released or run.run_id != self._acting_for:
-            self._say(f"gave up on {self._acting_for}, which was replaced already: {reason}")
+            self._service.log(f"gave up on {self._acting_for}, which was replaced already: {reason}")
             return
         await self._for_certain(lambda t: run_lifecycle.fail(t, reason))
 
     def _heard(self, health: EngineHealth) -> None:
         if self._over:  # the engine is being shut down with the server
             return
-        if not health.ready:
-            self._say(f"the engine is not ready: {health.reason or 'booting'}")
+        if not health.ready and health.reason is not None:  # the log has it from whoever supervises the child
+            self._service.log(f"the engine is not ready: {health.reason}", "debug")
         self._service.engine_health(health)
 
     def _enter(self, phase: Phase) -> None:
@@ -302,10 +300,6 @@ class TrainingLoop:
     def _opened(self, run: Run) -> None:
         """The engine serves the run's newest step."""
         self._service.tell(lambda t: health.engine_opened(t, run.run_id, str(self._directory(run))))
-
-    def _say(self, line: str) -> None:
-        _log.warning("%s", line)
-        self._service.log(line)
 
     @contextmanager
     def _room_for_checkpoints(self, directory: Path) -> Iterator[None]:

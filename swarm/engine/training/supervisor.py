@@ -140,8 +140,8 @@ class ChildProcess:
         return f"was ended by {name}" + (", as the system does where memory runs out" if name == "SIGKILL" else "")
 
     def failed(self, what: str) -> ChildFailed:
-        """An error that says what happened and shows the end of the log."""
-        return ChildFailed(f"{self.command.name} {what}; last lines of {self.command.log_path}:\n{self.last_lines()}")
+        """An error whose first line says what happened; the others are the end of the log."""
+        return ChildFailed(f"{self.command.name} {what} (log: {self.command.log_path})\n{self.last_lines()}")
 
     async def _ended_within(self, seconds: float) -> bool:
         try:
@@ -335,10 +335,14 @@ class Supervisor:
         final = self._failures >= allowed
         if child is not None and self._hopeless is not None and (reason := self._hopeless(child)) is not None:
             failure, final = f"{reason}\n{failure}", final or not self._was_ready or self._failures > 1
-        _LOG.error("%s", failure)
+        pause_s = self._back_off.delay_s(self._failures)
+        if final:
+            _LOG.error("not started again: %s", failure)
+        else:  # its log is kept as `….1`
+            _LOG.error("to be started again in %g s: %s", pause_s, failure.partition("\n")[0])
         self._tell(EngineHealth(ready=False, failed_for_good=final, failures=self._failures, reason=failure))
         if not final:
-            await self._clock.sleep(self._back_off.delay_s(self._failures))
+            await self._clock.sleep(pause_s)
         return not final
 
     async def _serve_once(self) -> tuple[float, str]:
@@ -368,6 +372,8 @@ class Supervisor:
 
     async def _until_ended(self, child: ChildProcess, exited: asyncio.Future[int]) -> tuple[float, str]:
         """It serves. End it when it is found hung."""
+        if self._was_ready:
+            _LOG.info("%s serves again", child.command.name)
         self._was_ready, self._silence = True, None
         began = self._clock.monotonic()
         self._tell(EngineHealth(ready=True, failures=self._failures))

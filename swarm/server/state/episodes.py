@@ -165,7 +165,7 @@ def _expire(t: Transition, live: LiveEpisode) -> None:
             t.changes.append(PutCalls(row.seq, body))
     live.count_calls()
     detail = live.explained(detail)
-    t.log.append(f"episode {row.episode_id} of {row.client_id} expired: {detail}")
+    t.say(f"episode {row.episode_id} of {row.client_id} expired: {detail}", one_of="episodes expired")
     close(t, live, DropReason.EXPIRED, detail, cause=blamed(cause, tainted=row.tainted))
 
 
@@ -363,7 +363,8 @@ def fail_closed(t: Transition, found: FailedCall, on_disk: EpisodeRow | None, ca
     if row.tainted and counts and row.despite is None:
         row.state, row.reason, row.detail = EpisodeState.DROPPED, DropReason.TAINTED, why_tainted(marked)
         row.cause = Cause.SERVER
-        t.log.append(f"episode {row.episode_id} of {row.client_id} is dropped as tainted: {row.detail}")
+        text = f"episode {row.episode_id} of {row.client_id} is dropped as tainted: {row.detail}"
+        t.say(text, "warning", one_of="episodes dropped after their end, as tainted")
         take_back(t, row)
         return
     if row.reason in (DropReason.ABORTED, DropReason.EXPIRED):

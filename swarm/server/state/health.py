@@ -42,6 +42,8 @@ def engine_health(t: Transition, health: EngineHealth) -> None:
         situation.serve_again = situation.opened_run is not None
         if health.failed_for_good:
             reason = health.reason or "the engine gave no reason"
+            if situation.engine_failed is None:
+                t.say(f"the engine failed for good: {reason}", "error")
             situation.engine_failed = Failure(reason=reason, since=t.now.unix)
     situation.engine_ready = health.ready
 
@@ -69,7 +71,7 @@ def look_around(t: Transition) -> None:
     found = who_is_waited_for(t.state, t.now)
     if found is not None and situation.waiting_for is None:
         who = f"client {found.client_id}" if found.client_id is not None else "a client: its slots are free"
-        t.log.append(f"the run waits for {who}, task {found.task_id!r}")
+        t.say(f"the run waits for {who}, task {found.task_id!r}")
     situation.waiting_for = found
     if situation.engine_ready and situation.suspected_at <= t.now.unix - UNNOTICED_S:
         engine_lived(t, situation.suspected_at)

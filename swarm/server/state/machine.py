@@ -21,7 +21,7 @@ from swarm.server.state.rows import Change, EpisodeRow, Snapshot
 from swarm.server.state.run_lifecycle import number_evals
 from swarm.server.state.runs import Run, Versions
 from swarm.server.state.sample_pool import settle_all
-from swarm.server.state.server_state import Moment, ServerState, Transition
+from swarm.server.state.server_state import LogLine, Moment, ServerState, Transition
 from swarm.server.state.status import stirs
 
 Reply = TypeVar("Reply", covariant=True)
@@ -42,8 +42,7 @@ class Outcome(Generic[Reply]):
     """Episodes whose ends are among `changes`. Call `episodes.forget` when those are on disk."""
     broken_off: list[str]
     """Episodes whose open calls must end, including the closed ones."""
-    log: list[str]
-    """Lines for people."""
+    log: list[LogLine]
     wakes_loop: bool
     """The training loop may have something to do."""
     wakes_resolver: bool

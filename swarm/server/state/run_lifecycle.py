@@ -49,21 +49,24 @@ def create(t: Transition, spec: RunSpec, *, by: str, key: str | None, request_di
     state.flat_groups = 0
     state.situation.checkpoint_wanted = False
     t.changes += [row, config]
-    t.log.append(f"run {row.run_id} started by {by}")
+    t.say(f"run {row.run_id} started by {by}")
     return state.run
 
 
 def _what_keeps(t: Transition, run: Run) -> str:
     """Text that says why another run cannot begin yet, and what to do about it."""
-    wanted_at = run.row.stop_requested_at
-    if wanted_at is None:
+    if run.row.stop_requested_at is None:
         return "is running; stop it first, or wait until it is complete"
-    episodes_open = still_open(t.state, run)
-    left_s = max(0.0, wanted_at + run.spec.limits.drain_limit_s - t.now.unix)
+    return f"is stopping: {_drain(t, run)}; `swarm run stop --wait` returns when it has ended"
+
+
+def _drain(t: Transition, run: Run) -> str:
+    """Text about the open episodes that a run waits for, after a stop was requested."""
+    episodes_open, asked_at = still_open(t.state, run), run.row.stop_requested_at or t.now.unix
+    left_s = max(0.0, asked_at + run.spec.limits.drain_limit_s - t.now.unix)
     episodes = f"{episodes_open} open episode{'' if episodes_open == 1 else 's'}"
     waits = f"{episodes} may still end, within {left_s:.0f} s (limits.drain_limit_s)"
-    rest = waits if episodes_open else "no episode is open any more"
-    return f"is stopping: {rest}; `swarm run stop --wait` returns when it has ended"
+    return waits if episodes_open else "no episode is open any more"
 
 
 def patch(t: Transition, fields: Mapping[str, Any], *, if_match: int | None, by: str) -> None:
@@ -96,7 +99,7 @@ def patch(t: Transition, fields: Mapping[str, Any], *, if_match: int | None, by:
     if new_rule:
         drop_flat(t)
     settle_all(t)
-    t.log.append(f"config {config.config_version} of {run.run_id} by {by}")
+    t.say(f"config {config.config_version} of {run.run_id} by {by}")
 
 
 def request_stop(t: Transition) -> None:
@@ -106,7 +109,7 @@ def request_stop(t: Transition) -> None:
         return
     run.row.stop_requested_at = t.now.unix
     t.changes.append(run.row)
-    t.log.append(f"run {run.run_id} is being stopped")
+    t.say(f"run {run.run_id} is being stopped: {_drain(t, run)}")
 
 
 def complete(t: Transition) -> None:
@@ -117,7 +120,7 @@ def complete(t: Transition) -> None:
     run.row.status, run.row.reason, run.row.ended_at = "complete", reason, t.now.unix
     _end_training(t, f"the run {reason}")
     t.changes.append(run.row)
-    t.log.append(f"run {run.run_id} is complete: it {reason}")
+    t.say(f"run {run.run_id} is complete: it {reason}")
 
 
 def stop(t: Transition) -> None:
@@ -126,6 +129,7 @@ def stop(t: Transition) -> None:
     assert run is not None
     if run.row.status == "running":
         run.row.status, run.row.reason, run.row.ended_at = "stopped", "on request", t.now.unix
+        t.say(f"run {run.run_id} is stopped, at step {run.step}")
     _release(t, run, "the run was stopped")
 
 
@@ -138,7 +142,7 @@ def fail(t: Transition, reason: str) -> None:
     t.changes.append(DropUnkept(run.run_id, run.kept_step, detail))
     state.journalled = None
     _release(t, run, "the run failed")
-    t.log.append(f"run {run.run_id} failed: {reason}")
+    t.say(f"run {run.run_id} failed: {reason}", "error")
 
 
 def _release(t: Transition, run: Run, why: str) -> None:
@@ -218,7 +222,7 @@ def restore(t: Transition, wish: Restoration, mix: MixRow, ended_evals: Iterable
     state.flat_groups = 0
     state.situation.opened_run = None
     state.situation.checkpoint_wanted = False
-    t.log.append(f"{run.run_id}: {detail}")
+    t.say(f"run {run.run_id}: {detail}")
 
 
 def number_evals(state: ServerState, ended: Iterable[tuple[str, int]]) -> None:
@@ -272,4 +276,4 @@ def quarantine(t: Transition, client_version: str, *, wanted: bool, reason: str,
     t.changes.append(run.row)
     settle_all(t)
     done = "quarantined" if wanted else "no longer quarantined"
-    t.log.append(f"client version {client_version!r} is {done} by {by}")
+    t.say(f"client version {client_version!r} is {done} by {by}")

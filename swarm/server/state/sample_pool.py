@@ -200,7 +200,7 @@ def _make_ready(t: Transition, group: Group) -> None:
     if _teaches_nothing(state, group):
         state.flat_groups += 1
         if state.flat_groups == most_flat(run.spec.batch):
-            t.log.append(f"{state.flat_groups} groups of equal rewards were dropped: from here on they fill the step")
+            t.say(f"{state.flat_groups} groups of equal rewards were dropped: from here on they fill the step")
         drop_group(t, group, DropReason.ZERO_VARIANCE)
         return
     group.row.state = "ready"
@@ -232,7 +232,10 @@ def drop_group(t: Transition, group: Group, reason: DropReason, detail: str | No
     t.state.groups.remove(group)
     t.changes.append(group.row)
     if group.ended:
-        t.log.append(f"group {group.row.group_id} of task {group.row.task_id!r} dropped: {reason}")
+        t.say(
+            f"group {group.row.group_id} of task {group.row.task_id!r} dropped: {reason}",
+            one_of=f"groups dropped as {reason}",
+        )
 
 
 # -- families ---------------------------------------------------------------------------------------------------------
@@ -265,5 +268,6 @@ def mix_patience_ended(t: Transition) -> None:
     """Check whether patience with a family has run out; if so, steps and claims of the others continue without it."""
     if t.state.run is not None:
         late = t.state.awaited.newly_passed(t.state.run.spec.batch.mix, t.lease_time)
-        t.log += [f"family {name!r} keeps the others waiting: they go on without it" for name in late]
+        for name in late:
+            t.say(f"family {name!r} keeps the others waiting: they go on without it")
     await_families(t)  # without that family, it may be the turn of another absent one

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from foundation.ids import Ids
 from swarm.engine.seam import EngineInfo, ReplicaHealth
@@ -165,6 +166,18 @@ class ServerState:
         return Turns(balance_under(self.run.row.mix, self.run.spec.batch.mix)).debts()
 
 
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class LogLine:
+    """A line for people. one_of: for a line that may come in hundreds, what it is one of; then the server's log only counts it."""
+
+    text: str
+    level: LogLevel = "info"
+    one_of: str | None = None
+
+
 @dataclass(slots=True)
 class Transition:
     """A running command: the state that it changes, its time, and the work that it leaves for the caller."""
@@ -173,8 +186,7 @@ class Transition:
     now: Moment
     changes: list[Change] = field(default_factory=list)
     """To be written atomically."""
-    log: list[str] = field(default_factory=list)
-    """Lines for people."""
+    log: list[LogLine] = field(default_factory=list)
     closed: list[str] = field(default_factory=list)
     """Episodes that are no longer open; `changes` has their ends."""
     broken_off: list[str] = field(default_factory=list)
@@ -185,3 +197,7 @@ class Transition:
     @property
     def lease_time(self) -> float:
         return self.state.situation.lease_clock.time(self.now.monotonic)
+
+    def say(self, text: str, level: LogLevel = "info", *, one_of: str | None = None) -> None:
+        """Leave a line for people; see `LogLine`."""
+        self.log.append(LogLine(text, level, one_of))

@@ -136,7 +136,8 @@ def record(t: Transition, outcome: StepOutcome, *, train_s: float, sync_s: float
     run.step = row.step
     state.eval_ordinals.clear()
     state.situation.collecting_since = t.now.monotonic
-    t.log.append(f"step {row.step}: reward {values.get('reward_mean', math.nan):.3f}, {values['step_s']:.1f} s")
+    episodes, reward = sum(len(group.episode_ids) for group in row.groups), values.get("reward_mean", math.nan)
+    t.say(f"run {run.run_id} step {row.step}: {episodes} episodes, reward {reward:.3f}, {values['step_s']:.1f} s")
 
 
 def checkpointed(t: Transition, run_id: str, step: int, best: int | None = None) -> None:

@@ -142,7 +142,7 @@ def expire(t: Transition) -> None:
         elif prepared.team.decides:
             detail = f"its client was silent for {prepared.team.patience_s:g} s and had not committed"
             decide(t, prepared, "aborted", how="silence", detail=detail, cause=Cause.CLIENT)
-            t.log.append(f"team of episode {name} aborted: {detail}")
+            t.say(f"team of episode {name} aborted: {detail}", one_of="teams aborted")
         else:
             prepared.in_doubt = t.in_doubt = True
             # A renewal may end the doubt, so keep a deadline.

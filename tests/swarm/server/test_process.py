@@ -42,7 +42,9 @@ def test_it_says_where_it_listens_and_stops_in_good_order(tmp_path: Path) -> Non
             assert http.get("/swarm/v1/status").json()["server_id"] == told["server_id"]
         assert server.stop() == 0
         assert not (tmp_path / "state" / "server.json").exists()
-        assert "Traceback" not in server.log_path.read_text()
+        log = server.log_path.read_text()
+        assert f"ready: echo on cpu (engine echo, float32) at {server.url}\n" in log
+        assert "Traceback" not in log
 
 
 def test_it_may_have_as_many_connections_as_the_system_lets_it(tmp_path: Path) -> None:

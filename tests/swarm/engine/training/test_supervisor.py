@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import os
 import signal
 import sys
@@ -93,6 +94,32 @@ async def test_a_child_that_crashes_after_serving_is_started_again(tmp_path: Pat
         await supervisor.restart()
         await until(lambda: supervisor.health.ready and supervisor.child is not first)
         assert supervisor.health.failures == 1
+
+
+async def test_a_crash_and_the_recovery_from_it_are_logged_once_each(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "swarm")
+    async with supervised(tmp_path) as supervisor:
+        await supervisor.boot()
+        assert caplog.messages == []
+        first = supervisor.child
+        assert first is not None
+        os.kill(below(first.reaper_pid), signal.SIGKILL)
+        await until(lambda: supervisor.health.ready and supervisor.child is not first)
+    crash, recovery = caplog.messages
+    assert crash.startswith("to be started again in 0.01 s: child was ended by SIGKILL")
+    assert "\n" not in crash
+    assert recovery == "child serves again"
+
+
+async def test_a_child_that_is_given_up_is_logged_as_such(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with supervised(tmp_path, "print('no room left'); raise SystemExit(3)") as supervisor:
+        with pytest.raises(EngineDown):
+            await supervisor.boot()
+    (line,) = caplog.messages
+    ended = "not started again: child ended with status 3 while it was starting"
+    assert line == f"{ended} (log: {tmp_path / 'child.log'})\nno room left"
 
 
 async def test_a_child_may_be_started_anew_however_often_nothing_has_failed(tmp_path: Path) -> None:

@@ -275,7 +275,7 @@ async def test_the_end_of_a_patience_is_told_once_however_often_it_is_looked_at(
         mix = {"a": {"ratio": 1}, "b": {"ratio": 1, "patience_s": 30}, "c": {"ratio": 1, "patience_s": 60}}
         await world.begin(batch={"tasks": 3, "mix": mix}, limits={"steps": 9})
         told: list[str] = []
-        monkeypatch.setattr(world.service.watchers, "log", told.append)
+        monkeypatch.setattr(world.service.watchers, "log", lambda line, level, one_of: told.append(line))
         await group(world, "a")
         for seconds in (31, 31):
             await world.passes(seconds)
