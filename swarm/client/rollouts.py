@@ -18,6 +18,7 @@ from enum import Enum, auto
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
+from foundation.streams import one_line
 from swarm.client.claims import ClaimOrder
 from swarm.client.episode import Episode
 from swarm.client.errors import (
@@ -42,6 +43,8 @@ FAILING_LATER = 10
 """The same after episodes have ended."""
 SKIPPED_AT_ONCE = 100
 """How many skipped tasks of a stream to pass over before waiting for running episodes."""
+_FAULTS = (Cause.ROLLOUT, Cause.GRADER)
+"""Causes that are faults of the user's code."""
 _Which = tuple[str | None, str]
 """A task by family and id."""
 
@@ -234,7 +237,6 @@ class Rollouts:
                     return
                 tries.lost(cause)
                 tried = True
-                log.info("an attempt at task %s was lost (%s)", task.id, cause)
             self._report.given_up += 1
             if tries.used_up(self._retries):
                 self._set_aside(which, failed=tried and tries.charged > self._retries)
@@ -262,7 +264,7 @@ class Rollouts:
     def _why_aside(self) -> str:
         return (
             f"each after {self._retries + 1} lost attempts, the last with {self._last_crash or 'no reason given'}; mend the "
-            "rollout (its traceback is in the log and in the ledger)"
+            "rollout (its traceback is in the ledger: `swarm ledger --detail`)"
         )
 
     def _stop_as_client(self) -> None:
@@ -290,21 +292,22 @@ class Rollouts:
                 self._report.run_over = True
                 return _Fate.OVER, Cause.SERVER
             claimed.set()
-            fate = await self._play(episode, task)
+            fate, crash = await self._play(episode, task)
+            words = "" if crash is None else _last_line(crash)
             try:
                 await stack.aclose()
             except (LeaseLost, NotFound, OverLimit) as error:
-                log.warning("the result of episode %s came too late: %s", episode.id, error)
-                fate = _Fate.LOST
+                fate, words = _Fate.LOST, f"its result came too late: {error}"
             except InvalidSpec as error:
-                log.warning("the result of episode %s was refused: %s", episode.id, error)
+                fate, words = _Fate.LOST, f"its result was refused: {error}"
                 self._last_crash = f"a result that was refused: {error}"
-                fate = _Fate.LOST
         if fate is _Fate.ENDED and episode.receipt is not None and episode.receipt.dropped is not None:
-            log.warning("episode %s was dropped as it ended: %s", episode.id, episode.receipt.dropped)
+            fate, words = _Fate.LOST, f"it was dropped as it ended: {episode.receipt.dropped}"
             self._last_crash = f"an end that does not count: {episode.receipt.dropped}"
-            fate = _Fate.LOST
-        cause = await self._cause_of(episode) if fate is _Fate.LOST else Cause.ROLLOUT
+        cause = Cause.ROLLOUT
+        if fate is _Fate.LOST:
+            cause = await self._cause_of(episode)
+            _log_loss(episode, task, cause, words, crash)
         self._count(fate, cause, episode, line)
         return fate, cause
 
@@ -316,37 +319,40 @@ class Rollouts:
             return await episode.find_cause() or Cause.ROLLOUT
         return await episode.find_cause() or Cause.LIMIT
 
-    async def _play(self, episode: Episode, task: Task) -> _Fate:
-        """Run the rollout. It is cancelled when the lease is lost; its exceptions cost only this episode."""
+    async def _play(self, episode: Episode, task: Task) -> tuple[_Fate, Exception | None]:
+        """Run the rollout. It is cancelled when the lease is lost; its exceptions cost only this episode.
+
+        Returns its fate so far, and the exception that lost it.
+        """
         playing = asyncio.ensure_future(rolled_out(self._rollout, episode, task))
         episode.on_lost = playing.cancel
         try:
             outcome = await playing
             if episode.aborted or (episode.in_team and episode.receipt is None):
                 self._last_crash = "an abort of its own"
-                return _given_up(episode)
+                return _given_up(episode), None
             end_with(episode, outcome)
         except asyncio.CancelledError:
             current = asyncio.current_task()
             if current is not None and current.cancelling():
                 raise
             if episode.lost.is_set():
-                return _given_up(episode, "the lease was lost", Cause.LIMIT)
+                return _given_up(episode, "the lease was lost", Cause.LIMIT), None
             self._last_crash = "asyncio.CancelledError, which it raised itself"
-            return _given_up(episode, "the rollout cancelled itself", Cause.ROLLOUT)
+            return _given_up(episode, "the rollout cancelled itself", Cause.ROLLOUT), None
         except TeamOver as error:
             log.warning("no further episodes: %s", error)
             self._report.run_over = True
-            return _Fate.OVER
+            return _Fate.OVER, None
         except Exception as error:
             if episode.receipt is not None:
-                words = "the rollout of task %s raised after it had ended episode %s, whose result stands"
-                log.warning(words, task.id, episode.id, exc_info=True)
-                return _Fate.ENDED
-            log.exception("the rollout of task %s crashed (episode %s)", task.id, episode.id)
-            self._last_crash = traceback.format_exception_only(error)[-1].strip()
-            return _given_up(episode, own_traceback(error), episode.blame(error))
-        return _Fate.ENDED
+                words = "the rollout of task %s raised after it had ended episode %s, whose result stands: %s"
+                own_fault = episode.blame(error) in _FAULTS
+                log.warning(words, task.id, episode.id, _last_line(error), exc_info=own_fault)
+                return _Fate.ENDED, None
+            self._last_crash = _last_line(error)
+            return _given_up(episode, own_traceback(error), episode.blame(error)), error
+        return _Fate.ENDED, None
 
     def _count(self, fate: _Fate, cause: Cause, episode: Episode, line: ProgressLine) -> None:
         report = self._report
@@ -355,7 +361,7 @@ class Rollouts:
             line.ended(episode.reward)
         elif fate is _Fate.LOST:
             report.causes[cause] = report.causes.get(cause, 0) + 1
-            if cause in (Cause.ROLLOUT, Cause.GRADER):
+            if cause in _FAULTS:
                 report.crashed += 1
                 line.crashed()
             else:
@@ -375,6 +381,20 @@ def _given_up(episode: Episode, reason: str | None = None, cause: Cause | None =
     if reason is not None and not episode.in_team:
         episode.abort(reason, cause=cause)
     return _Fate.LOST
+
+
+def _log_loss(episode: Episode, task: Task, cause: Cause, words: str, crash: Exception | None) -> None:
+    """Log a lost attempt: one line, and for a fault of the user's code the traceback. For any other it would only show where a
+    call was when the server went away, for every call at once."""
+    if crash is not None and cause in _FAULTS:
+        log.error("the rollout of task %s crashed (episode %s)", task.id, episode.id, exc_info=crash)
+    else:
+        level = logging.WARNING if words else logging.INFO
+        log.log(level, "an attempt at task %s was lost (%s): %s", task.id, cause, words or f"episode {episode.id}")
+
+
+def _last_line(error: BaseException) -> str:
+    return one_line(traceback.format_exception_only(error)[-1])
 
 
 def end_with(episode: Episode, outcome: Outcome | float | None) -> None:

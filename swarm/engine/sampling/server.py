@@ -236,6 +236,7 @@ class VllmSettings:
             *("--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"),
             *("--worker-extension-cls", "swarm.engine.local.worker_extension.SampledCounts"),
             *("--disable-uvicorn-access-log", "--uvicorn-log-level", "warning"),
+            "--no-log-error-stack",  # else each call under way logs the core's death anew; what ends the core is logged all the same
         ]
         if self.device == "cpu":
             argv += _CPU_FLAGS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import itertools
 import sys
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 
 from foundation.clock import ManualClock
-from swarm.client import Episode, Outcome, Refusal, RolloutsFailing, Task, TeamOver, team
+from swarm.client import Cause, Episode, Outcome, Refusal, RolloutsFailing, Task, TeamOver, grading, team
 from swarm.client.claims import READ_AHEAD
 from swarm.client.client import ROLLOUT_PATIENCE
 from swarm.client.errors import EngineFailed, InvalidSpec, LeaseLost, NotFound, StorageFull
@@ -419,6 +420,49 @@ async def test_an_episode_whose_lease_was_lost_is_tried_again() -> None:
 
     report = await stub.play(tasks(2), rollout)
     assert (report.ended, report.lost, report.crashed) == (4, 1, 0)
+
+
+async def test_attempts_that_a_restart_of_the_server_lost_are_a_line_each_without_a_traceback(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    stub = SwarmStub()
+    unlucky: set[str] = set()
+
+    async def rollout(episode: Episode, task: Task) -> float:
+        if task.id not in unlucky:
+            unlucky.add(task.id)
+            stub.episodes[episode.id].state, stub.episodes[episode.id].cause = "dropped", Cause.SERVER
+            raise PermissionError(f"403: episode {episode.id!r} is closed:\nserver_restarted")
+        return 1.0
+
+    caplog.set_level("INFO", "swarm.client")
+    report = await stub.play(tasks(24), rollout, episodes_per_task=1)
+    assert (report.ended, report.lost, report.crashed) == (24, 24, 0)
+    assert len(caplog.records) == 24
+    assert not any(record.exc_info for record in caplog.records)
+    said = "an attempt at task t-0 was lost (server): PermissionError: 403: episode 'ep-0' is closed: server_restarted"
+    assert said in caplog.messages
+
+
+@pytest.mark.parametrize("grades", [False, True])
+async def test_a_fault_of_a_rollout_or_grader_is_logged_with_its_traceback(
+    grades: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    failed = False
+
+    async def rollout(episode: Episode, task: Task) -> float:
+        nonlocal failed
+        if not failed:
+            failed = True
+            with grading() if grades else contextlib.nullcontext():
+                raise LookupError("a fault of ours")
+        return 1.0
+
+    caplog.set_level("INFO", "swarm.client")
+    await SwarmStub().play(tasks(2), rollout, episodes_per_task=1)
+    (record,) = caplog.records
+    assert record.getMessage().startswith("the rollout of task t-0 crashed (episode ep-")
+    assert record.exc_info is not None
 
 
 async def test_a_rollout_whose_lease_is_lost_is_cancelled() -> None:

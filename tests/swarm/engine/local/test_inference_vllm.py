@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from swarm.engine.local.inference import VllmInference
-from swarm.engine.seam import RequestRefused, Sampled, SampledEvent, SampleRequest
+from swarm.engine.seam import RequestFailed, RequestRefused, Sampled, SampledEvent, SampleRequest
 from swarm.engine.tree import shared_length
 from swarm.protocol.episodes import WeightsVersion
 from tests.vllm_fixture import LoopThread
@@ -47,6 +47,10 @@ async def _sampled(vllm: VllmInference, requests: int) -> list[int]:
     """Tokens so far of each request in flight; zeros for those that have not begun."""
     counts = list((await vllm.sampled_so_far()).values())
     return [*counts, *[0] * (requests - len(counts))]
+
+
+def children(pid: int | None) -> list[int]:
+    return [int(text) for file in Path(f"/proc/{pid}/task").glob("*/children") for text in file.read_text().split()]
 
 
 async def _down(vllm: VllmInference) -> bool:
@@ -306,6 +310,32 @@ def test_a_child_that_dies_in_its_sleep_is_started_once_more_and_awake(
 
     second, now = vllm_loop.run(killed_asleep())
     assert second == now
+
+
+@pytest.mark.campaign
+def test_a_core_that_dies_leaves_one_traceback_however_many_calls_were_under_way(
+    vllm: VllmInference, vllm_loop: LoopThread
+) -> None:
+    async def killed_under_calls() -> list[object]:
+        calls = [asyncio.create_task(vllm.sample(ask(max_tokens=1000, min_tokens=1000))) for _ in range(8)]
+
+        async def all_sample() -> bool:
+            return all(count > 0 for count in await _sampled(vllm, len(calls)))
+
+        await until(all_sample)
+        (server,) = children(vllm.process_id)
+        (core,) = children(server)
+        os.kill(core, signal.SIGKILL)
+        outcomes = await asyncio.gather(*calls, return_exceptions=True)
+        await until(lambda: _down(vllm))
+        await vllm.boot()
+        return outcomes
+
+    outcomes = vllm_loop.run(killed_under_calls())
+    assert [type(outcome) for outcome in outcomes] == [RequestFailed] * 8
+    before = vllm.settings.log_path.with_name(vllm.settings.log_path.name + ".1").read_text()
+    assert "engine core exited unexpectedly" in before
+    assert before.count("Traceback") == 1
 
 
 @pytest.mark.campaign
