@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+import sys
 import tempfile
 from pathlib import Path
 
@@ -105,7 +106,7 @@ async def _again(
             store.plans.save(study_id, archive.plan)
             store.journal.record(study_id, "reproduces", {"study": archive.study_id, "trial": then.key})
             (trial,) = store.trials.ensure(study_id, then.stage, [(then.arm, then.seed)])
-            await have_models(archive.plan, options, arm=then.arm)
+            await have_models(archive.plan, options, lambda line: sys.stderr.write(f"{line}\n"), arm=then.arm)
             pool = pool_of(home, store, study_id, archive.plan, options, clock)
             async with pool:
                 mended = archive.sandboxed(instrument.code) or instrument.instrument.generated is not None

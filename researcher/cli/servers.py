@@ -175,7 +175,7 @@ def pool_of(
 
 
 async def have_models(
-    plan: Plan, options: StudyOptions, tell: Callable[[str], None] = lambda _: None, *, arm: str | None = None
+    plan: Plan, options: StudyOptions, tell: Callable[[str], object], *, arm: str | None = None
 ) -> None:
     """Fetch the models that our servers will host, before any of them starts.
 
@@ -187,6 +187,9 @@ async def have_models(
     progress, teller = logging.getLogger("swarm.models"), _Teller(tell)
     progress.addHandler(teller)
     progress.setLevel(logging.INFO)
+    progress.propagate = (
+        False  # the handlers of the root logger, which ask for no level, would print each line once more
+    )
     try:
         hosted = plan.hosted if arm is None else (plan.model_of(arm),)
         for model in dict.fromkeys([*hosted, *map(plan.model_of_role, plan.roles)]):
@@ -194,6 +197,7 @@ async def have_models(
     finally:
         progress.removeHandler(teller)
         progress.setLevel(logging.NOTSET)
+        progress.propagate = True
 
 
 def _have(model: PlanModel) -> None:
@@ -211,7 +215,7 @@ def _have(model: PlanModel) -> None:
 
 
 class _Teller(logging.Handler):
-    def __init__(self, tell: Callable[[str], None]) -> None:
+    def __init__(self, tell: Callable[[str], object]) -> None:
         super().__init__(logging.INFO)
         self._tell = tell
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -133,15 +134,32 @@ def runs_of(state: Path) -> list[Path]:
     return list((state / "runs").glob("*"))
 
 
+async def test_the_progress_of_fetching_a_model_is_told_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    sources, told = logging.getLogger("swarm.models.sources"), list[str]()
+
+    def fetched(source: str) -> ModelFolder:
+        sources.info("downloading %s ...", source)
+        return ModelFolder(path=Path("/models/tiny"), name="tiny", fingerprint=MINE)
+
+    monkeypatch.setattr("researcher.cli.servers.resolve", fetched)
+    await have_models(repeat_plan(model=PlanModel(name="tiny")), StudyOptions(), told.append)
+    assert told == ["downloading tiny ..."]
+    assert caplog.messages == []
+    sources.warning("later lines go to the log again")
+    assert (told, len(caplog.messages)) == (["downloading tiny ..."], 1)
+
+
 async def test_a_folder_that_changed_or_went_since_it_was_planned_is_not_hosted(
     tiny_llama: ModelFolder, tmp_path: Path
 ) -> None:
     model = PlanModel(name="tiny-llama", fingerprint=tiny_llama.fingerprint, path=str(tiny_llama.path))
     options = StudyOptions()
-    await have_models(repeat_plan(model=model), options)
+    await have_models(repeat_plan(model=model), options, print)
     changed = model.model_copy(update={"fingerprint": MINE})
     with pytest.raises(ModelUnavailable, match=r"holds other weights \(.*\) than when the study was planned"):
-        await have_models(repeat_plan(model=changed), options)
+        await have_models(repeat_plan(model=changed), options, print)
     gone = model.model_copy(update={"path": str(tmp_path / "gone")})
     with pytest.raises(ModelUnavailable, match=f"from the folder {tmp_path}/gone, which is not on this machine"):
-        await have_models(repeat_plan(model=gone), options)
+        await have_models(repeat_plan(model=gone), options, print)
