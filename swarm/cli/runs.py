@@ -31,6 +31,8 @@ _COLUMNS = (
 _RESTART_S = 60.0
 """How long the server may be away while a command watches it: a restarted server continues its run."""
 
+_NO_WAIT = "those of a killed client too; `swarm run patch --set limits.drain_limit_s=1` ends the wait"
+
 
 def _warn(args: argparse.Namespace, report: RunReport) -> None:
     """Print the report's notes to standard error. With JSON output they are in the report itself."""
@@ -199,7 +201,7 @@ def _released(args: argparse.Namespace, report: RunReport) -> RunReport:
             if report.phase == "failed" or (report.phase == "idle" and report.ended_at):
                 break
             left = status.pool.running
-            waits = f"{left} open episodes for {limit_s:g} s at most" if left else "its last checkpoint"
+            waits = f"{left} open episodes for {limit_s:g} s at most ({_NO_WAIT})" if left else "its last checkpoint"
             line = f"run {report.run_id} is stopping at step {report.step} ({report.phase}), and waits for {waits}"
             if line != said:
                 print(line, file=sys.stderr, flush=True)

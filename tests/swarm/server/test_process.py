@@ -208,6 +208,42 @@ def test_an_end_is_on_disk_before_its_200(tmp_path: Path) -> None:
     assert synced, lines[asked : told + 1]
 
 
+def test_the_calls_of_a_killed_client_end_at_once_and_its_episodes_with_their_lease_or_the_drain(
+    tmp_path: Path,
+) -> None:
+    with ServerProcess(tmp_path / "state", "--echo-latency-s", "600") as server, server.client() as http:
+        grant = claimed(http, kind="eval")
+        code = (
+            "import json, sys, time\nfrom http.client import HTTPConnection\n"
+            "host, port, key = sys.argv[1:]\n"
+            "said = {'model': 'policy', 'messages': [{'role': 'user', 'content': 'hi'}]}\n"
+            "calls = [HTTPConnection(host, int(port)) for _ in range(2)]\n"
+            "for stream, call in enumerate(calls):\n"
+            "    call.request('POST', '/v1/chat/completions', json.dumps(said | {'stream': bool(stream)}), {'Authorization': f'Bearer {key}'})\n"
+            "print('asked', flush=True)\ntime.sleep(600)"
+        )
+        address = [str(http.base_url.host), str(http.base_url.port), grant["api_key"]]
+        with subprocess.Popen([sys.executable, "-c", code, *address], stdout=subprocess.PIPE) as client:
+            assert client.stdout is not None
+            client.stdout.readline()
+            for _ in range(5):  # answered after what came before: the server has read the calls
+                http.get("/health")
+            client.kill()
+        trace = f"/swarm/v1/episodes/{grant['episode_id']}/trace"
+        deadline = time.monotonic() + 20
+        while len(calls := http.get(trace).json()["calls"]) < 2 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert [(call["complete"], call["failure"]) for call in calls] == [(False, None)] * 2
+        run_id = http.get("/swarm/v1/status").json()["run_id"]
+        http.post(f"/swarm/v1/runs/{run_id}:stop").raise_for_status()
+        status = http.get("/swarm/v1/status").json()
+        assert (status["phase"], status["pool"]["running"]) == ("draining", 1)
+        http.patch(f"/swarm/v1/runs/{run_id}", json={"limits": {"drain_limit_s": 0.01}}).raise_for_status()
+        while (status := http.get("/swarm/v1/status").json())["phase"] != "idle" and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert (status["phase"], status["pool"]["running"]) == ("idle", 0)
+
+
 def claimed(http: httpx.Client, **fields: str) -> dict[str, Any]:
     """An episode of a new run."""
     run_id = http.post("/swarm/v1/runs", json={"spec": {}}).json()["run_id"]
