@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import inspect
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +15,13 @@ import pytest
 from pydantic import BaseModel
 
 from bench.serving import ServerProcess
+from foundation.clock import ManualClock
 from researcher import cli
 from researcher.main import main as researcher
 from researcher.main import parser as researcher_parser
+from swarm.client import Episode, SwarmClient, Task, sync
 from swarm.main import parser as swarm_parser
-from swarm.protocol.episodes import DropReason
+from swarm.protocol.episodes import DropReason, EpisodeClaim, EpisodeGrant, EpisodeReceipt
 from swarm.protocol.errors import HTTP_STATUS, ErrorCode
 from swarm.protocol.runspec import TUNABLE, LoraSpec, MixSpec, RunSpec, SamplingSpec
 from swarm.server.gateway.sampling import _ANY_VALUE_BENDS, _NEUTRAL, recorded_sampling, wants_masks, with_defaults
@@ -214,6 +218,30 @@ def test_the_example_on_clients_runs(reader: Reader) -> None:
     trained, evaluated = reader.types("python example.py").splitlines()
     assert "run_over=True" in trained
     assert "ended=20" in evaluated
+
+
+def test_the_table_of_an_episode_has_all_that_both_clients_offer_an_agents_author() -> None:
+    table = rows(CLIENTS, "What a rollout is given")
+    offered = {name: part for name, part in vars(sync.Episode).items() if not name.startswith("_")}
+    said = [part for row in table for part in quoted(row[0])]
+    assert sorted(said) == sorted(called(name, part) if callable(part) else name for name, part in offered.items())
+    claim = EpisodeClaim(run_id="r", client_id="c", task_id="t")
+    asynchronous = dir(Episode(SwarmClient("http://127.0.0.1:1"), claim, clock=ManualClock()))
+    assert {*offered, "lost", "claim"} <= set(asynchronous)
+    fields_of = {quoted(row[0])[0]: set(quoted(row[1])) for row in table}
+    assert fields_of["grant"] <= set(EpisodeGrant.model_fields)
+    assert fields_of["receipt"] <= set(EpisodeReceipt.model_fields)
+    task = ", ".join(f"`{'task' if each.name == 'id' else ''}.{each.name}`" for each in dataclasses.fields(Task))
+    assert task in CLIENTS
+
+
+def called(name: str, method: Callable[..., object]) -> str:
+    """A call of a method, with its defaults."""
+    shown = []
+    for each in list(inspect.signature(method).parameters.values())[1:]:
+        given = "…" if each.default is each.empty else repr(each.default)
+        shown.append(each.name if each.kind is not each.KEYWORD_ONLY else f"{each.name}={given}")
+    return f"{name}({', '.join(shown)})"
 
 
 def test_the_options_of_an_episodes_run_are_all_on_the_page() -> None:
