@@ -28,6 +28,8 @@ from tests.swarm.engine.batches import branching_batch
 from tests.swarm.engine.plain_grpo import PlainGrpo
 from tests.tiny_llama import make_tiny_llama
 
+from .test_learner import distance
+
 FREE = {"name": "adamw", "learning_rate": 1e-3, "max_grad_norm": 1e9}
 LORA = LoraSpec(rank=4, alpha=8.0, targets=("q_proj", "v_proj", "down_proj"))
 
@@ -51,9 +53,12 @@ def gradients_of(learner: Learner) -> dict[str, Tensor]:
 # -- adapters -------------------------------------------------------------------------------------------------------------
 
 
-def test_an_adapters_gradient_is_the_whole_weights_gradient_seen_through_it(tiny_llama: ModelFolder) -> None:
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("bfloat16", 0.03)])
+def test_an_adapters_gradient_is_the_whole_weights_gradient_seen_through_it(
+    tiny_llama: ModelFolder, dtype: str, tolerance: float
+) -> None:
     """Where B is zero: dL/dB = alpha / rank · dL/dW · Aᵀ, and dL/dA = 0."""
-    made = branching_batch(optimizer=FREE)
+    made = branching_batch(optimizer=FREE, dtype=dtype)
     learner = learner_of(tiny_llama, LORA)
     learner.learn(made)
     whole, ours, start = PlainGrpo(tiny_llama.path).step(made).gradient, gradients_of(learner), learner.policy.adapters
@@ -66,7 +71,21 @@ def test_an_adapters_gradient_is_the_whole_weights_gradient_seen_through_it(tiny
         else:
             a = start.start[name.replace("lora_B", "lora_A")]
             expected = (LORA.alpha / LORA.rank) * whole[f"{stem}.weight"] @ a.T
-            assert float((gradient - expected).norm() / expected.norm()) < 1e-5
+            assert float((gradient - expected).norm() / expected.norm()) < tolerance
+
+
+def test_adapters_that_have_moved_have_the_gradient_of_float32_on_a_bfloat16_base_too(tiny_llama: ModelFolder) -> None:
+    narrow, wide = learner_of(tiny_llama, LORA), learner_of(tiny_llama, LORA)
+    wide.learn(branching_batch(optimizer=FREE))
+    with torch.no_grad():
+        for name, weight in narrow.policy.trained.items():
+            weight.copy_(wide.policy.trained[name])
+    for learner, dtype in ((narrow, "bfloat16"), (wide, "float32")):
+        learner.learn(branching_batch(step=2, optimizer=FREE, dtype=dtype))
+    assert narrow.policy.output_weight.dtype is torch.bfloat16
+    found, expected = gradients_of(narrow), gradients_of(wide)
+    for which in ("lora_A", "lora_B"):
+        assert distance(*({name: grads[name] for name in grads if which in name} for grads in (found, expected))) < 0.03
 
 
 def test_only_the_adapters_move_and_they_do(tiny_llama: ModelFolder) -> None:

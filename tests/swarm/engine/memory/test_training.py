@@ -44,6 +44,7 @@ CASES = {
     "adapters": {"parameters": LORA},
     "checkpointing": {"activation_checkpointing": True},
 }
+ALL_CASES = CASES | {"adapters, checkpointing": CASES["adapters"] | CASES["checkpointing"]}
 
 
 @pytest.mark.parametrize("fields", CASES.values(), ids=CASES)
@@ -52,7 +53,7 @@ def test_a_step_takes_what_was_predicted(config: PreTrainedConfig, fields: dict[
     _compare(config, {"dtype": "float32"} | fields, tmp_path)
 
 
-@pytest.mark.parametrize("fields", CASES.values(), ids=CASES)
+@pytest.mark.parametrize("fields", ALL_CASES.values(), ids=ALL_CASES)
 def test_so_does_one_in_bfloat16(fields: dict[str, Any], tmp_path: Path) -> None:
     _compare(SHAPES["qwen, norms of heads"], {"dtype": "bfloat16"} | fields, tmp_path)
 
