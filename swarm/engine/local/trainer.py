@@ -11,12 +11,12 @@ from foundation.clock import Clock
 from foundation.machine import REPRODUCIBLE_SUMS
 from swarm.engine.devices import DeviceName
 from swarm.engine.machine import Device, thread_count, yielding_threads
-from swarm.engine.sampling.server import REUSE_MEMORY, child_environment
+from swarm.engine.sampling.server import OUT_OF_MEMORY, REUSE_MEMORY, child_environment
 from swarm.engine.seam import EngineError, EngineHealth
 from swarm.engine.training.channel import Export, Fingerprint, Send
 from swarm.engine.training.handle import TrainerHandle
 from swarm.engine.training.limits import ModelWork
-from swarm.engine.training.supervisor import BackOff, ChildCommand
+from swarm.engine.training.supervisor import BackOff, ChildCommand, ChildProcess
 from swarm.models.folder import ModelFolder
 from swarm.protocol.runspec import ComputeType
 
@@ -68,6 +68,7 @@ class LocalTrainer(TrainerHandle):
             clock=clock,
             on_health=on_health,
             back_off=back_off,
+            hopeless=self._out_of_memory,
         )
 
     async def export(self, file: Path) -> tuple[int, str]:
@@ -90,6 +91,15 @@ class LocalTrainer(TrainerHandle):
         if reply.sha256 is None:
             raise EngineError("the trainer did not give the hash of its weights")
         return reply.sha256
+
+    def _out_of_memory(self, child: ChildProcess) -> str | None:
+        """Advice if the child ran out of GPU memory, which a restart would repeat. None: it ended for another reason."""
+        if self._device.kind == "cpu" or not child.said(*OUT_OF_MEMORY):
+            return None
+        return (
+            "the trainer ran out of the GPU's memory: end other programs that use it, or host a smaller model; `swarm serve --plan` shows "
+            "what takes how much"
+        )
 
     def _command(self, descriptor: int) -> ChildCommand:
         env = child_environment(os.environ) | REUSE_MEMORY | _SAME_BITS | self._device.environment(os.environ)

@@ -37,7 +37,13 @@ _LEAST_KV_BYTES = GIB // 2
 _MOST_KV_BYTES: dict[Device, int] = {"cpu": 2 * GIB, "cuda": 16 * GIB}
 NO_BLOCKS = "No available memory for the cache blocks"
 """vLLM's message when nothing of its share is left for keys and values."""
-OUT_OF_MEMORY = ("OutOfMemoryError", "CUDA out of memory", "CUDA error: out of memory", NO_BLOCKS)
+OUT_OF_MEMORY = (
+    "OutOfMemoryError",
+    "CUDA out of memory",
+    "CUDA error: out of memory",
+    NO_BLOCKS,
+    "is less than desired GPU memory utilization",
+)
 """Messages of torch and vLLM when a GPU's memory is full."""
 MOST_SEQS: dict[Device, int] = {"cpu": 64, "cuda": 256}
 _CHUNK_TOKENS = 8192

@@ -32,6 +32,8 @@ class Learner(Protocol):
 
 _OUT_OF_MEMORY = ("can't allocate memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 """Messages when the machine's memory runs out, or a GPU's outside of torch's allocator, which has its own error class."""
+_DOING = {"open_run": "opening the run", "checkpoint": "writing a checkpoint", "fingerprint": "hashing the weights"}
+"""Requests besides steps; all others bring the weights to inference."""
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
@@ -41,10 +43,10 @@ def is_out_of_memory(error: BaseException | None) -> bool:
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF_MEMORY)
 
 
-def _short_of_memory(spec: RunSpec) -> str:
+def _short_of_memory(spec: RunSpec, *, in_step: bool) -> str:
     """Advice for a run of this spec on how to use less memory."""
     options = []
-    if not spec.activation_checkpointing:
+    if in_step and not spec.activation_checkpointing:
         options.append("set activation_checkpointing")
     if spec.parameters == "full":
         options.append('train adapters (parameters = {"rank": 16})')
@@ -70,11 +72,15 @@ class TrainingSession(ABC, Generic[Found]):
         self._step = 0
 
     def answer(self, request: Request) -> Reply:
-        """Carry out a request. Unexpected errors end the child."""
+        """Carry out a request. Unexpected errors end the child; running out of memory does not, since it would do so again."""
         try:
             reply = self.carry_out(request.command)
         except (EngineError, OSError) as error:
             reply = Reply(failure=Failure.of(error))
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            reply = Reply(failure=Failure.of(self._out_of_memory(request.command)))
         return reply.model_copy(update={"number": request.number})
 
     def carry_out(self, command: Command) -> Reply:
@@ -117,20 +123,16 @@ class TrainingSession(ABC, Generic[Found]):
         if batch.step != self._step + 1:
             raise TrainingRefused(f"a batch of step {batch.step}, but the weights stand at step {self._step}")
         self._require_supported(batch.spec)
+        self._run, left = None, None  # an error on the way may leave weights that have moved in part
         try:
             outcome = self._learner.learn(batch)
+            self._step, left = batch.step, run.model_copy(update={"spec": batch.spec})
         except TrainingRefused:
-            if self._learner.half_way:
-                self._run = None
+            left = None if self._learner.half_way else run
             raise
-        except RuntimeError as error:
-            if not is_out_of_memory(error):
-                raise
-            self._run = None  # weights may have moved in part
-            raise TrainingRefused(f"step {batch.step} ran out of memory: {_short_of_memory(batch.spec)}") from error
         finally:
             self._rest()
-        self._step, self._run = batch.step, run.model_copy(update={"spec": batch.spec})
+            self._run = left
         return outcome
 
     def checkpoint(self, best: int | None = None) -> int:
@@ -155,6 +157,14 @@ class TrainingSession(ABC, Generic[Found]):
         if self._run is None:
             raise RunClosed("no run is open in the trainer; open it (again)")
         return self._run
+
+    def _out_of_memory(self, command: Command) -> EngineError:
+        if isinstance(command, Train):
+            advice = _short_of_memory(command.batch.spec, in_step=True)
+            return TrainingRefused(f"step {command.batch.step} ran out of memory: {advice}")
+        run = command if isinstance(command, OpenRun) else self._open()
+        doing = _DOING.get(command.command, "bringing the weights to inference")
+        return EngineError(f"{doing} ran out of memory: {_short_of_memory(run.spec, in_step=False)}")
 
     def _require_ours(self, state: TrainerState, wanted: RunSpec) -> None:
         if state.fingerprint != self._fingerprint:

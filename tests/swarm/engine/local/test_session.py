@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +10,38 @@ import pytest
 import torch
 
 from foundation.clock import SystemClock
+from swarm.engine.local.checkpoints import hash_tensors
 from swarm.engine.local.forward import Policy
 from swarm.engine.local.session import LocalSession
-from swarm.engine.seam import EngineError, TrainingRefused
+from swarm.engine.seam import EngineError
 from swarm.engine.training import checkpoints
-from swarm.engine.training.channel import OpenRun
+from swarm.engine.training.channel import (
+    Command,
+    Export,
+    Fingerprint,
+    OpenRun,
+    Request,
+    Send,
+    Train,
+    WriteCheckpoint,
+)
 from swarm.models.folder import ModelFolder
 from tests.swarm.engine.batches import batch, branching_batch, conversation, group
+
+LORA = {"rank": 4, "alpha": 8.0}
+LEARNER, SESSION = "swarm.engine.local.learner.Learner", "swarm.engine.local.session"
+OUT_OF_MEMORY = [
+    torch.OutOfMemoryError("CUDA out of memory"),
+    RuntimeError("CUDA error: out of memory"),  # page-locked memory
+    RuntimeError("DefaultCPUAllocator: can't allocate memory: 8 bytes"),
+]
+
+
+def failing_with(error: BaseException) -> Callable[..., None]:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    return fail
 
 
 def test_going_back_with_another_model_hosted_is_refused_and_loses_no_checkpoint(
@@ -40,35 +66,102 @@ def test_going_back_with_another_model_hosted_is_refused_and_loses_no_checkpoint
     assert checkpoints.steps(tmp_path) == [1]
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        torch.OutOfMemoryError("CUDA out of memory"),
-        RuntimeError("CUDA error: out of memory"),  # outside of torch's allocator
-        RuntimeError("DefaultCPUAllocator: can't allocate memory: 8 bytes"),
-    ],
-)
+@pytest.mark.parametrize("where", [f"{LEARNER}._accumulate", f"{LEARNER}.rest"])
+@pytest.mark.parametrize("error", OUT_OF_MEMORY, ids=str)
 def test_a_step_without_enough_memory_is_refused_with_what_needs_less(
-    error: RuntimeError, tiny_llama: ModelFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    error: RuntimeError, where: str, tiny_llama: ModelFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    session = LocalSession(Policy.load(tiny_llama.path), tiny_llama.fingerprint, SystemClock())
+    session = LocalSession(Policy.load(tiny_llama.path), tiny_llama.fingerprint, SystemClock(), turns=True)
     made = branching_batch()
     wanted = OpenRun(run_id="run-1", branch=0, spec=made.spec, directory=tmp_path, at_step=None)
     session.open_run(wanted)
-
-    def fail(*_: object, **__: object) -> None:
-        raise error
-
-    monkeypatch.setattr(session._model, "_accumulate", fail)
-    with pytest.raises(
-        TrainingRefused, match=r"step 1 ran out of memory: set activation_checkpointing; or train adapters"
-    ):
-        session.train(made)
+    monkeypatch.setattr(where, failing_with(error))
+    reply = session.answer(Request(number=7, command=Train(batch=made)))
+    assert reply.failure is not None
+    assert (reply.number, reply.failure.kind) == (7, "refused")
+    advice = "step 1 ran out of memory: set activation_checkpointing; or train adapters"
+    assert reply.failure.text.startswith(advice)
+    monkeypatch.undo()
     with pytest.raises(EngineError, match="no run is open"):  # weights may have moved in part
         session.train(made)
-    monkeypatch.undo()
     assert session.open_run(wanted) == 0
     assert session.train(made).step == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "where", "doing"),
+    [
+        ("open_run", "swarm.engine.local.forward.Policy._hold_frozen", "opening the run"),
+        ("open_run", f"{LEARNER}.restore", "opening the run"),
+        ("checkpoint", f"{LEARNER}.state", "writing a checkpoint"),
+        ("export", f"{SESSION}.write_tensors", "bringing the weights to inference"),
+        ("send", f"{SESSION}.device_transfer.send", "bringing the weights to inference"),
+        ("fingerprint", f"{SESSION}.hash_tensors", "hashing the weights"),
+    ],
+)
+def test_a_request_besides_a_step_without_enough_memory_is_refused_and_the_trainer_lives_on(
+    name: str, where: str, doing: str, tiny_llama: ModelFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = LocalSession(Policy.load(tiny_llama.path, trained=False), tiny_llama.fingerprint, SystemClock())
+    first, second = (branching_batch(step=step, parameters=LORA, dtype="bfloat16") for step in (1, 2))
+    wanted = OpenRun(run_id="run", branch=0, spec=first.spec, directory=tmp_path / "run", at_step=None)
+    commands: dict[str, Command] = {
+        "open_run": wanted,
+        "checkpoint": WriteCheckpoint(),
+        "export": Export(file=tmp_path / "weights"),
+        "send": Send(socket=tmp_path / "socket"),
+        "fingerprint": Fingerprint(),
+    }
+    session.open_run(wanted)
+    session.train(first)
+    session.checkpoint()
+    whole = session.fingerprint()
+    monkeypatch.setattr(where, failing_with(OUT_OF_MEMORY[0]))
+    failure = session.answer(Request(number=1, command=commands[name])).failure
+    assert failure is not None
+    assert failure.kind == "engine"
+    assert failure.text.startswith(f"{doing} ran out of memory: serve with")
+    monkeypatch.undo()
+    if name == "open_run":
+        with pytest.raises(EngineError, match="no run is open"):
+            session.train(second)
+        session.open_run(wanted)
+    assert session.fingerprint() == whole
+    assert session.train(second).step == 2
+
+
+def test_another_fault_than_a_lack_of_memory_ends_the_trainer(
+    tiny_llama: ModelFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = LocalSession(Policy.load(tiny_llama.path), tiny_llama.fingerprint, SystemClock())
+    made = branching_batch()
+    session.open_run(OpenRun(run_id="run-1", branch=0, spec=made.spec, directory=tmp_path, at_step=None))
+    monkeypatch.setattr(f"{LEARNER}._accumulate", failing_with(RuntimeError("an illegal memory access")))
+    with pytest.raises(RuntimeError, match="illegal"):
+        session.answer(Request(number=1, command=Train(batch=made)))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("parameters", ["full", LORA], ids=["full", "lora"])
+def test_a_checkpoint_makes_the_same_next_step_bit_for_bit(
+    tiny_llama: ModelFolder, tmp_path: Path, parameters: Any, dtype: str
+) -> None:
+    first, second = (branching_batch(step=step, parameters=parameters, dtype=dtype) for step in (1, 2))
+    wanted = OpenRun(run_id="run", branch=0, spec=first.spec, directory=tmp_path, at_step=None)
+    ongoing, restored = (
+        LocalSession(Policy.load(tiny_llama.path, trained=False), tiny_llama.fingerprint, SystemClock())
+        for _ in range(2)
+    )
+    ongoing.open_run(wanted)
+    ongoing.train(first)
+    ongoing.checkpoint()
+    assert restored.open_run(wanted) == 1
+    assert restored.fingerprint() == ongoing.fingerprint()
+    ours, theirs = ({**session.train(second).metrics, "train_s": 0.0} for session in (ongoing, restored))
+    assert ours == theirs
+    assert restored.fingerprint() == ongoing.fingerprint()
+    moments = [hash_tensors(session._model.state()) for session in (ongoing, restored)]
+    assert moments[0] == moments[1]
 
 
 def test_an_opened_run_of_adapters_holds_the_hosted_matrices_once_before_its_first_step(
