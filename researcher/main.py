@@ -142,6 +142,25 @@ def _add_start(commands: argparse._SubParsersAction[Parser]) -> None:
         "--dry-run", action="store_true", help="show the spec, the plan and its price; run nothing, record nothing"
     )
     _json(start)
+    calibrate = commands.add_parser(
+        "calibrate",
+        help="time a short trial on this machine or a server, so that studies are priced by it",
+        description="Run a trial of three steps on a server started here or on those given, and price studies of the same models, tasks and "
+        "lengths of calls by it. What a trial is comes from a study file, or from options as those of `start`.",
+    )
+    _add_file(calibrate)
+    _add_arms(
+        calibrate.add_argument_group("the study", "each option sets the field of the study file that has its name")
+    )
+    calibrate.set_defaults(
+        **dict.fromkeys(("secondary", "window", "answer"), ()),
+        **dict.fromkeys(
+            ("topic", "metric", "claim", "margin", "seeds", "first_seed", "heldout_every", "looks", "fine")
+        ),
+        **dict.fromkeys(("steps", "budget", "tokens", "days", "approve")),
+    )  # fields of a study that decide nothing about one trial
+    _servers(calibrate, several=True)
+    _json(calibrate)
     draft = commands.add_parser(
         "draft",
         help="write the study file that a topic or options make, and run nothing",
@@ -262,11 +281,37 @@ def _add_topic(command: Parser) -> None:
 
 def _add_spec(command: Parser) -> None:
     """Add the source of the question, and the options for fields of the spec."""
+    _add_file(command)
+    _add_topic(command)
+    spec = command.add_argument_group("the study", "each option sets the field of the study file that has its name")
+    _add_arms(spec)
+    spec.add_argument("--metric", metavar="NAME", help="what decides (default: the instrument's)")
+    spec.add_argument(
+        "--secondary",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a metric that is reported beside it; may be repeated",
+    )
+    spec.add_argument(
+        "--claim",
+        choices=("increase", "decrease", "equal", "none"),
+        help="how the metric is said to move (default: none)",
+    )
+    spec.add_argument(
+        "--margin", type=number, metavar="X", help="the smallest effect that matters (default: the metric's)"
+    )
+    _add_size(spec)
+
+
+def _add_file(command: Parser) -> None:
     command.add_argument(
         "file", nargs="?", metavar="FILE", help="a study file, YAML or TOML (`researcher draft` writes one)"
     )
-    _add_topic(command)
-    spec = command.add_argument_group("the study", "each option sets the field of the study file that has its name")
+
+
+def _add_arms(spec: argparse._ArgumentGroup) -> None:
+    """Add options for what the arms train on, and how they differ."""
     spec.add_argument(
         "--instrument",
         metavar="NAME|DIR|new",
@@ -299,14 +344,6 @@ def _add_spec(command: Parser) -> None:
         choices=("compare", "factorial", "sequence", "race", "screen", "balance", "trend"),
         help="how levels are compared (default: compare; factorial where several factors vary)",
     )
-    spec.add_argument("--metric", metavar="NAME", help="what decides (default: the instrument's)")
-    spec.add_argument(
-        "--secondary",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="a metric that is reported beside it; may be repeated",
-    )
     spec.add_argument(
         "--evaluate-on",
         action="append",
@@ -314,15 +351,6 @@ def _add_spec(command: Parser) -> None:
         metavar="INSTRUMENT",
         help="score trained models on its held-out tasks too; may be repeated",
     )
-    spec.add_argument(
-        "--claim",
-        choices=("increase", "decrease", "equal", "none"),
-        help="how the metric is said to move (default: none)",
-    )
-    spec.add_argument(
-        "--margin", type=number, metavar="X", help="the smallest effect that matters (default: the metric's)"
-    )
-    _add_size(spec)
 
 
 def _add_size(spec: argparse._ArgumentGroup) -> None:

@@ -7,29 +7,30 @@ from collections.abc import Sequence
 
 from researcher.analysis.durations import EVENTS
 from researcher.design.pricing import Pace
-from researcher.models import StudyOptions
+from researcher.models import StudyOptions, StudyRecord
 from researcher.store.store import Store
 
 _NEWEST = 20
 """How many studies to look at. Older ones ran with other code or on another machine."""
 
 
-_SERIES = ("tokens_called", "episodes")
-"""The series that tokens per episode are computed from."""
+_SERIES = ("tokens_called", "episodes", "step_s")
+"""The series that tokens per episode, and a calibration's pace, are computed from."""
 
 
 def paces_on(store: Store, servers: Sequence[str], engine: str) -> list[Pace]:
     """Paces of the newest studies on the same servers, newest first. servers: the given ones; if empty, servers are started on this
     machine with `engine`."""
     here = StudyOptions(servers=tuple(servers), engine=engine, machine=socket.gethostname())
-    alike = [study.id for study in store.studies.all() if study.plan_version and _place(study.options) == _place(here)]
+    alike = [study for study in store.studies.all() if study.plan_version and _place(study.options) == _place(here)]
     found = (_pace_of(store, each) for each in alike[:_NEWEST])
     return [pace for pace in found if pace is not None]
 
 
-def _pace_of(store: Store, study: str) -> Pace | None:
-    trials, events = store.trials.all(study, series=_SERIES), store.journal.events(study, *EVENTS)
-    return Pace.of(study, store.plans.get(study), trials, events)
+def _pace_of(store: Store, study: StudyRecord) -> Pace | None:
+    trials, events = store.trials.all(study.id, series=_SERIES), store.journal.events(study.id, *EVENTS)
+    of = Pace.calibrated if study.options.calibrates else Pace.of
+    return of(study.id, store.plans.get(study.id), trials, events)
 
 
 def _place(options: StudyOptions) -> tuple[object, ...]:

@@ -25,6 +25,7 @@ DONE, FAILED, USAGE, WAITING, OUT_OF_BUDGET = 0, 1, 2, 3, 4
 _HOMES = {
     "start": "start",
     "draft": "start",
+    "calibrate": "calibrate",
     "schema": "start",
     "resume": "resume",
     "list": "status",
@@ -53,7 +54,7 @@ _HOMES = {
 
 _WORKING = ("start", "resume", "campaign")
 """Commands that run a study. If their output is closed early they fail, because the study is unfinished."""
-_STARTING_TRIALS = ("start", "resume", "reproduce", "daemon", "campaign", "mcp")
+_STARTING_TRIALS = ("start", "calibrate", "resume", "reproduce", "daemon", "campaign", "mcp")
 
 
 class Interrupted(KeyboardInterrupt):

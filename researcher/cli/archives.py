@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import argparse
-import os
 import shlex
 import sys
 import tempfile
 from pathlib import Path
 
 from foundation import logs
-from foundation.clock import SystemClock
 from foundation.commandline import UsageError
 from researcher.archive import Archive, read_archive, write_archive
 from researcher.cli import DONE, FAILED, answer
 from researcher.cli.resume import run_interruptibly
-from researcher.cli.servers import have_models, pool_of
-from researcher.cli.worker import setup
+from researcher.cli.worker import lone_trials, setup
 from researcher.executor.blueprint import Code
-from researcher.executor.cleanup import Keeping
-from researcher.executor.trials import Executor
 from researcher.home import Home, open_home
 from researcher.instruments.catalogue import InstrumentFolder, open_instrument
-from researcher.models import StudyStatus, TrialRecord, TrialStatus
-from researcher.ownership import owned
+from researcher.models import TrialRecord, TrialStatus
 from researcher.store.mlflow_sink import MlflowSink
 from researcher.store.sinks import check_installed, open_sink
 
@@ -54,7 +48,7 @@ def reproduce_command(args: argparse.Namespace) -> int:
         topic = f"Reproduction of {then.key}: {archive.topic}"
         engine = args.engine or _engine(then)
         study_id = home.store.studies.create(topic, {"servers": args.server, "engine": engine})
-        now = run_interruptibly(_again(home, study_id, archive, instrument, then, args))
+        now = run_interruptibly(_again(home, study_id, archive, instrument, then))
     rows = [
         {"metric": name, "then": then.finals.get(name), "now": now.finals.get(name)}
         for name in sorted({*then.finals, *now.finals})
@@ -92,33 +86,29 @@ def _weights(trial: TrialRecord) -> str | None:
 
 
 async def _again(
-    home: Home,
-    study_id: str,
-    archive: Archive,
-    instrument: InstrumentFolder,
-    then: TrialRecord,
-    args: argparse.Namespace,
+    home: Home, study_id: str, archive: Archive, instrument: InstrumentFolder, then: TrialRecord
 ) -> TrialRecord:
-    clock = SystemClock()
-    options = home.store.studies.get(study_id).options
-    async with owned(home.store, study_id, clock) as store:
-        try:
-            store.plans.save(study_id, archive.plan)
-            store.journal.record(study_id, "reproduces", {"study": archive.study_id, "trial": then.key})
-            (trial,) = store.trials.ensure(study_id, then.stage, [(then.arm, then.seed)])
-            await have_models(archive.plan, options, lambda line: sys.stderr.write(f"{line}\n"), arm=then.arm)
-            pool = pool_of(home, store, study_id, archive.plan, options, clock)
-            async with pool:
-                mended = archive.sandboxed(instrument.code) or instrument.instrument.generated is not None
-                code = Code(folder=instrument.path, version=instrument.code, sandboxed=mended)
-                executor = Executor(
-                    store, pool, setup(home, instrument, archive.plan, code=code, repairs=(instrument.code,))
-                )
-                (done,) = await executor.run_trials(study_id, archive.plan, [trial])
-        finally:  # even after a refusal, an interrupt or a lack of servers: nothing continues this study
-            store.studies.set_status(study_id, StudyStatus.STOPPED, f"one trial of {archive.study_id}, run again")
-    await Keeping(home.store, study_id, home.studies / study_id, clock, os.environ).discard_servers()
+    home.store.journal.record(study_id, "reproduces", {"study": archive.study_id, "trial": then.key})
+    mended = archive.sandboxed(instrument.code) or instrument.instrument.generated is not None
+    code = Code(folder=instrument.path, version=instrument.code, sandboxed=mended)
+    arranged = setup(home, instrument, archive.plan, code=code, repairs=(instrument.code,))
+    because = f"one trial of {archive.study_id}, run again"
+    pairs = [(then.arm, then.seed)]
+    (done,) = await lone_trials(
+        home,
+        study_id,
+        archive.plan,
+        arranged,
+        then.stage,
+        pairs,
+        because=because,
+        tell=_to_stderr,
+    )
     return done
+
+
+def _to_stderr(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
 
 
 def _number(value: object) -> str:

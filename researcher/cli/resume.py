@@ -67,6 +67,8 @@ def resume_command(args: argparse.Namespace) -> int:
     home.store.plans.get(study_id)
     if home.store.journal.last(study_id, "reproduces"):
         raise WrongState(f"{study_id} repeats one trial of an archive; run `researcher reproduce` again instead")
+    if study.options.calibrates:
+        raise WrongState(f"{study_id} only timed a short trial; run `researcher calibrate` again instead")
     if args.server:
         _move(home, study_id, args.server)
     if not args.scheduled:

@@ -230,8 +230,8 @@ def _too_few_gpus(plan: Plan, engine: str) -> str | None:
         return None
     return (
         f"a trial of {plan.instrument} takes {needed} servers at once ({', '.join(['its own model', *plan.roles])}); each divides a "
-        f"whole GPU, and {there} may be used here: use a machine with {needed} GPUs, or start them by hand so that they fit together "
-        "(`swarm serve --kv-cache-gib N --plan` prints what one takes; --device cpu takes none), and give them with --server, in this order"
+        f"whole GPU, and {there} may be used here: use a machine with {needed} GPUs, or start them by hand and give them with --server, "
+        "in this order: small models and steps may share a GPU with `swarm serve --kv-cache-gib N`, and --device cpu takes none"
     )
 
 

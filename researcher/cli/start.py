@@ -19,6 +19,7 @@ from typing import Any
 
 from foundation.clock import SystemClock
 from foundation.commandline import UsageError
+from foundation.gpus import why_no_gpu
 from foundation.paths import user_data_dir, write_atomically
 from foundation.strict import StrictModel
 from researcher.attendance import unattended
@@ -39,6 +40,7 @@ from researcher.design.pricing import Price, price_of
 from researcher.design.question import named
 from researcher.home import DATABASE, Home, data_dir, open_home
 from researcher.instruments.catalogue import OWN_STUDIES, InstrumentFolder, open_instrument
+from researcher.instruments.levels import level_text
 from researcher.models import LlmCall, StudyOptions, StudyRecord
 from researcher.refusals import BudgetTooSmall, PlanningRefused, Refusals, SpecRefused
 from researcher.schedule.timetable import Timetable
@@ -304,11 +306,12 @@ def _show(
         price = price_of(plan, folder.instrument, servers=max(1, len(args.server)))
         said = priced(draft, spec, plan, price)
         said |= {"engine": args.engine, "same_spec": same_json(same), "campaign": campaign_offer(args.topic, spec)}
+        said |= {"calibration": calibration_offer(args, spec, plan)}
         say_json({**said, "plan": plan.model_dump(mode="json")})
         return
     say(study_text(draft))
     say("\n".join([*engine_lines(plan, args.engine), *plan_lines(plan), *same_lines(same)]))
-    if offer := campaign_offer(args.topic, spec):
+    for offer in filter(None, (calibration_offer(args, spec, plan), campaign_offer(args.topic, spec))):
         say(offer)
 
 
@@ -328,6 +331,29 @@ def campaign_offer(topic: str | None, spec: StudySpec) -> str:
     else:
         return ""
     return f"{why[0].upper()}{why[1:]}: `researcher campaign start --topic {shlex.quote(topic)}`."
+
+
+def calibration_offer(args: argparse.Namespace, spec: StudySpec, plan: Plan) -> str:
+    """How to measure what a trial takes, if the plan is priced by an estimate and may run elsewhere than on two CPU cores; else empty."""
+    if plan.trial_s_measured or args.engine == "echo" or not (args.server or why_no_gpu(os.environ) is None):
+        return ""
+    given: dict[str, Sequence[str]]
+    if args.topic is None:
+        given = {name: [each] for name in ("instrument", "design") if (each := getattr(args, name))}
+        given |= {name: getattr(args, name) for name in ("model", "vary", "arm", "set", "evaluate_on")}
+    else:
+        settings = [f"{name}={level_text(level)}" for name, level in spec.set.items()]
+        given = {
+            "instrument": [spec.instrument],
+            "model": spec.models,
+            "set": settings,
+            "evaluate_on": spec.evaluate_on,
+        }
+    words = [args.file] if args.file else []
+    for name, values in (given | {"server": args.server}).items():
+        words += [word for value in values for word in (f"--{name.replace('_', '-')}", value)]
+    where = "these servers" if args.server else "this machine's GPU"
+    return f"The price is an estimate for two CPU cores: `researcher calibrate {shlex.join(words)}` measures a trial on {where}."
 
 
 def request_of(draft: Draft, spec: StudySpec) -> dict[str, Any]:
@@ -377,7 +403,7 @@ def _begin(
             say(line)
         for each in draft.uncovered:
             say(f"not covered: {each}")
-        if offer := campaign_offer(args.topic, spec):
+        for offer in filter(None, (calibration_offer(args, spec, plan), campaign_offer(args.topic, spec))):
             say(offer)
     return conduct(home, study_id, as_json=args.json, plan=plan)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,7 +28,7 @@ from researcher.gates import pass_plan
 from researcher.halts import StudyHalted, check_requests
 from researcher.home import Home
 from researcher.instruments.catalogue import InstrumentFolder, as_frozen, open_instrument
-from researcher.models import StudyOptions, StudyStatus
+from researcher.models import StudyOptions, StudyStatus, TrialRecord
 from researcher.notify.sink import sinks_of
 from researcher.notify.study import subject_of
 from researcher.notify.words import failure_notice
@@ -201,6 +201,38 @@ class Worker:
             keeping = Keeping(self._store, study_id, folder, self._clock, os.environ)
             return replace(outcome, models=await keep(keeping, options, say))
         return outcome
+
+
+async def lone_trials(
+    home: Home,
+    study_id: str,
+    plan: Plan,
+    arranged: Setup,
+    stage: str,
+    pairs: Sequence[tuple[str, int]],
+    *,
+    because: str,
+    tell: Callable[[str], None] = lambda _: None,
+) -> list[TrialRecord]:
+    """Run trials as a study of their own, which nothing continues, and free its servers.
+
+    pairs: arm and seed of each. because: why the study ended when they have. tell: progress lines.
+    """
+    clock = SystemClock()
+    options = home.store.studies.get(study_id).options
+    async with owned(home.store, study_id, clock) as store:
+        try:
+            store.plans.save(study_id, plan)
+            trials = store.trials.ensure(study_id, stage, pairs)
+            for arm in {plan.model_of(arm).name: arm for arm, _ in pairs}.values():
+                await have_models(plan, options, tell, arm=arm)
+            pool = pool_of(home, store, study_id, plan, options, clock, tell)
+            async with pool:
+                done = await Executor(store, pool, arranged).run_trials(study_id, plan, trials)
+        finally:  # even after a refusal, an interrupt or a lack of servers: nothing continues this study
+            store.studies.set_status(study_id, StudyStatus.STOPPED, because)
+    await Keeping(home.store, study_id, home.studies / study_id, clock, os.environ).discard_servers()
+    return done
 
 
 def setup(

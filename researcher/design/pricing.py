@@ -1,6 +1,6 @@
 """Cost of a plan: trials, wall time, the detectable effect; and the number of seeds that a budget allows.
 
-A trial's duration is the instrument's estimate until trials of an earlier study have measured it on the same servers.
+A trial's duration is the instrument's estimate until trials of an earlier study, or a calibration, have measured it on the same servers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from researcher.analysis.power import power_of, seeds_needed, side_sigma
 from researcher.analysis.samples import deciding_stage
 from researcher.design.models import boots_s
 from researcher.design.stages import cost, with_most
-from researcher.instruments.instrument import Instrument, Scalar
+from researcher.instruments.instrument import STUDY_STEPS, Instrument, Scalar
 from researcher.models import Event, TrialRecord
 from researcher.refusals import BudgetTooSmall
 from researcher.study.plan import Arm, Plan
@@ -27,6 +27,9 @@ from swarm.protocol.runspec import RunSpec
 _NOT_PACE = {"batch", "optimizer", "checkpoint", "limits"}
 """Sections of a run that do not make its episodes slower. The number of episodes is counted separately."""
 
+CALIBRATION_STEPS = 3
+"""Steps of a calibration's trials. The first compiles kernels, so that the others show the pace."""
+
 _LEAST_PROMPT = 100.0
 """Tokens of a short task with its chat template."""
 
@@ -35,14 +38,17 @@ _LEAST_PROMPT = 100.0
 class Pace:
     """Measured speed of an earlier study's trials on the servers to be used.
 
-    episode_s: seconds of a trial per trained episode, including the evaluations before and after training.
+    episode_s: seconds of a trial per trained episode, including the evaluations before and after training; of a calibration, seconds of
+    its steps alone.
     episode_tokens: prompt and sampled tokens of an episode's calls. None: the engine did not count them.
+    around_s: seconds of a calibration's trial besides its steps, and what the first step takes longer. None: a whole trial was measured.
     """
 
     study: str
     plan: Plan
     episode_s: float
     episode_tokens: float | None = None
+    around_s: float | None = None
 
     @classmethod
     def of(cls, study: str, plan: Plan, trials: Sequence[TrialRecord], events: Iterable[Event]) -> Pace | None:
@@ -54,6 +60,35 @@ class Pace:
         return cls(
             study=study, plan=plan, episode_s=statistics.median(paces), episode_tokens=_tokens_per_episode(trials)
         )
+
+    @classmethod
+    def calibrated(cls, study: str, plan: Plan, trials: Sequence[TrialRecord], events: Iterable[Event]) -> Pace | None:
+        """From a calibration's trials, which are too short to be in proportion to whole ones: the mean over those that succeeded at the
+        first attempt."""
+        steps, around = list[float](), list[float]()
+        for trial, seconds in at_first_attempt_s(trials, events):
+            step_s = [each for _, each in trial.series.get("step_s", ())]
+            if len(step_s) > 1:
+                usual = statistics.median(step_s[1:])
+                steps.append(usual / _episodes(plan.run, plan.levels_of(plan.arm(trial.arm))))
+                around.append(seconds - usual * len(step_s))
+        if not steps:
+            return None
+        return cls(
+            study=f"{CALIBRATION_STEPS} steps of {study}",
+            plan=plan,
+            episode_s=statistics.fmean(steps),
+            episode_tokens=_tokens_per_episode(trials),
+            around_s=max(0.0, statistics.fmean(around)),
+        )
+
+    def trial_s(self, plan: Plan, arm: Arm) -> float:
+        """Expected seconds of a trial of this arm of a plan that it fits. An interim episode of another plan than the calibration's is
+        taken to last as long as a trained one."""
+        if self.around_s is None:
+            return self.episode_s * _played(plan, arm)
+        trained, _, further = _episodes_of(plan, arm)
+        return self.around_s + self.episode_s * (trained + further - _scored_elsewhere(plan))
 
     def fits(self, plan: Plan) -> bool:
         """Whether this plan's trials do the same work: its models, tasks, evaluation and length of calls."""
@@ -178,6 +213,16 @@ def _affordable(plan: Plan, instrument: Instrument, servers: int, trials: int | 
     return min(paid, default=base)
 
 
+def calibrating(plan: Plan) -> Plan:
+    """The plan with trials of a few steps, for a calibration. Its work per episode, and time limits, stay."""
+    lengths = {factor.name for factor in plan.factors if STUDY_STEPS in factor.targets}
+    arms = [
+        arm.model_copy(update={"levels": {name: level for name, level in arm.levels.items() if name not in lengths}})
+        for arm in plan.arms
+    ]
+    return plan.model_copy(update={"arms": tuple(arms), "steps": CALIBRATION_STEPS, "heldout_every": 0})
+
+
 def timed(plan: Plan, instrument: Instrument, paces: Sequence[Pace] = ()) -> Plan:
     """The plan with the expected seconds of its longest trial: as measured by the first pace that fits; else the instrument's
     estimate, scaled by length and episodes per step. If tokens are limited, with the expected tokens, too."""
@@ -186,11 +231,10 @@ def timed(plan: Plan, instrument: Instrument, paces: Sequence[Pace] = ()) -> Pla
         each = pace.episode_tokens if pace is not None else None
         tokens = max(sum(_episodes_of(plan, arm)) * (each or _call_tokens(plan, arm)) for arm in plan.arms)
         plan = plan.model_copy(update={"trial_tokens": float(f"{tokens:.3g}")})
-    longest = max(_played(plan, arm) for arm in plan.arms)
     if pace is not None:
-        return plan.model_copy(
-            update={"trial_s": float(f"{pace.episode_s * longest:.2g}"), "trial_s_measured": pace.study}
-        )
+        seconds = max(pace.trial_s(plan, arm) for arm in plan.arms)
+        return plan.model_copy(update={"trial_s": float(f"{seconds:.2g}"), "trial_s_measured": pace.study})
+    longest = max(_played(plan, arm) for arm in plan.arms)
     defaults = instrument.defaults
     usual = defaults.steps * _episodes(defaults.run, {})
     return plan.model_copy(update={"trial_s": defaults.trial_s * longest / usual})

@@ -233,6 +233,8 @@ class StudyOptions(BaseModel):
     repairs: int = 0
     """How often the planner LLM may repair the instrument's code."""
     keep_models: bool = False
+    calibrates: bool = False
+    """Whether it is `researcher calibrate`'s: short trials that only show a pace."""
 
     @property
     def notify(self) -> tuple[str, ...]:

@@ -327,7 +327,7 @@ class Plan(StrictModel):
     trial_s: Annotated[float | None, Field(gt=0, exclude_if=_is_unset)] = None
     """Expected wall time of the longest trial, from which time limits are derived. None: unknown."""
     trial_s_measured: Annotated[str | None, Field(exclude_if=_is_unset)] = None
-    """The study whose trials measured it on the same servers. None: it is the instrument's estimate."""
+    """The study whose trials measured it on the same servers, after `3 steps of` for a calibration. None: it is the instrument's estimate."""
     trial_tokens: Annotated[float | None, Field(gt=0, exclude_if=_is_unset)] = None
     """Expected tokens of the longest trial's calls, before any were counted. Set only if the budget limits tokens."""
     metrics: tuple[Metric, ...]

@@ -53,7 +53,7 @@ def test_a_reproduction_that_gets_no_server_is_over(
     def none(*_: object) -> None:
         raise NoServersLeft("no server is left")
 
-    monkeypatch.setattr("researcher.cli.archives.pool_of", none)
+    monkeypatch.setattr("researcher.cli.worker.pool_of", none)
     assert main(["reproduce", str(file), "--engine", "echo"]) == FAILED
     assert "no server is left" in capsys.readouterr().err
     again = next(each for each in home.store.studies.all() if each.id != study)
@@ -98,8 +98,8 @@ def test_a_trial_of_an_amended_plan_is_run_again_under_the_same_plan(
         async def run_trials(self, _: str, __: Plan, trials: list[TrialRecord]) -> list[TrialRecord]:
             return [trial.model_copy(update={"status": TrialStatus.DONE}) for trial in trials]
 
-    monkeypatch.setattr("researcher.cli.archives.pool_of", lambda *_: nullcontext())
-    monkeypatch.setattr("researcher.cli.archives.Executor", Runs)
+    monkeypatch.setattr("researcher.cli.worker.pool_of", lambda *_: nullcontext())
+    monkeypatch.setattr("researcher.cli.worker.Executor", Runs)
     assert main(["reproduce", str(file), "--engine", "echo"]) == DONE
     again = home.store.studies.resolve("latest")
     assert (again != study, home.store.studies.get(again).status) == (True, StudyStatus.STOPPED)

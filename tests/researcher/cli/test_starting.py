@@ -57,7 +57,7 @@ def shown(capsys: Capture, *words: str) -> dict[str, Any]:
 def test_a_file_is_planned_as_it_stands_and_a_dry_run_records_nothing(file: Path, home: Path, capsys: Capture) -> None:
     found = shown(capsys, str(file))
     document = ["hash", "spec", "author", "sources", "because", "uncovered", "price"]
-    assert list(found) == [*document, "engine", "same_spec", "campaign", "plan"]
+    assert list(found) == [*document, "engine", "same_spec", "campaign", "calibration", "plan"]
     assert Plan.model_validate(found["plan"]) == planned()
     assert found["hash"] == planned().digest()
     assert (found["author"], found["sources"]["claim"], found["spec"]["instrument"]) == ("file", "file", "arithmetic")

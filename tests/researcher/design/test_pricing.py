@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from researcher.describe import plan_lines
-from researcher.design.pricing import Pace, price_of
+from researcher.design.pricing import Pace, calibrating, price_of
 from researcher.instruments.catalogue import open_instrument, read_instrument
 from researcher.models import Event, TrialRecord, TrialStatus
 from researcher.refusals import BudgetTooSmall
@@ -152,6 +152,37 @@ def test_the_time_in_which_a_trial_rested_is_no_part_of_a_pace() -> None:
         for seq, kind in enumerate(kinds)
     ]
     assert Pace.of("st-old", planned(), [trial], rest) == pace_of(planned(), 20.0)
+
+
+def calibrated(plan: Plan, seconds: float, *step_s: float, **more: Any) -> Pace | None:
+    """The pace of a calibration whose trial took so long, and its steps."""
+    series = {"step_s": list(enumerate(step_s, start=1))}
+    return Pace.calibrated("st-short", calibrating(plan), took(plan, seconds, series=series, **more), ())
+
+
+def test_a_calibration_prices_the_steps_apart_from_what_a_trial_does_once() -> None:
+    pace = calibrated(planned(), 100.0, 30.0, 11.0, 9.0)
+    assert pace is not None
+    assert pace.around_s == pytest.approx(70.0)  # evaluations, and 20 s that the first step took longer
+    plan = planned(steps=12, paces=[pace])
+    assert (plan.trial_s, plan.trial_s_source) == (190.0, "measured here, 3 steps of st-short")
+    assert planned(steps=100, paces=[pace]).trial_s == pytest.approx(1100.0, rel=0.05)
+    assert planned(steps=12, set={"group_size": 8}, paces=[pace]).trial_s == 310.0
+    assert planned(steps=12, heldout_every=6, paces=[pace]).trial_s == pytest.approx(190.0 + 16 * 10 / 32, rel=0.05)
+    assert planned(set={"digits": 2}, paces=[pace]).trial_s_source == "estimated"
+
+
+def test_a_calibration_that_shows_no_second_step_is_no_pace() -> None:
+    assert calibrated(planned(), 100.0, 30.0) is None
+    assert calibrated(planned(), 100.0, 30.0, 10.0, 10.0, attempt=2) is None
+
+
+def test_a_calibrations_trials_are_short_in_every_arm() -> None:
+    steps = {"steps": {"baseline": 6, "levels": [30]}}
+    plan = planned(compare=steps)
+    short = calibrating(plan)
+    assert {short.steps_of(arm.name) for arm in short.arms} == {3}
+    assert pace_of(short, 9.0).fits(plan)
 
 
 def test_tokens_are_priced_by_lengths_until_an_earlier_study_has_counted_them() -> None:

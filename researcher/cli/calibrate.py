@@ -1,0 +1,80 @@
+"""`researcher calibrate`: time a short trial on the servers that a study would use, so that studies are priced by it."""
+
+from __future__ import annotations
+
+import argparse
+import socket
+from dataclasses import replace
+
+from foundation import logs
+from researcher.cli import DONE, FAILED, answer
+from researcher.cli.request import Asking, Wanted, check_addresses, teller
+from researcher.cli.resume import run_interruptibly
+from researcher.cli.servers import check_servers
+from researcher.cli.start import planned, with_tasks
+from researcher.cli.worker import lone_trials, setup
+from researcher.design.pricing import CALIBRATION_STEPS, arm_seconds, calibrating, timed
+from researcher.home import open_home
+from researcher.instruments.catalogue import OWN_STUDIES
+from researcher.models import StudyOptions
+from researcher.paces import paces_on
+from researcher.view import duration
+
+_UNTIMED = ("budget", "seeds", "schedule", "notify", "approve")
+"""Fields of a spec that decide nothing about a single trial."""
+
+
+def calibrate_command(args: argparse.Namespace) -> int:
+    """Run a trial of a few steps for each model, and say what a whole one would take."""
+    check_addresses(args.server)
+    if not (args.file or args.vary or args.arm or len(args.model) > 1):
+        args.arm = ["first:", "second:"]  # nothing is compared, and a plan has two arms
+    home = open_home()
+    asking = Asking(args, home)
+    wanted = asking.wanted()
+    fields = {name: value for name, value in wanted.draft.fields.items() if name not in _UNTIMED}
+    whole = Wanted(replace(wanted.draft, fields=fields | {"budget": {"wall": "3650d"}}), wanted.lines)
+    _, _, folder, plan = planned(whole, asking.knowledge, None, servers=max(1, len(args.server)))
+    plan = with_tasks(plan, folder, home, dry_run=False)
+    check_servers(plan, list(args.server), engine=args.engine)
+    short = calibrating(timed(plan, folder.instrument))
+    options = StudyOptions(
+        instrument=None if folder.path.parent == OWN_STUDIES else str(folder.path),
+        servers=args.server,
+        engine=args.engine,
+        machine=socket.gethostname(),
+        calibrates=True,
+    )
+    logs.configure("WARNING")
+    topic = f"How long does a trial of {plan.instrument} take here with {plan.models_text}?"
+    study_id = home.store.studies.create(topic, options)
+    arms = {short.model_of(arm.name).name: arm.name for arm in reversed(short.arms)}
+    stage = short.stages[0]
+    pairs = [(arm, short.seed_of(arm, stage, 0)) for arm in arms.values()]
+    trials = run_interruptibly(
+        lone_trials(
+            home,
+            study_id,
+            short,
+            setup(home, folder, short),
+            stage.id,
+            pairs,
+            because=f"a calibration: {CALIBRATION_STEPS} steps with {short.models_text}, timed to price studies",
+            tell=teller(args),
+        )
+    )
+    then = timed(plan, folder.instrument)
+    now = timed(plan, folder.instrument, paces_on(home.store, args.server, args.engine))
+    if now.trial_s_measured is None:
+        reasons = "; ".join(dict.fromkeys(trial.reason or f"{trial.key} is {trial.status}" for trial in trials))
+        answer(args.json, {"study": study_id, "trial_s": None, "reason": reasons}, f"{study_id}: no pace ({reasons})")
+        return FAILED
+    took, guessed = (max(arm_seconds(each).values()) for each in (now, then))
+    text = (
+        f"{study_id}: a trial of {plan.instrument} with {plan.models_text}, {plan.steps} steps, takes about {duration(took)} here; "
+        f"estimated for two CPU cores: {duration(guessed)}. Studies of the same models, tasks and lengths of calls are priced with it."
+    )
+    return (
+        answer(args.json, {"study": study_id, "trial_s": took, "estimated_s": guessed, "steps": plan.steps}, text)
+        or DONE
+    )
