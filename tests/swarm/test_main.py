@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ import pytest
 
 from bench.serving import ServerProcess
 from swarm.main import main
+from swarm.models.folder import ModelFolder
 
 ROOT = Path(__file__).parents[2]
 LONG_NUMBER, DEEP = "1" * 5_000, "[" * 100_000
@@ -138,6 +140,47 @@ def test_an_error_is_one_clear_line(
     assert said in captured.err
     assert captured.err.count("\n") == 1
     assert captured.out == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--kv-cache-gib", "2.5"], r"keys and values +2\.5 GiB"),
+        (
+            ["--kv-cache-gib", "2.5", "--max-num-seqs", "24"],
+            r"side by side, 24 sequences[^:]*\n.*\n.*\n +keys and values +2\.5 GiB",
+        ),
+        (["--gpu-memory-utilization", "0.5"], r"keys and values +8\.\d GiB"),
+        (
+            ["--enable-sleep-mode", "--kv-cache-gib", "1"],
+            r"inference sleeps during a step[^:]*\n.*\n.*\n +keys and values +1\.0 GiB",
+        ),
+        (["--offload"], r"all weights, offloaded: side by side"),
+    ],
+)
+def test_a_plan_of_a_card_that_is_not_here_does_what_options_ask_for(
+    options: list[str], said: str, tiny_llama: ModelFolder, capsys: Capture
+) -> None:
+    assert swarm("serve", "--model", str(tiny_llama.path), "--plan", "24", *options) == 0
+    captured = capsys.readouterr()
+    assert re.search(said, captured.out), captured.out
+    assert captured.out.startswith(f"{tiny_llama.path.name} on a GPU of 24.0 GiB")
+    assert captured.out.rstrip().endswith("s on an idle machine")
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "said"),
+    [
+        (["--kv-cache-gib", "30"], 1, "does not fit on this GPU of 24.0 GiB"),
+        (["--kv-cache-gib", "0"], 2, "must be a number of GiB above 0, got 0"),
+        (["--kv-cache-gib", "2", "--gpu-memory-utilization", "0.5"], 2, "both say how much memory inference takes"),
+    ],
+)
+def test_a_plan_that_cannot_be_is_refused(
+    options: list[str], code: int, said: str, tiny_llama: ModelFolder, capsys: Capture
+) -> None:
+    assert swarm("serve", "--model", str(tiny_llama.path), "--plan", "24", *options) == code
+    assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,10 @@ import gc
 import json
 import math
 import weakref
+from dataclasses import replace
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,8 +21,11 @@ from foundation.clock import SystemClock
 from swarm.engine.local.adapters import merged
 from swarm.engine.local.checkpoints import hash_tensors
 from swarm.engine.local.engine import LocalEngine
-from swarm.engine.local.forward import Policy
+from swarm.engine.local.forward import DeviceShare, Policy
 from swarm.engine.local.learner import Learner
+from swarm.engine.memory.model import GIB
+from swarm.engine.memory.plan import MOST_TOKENS, TRAINER_OVERHEAD, usable
+from swarm.engine.memory.training import TrainerMemory
 from swarm.engine.seam import EngineError, TrainingRefused
 from swarm.engine.verl.engine import VerlEngine, VerlLayout
 from swarm.models.folder import ModelFolder
@@ -209,6 +215,46 @@ def test_activation_checkpointing_keeps_fewer_activations(tiny_llama: ModelFolde
             learner.learn(branching_batch(activation_checkpointing=wanted))
         kept[wanted] = sum(sizes)
     assert kept[True] < 0.5 * kept[False]
+
+
+@pytest.mark.parametrize("limit", ["room", "card"])
+@pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
+def test_layers_are_computed_again_where_a_card_cannot_keep_those_of_the_longest_call(
+    tiny_llama: ModelFolder, lora: LoraSpec | None, limit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context = 2048
+
+    def fitted(size: int) -> Policy:
+        """As on a card of this size, or with so much room on a larger one."""
+        total, room = (100 * size, size) if limit == "room" else (size, None)
+        policy = Policy.load(tiny_llama.path, trained=False, share=DeviceShare(room=room, context=context))
+        with monkeypatch.context() as patch:
+            patch.setattr(Policy, "device", torch.device("cuda"))
+            patch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=total))
+            policy.use_dtype("bfloat16")
+            policy.adapt(lora, seed=1)
+            memory = policy.memory
+        assert memory.training.on_gpu
+        memories.append(memory)
+        return policy
+
+    memories: list[TrainerMemory] = []
+    large = fitted(80 * GIB)
+    assert (large.has_to_recompute, large.segment_tokens) == (False, MOST_TOKENS)
+    kept = memories[0]
+    least = TRAINER_OVERHEAD + kept.standing + kept.peak(context)
+    near = least * least // usable(least) - 4
+    size = least if limit == "room" else next(size for size in count(near) if usable(size) >= least)
+    for less, recomputes in ((0, False), (2, True)):
+        policy = fitted(size - less)
+        assert policy.has_to_recompute == recomputes
+        again = replace(kept, training=replace(kept.training, checkpointing=recomputes))
+        assert again.peak(policy.segment_tokens) <= least - TRAINER_OVERHEAD - kept.standing
+        assert policy.segment_tokens >= context
+        learner = Learner(policy, SystemClock())
+        learner.begin_run()
+        learner.learn(branching_batch(dtype="bfloat16"))
+        assert policy.recompute == recomputes
 
 
 # -- the optimisers ---------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, get_args
@@ -242,3 +243,29 @@ def test_a_container_with_little_shared_memory_is_told_how_to_get_more(
     monkeypatch.setattr("swarm.engine.memory.host.shutil.disk_usage", lambda folder: SimpleNamespace(free=64 << 20))
     with pytest.raises(EngineDown, match=r"take 3\.0 GiB of .*, which has 0\.1 GiB free: .* docker run --shm-size 4g"):
         check_slots(tmp_path, 3 * GIB // 2)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("gib", "refused"), [(None, True), (141, True), pytest.param(48, False, id="only adapters, which are small, fit")]
+)
+async def test_a_boot_with_little_shared_memory_is_refused_where_all_weights_can_be_trained(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, gib: int | None, refused: bool
+) -> None:
+    booted: list[str] = []
+
+    async def boot() -> None:
+        booted.append("child")
+
+    monkeypatch.setattr(ModelShape, "of", lambda *given: ModelShape.described(MODELS["8B"]))
+    monkeypatch.setattr("swarm.engine.memory.host.available_memory", lambda: 1000 * GIB)
+    monkeypatch.setattr("swarm.engine.memory.host.shutil.disk_usage", lambda folder: SimpleNamespace(free=64 << 20))
+    card = {} if gib is None else {"devices": Layout.one("cuda"), "card": gib * GIB}
+    made = engine(folder, CONFIG, **card)
+    for child in (made.inference, made.trainer):
+        monkeypatch.setattr(child, "boot", boot)
+    monkeypatch.setattr(made._slots, "open", lambda: None)
+    monkeypatch.setattr(made._slots, "reserve", lambda size: None)
+    with pytest.raises(EngineDown, match="docker run --shm-size") if refused else nullcontext():
+        await made.boot()
+    assert bool(booted) != refused
