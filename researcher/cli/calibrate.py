@@ -70,11 +70,9 @@ def calibrate_command(args: argparse.Namespace) -> int:
         answer(args.json, {"study": study_id, "trial_s": None, "reason": reasons}, f"{study_id}: no pace ({reasons})")
         return FAILED
     took, guessed = (max(arm_seconds(each).values()) for each in (now, then))
+    steps = max(plan.steps_of(arm.name) for arm in plan.arms)
     text = (
-        f"{study_id}: a trial of {plan.instrument} with {plan.models_text}, {plan.steps} steps, takes about {duration(took)} here; "
+        f"{study_id}: a trial of {plan.instrument} with {plan.models_text}, {steps} steps, takes about {duration(took)} here; "
         f"estimated for two CPU cores: {duration(guessed)}. Studies of the same models, tasks and lengths of calls are priced with it."
     )
-    return (
-        answer(args.json, {"study": study_id, "trial_s": took, "estimated_s": guessed, "steps": plan.steps}, text)
-        or DONE
-    )
+    return answer(args.json, {"study": study_id, "trial_s": took, "estimated_s": guessed, "steps": steps}, text) or DONE

@@ -47,6 +47,14 @@ def test_a_calibration_prices_what_does_the_same_work_here_and_is_over(capsys: C
     assert listed["status"] == "stopped"
 
 
+def test_a_calibration_of_a_file_takes_its_longest_arm_whatever_its_budget(tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / "study.yaml").write_text(
+        f"question: Longer?\ninstrument: {FOLDER}\ncompare: {{steps: {{baseline: 6, levels: [12]}}}}\nbudget: {{wall: 1s}}\n"
+    )
+    assert main(["calibrate", str(tmp_path / "study.yaml"), "--engine", "echo", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["steps"] == 12
+
+
 def test_a_dry_run_on_a_gpu_says_how_to_measure_a_trial_and_the_command_can_be_typed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
