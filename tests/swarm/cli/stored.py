@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from foundation.clock import ManualClock
@@ -44,29 +45,48 @@ async def stored_run(
 
     evals: what an eval episode at this step earns.
     """
+    home = state_dir.with_name(f"{state_dir.name}-trainer")
+    home.mkdir()
+    engine = TrainingEngine(model, home)
+
+    def before(step: int) -> None:
+        engine.kill_in |= kills[step - 1] if step <= len(kills) else {}
+
+    await engine.boot()
+    try:
+        run_id = await run_on(engine, state_dir, model, before=before, evals=evals or {}, **fields)
+    finally:
+        await engine.shutdown()
+    return Stored(state_dir, run_id, model, engine.killed)
+
+
+async def run_on(
+    engine: Any,
+    state_dir: Path,
+    model: ModelFolder,
+    *,
+    before: Callable[[int], None] = lambda step: None,
+    evals: Mapping[int, float] = MappingProxyType({}),
+    **fields: Any,
+) -> str:
+    """The id of a whole run on this engine, which is booted and stays so. before: called before each step."""
     with StateDir.open(state_dir, model=model.name) as opened:
         opened.note_model(model.path, model.fingerprint)
-    (state_dir / "logs").mkdir(exist_ok=True)
-    engine = TrainingEngine(model, state_dir / "logs")
-    world = World(state_dir, engine, ManualClock())  # type: ignore[arg-type]  # it samples and trains, that is all
-    await engine.boot()
+    world, spec = World(state_dir, engine, ManualClock()), SPEC | fields
     try:
         await world.start()
         world.service.state.allow_algorithms = True
-        await world.begin(**(SPEC | fields))
-        await _train(world, engine, kills, evals or {})
+        await world.begin(**spec)
+        await _train(world, spec["limits"]["steps"], before, evals)
     finally:
         await world.stop()
-        await engine.shutdown()
-    return Stored(state_dir, world.run_id, model, engine.killed)
+    return world.run_id
 
 
-async def _train(
-    world: World, engine: TrainingEngine, kills: Sequence[dict[str, float]], evals: dict[int, float]
-) -> None:
-    for step in range(1, 5):
+async def _train(world: World, steps: int, before: Callable[[int], None], evals: Mapping[int, float]) -> None:
+    for step in range(1, steps + 1):
         await world.hurry(lambda: world.service.state.situation.engine_ready)
-        engine.kill_in |= kills[step - 1] if step <= len(kills) else {}
+        before(step)
         await world.batch()
         await world.hurry(lambda step=step: stands_at(world, step))  # type: ignore[misc]
         if step in evals:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import json
 import logging
 import math
 import os
 import signal
 import time
 from collections.abc import AsyncIterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +30,16 @@ from swarm.engine.training.channel import Publish, Resume
 from swarm.engine.training.limits import LEAST_LIMIT_S
 from swarm.engine.training.weights_digest import WeightsDigest
 from swarm.engine.verl.engine import VerlEngine, VerlLayout
+from swarm.main import main
 from swarm.models.folder import ModelFolder
 from swarm.protocol.episodes import WeightsVersion
 from swarm.protocol.runspec import RunSpec
+from swarm.server.storage.reader import Reader
 from tests.contracts.engine_contract import EngineContract, batch_of, chat, request, sampled_group, train_call
+from tests.swarm.cli import stored
 from tests.swarm.engine.batches import branching_batch
 from tests.swarm.engine.plain_grpo import PlainGrpo, distribution
+from tests.swarm.server.state import world as worlds
 
 pytestmark = [
     pytest.mark.campaign,  # its boot alone takes a minute
@@ -244,8 +250,10 @@ async def test_a_checkpoint_is_the_model_that_the_replicas_serve_for_export_chat
     mismatch = (logp_S.detach() - torch.tensor(sampled.choices[0].logprobs)).abs().mean()
     assert float(mismatch) < MEAN_TOLERANCE
 
-    said = Chat.with_checkpoint(tiny_llama, found, system=None, temperature=0.0, max_tokens=4, seed=0)
-    assert "".join(said.answer("Say red")) is not None
+    checkpoints = ((tiny_llama, found), (exported, None), (tiny_llama, None))
+    from_checkpoint, from_export, hosted = (_chatted(model, checkpoint) for model, checkpoint in checkpoints)
+    assert from_checkpoint == from_export
+    assert from_checkpoint != hosted
 
     second = await batch_of(engine, spec, 2)
     expected = await engine.train(second)
@@ -271,6 +279,36 @@ async def test_a_checkpoint_is_the_model_that_the_replicas_serve_for_export_chat
         of_any_engine.read(run.directory, 2).weights, tiny_llama, trained
     )
     assert (await engine.train(await batch_of(engine, spec, 3))).metrics["weights_change"] > 0
+
+
+@pytest.mark.parametrize("trained", ["adapters", "all weights"])
+async def test_swarm_replay_makes_a_step_from_a_checkpoint_of_the_ranks_as_they_made_it(
+    engine: VerlEngine,
+    run_spec: RunSpec,
+    tiny_llama: ModelFolder,
+    tmp_path: Path,
+    trained: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(worlds, "PATIENCE_S", stored.LIMIT_S)
+    spec = adapters_spec(engine) if trained == "adapters" else run_spec
+    fields = spec.model_dump(mode="json", include={"dtype", "parameters", "optimizer"})
+    fields |= {"limits": {"steps": 2}, "checkpoint": {"every_steps": 1, "keep": 2}}
+    run_id = await stored.run_on(engine, tmp_path, tiny_llama, **fields)
+    asked = ["replay", run_id, "--state-dir", str(tmp_path), "--from-step", "1"]
+    assert await asyncio.to_thread(main, asked) == 0
+    (line,) = map(json.loads, capsys.readouterr().out.splitlines())
+    assert (line["step"], line["recorded_on"]) == (2, "verl")
+    with closing(Reader(tmp_path / "pool" / "pool.sqlite")) as reader:
+        (recorded,) = reader.steps(run_id, 1)
+    for name in ("loss", "grad_norm", "weights_change"):
+        assert line["values"][name] == pytest.approx(recorded.values[name], rel=0.05, abs=1e-3), name
+
+
+def _chatted(model: ModelFolder, checkpoint: of_any_engine.Checkpoint | None) -> str:
+    chatting = Chat.with_checkpoint(model, checkpoint, system=None, temperature=1.0, max_tokens=100, seed=0)
+    return "".join(chatting.answer("Say red"))
 
 
 async def served_digest(engine: VerlEngine, step: int) -> str | None:
