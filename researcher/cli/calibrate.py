@@ -7,7 +7,7 @@ import socket
 from dataclasses import replace
 
 from foundation import logs
-from researcher.cli import DONE, FAILED, answer
+from researcher.cli import FAILED, answer
 from researcher.cli.request import Asking, Wanted, check_addresses, teller
 from researcher.cli.resume import run_interruptibly
 from researcher.cli.servers import check_servers
@@ -65,7 +65,7 @@ def calibrate_command(args: argparse.Namespace) -> int:
     )
     then = timed(plan, folder.instrument)
     now = timed(plan, folder.instrument, paces_on(home.store, args.server, args.engine))
-    if now.trial_s_measured is None:
+    if study_id not in (now.trial_s_measured or ""):  # an older pace is no success of this trial
         reasons = "; ".join(dict.fromkeys(trial.reason or f"{trial.key} is {trial.status}" for trial in trials))
         answer(args.json, {"study": study_id, "trial_s": None, "reason": reasons}, f"{study_id}: no pace ({reasons})")
         return FAILED
@@ -75,4 +75,4 @@ def calibrate_command(args: argparse.Namespace) -> int:
         f"{study_id}: a trial of {plan.instrument} with {plan.models_text}, {steps} steps, takes about {duration(took)} here; "
         f"estimated for two CPU cores: {duration(guessed)}. Studies of the same models, tasks and lengths of calls are priced with it."
     )
-    return answer(args.json, {"study": study_id, "trial_s": took, "estimated_s": guessed, "steps": steps}, text) or DONE
+    return answer(args.json, {"study": study_id, "trial_s": took, "estimated_s": guessed, "steps": steps}, text)

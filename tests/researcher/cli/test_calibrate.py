@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from researcher.cli import FAILED
+from researcher.cli import FAILED, calibrate
 from researcher.main import main, parser
+from researcher.models import TrialRecord, TrialStatus
 from tests.fakes.gpus import gpu_machine
 from tests.fakes.repeat_study import FOLDER
 
@@ -45,6 +46,22 @@ def test_a_calibration_prices_what_does_the_same_work_here_and_is_over(capsys: C
     assert main(["list", "--json"]) == 0
     [listed] = json.loads(capsys.readouterr().out)
     assert listed["status"] == "stopped"
+
+
+def test_a_trial_that_fails_is_no_success_where_an_older_pace_is_known(
+    monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    words = ("calibrate", *REPEAT, "--engine", "echo")
+    assert main([*words]) == 0
+
+    async def fails(*_: object, **__: object) -> list[TrialRecord]:
+        return [
+            TrialRecord(key="k", study_id="s", stage="", arm="", seed=0, status=TrialStatus.FAILED, reason="no memory")
+        ]
+
+    monkeypatch.setattr(calibrate, "lone_trials", fails)
+    assert main([*words]) == FAILED
+    assert "no pace (no memory)" in capsys.readouterr().out
 
 
 def test_a_calibration_of_a_file_takes_its_longest_arm_whatever_its_budget(tmp_path: Path, capsys: Capture) -> None:
