@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,9 @@ import torch
 from foundation.clock import SystemClock
 from swarm.engine.local.checkpoints import hash_tensors
 from swarm.engine.local.forward import Policy
+from swarm.engine.local.learner import Learner
 from swarm.engine.local.session import LocalSession
-from swarm.engine.seam import EngineError
+from swarm.engine.seam import EngineError, TrainingRefused
 from swarm.engine.training import checkpoints
 from swarm.engine.training.channel import (
     Command,
@@ -21,6 +23,7 @@ from swarm.engine.training.channel import (
     Fingerprint,
     OpenRun,
     Request,
+    RunClosed,
     Send,
     Train,
     WriteCheckpoint,
@@ -128,6 +131,28 @@ def test_a_request_besides_a_step_without_enough_memory_is_refused_and_the_train
         session.open_run(wanted)
     assert session.fingerprint() == whole
     assert session.train(second).step == 2
+
+
+@pytest.mark.parametrize("half_way", [False, True])
+def test_a_refused_step_closes_the_run_where_the_weights_had_moved(
+    half_way: bool, tiny_llama: ModelFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = LocalSession(Policy.load(tiny_llama.path), tiny_llama.fingerprint, SystemClock())
+    made, accumulate = branching_batch(optimizer={"minibatches": 2}), Learner._accumulate
+    session.open_run(OpenRun(run_id="run-1", branch=0, spec=made.spec, directory=tmp_path, at_step=None))
+
+    def broken(self: Learner, *given: Any, **named: Any) -> float:
+        return math.nan if self.half_way == half_way else accumulate(self, *given, **named)
+
+    monkeypatch.setattr(Learner, "_accumulate", broken)
+    with pytest.raises(TrainingRefused, match="the loss is nan"):
+        session.train(made)
+    monkeypatch.undo()
+    if half_way:
+        with pytest.raises(RunClosed):
+            session.train(made)
+    else:
+        assert session.train(made).step == 1
 
 
 def test_another_fault_than_a_lack_of_memory_ends_the_trainer(
