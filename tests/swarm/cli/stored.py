@@ -46,7 +46,7 @@ async def stored_run(
     evals: what an eval episode at this step earns.
     """
     home = state_dir.with_name(f"{state_dir.name}-trainer")
-    home.mkdir()
+    home.mkdir(parents=True)
     engine = TrainingEngine(model, home)
 
     def before(step: int) -> None:
