@@ -45,7 +45,9 @@ def level_of(environ: Mapping[str, str]) -> str:
         return "INFO"
     guess = nearest(given.upper(), _LEVELS)
     hint = f"; did you mean {guess}?" if guess else ""
-    raise UsageError(f"SWARM_LOG_LEVEL is one of {', '.join(_LEVELS)}, not {given!r}{hint}", [guess] if guess else [])
+    raise UsageError(
+        f"SWARM_LOG_LEVEL must be one of {', '.join(_LEVELS)}, not {given!r}{hint}", [guess] if guess else []
+    )
 
 
 def configure(level: str = "INFO", stream: TextIO | None = None) -> None:

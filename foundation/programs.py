@@ -254,7 +254,7 @@ async def _end(process: subprocess.Popen[bytes], ending: asyncio.Task[int], othe
                 await asyncio.sleep(_LOOK_S)
                 _reap(found)
     except TimeoutError as error:
-        raise StillRunning(f"processes that {process.args!r} started do not end: {sorted(stopped)}") from error
+        raise StillRunning(f"processes that {process.args!r} started did not end: {sorted(stopped)}") from error
 
 
 def _to_standard_error(data: bytes) -> None:

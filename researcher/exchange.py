@@ -79,7 +79,7 @@ class SharedFinding(StrictModel):
     @model_validator(mode="after")
     def _seeds_are_of_the_second_schema(self) -> Self:
         if (self.schema_version == 1) == ("seeds" in self.model_fields_set):
-            raise ValueError("seeds are a field of schema_version 2, and of that one alone")
+            raise ValueError("schema_version 2 requires the field seeds, and schema_version 1 must not have it")
         return self
 
     @model_validator(mode="after")

@@ -187,7 +187,7 @@ def _repetitive(plan: Plan, trial: TrialRecord) -> Seen:
         if _end(reward) - _start(reward) <= 0.5 * float(np.mean(spread)):
             continue
         for name, (most, rise), text in (
-            ("repetition_within", LOOPING, "reward rose while the answers{} came to repeat themselves"),
+            ("repetition_within", LOOPING, "reward rose while the answers{} began to repeat themselves"),
             ("repetition_across", ALIKE, "reward rose while the answers{} to different tasks became the same"),
         ):
             repeated = series(trial, f"{of}{name}")
@@ -227,7 +227,7 @@ def _changed(_plan: Plan, trial: TrialRecord) -> Seen:
         text = "the run was changed while it went on, which the plan does not name: the trial is exploratory"
         return text, float(len(trial.evidence.changes))
     if trial.evidence.joined:
-        text = "episodes of clients that the plan does not name were trained: the trial is exploratory"
+        text = "the run trained on episodes of clients that the plan does not name: the trial is exploratory"
         return text, float(sum(trial.evidence.joined.values()))
     return None
 

@@ -44,7 +44,7 @@ def _said(text: str) -> str:
 
 
 def _by_name(given: Any) -> Any:
-    """Turn a list of factor names into factors whose levels code chooses."""
+    """Turn a list of factor names into factors without levels; code then chooses their levels."""
     if not isinstance(given, list | tuple):
         return given
     if any(not isinstance(name, str) for name in given):

@@ -149,7 +149,7 @@ def _touched(spec: Mapping[str, Any], view: View) -> list[str]:
     arms += [{name: level} for name, each in compared for level in each.get("levels", ())]
     arms += [{name: each["baseline"]} for name, each in compared if "baseline" in each]
     names = dict.fromkeys(name for levels in arms for name in view.touched(levels))
-    return [f"{name}: a person wants it to stay as it is, leave it out" for name in names]
+    return [f"{name}: a person wants it to stay as it is; leave it out" for name in names]
 
 
 def instrument_problem(name: str | None, known: Sequence[str]) -> str:
@@ -197,7 +197,7 @@ def _confirmation_problems(proposal: Proposal, view: View) -> list[str]:
         if name in known and level not in view.aim.factor(name).levels
     ]
     if len(sides) == 2 and sides[0] == sides[1]:
-        found.append("arms: both set the same, so that there is nothing to confirm")
+        found.append("arms: both have the same settings, so there is nothing to confirm")
     if proposal.spec.get("design", "compare") != "compare":
         found.append(f"design: a {proposal.action} is a plain comparison of two arms")
     if len(arms) != 2:

@@ -50,14 +50,16 @@ def approve(store: Store, campaign_id: str, words: str, by: str, *, decision: in
     """Approve the study or instrument that waits; returns its decision's number.
 
     decision: the one that the person saw; None: the newest. Raises: WrongState when the campaign has decided again or ended,
-    or waits for no approval.
+    or is not waiting for approval.
     """
     check_open(store, campaign_id, "approved")
 
     def yes(events: Sequence[CampaignEvent]) -> dict[str, Any]:
         asked = open_question(events)
         if asked is None or asked.detail["needs"] != "approval":
-            raise WrongState(f"{campaign_id} waits for no approval; `researcher campaign status` shows what is next")
+            raise WrongState(
+                f"{campaign_id} is not waiting for approval; `researcher campaign status` shows what is next"
+            )
         return {"decision": asked.detail["decision"], "words": words, "by": by}
 
     return int(store.campaigns.answer(campaign_id, "approved", yes, decision=decision)["decision"])
@@ -133,7 +135,7 @@ def veto(store: Store, campaign_id: str, because: str, by: str, *, decision: int
         asked = open_question(events)
         if asked is None or asked.detail["decision"] != newest.seq:
             raise WrongState(
-                f"{campaign_id} has no instrument that waits; `researcher campaign status` shows what is next"
+                f"{campaign_id} has no instrument waiting for approval; `researcher campaign status` shows what is next"
             )
         written = Making.of(events, newest.seq).outcome
         about = {} if written is None else {"instrument": written.detail["aim"]["instrument"]}

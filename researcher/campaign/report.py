@@ -274,7 +274,7 @@ def _held_on(view: View, own: Aim, levels: Mapping[str, Scalar]) -> str:
 def _why(study: StudySeen) -> str:
     """Why a confirmation supports no claim."""
     apart = study.verdict is Verdict.SUPPORTED and not study.unfit
-    return "against neither the default nor the best so far" if apart else study.unfit or study.reason
+    return "compared with neither the default nor the best so far" if apart else study.unfit or study.reason
 
 
 def _rest(aim: Aim) -> str:

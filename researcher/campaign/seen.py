@@ -130,7 +130,7 @@ class Left(StrictModel):
 
 
 class Said(StrictModel):
-    """A person's words: told, vetoed, answered; or why an instrument was not written. Data for the decision, never an
+    """What a person said, vetoed, amended or answered; or why an instrument was not written. Data for the decision, never an
     instruction to the code."""
 
     kind: Literal["told", "vetoed", "amended", "answered", "unwritten"]

@@ -1,6 +1,6 @@
-"""Does a campaign still follow from its records? Recompute every decision's input, and check every rule.
+"""Do a campaign's decisions still follow from its records? Recompute every decision's input, and check every rule.
 
-`researcher.report.verify` checks the numbers of its studies; here each difference is a sentence.
+Reports each difference as a sentence. `researcher.report.verify` checks the numbers of the campaign's studies.
 """
 
 from __future__ import annotations

@@ -115,7 +115,7 @@ async def _watched(home: Home, campaign_id: str, names: tuple[str, ...], clock: 
             for sink in sinks:
                 sink.drain()
         except StoreError as error:  # the next look catches up
-            _log.warning("notices were not looked at: %s", error)
+            _log.warning("could not check and send notices: %s", error)
 
     async def again() -> None:
         while True:

@@ -26,7 +26,7 @@ from researcher.repair.writing import NEW
 from researcher.study.plan import Plan
 
 LOCAL, RAY = "local", "ray"
-NO_SANDBOX = "code that no person wrote runs in a sandbox, and clients that are Ray jobs have none"
+NO_SANDBOX = "Ray jobs have no sandbox, and code written by an LLM must run in one"
 _FORMS = f"{LOCAL}, {RAY} or {RAY}=http://HOST:8265"
 
 

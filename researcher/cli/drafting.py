@@ -251,7 +251,7 @@ class GoalDrafting:
 
 
 def _drafted(outcome: Proposed | NeedsEdit | Asked, text: Callable[[Draft, tuple[str, ...]], str]) -> Drafted:
-    """text: writes a draft, and the problems to settle first, as a file."""
+    """text: turns a draft, with the problems to settle first, into the text of a file."""
     if isinstance(outcome, Asked):
         return Drafted(asks=outcome.question)
     problems = outcome.problems if isinstance(outcome, NeedsEdit) else ()

@@ -98,8 +98,8 @@ def settings_for_writing() -> LlmSettings:
     settings = llm_settings(os.environ)
     if settings is None:
         raise UsageError(
-            "--instrument new needs a planner LLM to write one, and none is configured here; set RESEARCHER_LLM_MODEL and "
-            "RESEARCHER_LLM_API_KEY or RESEARCHER_LLM_BASE_URL, or name an instrument of `researcher instruments`"
+            "--instrument new needs a planner LLM, and none is configured here; set RESEARCHER_LLM_MODEL, and RESEARCHER_LLM_API_KEY "
+            "or RESEARCHER_LLM_BASE_URL; or name an existing instrument (see `researcher instruments`)"
         )
     return _for_code(settings)
 

@@ -28,7 +28,7 @@ def mcp_command(args: argparse.Namespace) -> int:
     given = [f"--{name.replace('_', '-')}" for name in _OF_HTTP if getattr(args, name) is not None]
     given += ["--json"] if args.json else []
     if given and not args.http:
-        raise UsageError(f"{', '.join(given)}: for --http alone; add --http, or leave that out")
+        raise UsageError(f"only with --http: {', '.join(given)}; add --http, or leave this out")
     logs.configure("WARNING")
     home = open_home()
     drafting = TextDrafting(home, folder=None if args.http else Path.cwd())

@@ -180,7 +180,7 @@ class Asking:
             return self._proposed(topic, edits)
         engine = getattr(self.args, "engine", None)
         if engine not in (None, "echo"):
-            raise UsageError("the topic asks for the echo engine, which is an option: add --engine echo")
+            raise UsageError("the topic asks for the echo engine; choose it with --engine echo")
         draft = self._proposed(asked, edits)
         return draft if engine == "echo" else replace(draft, uncovered=(*draft.uncovered, ECHO_APART))
 

@@ -34,8 +34,8 @@ def check_servers(plan: Plan, urls: list[str], seen: Mapping[str, str] | None = 
     urls = list(dict.fromkeys(url.rstrip("/") for url in urls))
     if plan.sources and not urls and not os.environ.get("SWARM_ADMIN_TOKEN"):
         raise UsageError(
-            f"arms bring functions of their own ({', '.join(plan.sources)}), which a server executes for its admin alone: set "
-            "SWARM_ADMIN_TOKEN to a text of 16 characters or more, for the server that starts here and this command alike"
+            f"arms use your own functions ({', '.join(plan.sources)}), which a server runs only for its admin: set SWARM_ADMIN_TOKEN, "
+            "for this command and the server that it starts, to a text of at least 16 characters"
         )
     if not urls and (reason := _too_few_gpus(plan, engine)):
         raise UsageError(reason)

@@ -331,7 +331,7 @@ def _measured_apart(question: Question) -> list[str]:
 
 
 def _seeds(instrument: Instrument, spec: StudySpec) -> Seeds:
-    """Least and most seeds per arm. A bound in the spec replaces only that bound; a screen always runs its least."""
+    """Minimum and maximum seeds per arm. A bound in the spec replaces only that bound; a screen always runs the minimum."""
     usual, least, most = instrument.defaults, spec.seeds.min, spec.seeds.max
     if spec.design == "screen":
         if least and most and least < most:

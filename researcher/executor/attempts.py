@@ -507,9 +507,9 @@ class AttemptRun:
         await asyncio.to_thread(self._tokens.note, self._trial.key, self._number, found)
 
     async def _unless_stopped(self, mending: Coroutine[Any, Any, Code | None]) -> Code | None:
-        """Wait for the mending, which may take hours if an LLM does not answer, unless the study is halted.
+        """Wait until the code is mended or the study is halted. An LLM that does not answer may delay this by hours.
 
-        Raises: StudyHalted, and what mending raises.
+        Raises: StudyHalted, and whatever `mending` raises.
         """
         task = asyncio.create_task(mending)
         try:

@@ -36,7 +36,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """A started client. name: for people. pid, began (`started_at`): of a local process."""
+    """A client that was started. name: shown to people. pid, began: id and `started_at` of a local process."""
 
     name: str
     pid: int | None = None

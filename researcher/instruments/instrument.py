@@ -57,7 +57,7 @@ class Factor(StrictModel):
     off: Annotated[Scalar | None, Field(exclude_if=lambda off: off is None)] = None
     """The level at which it is off, if not 0: all weights instead of adapters, a constant schedule."""
     on: Annotated[Scalar | None, Field(exclude_if=lambda on: on is None)] = None
-    """A usual level at which it has an effect, if not the default."""
+    """A usual level at which it has an effect. None: the default level has one, or no level is declared."""
     needs: Annotated[str | None, Field(exclude_if=lambda needs: needs is None)] = None
     """A factor that must not be 0 for this one to have an effect."""
     needs_any: Annotated[tuple[str, ...], Field(exclude_if=lambda names: not names)] = ()

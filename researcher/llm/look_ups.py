@@ -39,7 +39,7 @@ def looked_up(
 
 
 def findings_text(known: Sequence[Finding], query: str = "", most: int = MOST_FINDINGS) -> str:
-    """One line per finding; first those that contain more words of the query, then the newest."""
+    """One line per finding, sorted by how many words of the query it contains, then newest first."""
     words = set(re.findall(r"[\w.-]+", query.casefold().replace("_", " ")))
     lines = {finding.id: _finding_line(finding) for finding in known}
 
@@ -135,7 +135,7 @@ def _is_varied(factor: Factor) -> bool:
 
 
 def _own_and_shared(instrument: Instrument) -> tuple[list[Factor], list[Factor]]:
-    """The instrument's own factors, and the shared ones; a shared factor with changed bounds counts as own."""
+    """The instrument's own factors, and the shared ones. A shared factor with changed bounds counts as the instrument's own."""
     common = {_bounds(each) for each in shared_factors()}
     varied = [each for each in instrument.factors if _is_varied(each)]
     return [each for each in varied if _bounds(each) not in common], [e for e in varied if _bounds(e) in common]

@@ -128,8 +128,8 @@ def _refused(refusal: Refusal) -> CallToolResult:
 
 
 def in_tools(text: str) -> str:
-    """A refusal or hint that names tools in place of commands. Commands with options, and commands without a tool, are for people
-    and stay. Never pass reports, topics or a model's words.
+    """Replace commands with the names of their tools in a refusal or hint. Commands with options, and commands without a tool,
+    are for people and stay as they are. Never pass reports, topics or a model's words.
     """
 
     def named(match: re.Match[str]) -> str:

@@ -72,7 +72,7 @@ class LlmPlanner:
             return await self._outcome(request)
         except LlmUnusable as error:
             raise PlanningRefused(
-                f"the planner LLM {self.name} cannot be used: {error}; or plan with --planner builtin"
+                f"the planner LLM {self.name} cannot be used: {error}; to plan without it, use --planner builtin"
             ) from error
 
     async def _outcome(self, request: TopicRequest) -> Outcome:

@@ -147,7 +147,7 @@ class _Study(Levels):
             self._vary(names or screened, "factorial" if has("interact") else "screen")
 
     def _asked(self) -> list[str]:
-        """Factors with a single level that the topic asks about: not after a preposition, of the task, or a usual choice."""
+        """Factors that the topic asks about with a single level. Skips levels after a preposition, of the task, and usual choices."""
         found = list[str]()
         for level in [each for each in self.levels if not self._is_scenery(each)]:
             name, near = level.factor.name, [self.items.at(level.at + d) for d in (-1, 0, 1)]

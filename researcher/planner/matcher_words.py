@@ -230,7 +230,7 @@ def _led(found: Sequence[Item]) -> Items:
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """A level of a factor at an index of the items. source planner: the topic does not give it."""
+    """A level of a factor. at: its index among the items. source: `planner` if the topic does not state the level."""
 
     factor: Factor
     value: Scalar

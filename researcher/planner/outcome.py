@@ -39,7 +39,7 @@ class Proposed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NeedsEdit:
-    """A draft for a person to finish. problems: one sentence each; nothing runs."""
+    """A draft for a person to finish; nothing runs. problems: one sentence each."""
 
     draft: Draft
     problems: tuple[str, ...]

@@ -158,8 +158,8 @@ async def write_instrument(
         tell(f"answer {answer} of {llm.model} is not an instrument: {wrong.splitlines()[-1][:200]}")
         messages = [*messages, *told(raw, wrong)]
     raise PlanningRefused(
-        f"{llm.model} wrote no instrument that holds, in {answers} answers; the last: {wrong}. Ask of one that there is: "
-        "`researcher instruments`"
+        f"{llm.model} wrote no instrument that passes the checks, in {answers} answers; the last problem: {wrong}. To use an existing "
+        "one, see `researcher instruments`"
     )
 
 

@@ -153,7 +153,7 @@ def _as_planned(records: Records, trial: TrialRecord, attempt: AttemptRecord, pl
                     expression=f"{part} {'.'.join(path)}",
                     reported=shown(used),
                     recomputed=shown(planned),
-                    problem=f"its {part} is not what plan and arm say",
+                    problem=f"its {part} does not match the plan and the arm",
                 )
 
 

@@ -117,7 +117,7 @@ class Page:
 
     @property
     def advised(self) -> list[HypothesisPart]:
-        """Hypotheses with advice on what to ask next; in an underpowered study one per number of seeds."""
+        """Hypotheses for which the report advises what to ask next; in an underpowered study, one per number of seeds needed."""
         if self.outcome == "ended":
             return []
         if self.outcome == "underpowered":

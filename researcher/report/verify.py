@@ -140,7 +140,7 @@ def _unsaid(claims: Sequence[Claim], kind: str, path: Path) -> Iterator[Differen
 
 
 def _unheard_of(path: Path, known: Container[str]) -> Iterator[Difference]:
-    """Lines with a number that is in no claim and not in the plan. Another version may word a line differently, but not its numbers."""
+    """Lines with a number that is in no claim and not in the plan. Another version may reword a line, but not change its numbers."""
     for at, line in enumerate(visible(path.read_text(errors="replace")).split("\n"), start=1):
         for number in dict.fromkeys(numbers_in(line)):
             if number not in known:
@@ -353,7 +353,7 @@ def _files(whole: Page, files: Mapping[str, str], *, sealed: bool) -> Iterator[D
         path = Path(files[kind]) if kind in files else None
         subject = f"file {path.name if path else rendered[kind][0]}"
         if path is None:
-            yield Difference(claim=subject, problem="the report has such a file, but none was recorded")
+            yield Difference(claim=subject, problem="the report has this file, but the records do not name it")
         elif kind not in rendered:
             yield Difference(claim=subject, problem="the report has no such file")
         elif not path.is_file():

@@ -170,7 +170,7 @@ class Vocabulary(LossWords):
         if status is None:
             return len(trials)
         if status not in _STATES:
-            raise UnknownName(f"no trial is {status!r}; there are {_STATES}")
+            raise UnknownName(f"unknown status {status!r}; known: {_STATES}")
         if status == "open":
             return sum(trial.status not in ENDED for trial in trials)
         return sum(trial.status.value == status for trial in trials)

@@ -26,7 +26,7 @@ LONGEST_DAYS = 3650
 _DAY_S = 86_400.0
 _LOCALTIME = Path("/etc/localtime")
 """Symbolic link to the zone file. Its target names the time zone; without it, the machine uses UTC."""
-_NAMELESS = "{} time zone, in which --window could be meant; set TZ to a name such as Europe/Berlin"
+_NAMELESS = "{} time zone, and --window needs one; set TZ to a name such as Europe/Berlin"
 _AHEAD = 8
 """Number of days in which every window opens at least once."""
 
@@ -175,7 +175,7 @@ def _zone_here() -> str:
     except ZoneInfoNotFoundError as error:
         raise UsageError(_NAMELESS.format("this machine's settings name more than one")) from error
     if not found and _LOCALTIME.exists():
-        raise UsageError(_NAMELESS.format("this machine's settings do not name their"))
+        raise UsageError(_NAMELESS.format("this machine's settings do not name a"))
     return found or "UTC"
 
 

@@ -180,7 +180,7 @@ def _lease_row(session: Session, resource: str) -> LeaseRow:
 def _budget(session: Session, study_id: str, kind: str) -> BudgetRow:
     budget = session.get(BudgetRow, (study_id, kind), with_for_update=True)
     if budget is None:
-        raise NotFound(f"study {study_id} has no budget of {kind!r}; set_budget comes first")
+        raise NotFound(f"study {study_id} has no budget of {kind!r}; call set_budget first")
     return budget
 
 

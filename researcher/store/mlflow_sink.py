@@ -72,7 +72,7 @@ class _Study:
 
 
 class MlflowSink(CopySink):
-    """See the module."""
+    """Copies studies to MLflow, as the module says."""
 
     name = "mlflow"
 

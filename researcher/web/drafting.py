@@ -207,5 +207,5 @@ class DraftPages:
 def _places(form: dict[str, str]) -> Places:
     engine = form.get("engine") or ENGINES[0]
     if engine not in ENGINES:
-        raise FormRefused(400, f"the engine is {' or '.join(ENGINES)}")
+        raise FormRefused(400, f"the engine must be {' or '.join(ENGINES)}")
     return Places(servers=tuple(dict.fromkeys(form.get("servers", "").split())), engine=engine)

@@ -118,13 +118,13 @@ class Tracking:
 
 
 def mlflow_command(tracking_uri: str, port: int) -> list[str]:
-    """Command of MLflow's own server on the records' copy, listening on this machine only."""
+    """Command that starts MLflow's own server for the copy of the records. It listens on this machine only."""
     where = ["--backend-store-uri", tracking_uri, "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
     return [sys.executable, "-m", "mlflow", "ui", *where]
 
 
 def answers(url: str, server: subprocess.Popen[bytes], closed: threading.Event, limit_s: float = START_LIMIT_S) -> bool:
-    """Wait until MLflow's server answers; returns whether it did within the limit and is ours. Stops waiting once `closed` is set."""
+    """Wait for MLflow's server; returns whether ours answered within the limit. Stops waiting once `closed` is set."""
     limit = time.monotonic() + limit_s
     while time.monotonic() < limit and server.poll() is None:
         with suppress(urllib.error.URLError, TimeoutError, ConnectionError), urllib.request.urlopen(url, timeout=2):

@@ -65,7 +65,9 @@ async def _live(args: argparse.Namespace, urls: list[str]) -> int:
     except ModuleNotFoundError as error:
         if error.name != "textual":
             raise
-        raise UsageError("swarm top needs Textual: pip install 'swarm-researcher[top]'; or print it --once") from error
+        raise UsageError(
+            "swarm top needs Textual: pip install 'swarm-researcher[top]'; or print it once with --once"
+        ) from error
     async with AsyncExitStack() as stack:
         app = Top(await _watches(args, urls, stack))
         await app.run_async()

@@ -262,10 +262,10 @@ class SwarmClient:
         return read(EpisodeGrant, raw)
 
     async def fence(self, run_id: str, client_id: str, reason: str, *, session: str | None = None) -> list[str]:
-        """Shut out the `run_tasks` of all of a client's processes except the one with this session (None: all of them).
+        """Shut out every `run_tasks` of a client, in any process, except the one with this session (None: all of them).
 
-        Their open episodes are aborted with `reason`, as lost by the client; returns their ids. Their ends and further claims
-        are refused (LeaseLost).
+        Aborts their open episodes with `reason`, as lost by the client, and returns the ids. Results and claims that they send
+        afterwards are refused (LeaseLost).
         """
         session = session or self.ids.new("session")
         request = SessionRequest(run_id=run_id, client_id=client_id, session=session, reason=sendable(reason))

@@ -54,7 +54,7 @@ class EpisodeUnfinished(SwarmError):
 
 
 class GraderFailed(SwarmError):
-    """The grader raised an exception, gave no number or timed out. A rollout raises it, or scores within `grading()`."""
+    """The grader raised an exception, gave no number or timed out. A rollout raises it, or lets `grading()` do so."""
 
     cause = Cause.GRADER
 

@@ -78,7 +78,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _of_request(error: BaseException, ours: Mapping[_Place | None, str]) -> Cause | None:
-    """Who lost the request of this error; None if it is not one of ours, or was answered below 500."""
+    """Who lost the request that raised this error. None if the request is not one of ours, or got a status below 500."""
     if isinstance(error, _MISUSE) or (
         isinstance(error, httpx.RequestError) and not isinstance(error, httpx.TransportError)
     ):

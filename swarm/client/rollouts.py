@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 FAILING_AT_FIRST = 3
 """How many tasks in a row may be skipped before any episode has ended; then the rollout is to blame."""
 FAILING_LATER = 10
-"""The same after episodes have ended."""
+"""How many tasks in a row may be skipped once an episode has ended."""
 SKIPPED_AT_ONCE = 100
 """How many skipped tasks of a stream to pass over before waiting for running episodes."""
 _FAULTS = (Cause.ROLLOUT, Cause.GRADER)

@@ -81,7 +81,7 @@ class LoopThread:
         """The result of `work`. Interrupting the caller cancels the work, then waits until it has given back its episodes."""
         if self._process != os.getpid():
             raise RuntimeError(
-                "this client is of the process that forked this one, which has to make a client of its own"
+                "this client belongs to the parent of this forked process; create a new client after the fork"
             )
         tasks: list[asyncio.Task[Any]] = []
 
@@ -318,9 +318,9 @@ class Episode:
         despite: str | None = None,
         by_hand: bool = False,
     ) -> EpisodeReceipt | None:
-        """Like the asynchronous one, but when this returns, the result is stored durably. Raises: LeaseLost.
+        """Like `end` of an asynchronous episode, but returns only when the result is stored durably. Raises: LeaseLost.
 
-        Returns None for an episode of a team, which sends its members' results when its block is left.
+        Returns None for a team's episode: the team sends its members' results at the end of its block.
         """
         ending = self.inner.end(
             reward=reward,
@@ -342,7 +342,7 @@ class Episode:
 
 
 class Team:
-    """A context manager: claims on every server on entry; on exit commits what `end` said, or aborts.
+    """A context manager. On entry it claims an episode on every server; on exit it commits what `end` said, or aborts.
 
     `ep["planner"].base_url`, `.api_key`: where that member's agent finds its model.
     """

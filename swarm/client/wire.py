@@ -36,7 +36,7 @@ Model = TypeVar("Model", bound=BaseModel)
 _PROBLEM_FIELDS = frozenset(Problem.model_fields)
 _LOG = logging.getLogger(__name__)
 _SILENT_S = 2.0
-"""A server that has not answered for this long is logged, in seconds."""
+"""Time without an answer after which the server is logged, in seconds."""
 _GATEWAY_STATUSES = frozenset({502, 503, 504})
 """Statuses that a proxy returns when its server is away; they count only without a problem document."""
 

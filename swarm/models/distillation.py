@@ -103,7 +103,9 @@ def with_layers(teacher: Any, layers: Sequence[int]) -> Any:
 
     most = teacher.config.num_hidden_layers
     if not layers or sorted(set(layers)) != list(layers) or not 0 <= layers[0] <= layers[-1] < most:
-        raise ValueError(f"layers have to be some of 0 to {most - 1}, each once and in order, got {list(layers)}")
+        raise ValueError(
+            f"layers must be numbers from 0 to {most - 1}, ascending and without repeats, got {list(layers)}"
+        )
     config = type(teacher.config)(**{**teacher.config.to_dict(), "num_hidden_layers": len(layers)})
     make: Any = AutoModelForCausalLM.from_config
     student = make(config, dtype=torch.float32)

@@ -97,7 +97,7 @@ class Keyring:
         return _raw(body.partition(".")[0]).decode()
 
     def _unseal_old(self, episode_id: str, sealed: str) -> str:
-        refused = KeyRefused(f"the team key of {episode_id} was sealed under another secret than this one")
+        refused = KeyRefused(f"the team key of {episode_id} was sealed with another secret than this server's")
         pad = hashlib.blake2b(
             episode_id.encode(), key=self._secret, person=b"team-pad", digest_size=_OLD_PAD_BYTES
         ).digest()

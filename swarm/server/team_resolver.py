@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 FIRST_PAUSE_S = 0.25
 LONGEST_PAUSE_S = 10.0
 AT_ONCE = 16
-"""Most concurrent requests to deciders."""
+"""Maximum number of concurrent requests to deciders."""
 COMPLAIN_AFTER = 5
 """After this many unanswered requests for one episode, a log line asks an operator to decide."""
 

@@ -68,7 +68,7 @@ def test_blank_lines_and_repeated_lines_are_nothing() -> None:
         (a_line(verdct="supported"), "verdct: unknown field (did you mean 'verdict'?)"),
         (a_line(effect__lwo=1), "effect.lwo: unknown field"),
         (a_line(schema_version=3), "schema_version is 3; this version reads 1 and 2: update"),
-        (a_line(schema_version=1), "seeds are a field of schema_version 2"),
+        (a_line(schema_version=1), "schema_version 2 requires the field seeds"),
         (a_line(seeds=[-1]), "seeds"),
         (a_line(seeds=[2**31]), "seeds"),
         (a_line(schema_version=True), "schema_version is True"),

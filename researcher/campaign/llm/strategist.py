@@ -70,7 +70,7 @@ class LlmStrategist:
         problems = self._unusable(at)
         if problems:
             await _apart(conversation.forget)
-            raise StrategistFailed(f"the LLM {self.name} gave no proposal that can be read: {problems}")
+            raise StrategistFailed(f"the LLM {self.name} gave no readable proposal: {problems}")
         assert at.outcome is not None
         return [Proposal.model_validate(each) for each in at.outcome["proposals"]]
 

@@ -33,7 +33,7 @@ _ACTIONS = ("explore", "confirm", "replicate", "new_instrument", "ask", "conclud
 
 
 class Evidence(Protocol):
-    """What look-ups read of the records. Nothing of it can be changed through here."""
+    """The records that look-ups read. It is read-only."""
 
     def instrument(self, name: str) -> Instrument:
         """One of the campaign's. Raises: PlanningRefused where it is gone."""

@@ -102,7 +102,7 @@ class Session:
             except TimeoutError:
                 break
             except Draining as error:
-                raise TooLate(f"others are at task {task.id}: {error}") from error
+                raise TooLate(f"other clients are playing task {task.id}: {error}") from error
             mate = held.pop(episode.grant.group_id, None)
             if mate is not None:
                 for spare in held.values():
@@ -121,7 +121,7 @@ class Session:
             await asyncio.wait({playing, limit}, return_when=asyncio.FIRST_COMPLETED)
             if playing.done():
                 return playing.result()
-            raise TooLate(f"nobody waits longer than {self.max_episode_s:g} s for a person (--max-episode-s)")
+            raise TooLate(f"the person took longer than {self.max_episode_s:g} s (--max-episode-s)")
         finally:
             limit.cancel()
             playing.cancel()

@@ -127,7 +127,7 @@ class OwnFunction:
             raise self._refused(f"returned {shapes}: return one number per token, and no sum")
         answer = torch.where(tokens.mask_N, answer.to(tokens.logp_N.dtype), 0.0)
         if not bool(answer.isfinite().all()):
-            raise self._refused("returned numbers that are not finite; bound what it divides by and exponentiates")
+            raise self._refused("returned numbers that are not finite; bound its divisors and exponents")
         return answer
 
     def _line(self, error: BaseException) -> str:

@@ -363,7 +363,7 @@ def _divided(name: str, card: int, shape: ModelShape, wishes: Wishes, *, beside:
 
 def _require_step(step: int, version: WeightsVersion) -> None:
     if step != version.step:
-        raise EngineError(f"weights of step {version.step} are to be served, but the trainer stands at step {step}")
+        raise EngineError(f"cannot serve the weights of step {version.step}: the trainer is at step {step}")
 
 
 async def _approve(file: Path, trained: str) -> None:
@@ -373,4 +373,6 @@ async def _approve(file: Path, trained: str) -> None:
     except OSError as error:
         raise EngineError(f"the weights in {file} cannot be read: {error}") from error
     if found != trained:
-        raise WeightsRefused(f"the weights in {file} are not those that were trained; is its memory shared or full?")
+        raise WeightsRefused(
+            f"the weights in {file} are not those that were trained; is the memory that holds them full, or used by another program?"
+        )

@@ -40,7 +40,7 @@ _PROBE_EVERY_S = 0.2
 _LOOK_EVERY_S = 5.0
 """Interval between checks of a serving child."""
 _OVERRUN = 2
-"""A check that comes this many times later than due means that this process was suspended."""
+"""How many times its interval a check must take to show that this process was suspended."""
 _CHANGES = 4
 """Requests per change of weights, besides the one that loads them."""
 _MAX_SOCKET_PATH = 107

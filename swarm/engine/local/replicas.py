@@ -203,7 +203,7 @@ class Replicas:
                 raise outcome
 
     async def publish_over_device(self, transfer: DeviceTransfer, version: WeightsVersion) -> bool:
-        """See `VllmInference.publish_over_device`; for the only replica there is."""
+        """As `VllmInference.publish_over_device`, for an engine with a single replica."""
         (only,) = self._replicas
         published = await only.inference.publish_over_device(transfer, version)
         only.held.clear()

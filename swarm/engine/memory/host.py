@@ -34,7 +34,7 @@ class HostMemory:
 
 
 def trainer_host_memory(memory: TrainerMemory, *, turns: bool = False) -> HostMemory:
-    """turns: moments wait here between steps, as they always do where they are offloaded."""
+    """Memory that the trainer needs. turns: moments are kept here between steps; offloaded moments always are."""
     shape, training = memory.shape, memory.training
     exchange = _WEIGHT_SLOTS * shape.served(training.dtype)
     if not training.on_gpu:

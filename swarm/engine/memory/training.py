@@ -190,7 +190,7 @@ class TrainerMemory:
         return _WHOLE * min(self.trained, max(largest, together))
 
     def _first_weights(self, tokens: int, heads: int) -> int:
-        """Memory for the KL: initial weights that are offloaded or narrower are loaded a layer at a time, then the output embedding."""
+        """Memory for the KL. Offloaded or narrower initial weights are loaded one layer at a time, the output embedding last."""
         training, shape = self.training, self.shape
         if training.lora is not None or (shape.is_stored_as(training.dtype) and not training.offload):
             return 0

@@ -1,4 +1,4 @@
-"""vLLM's answers: what we request in addition to the client, which tokens we record, and what the client sees.
+"""vLLM's answers: what we request beyond the client's request, which tokens we record, and what the client sees.
 
 Pure functions over JSON objects.
 """

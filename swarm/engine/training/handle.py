@@ -109,7 +109,7 @@ class TrainerHandle(ABC):
         """See `Engine.train`. Raises: TrainerCrashed, TrainingRefused."""
         outcome = (await self.ask(Train(batch=batch))).outcome
         if outcome is None:
-            raise EngineError(f"the {self._name} answered a step without its outcome")
+            raise EngineError(f"the {self._name} answered a step but sent no outcome")
         self._supervisor.forget()
         return outcome
 

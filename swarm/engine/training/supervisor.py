@@ -164,7 +164,7 @@ class ChildProcess:
 
 
 def _end_left_over(session_file: Path) -> None:
-    """End what a server that was killed together with its reaper may have left of the same child."""
+    """End what is left of this child from an earlier server, if that server and its reaper were killed together."""
     try:
         leader, began = (int(text) for text in session_file.read_text().split())
     except (FileNotFoundError, ValueError):

@@ -55,8 +55,8 @@ class OutOfMemory(ClusterLost):
 
 
 class Cluster:
-    """Made whole by `start`; every other method raises ClusterLost when a part of it is gone, OutOfMemory when a rank had too little of
-    it, and those that ask for a sign of life ClusterHung when one gives none."""
+    """Call `start` first. Every other method raises ClusterLost when a rank or replica is gone, and OutOfMemory when a rank ran out
+    of memory. Methods that ask for a sign of life raise ClusterHung when one gives none."""
 
     def __init__(self, settings: VerlSettings) -> None:
         self.settings = settings
@@ -81,7 +81,7 @@ class Cluster:
         settings, platform = self.settings, get_platform()
         if settings.fused_kernels == "triton" and self.device == "cpu":
             raise EngineError(
-                "--verl-fused-kernels triton is for GPUs, and there is none: choose torch, or leave it out"
+                "--verl-fused-kernels triton needs a GPU, and there is none: choose torch, or leave it out"
             )
         if settings.ray_address is not None:
             ray.init(
@@ -181,7 +181,7 @@ class Cluster:
             raise
 
     def over_rows(self, method: str, rows: TensorDict) -> TensorDict:
-        """Call a method on all ranks, each with its share of the rows; the answers in the order of the rows."""
+        """Call a method on all ranks, each with its share of the rows. Returns the answers in row order."""
         with _naming(method):
             answer = getattr(self._ranks, method)(rows)
             return answer if isinstance(answer, TensorDict) else answer.get()

@@ -34,7 +34,7 @@ def verl_config(settings: VerlSettings) -> Any:
 
 
 def on_cpu() -> bool:
-    """Whether verl's platform (its own plugin hook chooses it) computes on the processor."""
+    """Whether verl's platform, which its plugin hook chooses, computes on the CPU."""
     return bool(get_platform().device_name == "cpu")
 
 

@@ -264,7 +264,7 @@ def _uses(batch: TensorDict) -> int:
 
 
 def _facts(batch: TensorDict, answer: TensorDict) -> tuple[Tensor, Tensor, TokenFacts]:
-    """(logp_U, entropy_U, what is known of the uses)"""
+    """logp_U, entropy_U and the facts of the trained tokens."""
     return trained(batch, answer, "log_probs"), trained(batch, answer, "entropy"), facts_of(batch)
 
 

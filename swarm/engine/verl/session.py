@@ -60,7 +60,7 @@ class VerlSession(TrainingSession[Checkpoint]):
         """
         self._open()
         if step != self._step:
-            raise EngineError(f"weights of step {step} are to be served, but the trainer stands at step {self._step}")
+            raise EngineError(f"cannot serve the weights of step {step}: the trainer is at step {self._step}")
         counts, digest = self._cluster.freeze(), None
         if step or not self._start_is_served:
             digest = self._cluster.send_weights(step)

@@ -1,4 +1,4 @@
-"""Transfer of weights from a rank to its part of a replica: the private socket."""
+"""The private socket over which a rank sends weights to its part of a replica."""
 
 from __future__ import annotations
 

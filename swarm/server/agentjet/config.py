@@ -28,7 +28,7 @@ CLOSED_BY_CLIENTS = ("rollout_until_any_client_agree_sync_weight", "rollout_unti
 METHOD_LABEL = "agentjet_method"
 """The run's label that names its collection method."""
 GROUP_PATIENCE_S = 600.0
-"""Patience with a group here. AgentJet's own groups wait for their episodes without limit."""
+"""How long a group waits for its episodes here. AgentJet's own groups wait without limit."""
 _A_DAY_S = 86_400.0
 _METHOD = "swarm_mode_sample_collection_method"
 _LEARNER = "trainer_common"

@@ -203,7 +203,7 @@ class AgentJet:
         return {"success": True}
 
     async def sync_code(self, request: Request) -> Json:
-        raise Wrong("this server runs no code of its clients; what a job may choose stands in its configuration")
+        raise Wrong("this server runs no code from its clients; a job sets what it may choose in its configuration")
 
     async def start(self, request: Request) -> Json:
         _require_admin(request)

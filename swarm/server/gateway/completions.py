@@ -34,7 +34,9 @@ class Completions(Dialect):
             if not all(isinstance(prompt, str) for prompt in prompts):
                 raise bad_request("echo is served for prompts of text; you have the ids already", "echo")
             if body.get("logprobs") is not None or body.get("max_tokens") == 0:
-                raise bad_request("echo does not score a prompt here; leave out logprobs, and sample a token", "echo")
+                raise bad_request(
+                    "prompts are not scored here: with echo, leave out logprobs and sample at least one token", "echo"
+                )
 
     def check_end(self, body: JsonObject) -> None:
         """Nothing to refuse: any text may be continued."""

@@ -30,7 +30,7 @@ _HALF_CHARACTER = re.compile("[\ud800-\udfff]")
 
 
 class _Unplaced(str):
-    """Text for which a decoder's error skips counting lines, which would scan the whole text."""
+    """Text that keeps a decoder's error from counting lines, which would scan the whole text."""
 
     def count(self, *_: Any) -> int:
         return 0

@@ -151,7 +151,7 @@ def _item_of(wanted: str, earlier: Sequence[RecordedCall]) -> JsonObject:
 
 
 def input_messages(given: str | list[JsonObject]) -> list[Message]:
-    """Input items as chat messages. Reasoning, text and calls of one turn are one message. Raises: RequestRefused."""
+    """Input items as chat messages. Reasoning, text and calls of one turn become one message. Raises: RequestRefused."""
     if isinstance(given, str):
         return [{"role": "user", "content": given}]
     messages: list[Message] = []

@@ -96,7 +96,7 @@ def is_retry(headers: Mapping[str, str]) -> bool:
 
 
 def _drop_failed(attempts: list[Attempt]) -> None:
-    """Remove one failed attempt, whose place a retry takes."""
+    """Remove one failed attempt, so that a retry can take its place."""
     for attempt in attempts:
         if attempt.failed:
             attempts.remove(attempt)

@@ -54,7 +54,7 @@ async def continued_text(
 
 
 def _continued_ids(prompt: list[int], calls: Sequence[RecordedCall]) -> Prompt:
-    """The prompt for token ids, which stay as sent. Its parent is a call whose prompt and sampled ids it begins with."""
+    """The prompt for token ids, which stay as sent. It begins with the prompt and sampled ids of its parent, the longest such call."""
     parent, size = None, 0
     for call in calls:
         held = [*call.prompt_ids, *call.sampled_ids]

@@ -242,7 +242,7 @@ def _most_similar(calls: Sequence[EarlierCall], sent: Sequence[Message], agent: 
 
 
 def _why_other(message: dict[str, Any], settings: Any, call: EarlierCall) -> ForkCause | None:
-    """Why the message after the call's messages does not continue the call; None if it is the call's answer under the same settings."""
+    """Why a request forks at `message`, which follows the call's own messages. None if it is the call's answer, with equal settings."""
     if message != call.normal_answer:
         return ForkCause.ANSWER_EDITED if message["role"] == "assistant" else ForkCause.HISTORY_CHANGED
     return ForkCause.TOOLS_CHANGED if call.settings != settings else None
@@ -264,7 +264,7 @@ def _changed_history(
 def _changed_between(
     normal: list[dict[str, Any]], parent: EarlierCall, earlier: Sequence[EarlierCall]
 ) -> ForkCause | None:
-    """Find a changed history: the request sends a later answer back, but after other messages than it was sampled from."""
+    """Find a changed history: the request sends back a later answer, but not after the messages from which it was sampled."""
     begun = len(parent.sent) + 1
     later = [message for message in normal[begun:] if message["role"] == "assistant"]
     if not later:

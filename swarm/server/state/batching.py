@@ -188,7 +188,7 @@ def most_flat(batch: BatchSpec) -> int:
 
 
 def horizon(spec: RunSpec, *, step: int, versions_ahead: int) -> int:
-    """Most groups or episodes (the unit of `one_batch`) that the pool may hold, counting open groups as full: as many as can
+    """Maximum number of groups or episodes (the unit of `one_batch`) in the pool, counting open groups as full: as many as can
     still be used within `max_staleness`, the limit of steps and `max_pool_episodes`.
 
     step: the newest completed step. versions_ahead: 1 during a step whose weights are not served yet, else 0. Each later

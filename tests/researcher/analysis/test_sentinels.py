@@ -93,7 +93,7 @@ def test_a_further_model_that_repeats_itself_is_named() -> None:
     own = {"reward_mean": RISES["reward_mean"], "reward_std": [0.3] * 4, "repetition_within": [0.05, 0.3, 0.6, 0.9]}
     one = trial({f"planner/{name}": line for name, line in (own | {"repetition_across": [0.1] * 4}).items()}, plan=plan)
     (found,) = inspect(plan, [one])
-    assert found.text == "reward rose while the answers of the planner came to repeat themselves"
+    assert found.text == "reward rose while the answers of the planner began to repeat themselves"
     assert found.value == 0.9
 
 

@@ -276,6 +276,6 @@ async def test_what_a_person_wants_left_alone_is_varied_by_no_study(tmp_path: Pa
     await made.carry_out()
     seen = observe(made.store, made.id)
     alone = seen.model_copy(update={"aim": seen.aim.leaving(["temperature"])})
-    problem = "temperature: a person wants it to stay as it is, leave it out"
+    problem = "temperature: a person wants it to stay as it is; leave it out"
     assert problem not in judged(cheating, seen, made.planner).problems
     assert problem in judged(cheating, alone, made.planner).problems

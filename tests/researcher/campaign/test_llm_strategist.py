@@ -232,7 +232,7 @@ async def test_an_answer_that_nobody_can_read_fails_and_is_asked_for_anew_when_r
     made.strategist = strategist(ScriptedLlm(completion("I would rather talk about cheese.")), made)
     outcome = await made.carry_out()
     assert outcome.status is CampaignStatus.FAILED
-    assert "some-llm gave no proposal that can be read" in outcome.reason
+    assert "some-llm gave no readable proposal" in outcome.reason
     [kept] = made.store.campaigns.events(made.id, "undecided")
     assert len(kept.detail["llm_calls"]) == 3
     made.store.campaigns.set_status(made.id, CampaignStatus.RUNNING)

@@ -344,7 +344,7 @@ async def test_an_llm_writes_it_once_though_the_campaign_dies_after_its_answer(t
 @pytest.mark.parametrize(
     ("answers", "fields", "words"),
     [
-        ((completion("I would rather not."),), {}, "wrote no instrument that holds, in 3 answers"),
+        ((completion("I would rather not."),), {}, "wrote no instrument that passes the checks, in 3 answers"),
         ((said(written()),), {"factors": ["learning_rate", "digits"]}, ""),
         ((said(written()),), {"budget": {"trials": 90, "llm_tokens": 50}}, "past the cap of 50 tokens"),
     ],

@@ -178,7 +178,7 @@ def test_people_steer_one_that_waits(waiting: MadeUpCampaign, tmp_path: Path, ca
     assert said(capsys, 0, "tell", "--study", str(study), "latest", "it should matter")["study"]
     assert said(capsys, 0, "approve")["decision"] == 1
     assert main(["campaign", "approve"]) == 1
-    assert "waits for no approval" in capsys.readouterr().err
+    assert "is not waiting for approval" in capsys.readouterr().err
     assert said(capsys, 0, "veto", "--because", "on second thoughts")["decision"] == 1
     said(capsys, 0, "stop")
     assert said(capsys, 0, "status")["status"] == "stopped"

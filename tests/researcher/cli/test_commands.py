@@ -126,7 +126,7 @@ def test_a_log_level_that_is_none_is_refused_before_there_is_a_study(
 ) -> None:
     monkeypatch.setenv("SWARM_LOG_LEVEL", "verbose")
     assert main(command) == USAGE
-    assert "SWARM_LOG_LEVEL is one of DEBUG, INFO" in capsys.readouterr().err
+    assert "SWARM_LOG_LEVEL must be one of DEBUG, INFO" in capsys.readouterr().err
     assert not home.exists()
 
 

@@ -306,7 +306,7 @@ def test_a_topic_that_asks_for_the_echo_engine_says_that_it_is_an_option(tmp_pat
     assert f"`researcher start {made} --engine echo` runs it" in capsys.readouterr().out
     assert "echo engine is chosen where the study is started" in " ".join(made.read_text().split("\n# "))
     assert main(["start", *asked, "--dry-run"]) == USAGE
-    assert "add --engine echo" in capsys.readouterr().err
+    assert "choose it with --engine echo" in capsys.readouterr().err
     assert main(["start", *asked, "--engine", "echo", "--dry-run"]) == 0
     said = capsys.readouterr().out
     assert "engine      echo: no model is trained" in said

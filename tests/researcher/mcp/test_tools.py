@@ -343,7 +343,7 @@ async def test_a_campaign_hears_words_and_an_approval_of_the_decision_that_waits
         waits = status["waits_for"]["decision"]
         assert "an earlier decision" in await agent.refused("campaign_approve", decision=waits - 1)
         assert (await agent.told("campaign_approve", decision=waits, words="go on"))["decision"] == waits
-        assert "waits for no approval" in await agent.refused("campaign_approve", decision=waits)
+        assert "is not waiting for approval" in await agent.refused("campaign_approve", decision=waits)
 
 
 async def test_an_instrument_that_an_llm_wrote_is_approved_by_no_agent(home: Home, tmp_path: Path) -> None:
@@ -361,4 +361,4 @@ def test_a_limit_is_a_length_of_time(daemons: list[int], capsys: Capture) -> Non
     assert main(["mcp", "--limit", "soon"]) == USAGE
     assert "'soon' is not a time" in capsys.readouterr().err
     assert main(["mcp", "--port", "0", "--public-url", "https://a.org"]) == USAGE
-    assert "--port, --public-url: for --http alone" in capsys.readouterr().err
+    assert "only with --http: --port, --public-url" in capsys.readouterr().err

@@ -87,7 +87,7 @@ async def test_one_that_does_not_hold_is_refused_with_its_reason(
     tmp_path: Path, wrong: dict[str, Any], why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RESEARCHER_LLM_API_KEY", "sk-verysecret")
-    with pytest.raises(PlanningRefused, match="no instrument that holds") as refused:
+    with pytest.raises(PlanningRefused, match="no instrument that passes the checks") as refused:
         await write(tmp_path, said(wrong))
     assert why in str(refused.value)
     assert os.listdir(tmp_path) == []

@@ -95,7 +95,7 @@ def test_a_report_says_whose_trained_weights_a_study_starts_from(tmp_path: Path)
     start = PlanModel(name="a-seed0", fingerprint="f" * 64, path="/models/a-seed0", origin="st-1/a-seed0")
     plan = planned(**TWO).model_copy(update={"model": start})
     markdown, html = written(study(plan, lambda *_: 0.3), tmp_path)
-    assert "from the folder `/models/a-seed0`, as `st-1/a-seed0` has trained it" in markdown
+    assert "from the folder `/models/a-seed0`, as trained by `st-1/a-seed0`" in markdown
     assert "st-1/a-seed0" in html
 
 
@@ -190,7 +190,7 @@ def test_a_screen_of_arms_sets_each_against_the_first(tmp_path: Path) -> None:
     [
         (0.1, "Yes: `final_reward` rises with `learning_rate`: by +0.302 (95 % interval +0."),
         (-0.1, "No: `final_reward` falls with `learning_rate`: by −0.298 (95 % interval −0."),
-        (0.0, "No trend that matters: with `learning_rate` `final_reward` changes by +0.002 (95 % interval −0."),
+        (0.0, "No trend that matters: with `learning_rate`, `final_reward` changes by +0.002 (95 % interval −0."),
     ],
 )
 def test_a_trend_is_said_in_plain_words(slope: float, said: str, tmp_path: Path) -> None:

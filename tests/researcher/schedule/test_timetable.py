@@ -149,7 +149,7 @@ def test_windows_on_a_machine_that_does_not_name_its_zone_are_refused(
     monkeypatch.setattr("researcher.schedule.timetable._LOCALTIME", tmp_path / "localtime")
     assert Timetable.of(["22:00-07:00"], None, 0.0).zone == "UTC"
     (tmp_path / "localtime").touch()
-    with pytest.raises(UsageError, match="do not name their time zone"):
+    with pytest.raises(UsageError, match="do not name a time zone"):
         Timetable.of(["22:00-07:00"], None, 0.0)
 
 

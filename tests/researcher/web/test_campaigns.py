@@ -80,7 +80,7 @@ async def test_from_the_first_gate_to_the_answer(
     text = (await browser.get(f"/campaigns/{made.id}")).text
     assert "Now: 3. confirm of H3" in text
     again = await send(browser, made.id, "answer", decision="3", verdict="approve")
-    assert (again.status_code, "waits for no approval" in again.text) == (409, True)
+    assert (again.status_code, "is not waiting for approval" in again.text) == (409, True)
 
     await made.carry_out()
     while made.store.campaigns.get(made.id).status is CampaignStatus.WAITING:
@@ -251,7 +251,7 @@ async def test_an_instrument_that_an_llm_wrote_is_read_and_approved_on_the_page(
         assert words in text, words
     assert (await send(browser, made.id, "answer", decision="1", verdict="veto", words="guessable")).status_code == 303
     late = await send(browser, made.id, "answer", decision="1", verdict="approve")
-    assert (late.status_code, "waits for no approval" in late.text) == (409, True)
+    assert (late.status_code, "is not waiting for approval" in late.text) == (409, True)
     await made.to(CampaignStatus.DONE)
     text = (await browser.get(f"/campaigns/{made.id}")).text
     assert "ada vetoed it: guessable" in text

@@ -129,7 +129,7 @@ def wrapped(error: Exception) -> Exception:
         (InvalidSpec(ErrorCode.INVALID_SPEC, "an integer exceeds 64 bits"), Cause.GRADER),
         (PersonLeft("bye"), Cause.PERSON),
         (KeyboardInterrupt(), Cause.PERSON),
-        (TooLate("nobody waits longer"), Cause.LIMIT),
+        (TooLate("the person took longer"), Cause.LIMIT),
     ],
 )
 def test_an_error_tells_who_lost_the_attempt(error: BaseException, cause: Cause) -> None:

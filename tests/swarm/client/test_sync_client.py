@@ -301,7 +301,7 @@ with mine() as parents:
         try:
             parents.status()
         except RuntimeError as error:
-            assert "make a client of its own" in str(error), error
+            assert "create a new client after the fork" in str(error), error
             parents.close()
             os._exit(0)
         os._exit(3)

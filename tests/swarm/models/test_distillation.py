@@ -64,7 +64,7 @@ def test_it_comes_nearer_to_its_teacher(tiny_llama: ModelFolder, tmp_path: Path)
 def test_layers_that_the_teacher_does_not_have_are_refused(
     layers: list[int], tiny_llama: ModelFolder, tmp_path: Path
 ) -> None:
-    with pytest.raises(ValueError, match="some of 0 to 1, each once and in order"):
+    with pytest.raises(ValueError, match="from 0 to 1, ascending and without repeats"):
         distil(tiny_llama.path, tmp_path / "made", tmp_path, layers, BRIEF)
 
 

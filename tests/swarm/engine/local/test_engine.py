@@ -199,7 +199,7 @@ async def test_weights_of_another_step_are_not_served(engine: LocalEngine, run_s
     run = RunContext(run_id="run-other", branch=0, spec=run_spec, directory=tmp_path)
     await engine.open_run(run)
     await engine.train(await batch_of(engine, run_spec, 1))
-    with pytest.raises(Exception, match="trainer stands at step 1"):
+    with pytest.raises(Exception, match="trainer is at step 1"):
         await engine.serve(WeightsVersion(run_id=run.run_id, branch=0, step=2))
 
 

@@ -334,7 +334,7 @@ def with_tied(path: Path, weights: dict[str, torch.Tensor]) -> dict[str, torch.T
 
 async def test_weights_of_another_step_are_not_served(engine: VerlEngine, run_spec: RunSpec, tmp_path: Path) -> None:
     await engine.open_run(RunContext(run_id="run-step", branch=0, spec=run_spec, directory=tmp_path))
-    with pytest.raises(EngineError, match="the trainer stands at step 0"):
+    with pytest.raises(EngineError, match="the trainer is at step 0"):
         await engine.serve(WeightsVersion(run_id="run-step", branch=0, step=2))
     assert (await engine.sample(request(chat("Say red")))).choices[0].versions[0].version.step == 0
 
