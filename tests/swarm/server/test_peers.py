@@ -5,7 +5,7 @@ from __future__ import annotations
 import httpx
 import pytest
 
-from swarm.protocol.errors import ErrorCode, Refusal
+from swarm.protocol.errors import ErrorCode, InvalidSpec, Refusal
 from swarm.protocol.teams import Decider
 from swarm.server.keys import Keyring
 from swarm.server.state.rows import TeamRow
@@ -76,5 +76,5 @@ def test_a_decider_whose_address_is_none_is_refused(url: str) -> None:
 
 @pytest.mark.parametrize("port", ["99999", "-1", "x"])
 def test_a_decider_at_a_port_that_is_none_is_refused(port: str) -> None:
-    with pytest.raises(ValueError, match=r"(?i)port"):
+    with pytest.raises(InvalidSpec, match=r"(?i)port"):
         Decider(url=f"http://127.0.0.1:{port}", episode_id="ep-2", key="swd_k")
