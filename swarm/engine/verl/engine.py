@@ -37,7 +37,7 @@ from swarm.engine.training.channel import Place, Publish, Reply, Resume
 from swarm.engine.training.checkpoints import require_whole
 from swarm.engine.training.handle import TrainerHandle
 from swarm.engine.training.supervisor import BackOff, ChildCommand, ChildProcess, HungStatus
-from swarm.engine.training.targets import adapters_shape, linear_layers
+from swarm.engine.training.targets import adapters_shape, linear_layers, require_layers
 from swarm.engine.verl.room import less_memory_at_start
 from swarm.engine.verl.settings import (
     HUNG_STATUS,
@@ -246,6 +246,8 @@ class DriverHandle(TrainerHandle):
     async def open_run(self, run: RunContext, at_step: int | None) -> int:
         """Starts the driver anew where the one that runs trains parameters of another shape. Raises: EngineDown, EngineError."""
         adapters = adapters_of(run.spec)
+        if adapters is not None:  # a driver started with unknown ones would end for good
+            require_layers(adapters.targets, linear_layers(self._settings.model_dir))
         if adapters_shape(adapters) != adapters_shape(self._settings.adapters):
             self._settings = self._settings.model_copy(update={"adapters": adapters})
             await self._supervisor.restart(failed=False)  # also one that still boots
